@@ -58,9 +58,16 @@ impl ThreadSlot {
         self.device.store(device, Relaxed);
     }
 
-    /// Says whether submissions were made for which no mark was issued yet.
-    pub fn set_unmarked(&self, unmarked: bool) {
-        self.unmarked.store(u32::from(unmarked), Relaxed);
+    /// Says that marks cover every submission so far.
+    pub fn all_marked(&self) {
+        self.marked.store(self.launches.load(Relaxed), Relaxed);
+    }
+
+    /// Submissions that no mark covers yet.
+    pub fn unmarked(&self) -> u64 {
+        self.launches
+            .load(Relaxed)
+            .wrapping_sub(self.marked.load(Relaxed))
     }
 
     /// The counter itself, for a hot path that keeps its address.
@@ -171,9 +178,9 @@ impl ClientHalf {
 
     /// Whether a thread that last used `device` has submitted work that no mark covers yet.
     pub fn unmarked(&self, device: usize) -> bool {
-        self.threads.iter().any(|thread| {
-            thread.unmarked.load(Relaxed) != 0 && thread.device.load(Relaxed) as usize == device
-        })
+        self.threads
+            .iter()
+            .any(|thread| thread.unmarked() != 0 && thread.device.load(Relaxed) as usize == device)
     }
 
     /// Marked work that `device` has not finished.

@@ -93,6 +93,20 @@ impl ArbiterHalf {
     }
 }
 
+/// Signs of life.
+impl ArbiterHalf {
+    /// Says that the arbiter is at work at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds). At least once a second while the
+    /// client has threads waiting: a client whose arbiter has been silent for seconds stops waiting for it.
+    pub fn beat(&self, mono_ns: u64) {
+        self.heartbeat_mono_ns.store(mono_ns, Relaxed);
+    }
+
+    /// When the arbiter was last at work (`CLOCK_MONOTONIC`, nanoseconds).
+    pub fn heartbeat_mono_ns(&self) -> u64 {
+        self.heartbeat_mono_ns.load(Relaxed)
+    }
+}
+
 /// The client's view of its [`ArbiterHalf`].
 impl ArbiterHalf {
     /// The grant slot of `device`.
@@ -118,6 +132,7 @@ impl Default for ArbiterHalf {
             epoch: Default::default(),
             tenant_slot: Default::default(),
             reserved0: 0,
+            heartbeat_mono_ns: Default::default(),
             reserved: Default::default(),
             devices: std::array::from_fn::<_, MAX_DEVICES, _>(|_| DeviceGrant::default()),
         }

@@ -59,7 +59,9 @@ pub struct ArbiterHalf {
     /// Slot of this client in its tenant's page.
     pub(crate) tenant_slot: AtomicU32,
     pub(crate) reserved0: u32,
-    pub(crate) reserved: [u64; 6],
+    /// `CLOCK_MONOTONIC` time at which the arbiter was last seen at work, in nanoseconds.
+    pub(crate) heartbeat_mono_ns: AtomicU64,
+    pub(crate) reserved: [u64; 5],
     pub(crate) devices: [DeviceGrant; MAX_DEVICES],
 }
 
@@ -121,11 +123,12 @@ pub struct Want {
 pub struct ThreadSlot {
     /// Submissions so far.
     pub(crate) launches: AtomicU64,
+    /// Submissions that completion marks cover.
+    pub(crate) marked: AtomicU64,
     /// Device that they went to, last.
     pub(crate) device: AtomicU32,
-    /// 1 while submissions were made for which no completion mark was issued yet.
-    pub(crate) unmarked: AtomicU32,
-    pub(crate) reserved: [u64; 6],
+    pub(crate) reserved0: u32,
+    pub(crate) reserved: [u64; 5],
 }
 
 /// Completion of one thread's work in one stream.
