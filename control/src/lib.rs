@@ -10,6 +10,7 @@
 
 mod client;
 mod error;
+mod name;
 pub mod paths;
 mod report;
 mod request;
@@ -18,6 +19,7 @@ pub mod wire;
 
 pub use client::{Client, ClientError};
 pub use error::{ControlError, ErrorCode};
+pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use report::{
     ArbiterStatus, DeviceBytes, DeviceStatus, Event, JobDevice, JobState, JobStatus, ProcessStatus,
     Registered, SliceMode,
