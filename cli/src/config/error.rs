@@ -30,11 +30,17 @@ impl Source<'_> {
     pub fn wrong(&self, at: Range<usize>, message: impl Into<String>) -> ConfigError {
         let start = at.start.min(self.text.len());
         let before = &self.text.as_bytes()[..start];
-        let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+        let line_start = before
+            .iter()
+            .rposition(|b| *b == b'\n')
+            .map_or(0, |at| at + 1);
         ConfigError::Wrong {
             file: self.file.to_owned(),
             line: before.iter().filter(|b| **b == b'\n').count() + 1,
-            column: String::from_utf8_lossy(&before[line_start..]).chars().count() + 1,
+            column: String::from_utf8_lossy(&before[line_start..])
+                .chars()
+                .count()
+                + 1,
             message: message.into(),
         }
     }
@@ -60,7 +66,8 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|candidate| (strsim::damerau_levenshtein(&word, candidate), candidate))
         .filter(|(distance, candidate)| {
             *distance <= 1 + candidate.len() / 4
-                || (word.len() >= 3 && (candidate.starts_with(&word) || word.starts_with(candidate)))
+                || (word.len() >= 3
+                    && (candidate.starts_with(&word) || word.starts_with(candidate)))
         })
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)

@@ -149,7 +149,7 @@ pub static JOBS: Section = Section {
         key(
             "command",
             Kind::Pattern,
-            "The command line, its program, or the program's base name; * and ? match any characters and any one.",
+            "The whole command line or its program alone, with or without the program's directory; * and ? match any characters and any one.",
         ),
         key(
             "user",

@@ -145,13 +145,19 @@ impl JobRule {
         let fits = |pattern: &Option<Pattern>, text: &str| {
             pattern.as_ref().is_none_or(|pattern| pattern.matches(text))
         };
-        let program = subject.command_line.split(' ').next().unwrap_or_default();
-        let base_name = program.rsplit('/').next().unwrap_or_default();
+        // The line and the program in it, with and without the program's directory.
+        let line = subject.command_line;
+        let program_bytes = line.find(' ').unwrap_or(line.len());
+        let base_at = line[..program_bytes].rfind('/').map_or(0, |at| at + 1);
+        let forms = [
+            line,
+            &line[base_at..],
+            &line[..program_bytes],
+            &line[base_at..program_bytes],
+        ];
         fits(&self.name, subject.name)
             && fits(&self.user, subject.user)
-            && (fits(&self.command, subject.command_line)
-                || fits(&self.command, program)
-                || fits(&self.command, base_name))
+            && forms.into_iter().any(|form| fits(&self.command, form))
     }
 }
 

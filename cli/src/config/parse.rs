@@ -211,14 +211,19 @@ impl<'s, 't> Reader<'s, 't> {
             value: &value,
             source: self.source,
         };
-        read(&value)
-            .map(Some)
-            .map_err(|message| self.source.wrong(value.value.span(), format!("{name}: {message}")))
+        read(&value).map(Some).map_err(|message| {
+            self.source
+                .wrong(value.value.span(), format!("{name}: {message}"))
+        })
     }
 
     /// Every key that was declared must have been read by now.
     fn finish(self) {
-        debug_assert!(self.table.is_empty(), "declared but unread: {:?}", self.table);
+        debug_assert!(
+            self.table.is_empty(),
+            "declared but unread: {:?}",
+            self.table
+        );
     }
 }
 
@@ -260,7 +265,10 @@ impl Value<'_, '_> {
 
 fn size(value: &Value<'_, '_>) -> Result<MemLimit, String> {
     // A bare number gets the same hint as on the command line.
-    if matches!(value.value.get_ref(), DeValue::Integer(_) | DeValue::Float(_)) {
+    if matches!(
+        value.value.get_ref(),
+        DeValue::Integer(_) | DeValue::Float(_)
+    ) {
         let number = value.quote();
         return match number.parse::<MemLimit>() {
             Err(error) => Err(error.to_string()),
@@ -481,7 +489,10 @@ mod tests {
             ("device = []", "2:10", &["leave the key out"]),
         ] {
             let error = wrong(&format!("[defaults]\n{line}\n"));
-            assert!(error.starts_with(&format!("f.toml:{place}: ")), "{line}: {error}");
+            assert!(
+                error.starts_with(&format!("f.toml:{place}: ")),
+                "{line}: {error}"
+            );
             for word in words {
                 assert!(error.contains(word), "{line}: {error}");
             }
@@ -493,7 +504,10 @@ mod tests {
         ] {
             let error = wrong(&format!("[[device]]\ndevice = \"*\"\n{line}\n"));
             for word in words {
-                assert!(error.starts_with("f.toml:3:") && error.contains(word), "{error}");
+                assert!(
+                    error.starts_with("f.toml:3:") && error.contains(word),
+                    "{error}"
+                );
             }
         }
         let error = wrong("[[job]]\nname = \"\"\n");

@@ -10,10 +10,6 @@ impl Pattern {
         Self(text.into())
     }
 
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Whether the whole of `text` fits. Linear but for the last star, so no pattern is slow.
     pub fn matches(&self, text: &str) -> bool {
         let pattern: Vec<char> = self.0.chars().collect();
@@ -73,7 +69,11 @@ mod tests {
             ("train", "train2", false),
             ("[a]", "[a]", true),
         ] {
-            assert_eq!(Pattern::new(pattern).matches(text), fits, "{pattern} {text}");
+            assert_eq!(
+                Pattern::new(pattern).matches(text),
+                fits,
+                "{pattern} {text}"
+            );
         }
         let hard = "*a".repeat(30);
         assert!(!Pattern::new(hard).matches(&"a".repeat(29)));

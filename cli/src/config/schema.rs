@@ -50,7 +50,10 @@ fn table(section: &Section) -> Value {
         [] => {}
         [only] => table["required"] = json!([only]),
         several => {
-            table["anyOf"] = several.iter().map(|name| json!({ "required": [name] })).collect();
+            table["anyOf"] = several
+                .iter()
+                .map(|name| json!({ "required": [name] }))
+                .collect();
         }
     }
     table
