@@ -104,14 +104,9 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
     let device = |at: usize| args.get(at).map_or(-1, |word| *word as i32);
     match symbol {
         Symbol::cuDevicePrimaryCtxRetain => {
-            let context = args.first().map_or(0, |at| {
-                // SAFETY: the driver has just written a handle there.
-                if *at == 0 {
-                    0
-                } else {
-                    unsafe { *(*at as *const usize) }
-                }
-            });
+            let at = args.first().copied().unwrap_or(0) as *const usize;
+            // SAFETY: not null, and the driver has just written a handle there.
+            let context = if at.is_null() { 0 } else { unsafe { *at } };
             if let Some(primary) = usize::try_from(device(1))
                 .ok()
                 .and_then(|device| PRIMARY.get(device))

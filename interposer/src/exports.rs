@@ -210,10 +210,18 @@ macro_rules! gated {
                 result
             }
             let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
-            if !blocks!($stream) && !track::may_allocate(Symbol::$symbol) && gate::open(stream) {
-                return call_words!($symbol $($arg)*);
+            let function = real::bound(Symbol::$symbol);
+            let mut next: unsafe extern "C" fn($(word!($arg)),*) -> CUresult = slow;
+            if !blocks!($stream)
+                && !track::may_allocate(Symbol::$symbol)
+                && !function.is_null()
+                && gate::open(stream)
+            {
+                // SAFETY: the driver's function of this name, which takes these words.
+                next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($(word!($arg)),*) -> CUresult>(function) };
             }
-            slow($($arg),*)
+            // SAFETY: the caller's own arguments.
+            unsafe { next($($arg),*) }
         }
     };
 }

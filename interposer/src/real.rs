@@ -47,6 +47,13 @@ pub(crate) fn address(symbol: Symbol) -> *mut c_void {
     if at.is_null() { bind(symbol) } else { at }
 }
 
+/// Address of the real function of `symbol` if it was needed before, else null.
+#[inline(always)]
+pub(crate) fn bound(symbol: Symbol) -> *mut c_void {
+    // PANIC: the enumeration and the slots have the same length.
+    SLOTS[symbol as usize].load(Ordering::Acquire)
+}
+
 /// Whether the real driver exports `symbol`.
 pub(crate) fn exported(symbol: Symbol) -> bool {
     let at = address(symbol);
