@@ -7,6 +7,7 @@ pub mod app;
 pub mod checkpoint;
 pub mod digits;
 pub mod gpu;
+pub mod lane;
 pub mod mlp;
 pub mod rng;
 pub mod size;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use examples::gpu::Arg::U64;
-use examples::gpu::{Buffer, Gpu, Lane, Shape};
+use examples::gpu::{Buffer, Gpu, Shape};
+use examples::lane::Lane;
 use examples::train::BUSY;
 use examples::{app, size};
 
