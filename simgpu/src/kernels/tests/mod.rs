@@ -3,6 +3,7 @@
 mod faults;
 mod hash;
 mod ptx;
+mod source;
 mod values;
 
 use std::cell::UnsafeCell;
