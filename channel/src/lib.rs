@@ -1,1 +1,38 @@
-//! placeholder
+//! The shared-memory protocol between the interposer and the arbiter.
+//!
+//! A star: the arbiter makes two sealed pages per client, one to write and one to read, and one page per tenant in which
+//! the tenant's processes account their memory. Nothing of one tenant is ever mapped by another. A page has one writer per
+//! word; there is no lock in it, so there is none to be left behind by a process that dies.
+//!
+//! This crate knows neither CUDA nor policy. It builds alone under loom (`scripts/loom`).
+
+mod activity;
+mod grant;
+mod journal;
+mod layout;
+mod ledger;
+mod sync;
+
+#[cfg(not(loom))]
+pub mod arbiter;
+#[cfg(not(loom))]
+pub mod client;
+#[cfg(not(loom))]
+mod handshake;
+#[cfg(not(loom))]
+mod page;
+#[cfg(not(loom))]
+pub mod wire;
+
+pub use activity::InFlight;
+pub use grant::{Grant, OPEN};
+pub use journal::{BadRecord, Bypass, Event, Record};
+pub use layout::{
+    ArbiterHalf, ClientHalf, DeviceGrant, JOURNAL_SLOTS, LAYOUT_MAJOR, LAYOUT_MINOR, MAX_DEVICES,
+    NO_LIMIT, STREAM_SLOTS, StreamSlot, TENANT_SLOTS, THREAD_SLOTS, TenantPage, TenantSlot,
+    ThreadSlot, Want,
+};
+pub use ledger::{Account, OverLimit};
+#[cfg(not(loom))]
+pub use page::{Mapped, Page, PageError, Writers};
+pub use sync::FutexWord;

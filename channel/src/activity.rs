@@ -1,0 +1,204 @@
+//! What a client tells: who waits, what was submitted, what the device has finished.
+//!
+//! The arbiter reads all of this as the claims of a stranger: counters that only ever mean something by their change,
+//! clamped where they index, never trusted with memory.
+
+use crate::layout::{ClientHalf, STREAM_SLOTS, StreamSlot, THREAD_SLOTS, ThreadSlot, Want};
+use crate::sync::{Acquire, Relaxed, Release, SeqCst};
+
+/// What is in flight on one device, as far as completion marks tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct InFlight {
+    /// Streams whose last mark the device has not passed yet.
+    pub streams: u32,
+    /// Marks that the device has not passed yet.
+    pub marks: u64,
+}
+
+/// Client side.
+impl ClientHalf {
+    /// The line of thread slot `index`; threads beyond the last slot share.
+    pub fn thread(&self, index: usize) -> &ThreadSlot {
+        // PANIC: the modulus is the length.
+        &self.threads[index % THREAD_SLOTS]
+    }
+
+    /// Claims a stream slot for `device`, if one is left.
+    pub fn claim_stream(&self, device: u32) -> Option<&StreamSlot> {
+        let at = self.streams_used.fetch_add(1, Relaxed);
+        if let Some(slot) = self.streams.get(at as usize) {
+            slot.device_plus_one.store(device.wrapping_add(1), Release);
+            return Some(slot);
+        }
+        self.streams_used.store(STREAM_SLOTS as u32, Relaxed);
+        // Look for one whose owner has given it back.
+        self.streams.iter().find(|slot| {
+            // SYNC(stream slot): pairs with the Release in `StreamSlot::give_back`.
+            slot.device_plus_one
+                .compare_exchange(0, device.wrapping_add(1), Acquire, Relaxed)
+                .is_ok()
+        })
+    }
+
+    /// The waiting line of `device`.
+    pub fn want(&self, device: usize) -> Option<&Want> {
+        self.wants.get(device)
+    }
+}
+
+impl ThreadSlot {
+    /// Counts a submission. Only the owning thread calls this, so a load and a store are enough.
+    pub fn count_launch(&self) {
+        self.launches
+            .store(self.launches.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    /// Says which device the thread submits to.
+    pub fn set_device(&self, device: u32) {
+        self.device.store(device, Relaxed);
+    }
+
+    /// Says that marks cover every submission so far.
+    pub fn all_marked(&self) {
+        self.marked.store(self.launches.load(Relaxed), Relaxed);
+    }
+
+    /// Submissions that no mark covers yet.
+    pub fn unmarked(&self) -> u64 {
+        self.launches
+            .load(Relaxed)
+            .wrapping_sub(self.marked.load(Relaxed))
+    }
+
+    /// The counter itself, for a hot path that keeps its address.
+    #[cfg(not(loom))]
+    pub fn launches_word(&self) -> &std::sync::atomic::AtomicU64 {
+        &self.launches
+    }
+}
+
+impl StreamSlot {
+    /// Number of the next mark. The slot's owning thread alone calls this.
+    pub fn issue(&self) -> u64 {
+        let mark = self.issued.load(Relaxed).wrapping_add(1);
+        // SYNC(mark): Release, so that an arbiter that sees the mark issued sees everything submitted before it counted.
+        self.issued.store(mark, Release);
+        mark
+    }
+
+    /// Takes back a mark that the driver refused.
+    pub fn withdraw(&self, mark: u64) {
+        self.issued.store(mark.wrapping_sub(1), Release);
+    }
+
+    /// Mark that the device has passed.
+    pub fn done(&self) -> u64 {
+        // SYNC(done): the partner is the device's write; Acquire for whoever reads results afterwards.
+        self.done.load(Acquire)
+    }
+
+    /// Last mark issued.
+    pub fn issued(&self) -> u64 {
+        self.issued.load(Relaxed)
+    }
+
+    /// Says that everything up to the last mark is known to be done (the driver said so).
+    pub fn settle(&self) {
+        self.done.store(self.issued.load(Relaxed), Release);
+    }
+
+    /// Where the device writes.
+    #[cfg(not(loom))]
+    pub fn done_address(&self) -> *mut u64 {
+        self.done.as_ptr()
+    }
+
+    /// Gives the slot back; its marks must have been passed.
+    pub fn give_back(&self) {
+        // SYNC(stream slot): pairs with the Acquire in `claim_stream`.
+        self.device_plus_one.store(0, Release);
+    }
+}
+
+impl Want {
+    /// A thread begins to wait. The doorbell is rung after this.
+    pub fn begin_waiting(&self) {
+        // SYNC(want): SeqCst, ordered before the doorbell's system call; the arbiter reads after draining the doorbell.
+        self.waiting.fetch_add(1, SeqCst);
+    }
+
+    /// A thread has stopped waiting.
+    pub fn end_waiting(&self) {
+        self.waiting.fetch_sub(1, Relaxed);
+    }
+
+    /// A thread enters a driver call that blocks until its work is done.
+    pub fn begin_blocking(&self) {
+        self.blocking.fetch_add(1, Relaxed);
+    }
+
+    /// The thread is back.
+    pub fn end_blocking(&self) {
+        self.blocking.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Arbiter side.
+impl ClientHalf {
+    /// Threads that wait for `device`.
+    pub fn waiting(&self, device: usize) -> u32 {
+        self.wants
+            .get(device)
+            .map_or(0, |want| want.waiting.load(SeqCst))
+    }
+
+    /// Threads inside a blocking driver call on `device`.
+    pub fn blocking(&self, device: usize) -> u32 {
+        self.wants
+            .get(device)
+            .map_or(0, |want| want.blocking.load(Relaxed))
+    }
+
+    /// Submissions so far, all threads and devices.
+    pub fn launches(&self) -> u64 {
+        self.threads.iter().fold(0, |sum, thread| {
+            sum.wrapping_add(thread.launches.load(Relaxed))
+        })
+    }
+
+    /// Submissions so far by threads that last used `device`.
+    pub fn launches_on(&self, device: usize) -> u64 {
+        self.threads
+            .iter()
+            .filter(|thread| thread.device.load(Relaxed) as usize == device)
+            .fold(0, |sum, thread| {
+                sum.wrapping_add(thread.launches.load(Relaxed))
+            })
+    }
+
+    /// Whether a thread that last used `device` has submitted work that no mark covers yet.
+    pub fn unmarked(&self, device: usize) -> bool {
+        self.threads
+            .iter()
+            .any(|thread| thread.unmarked() != 0 && thread.device.load(Relaxed) as usize == device)
+    }
+
+    /// Marked work that `device` has not finished.
+    pub fn in_flight(&self, device: usize) -> InFlight {
+        let used = (self.streams_used.load(Relaxed) as usize).min(STREAM_SLOTS);
+        let mut in_flight = InFlight::default();
+        for slot in self.streams.iter().take(used) {
+            if slot.device_plus_one.load(Relaxed) as usize != device + 1 {
+                continue;
+            }
+            let issued = slot.issued.load(Acquire);
+            let behind = issued.wrapping_sub(slot.done.load(Acquire));
+            // More than half the number space "behind" means that the device is ahead of what we read.
+            if behind != 0 && behind < u64::MAX / 2 {
+                in_flight.streams += 1;
+                in_flight.marks = in_flight.marks.saturating_add(behind);
+            }
+        }
+        in_flight
+    }
+}

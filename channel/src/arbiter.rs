@@ -1,0 +1,258 @@
+//! The arbiter's end: a listening socket, the handshake, and what it holds of each client.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::event::EventfdFlags;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::handshake;
+use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, TenantPage};
+use crate::page::{Mapped, PageError, Writers};
+use crate::wire::{
+    Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, Welcome, WireError,
+};
+
+/// Who a connecting process is, as the kernel says.
+#[derive(Debug)]
+pub struct Identity {
+    /// Process id.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+    /// Readable once the process has ended.
+    pub process: OwnedFd,
+}
+
+/// The socket that clients connect to.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+}
+
+impl Listener {
+    /// Binds `path`, replacing what a dead arbiter left there. The caller holds the lock that says it is dead.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let _ = rustix::fs::unlink(path);
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        rustix::net::listen(&socket, 128)?;
+        Ok(Self { socket })
+    }
+
+    /// A client that has connected; `None` where there is none.
+    pub fn try_accept(&self) -> io::Result<Option<Connection>> {
+        match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => Ok(Some(Connection { socket })),
+            Err(
+                rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED,
+            ) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A connected socket before its [`Hello`] has been answered.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Why a handshake failed on this side.
+#[derive(Debug)]
+pub enum HandshakeError {
+    /// A system call failed or the peer left.
+    Io(io::Error),
+    /// The message cannot be read.
+    Wire(WireError),
+    /// A page that the peer sent along is unusable.
+    Page(PageError),
+}
+
+impl std::fmt::Display for HandshakeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Io(_) => write!(f, "the connection broke during the handshake"),
+            Self::Wire(_) => write!(f, "the client's greeting cannot be read"),
+            Self::Page(_) => write!(f, "the client sent an unusable page"),
+        }
+    }
+}
+
+impl std::error::Error for HandshakeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(source) => Some(source),
+            Self::Wire(source) => Some(source),
+            Self::Page(source) => Some(source),
+        }
+    }
+}
+
+impl Connection {
+    /// Who is at the other end.
+    pub fn identity(&self) -> io::Result<Identity> {
+        let peer = rustix::net::sockopt::socket_peercred(&self.socket)?;
+        let process = rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty())?;
+        Ok(Identity {
+            // CAST: process ids are positive.
+            pid: peer.pid.as_raw_nonzero().get() as u32,
+            uid: peer.uid.as_raw(),
+            process,
+        })
+    }
+
+    /// Reads the greeting; `WouldBlock` inside [`HandshakeError::Io`] where it has not come yet.
+    pub fn try_hello(&self) -> Result<(Hello, Option<(OwnedFd, OwnedFd)>), HandshakeError> {
+        let mut buffer = [0; MESSAGE_BYTES];
+        let (bytes, fds) =
+            handshake::receive(self.socket.as_fd(), &mut buffer).map_err(HandshakeError::Io)?;
+        // PANIC: `receive` returns at most the buffer's length.
+        let hello = Hello::decode(&buffer[..bytes]).map_err(HandshakeError::Wire)?;
+        let kept = <[OwnedFd; 2]>::try_from(fds)
+            .ok()
+            .map(|[client, tenant]| (client, tenant));
+        Ok((hello, kept))
+    }
+
+    /// Sends a refusal. The connection is closed with the value.
+    pub fn refuse(self, outcome: Outcome, text: &str) {
+        let welcome = welcome(outcome, [None; MAX_DEVICES], text);
+        let _ = handshake::send(self.socket.as_fd(), &welcome.encode(), &[]);
+    }
+
+    /// Sends the pages. From here on the client is attached.
+    pub fn welcome(
+        self,
+        pages: &ClientPages,
+        tenant: &TenantMemory,
+        device_map: [Option<u8>; MAX_DEVICES],
+    ) -> io::Result<OwnedFd> {
+        let welcome = welcome(Outcome::Attached, device_map, "");
+        let fds = [
+            pages.arbiter_fd.as_fd(),
+            pages.client_fd.as_fd(),
+            tenant.fd.as_fd(),
+            pages.doorbell.as_fd(),
+        ];
+        handshake::send(self.socket.as_fd(), &welcome.encode(), &fds)?;
+        Ok(self.socket)
+    }
+}
+
+fn welcome(outcome: Outcome, device_map: [Option<u8>; MAX_DEVICES], text: &str) -> Welcome {
+    Welcome {
+        major: PROTOCOL_MAJOR,
+        minor: PROTOCOL_MINOR,
+        features: 0,
+        outcome,
+        device_map,
+        text: text.to_owned(),
+    }
+}
+
+/// The two halves shared with one client, and its doorbell.
+#[derive(Debug)]
+pub struct ClientPages {
+    /// arbiter --> client.
+    pub arbiter: Mapped<ArbiterHalf>,
+    /// client --> arbiter.
+    pub client: Mapped<ClientHalf>,
+    arbiter_fd: OwnedFd,
+    client_fd: OwnedFd,
+    doorbell: OwnedFd,
+}
+
+impl ClientPages {
+    /// Makes the pages of a new client; its halves are published, every gate is closed and every limit is "none".
+    pub fn create() -> Result<Self, PageError> {
+        let (client, client_fd) = Mapped::<ClientHalf>::create(Writers::Holders)?;
+        client.publish();
+        Self::with_client(client, client_fd)
+    }
+
+    /// Takes over the half in which a client, attached to an arbiter before this one, keeps its marks.
+    pub fn adopt(client_fd: OwnedFd) -> Result<Self, PageError> {
+        let client = Mapped::<ClientHalf>::open(client_fd.as_fd(), true)?;
+        Self::with_client(client, client_fd)
+    }
+
+    fn with_client(client: Mapped<ClientHalf>, client_fd: OwnedFd) -> Result<Self, PageError> {
+        let (arbiter, arbiter_fd) = Mapped::<ArbiterHalf>::create(Writers::OnlyUs)?;
+        for device in 0..MAX_DEVICES {
+            arbiter.set_limit(device, None);
+            arbiter.set_physical(device, 0, None);
+        }
+        arbiter.publish();
+        let doorbell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| PageError::Io("make the doorbell of", errno.into()))?;
+        Ok(Self {
+            arbiter,
+            client,
+            arbiter_fd,
+            client_fd,
+            doorbell,
+        })
+    }
+
+    /// The doorbell, to poll.
+    pub fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+
+    /// Silences the doorbell. What it rang for is read after this.
+    pub fn answer_doorbell(&self) {
+        let _ = rustix::io::read(&self.doorbell, &mut [0u8; 8]);
+    }
+}
+
+/// The page in which a tenant's processes account their memory.
+#[derive(Debug)]
+pub struct TenantMemory {
+    /// The page.
+    pub page: Mapped<TenantPage>,
+    fd: OwnedFd,
+}
+
+impl TenantMemory {
+    /// Makes the page of a new tenant.
+    pub fn create() -> Result<Self, PageError> {
+        let (page, fd) = Mapped::<TenantPage>::create(Writers::Holders)?;
+        page.publish();
+        Ok(Self { page, fd })
+    }
+
+    /// Takes over the page of a tenant whose processes were attached to an arbiter before this one.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, PageError> {
+        Ok(Self {
+            page: Mapped::open(fd.as_fd(), true)?,
+            fd,
+        })
+    }
+
+    /// Whether `fd` is this very page (processes of one tenant hand in the same one).
+    pub fn is(&self, fd: BorrowedFd<'_>) -> bool {
+        match (rustix::fs::fstat(&self.fd), rustix::fs::fstat(fd)) {
+            (Ok(ours), Ok(theirs)) => ours.st_ino == theirs.st_ino && ours.st_dev == theirs.st_dev,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The gate: arbiter --grants, revokes, limits--> client.
+//!
+//! The arbiter opens and closes; the client looks with one load and, where the gate is closed, says that it wants in
+//! ([`crate::activity`]), rings the doorbell and waits on the gate word itself. A wake-up cannot be lost: the futex
+//! compares the word that the client saw closed.
+
+use std::time::Duration;
+
+use crate::layout::{ArbiterHalf, DeviceGrant, MAX_DEVICES, NO_LIMIT};
+use crate::sync::{Acquire, Relaxed, Release};
+
+/// Bit of the gate word that says "open".
+pub const OPEN: u32 = 1;
+
+/// One grant, as the arbiter sends it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grant {
+    /// Number of the grant.
+    pub number: u64,
+    /// Length in microseconds.
+    pub quantum_us: u32,
+    /// `CLOCK_MONOTONIC` end in nanoseconds; 0 for none.
+    pub deadline_mono_ns: u64,
+    /// How long work may stay queued on the device, in microseconds; 0 for no bound.
+    pub window_us: u32,
+}
+
+/// The arbiter's end of a client's [`ArbiterHalf`].
+impl ArbiterHalf {
+    /// Opens the gate of `device` and wakes whoever waits; returns how many waited.
+    pub fn open(&self, device: usize, grant: &Grant) -> usize {
+        let Some(slot) = self.devices.get(device) else {
+            return 0;
+        };
+        slot.grant.store(grant.number, Relaxed);
+        slot.quantum_us.store(grant.quantum_us, Relaxed);
+        slot.deadline_mono_ns.store(grant.deadline_mono_ns, Relaxed);
+        slot.window_us.store(grant.window_us, Relaxed);
+        if slot.change(true) {
+            slot.gate.wake_all()
+        } else {
+            0
+        }
+    }
+
+    /// Closes the gate of `device`. What was submitted before stays in flight.
+    pub fn close(&self, device: usize) {
+        if let Some(slot) = self.devices.get(device) {
+            slot.change(false);
+        }
+    }
+
+    /// Changes the in-flight bound of an open grant.
+    pub fn set_window(&self, device: usize, window_us: u32) {
+        if let Some(slot) = self.devices.get(device) {
+            slot.window_us.store(window_us, Relaxed);
+        }
+    }
+
+    /// Whether the gate of `device` is open.
+    pub fn is_open(&self, device: usize) -> bool {
+        self.devices
+            .get(device)
+            .is_some_and(|slot| slot.gate.load(Relaxed) & OPEN != 0)
+    }
+
+    /// Publishes the memory limit of `device` in bytes; `None`: no limit.
+    pub fn set_limit(&self, device: usize, limit_bytes: Option<u64>) {
+        if let Some(slot) = self.devices.get(device) {
+            // SYNC(limit): a number on its own; the next reservation reads it.
+            slot.limit_bytes
+                .store(limit_bytes.unwrap_or(NO_LIMIT), Relaxed);
+        }
+    }
+
+    /// Publishes what the device has and has free, in bytes.
+    pub fn set_physical(&self, device: usize, total_bytes: u64, free_bytes: Option<u64>) {
+        if let Some(slot) = self.devices.get(device) {
+            slot.physical_total_bytes.store(total_bytes, Relaxed);
+            slot.physical_free_bytes
+                .store(free_bytes.unwrap_or(NO_LIMIT), Relaxed);
+        }
+    }
+
+    /// Says which slot of the tenant's page is this client's.
+    pub fn set_tenant_slot(&self, slot: u32) {
+        self.tenant_slot.store(slot, Relaxed);
+    }
+
+    /// Publishes the incarnation of the arbiter.
+    pub fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Relaxed);
+    }
+}
+
+/// Signs of life.
+impl ArbiterHalf {
+    /// Says that the arbiter is at work at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds). At least once a second while the
+    /// client has threads waiting: a client whose arbiter has been silent for seconds stops waiting for it.
+    pub fn beat(&self, mono_ns: u64) {
+        self.heartbeat_mono_ns.store(mono_ns, Relaxed);
+    }
+
+    /// When the arbiter was last at work (`CLOCK_MONOTONIC`, nanoseconds).
+    pub fn heartbeat_mono_ns(&self) -> u64 {
+        self.heartbeat_mono_ns.load(Relaxed)
+    }
+}
+
+/// The client's view of its [`ArbiterHalf`].
+impl ArbiterHalf {
+    /// The grant slot of `device`.
+    pub fn device(&self, device: usize) -> Option<&DeviceGrant> {
+        self.devices.get(device)
+    }
+
+    /// Incarnation of the arbiter.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Relaxed)
+    }
+
+    /// This client's slot in its tenant's page.
+    pub fn tenant_slot(&self) -> u32 {
+        self.tenant_slot.load(Relaxed)
+    }
+}
+
+impl Default for ArbiterHalf {
+    fn default() -> Self {
+        Self {
+            header: Default::default(),
+            epoch: Default::default(),
+            tenant_slot: Default::default(),
+            reserved0: 0,
+            heartbeat_mono_ns: Default::default(),
+            reserved: Default::default(),
+            devices: std::array::from_fn::<_, MAX_DEVICES, _>(|_| DeviceGrant::default()),
+        }
+    }
+}
+
+impl DeviceGrant {
+    /// Moves the gate to `open`; false where it is there already. Only the arbiter calls this.
+    fn change(&self, open: bool) -> bool {
+        let word = self.gate.load(Relaxed);
+        if (word & OPEN != 0) == open {
+            return false;
+        }
+        let next = (word & !OPEN).wrapping_add(2) | u32::from(open);
+        // SYNC(grant): pairs with the Acquire load in `look`; publishes the grant words written above.
+        self.gate.store(next, Release);
+        true
+    }
+
+    /// The gate word as a hot path may poll it: bit 0 is [`OPEN`].
+    #[cfg(not(loom))]
+    pub fn gate_word(&self) -> &std::sync::atomic::AtomicU32 {
+        self.gate.word()
+    }
+
+    /// Looks at the gate: `Ok` where it is open, else the word to wait on.
+    pub fn look(&self) -> Result<(), u32> {
+        // SYNC(grant): pairs with the Release store in `change`.
+        let word = self.gate.load(Acquire);
+        if word & OPEN != 0 { Ok(()) } else { Err(word) }
+    }
+
+    /// Waits until the gate word is no longer `seen`, or `timeout` has passed, or for no reason.
+    pub fn wait(&self, seen: u32, timeout: Duration) {
+        self.gate.wait(seen, timeout);
+    }
+
+    /// In-flight bound in microseconds; 0 for none.
+    pub fn window_us(&self) -> u32 {
+        self.window_us.load(Relaxed)
+    }
+
+    /// `CLOCK_MONOTONIC` end of the grant in nanoseconds; 0 for none.
+    pub fn deadline_mono_ns(&self) -> u64 {
+        self.deadline_mono_ns.load(Relaxed)
+    }
+
+    /// Memory limit in bytes, [`NO_LIMIT`] for none.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.load(Relaxed)
+    }
+
+    /// Physical memory of the device in bytes; 0 where unknown.
+    pub fn physical_total_bytes(&self) -> u64 {
+        self.physical_total_bytes.load(Relaxed)
+    }
+
+    /// Free physical memory when the arbiter last looked, in bytes; [`NO_LIMIT`] where it never did.
+    pub fn physical_free_bytes(&self) -> u64 {
+        self.physical_free_bytes.load(Relaxed)
+    }
+}

@@ -1,0 +1,162 @@
+//! client --journal records--> arbiter: fixed-size records in a ring that the arbiter drains.
+//!
+//! Nothing is ever printed inside a tenant; what happened there is told here. The ring overwrites the oldest records, and
+//! the reader learns how many it missed.
+
+use crate::layout::{ClientHalf, JOURNAL_SLOTS, JournalSlot};
+use crate::sync::{Acquire, Relaxed, Release};
+
+/// What happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// An allocation did not fit: values are limit, used and requested bytes.
+    OverLimit {
+        /// Limit in bytes.
+        limit_bytes: u64,
+        /// Held by the tenant in bytes.
+        used_bytes: u64,
+        /// Asked for in bytes.
+        requested_bytes: u64,
+    },
+    /// Submissions pass without a grant from now on; `reason` is one of [`Bypass`].
+    Bypassing {
+        /// Why.
+        reason: Bypass,
+    },
+    /// The client has attached again, after `gap_ns` without an arbiter.
+    Reattached {
+        /// Nanoseconds without an arbiter.
+        gap_ns: u64,
+    },
+}
+
+/// Why a client lets submissions pass without a grant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bypass {
+    /// The arbiter is gone and the job may go on without it.
+    ArbiterLost,
+    /// The gate stayed closed past every deadline although the arbiter lives.
+    GateStuck,
+    /// The driver gave no way to follow completion; marks are off.
+    NoMarks,
+}
+
+/// A record that makes no sense: the peer is broken or lying.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BadRecord {
+    /// Its kind number.
+    pub kind: u32,
+}
+
+impl std::fmt::Display for BadRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "journal record of unknown kind {}", self.kind)
+    }
+}
+
+impl std::error::Error for BadRecord {}
+
+impl Event {
+    fn encode(self) -> (u32, [u64; 4]) {
+        match self {
+            Self::OverLimit {
+                limit_bytes,
+                used_bytes,
+                requested_bytes,
+            } => (1, [limit_bytes, used_bytes, requested_bytes, 0]),
+            Self::Bypassing { reason } => (2, [reason as u64, 0, 0, 0]),
+            Self::Reattached { gap_ns } => (3, [gap_ns, 0, 0, 0]),
+        }
+    }
+
+    fn decode(kind: u32, values: [u64; 4]) -> Result<Self, BadRecord> {
+        Ok(match (kind, values) {
+            (1, [limit_bytes, used_bytes, requested_bytes, _]) => Self::OverLimit {
+                limit_bytes,
+                used_bytes,
+                requested_bytes,
+            },
+            (2, [0, ..]) => Self::Bypassing {
+                reason: Bypass::ArbiterLost,
+            },
+            (2, [1, ..]) => Self::Bypassing {
+                reason: Bypass::GateStuck,
+            },
+            (2, [2, ..]) => Self::Bypassing {
+                reason: Bypass::NoMarks,
+            },
+            (3, [gap_ns, ..]) => Self::Reattached { gap_ns },
+            (kind, _) => return Err(BadRecord { kind }),
+        })
+    }
+}
+
+/// A record as the arbiter reads it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// Device index of the event.
+    pub device: u32,
+    /// What happened.
+    pub event: Event,
+}
+
+impl ClientHalf {
+    /// Writes a record; the oldest is overwritten when the ring is full.
+    pub fn write_record(&self, device: u32, event: Event) {
+        let number = self.journal_head.fetch_add(1, Relaxed);
+        let slot = &self.journal[number as usize % JOURNAL_SLOTS]; // PANIC: the modulus is the length.
+        let (kind, values) = event.encode();
+        slot.sequence.store(0, Relaxed);
+        // SYNC(journal): a reader that sees a later value than the sequence it checked sees the 0 or the new number too.
+        std::sync::atomic::fence(Release);
+        slot.kind.store(kind, Relaxed);
+        slot.device.store(device, Relaxed);
+        for (to, value) in slot.values.iter().zip(values) {
+            to.store(value, Relaxed);
+        }
+        // SYNC(journal): pairs with the Acquire load in `JournalSlot::read`.
+        slot.sequence.store(number.wrapping_add(1), Release);
+    }
+
+    /// Reads the records from number `*next` on; returns how many were missed because the ring had moved on.
+    pub fn read_records(
+        &self,
+        next: &mut u64,
+        mut take: impl FnMut(Result<Record, BadRecord>),
+    ) -> u64 {
+        let head = self.journal_head.load(Acquire);
+        let behind = head.wrapping_sub(*next);
+        let mut missed = 0;
+        if behind > JOURNAL_SLOTS as u64 {
+            // Also where a lying peer has set the head back: go on from where it says it is.
+            missed = behind - JOURNAL_SLOTS as u64;
+            *next = head.wrapping_sub(JOURNAL_SLOTS as u64);
+        }
+        while *next != head {
+            let slot = &self.journal[*next as usize % JOURNAL_SLOTS]; // PANIC: the modulus is the length.
+            match slot.read(next.wrapping_add(1)) {
+                Some((kind, device, values)) => {
+                    take(Event::decode(kind, values).map(|event| Record { device, event }));
+                }
+                // Still being written, or already overwritten.
+                None if slot.sequence.load(Relaxed) == 0 => return missed,
+                None => missed += 1,
+            }
+            *next = next.wrapping_add(1);
+        }
+        missed
+    }
+}
+
+impl JournalSlot {
+    fn read(&self, sequence: u64) -> Option<(u32, u32, [u64; 4])> {
+        // SYNC(journal): pairs with the Release store in `write_record`.
+        if self.sequence.load(Acquire) != sequence {
+            return None;
+        }
+        let values = std::array::from_fn(|at| self.values[at].load(Relaxed));
+        let (kind, device) = (self.kind.load(Relaxed), self.device.load(Relaxed));
+        std::sync::atomic::fence(Acquire);
+        (self.sequence.load(Relaxed) == sequence).then_some((kind, device, values))
+    }
+}

@@ -1,0 +1,216 @@
+//! What lies where in the shared pages. A promise between versions: see `docs/channel.md` before changing a byte.
+//!
+//! Three kinds of page, each its own sealed memfd:
+//!
+//! * [`ArbiterHalf`]: arbiter -> client, one per client, read-only for the client;
+//! * [`ClientHalf`]: client -> arbiter, one per client;
+//! * [`TenantPage`]: one per tenant, shared by the processes of that tenant, in which each process owns one slot.
+//!
+//! No pointers, no `bool`, no `usize`; every reserved byte is spelt out; the readiness word is stored last.
+
+use crate::sync::{AtomicU32, AtomicU64, FutexWord};
+
+/// Incompatible changes of the layout.
+pub const LAYOUT_MAJOR: u32 = 1;
+/// Compatible additions to the layout (fields carved out of reserved bytes).
+pub const LAYOUT_MINOR: u32 = 0;
+
+/// Devices that one client can talk about.
+pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
+/// Threads of a client that count on a line of their own; further threads share lines.
+pub const THREAD_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
+/// (thread, stream) pairs of a client whose completion is followed.
+pub const STREAM_SLOTS: usize = if cfg!(loom) { 2 } else { 512 };
+/// Processes of one tenant.
+pub const TENANT_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
+/// Records in the journal ring of a client.
+pub const JOURNAL_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
+
+/// Limit word that means "no limit".
+pub const NO_LIMIT: u64 = u64::MAX;
+
+/// Start of every page.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Header {
+    /// `(major << 32) | minor`, stored last with Release; 0 while the page is not ready.
+    pub(crate) ready: AtomicU64,
+    /// Which page this is.
+    pub(crate) magic: AtomicU64,
+    /// Optional abilities of the writer, as bits.
+    pub(crate) features: AtomicU64,
+    pub(crate) reserved: [u64; 5],
+}
+
+/// `magic` of an [`ArbiterHalf`].
+pub const ARBITER_MAGIC: u64 = u64::from_le_bytes(*b"subletAR");
+/// `magic` of a [`ClientHalf`].
+pub const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"subletCL");
+/// `magic` of a [`TenantPage`].
+pub const TENANT_MAGIC: u64 = u64::from_le_bytes(*b"subletTE");
+
+/// arbiter --grants, limits--> client.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ArbiterHalf {
+    pub(crate) header: Header,
+    /// Incarnation of the arbiter.
+    pub(crate) epoch: AtomicU64,
+    /// Slot of this client in its tenant's page.
+    pub(crate) tenant_slot: AtomicU32,
+    pub(crate) reserved0: u32,
+    /// `CLOCK_MONOTONIC` time at which the arbiter was last seen at work, in nanoseconds.
+    pub(crate) heartbeat_mono_ns: AtomicU64,
+    pub(crate) reserved: [u64; 5],
+    pub(crate) devices: [DeviceGrant; MAX_DEVICES],
+}
+
+/// What a client may do on one device.
+#[repr(C, align(128))]
+#[derive(Debug, Default)]
+pub struct DeviceGrant {
+    /// Bit 0: open. Upper bits: number of changes. Clients wait on this word.
+    pub(crate) gate: FutexWord,
+    /// How long work may stay queued on the device, in microseconds; 0: no bound.
+    pub(crate) window_us: AtomicU32,
+    /// Number of the grant.
+    pub(crate) grant: AtomicU64,
+    /// `CLOCK_MONOTONIC` time at which the grant should have ended, in nanoseconds; 0: none.
+    pub(crate) deadline_mono_ns: AtomicU64,
+    /// Length of the grant in microseconds.
+    pub(crate) quantum_us: AtomicU32,
+    pub(crate) reserved0: u32,
+    /// Memory limit of the tenant on this device in bytes, [`NO_LIMIT`] for none.
+    pub(crate) limit_bytes: AtomicU64,
+    /// Physical memory of the device in bytes.
+    pub(crate) physical_total_bytes: AtomicU64,
+    /// Physical memory of the device that was free when last looked, in bytes; [`NO_LIMIT`]: never looked.
+    pub(crate) physical_free_bytes: AtomicU64,
+    pub(crate) reserved1: [u64; 8],
+}
+
+/// client --activity, completion, journal--> arbiter.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ClientHalf {
+    pub(crate) header: Header,
+    /// Stream slots that were ever used.
+    pub(crate) streams_used: AtomicU32,
+    pub(crate) reserved0: u32,
+    /// Records ever written to the journal.
+    pub(crate) journal_head: AtomicU64,
+    pub(crate) reserved: [u64; 6],
+    pub(crate) wants: [Want; MAX_DEVICES],
+    pub(crate) threads: [ThreadSlot; THREAD_SLOTS],
+    pub(crate) streams: [StreamSlot; STREAM_SLOTS],
+    pub(crate) journal: [JournalSlot; JOURNAL_SLOTS],
+}
+
+/// Threads of the client that wait for one device.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Want {
+    /// Threads waiting at the closed gate.
+    pub(crate) waiting: AtomicU32,
+    /// Threads inside a driver call that blocks until its work is done.
+    pub(crate) blocking: AtomicU32,
+    pub(crate) reserved: [u64; 7],
+}
+
+/// What one thread did. A line of its own: written at every launch.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct ThreadSlot {
+    /// Submissions so far.
+    pub(crate) launches: AtomicU64,
+    /// Submissions that completion marks cover.
+    pub(crate) marked: AtomicU64,
+    /// Device that they went to, last.
+    pub(crate) device: AtomicU32,
+    pub(crate) reserved0: u32,
+    pub(crate) reserved: [u64; 5],
+}
+
+/// Completion of one thread's work in one stream.
+#[repr(C, align(32))]
+#[derive(Debug, Default)]
+pub struct StreamSlot {
+    /// Written by the *device*: the last mark that it has passed.
+    pub(crate) done: AtomicU64,
+    /// The last mark issued.
+    pub(crate) issued: AtomicU64,
+    /// Device of the stream, plus one; 0 while the slot is free.
+    pub(crate) device_plus_one: AtomicU32,
+    pub(crate) reserved: [u32; 3],
+}
+
+/// One event for the arbiter's journal.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct JournalSlot {
+    /// Number of the record plus one; 0 while it is being written.
+    pub(crate) sequence: AtomicU64,
+    pub(crate) kind: AtomicU32,
+    pub(crate) device: AtomicU32,
+    pub(crate) values: [AtomicU64; 4],
+    pub(crate) reserved: [u64; 2],
+}
+
+/// Memory held by the processes of one tenant.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct TenantPage {
+    pub(crate) header: Header,
+    /// Number of slots that were ever used; only the arbiter writes it.
+    pub(crate) slots_used: AtomicU32,
+    pub(crate) reserved0: u32,
+    pub(crate) reserved: [u64; 7],
+    /// Most memory ever held at once, in bytes, per device.
+    pub(crate) peak_bytes: [AtomicU64; MAX_DEVICES],
+    pub(crate) slots: [TenantSlot; TENANT_SLOTS],
+}
+
+/// Memory held by one process. Its own process adds and subtracts; the arbiter zeroes it when that process is gone.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct TenantSlot {
+    /// Reservations being decided right now.
+    pub(crate) deciding: AtomicU32,
+    pub(crate) reserved0: u32,
+    /// Pinned host memory in bytes.
+    pub(crate) pinned_bytes: AtomicU64,
+    pub(crate) reserved: [u64; 6],
+    /// Device memory in bytes, reservations included, per device.
+    pub(crate) held_bytes: [AtomicU64; MAX_DEVICES],
+}
+
+#[cfg(not(loom))]
+mod promise {
+    use super::*;
+    use std::mem::offset_of;
+
+    const _: () = assert!(size_of::<Header>() == 64);
+    const _: () = assert!(size_of::<DeviceGrant>() == 128);
+    const _: () =
+        assert!(offset_of!(DeviceGrant, gate) == 0 && offset_of!(DeviceGrant, grant) == 8);
+    const _: () = assert!(offset_of!(DeviceGrant, limit_bytes) == 32);
+    const _: () = assert!(size_of::<ArbiterHalf>() == 128 + 128 * MAX_DEVICES);
+    const _: () = assert!(offset_of!(ArbiterHalf, devices) == 128);
+    const _: () = assert!(size_of::<Want>() == 64 && size_of::<ThreadSlot>() == 64);
+    const _: () = assert!(size_of::<StreamSlot>() == 32 && offset_of!(StreamSlot, done) == 0);
+    const _: () = assert!(size_of::<JournalSlot>() == 64);
+    const _: () = assert!(offset_of!(ClientHalf, wants) == 128);
+    const _: () = assert!(offset_of!(ClientHalf, threads) == 128 + 64 * MAX_DEVICES);
+    const _: () = assert!(
+        offset_of!(ClientHalf, streams) == offset_of!(ClientHalf, threads) + 64 * THREAD_SLOTS
+    );
+    const _: () = assert!(
+        offset_of!(ClientHalf, journal) == offset_of!(ClientHalf, streams) + 32 * STREAM_SLOTS
+    );
+    const _: () =
+        assert!(size_of::<ClientHalf>() == offset_of!(ClientHalf, journal) + 64 * JOURNAL_SLOTS);
+    const _: () = assert!(size_of::<TenantSlot>() == 64 + 8 * MAX_DEVICES);
+    const _: () = assert!(
+        size_of::<TenantPage>() == 128 + 8 * MAX_DEVICES + size_of::<TenantSlot>() * TENANT_SLOTS
+    );
+}

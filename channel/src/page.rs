@@ -1,0 +1,260 @@
+//! Sealed shared memory: creating, sealing, checking and mapping a page.
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::layout::{
+    ARBITER_MAGIC, ArbiterHalf, CLIENT_MAGIC, ClientHalf, Header, LAYOUT_MAJOR, LAYOUT_MINOR,
+    TENANT_MAGIC, TenantPage,
+};
+use crate::sync::{Acquire, Relaxed, Release};
+
+/// A type that lives in shared memory.
+///
+/// # Safety
+/// The type is `repr(C)`, starts with a [`Header`], consists of atomics and reserved integers only (so that every byte
+/// pattern is valid and concurrent access by another process is no data race), and holds no pointer.
+pub unsafe trait Page {
+    /// Name for `/proc/PID/maps`.
+    const NAME: &'static str;
+    /// Its magic number.
+    const MAGIC: u64;
+    /// Its header.
+    fn header(&self) -> &Header;
+}
+
+// SAFETY: `layout` defines it of atomics and reserved integers, `repr(C)`, header first.
+unsafe impl Page for ArbiterHalf {
+    const NAME: &'static str = "sublet-arbiter-half";
+    const MAGIC: u64 = ARBITER_MAGIC;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Page for ClientHalf {
+    const NAME: &'static str = "sublet-client-half";
+    const MAGIC: u64 = CLIENT_MAGIC;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Page for TenantPage {
+    const NAME: &'static str = "sublet-tenant";
+    const MAGIC: u64 = TENANT_MAGIC;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+/// Why a page handed to us is not one.
+#[derive(Debug)]
+pub enum PageError {
+    /// A system call failed.
+    Io(&'static str, io::Error),
+    /// The file is smaller than the page.
+    Size {
+        /// Bytes in the file.
+        found: u64,
+        /// Bytes that the page has.
+        needed: u64,
+    },
+    /// The file could still shrink under us.
+    NotSealed,
+    /// The readiness word is not stored yet.
+    NotReady,
+    /// Not that kind of page.
+    Magic(u64),
+    /// Laid out by an incompatible version.
+    Layout {
+        /// Major version found.
+        major: u32,
+        /// Minor version found.
+        minor: u32,
+    },
+}
+
+impl fmt::Display for PageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(what, _) => write!(f, "cannot {what} a shared page"),
+            Self::Size { found, needed } => {
+                write!(f, "shared page has {found} bytes, {needed} needed")
+            }
+            Self::NotSealed => write!(f, "shared page is not sealed against shrinking"),
+            Self::NotReady => write!(f, "shared page is not ready"),
+            Self::Magic(magic) => write!(f, "shared page has magic {magic:#018x}"),
+            Self::Layout { major, minor } => write!(
+                f,
+                "shared page has layout {major}.{minor}, this side speaks {LAYOUT_MAJOR}.{LAYOUT_MINOR}: \
+                 run the same version of sublet on both sides"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PageError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(_, source) => Some(source),
+            _ => None,
+        }
+    }
+}
+
+fn io_error(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> PageError {
+    move |errno| PageError::Io(what, errno.into())
+}
+
+/// Who may write to a page that we create.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writers {
+    /// Only the mapping made here, before the seal.
+    OnlyUs,
+    /// Whoever holds the descriptor.
+    Holders,
+}
+
+/// A mapped page. Unmapped when dropped.
+pub struct Mapped<T: Page> {
+    at: NonNull<T>,
+    writable: bool,
+    marker: PhantomData<T>,
+}
+
+// SAFETY: `Page` types are atomics, made to be used from everywhere.
+unsafe impl<T: Page> Send for Mapped<T> {}
+// SAFETY: as above.
+unsafe impl<T: Page> Sync for Mapped<T> {}
+
+impl<T: Page> fmt::Debug for Mapped<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(T::NAME)
+            .field("at", &self.at)
+            .field("writable", &self.writable)
+            .finish()
+    }
+}
+
+impl<T: Page> Mapped<T> {
+    /// Creates, preallocates, maps and seals a page. Call [`Mapped::publish`] once its fields are set.
+    pub fn create(writers: Writers) -> Result<(Self, OwnedFd), PageError> {
+        let fd = rustix::fs::memfd_create(T::NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(io_error("create"))?;
+        let bytes = size_of::<T>() as u64;
+        rustix::fs::ftruncate(&fd, bytes).map_err(io_error("size"))?;
+        // Preallocated: a full tmpfs must be an error here and not a SIGBUS in somebody's training job.
+        rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, bytes)
+            .map_err(io_error("allocate"))?;
+        let mapped = Self::map(fd.as_fd(), true)?;
+        let mut seals = SealFlags::SHRINK | SealFlags::GROW;
+        if writers == Writers::OnlyUs {
+            seals |= SealFlags::FUTURE_WRITE;
+        }
+        rustix::fs::fcntl_add_seals(&fd, seals | SealFlags::SEAL).map_err(io_error("seal"))?;
+        mapped.header().magic.store(T::MAGIC, Relaxed);
+        Ok((mapped, fd))
+    }
+
+    /// Declares the page ready: stores the readiness word, last.
+    pub fn publish(&self) {
+        // SYNC(ready): pairs with the Acquire load in `check`.
+        self.header().ready.store(
+            (u64::from(LAYOUT_MAJOR) << 32) | u64::from(LAYOUT_MINOR),
+            Release,
+        );
+    }
+
+    /// Maps a page that the other side made, after checking that it cannot shrink and is what it says.
+    pub fn open(fd: BorrowedFd<'_>, writable: bool) -> Result<Self, PageError> {
+        let found = rustix::fs::fstat(fd).map_err(io_error("stat"))?.st_size;
+        let (found, needed) = (u64::try_from(found).unwrap_or(0), size_of::<T>() as u64);
+        if found < needed {
+            return Err(PageError::Size { found, needed });
+        }
+        let seals = rustix::fs::fcntl_get_seals(fd).map_err(io_error("read the seals of"))?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(PageError::NotSealed);
+        }
+        let mapped = Self::map(fd, writable)?;
+        mapped.check()?;
+        Ok(mapped)
+    }
+
+    fn map(fd: BorrowedFd<'_>, writable: bool) -> Result<Self, PageError> {
+        let protection = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
+        // SAFETY: a fresh mapping at an address of the kernel's choice, of a file of at least that size.
+        let at = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                size_of::<T>(),
+                protection,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        }
+        .map_err(io_error("map"))?;
+        let at = NonNull::new(at.cast()).ok_or(PageError::NotReady)?;
+        Ok(Self {
+            at,
+            writable,
+            marker: PhantomData,
+        })
+    }
+
+    fn check(&self) -> Result<(), PageError> {
+        // SYNC(ready): pairs with the Release store in `publish`.
+        let ready = self.header().ready.load(Acquire);
+        if ready == 0 {
+            return Err(PageError::NotReady);
+        }
+        let magic = self.header().magic.load(Relaxed);
+        if magic != T::MAGIC {
+            return Err(PageError::Magic(magic));
+        }
+        // CAST: the halves of the word.
+        let (major, minor) = ((ready >> 32) as u32, ready as u32);
+        if major != LAYOUT_MAJOR {
+            return Err(PageError::Layout { major, minor });
+        }
+        Ok(())
+    }
+
+    /// Leaks the mapping: for pages that threads may be looking at until the process ends.
+    pub fn leak(self) -> &'static T {
+        let at = self.at;
+        std::mem::forget(self);
+        // SAFETY: the mapping is never taken down again, and `Page` allows concurrent access.
+        unsafe { at.as_ref() }
+    }
+}
+
+impl<T: Page> std::ops::Deref for Mapped<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: mapped with `size_of::<T>()` bytes from a file that cannot shrink, page-aligned, until drop; `Page`
+        // makes every byte pattern valid. A read-only mapping is only ever read: its writers are on the other side.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl<T: Page> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `map`; nobody can hold a reference beyond the owner's life.
+        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), size_of::<T>()) };
+    }
+}

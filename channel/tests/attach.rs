@@ -1,0 +1,254 @@
+//! Both typed ends, joined over a real socket.
+
+#![cfg(not(loom))]
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use channel::arbiter::{ClientPages, Connection, Listener, TenantMemory};
+use channel::client::{AttachError, ClientEnd, Introduction};
+use channel::wire::{DeviceId, Hello, Outcome, TOKEN_BYTES};
+use channel::{Account, Event, Grant, MAX_DEVICES};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn introduction() -> Introduction {
+    Introduction {
+        token: [9; TOKEN_BYTES],
+        devices: vec![DeviceId {
+            uuid: [1; 16],
+            total_bytes: 1 << 30,
+        }],
+        command: "attach test".into(),
+    }
+}
+
+fn wait<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = attempt() {
+            return value;
+        }
+        assert!(
+            std::time::Instant::now() < deadline,
+            "nothing came within {PATIENCE:?}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn accept(
+    listener: &Listener,
+) -> (
+    Connection,
+    Hello,
+    Option<(std::os::fd::OwnedFd, std::os::fd::OwnedFd)>,
+) {
+    let connection = wait(|| listener.try_accept().expect("accept"));
+    let (hello, kept) = wait(|| connection.try_hello().ok());
+    (connection, hello, kept)
+}
+
+fn attach(
+    listener: &Listener,
+    path: &std::path::Path,
+) -> (ClientEnd, ClientPages, TenantMemory, std::os::fd::OwnedFd) {
+    std::thread::scope(|scope| {
+        let client =
+            scope.spawn(|| ClientEnd::attach(path, &introduction(), PATIENCE).expect("attached"));
+        let (connection, hello, kept) = accept(listener);
+        assert_eq!(hello.token, [9; TOKEN_BYTES]);
+        assert_eq!(hello.command, "attach test");
+        assert!(kept.is_none());
+        assert_eq!(
+            connection.identity().expect("identity").pid,
+            std::process::id()
+        );
+        let pages = ClientPages::create().expect("pages");
+        let tenant = TenantMemory::create().expect("tenant");
+        tenant.page.use_slots(1);
+        let mut map = [None; MAX_DEVICES];
+        map[0] = Some(0);
+        let socket = connection.welcome(&pages, &tenant, map).expect("welcome");
+        (client.join().expect("client"), pages, tenant, socket)
+    })
+}
+
+#[test]
+fn grants_requests_memory_and_records_cross_the_channel() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("channel.sock");
+    let listener = Listener::bind(&path).expect("bind");
+    let (client, pages, tenant, _socket) = attach(&listener, &path);
+
+    let gate = client.arbiter.device(0).expect("device 0");
+    let seen = gate.look().expect_err("closed at first");
+    let want = client.client.want(0).expect("device 0");
+    want.begin_waiting();
+    client.ring();
+    pages.answer_doorbell();
+    assert_eq!(pages.client.waiting(0), 1);
+    let grant = Grant {
+        number: 4,
+        quantum_us: 5000,
+        deadline_mono_ns: 77,
+        window_us: 3000,
+    };
+    assert!(pages.arbiter.open(0, &grant) <= 1);
+    gate.wait(seen, PATIENCE);
+    gate.look().expect("open");
+    want.end_waiting();
+    assert_eq!((gate.window_us(), gate.deadline_mono_ns()), (3000, 77));
+    pages.arbiter.close(0);
+    gate.look().expect_err("closed again");
+
+    pages.arbiter.set_limit(0, Some(100));
+    let account = Account::new(client.tenant, client.arbiter.tenant_slot()).expect("slot");
+    account.reserve(0, 60, gate.limit_bytes()).expect("fits");
+    let over = account
+        .reserve(0, 41, gate.limit_bytes())
+        .expect_err("does not fit");
+    assert_eq!(
+        (over.limit_bytes, over.used_bytes, over.requested_bytes),
+        (100, 60, 41)
+    );
+    account
+        .reserve(0, 40, gate.limit_bytes())
+        .expect("fits exactly");
+    account.release(0, 1000);
+    assert_eq!(
+        tenant.page.used_bytes(0),
+        0,
+        "a release of too much never wraps"
+    );
+    assert_eq!(tenant.page.peak_bytes(0), 100);
+
+    let event = Event::OverLimit {
+        limit_bytes: 100,
+        used_bytes: 60,
+        requested_bytes: 41,
+    };
+    let mut next = 0;
+    client.client.write_record(0, event);
+    let mut read = Vec::new();
+    assert_eq!(
+        pages
+            .client
+            .read_records(&mut next, |record| read.push(record)),
+        0
+    );
+    assert_eq!(read.len(), 1);
+    assert_eq!(read[0].expect("readable").event, event);
+    for _ in 0..channel::JOURNAL_SLOTS + 6 {
+        client.client.write_record(0, event);
+    }
+    assert_eq!(
+        pages.client.read_records(&mut next, |_| {}),
+        6,
+        "overwritten records are counted"
+    );
+
+    let stream = client.client.claim_stream(0).expect("slot");
+    assert_eq!(pages.client.in_flight(0).marks, 0);
+    let mark = stream.issue();
+    assert_eq!(pages.client.in_flight(0).marks, 1);
+    assert_eq!(pages.client.in_flight(1).marks, 0);
+    // SAFETY: the page is mapped for the life of the process; this stands in for the device's write.
+    unsafe { stream.done_address().write_volatile(mark) };
+    assert_eq!(pages.client.in_flight(0).marks, 0);
+    assert!(client.arbiter_lives());
+}
+
+#[test]
+fn the_arbiters_half_cannot_be_mapped_for_writing_by_a_client() {
+    let (pages, fd) =
+        channel::Mapped::<channel::ArbiterHalf>::create(channel::Writers::OnlyUs).expect("page");
+    pages.publish();
+    assert!(channel::Mapped::<channel::ArbiterHalf>::open(fd.as_fd(), false).is_ok());
+    assert!(channel::Mapped::<channel::ArbiterHalf>::open(fd.as_fd(), true).is_err());
+    assert!(
+        channel::Mapped::<channel::TenantPage>::open(fd.as_fd(), false).is_err(),
+        "another kind of page"
+    );
+}
+
+#[test]
+fn an_unready_or_unsealed_page_is_refused() {
+    let (_page, fd) =
+        channel::Mapped::<channel::TenantPage>::create(channel::Writers::Holders).expect("page");
+    let refused = channel::Mapped::<channel::TenantPage>::open(fd.as_fd(), true);
+    assert!(
+        matches!(refused, Err(channel::PageError::NotReady)),
+        "{refused:?}"
+    );
+    let file = tempfile::tempfile().expect("file");
+    file.set_len(1 << 20).expect("size");
+    let refused = channel::Mapped::<channel::TenantPage>::open(file.as_fd(), true);
+    assert!(refused.is_err(), "{refused:?}");
+}
+
+#[test]
+fn a_second_arbiter_takes_over_the_pages_with_what_they_hold() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("channel.sock");
+    let listener = Listener::bind(&path).expect("bind");
+    let (client, pages, tenant, socket) = attach(&listener, &path);
+    let account = Account::new(client.tenant, client.arbiter.tenant_slot()).expect("slot");
+    account
+        .reserve(0, 4096, channel::NO_LIMIT)
+        .expect("no limit");
+    drop((pages, tenant, socket));
+
+    let second = Listener::bind(&path).expect("bind again");
+    let (again, tenant) = std::thread::scope(|scope| {
+        let again = scope.spawn(|| {
+            ClientEnd::reattach(
+                &path,
+                &introduction(),
+                &client,
+                Duration::from_secs(1),
+                PATIENCE,
+            )
+            .expect("again")
+        });
+        let (connection, hello, kept) = accept(&second);
+        assert_eq!(
+            (hello.previous_slot, hello.gap_ns),
+            (Some(0), 1_000_000_000)
+        );
+        let (client_fd, tenant_fd) = kept.expect("pages come along");
+        let pages = ClientPages::adopt(client_fd).expect("client half");
+        let tenant = TenantMemory::adopt(tenant_fd).expect("tenant page");
+        connection
+            .welcome(&pages, &tenant, [None; MAX_DEVICES])
+            .expect("welcome");
+        (again.join().expect("client"), tenant)
+    });
+    assert_eq!(tenant.page.used_bytes(0), 4096);
+    account.release(0, 4096);
+    assert_eq!(tenant.page.used_bytes(0), 0);
+    assert!(std::ptr::eq(again.tenant, client.tenant));
+}
+
+#[test]
+fn refusals_reach_the_client_with_their_text() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("channel.sock");
+    let nobody = ClientEnd::attach(&path, &introduction(), PATIENCE);
+    assert!(
+        matches!(nobody, Err(AttachError::Unreachable(_))),
+        "{nobody:?}"
+    );
+    let listener = Listener::bind(&path).expect("bind");
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| ClientEnd::attach(&path, &introduction(), PATIENCE));
+        let (connection, ..) = accept(&listener);
+        connection.refuse(Outcome::UnknownToken, "no such tenant");
+        match client.join().expect("client") {
+            Err(AttachError::Refused(Outcome::UnknownToken, text)) => {
+                assert_eq!(text, "no such tenant")
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+}

@@ -1,0 +1,176 @@
+//! The table against the classification it was written from, and against the compiler.
+
+use std::collections::BTreeMap;
+
+use shim_ffi::*;
+
+/// One row of `data/driver.csv`, by column name.
+fn classification() -> BTreeMap<String, BTreeMap<String, String>> {
+    let text = include_str!("../data/driver.csv");
+    let mut lines = text.lines();
+    let header: Vec<String> = fields(lines.next().expect("a header"));
+    lines
+        .map(|line| {
+            let row: BTreeMap<String, String> = header.iter().cloned().zip(fields(line)).collect();
+            (row["symbol"].clone(), row)
+        })
+        .collect()
+}
+
+/// Splits a line of the CSV at commas outside double quotes.
+fn fields(line: &str) -> Vec<String> {
+    let mut out = vec![String::new()];
+    let mut quoted = false;
+    for ch in line.chars() {
+        match ch {
+            '"' => quoted = !quoted,
+            ',' if !quoted => out.push(String::new()),
+            ch => out.last_mut().expect("never empty").push(ch),
+        }
+    }
+    out
+}
+
+fn action(text: &str) -> Action {
+    match text {
+        "meter-alloc" => Action::MeterAlloc,
+        "meter-free" => Action::MeterFree,
+        "virtualise-report" => Action::VirtualiseReport,
+        "gate-submission" => Action::GateSubmission,
+        "observe-sync" => Action::ObserveSync,
+        "observe-context" => Action::ObserveContext,
+        "track-handle" => Action::TrackHandle,
+        "pass-through" => Action::PassThrough,
+        other => panic!("unknown action {other:?} in driver.csv"),
+    }
+}
+
+#[test]
+fn every_symbol_of_the_classification_is_in_the_table_with_its_action() {
+    let rows = classification();
+    assert_eq!(rows.len(), 727, "driver.csv has changed its size");
+    let table: BTreeMap<&str, &Entry> = ENTRIES.iter().map(|entry| (entry.name(), entry)).collect();
+    assert_eq!(
+        table.len(),
+        ENTRIES.len(),
+        "a symbol stands in the table twice"
+    );
+    for (symbol, row) in &rows {
+        let entry = table
+            .get(symbol.as_str())
+            .unwrap_or_else(|| panic!("{symbol} is not in the table"));
+        assert_eq!(entry.action, action(&row["interposer_action"]), "{symbol}");
+        assert_eq!(entry.base_name, row["base_name"], "{symbol}");
+        assert_eq!(
+            entry.introduced,
+            row["introduced_code"].parse().unwrap_or(0),
+            "{symbol}"
+        );
+        assert_eq!(entry.params, row["n_params"].parse().ok(), "{symbol}");
+        assert_eq!(entry.category, row["category"], "{symbol}");
+        let variant = match row["per_thread_stream_variant"].as_str() {
+            "ptsz" => Variant::Ptsz,
+            "ptds" => Variant::Ptds,
+            _ => Variant::Legacy,
+        };
+        assert_eq!(entry.variant, variant, "{symbol}");
+        let stream = match row["stream_param"].as_str() {
+            "" => StreamAt::Implicit,
+            "in-struct" => StreamAt::InStruct,
+            position => StreamAt::Param(position.parse::<u8>().expect("a position") - 1),
+        };
+        assert_eq!(entry.stream, stream, "{symbol}");
+    }
+    for symbol in table.keys() {
+        assert!(
+            rows.contains_key(*symbol),
+            "{symbol} is in the table but not in driver.csv"
+        );
+    }
+}
+
+macro_rules! signatures {
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => {
+        /// Arity of each signature that the table spells out; compiling it resolves every type that is named there.
+        const SIGNATURES: &[(&str, Option<usize>)] = &[$((stringify!($symbol), arity!($signature)),)*];
+    };
+}
+macro_rules! arity {
+    (_) => { None };
+    (($($arg:ident: $ty:ty),*)) => {{
+        type Function = unsafe extern "C" fn($($ty),*) -> CUresult;
+        const _: () = assert!(size_of::<Function>() == size_of::<usize>());
+        Some(<[&str]>::len(&[$(stringify!($arg)),*]))
+    }};
+}
+shim_ffi::driver_table!(signatures);
+
+#[test]
+fn signatures_have_as_many_parameters_as_the_classification_says() {
+    for ((symbol, arity), entry) in SIGNATURES.iter().zip(ENTRIES) {
+        assert_eq!(*symbol, entry.name());
+        if let Some(arity) = arity {
+            assert_eq!(Some(*arity), entry.params.map(usize::from), "{symbol}");
+        }
+    }
+}
+
+#[test]
+fn what_is_metered_gated_or_reported_has_a_signature() {
+    for ((symbol, arity), entry) in SIGNATURES.iter().zip(ENTRIES) {
+        let hooked = matches!(
+            entry.action,
+            Action::MeterAlloc
+                | Action::MeterFree
+                | Action::VirtualiseReport
+                | Action::GateSubmission
+        );
+        assert!(
+            !hooked || arity.is_some(),
+            "{symbol} is hooked but has no signature"
+        );
+    }
+}
+
+#[test]
+fn requests_that_frameworks_were_seen_to_make_resolve_to_the_symbol_they_got() {
+    let mut checked = 0;
+    for line in include_str!("../data/framework-symbols.csv")
+        .lines()
+        .skip(1)
+    {
+        let row = fields(line);
+        let (symbol, how) = (&row[0], &row[1]);
+        for request in how
+            .split(" | ")
+            .filter_map(|how| how.strip_prefix("cuGetProcAddress_v2("))
+        {
+            let Some((request, _)) = request.split_once(')') else {
+                continue;
+            };
+            let mut parts = request.split(';');
+            let (Some(base), Some(version), Some(flags)) =
+                (parts.next(), parts.next(), parts.next())
+            else {
+                continue;
+            };
+            let flags: u64 = flags.trim_start_matches("flags=").parse().expect("flags");
+            let Some(expected) = Symbol::from_name(symbol.as_bytes()) else {
+                continue;
+            };
+            // Several callers asked for several versions and got the same symbol: `v=2000/12000`.
+            for version in version.trim_start_matches("v=").split('/') {
+                let version: u32 = version.parse().expect("a version");
+                let got = resolve::select(base.as_bytes(), version, flags, |_| true);
+                assert_eq!(
+                    got,
+                    Some(expected),
+                    "{base} at {version} with flags {flags}"
+                );
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 300, "only {checked} requests were checked");
+}
