@@ -68,32 +68,41 @@ pub fn or_start(
     }
     dir.ensure(nix::unistd::geteuid().as_raw())?;
     let log_from = fs::metadata(dir.log_file()).map_or(0, |meta| meta.len());
-    let alive = start(dir, executable, config)?;
-    alive.set_nonblocking(true)?;
+    // A second try, because the first may have found the lock taken by an arbiter on its way out.
+    for _ in 0..2 {
+        let alive = start(dir, executable, config)?;
+        if let Some(client) = wait_until_it_listens(dir, &alive, log_from)? {
+            return Ok(client);
+        }
+    }
+    bail!(
+        "the arbiter that was started ended at once: {}",
+        log_tail(dir, log_from)
+    );
+}
 
+/// `None` where the arbiter of `alive` has ended and no other is there or on its way.
+fn wait_until_it_listens(
+    dir: &RuntimeDir,
+    alive: &UnixStream,
+    log_from: u64,
+) -> anyhow::Result<Option<Client>> {
+    alive.set_nonblocking(true)?;
     let started = Instant::now();
     let mut ended: Option<Instant> = None;
     let mut pause = Duration::from_micros(500);
     loop {
+        // Asked before the look, so that what was alive then has had its chance to listen.
+        let over = ended
+            .is_some_and(|at| at.elapsed() > OTHERS_START || !somebody_holds(&dir.lock_file()));
         match existing(dir) {
-            Ok(client) => return Ok(client),
+            Ok(client) => return Ok(Some(client)),
             Err(error) if !error.is_absence() => return Err(error.into()),
+            Err(_) if over => return Ok(None),
             Err(_) => {}
         }
-        if ended.is_none() && has_ended(&alive) {
+        if ended.is_none() && has_ended(alive) {
             ended = Some(Instant::now());
-        }
-        let waited_for_others = ended
-            .is_some_and(|at| at.elapsed() > OTHERS_START || !somebody_holds(&dir.lock_file()));
-        if waited_for_others {
-            // One more look: the winner may have listened between the look above and now.
-            if let Ok(client) = existing(dir) {
-                return Ok(client);
-            }
-            bail!(
-                "the arbiter that was started ended at once: {}",
-                log_tail(dir, log_from)
-            );
         }
         if started.elapsed() > START {
             bail!(
@@ -109,7 +118,7 @@ pub fn or_start(
 }
 
 /// Starts `sublet arbiter --embedded` apart from us: no terminal, no parent that will become the job and be surprised
-/// by a child it never had. Returns the end of a pipe of sorts that closes when the arbiter ends.
+/// by a child it never had. Returns a stream that ends when the arbiter does.
 fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::Result<UnixStream> {
     let (alive, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
     let log = OpenOptions::new()

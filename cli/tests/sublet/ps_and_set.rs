@@ -126,3 +126,14 @@ fn the_schema_and_the_version_are_printed() {
     );
     assert_eq!(outcome.code, Some(0));
 }
+
+#[test]
+fn an_arbiter_is_told_to_stop() {
+    let fixture = Fixture::answering(|request| match request {
+        Request::Shutdown => Ok(Reply::ShuttingDown),
+        other => panic!("not expected here: {other:?}"),
+    });
+    let outcome = fixture.run(&["arbiter", "--stop"]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    assert_eq!(fixture.heard()[0].request, Request::Shutdown);
+}
