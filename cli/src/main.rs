@@ -1,1 +1,61 @@
-fn main() {}
+//! The one binary of sublet. Each command is a module; what they share is how they fail: one line on stderr and an
+//! exit code of `exit`.
+
+mod arbiter_command;
+mod args;
+mod config;
+mod connect;
+mod exit;
+mod ps;
+mod run;
+mod set;
+mod settings;
+mod table;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use args::{Command, Early};
+use exit::{FAILED, Failure};
+
+fn main() -> ExitCode {
+    let cli = match args::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(Early::Show(text)) => return show(&text),
+        Err(Early::Wrong(message)) => {
+            return fail(&Failure::with_code(FAILED, anyhow::anyhow!(message)));
+        }
+    };
+    let printed = match cli.command {
+        Command::Run(args) => Err(run::run(args)),
+        Command::Ps(args) => ps::ps(&args),
+        Command::Set(args) => set::set(&args),
+        Command::Arbiter(args) => arbiter_command::run(args).map(|()| String::new()),
+        Command::Schema => Ok(config::schema::text()),
+    };
+    match printed {
+        Ok(text) => show(&text),
+        Err(failure) => fail(&failure),
+    }
+}
+
+/// A reader that has had enough (`| head`) is no failure.
+fn show(text: &str) -> ExitCode {
+    let mut stdout = io::stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let error = anyhow::anyhow!("cannot write to stdout: {error}");
+            fail(&Failure::with_code(FAILED, error))
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn fail(failure: &Failure) -> ExitCode {
+    // Where stderr is gone there is nobody left to tell.
+    let _ = writeln!(io::stderr(), "{}", failure.line());
+    ExitCode::from(failure.code)
+}

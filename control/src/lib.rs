@@ -1,1 +1,35 @@
-//! placeholder
+//! The operator's side of the arbiter: what can be asked, what is answered, and where the socket is.
+//!
+//! One request, one reply, each one line of JSON over a Unix stream socket. The same types travel over HTTP for
+//! the cluster hook. This crate knows nothing of shared memory, of CUDA, or of how a decision is made; it keeps
+//! serde out of the tenants, who never link it.
+//!
+//! Compatibility: both ends send [`PROTOCOL_MAJOR`] and [`PROTOCOL_MINOR`]. A different major is an error with
+//! both numbers in it. A minor only adds fields, codes or request kinds: unknown fields are ignored, missing ones take
+//! their default, and a request kind that the server does not know is answered with [`ErrorCode::Unsupported`].
+
+mod client;
+mod error;
+mod name;
+pub mod paths;
+mod report;
+mod request;
+mod size;
+pub mod wire;
+
+pub use client::{Client, ClientError};
+pub use error::{ControlError, ErrorCode};
+pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
+pub use report::{
+    ArbiterStatus, DeviceBytes, DeviceStatus, Event, JobDevice, JobState, JobStatus, ProcessStatus,
+    Registered, SliceMode,
+};
+pub use request::{
+    BadDevice, Change, Class, DeviceSelector, FailMode, JobSpec, Reply, Request, UnknownWord,
+};
+pub use size::{MemLimit, SizeError, exact_bytes, parse_bytes, short_bytes};
+
+/// Raised when an old peer would misunderstand a new one.
+pub const PROTOCOL_MAJOR: u32 = 1;
+/// Raised when something was added that an old peer may ignore.
+pub const PROTOCOL_MINOR: u32 = 0;

@@ -1,0 +1,281 @@
+//! The command line: each flag declared once, and every mistake told in one line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use control::{Class, DeviceSelector, FailMode, MemLimit};
+
+use crate::settings::parse_share;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  the command's own  once `sublet run` has started it
+  0    done (`ps` also where no arbiter runs)
+  125  sublet itself failed: a bad flag, value or file, a refusal, no arbiter; nothing was started
+  126  the command was found but cannot be executed
+  127  the command was not found";
+
+/// Several deep-learning jobs on one GPU, each inside its own memory quota and its own share of time.
+#[derive(Debug, Parser)]
+#[command(name = "sublet", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command as a job: inside a quota, with a share
+    Run(Run),
+    /// Show the jobs and devices of the arbiter
+    Ps(Ps),
+    /// Change a running job
+    Set(Set),
+    /// Run the arbiter: the daemon that decides who uses a GPU when
+    Arbiter(Arbiter),
+    /// Print the JSON Schema of the quota file
+    Schema,
+}
+
+/// Flags beat SUBLET_MEM, SUBLET_SHARE, ... in the environment, those beat the quota file.
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct Run {
+    /// Memory limit on each device: 8GiB, 512M (1024-based), or 50% of the device [env: SUBLET_MEM]
+    #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
+    pub mem: Option<MemLimit>,
+    /// Part of the device's time, above 0 and at most 1 [env: SUBLET_SHARE]
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share: Option<f64>,
+    /// guaranteed: gets its share whenever it wants it; opportunistic: runs in what others leave [env: SUBLET_CLASS]
+    #[arg(long, value_name = "guaranteed|opportunistic")]
+    pub class: Option<Class>,
+    /// Name of the job [default: from the command] [env: SUBLET_NAME]
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    /// Device of the job, by UUID or index; several by comma or by repeating it [env: SUBLET_DEVICE]
+    #[arg(long = "device", value_name = "UUID|INDEX", value_delimiter = ',')]
+    pub devices: Vec<DeviceSelector>,
+    /// Quota file [default: sublet.toml here, in ~/.config/sublet or /etc/sublet] [env: SUBLET_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// What the job does while the arbiter is gone [env: SUBLET_ON_ARBITER_LOSS]
+    #[arg(long, value_name = "open|freeze|closed")]
+    pub on_arbiter_loss: Option<FailMode>,
+    /// Use the simulated GPU, also where there is a real one
+    #[arg(long)]
+    pub sim: bool,
+    /// Use this driver library instead of searching for libcuda.so.1
+    #[arg(long, value_name = "FILE", conflicts_with = "sim")]
+    pub driver: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct Ps {
+    /// Print one JSON object: arbiter, devices, jobs
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Set {
+    /// Name of the job, as `sublet ps` shows it
+    pub name: String,
+    /// New memory limit: 8GiB, 512M, or 50% of the device
+    #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
+    pub mem: Option<MemLimit>,
+    /// New part of the device's time, above 0 and at most 1
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share: Option<f64>,
+    /// New class
+    #[arg(long, value_name = "guaranteed|opportunistic")]
+    pub class: Option<Class>,
+}
+
+#[derive(Debug, Args)]
+pub struct Arbiter {
+    /// End when there has been no job for a while; what `sublet run` starts by itself
+    #[arg(long)]
+    pub embedded: bool,
+    /// End after so many seconds without a job; 0 for never [default: 0, or 30 with --embedded]
+    #[arg(long, value_name = "SECS")]
+    pub idle_exit: Option<u64>,
+    /// Where the sockets and files are [default: /run/sublet for root, else as `sublet run` looks] [env: SUBLET_RUNTIME_DIR]
+    #[arg(long, value_name = "DIR")]
+    pub runtime_dir: Option<PathBuf>,
+    /// End the running arbiter instead; its jobs go on as their --on-arbiter-loss says
+    #[arg(long, conflicts_with_all = ["embedded", "idle_exit", "config"])]
+    pub stop: bool,
+    /// Quota file, for its device and tenant sections [env: SUBLET_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+fn parse_name(name: &str) -> Result<String, control::BadName> {
+    control::check_name(name).map(|()| name.to_owned())
+}
+
+/// What to do instead of running a command.
+#[derive(Debug)]
+pub enum Early {
+    /// Help or version, for stdout.
+    Show(String),
+    /// What is wrong, in one line.
+    Wrong(String),
+}
+
+/// # Errors
+/// [`Early`] where there is no command to run.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Early> {
+    Cli::try_parse_from(args).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            Early::Show(format!("{}\n", error.to_string().trim_end()))
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            Early::Wrong("no command given: try `sublet run CMD...`, or see `sublet --help`".into())
+        }
+        _ => Early::Wrong(one_line(&error.to_string())),
+    })
+}
+
+/// clap writes paragraphs: the error, tips, the usage. What is kept are the first two kinds, on one line.
+fn one_line(rendered: &str) -> String {
+    let paragraphs = rendered.split("\n\n").flat_map(|paragraph| {
+        // Tips follow each other without an empty line between them.
+        paragraph.split("\n  tip:").enumerate().map(|(i, text)| {
+            if i == 0 {
+                text.to_owned()
+            } else {
+                format!("tip:{text}")
+            }
+        })
+    });
+    let mut message = String::new();
+    let mut usage = "sublet --help".to_owned();
+    for paragraph in paragraphs {
+        let text = paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
+        if let Some(error) = text.strip_prefix("error: ") {
+            message = error.to_owned();
+        } else if let Some(tip) = text.strip_prefix("tip: ") {
+            // "to pass '--x' as a value, use '-- --x'" is right for other programs, and wrong for a launcher.
+            if !tip.starts_with("to pass ") {
+                message = format!("{message}; {tip}");
+            }
+        } else if let Some(line) = text.strip_prefix("Usage: sublet ") {
+            let sub = line
+                .split(' ')
+                .next()
+                .filter(|word| word.chars().all(|c| c.is_ascii_lowercase()));
+            usage = sub.map_or(usage, |sub| format!("sublet {sub} --help"));
+        }
+    }
+    format!("{message} (see `{usage}`)")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn wrong(args: &[&str]) -> String {
+        let args = ["sublet"].iter().chain(args).map(OsString::from);
+        match parse(args) {
+            Err(Early::Wrong(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn run(args: &[&str]) -> Run {
+        let args = ["sublet", "run"].iter().chain(args).map(OsString::from);
+        match parse(args).unwrap().command {
+            Command::Run(run) => run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_declarations_hold_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_command_is_the_commands() {
+        let words = |run: Run| run.command;
+        assert_eq!(
+            words(run(&["a", "--mem", "20", "-x"])),
+            ["a", "--mem", "20", "-x"]
+        );
+        assert_eq!(
+            words(run(&["--sim", "--", "a", "--", "b"])),
+            ["a", "--", "b"]
+        );
+        assert_eq!(words(run(&["--", "--odd"])), ["--odd"]);
+        assert!(run(&["--sim", "a", "--json"]).sim);
+    }
+
+    #[test]
+    fn devices_come_by_comma_and_by_repetition() {
+        let run = run(&["--device", "0,2", "--device", "GPU-ff", "a"]);
+        let expected = [
+            DeviceSelector::Index(0),
+            DeviceSelector::Index(2),
+            DeviceSelector::Uuid("GPU-ff".into()),
+        ];
+        assert_eq!(run.devices, expected);
+    }
+
+    #[test]
+    fn mistakes_are_one_line_with_value_and_remedy() {
+        for (args, words) in [
+            (
+                &["run", "--memm", "1G", "a"][..],
+                &["'--memm'", "'--mem'", "`sublet run --help`"][..],
+            ),
+            (&["run", "--mem", "20", "a"], &["'20'", "20GiB", "50%"]),
+            (&["run", "--mem", "-1G", "a"], &["`-1G`", "20GiB"]),
+            (&["run", "--share", "1.5", "a"], &["`1.5`", "at most 1"]),
+            (&["run", "--share", "-1", "a"], &["`-1`", "above 0"]),
+            (
+                &["run", "--class", "best", "a"],
+                &["`best`", "opportunistic"],
+            ),
+            (&["run", "--device", "x", "a"], &["`x`", "UUID"]),
+            (&["run", "--name", "a b", "a"], &["`a b`", "letters"]),
+            (&["run", "--mem"], &["--mem"]),
+            (&["run"], &["CMD", "`sublet run --help`"]),
+            (
+                &["run", "--sim", "--driver", "/x", "a"],
+                &["--sim", "--driver"],
+            ),
+            (&["runn"], &["'runn'", "'run'"]),
+            (&[], &["`sublet run CMD...`"]),
+            (&["set"], &["NAME", "`sublet set --help`"]),
+            (&["arbiter", "--idle-exit", "x"], &["'x'", "--idle-exit"]),
+            (&["ps", "extra"], &["'extra'"]),
+        ] {
+            let message = wrong(args);
+            assert!(!message.contains('\n'), "{message}");
+            for word in words {
+                assert!(message.contains(word), "{args:?}: {message}");
+            }
+        }
+    }
+
+    #[test]
+    fn help_tells_the_exit_codes() {
+        for args in [&["sublet", "--help"][..], &["sublet", "run", "--help"]] {
+            let Err(Early::Show(text)) = parse(args.iter().map(OsString::from)) else {
+                panic!("no help for {args:?}");
+            };
+            for code in ["125", "126", "127"] {
+                assert!(text.contains(code), "{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What is wrong with a quota file, as one line that an editor can jump to.
+
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("the quota file {} cannot be read: {error} (name another with --config or SUBLET_CONFIG)", .path.display())]
+    Unreadable { path: PathBuf, error: io::Error },
+    /// `file:line:column: what, with the value and the remedy`
+    #[error("{file}:{line}:{column}: {message}")]
+    Wrong {
+        file: String,
+        line: usize,
+        column: usize,
+        message: String,
+    },
+}
+
+/// A file's text and name, to say where in it something is.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    pub text: &'a str,
+    pub file: &'a str,
+}
+
+impl Source<'_> {
+    /// Lines and columns count from 1; columns are characters.
+    pub fn wrong(&self, at: Range<usize>, message: impl Into<String>) -> ConfigError {
+        let start = at.start.min(self.text.len());
+        let before = &self.text.as_bytes()[..start];
+        let line_start = before
+            .iter()
+            .rposition(|b| *b == b'\n')
+            .map_or(0, |at| at + 1);
+        ConfigError::Wrong {
+            file: self.file.to_owned(),
+            line: before.iter().filter(|b| **b == b'\n').count() + 1,
+            column: String::from_utf8_lossy(&before[line_start..])
+                .chars()
+                .count()
+                + 1,
+            message: message.into(),
+        }
+    }
+
+    /// The text at a place, cut to a line and to what fits in a message.
+    pub fn quote(&self, at: Range<usize>) -> String {
+        let text = self.text.get(at).unwrap_or_default();
+        let line = text.lines().next().unwrap_or_default();
+        let short: String = line.chars().take(60).collect();
+        if short.len() < text.len() {
+            format!("{short}...")
+        } else {
+            short
+        }
+    }
+}
+
+/// The candidate that `word` was probably meant to be, if any is near enough.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_ascii_lowercase().replace('-', "_");
+    candidates
+        .into_iter()
+        .map(|candidate| (strsim::damerau_levenshtein(&word, candidate), candidate))
+        .filter(|(distance, candidate)| {
+            *distance <= 1 + candidate.len() / 4
+                || (word.len() >= 3
+                    && (candidate.starts_with(&word) || word.starts_with(candidate)))
+        })
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_counts_lines_and_characters_from_one() {
+        let source = Source {
+            text: "é = 1\nab = 2\n",
+            file: "f",
+        };
+        assert_eq!(source.wrong(0..1, "m").to_string(), "f:1:1: m");
+        assert_eq!(source.wrong(3..4, "m").to_string(), "f:1:3: m");
+        assert_eq!(source.wrong(7..8, "m").to_string(), "f:2:1: m");
+        assert_eq!(source.wrong(99..99, "m").to_string(), "f:3:1: m");
+    }
+
+    #[test]
+    fn near_words_are_found_and_far_ones_are_not() {
+        let keys = ["mem", "share", "class", "device", "on_arbiter_loss"];
+        for (word, meant) in [
+            ("shaer", Some("share")),
+            ("Share", Some("share")),
+            ("memory", Some("mem")),
+            ("devices", Some("device")),
+            ("on-arbiter-loss", Some("on_arbiter_loss")),
+            ("on_arbitre_los", Some("on_arbiter_loss")),
+            ("colour", None),
+            ("x", None),
+        ] {
+            assert_eq!(nearest(word, keys), meant, "{word}");
+        }
+    }
+}

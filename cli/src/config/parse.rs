@@ -1,0 +1,405 @@
+//! TOML text to [`Config`], by way of the key table; the first thing wrong is the error.
+
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{ConfigError, Source, nearest};
+use super::keys::{self, Key, Section};
+use super::value::{Value, device_match, devices, mode, pattern, quantum_us, share, size, word};
+use super::{Config, DeviceRule, JobRule, JobSettings, TenantRule};
+
+pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
+    let source = Source { text, file };
+    let document = DeTable::parse(text).map_err(|error| {
+        let message = error.message().trim().replace('\n', ", ");
+        source.wrong(error.span().unwrap_or(0..0), message)
+    })?;
+
+    let mut config = Config::default();
+    // The parser keeps tables by key; what is told is what comes first in the file.
+    let mut sections: Vec<_> = document.into_inner().into_iter().collect();
+    sections.sort_by_key(|(name, _)| name.span().start);
+    for (name, value) in sections {
+        let Some(section) = keys::SECTIONS
+            .into_iter()
+            .find(|section| section.name == name.get_ref())
+        else {
+            return Err(unknown_section(source, &name));
+        };
+        for table in tables(source, section, &name.span(), value)? {
+            let mut reader = Reader::new(source, section, table)?;
+            if std::ptr::eq(section, &raw const keys::DEFAULTS) {
+                config.defaults = settings(&mut reader)?;
+            } else if std::ptr::eq(section, &raw const keys::DEVICES) {
+                config.devices.push(device(&mut reader)?);
+            } else if std::ptr::eq(section, &raw const keys::TENANTS) {
+                config.tenants.push(tenant(&mut reader)?);
+            } else {
+                config.jobs.push(job(&mut reader)?);
+            }
+            reader.finish();
+        }
+    }
+    Ok(config)
+}
+
+fn settings(reader: &mut Reader<'_, '_>) -> Result<JobSettings, ConfigError> {
+    Ok(JobSettings {
+        mem: reader.take("mem", size)?,
+        share: reader.take("share", share)?,
+        class: reader.take("class", word)?,
+        devices: reader.take("device", devices)?,
+        on_arbiter_loss: reader.take("on_arbiter_loss", word)?,
+    })
+}
+
+fn job(reader: &mut Reader<'_, '_>) -> Result<JobRule, ConfigError> {
+    Ok(JobRule {
+        name: reader.take("name", pattern)?,
+        command: reader.take("command", pattern)?,
+        user: reader.take("user", pattern)?,
+        settings: settings(reader)?,
+    })
+}
+
+fn device(reader: &mut Reader<'_, '_>) -> Result<DeviceRule, ConfigError> {
+    Ok(DeviceRule {
+        device: reader.take("device", device_match)?.flatten(),
+        mode: reader.take("mode", mode)?,
+        quantum_us: reader.take("quantum_ms", quantum_us)?,
+        mem_reserve: reader.take("mem_reserve", size)?,
+    })
+}
+
+fn tenant(reader: &mut Reader<'_, '_>) -> Result<TenantRule, ConfigError> {
+    Ok(TenantRule {
+        // PANIC: the section needs it, and the reader has checked.
+        user: reader.take("user", pattern)?.expect("a required key"),
+        share_max: reader.take("share_max", share)?,
+        mem_max: reader.take("mem_max", size)?,
+    })
+}
+
+fn unknown_section(source: Source<'_>, name: &Spanned<std::borrow::Cow<'_, str>>) -> ConfigError {
+    let names = keys::SECTIONS.map(|section| section.name);
+    let word = name.get_ref();
+    let remedy = if let Some(near) = nearest(word, names) {
+        format!("did you mean `{near}`?")
+    } else if let Some(section) = keys::SECTIONS
+        .into_iter()
+        .find(|section| section.keys.iter().any(|key| key.name == word.as_ref()))
+    {
+        format!("it belongs into a section such as {}", heading(section))
+    } else {
+        "the file has defaults, device, tenant and job".to_owned()
+    };
+    source.wrong(name.span(), format!("unknown section `{word}`: {remedy}"))
+}
+
+fn heading(section: &Section) -> String {
+    if section.repeated {
+        format!("[[{}]]", section.name)
+    } else {
+        format!("[{}]", section.name)
+    }
+}
+
+/// The tables of a section, one or many as it is declared.
+fn tables<'t>(
+    source: Source<'_>,
+    section: &Section,
+    name: &Range<usize>,
+    value: Spanned<DeValue<'t>>,
+) -> Result<Vec<Spanned<DeTable<'t>>>, ConfigError> {
+    let span = value.span();
+    let not_so = || {
+        source.wrong(
+            name.clone(),
+            format!(
+                "`{}` is written {} here: write {}",
+                section.name,
+                if section.repeated {
+                    "as one table"
+                } else {
+                    "as a list or a value"
+                },
+                heading(section)
+            ),
+        )
+    };
+    match (value.into_inner(), section.repeated) {
+        (DeValue::Table(table), false) => Ok(vec![Spanned::new(span, table)]),
+        (DeValue::Array(array), true) => array
+            .into_iter()
+            .map(|item| {
+                let span = item.span();
+                match item.into_inner() {
+                    DeValue::Table(table) => Ok(Spanned::new(span, table)),
+                    _ => Err(not_so()),
+                }
+            })
+            .collect(),
+        _ => Err(not_so()),
+    }
+}
+
+/// One section's table, from which keys are taken.
+struct Reader<'s, 't> {
+    source: Source<'s>,
+    section: &'static Section,
+    table: DeTable<'t>,
+}
+
+impl<'s, 't> Reader<'s, 't> {
+    /// Refuses keys that the section does not have, before any value is looked at.
+    fn new(
+        source: Source<'s>,
+        section: &'static Section,
+        table: Spanned<DeTable<'t>>,
+    ) -> Result<Self, ConfigError> {
+        let span = table.span();
+        let table = table.into_inner();
+        let names = || section.keys.iter().map(|key| key.name);
+        let unknown = table
+            .keys()
+            .filter(|key| !names().any(|name| name == key.get_ref()))
+            .min_by_key(|key| key.span().start);
+        if let Some(key) = unknown {
+            let remedy = match nearest(key.get_ref(), names()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("it has {}", names().collect::<Vec<_>>().join(", ")),
+            };
+            let message = format!(
+                "unknown key `{}` in {}: {remedy}",
+                key.get_ref(),
+                heading(section)
+            );
+            return Err(source.wrong(key.span(), message));
+        }
+        let needed = section.needs_one_of;
+        if !needed.is_empty() && !needed.iter().any(|name| table.contains_key(*name)) {
+            let message = format!(
+                "this {} says not what it is for: give it {}",
+                heading(section),
+                needed.join(", ").replacen(", user", " or user", 1)
+            );
+            return Err(source.wrong(span, message));
+        }
+        Ok(Self {
+            source,
+            section,
+            table,
+        })
+    }
+
+    fn take<T>(
+        &mut self,
+        name: &'static str,
+        read: impl FnOnce(&Value<'_, '_>) -> Result<T, String>,
+    ) -> Result<Option<T>, ConfigError> {
+        let declared = |key: &Key| key.name == name;
+        debug_assert!(self.section.keys.iter().any(declared), "undeclared {name}");
+        let Some(value) = self.table.remove(name) else {
+            return Ok(None);
+        };
+        read(&Value::new(&value, self.source))
+            .map(Some)
+            .map_err(|message| {
+                self.source
+                    .wrong(value.span(), format!("{name}: {message}"))
+            })
+    }
+
+    /// Every key that was declared must have been read by now.
+    fn finish(self) {
+        debug_assert!(
+            self.table.is_empty(),
+            "declared but unread: {:?}",
+            self.table
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use control::{Class, DeviceSelector, FailMode, MemLimit, SliceMode};
+
+    use super::super::keys::Kind;
+    use super::super::pattern::Pattern;
+    use super::*;
+
+    fn wrong(text: &str) -> String {
+        match parse(text, "f.toml") {
+            Ok(config) => panic!("taken: {config:?}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn everything_declared_is_read() {
+        // One value of each kind, so that a key that was declared and not read trips the reader.
+        let mut text = String::new();
+        for section in keys::SECTIONS {
+            text += &heading(section);
+            text += "\n";
+            for key in section.keys {
+                let value = match key.kind {
+                    Kind::Size => "\"8GiB\"",
+                    Kind::Share => "0.5",
+                    Kind::Class => "\"opportunistic\"",
+                    Kind::FailMode => "\"freeze\"",
+                    Kind::Mode => "\"auto\"",
+                    Kind::Quantum => "2.5",
+                    Kind::Devices => "[0, \"GPU-ff\"]",
+                    Kind::DeviceMatch => "1",
+                    Kind::Pattern => "\"a*\"",
+                };
+                text += &format!("{} = {value}\n", key.name);
+            }
+        }
+        let settings = JobSettings {
+            mem: Some(MemLimit::Bytes(8 << 30)),
+            share: Some(0.5),
+            class: Some(Class::Opportunistic),
+            devices: Some(vec![
+                DeviceSelector::Index(0),
+                DeviceSelector::Uuid("GPU-ff".into()),
+            ]),
+            on_arbiter_loss: Some(FailMode::Freeze),
+        };
+        let all = || Some(Pattern::new("a*"));
+        assert_eq!(
+            parse(&text, "f.toml").unwrap(),
+            Config {
+                path: None,
+                defaults: settings.clone(),
+                devices: vec![DeviceRule {
+                    device: Some(DeviceSelector::Index(1)),
+                    mode: Some(SliceMode::Auto),
+                    quantum_us: Some(2500),
+                    mem_reserve: Some(MemLimit::Bytes(8 << 30)),
+                }],
+                tenants: vec![TenantRule {
+                    user: Pattern::new("a*"),
+                    share_max: Some(0.5),
+                    mem_max: Some(MemLimit::Bytes(8 << 30)),
+                }],
+                jobs: vec![JobRule {
+                    name: all(),
+                    command: all(),
+                    user: all(),
+                    settings,
+                }],
+            }
+        );
+    }
+
+    #[test]
+    fn unknown_keys_and_sections_are_placed_and_corrected() {
+        for (text, error) in [
+            (
+                "[defaults]\nmem = \"1G\"\n  shaer = 0.5\n",
+                "f.toml:3:3: unknown key `shaer` in [defaults]: did you mean `share`?",
+            ),
+            (
+                "[[job]]\nname = \"a\"\ncolour = 1\n",
+                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, class, device, on_arbiter_loss",
+            ),
+            (
+                "[[jobs]]\nname = \"a\"\n",
+                "f.toml:1:3: unknown section `jobs`: did you mean `job`?",
+            ),
+            (
+                "share = 0.5\n",
+                "f.toml:1:1: unknown section `share`: it belongs into a section such as [defaults]",
+            ),
+            (
+                "[gizmo]\n",
+                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, tenant and job",
+            ),
+            (
+                "[job]\nname = \"a\"\n",
+                "f.toml:1:2: `job` is written as one table here: write [[job]]",
+            ),
+            (
+                "defaults = 3\n",
+                "f.toml:1:1: `defaults` is written as a list or a value here: write [defaults]",
+            ),
+            (
+                "[[job]]\nmem = \"1G\"\n",
+                "f.toml:1:1: this [[job]] says not what it is for: give it name, command or user",
+            ),
+            (
+                "[[tenant]]\nmem_max = \"1G\"\n",
+                "f.toml:1:1: this [[tenant]] says not what it is for: give it user",
+            ),
+        ] {
+            assert_eq!(wrong(text), error, "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_placed_and_told_with_the_remedy() {
+        for (line, place, words) in [
+            ("mem = 20", "2:7", &["`20` has no unit", "20GiB", "50%"][..]),
+            ("mem = 1_000", "2:7", &["`1_000`", "GiB"]),
+            ("mem = \"20\"", "2:7", &["`20` has no unit"]),
+            ("mem = \"20Gq\"", "2:7", &["`Gq`", "GiB"]),
+            ("mem = true", "2:7", &["`true` is no text", "\"20GiB\""]),
+            ("share = 1.5", "2:9", &["`1.5`", "at most 1"]),
+            ("share = 0", "2:9", &["`0`", "above 0"]),
+            ("share = -0.5", "2:9", &["`-0.5`", "above 0"]),
+            ("share = nan", "2:9", &["above 0"]),
+            ("share = \"50%\"", "2:9", &["`\"50%\"` is no number", "0.5"]),
+            ("class = \"best\"", "2:9", &["`best`", "opportunistic"]),
+            ("class = 3", "2:9", &["`3` is no text"]),
+            ("on_arbiter_loss = \"die\"", "2:19", &["`die`", "freeze"]),
+            ("device = \"gpu0\"", "2:10", &["`gpu0`", "UUID"]),
+            ("device = -1", "2:10", &["`-1`", "index"]),
+            ("device = [0, \"x\"]", "2:10", &["`x`", "UUID"]),
+            ("device = []", "2:10", &["leave the key out"]),
+        ] {
+            let error = wrong(&format!("[defaults]\n{line}\n"));
+            assert!(
+                error.starts_with(&format!("f.toml:{place}: ")),
+                "{line}: {error}"
+            );
+            for word in words {
+                assert!(error.contains(word), "{line}: {error}");
+            }
+        }
+        for (line, words) in [
+            ("quantum_ms = 0.1", &["`0.1`", "0.5 to 1000"][..]),
+            ("quantum_ms = 5000", &["`5000`", "0.5 to 1000"]),
+            ("mode = \"shared\"", &["`shared`", "concurrent"]),
+        ] {
+            let error = wrong(&format!("[[device]]\ndevice = \"*\"\n{line}\n"));
+            for word in words {
+                assert!(
+                    error.starts_with("f.toml:3:") && error.contains(word),
+                    "{error}"
+                );
+            }
+        }
+        let error = wrong("[[job]]\nname = \"\"\n");
+        assert!(error.starts_with("f.toml:2:8: name: "), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_toml_is_placed() {
+        let error = wrong("[defaults]\nmem = \"1G\n");
+        assert!(error.starts_with("f.toml:2:"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+        let error = wrong("[defaults]\nmem = \"1G\"\nmem = \"2G\"\n");
+        assert!(error.starts_with("f.toml:3:1: "), "{error}");
+    }
+
+    #[test]
+    fn a_star_means_every_device() {
+        let config = parse("[[device]]\ndevice = \"*\"\nmode = \"concurrent\"\n", "f").unwrap();
+        assert_eq!(config.devices[0].device, None);
+        assert_eq!(config.devices[0].mode, Some(SliceMode::Concurrent));
+    }
+}

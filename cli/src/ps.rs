@@ -1,0 +1,206 @@
+//! `sublet ps`: the jobs and devices of the arbiter, for people or as JSON.
+
+use control::paths::{RuntimeDir, Surroundings};
+use control::{ArbiterStatus, DeviceStatus, JobStatus, short_bytes};
+use serde_json::{Value, json};
+
+use crate::args::Ps;
+use crate::connect;
+use crate::exit::Result;
+use crate::table::{Align, Table};
+
+/// What to print.
+///
+/// # Errors
+/// Where an arbiter is there and does not answer as it should. None being there is no error.
+pub fn ps(args: &Ps) -> Result<String> {
+    let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
+    let status = match connect::existing(&dir) {
+        Ok(mut client) => Some(client.status()?),
+        Err(error) if error.is_absence() => None,
+        Err(error) => return Err(error.into()),
+    };
+    Ok(match (status, args.json) {
+        (status, true) => format!("{}\n", json_of(status)?),
+        (Some(status), false) => text_of(&status),
+        (None, false) => format!(
+            "no arbiter runs at {}, so there are no jobs\n",
+            dir.control_socket().display()
+        ),
+    })
+}
+
+fn json_of(status: Option<ArbiterStatus>) -> serde_json::Result<Value> {
+    let Some(mut status) = status else {
+        return Ok(json!({ "arbiter": null, "devices": [], "jobs": [] }));
+    };
+    let devices = serde_json::to_value(std::mem::take(&mut status.devices))?;
+    let jobs = serde_json::to_value(std::mem::take(&mut status.jobs))?;
+    let mut arbiter = serde_json::to_value(status)?;
+    if let Some(arbiter) = arbiter.as_object_mut() {
+        arbiter.retain(|key, _| key != "devices" && key != "jobs");
+    }
+    Ok(json!({ "arbiter": arbiter, "devices": devices, "jobs": jobs }))
+}
+
+fn text_of(status: &ArbiterStatus) -> String {
+    let mut text = String::new();
+    for device in &status.devices {
+        text += &device_line(device);
+        text.push('\n');
+    }
+    if status.jobs.is_empty() {
+        text += "no jobs\n";
+        return text;
+    }
+    let mut table = Table::new(&[
+        ("NAME", Align::Left),
+        ("CLASS", Align::Left),
+        ("STATE", Align::Left),
+        ("SHARE", Align::Right),
+        ("GOT", Align::Right),
+        ("MEM", Align::Right),
+        ("PEAK", Align::Right),
+        ("LIMIT", Align::Right),
+        ("PIDS", Align::Right),
+        ("LAUNCHES", Align::Right),
+        ("OOM", Align::Right),
+        ("GPU", Align::Left),
+        ("USER", Align::Left),
+    ]);
+    for job in &status.jobs {
+        table.row(job_row(job));
+    }
+    text + &table.render()
+}
+
+fn device_line(device: &DeviceStatus) -> String {
+    // CAST: slices of more than 2^53 us do not exist.
+    let quantum_ms = device.quantum_us as f64 / 1000.0;
+    format!(
+        "GPU {}: {}{}, {}, {}{}, busy {:.0}%, held by {}",
+        device.index,
+        device.name,
+        if device.simulated { " (simulated)" } else { "" },
+        short_bytes(device.total_bytes),
+        device.mode.as_str(),
+        if device.quantum_us > 0 {
+            format!(" slices of {quantum_ms} ms")
+        } else {
+            String::new()
+        },
+        device.busy_fraction * 100.0,
+        device.holder.as_deref().unwrap_or("nobody"),
+    )
+}
+
+fn job_row(job: &JobStatus) -> Vec<String> {
+    let mut gpus: Vec<String> = job
+        .devices
+        .iter()
+        .map(|device| device.index.to_string())
+        .collect();
+    if gpus.is_empty() {
+        gpus.push("-".into());
+    }
+    vec![
+        job.name.clone(),
+        job.class.to_string(),
+        job.state.as_str().into(),
+        job.share_asked
+            .map_or("-".into(), |share| format!("{share:.2}")),
+        format!("{:.2}", job.share_got_recent),
+        short_bytes(job.mem_used_bytes),
+        short_bytes(job.mem_peak_bytes),
+        job.mem_limit_bytes.map_or("-".into(), short_bytes),
+        job.processes.len().to_string(),
+        job.launches.to_string(),
+        job.oom_count.to_string(),
+        gpus.join(","),
+        if job.user.is_empty() {
+            job.uid.to_string()
+        } else {
+            job.user.clone()
+        },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use control::{Class, JobDevice, JobState, ProcessStatus, SliceMode};
+
+    use super::*;
+
+    fn status() -> ArbiterStatus {
+        ArbiterStatus {
+            pid: 9,
+            devices: vec![DeviceStatus {
+                name: "NVIDIA H200".into(),
+                total_bytes: 141 << 30,
+                simulated: true,
+                mode: SliceMode::Exclusive,
+                quantum_us: 2500,
+                busy_fraction: 0.996,
+                holder: Some("train".into()),
+                ..DeviceStatus::default()
+            }],
+            jobs: vec![
+                JobStatus {
+                    name: "train".into(),
+                    state: JobState::Running,
+                    share_asked: Some(0.75),
+                    share_got_recent: 0.748,
+                    mem_used_bytes: 3 << 29,
+                    mem_peak_bytes: 2 << 30,
+                    mem_limit_bytes: Some(8 << 30),
+                    launches: 123_456,
+                    user: "alice".into(),
+                    devices: vec![JobDevice::default()],
+                    processes: vec![ProcessStatus::default()],
+                    ..JobStatus::default()
+                },
+                JobStatus {
+                    name: "infer-with-a-name".into(),
+                    class: Class::Opportunistic,
+                    uid: 1001,
+                    ..JobStatus::default()
+                },
+            ],
+            ..ArbiterStatus::default()
+        }
+    }
+
+    #[test]
+    fn the_table_is_aligned() {
+        assert_eq!(
+            text_of(&status()),
+            "\
+GPU 0: NVIDIA H200 (simulated), 141GiB, exclusive slices of 2.5 ms, busy 100%, held by train
+NAME               CLASS          STATE     SHARE   GOT      MEM  PEAK  LIMIT  PIDS  LAUNCHES  OOM  GPU  USER
+train              guaranteed     running    0.75  0.75  1.50GiB  2GiB   8GiB     1    123456    0  0    alice
+infer-with-a-name  opportunistic  starting      -  0.00       0B    0B      -     0         0    0  -    1001
+"
+        );
+    }
+
+    #[test]
+    fn an_arbiter_without_jobs_says_so() {
+        let mut status = status();
+        status.jobs.clear();
+        assert!(text_of(&status).ends_with("\nno jobs\n"));
+    }
+
+    #[test]
+    fn json_has_three_parts_whether_or_not_an_arbiter_runs() {
+        let value = json_of(None).unwrap();
+        assert_eq!(
+            value.to_string(),
+            r#"{"arbiter":null,"devices":[],"jobs":[]}"#
+        );
+        let value = json_of(Some(status())).unwrap();
+        assert_eq!(value["arbiter"]["pid"], 9);
+        assert_eq!(value["arbiter"].get("jobs"), None);
+        assert_eq!(value["jobs"][1]["class"], "opportunistic");
+        assert_eq!(value["devices"][0]["total_bytes"], 141u64 << 30);
+    }
+}

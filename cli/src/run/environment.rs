@@ -1,0 +1,145 @@
+//! What the job's environment says to the preload library.
+//!
+//! | variable | what |
+//! |---|---|
+//! | `LD_PRELOAD` | `libsublet.so` before what was there |
+//! | `SUBLET_SOCKET` | the channel socket |
+//! | `SUBLET_TOKEN` | 32 hexadecimal digits that make a process one of the job |
+//! | `SUBLET_JOB` | the job's name |
+//! | `SUBLET_DRIVER` | the driver to open, by absolute path |
+//! | `SUBLET_ON_ARBITER_LOSS` | `open`, `freeze` or `closed` |
+//! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
+
+use std::ffi::{OsStr, OsString};
+
+use control::{FailMode, Registered};
+
+use super::driver::Driver;
+use super::install::Install;
+
+/// The variables to set over those that are there.
+pub fn of_job(
+    registered: &Registered,
+    driver: &Driver,
+    install: &Install,
+    on_arbiter_loss: FailMode,
+    var: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(&'static str, OsString)> {
+    let preload = var("LD_PRELOAD").unwrap_or_default();
+    let mut vars = vec![
+        (
+            "LD_PRELOAD",
+            // Words may be apart by a space or a colon; what is there is left as it is written.
+            prepend(install.library().as_os_str(), &preload, |b| {
+                matches!(b, b':' | b' ')
+            }),
+        ),
+        ("SUBLET_SOCKET", registered.channel_socket.clone().into()),
+        ("SUBLET_TOKEN", registered.token.clone().into()),
+        ("SUBLET_JOB", registered.job.clone().into()),
+        ("SUBLET_DRIVER", driver.path.clone().into()),
+        ("SUBLET_ON_ARBITER_LOSS", on_arbiter_loss.as_str().into()),
+    ];
+    if driver.simulated.is_some() {
+        let path = var("LD_LIBRARY_PATH").unwrap_or_default();
+        vars.push((
+            "LD_LIBRARY_PATH",
+            prepend(install.sim_dir().as_os_str(), &path, |b| {
+                matches!(b, b':' | b';')
+            }),
+        ));
+    }
+    vars
+}
+
+/// `first:list`, or `list` where it already begins with `first`, as in a job within a job.
+fn prepend(first: &OsStr, list: &OsStr, is_separator: impl Fn(u8) -> bool) -> OsString {
+    let rest = list
+        .as_encoded_bytes()
+        .strip_prefix(first.as_encoded_bytes());
+    let begins = rest.is_some_and(|rest| rest.first().is_none_or(|b| is_separator(*b)));
+    if begins {
+        return list.to_owned();
+    }
+    let mut joined = first.to_owned();
+    if !list.is_empty() {
+        joined.push(":");
+        joined.push(list);
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::super::driver::Simulated;
+    use super::*;
+
+    fn vars(simulated: bool, there: &[(&str, &str)]) -> Vec<(&'static str, OsString)> {
+        let registered = Registered {
+            job: "train-2".into(),
+            token: "0123456789abcdef0123456789abcdef".into(),
+            channel_socket: "/run/sublet/channel.sock".into(),
+            ..Registered::default()
+        };
+        let driver = Driver {
+            path: PathBuf::from("/d/libcuda.so.1"),
+            simulated: simulated.then_some(Simulated::Asked),
+        };
+        let install = Install::at("/s/libsublet.so".into(), "/s/sim".into());
+        of_job(&registered, &driver, &install, FailMode::Freeze, |name| {
+            let var = there.iter().find(|(key, _)| *key == name);
+            var.map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    fn get<'a>(vars: &'a [(&str, OsString)], name: &str) -> Option<&'a str> {
+        let var = vars.iter().find(|(key, _)| *key == name);
+        var.map(|(_, value)| value.to_str().unwrap())
+    }
+
+    #[test]
+    fn the_library_learns_all_it_needs() {
+        let vars = vars(false, &[]);
+        for (name, value) in [
+            ("LD_PRELOAD", "/s/libsublet.so"),
+            ("SUBLET_SOCKET", "/run/sublet/channel.sock"),
+            ("SUBLET_TOKEN", "0123456789abcdef0123456789abcdef"),
+            ("SUBLET_JOB", "train-2"),
+            ("SUBLET_DRIVER", "/d/libcuda.so.1"),
+            ("SUBLET_ON_ARBITER_LOSS", "freeze"),
+        ] {
+            assert_eq!(get(&vars, name), Some(value));
+        }
+        assert_eq!(
+            get(&vars, "LD_LIBRARY_PATH"),
+            None,
+            "a real driver needs no path"
+        );
+    }
+
+    #[test]
+    fn what_was_there_stays_behind_ours_and_ours_comes_once() {
+        let there = [
+            ("LD_PRELOAD", "/x/asan.so /x/b.so"),
+            ("LD_LIBRARY_PATH", "/l"),
+        ];
+        let outer = vars(true, &there);
+        assert_eq!(
+            get(&outer, "LD_PRELOAD"),
+            Some("/s/libsublet.so:/x/asan.so /x/b.so")
+        );
+        assert_eq!(get(&outer, "LD_LIBRARY_PATH"), Some("/s/sim:/l"));
+        let there: Vec<_> = outer
+            .iter()
+            .map(|(key, value)| (*key, value.to_str().unwrap()))
+            .collect();
+        assert_eq!(vars(true, &there), outer, "a job within a job");
+        let there = [("LD_PRELOAD", "/s/libsublet.so.old")];
+        assert_eq!(
+            get(&vars(false, &there), "LD_PRELOAD"),
+            Some("/s/libsublet.so:/s/libsublet.so.old")
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! `sublet run`: settings, driver, arbiter, registration, environment, and then the command in this very process.
+//!
+//! The order is the promise: whatever can be wrong is found out before the arbiter hears of the job, and the arbiter
+//! has agreed before the command starts. The job's process is ours (`exec`), so its exit code, its signals and its
+//! terminal need no forwarding.
+
+mod command;
+mod driver;
+mod elf;
+mod environment;
+mod exec;
+mod install;
+mod ld_cache;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use control::paths::{RuntimeDir, Surroundings};
+use control::{ClientError, JobSpec, Registered};
+
+use crate::args::Run;
+use crate::config::{Config, JobSettings, Places, Subject};
+use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
+use crate::{connect, settings};
+use command::CommandError;
+use driver::{Driver, Wish};
+use install::Install;
+
+/// Returns only where the command was not started.
+pub fn run(args: Run) -> Failure {
+    match prepare(args) {
+        Ok(ready) => {
+            if let Some(simulated) = ready.driver.simulated {
+                eprintln!("sublet: simulated GPU ({})", simulated.reason());
+            }
+            exec::replace_this_process(&ready.program, &ready.words, &ready.environment)
+        }
+        Err(failure) => failure,
+    }
+}
+
+/// Everything that exec needs, with the job registered.
+struct Ready {
+    driver: Driver,
+    program: PathBuf,
+    words: Vec<OsString>,
+    environment: BTreeMap<OsString, OsString>,
+}
+
+fn prepare(args: Run) -> Result<Ready> {
+    let shown: Vec<String> = args
+        .command
+        .iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let (from_environment, name) = settings::from_environment(|name| env::var_os(name))?;
+    let name = args
+        .name
+        .clone()
+        .or(name)
+        .unwrap_or_else(|| control::name_from_command(&shown));
+    let config = Config::find(args.config.as_deref(), &Places::of_a_user())?;
+    let from_file = config.settings_for(Subject {
+        name: &name,
+        command_line: &shown.join(" "),
+        user: &user_name(),
+    });
+    let settings = flags(&args).or(&from_environment).or(&from_file);
+
+    let program = find_command(&args)?;
+    let executable = env::current_exe().context("cannot tell where `sublet` itself lies")?;
+    let install = Install::find(&executable, |name| env::var_os(name))?;
+    let wish = match &args.driver {
+        Some(path) => Wish::This(path),
+        None if args.sim => Wish::Simulated,
+        None => Wish::Any,
+    };
+    let driver = driver::find(wish, &install, env::var_os("LD_LIBRARY_PATH").as_deref())?;
+
+    let on_arbiter_loss = settings.on_arbiter_loss.unwrap_or_default();
+    let spec = JobSpec {
+        name,
+        class: settings.class.unwrap_or_default(),
+        share: settings.share,
+        mem: settings.mem,
+        devices: settings.devices.unwrap_or_default(),
+        pid: std::process::id(),
+        command: shown,
+        driver: driver.path.clone(),
+        simulated: driver.simulated.is_some(),
+        on_arbiter_loss,
+    };
+    let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
+    let registered = register(spec, &dir, &executable, config.path.as_deref())?;
+
+    let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    let ours = environment::of_job(&registered, &driver, &install, on_arbiter_loss, |name| {
+        env::var_os(name)
+    });
+    environment.extend(ours.into_iter().map(|(name, value)| (name.into(), value)));
+    Ok(Ready {
+        driver,
+        program,
+        words: args.command,
+        environment,
+    })
+}
+
+/// TRIES: an arbiter that ends for want of jobs may do so between our connecting and our asking.
+const TRIES: u32 = 3;
+
+fn register(
+    spec: JobSpec,
+    dir: &RuntimeDir,
+    executable: &Path,
+    config: Option<&Path>,
+) -> anyhow::Result<Registered> {
+    let mut tries = 1;
+    loop {
+        let mut arbiter = connect::or_start(dir, executable, config)?;
+        match arbiter.register(spec.clone()) {
+            Ok(registered) => return Ok(registered),
+            Err(ClientError::HungUp(_)) if tries < TRIES => tries += 1,
+            Err(ClientError::Refused(refusal)) => bail!("the arbiter refused the job: {refusal}"),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn flags(args: &Run) -> JobSettings {
+    JobSettings {
+        mem: args.mem,
+        share: args.share,
+        class: args.class,
+        devices: (!args.devices.is_empty()).then(|| args.devices.clone()),
+        on_arbiter_loss: args.on_arbiter_loss,
+    }
+}
+
+fn find_command(args: &Run) -> Result<PathBuf> {
+    command::find(&args.command[0], env::var_os("PATH").as_deref()).map_err(|error| {
+        let code = match &error {
+            CommandError::NotFound(_) => NOT_FOUND,
+            CommandError::NotExecutable { .. } => NOT_EXECUTABLE,
+        };
+        Failure::with_code(code, error)
+    })
+}
+
+/// The login name, or the number where the host has no name for it.
+fn user_name() -> String {
+    let uid = nix::unistd::geteuid();
+    match nix::unistd::User::from_uid(uid) {
+        Ok(Some(user)) => user.name,
+        _ => uid.to_string(),
+    }
+}

@@ -1,0 +1,162 @@
+//! What a job asks for, from four places: flag, then environment, then job section, then `[defaults]`.
+
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use control::{Class, DeviceSelector, FailMode, MemLimit};
+
+use crate::config::JobSettings;
+
+/// A share outside its range.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no share: write a number above 0 and at most 1, such as 0.5")]
+pub struct BadShare(String);
+
+/// # Errors
+/// [`BadShare`] outside `0 < share <= 1`.
+pub fn check_share(share: f64) -> Result<f64, BadShare> {
+    if share > 0.0 && share <= 1.0 {
+        Ok(share)
+    } else {
+        Err(BadShare(share.to_string()))
+    }
+}
+
+/// # Errors
+/// [`BadShare`] for what is no number or out of range.
+pub fn parse_share(text: &str) -> Result<f64, BadShare> {
+    let bad = || BadShare(text.to_owned());
+    let share = text.trim().parse().map_err(|_| bad())?;
+    check_share(share).map_err(|_| bad())
+}
+
+/// A variable with a value that makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("the environment variable {name}: {message}")]
+pub struct BadVariable {
+    name: &'static str,
+    message: String,
+}
+
+/// The settings in the environment, and the job's name.
+///
+/// # Errors
+/// [`BadVariable`] with the name, the value and the remedy. An empty variable counts as unset.
+pub fn from_environment(
+    var: impl Fn(&str) -> Option<OsString>,
+) -> Result<(JobSettings, Option<String>), BadVariable> {
+    let text = |name: &'static str| -> Result<Option<String>, BadVariable> {
+        let value = var(name).filter(|value| !value.is_empty());
+        value
+            .map(OsString::into_string)
+            .transpose()
+            .map_err(|value| BadVariable {
+                name,
+                message: format!(
+                    "`{}` is no UTF-8 text: set it anew or unset it",
+                    value.display()
+                ),
+            })
+    };
+    fn parsed<T, E: Display>(
+        name: &'static str,
+        text: Option<String>,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Result<Option<T>, BadVariable> {
+        text.map(|text| parse(&text))
+            .transpose()
+            .map_err(|error| BadVariable {
+                name,
+                message: error.to_string(),
+            })
+    }
+    let settings = JobSettings {
+        mem: parsed("SUBLET_MEM", text("SUBLET_MEM")?, MemLimit::from_str)?,
+        share: parsed("SUBLET_SHARE", text("SUBLET_SHARE")?, parse_share)?,
+        class: parsed("SUBLET_CLASS", text("SUBLET_CLASS")?, Class::from_str)?,
+        devices: parsed("SUBLET_DEVICE", text("SUBLET_DEVICE")?, |list| {
+            list.split(',')
+                .map(|one| one.trim().parse::<DeviceSelector>())
+                .collect()
+        })?,
+        on_arbiter_loss: parsed(
+            "SUBLET_ON_ARBITER_LOSS",
+            text("SUBLET_ON_ARBITER_LOSS")?,
+            FailMode::from_str,
+        )?,
+    };
+    let name = parsed("SUBLET_NAME", text("SUBLET_NAME")?, |name| {
+        control::check_name(name).map(|()| name.to_owned())
+    })?;
+    Ok((settings, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(vars: &[(&str, &str)]) -> Result<(JobSettings, Option<String>), BadVariable> {
+        from_environment(|name| {
+            let var = vars.iter().find(|(key, _)| *key == name);
+            var.map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    #[test]
+    fn every_variable_is_read() {
+        let (settings, name) = read(&[
+            ("SUBLET_MEM", "50%"),
+            ("SUBLET_SHARE", "0.25"),
+            ("SUBLET_CLASS", "opportunistic"),
+            ("SUBLET_DEVICE", "0, GPU-ff"),
+            ("SUBLET_ON_ARBITER_LOSS", "closed"),
+            ("SUBLET_NAME", "train"),
+        ])
+        .unwrap();
+        assert_eq!(
+            settings,
+            JobSettings {
+                mem: Some(MemLimit::Percent(50.0)),
+                share: Some(0.25),
+                class: Some(Class::Opportunistic),
+                devices: Some(vec![
+                    DeviceSelector::Index(0),
+                    DeviceSelector::Uuid("GPU-ff".into())
+                ]),
+                on_arbiter_loss: Some(FailMode::Closed),
+            }
+        );
+        assert_eq!(name.as_deref(), Some("train"));
+        assert_eq!(
+            read(&[("SUBLET_MEM", "")]).unwrap().0,
+            JobSettings::default()
+        );
+    }
+
+    #[test]
+    fn a_bad_variable_is_named_with_its_value() {
+        for (name, value) in [
+            ("SUBLET_MEM", "20"),
+            ("SUBLET_SHARE", "1.01"),
+            ("SUBLET_SHARE", "half"),
+            ("SUBLET_CLASS", "best"),
+            ("SUBLET_DEVICE", "0,x"),
+            ("SUBLET_ON_ARBITER_LOSS", "die"),
+            ("SUBLET_NAME", "a b"),
+        ] {
+            let error = read(&[(name, value)]).unwrap_err().to_string();
+            let shown = value.rsplit(',').next().unwrap();
+            assert!(error.contains(name) && error.contains(shown), "{error}");
+        }
+    }
+
+    #[test]
+    fn shares_end_at_one_and_begin_above_zero() {
+        assert_eq!(parse_share("1"), Ok(1.0));
+        assert_eq!(parse_share("0.001"), Ok(0.001));
+        for bad in ["0", "-0.1", "1.0001", "nan", "inf", "", "50%"] {
+            assert_eq!(parse_share(bad), Err(BadShare(bad.into())));
+        }
+    }
+}

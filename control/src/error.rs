@@ -1,0 +1,129 @@
+//! What the arbiter answers when it says no.
+
+use serde::{Deserialize, Serialize};
+
+/// A refusal: the reason for programs, the sentence for people, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, thiserror::Error)]
+#[serde(default)]
+#[error("{message}{}", if hint.is_empty() { String::new() } else { format!(" ({hint})") })]
+pub struct ControlError {
+    pub code: ErrorCode,
+    /// What happened, with the value that was refused. One line.
+    pub message: String,
+    /// What to do about it; empty where there is nothing to say.
+    pub hint: String,
+}
+
+impl ControlError {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            hint: String::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+}
+
+/// Why a request was refused. On the wire a plain string, so that an unknown reason from a newer arbiter survives.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum ErrorCode {
+    /// No job has that name.
+    NoSuchJob,
+    /// No device answers to that selector.
+    NoSuchDevice,
+    /// Well-formed, but the arbiter will not do it: shares above 1, quota above the device, a ceiling.
+    Refused,
+    /// The request makes no sense: a share of 3, an empty command.
+    Invalid,
+    /// The major protocol versions differ.
+    VersionMismatch,
+    /// The peer may not do this to somebody else's job.
+    Permission,
+    /// The request kind is not known to this arbiter.
+    Unsupported,
+    /// The arbiter failed at it.
+    #[default]
+    Internal,
+    /// A code of a newer arbiter.
+    Other(String),
+}
+
+impl From<String> for ErrorCode {
+    fn from(code: String) -> Self {
+        match code.as_str() {
+            "no_such_job" => Self::NoSuchJob,
+            "no_such_device" => Self::NoSuchDevice,
+            "refused" => Self::Refused,
+            "invalid" => Self::Invalid,
+            "version_mismatch" => Self::VersionMismatch,
+            "permission" => Self::Permission,
+            "unsupported" => Self::Unsupported,
+            "internal" => Self::Internal,
+            _ => Self::Other(code),
+        }
+    }
+}
+
+impl From<ErrorCode> for String {
+    fn from(code: ErrorCode) -> Self {
+        match code {
+            ErrorCode::NoSuchJob => "no_such_job".into(),
+            ErrorCode::NoSuchDevice => "no_such_device".into(),
+            ErrorCode::Refused => "refused".into(),
+            ErrorCode::Invalid => "invalid".into(),
+            ErrorCode::VersionMismatch => "version_mismatch".into(),
+            ErrorCode::Permission => "permission".into(),
+            ErrorCode::Unsupported => "unsupported".into(),
+            ErrorCode::Internal => "internal".into(),
+            ErrorCode::Other(code) => code,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_round_trip_and_unknown_ones_survive() {
+        for code in [
+            ErrorCode::NoSuchJob,
+            ErrorCode::NoSuchDevice,
+            ErrorCode::Refused,
+            ErrorCode::Invalid,
+            ErrorCode::VersionMismatch,
+            ErrorCode::Permission,
+            ErrorCode::Unsupported,
+            ErrorCode::Internal,
+            ErrorCode::Other("on_fire".into()),
+        ] {
+            let wire = serde_json::to_string(&code).unwrap();
+            assert_eq!(
+                serde_json::from_str::<ErrorCode>(&wire).unwrap(),
+                code,
+                "{wire}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_hint_follows_the_message() {
+        let error = ControlError::new(ErrorCode::Refused, "shares would sum to 1.25")
+            .with_hint("ask for 0.25 or less");
+        assert_eq!(
+            error.to_string(),
+            "shares would sum to 1.25 (ask for 0.25 or less)"
+        );
+        assert_eq!(
+            ControlError::new(ErrorCode::Internal, "oops").to_string(),
+            "oops"
+        );
+    }
+}

@@ -1,0 +1,259 @@
+//! What the arbiter tells about itself, its devices and its jobs.
+//!
+//! Times on the host are Unix milliseconds (`_unix_ms`), durations nanoseconds (`_ns`), sizes bytes (`_bytes`),
+//! shares fractions of one device's time between 0 and 1.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::request::{Class, DeviceSelector, FailMode};
+
+/// A registration that was accepted.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Registered {
+    /// Unique among the arbiter's jobs; the name asked for, with a suffix where that was taken.
+    pub job: String,
+    pub id: u64,
+    /// 32 hexadecimal digits: whoever presents it on the channel socket belongs to the job.
+    pub token: String,
+    pub channel_socket: PathBuf,
+    /// The limit on each device of the job, percentages resolved.
+    pub mem_limit_bytes: Vec<DeviceBytes>,
+    /// The share given; 0 where none was promised.
+    pub share: f64,
+}
+
+/// An amount on one device.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceBytes {
+    pub device: u32,
+    pub bytes: u64,
+}
+
+/// One job. The plain memory and time fields are sums over its devices; `devices` has them apart.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobStatus {
+    pub name: String,
+    pub id: u64,
+    pub uid: u32,
+    /// The login name of `uid`; empty where the host does not know it.
+    pub user: String,
+    pub command: Vec<String>,
+    pub class: Class,
+    pub state: JobState,
+    pub share_asked: Option<f64>,
+    /// Part of the device's time over the last window of the arbiter (about a second).
+    pub share_got_recent: f64,
+    /// Part of the device's time since the job started.
+    pub share_got_total: f64,
+    /// `None`: no limit but the device.
+    pub mem_limit_bytes: Option<u64>,
+    pub mem_used_bytes: u64,
+    pub mem_peak_bytes: u64,
+    /// What the driver holds for the job beyond its allocations: contexts, code, library workspaces.
+    pub unattributed_bytes: u64,
+    /// A grant is held now.
+    pub holding: bool,
+    pub device_time_ns: u64,
+    pub wait_time_ns: u64,
+    /// Device time beyond what was granted.
+    pub overrun_ns: u64,
+    pub launches: u64,
+    pub grants: u64,
+    pub oom_count: u64,
+    pub started_unix_ms: u64,
+    pub simulated: bool,
+    pub on_arbiter_loss: FailMode,
+    pub devices: Vec<JobDevice>,
+    pub processes: Vec<ProcessStatus>,
+}
+
+/// A job's part in one device.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobDevice {
+    pub index: u32,
+    pub uuid: String,
+    pub share_got_recent: f64,
+    pub share_got_total: f64,
+    pub mem_limit_bytes: Option<u64>,
+    pub mem_used_bytes: u64,
+    pub mem_peak_bytes: u64,
+    pub unattributed_bytes: u64,
+    pub holding: bool,
+    pub device_time_ns: u64,
+    pub wait_time_ns: u64,
+}
+
+/// One process of a job that has attached to the channel.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessStatus {
+    pub pid: u32,
+    pub command: String,
+    pub attached_unix_ms: u64,
+    pub launches: u64,
+    pub mem_used_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// Registered; no process has attached yet.
+    #[default]
+    Starting,
+    /// Holds a grant, or has work on the device.
+    Running,
+    /// Wants the device and waits for a grant.
+    Waiting,
+    /// Attached and wants nothing.
+    Idle,
+    /// Every process has ended; kept for a while for its last figures.
+    Gone,
+    /// A state of a newer arbiter.
+    #[serde(other)]
+    Unknown,
+}
+
+impl JobState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::Idle => "idle",
+            Self::Gone => "gone",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceStatus {
+    pub index: u32,
+    pub uuid: String,
+    pub name: String,
+    pub total_bytes: u64,
+    /// Kept from every quota, by configuration.
+    pub reserved_bytes: u64,
+    pub simulated: bool,
+    pub mode: SliceMode,
+    pub quantum_us: u64,
+    /// The job that holds the device now.
+    pub holder: Option<String>,
+    /// Names of the jobs on it.
+    pub jobs: Vec<String>,
+    /// Sum of the shares promised to guaranteed jobs.
+    pub share_promised: f64,
+    /// Part of the last window in which some job held the device.
+    pub busy_fraction: f64,
+}
+
+impl DeviceStatus {
+    /// Whether `selector` means this device. UUIDs compare without regard to case.
+    pub fn answers_to(&self, selector: &DeviceSelector) -> bool {
+        match selector {
+            DeviceSelector::Index(index) => *index == self.index,
+            DeviceSelector::Uuid(uuid) => uuid.eq_ignore_ascii_case(&self.uuid),
+        }
+    }
+}
+
+/// How the jobs of a device share its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SliceMode {
+    /// One job at a time, in slices.
+    #[default]
+    Exclusive,
+    /// All at once; only memory is limited.
+    Concurrent,
+    /// The arbiter decides between the two.
+    Auto,
+    /// A mode of a newer arbiter.
+    #[serde(other)]
+    Unknown,
+}
+
+impl SliceMode {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Concurrent => "concurrent",
+            Self::Auto => "auto",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ArbiterStatus {
+    /// Of the binary, as `sublet --version` prints it.
+    pub version: String,
+    pub protocol_major: u32,
+    pub protocol_minor: u32,
+    pub pid: u32,
+    pub uid: u32,
+    pub started_unix_ms: u64,
+    pub uptime_ms: u64,
+    pub runtime_dir: PathBuf,
+    pub control_socket: PathBuf,
+    pub channel_socket: PathBuf,
+    /// Started by `sublet run`, for one user.
+    pub embedded: bool,
+    /// Ends itself after this long without a job; `None`: never.
+    pub idle_exit_s: Option<u64>,
+    pub devices: Vec<DeviceStatus>,
+    pub jobs: Vec<JobStatus>,
+}
+
+/// One line of the journal.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Event {
+    /// Counts up by one per line, over restarts of the arbiter too.
+    pub seq: u64,
+    pub unix_ms: u64,
+    /// A short word: `oom`, `attached`, `detached`, `overrun`, ...
+    pub kind: String,
+    /// Empty where the line is about no job.
+    pub job: String,
+    pub message: String,
+    /// The figures in `message`, by name with unit: `limit_bytes`, `used_bytes`, `requested_bytes`, ...
+    pub fields: serde_json::Map<String, serde_json::Value>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_of_a_newer_arbiter_is_read() {
+        let newer =
+            r#"{"name":"a","state":"hibernating","mood":"fine","devices":[{"index":1,"heat":9}]}"#;
+        let job: JobStatus = serde_json::from_str(newer).unwrap();
+        assert_eq!((job.name.as_str(), job.state), ("a", JobState::Unknown));
+        assert_eq!(job.devices[0].index, 1);
+        let device: DeviceStatus = serde_json::from_str(r#"{"mode":"quantum"}"#).unwrap();
+        assert_eq!(device.mode, SliceMode::Unknown);
+    }
+
+    #[test]
+    fn a_device_answers_to_its_index_and_its_uuid() {
+        let device = DeviceStatus {
+            index: 2,
+            uuid: "GPU-00ff".into(),
+            ..DeviceStatus::default()
+        };
+        assert!(device.answers_to(&DeviceSelector::Index(2)));
+        assert!(device.answers_to(&DeviceSelector::Uuid("GPU-00FF".into())));
+        assert!(!device.answers_to(&DeviceSelector::Index(0)));
+        assert!(!device.answers_to(&DeviceSelector::Uuid("GPU-00fe".into())));
+    }
+}
