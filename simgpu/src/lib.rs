@@ -27,6 +27,8 @@ pub mod image;
 pub mod kernels;
 pub mod memory;
 mod module;
+#[allow(non_snake_case, reason = "the library's own names")]
+pub mod nvml;
 pub mod observe;
 pub mod profile;
 mod registry;
