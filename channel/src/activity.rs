@@ -23,21 +23,24 @@ impl ClientHalf {
         &self.threads[index % THREAD_SLOTS]
     }
 
-    /// Claims a stream slot for `device`, if one is left.
-    pub fn claim_stream(&self, device: u32) -> Option<&StreamSlot> {
-        let at = self.streams_used.fetch_add(1, Relaxed);
-        if let Some(slot) = self.streams.get(at as usize) {
+    /// Claims a stream slot for `device`, if one is left; returns it with its index.
+    pub fn claim_stream(&self, device: u32) -> Option<(usize, &StreamSlot)> {
+        let at = self.streams_used.fetch_add(1, Relaxed) as usize;
+        if let Some(slot) = self.streams.get(at) {
             slot.device_plus_one.store(device.wrapping_add(1), Release);
-            return Some(slot);
+            return Some((at, slot));
         }
         self.streams_used.store(STREAM_SLOTS as u32, Relaxed);
         // Look for one whose owner has given it back.
-        self.streams.iter().find(|slot| {
+        self.streams.iter().enumerate().find(|(_, slot)| {
             // SYNC(stream slot): pairs with the Release in `StreamSlot::give_back`.
-            slot.device_plus_one
-                .compare_exchange(0, device.wrapping_add(1), Acquire, Relaxed)
-                .is_ok()
+            slot.device_plus_one.compare_exchange(0, device.wrapping_add(1), Acquire, Relaxed).is_ok()
         })
+    }
+
+    /// Stream slot `index`.
+    pub fn stream(&self, index: usize) -> Option<&StreamSlot> {
+        self.streams.get(index)
     }
 
     /// The waiting line of `device`.

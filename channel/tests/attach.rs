@@ -148,7 +148,7 @@ fn grants_requests_memory_and_records_cross_the_channel() {
         "overwritten records are counted"
     );
 
-    let stream = client.client.claim_stream(0).expect("slot");
+    let (_, stream) = client.client.claim_stream(0).expect("slot");
     assert_eq!(pages.client.in_flight(0).marks, 0);
     let mark = stream.issue();
     assert_eq!(pages.client.in_flight(0).marks, 1);

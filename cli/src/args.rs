@@ -108,6 +108,9 @@ pub struct Arbiter {
     /// Where the sockets and files are [default: /run/sublet for root, else as `sublet run` looks] [env: SUBLET_RUNTIME_DIR]
     #[arg(long, value_name = "DIR")]
     pub runtime_dir: Option<PathBuf>,
+    /// End the running arbiter instead; its jobs go on as their --on-arbiter-loss says
+    #[arg(long, conflicts_with_all = ["embedded", "idle_exit", "config"])]
+    pub stop: bool,
     /// Quota file, for its device and tenant sections [env: SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

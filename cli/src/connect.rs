@@ -68,32 +68,41 @@ pub fn or_start(
     }
     dir.ensure(nix::unistd::geteuid().as_raw())?;
     let log_from = fs::metadata(dir.log_file()).map_or(0, |meta| meta.len());
-    let alive = start(dir, executable, config)?;
-    alive.set_nonblocking(true)?;
+    // A second try, because the first may have found the lock taken by an arbiter on its way out.
+    for _ in 0..2 {
+        let alive = start(dir, executable, config)?;
+        if let Some(client) = wait_until_it_listens(dir, &alive, log_from)? {
+            return Ok(client);
+        }
+    }
+    bail!(
+        "the arbiter that was started ended at once: {}",
+        log_tail(dir, log_from)
+    );
+}
 
+/// `None` where the arbiter of `alive` has ended and no other is there or on its way.
+fn wait_until_it_listens(
+    dir: &RuntimeDir,
+    alive: &UnixStream,
+    log_from: u64,
+) -> anyhow::Result<Option<Client>> {
+    alive.set_nonblocking(true)?;
     let started = Instant::now();
     let mut ended: Option<Instant> = None;
     let mut pause = Duration::from_micros(500);
     loop {
+        // Asked before the look, so that what was alive then has had its chance to listen.
+        let over = ended
+            .is_some_and(|at| at.elapsed() > OTHERS_START || !somebody_holds(&dir.lock_file()));
         match existing(dir) {
-            Ok(client) => return Ok(client),
+            Ok(client) => return Ok(Some(client)),
             Err(error) if !error.is_absence() => return Err(error.into()),
+            Err(_) if over => return Ok(None),
             Err(_) => {}
         }
-        if ended.is_none() && has_ended(&alive) {
+        if ended.is_none() && has_ended(alive) {
             ended = Some(Instant::now());
-        }
-        let waited_for_others = ended
-            .is_some_and(|at| at.elapsed() > OTHERS_START || !somebody_holds(&dir.lock_file()));
-        if waited_for_others {
-            // One more look: the winner may have listened between the look above and now.
-            if let Ok(client) = existing(dir) {
-                return Ok(client);
-            }
-            bail!(
-                "the arbiter that was started ended at once: {}",
-                log_tail(dir, log_from)
-            );
         }
         if started.elapsed() > START {
             bail!(
@@ -109,7 +118,7 @@ pub fn or_start(
 }
 
 /// Starts `sublet arbiter --embedded` apart from us: no terminal, no parent that will become the job and be surprised
-/// by a child it never had. Returns the end of a pipe of sorts that closes when the arbiter ends.
+/// by a child it never had. Returns a stream that ends when the arbiter does.
 fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::Result<UnixStream> {
     let (alive, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
     let log = OpenOptions::new()
@@ -192,5 +201,163 @@ fn log_tail(dir: &RuntimeDir, from: u64) -> String {
     match text.lines().map(str::trim).rfind(|line| !line.is_empty()) {
         Some(line) => format!("{line} (from {})", path.display()),
         None => format!("see {}", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    use control::paths::Surroundings;
+
+    use super::*;
+
+    /// A runtime directory, and a script in the arbiter's place.
+    struct Fixture {
+        root: tempfile::TempDir,
+        dir: RuntimeDir,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            let dir = RuntimeDir::given(root.path().join("run")).unwrap();
+            Self { root, dir }
+        }
+
+        fn at(&self, name: &str) -> PathBuf {
+            self.root.path().join(name)
+        }
+
+        fn script(&self, text: &str) -> PathBuf {
+            fs::write(self.at("arbiter.sh"), text).unwrap();
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in_arbiter.sh").into()
+        }
+
+        fn start_with(&self, script: &str, config: Option<&Path>) -> anyhow::Result<Client> {
+            or_start(&self.dir, &self.script(script), config)
+        }
+    }
+
+    #[test]
+    fn an_arbiter_that_ends_at_once_is_told_with_the_end_of_its_log() {
+        let fixture = Fixture::new();
+        fs::create_dir(fixture.dir.path()).unwrap();
+        fs::set_permissions(fixture.dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::write(fixture.dir.log_file(), "an older line\n").unwrap();
+        let error = fixture
+            .start_with("echo 'no device at all' >&2; exit 1", None)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("ended at once: no device at all"), "{error}");
+        assert!(error.contains("arbiter.log"), "{error}");
+
+        let error = fixture.start_with("exit 1", None).unwrap_err().to_string();
+        assert!(
+            !error.contains("older line") && error.contains("see "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_executed_is_named() {
+        let fixture = Fixture::new();
+        let missing = fixture.at("none");
+        let error = or_start(&fixture.dir, &missing, None).unwrap_err();
+        assert!(
+            format!("{error:#}").contains(missing.to_str().unwrap()),
+            "{error:#}"
+        );
+    }
+
+    #[test]
+    fn it_is_nobodys_child_and_has_its_arguments() {
+        let fixture = Fixture::new();
+        let out = fixture.at("out");
+        // Fields of proc(5) stat: pid, name, state, parent, process group, session.
+        let script = format!(
+            "{{ printf '%s\\n' \"$@\"; cut -d' ' -f4,6 /proc/$$/stat; pwd; }} > {}",
+            out.display()
+        );
+        let config = fixture.at("q.toml");
+        fixture.start_with(&script, Some(&config)).unwrap_err();
+        let text = fs::read_to_string(&out).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let dir = fixture.dir.path().to_str().unwrap();
+        let args = [
+            "arbiter",
+            "--embedded",
+            "--runtime-dir",
+            dir,
+            "--config",
+            config.to_str().unwrap(),
+        ];
+        assert_eq!(lines[..6], args);
+        let (parent, session) = lines[6].split_once(' ').unwrap();
+        assert_ne!(parent, std::process::id().to_string());
+        let ours = nix::unistd::getsid(None).unwrap().to_string();
+        assert_ne!(session, ours);
+        assert_eq!(lines[7], "/");
+    }
+
+    #[test]
+    fn the_one_that_loses_the_lock_waits_for_the_one_that_won() {
+        let fixture = Fixture::new();
+        fixture.dir.ensure(nix::unistd::geteuid().as_raw()).unwrap();
+        let lock = File::create(fixture.dir.lock_file()).unwrap();
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).unwrap();
+        let ended = fixture.at("ended");
+        let socket = fixture.dir.control_socket();
+        let seen = ended.clone();
+        let winner = thread::spawn(move || {
+            while !seen.exists() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            // Well after the loser's end, so that only the lock speaks for the winner.
+            thread::sleep(Duration::from_millis(100));
+            (UnixListener::bind(socket).unwrap(), lock)
+        });
+        let client = fixture.start_with(&format!("touch {}", ended.display()), None);
+        drop(client.unwrap());
+        drop(winner.join().unwrap());
+    }
+
+    #[test]
+    fn two_tries_are_made_and_no_more() {
+        let fixture = Fixture::new();
+        let out = fixture.at("out");
+        fixture
+            .start_with(&format!("echo x >> {}", out.display()), None)
+            .unwrap_err();
+        assert_eq!(fs::read_to_string(&out).unwrap(), "x\nx\n");
+    }
+
+    #[test]
+    fn the_hosts_arbiter_is_not_started() {
+        // Only root can make a socket that counts as the host's arbiter's.
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let fixture = Fixture::new();
+        drop(UnixListener::bind(fixture.at("control.sock")).unwrap());
+        let around = Surroundings {
+            system_dir: fixture.root.path().to_owned(),
+            ..Surroundings::default()
+        };
+        let dir = RuntimeDir::find(&around).unwrap();
+        assert_eq!(dir.source(), Source::System);
+        let out = fixture.at("out");
+        let error = or_start(
+            &dir,
+            &fixture.script(&format!("touch {}", out.display())),
+            None,
+        )
+        .unwrap_err();
+        assert!(
+            format!("{error:#}").starts_with("the host's arbiter is down: "),
+            "{error:#}"
+        );
+        assert!(!out.exists());
     }
 }

@@ -8,6 +8,7 @@ pub mod keys;
 mod parse;
 mod pattern;
 pub mod schema;
+mod value;
 
 use std::ffi::OsString;
 use std::fs;

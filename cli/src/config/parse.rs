@@ -1,16 +1,13 @@
 //! TOML text to [`Config`], by way of the key table; the first thing wrong is the error.
 
-use std::fmt::Display;
 use std::ops::Range;
-use std::str::FromStr;
 
-use control::{DeviceSelector, MemLimit, SliceMode};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, Source, nearest};
-use super::keys::{self, Key, QUANTUM_MS, Section};
-use super::pattern::Pattern;
+use super::keys::{self, Key, Section};
+use super::value::{Value, device_match, devices, mode, pattern, quantum_us, share, size, word};
 use super::{Config, DeviceRule, JobRule, JobSettings, TenantRule};
 
 pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
@@ -207,14 +204,12 @@ impl<'s, 't> Reader<'s, 't> {
         let Some(value) = self.table.remove(name) else {
             return Ok(None);
         };
-        let value = Value {
-            value: &value,
-            source: self.source,
-        };
-        read(&value).map(Some).map_err(|message| {
-            self.source
-                .wrong(value.value.span(), format!("{name}: {message}"))
-        })
+        read(&Value::new(&value, self.source))
+            .map(Some)
+            .map_err(|message| {
+                self.source
+                    .wrong(value.span(), format!("{name}: {message}"))
+            })
     }
 
     /// Every key that was declared must have been read by now.
@@ -227,134 +222,12 @@ impl<'s, 't> Reader<'s, 't> {
     }
 }
 
-/// A value with its place.
-struct Value<'v, 't> {
-    value: &'v Spanned<DeValue<'t>>,
-    source: Source<'v>,
-}
-
-impl Value<'_, '_> {
-    fn quote(&self) -> String {
-        self.source.quote(self.value.span())
-    }
-
-    fn text(&self, remedy: &str) -> Result<&str, String> {
-        match self.value.get_ref() {
-            DeValue::String(text) => Ok(text),
-            _ => Err(format!("`{}` is no text: {remedy}", self.quote())),
-        }
-    }
-
-    fn number(&self, remedy: &str) -> Result<f64, String> {
-        let number = match self.value.get_ref() {
-            DeValue::Float(number) => number.as_str().parse().ok(),
-            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
-                .ok()
-                // CAST: anything beyond 2^53 is out of every range here.
-                .map(|number| number as f64),
-            _ => None,
-        };
-        number.ok_or_else(|| format!("`{}` is no number: {remedy}", self.quote()))
-    }
-
-    fn parsed<T: FromStr<Err: Display>>(&self, remedy: &str) -> Result<T, String> {
-        let text = self.text(remedy)?;
-        text.parse().map_err(|error: T::Err| error.to_string())
-    }
-}
-
-fn size(value: &Value<'_, '_>) -> Result<MemLimit, String> {
-    // A bare number gets the same hint as on the command line.
-    if matches!(
-        value.value.get_ref(),
-        DeValue::Integer(_) | DeValue::Float(_)
-    ) {
-        let number = value.quote();
-        return match number.parse::<MemLimit>() {
-            Err(error) => Err(error.to_string()),
-            Ok(_) => Err(format!("`{number}` is no text: write \"{number}\"")),
-        };
-    }
-    value.parsed("write a size such as \"20GiB\" or \"50%\"")
-}
-
-fn share(value: &Value<'_, '_>) -> Result<f64, String> {
-    let remedy = "write a number above 0 and at most 1, such as 0.5";
-    let share = value.number(remedy)?;
-    crate::settings::check_share(share).map_err(|error| error.to_string())
-}
-
-fn quantum_us(value: &Value<'_, '_>) -> Result<u64, String> {
-    let (least, most) = QUANTUM_MS;
-    let remedy = format!("write milliseconds from {least} to {most}, such as 5");
-    let ms = value.number(&remedy)?;
-    if !(least..=most).contains(&ms) {
-        return Err(format!("`{}` is out of range: {remedy}", value.quote()));
-    }
-    // CAST: in range, so below 2^20.
-    Ok((ms * 1000.0).round() as u64)
-}
-
-fn word<T: FromStr<Err: Display>>(value: &Value<'_, '_>) -> Result<T, String> {
-    value.parsed("write one of its words in quotes")
-}
-
-fn mode(value: &Value<'_, '_>) -> Result<SliceMode, String> {
-    let remedy = "write \"exclusive\", \"concurrent\" or \"auto\"";
-    let text = value.text(remedy)?;
-    [SliceMode::Exclusive, SliceMode::Concurrent, SliceMode::Auto]
-        .into_iter()
-        .find(|mode| mode.as_str() == text)
-        .ok_or_else(|| format!("`{text}` is no mode: {remedy}"))
-}
-
-fn pattern(value: &Value<'_, '_>) -> Result<Pattern, String> {
-    let text = value.text("write a name or a pattern in quotes, such as \"train*\"")?;
-    if text.is_empty() {
-        return Err("`\"\"` matches nothing: write a name, or \"*\" for all".into());
-    }
-    Ok(Pattern::new(text))
-}
-
-const DEVICE_REMEDY: &str = "write an index such as 0, or a UUID in quotes such as \"GPU-5a1c...\"";
-
-fn one_device(value: &Value<'_, '_>) -> Result<DeviceSelector, String> {
-    match value.value.get_ref() {
-        DeValue::Integer(number) => u32::from_str_radix(number.as_str(), number.radix())
-            .map(DeviceSelector::Index)
-            .map_err(|_| format!("`{}` is no device: {DEVICE_REMEDY}", value.quote())),
-        _ => value.parsed(DEVICE_REMEDY),
-    }
-}
-
-fn devices(value: &Value<'_, '_>) -> Result<Vec<DeviceSelector>, String> {
-    let DeValue::Array(list) = value.value.get_ref() else {
-        return one_device(value).map(|device| vec![device]);
-    };
-    if list.is_empty() {
-        return Err("`[]` names no device: leave the key out to let the arbiter choose".into());
-    }
-    let source = value.source;
-    list.iter()
-        .map(|value| one_device(&Value { value, source }))
-        .collect()
-}
-
-/// `None` for every device.
-fn device_match(value: &Value<'_, '_>) -> Result<Option<DeviceSelector>, String> {
-    match value.value.get_ref() {
-        DeValue::String(text) if text == "*" => Ok(None),
-        _ => one_device(value)
-            .map(Some)
-            .map_err(|error| format!("{error}, or \"*\" for every device")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use control::{Class, FailMode};
+    use control::{Class, DeviceSelector, FailMode, MemLimit, SliceMode};
 
     use super::super::keys::Kind;
+    use super::super::pattern::Pattern;
     use super::*;
 
     fn wrong(text: &str) -> String {

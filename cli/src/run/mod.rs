@@ -15,10 +15,12 @@ mod ld_cache;
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use control::paths::{RuntimeDir, Surroundings};
-use control::{ClientError, JobSpec};
+use control::{ClientError, JobSpec, Registered};
 
 use crate::args::Run;
 use crate::config::{Config, JobSettings, Places, Subject};
@@ -32,19 +34,31 @@ use install::Install;
 pub fn run(args: Run) -> Failure {
     match prepare(args) {
         Ok(ready) => {
-            if let Some(simulated) = ready.driver.simulated {
-                eprintln!("sublet: simulated GPU ({})", simulated.reason());
-            }
+            say_what_is_weaker(&ready);
             exec::replace_this_process(&ready.program, &ready.words, &ready.environment)
         }
         Err(failure) => failure,
     }
 }
 
+/// A line each on stderr; where that is gone there is nobody to tell.
+fn say_what_is_weaker(ready: &Ready) {
+    let mut stderr = io::stderr().lock();
+    if let Some(simulated) = ready.driver.simulated {
+        let _ = writeln!(stderr, "sublet: simulated GPU ({})", simulated.reason());
+    }
+    if let Some(reason) = command::out_of_reach(&ready.program) {
+        let _ = writeln!(
+            stderr,
+            "sublet: warning: {reason}, so it is outside quota and share; programs that it starts may be inside"
+        );
+    }
+}
+
 /// Everything that exec needs, with the job registered.
 struct Ready {
     driver: Driver,
-    program: std::path::PathBuf,
+    program: PathBuf,
     words: Vec<OsString>,
     environment: BTreeMap<OsString, OsString>,
 }
@@ -93,11 +107,7 @@ fn prepare(args: Run) -> Result<Ready> {
         on_arbiter_loss,
     };
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
-    let mut arbiter = connect::or_start(&dir, &executable, config.path.as_deref())?;
-    let registered = arbiter.register(spec).map_err(|error| match error {
-        ClientError::Refused(refusal) => anyhow::anyhow!("the arbiter refused the job: {refusal}"),
-        error => error.into(),
-    })?;
+    let registered = register(spec, &dir, &executable, config.path.as_deref())?;
 
     let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
     let ours = environment::of_job(&registered, &driver, &install, on_arbiter_loss, |name| {
@@ -112,6 +122,27 @@ fn prepare(args: Run) -> Result<Ready> {
     })
 }
 
+/// TRIES: an arbiter that ends for want of jobs may do so between our connecting and our asking.
+const TRIES: u32 = 3;
+
+fn register(
+    spec: JobSpec,
+    dir: &RuntimeDir,
+    executable: &Path,
+    config: Option<&Path>,
+) -> anyhow::Result<Registered> {
+    let mut tries = 1;
+    loop {
+        let mut arbiter = connect::or_start(dir, executable, config)?;
+        match arbiter.register(spec.clone()) {
+            Ok(registered) => return Ok(registered),
+            Err(ClientError::HungUp(_)) if tries < TRIES => tries += 1,
+            Err(ClientError::Refused(refusal)) => bail!("the arbiter refused the job: {refusal}"),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 fn flags(args: &Run) -> JobSettings {
     JobSettings {
         mem: args.mem,
@@ -122,7 +153,7 @@ fn flags(args: &Run) -> JobSettings {
     }
 }
 
-fn find_command(args: &Run) -> Result<std::path::PathBuf> {
+fn find_command(args: &Run) -> Result<PathBuf> {
     command::find(&args.command[0], env::var_os("PATH").as_deref()).map_err(|error| {
         let code = match &error {
             CommandError::NotFound(_) => NOT_FOUND,

@@ -1,0 +1,221 @@
+//! A directory with stand-ins for the libraries, an arbiter that answers as told, and the command to test.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use control::{ControlError, JobSpec, Registered, Reply, Request, wire};
+use nix::sys::socket::{getsockopt, sockopt};
+
+pub const TOKEN: &str = "00112233445566778899aabbccddeeff";
+
+/// The variables that reach the command; everything else of the test's own environment is left out.
+const KEPT: [&str; 2] = ["PATH", "LD_LIBRARY_PATH"];
+
+pub struct Fixture {
+    dir: tempfile::TempDir,
+    heard: Arc<Mutex<Vec<Heard>>>,
+}
+
+/// A request, and the process that sent it by the kernel's word.
+#[derive(Debug, Clone)]
+pub struct Heard {
+    pub request: Request,
+    pub peer_pid: i32,
+}
+
+/// What an arbiter of the test answers to a line.
+pub type Answer = dyn Fn(&[u8]) -> Vec<u8> + Send + Sync;
+
+impl Fixture {
+    /// Libraries and a runtime directory, and no arbiter.
+    pub fn without_arbiter() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let fixture = Self {
+            dir,
+            heard: Arc::default(),
+        };
+        for name in ["run", "sim", "home"] {
+            fs::create_dir(fixture.at(name)).unwrap();
+        }
+        fs::set_permissions(fixture.at("run"), fs::Permissions::from_mode(0o700)).unwrap();
+        let library = some_library();
+        for name in ["libsublet.so", "sim/libcuda.so.1", "driver.so"] {
+            fs::copy(&library, fixture.at(name)).unwrap();
+        }
+        fixture
+    }
+
+    /// With an arbiter that takes every job as it is.
+    pub fn new() -> Self {
+        let channel = "/the/channel.sock".to_owned();
+        Self::answering(move |request| match request {
+            Request::Register(JobSpec { name, share, .. }) => Ok(Reply::Registered(Registered {
+                job: format!("{name}-2"),
+                token: TOKEN.into(),
+                channel_socket: channel.clone().into(),
+                share: share.unwrap_or(0.0),
+                ..Registered::default()
+            })),
+            other => panic!("not expected here: {other:?}"),
+        })
+    }
+
+    /// With an arbiter that answers so.
+    pub fn answering(
+        answer: impl Fn(Request) -> Result<Reply, ControlError> + Send + Sync + 'static,
+    ) -> Self {
+        Self::speaking(move |line| {
+            wire::encode_reply(&wire::decode_request(line).and_then(&answer))
+        })
+    }
+
+    /// With an arbiter that says these bytes to a line.
+    pub fn speaking(answer: impl Fn(&[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
+        let fixture = Self::without_arbiter();
+        let listener = UnixListener::bind(fixture.at("run/control.sock")).unwrap();
+        let heard = fixture.heard.clone();
+        let answer: Arc<Answer> = Arc::new(answer);
+        // Ends with the test process.
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let (heard, answer) = (heard.clone(), answer.clone());
+                thread::spawn(move || {
+                    let peer_pid = getsockopt(&stream, sockopt::PeerCredentials).unwrap().pid();
+                    let mut lines = BufReader::new(stream.try_clone().unwrap());
+                    let mut line = Vec::new();
+                    while lines
+                        .read_until(b'\n', &mut line)
+                        .is_ok_and(|read| read > 0)
+                    {
+                        if let Ok(request) = wire::decode_request(&line) {
+                            heard.lock().unwrap().push(Heard { request, peer_pid });
+                        }
+                        let answer = answer(&line);
+                        // To say nothing is to hang up.
+                        if answer.is_empty() || stream.write_all(&answer).is_err() {
+                            return;
+                        }
+                        line.clear();
+                    }
+                });
+            }
+        });
+        fixture
+    }
+
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.at(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    pub fn heard(&self) -> Vec<Heard> {
+        self.heard.lock().unwrap().clone()
+    }
+
+    /// The one job that was registered.
+    pub fn registered(&self) -> JobSpec {
+        match &self.heard()[..] {
+            [
+                Heard {
+                    request: Request::Register(spec),
+                    ..
+                },
+            ] => spec.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// `sublet` with these arguments, in the fixture's directory and with no more than its environment.
+    pub fn sublet<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sublet"));
+        command.args(args).env_clear().stdin(Stdio::null());
+        command.current_dir(self.dir.path());
+        for name in KEPT {
+            command.envs(std::env::var_os(name).map(|value| (name, value)));
+        }
+        command
+            .env("SUBLET_RUNTIME_DIR", self.at("run"))
+            .env("SUBLET_LIBRARY", self.at("libsublet.so"))
+            .env("SUBLET_SIM_DIR", self.at("sim"))
+            .env("HOME", self.at("home"));
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Outcome {
+        Outcome::of(&mut self.sublet(args))
+    }
+}
+
+/// How a command ended and what it said.
+#[derive(Debug)]
+pub struct Outcome {
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Outcome {
+    pub fn of(command: &mut Command) -> Self {
+        command.output().unwrap().into()
+    }
+
+    /// One clear line on stderr with all these words in it, nothing on stdout, and this code.
+    #[track_caller]
+    pub fn is_error(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.stdout, "", "{self:?}");
+        assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
+        assert!(self.stderr.starts_with("sublet: "), "{self:?}");
+        for word in words {
+            assert!(
+                self.stderr.contains(word),
+                "no `{word}` in {:?}",
+                self.stderr
+            );
+        }
+    }
+}
+
+impl From<Output> for Outcome {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            signal: output.status.signal(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+/// A shared library that does nobody harm when it is preloaded: the one with the unwinder, which every program of
+/// Rust's on glibc has loaded.
+fn some_library() -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let paths = maps
+        .lines()
+        .filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+    let is_it = |path: &&Path| {
+        let name = path.file_name().unwrap_or_default();
+        name.as_encoded_bytes().starts_with(b"libgcc_s")
+    };
+    paths
+        .into_iter()
+        .find(is_it)
+        .expect("libgcc_s is loaded")
+        .to_owned()
+}

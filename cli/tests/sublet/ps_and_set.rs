@@ -1,0 +1,139 @@
+//! `sublet ps`, `sublet set`, `sublet schema` and `--version`.
+
+use std::os::unix::net::UnixListener;
+
+use control::{
+    ArbiterStatus, Change, Class, ControlError, ErrorCode, JobStatus, MemLimit, Reply, Request,
+};
+
+use crate::fixture::Fixture;
+
+fn with_jobs() -> Fixture {
+    Fixture::answering(|request| match request {
+        Request::Status => Ok(Reply::Status(ArbiterStatus {
+            pid: 7,
+            jobs: vec![JobStatus {
+                name: "train".into(),
+                mem_used_bytes: 3 << 29,
+                ..JobStatus::default()
+            }],
+            ..ArbiterStatus::default()
+        })),
+        Request::Set { job, .. } if job != "train" => {
+            let error =
+                ControlError::new(ErrorCode::NoSuchJob, format!("no job is called `{job}`"));
+            Err(error.with_hint("`sublet ps` lists them"))
+        }
+        Request::Set { job, change } => Ok(Reply::Changed(JobStatus {
+            name: job,
+            share_asked: change.share,
+            class: change.class.unwrap_or_default(),
+            mem_limit_bytes: change.mem.map(|mem| mem.resolve(100 << 30)),
+            ..JobStatus::default()
+        })),
+        other => panic!("not expected here: {other:?}"),
+    })
+}
+
+#[test]
+fn ps_prints_a_table_or_json() {
+    let fixture = with_jobs();
+    let outcome = fixture.run(&["ps"]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    assert!(
+        lines[0].starts_with("NAME") && lines[1].contains("1.50GiB"),
+        "{lines:?}"
+    );
+
+    let outcome = fixture.run(&["ps", "--json"]);
+    let value: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(outcome.stdout.lines().count(), 1);
+    assert_eq!(value["arbiter"]["pid"], 7);
+    assert_eq!(value["jobs"][0]["name"], "train");
+    assert_eq!(value["jobs"][0]["mem_used_bytes"], 3u64 << 29);
+}
+
+#[test]
+fn ps_without_an_arbiter_is_an_empty_list() {
+    let none = Fixture::without_arbiter();
+    let dead = Fixture::without_arbiter();
+    drop(UnixListener::bind(dead.at("run/control.sock")).unwrap());
+    for fixture in [none, dead] {
+        let outcome = fixture.run(&["ps"]);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+        assert!(
+            outcome.stdout.starts_with("no arbiter runs at "),
+            "{outcome:?}"
+        );
+        let outcome = fixture.run(&["ps", "--json"]);
+        assert_eq!(outcome.code, Some(0));
+        assert_eq!(
+            outcome.stdout,
+            "{\"arbiter\":null,\"devices\":[],\"jobs\":[]}\n"
+        );
+    }
+}
+
+#[test]
+fn set_says_what_holds_now() {
+    let fixture = with_jobs();
+    let outcome = fixture.run(&[
+        "set",
+        "train",
+        "--share",
+        "0.25",
+        "--mem",
+        "50%",
+        "--class",
+        "opportunistic",
+    ]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(
+        outcome.stdout,
+        "train: opportunistic, share 0.25, memory limit 50GiB (0B in use)\n"
+    );
+    let change = Change {
+        mem: Some(MemLimit::Percent(50.0)),
+        share: Some(0.25),
+        class: Some(Class::Opportunistic),
+    };
+    let asked = &fixture.heard()[0].request;
+    assert_eq!(
+        asked,
+        &Request::Set {
+            job: "train".into(),
+            change
+        }
+    );
+
+    let outcome = fixture.run(&["set", "trian", "--share", "0.25"]);
+    outcome.is_error(125, &["`trian`", "sublet ps"]);
+}
+
+#[test]
+fn the_schema_and_the_version_are_printed() {
+    let fixture = Fixture::without_arbiter();
+    let schema: serde_json::Value = serde_json::from_str(&fixture.run(&["schema"]).stdout).unwrap();
+    assert_eq!(
+        schema["properties"]["job"]["items"]["properties"]["share"]["maximum"],
+        1
+    );
+    let outcome = fixture.run(&["--version"]);
+    assert_eq!(
+        outcome.stdout,
+        format!("sublet {}\n", env!("CARGO_PKG_VERSION"))
+    );
+    assert_eq!(outcome.code, Some(0));
+}
+
+#[test]
+fn an_arbiter_is_told_to_stop() {
+    let fixture = Fixture::answering(|request| match request {
+        Request::Shutdown => Ok(Reply::ShuttingDown),
+        other => panic!("not expected here: {other:?}"),
+    });
+    let outcome = fixture.run(&["arbiter", "--stop"]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    assert_eq!(fixture.heard()[0].request, Request::Shutdown);
+}

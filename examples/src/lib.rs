@@ -1,0 +1,14 @@
+//! What the example programs share: the device through cudarc's driver API, the digits, a small network on the kernels of
+//! `simgpu/kernels`, checkpoints, and the handling of arguments and errors.
+//!
+//! The programs are ordinary CUDA programs. They know nothing of sublet and link nothing of it.
+
+pub mod app;
+pub mod checkpoint;
+pub mod digits;
+pub mod gpu;
+pub mod lane;
+pub mod mlp;
+pub mod rng;
+pub mod size;
+pub mod train;

@@ -1,0 +1,9 @@
+//! Names the library as the driver's is named: whoever asks the dynamic linker for `libcuda.so.1` by that name, by
+//! `DT_NEEDED` or by `dlopen`, is given the object that already bears it.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // Nothing that we need may be looked up lazily inside somebody's signal handler or small stack.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,now");
+}

@@ -1,0 +1,151 @@
+//! Which device the calling thread's work goes to.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use shim_ffi::*;
+
+use crate::client::{self, Attached};
+use crate::thread::{Thread, thread};
+use crate::{marks, memory, real};
+
+/// Primary context of each device, as far as we have seen it retained. For implicit frees.
+static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
+    [const { AtomicUsize::new(0) }; channel::MAX_DEVICES];
+
+/// Brings what the thread knows of its context and of our attachment up to date.
+pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
+    let generation = client::generation();
+    if thread.generation.get() != generation {
+        thread.forget();
+        thread.generation.set(generation);
+    }
+    if thread.slot_plus_one.get() == 0 {
+        let slot = marks::next_thread_slot();
+        let line = attached.end.client.thread(slot);
+        line.all_marked();
+        thread.slot_plus_one.set(slot as u32 + 1);
+        thread.batch.set(1);
+    }
+    // Also back from the counter of an ungoverned thread.
+    thread.launches.set(
+        attached
+            .end
+            .client
+            .thread(thread.slot_plus_one.get() as usize - 1)
+            .launches_word(),
+    );
+    if thread.context_known.get() {
+        return;
+    }
+    thread.credit.set(0);
+    thread.device_plus_one.set(0);
+    thread.ordinal.set(-1);
+    thread.context.set(0);
+    let mut device = CUdevice::default();
+    let mut context = CUcontext::NULL;
+    // SAFETY: valid pointers to locals. Both calls only read the thread's current context, also during a capture.
+    unsafe {
+        if !real::cuCtxGetDevice(&raw mut device).is_ok() {
+            return;
+        }
+        if real::cuCtxGetCurrent(&raw mut context).is_ok() {
+            thread.context.set(context.0 as usize);
+        }
+    }
+    thread.ordinal.set(device.0);
+    let index = usize::try_from(device.0)
+        .ok()
+        .and_then(|ordinal| *attached.end.device_map.get(ordinal)?);
+    if let Some(index) = index {
+        thread.device_plus_one.set(u32::from(index) + 1);
+        attached
+            .end
+            .client
+            .thread(thread.slot_plus_one.get() as usize - 1)
+            .set_device(u32::from(index));
+    }
+    thread.context_known.set(true);
+}
+
+/// Device index of the pages for a driver ordinal.
+pub(crate) fn index_of(attached: &Attached, ordinal: i32) -> Option<usize> {
+    usize::try_from(ordinal)
+        .ok()
+        .and_then(|ordinal| *attached.end.device_map.get(ordinal)?)
+        .map(usize::from)
+}
+
+/// Before a call that may change or destroy a context.
+pub(crate) fn before(symbol: Symbol) {
+    if matches!(
+        symbol,
+        Symbol::cuCtxDestroy
+            | Symbol::cuCtxDestroy_v2
+            | Symbol::cuCtxDetach
+            | Symbol::cuDevicePrimaryCtxReset
+            | Symbol::cuDevicePrimaryCtxReset_v2
+            | Symbol::cuDevicePrimaryCtxRelease
+            | Symbol::cuDevicePrimaryCtxRelease_v2
+    ) {
+        // The registration of our marks goes with the context that made it.
+        marks::unregister();
+    }
+}
+
+/// After a call that may have changed the calling thread's context.
+pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
+    let thread = thread();
+    thread.context_known.set(false);
+    thread.credit.set(0);
+    if !result.is_ok() {
+        return;
+    }
+    // CAST: arguments arrive as machine words; a CUdevice is the low half.
+    let device = |at: usize| args.get(at).map_or(-1, |word| *word as i32);
+    match symbol {
+        Symbol::cuDevicePrimaryCtxRetain => {
+            let at = args.first().copied().unwrap_or(0) as *const usize;
+            // SAFETY: not null, and the driver has just written a handle there.
+            let context = if at.is_null() { 0 } else { unsafe { *at } };
+            if let Some(primary) = usize::try_from(device(1))
+                .ok()
+                .and_then(|device| PRIMARY.get(device))
+            {
+                primary.store(context, Ordering::Relaxed);
+            }
+        }
+        Symbol::cuDevicePrimaryCtxReset | Symbol::cuDevicePrimaryCtxReset_v2 => {
+            release_primary(device(0))
+        }
+        Symbol::cuDevicePrimaryCtxRelease | Symbol::cuDevicePrimaryCtxRelease_v2 => {
+            let (mut flags, mut active) = (0, 0);
+            // SAFETY: valid pointers to locals.
+            let state = unsafe {
+                real::cuDevicePrimaryCtxGetState(
+                    CUdevice(device(0)),
+                    &raw mut flags,
+                    &raw mut active,
+                )
+            };
+            if state.is_ok() && active == 0 {
+                release_primary(device(0));
+            }
+        }
+        Symbol::cuCtxDestroy | Symbol::cuCtxDestroy_v2 => {
+            memory::context_gone(args.first().copied().unwrap_or(0))
+        }
+        _ => {}
+    }
+}
+
+fn release_primary(device: i32) {
+    if let Some(primary) = usize::try_from(device)
+        .ok()
+        .and_then(|device| PRIMARY.get(device))
+    {
+        let context = primary.load(Ordering::Relaxed);
+        if context != 0 {
+            memory::context_gone(context);
+        }
+    }
+}

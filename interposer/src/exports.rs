@@ -1,0 +1,522 @@
+//! Every driver symbol, exported: expanded from the one table.
+//!
+//! | action | what stands here |
+//! |---|---|
+//! | pass-through | a jump to the real function |
+//! | gate-submission | [`gate`], then the real function, then completion marks |
+//! | meter-alloc, meter-free, virtualise-report | the hook of the same name in [`memory`] or [`proc_address`] |
+//! | observe-sync | what is in flight is marked first |
+//! | observe-context | the thread's device is looked up again afterwards |
+//! | track-handle | a jump, or the note in [`track`] |
+//!
+//! An entry does three things: guard against panics, convert, call. Gated entries take machine words: every parameter of
+//! the gated functions is an integer or a pointer (the table's test of signatures holds them to that), so words in the
+//! right order are the same call.
+
+use std::ffi::c_void;
+
+use shim_ffi::*;
+
+use crate::{capture, context, gate, memory, real};
+
+/// Runs a hook; a panic in it becomes `fallback`'s answer, and never leaves the entry.
+#[inline(always)]
+fn guard(hook: impl FnOnce() -> CUresult, fallback: impl FnOnce() -> CUresult) -> CUresult {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(hook)) {
+        Ok(result) => result,
+        Err(_) => fallback(),
+    }
+}
+
+/// Hooks by the symbol's name, wherever they are written.
+mod hooks {
+    pub(super) use crate::memory::*;
+    pub(super) use crate::proc_address::*;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shapes of an entry
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Expands `$then! { ... [a0 a1 ...] }` with as many names as the symbol has parameters.
+macro_rules! with_words {
+    (0 $then:ident $($rest:tt)*) => { $then! { $($rest)* [] } };
+    (1 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0] } };
+    (2 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1] } };
+    (3 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1 a2] } };
+    (4 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1 a2 a3] } };
+    (5 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1 a2 a3 a4] } };
+    (6 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1 a2 a3 a4 a5] } };
+    (7 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1 a2 a3 a4 a5 a6] } };
+    (8 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1 a2 a3 a4 a5 a6 a7] } };
+    (9 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1 a2 a3 a4 a5 a6 a7 a8] } };
+    (10 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1 a2 a3 a4 a5 a6 a7 a8 a9] } };
+    (11 $then:ident $($rest:tt)*) => { $then! { $($rest)* [a0 a1 a2 a3 a4 a5 a6 a7 a8 a9 a10] } };
+}
+
+macro_rules! word {
+    ($word:ident) => {
+        usize
+    };
+}
+
+/// The real function of a symbol, called with words.
+macro_rules! call_words {
+    ($symbol:ident $($arg:ident)*) => {{
+        // SAFETY: the driver's function of this name takes this many integer or pointer parameters; passing each as a
+        // machine word puts it where the ABI expects it. The caller's own arguments.
+        unsafe {
+            let function: unsafe extern "C" fn($(word!($arg)),*) -> CUresult =
+                std::mem::transmute(real::address(Symbol::$symbol));
+            function($($arg),*)
+        }
+    }};
+}
+
+/// A jump to the real function; nothing is touched but the scratch register that the ABI leaves to linkage.
+macro_rules! forward {
+    ($symbol:ident) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $symbol() -> CUresult {
+            std::arch::naked_asm!(
+                "mov rax, qword ptr [rip + {slots} + {offset}]",
+                "test rax, rax",
+                "je 2f",
+                "jmp rax",
+                "2: mov eax, {index}",
+                "jmp {bind}",
+                slots = sym real::SLOTS,
+                offset = const Symbol::$symbol as usize * 8,
+                index = const Symbol::$symbol as usize,
+                bind = sym bind_and_jump,
+            )
+        }
+    };
+}
+
+/// Where a forwarder goes the first time: finds the real function of row `eax` with every argument register kept, and jumps
+/// there.
+#[unsafe(naked)]
+unsafe extern "C" fn bind_and_jump() {
+    std::arch::naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r8",
+        "push r9",
+        "sub rsp, 128",
+        "movups [rsp], xmm0",
+        "movups [rsp + 16], xmm1",
+        "movups [rsp + 32], xmm2",
+        "movups [rsp + 48], xmm3",
+        "movups [rsp + 64], xmm4",
+        "movups [rsp + 80], xmm5",
+        "movups [rsp + 96], xmm6",
+        "movups [rsp + 112], xmm7",
+        "mov edi, eax",
+        "call {bind}",
+        "movups xmm0, [rsp]",
+        "movups xmm1, [rsp + 16]",
+        "movups xmm2, [rsp + 32]",
+        "movups xmm3, [rsp + 48]",
+        "movups xmm4, [rsp + 64]",
+        "movups xmm5, [rsp + 80]",
+        "movups xmm6, [rsp + 96]",
+        "movups xmm7, [rsp + 112]",
+        "add rsp, 128",
+        "pop r9",
+        "pop r8",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "pop rbp",
+        "jmp rax",
+        bind = sym real::bind_index,
+    )
+}
+
+/// The stream of a gated call as a key: 1 and 2 are the default streams.
+macro_rules! stream_key {
+    ($default:expr, 0, [$($arg:ident)*]) => { $default };
+    ($default:expr, in_struct, [$first:ident $($rest:ident)*]) => { stream_in_struct($first, $default) };
+    ($default:expr, $position:literal, [$($arg:ident)*]) => {{
+        let stream = [$($arg),*][$position - 1];
+        if stream == 0 { $default } else { stream }
+    }};
+}
+
+macro_rules! default_stream {
+    (legacy) => {
+        gate::LEGACY
+    };
+    (ptsz) => {
+        gate::PER_THREAD
+    };
+    (ptds) => {
+        gate::PER_THREAD
+    };
+}
+
+/// Position 0 is a call without a stream: it blocks until its work is done.
+macro_rules! blocks {
+    (0) => {
+        true
+    };
+    ($stream:tt) => {
+        false
+    };
+}
+
+/// The stream inside a `CUlaunchConfig`.
+#[inline(always)]
+fn stream_in_struct(structure: usize, default: usize) -> usize {
+    if structure == 0 {
+        return default;
+    }
+    // SAFETY: the caller's launch configuration, which the driver is about to read as well.
+    let stream = unsafe { (*(structure as *const CUlaunchConfig)).hStream.0 as usize };
+    if stream == 0 { default } else { stream }
+}
+
+macro_rules! gated {
+    ($symbol:ident $variant:ident $stream:tt [$($arg:ident)*]) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
+        pub unsafe extern "C" fn $symbol($($arg: usize),*) -> CUresult {
+            /// Apart, so that the fast path is a handful of loads and a jump.
+            #[cold]
+            #[inline(never)]
+            extern "C" fn slow($($arg: usize),*) -> CUresult {
+                let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
+                let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream)));
+                let ticket = admitted.unwrap_or(gate::Ticket::Pass);
+                if matches!(ticket, gate::Ticket::Deny) {
+                    return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
+                }
+                let result = call_words!($symbol $($arg)*);
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket)));
+                if track::may_allocate(Symbol::$symbol) {
+                    memory::after_graph();
+                }
+                result
+            }
+            let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
+            let function = real::bound(Symbol::$symbol);
+            let mut next: unsafe extern "C" fn($(word!($arg)),*) -> CUresult = slow;
+            if !blocks!($stream)
+                && !track::may_allocate(Symbol::$symbol)
+                && !function.is_null()
+                && gate::open(stream)
+            {
+                // SAFETY: the driver's function of this name, which takes these words.
+                next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($(word!($arg)),*) -> CUresult>(function) };
+            }
+            // SAFETY: the caller's own arguments.
+            unsafe { next($($arg),*) }
+        }
+    };
+}
+
+macro_rules! hooked {
+    ($symbol:ident ($($arg:ident: $ty:ty),*)) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
+        pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
+            // SAFETY: the caller's own arguments, in both.
+            guard(|| unsafe { hooks::$symbol($($arg),*) }, || CUresult::CUDA_ERROR_UNKNOWN)
+        }
+    };
+}
+
+macro_rules! observed_sync {
+    ($symbol:ident [$($arg:ident)*]) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $symbol($($arg: usize),*) -> CUresult {
+            let _ = std::panic::catch_unwind(gate::before_sync);
+            let result = call_words!($symbol $($arg)*);
+            if !track::only_asks(Symbol::$symbol) {
+                // Pools give memory back to the device when the program synchronises.
+                memory::after_free();
+            }
+            result
+        }
+    };
+}
+
+macro_rules! observed_context {
+    ($symbol:ident [$($arg:ident)*]) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $symbol($($arg: usize),*) -> CUresult {
+            let _ = std::panic::catch_unwind(|| {
+                gate::before_sync();
+                context::before(Symbol::$symbol);
+            });
+            let result = call_words!($symbol $($arg)*);
+            let _ = std::panic::catch_unwind(|| context::after(Symbol::$symbol, &[$($arg),*], result));
+            result
+        }
+    };
+}
+
+macro_rules! tracked {
+    ($symbol:ident [$($arg:ident)*]) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
+        pub unsafe extern "C" fn $symbol($($arg: usize),*) -> CUresult {
+            let _ = std::panic::catch_unwind(|| track::before(Symbol::$symbol));
+            let result = call_words!($symbol $($arg)*);
+            let _ = std::panic::catch_unwind(|| track::after(Symbol::$symbol, &[$($arg),*], result));
+            result
+        }
+    };
+}
+
+/// `cuInit`: attaches to the arbiter when it has succeeded.
+macro_rules! initialise {
+    ($symbol:ident) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $symbol(flags: u32) -> CUresult {
+            // SAFETY: the caller's own argument.
+            let result = unsafe { real::$symbol(flags) };
+            if !result.is_ok() {
+                return result;
+            }
+            match std::panic::catch_unwind(crate::client::attach) {
+                Ok(Err(refusal)) => refusal,
+                _ => result,
+            }
+        }
+    };
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Which symbol gets which shape
+// ---------------------------------------------------------------------------------------------------------------------
+
+macro_rules! export {
+    // Symbols with a shape of their own.
+    (cuInit $($rest:tt)*) => {
+        initialise! { cuInit }
+    };
+    (cuLaunchCooperativeKernelMultiDevice $($rest:tt)*) => {
+        with_words! { 3 gated_list cuLaunchCooperativeKernelMultiDevice }
+    };
+    // Takes a structure by value, which does not travel as a word.
+    (cuIpcOpenMemHandle $($rest:tt)*) => {
+        forward! { cuIpcOpenMemHandle }
+    };
+    (cuIpcOpenMemHandle_v2 $($rest:tt)*) => {
+        forward! { cuIpcOpenMemHandle_v2 }
+    };
+    (cuIpcOpenEventHandle $($rest:tt)*) => {
+        forward! { cuIpcOpenEventHandle }
+    };
+    // By action.
+    ($symbol:ident $variant:ident pass_through $($rest:tt)*) => {
+        forward! { $symbol }
+    };
+    ($symbol:ident $variant:ident gate_submission $params:tt $stream:tt $signature:tt) => {
+        with_words! { $params gated $symbol $variant $stream }
+    };
+    ($symbol:ident $variant:ident meter_alloc $params:tt $stream:tt $signature:tt) => {
+        hooked! { $symbol $signature }
+    };
+    ($symbol:ident $variant:ident meter_free $params:tt $stream:tt $signature:tt) => {
+        hooked! { $symbol $signature }
+    };
+    ($symbol:ident $variant:ident virtualise_report $params:tt $stream:tt $signature:tt) => {
+        hooked! { $symbol $signature }
+    };
+    ($symbol:ident $variant:ident observe_sync $params:tt $stream:tt $signature:tt) => {
+        with_words! { $params observed_sync $symbol }
+    };
+    ($symbol:ident $variant:ident observe_context $params:tt $stream:tt $signature:tt) => {
+        with_words! { $params observed_context $symbol }
+    };
+    ($symbol:ident $variant:ident track_handle $params:tt $stream:tt $signature:tt) => {
+        with_words! { $params tracked $symbol }
+    };
+}
+
+/// The one launch that takes an array of launches: gated by the stream of the first.
+macro_rules! gated_list {
+    ($symbol:ident [$list:ident $count:ident $flags:ident]) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $symbol($list: usize, $count: usize, $flags: usize) -> CUresult {
+            let stream = if $list == 0 || $count as u32 == 0 {
+                gate::LEGACY
+            } else {
+                // SAFETY: at least one element, which the driver is about to read as well.
+                let stream = unsafe { (*($list as *const CUDA_LAUNCH_PARAMS)).hStream.0 as usize };
+                if stream == 0 { gate::LEGACY } else { stream }
+            };
+            let ticket = std::panic::catch_unwind(|| gate::admit(stream, false)).unwrap_or(gate::Ticket::Pass);
+            if matches!(ticket, gate::Ticket::Deny) {
+                return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
+            }
+            let result = call_words!($symbol $list $count $flags);
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket)));
+            result
+        }
+    };
+}
+
+macro_rules! expand {
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => {
+        $(export! { $symbol $variant $action $params $stream $signature })*
+
+        /// Our functions, by row.
+        static OWN: [Own; COUNT] = [$(Own($symbol as *const c_void)),*];
+    };
+}
+shim_ffi::driver_table!(expand);
+
+/// Address of a function of ours.
+struct Own(*const c_void);
+
+// SAFETY: the address of code; never written.
+unsafe impl Sync for Own {}
+
+/// Our function for `symbol`.
+pub(crate) fn own(symbol: Symbol) -> *mut c_void {
+    // PANIC: the enumeration and the array expand from the same rows.
+    OWN[symbol as usize].0.cast_mut()
+}
+
+/// Version of this library, for tools and for telling ourselves from a driver.
+#[unsafe(no_mangle)]
+pub extern "C" fn sublet_version() -> u32 {
+    (channel::LAYOUT_MAJOR << 16) | channel::LAYOUT_MINOR
+}
+
+/// Handles that mean something to accounting or to captures.
+mod track {
+    use super::*;
+
+    const fn begins_capture(symbol: Symbol) -> bool {
+        matches!(
+            symbol,
+            Symbol::cuStreamBeginCapture
+                | Symbol::cuStreamBeginCapture_ptsz
+                | Symbol::cuStreamBeginCapture_v2
+                | Symbol::cuStreamBeginCapture_v2_ptsz
+                | Symbol::cuStreamBeginCaptureToCig
+                | Symbol::cuStreamBeginCaptureToCig_ptsz
+                | Symbol::cuStreamBeginCaptureToGraph
+                | Symbol::cuStreamBeginCaptureToGraph_ptsz
+                | Symbol::cuStreamBeginRecaptureToGraph
+                | Symbol::cuStreamBeginRecaptureToGraph_ptsz
+        )
+    }
+
+    const fn ends_capture(symbol: Symbol) -> bool {
+        matches!(
+            symbol,
+            Symbol::cuStreamEndCapture
+                | Symbol::cuStreamEndCapture_ptsz
+                | Symbol::cuStreamEndCaptureToCig
+                | Symbol::cuStreamEndCaptureToCig_ptsz
+        )
+    }
+
+    #[inline(always)]
+    pub(super) fn before(symbol: Symbol) {
+        if begins_capture(symbol) {
+            // What was submitted so far is marked now; during the capture nobody marks.
+            gate::before_sync();
+            capture::before_begin();
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
+        if begins_capture(symbol) {
+            capture::after_begin(result);
+            return;
+        }
+        if ends_capture(symbol) {
+            capture::after_end(result);
+            return;
+        }
+        if !result.is_ok() || crate::client::current().is_none() {
+            return;
+        }
+        let arg = |at: usize| args.get(at).copied().unwrap_or(0);
+        match symbol {
+            Symbol::cuMemMap => memory::mapped(arg(0) as u64, arg(1) as u64, arg(3) as u64),
+            Symbol::cuMemRetainAllocationHandle => {
+                // SAFETY: the driver has just written a handle there.
+                let handle = unsafe { *(arg(0) as *const u64) };
+                memory::retained(handle, arg(1) as u64);
+            }
+            Symbol::cuMemPoolCreate => {
+                // SAFETY: the driver has just written a handle, after reading the properties.
+                let (pool, properties) = unsafe {
+                    (
+                        *(arg(0) as *const CUmemoryPool),
+                        &*(arg(1) as *const CUmemPoolProps),
+                    )
+                };
+                memory::pool_created(pool, properties.location);
+            }
+            Symbol::cuGraphAddMemAllocNode => memory::graph_allocates(),
+            Symbol::cuGraphAddNode | Symbol::cuGraphAddNode_v2 | Symbol::cuGraphAddNode_v3 => {
+                let parameters = if symbol as u16 == Symbol::cuGraphAddNode as u16 {
+                    arg(4)
+                } else {
+                    arg(5)
+                };
+                // SAFETY: the driver has just read the structure.
+                let kind = unsafe { (*(parameters as *const CUgraphNodeParams)).r#type };
+                if kind == CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC {
+                    memory::graph_allocates();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Queries: they never block, and programs poll them.
+    pub(super) const fn only_asks(symbol: Symbol) -> bool {
+        matches!(
+            symbol,
+            Symbol::cuStreamQuery
+                | Symbol::cuStreamQuery_ptsz
+                | Symbol::cuEventQuery
+                | Symbol::cuEventElapsedTime
+        )
+    }
+
+    /// Graph launches: rare, heavy, and what they allocate is charged when they are over.
+    pub(super) const fn may_allocate(symbol: Symbol) -> bool {
+        matches!(
+            symbol,
+            Symbol::cuGraphLaunch
+                | Symbol::cuGraphLaunch_ptsz
+                | Symbol::cuGraphUpload
+                | Symbol::cuGraphUpload_ptsz
+        )
+    }
+}

@@ -1,0 +1,275 @@
+//! The gate in front of every submission.
+//!
+//! While the lease holds: four loads, a decrement and a store on this thread's own line, then the driver. Everything else
+//! (which device, which stream, waiting for a grant, completion marks) is the slow path, due every few hundred
+//! submissions. The call blocks here and nowhere later: nothing is queued behind the program's back.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use channel::{Bypass, Event, OPEN};
+
+use crate::client::{self, Attached, OnLoss, now_ns};
+use crate::thread::{Thread, thread};
+use crate::{capture, context, marks, process};
+
+/// The gate of a thread that nobody governs.
+static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
+/// How long one step of a wait lasts. TIMEOUT: how late a dead arbiter is noticed by a waiting thread, at most.
+const STEP: Duration = Duration::from_millis(50);
+/// TIMEOUT: silence after which an arbiter that lives is taken for stuck (it beats once a second).
+const SILENCE_NS: u64 = 5_000_000_000;
+/// How often a thread that never waits looks after the arbiter, in nanoseconds.
+const CHECK_EVERY_NS: u64 = 100_000_000;
+
+/// The legacy default stream as a key.
+pub(crate) const LEGACY: usize = 1;
+/// The calling thread's default stream as a key.
+pub(crate) const PER_THREAD: usize = 2;
+
+/// What is to be done after the driver call.
+pub(crate) enum Ticket {
+    /// Nothing.
+    Pass,
+    /// Count it and mark it when due.
+    Count,
+    /// The call blocked until its work was done, on this device index.
+    Blocked(usize),
+    /// The call must not be made.
+    Deny,
+}
+
+/// The fast path: whether a submission to `stream` may go to the driver right now, and is counted.
+#[inline(always)]
+pub(crate) fn open(stream: usize) -> bool {
+    let thread = thread();
+    let credit = thread.credit.get();
+    if credit <= 0 || thread.stream.get() != stream || capture::any() {
+        return false;
+    }
+    // SAFETY: with credit both pointers are set, to words that are never unmapped.
+    unsafe {
+        if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0 {
+            return false;
+        }
+        thread.credit.set(credit - 1);
+        let launches = &*thread.launches.get();
+        launches.store(
+            launches.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+    }
+    true
+}
+
+/// The slow path, before the driver call.
+#[cold]
+#[inline(never)]
+pub(crate) fn admit(stream: usize, blocking: bool) -> Ticket {
+    let thread = thread();
+    if thread.inside.get() {
+        return Ticket::Pass;
+    }
+    if capture::any() && capture::is_capturing(stream) {
+        return Ticket::Pass;
+    }
+    let Some(attached) = client::current() else {
+        ungoverned(thread, stream);
+        return Ticket::Pass;
+    };
+    thread.inside.set(true);
+    let ticket = admit_attached(thread, attached, stream, blocking);
+    thread.inside.set(false);
+    ticket
+}
+
+fn admit_attached(
+    thread: &Thread,
+    attached: &'static Attached,
+    stream: usize,
+    blocking: bool,
+) -> Ticket {
+    context::refresh(thread, attached);
+    let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
+        ungoverned(thread, stream);
+        return Ticket::Pass;
+    };
+    marks::switch_stream(thread, attached, stream, device);
+    let Some(grant) = attached.end.arbiter.device(device) else {
+        return Ticket::Pass;
+    };
+    let now = now_ns();
+    if now.saturating_sub(thread.last_check_ns.get()) > CHECK_EVERY_NS {
+        thread.last_check_ns.set(now);
+        attached.look_after(now);
+    }
+    if grant.look().is_err() || attached.is_lost() {
+        match wait_for_grant(thread, attached, device) {
+            Waited::Granted => {}
+            Waited::Bypass => {
+                ungoverned(thread, stream);
+                return Ticket::Pass;
+            }
+            Waited::Denied => return Ticket::Deny,
+        }
+    }
+    // A new attachment may have come while we waited; the next submission will see it.
+    thread.gate.set(grant.gate_word());
+    if blocking {
+        if let Some(want) = attached.end.client.want(device) {
+            want.begin_blocking();
+        }
+        return Ticket::Blocked(device);
+    }
+    Ticket::Count
+}
+
+/// The slow path, after the driver call.
+#[cold]
+#[inline(never)]
+pub(crate) fn settle(ticket: Ticket) {
+    let thread = thread();
+    let Some(attached) = client::current() else {
+        return;
+    };
+    if thread.generation.get() != client::generation() || thread.slot_plus_one.get() == 0 {
+        return;
+    }
+    let line = attached
+        .end
+        .client
+        .thread(thread.slot_plus_one.get() as usize - 1);
+    match ticket {
+        Ticket::Pass | Ticket::Deny => return,
+        Ticket::Count => line.count_launch(),
+        Ticket::Blocked(device) => {
+            line.count_launch();
+            if let Some(want) = attached.end.client.want(device) {
+                want.end_blocking();
+            }
+        }
+    }
+    thread.inside.set(true);
+    let unmarked = line.unmarked();
+    let batch = u64::from(thread.batch.get());
+    if unmarked >= batch {
+        marks::issue(thread, attached);
+        marks::bound(thread, attached);
+    }
+    // The next mark is issued by the slow path of the submission that uses up the credit: one less than the batch.
+    let left = u64::from(thread.batch.get())
+        .saturating_sub(line.unmarked())
+        .saturating_sub(1);
+    let followed = thread.stream_slot_plus_one.get() != 0;
+    // CAST: at most the largest batch.
+    thread.credit.set(if followed { left as i32 } else { 0 });
+    thread.inside.set(false);
+}
+
+/// Lets the thread pass without being governed, still by the fast path.
+fn ungoverned(thread: &Thread, stream: usize) {
+    thread.gate.set(&raw const ALWAYS_OPEN);
+    thread.launches.set(&raw const thread.unmanaged);
+    thread.stream.set(stream);
+    thread.stream_slot_plus_one.set(0);
+    // Look again now and then: an attachment may have come.
+    thread.credit.set(1024);
+    thread.context_known.set(false);
+}
+
+enum Waited {
+    Granted,
+    Bypass,
+    Denied,
+}
+
+fn wait_for_grant(thread: &Thread, attached: &'static Attached, device: usize) -> Waited {
+    // What we have in flight is to be seen finishing while we wait.
+    marks::flush(thread, attached);
+    let Some(want) = attached.end.client.want(device) else {
+        return Waited::Bypass;
+    };
+    want.begin_waiting();
+    attached.end.ring();
+    let waited = wait_at_gate(attached, device);
+    want.end_waiting();
+    waited
+}
+
+fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
+    let Some(grant) = attached.end.arbiter.device(device) else {
+        return Waited::Bypass;
+    };
+    let begun = now_ns();
+    loop {
+        // The generation changes when we attach again, fork or exit.
+        match client::current() {
+            Some(current) if std::ptr::eq(current, attached) => {}
+            _ => return Waited::Bypass,
+        }
+        if process::exiting() {
+            return Waited::Bypass;
+        }
+        let seen = match grant.look() {
+            Ok(()) if !attached.is_lost() => return Waited::Granted,
+            Ok(()) => 0,
+            Err(seen) => seen,
+        };
+        if attached.is_lost() {
+            match attached.on_loss {
+                OnLoss::Open => {
+                    attached.look_after(now_ns());
+                    return Waited::Bypass;
+                }
+                OnLoss::Closed => {
+                    if attached.look_after(now_ns()) {
+                        return Waited::Denied;
+                    }
+                    continue;
+                }
+                OnLoss::Freeze => {
+                    attached.look_after(now_ns());
+                    client::pause(STEP);
+                    continue;
+                }
+            }
+        }
+        grant.wait(seen, STEP);
+        if grant.look().is_ok() {
+            continue;
+        }
+        let now = now_ns();
+        if attached.look_after(now) {
+            continue;
+        }
+        // It lives, but does it work? Its heartbeat may be older than our wait.
+        let last = attached.end.arbiter.heartbeat_mono_ns().max(begun);
+        if attached.on_loss == OnLoss::Open && now.saturating_sub(last) > SILENCE_NS {
+            attached.end.client.write_record(
+                device as u32,
+                Event::Bypassing {
+                    reason: Bypass::GateStuck,
+                },
+            );
+            return Waited::Bypass;
+        }
+    }
+}
+
+/// Before a call that waits for the device or asks whether it is done: what it waits for must be marked, so that the
+/// arbiter sees the device fall idle while the program sleeps.
+#[inline]
+pub(crate) fn before_sync() {
+    let thread = thread();
+    if thread.slot_plus_one.get() == 0
+        || thread.inside.get()
+        || thread.generation.get() != client::generation()
+    {
+        return;
+    }
+    if let Some(attached) = client::current() {
+        thread.inside.set(true);
+        marks::flush(thread, attached);
+        thread.inside.set(false);
+    }
+}

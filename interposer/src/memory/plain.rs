@@ -1,0 +1,137 @@
+//! `cuMemAlloc` and its family, and `cuMemFree`.
+
+use shim_ffi::*;
+
+use super::{freed, metered, pool};
+use crate::real;
+
+/// Row pitch that current devices give at least (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and up); corrected by what
+/// the driver answers.
+const PITCH: u64 = 512;
+
+/// # Safety
+/// As the driver's function.
+#[inline]
+pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUresult {
+    // SAFETY: the caller's own arguments; on success the driver has written the address.
+    unsafe {
+        metered(
+            bytes as u64,
+            || real::cuMemAlloc_v2(dptr, bytes),
+            || (*dptr).0,
+        )
+    }
+}
+
+/// # Safety
+/// As the driver's function.
+pub(crate) unsafe fn cuMemAlloc(dptr: *mut CUdeviceptr_v1, bytes: u32) -> CUresult {
+    // SAFETY: the caller's own arguments; on success the driver has written the address.
+    unsafe {
+        metered(
+            u64::from(bytes),
+            || real::cuMemAlloc(dptr, bytes),
+            || u64::from((*dptr).0),
+        )
+    }
+}
+
+/// # Safety
+/// As the driver's function.
+pub(crate) unsafe fn cuMemAllocManaged(
+    dptr: *mut CUdeviceptr,
+    bytes: usize,
+    flags: u32,
+) -> CUresult {
+    // Managed memory may oversubscribe a device and then thrashes everybody's: all of it counts.
+    // SAFETY: the caller's own arguments; on success the driver has written the address.
+    unsafe {
+        metered(
+            bytes as u64,
+            || real::cuMemAllocManaged(dptr, bytes, flags),
+            || (*dptr).0,
+        )
+    }
+}
+
+/// # Safety
+/// As the driver's function.
+pub(crate) unsafe fn cuMemAllocPitch_v2(
+    dptr: *mut CUdeviceptr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> CUresult {
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real::cuMemAllocPitch_v2(dptr, pitch, width, height, element) };
+    // SAFETY: read after success only, when the driver has written both.
+    let made = || unsafe { ((*dptr).0, *pitch as u64) };
+    pitched(width as u64, height as u64, call, made)
+}
+
+/// # Safety
+/// As the driver's function.
+pub(crate) unsafe fn cuMemAllocPitch(
+    dptr: *mut CUdeviceptr_v1,
+    pitch: *mut u32,
+    width: u32,
+    height: u32,
+    element: u32,
+) -> CUresult {
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real::cuMemAllocPitch(dptr, pitch, width, height, element) };
+    // SAFETY: read after success only, when the driver has written both.
+    let made = || unsafe { (u64::from((*dptr).0), u64::from(*pitch)) };
+    pitched(u64::from(width), u64::from(height), call, made)
+}
+
+fn pitched(
+    width: u64,
+    height: u64,
+    call: impl FnOnce() -> CUresult,
+    made: impl FnOnce() -> (u64, u64),
+) -> CUresult {
+    let Some(meter) = super::Meter::here() else {
+        return call();
+    };
+    let guess = width
+        .div_ceil(PITCH)
+        .saturating_mul(PITCH)
+        .saturating_mul(height);
+    if let Err(refusal) = meter.reserve(guess) {
+        return refusal;
+    }
+    let result = call();
+    if !result.is_ok() {
+        meter.release(guess);
+        return result;
+    }
+    let (address, pitch) = made();
+    let bytes = pitch.saturating_mul(height);
+    if bytes > guess {
+        meter.force(bytes - guess);
+    } else {
+        meter.release(guess - bytes);
+    }
+    super::live::insert(address, meter.live(bytes));
+    result
+}
+
+/// # Safety
+/// As the driver's function.
+#[inline]
+pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
+    // SAFETY: the caller's own argument.
+    let result = freed(dptr.0, || unsafe { real::cuMemFree_v2(dptr) });
+    // Also frees memory of pools.
+    pool::after_free();
+    result
+}
+
+/// # Safety
+/// As the driver's function.
+pub(crate) unsafe fn cuMemFree(dptr: CUdeviceptr_v1) -> CUresult {
+    // SAFETY: the caller's own argument.
+    freed(u64::from(dptr.0), || unsafe { real::cuMemFree(dptr) })
+}

@@ -1,0 +1,120 @@
+//! Plain per-thread data, without destructors, reached in two instructions.
+//!
+//! `thread_local!` in a shared library goes through `__tls_get_addr`, which costs as much as everything else on the launch
+//! path together. A preloaded library may use the initial-exec model; stable Rust cannot ask for it, so the storage is
+//! declared in assembly. All-zero is the state of a thread that we have not seen.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// (stream, slot) pairs that a thread remembers.
+pub(crate) const STREAMS: usize = 4;
+
+/// One remembered pair. `key` 0 means empty.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct StreamEntry {
+    /// Stream handle, with 1 and 2 for the default streams.
+    pub(crate) key: usize,
+    /// Device index of the pages.
+    pub(crate) device: u32,
+    /// Slot in the client's half, plus one.
+    pub(crate) slot_plus_one: u32,
+}
+
+/// What we keep per thread.
+#[repr(C)]
+pub(crate) struct Thread {
+    /// Submissions that may pass by the fast path before the slow one is due. First, and 0 to start with: nothing else is
+    /// looked at while it is not positive.
+    pub(crate) credit: Cell<i32>,
+    /// Whether `device` and `context` are those of the thread's current context.
+    pub(crate) context_known: Cell<bool>,
+    /// Whether the thread is inside a call of ours into the driver.
+    pub(crate) inside: Cell<bool>,
+    /// Stream that the credit is for.
+    pub(crate) stream: Cell<usize>,
+    /// Gate word of the device that the credit is for.
+    pub(crate) gate: Cell<*const AtomicU32>,
+    /// Submissions counter: in the client's half, or `unmanaged` below.
+    pub(crate) launches: Cell<*const AtomicU64>,
+    /// Generation of the attachment that all this belongs to.
+    pub(crate) generation: Cell<u32>,
+    /// Thread slot in the client's half, plus one.
+    pub(crate) slot_plus_one: Cell<u32>,
+    /// Device index of the pages of the current context, plus one; 0 for a device that is not governed.
+    pub(crate) device_plus_one: Cell<u32>,
+    /// Driver ordinal of the current context's device.
+    pub(crate) ordinal: Cell<i32>,
+    /// The current context.
+    pub(crate) context: Cell<usize>,
+    /// Submissions per completion mark.
+    pub(crate) batch: Cell<u32>,
+    /// Slot of the current stream, plus one; 0 where completion cannot be followed.
+    pub(crate) stream_slot_plus_one: Cell<u32>,
+    /// When the last mark was issued, `CLOCK_MONOTONIC` nanoseconds.
+    pub(crate) last_mark_ns: Cell<u64>,
+    /// When the arbiter was last looked after, `CLOCK_MONOTONIC` nanoseconds.
+    pub(crate) last_check_ns: Cell<u64>,
+    /// Consecutive times that waiting for the device has run out.
+    pub(crate) impatience: Cell<u32>,
+    /// Next entry of `streams` to replace.
+    pub(crate) next_stream: Cell<u32>,
+    /// Remembered streams.
+    pub(crate) streams: [Cell<StreamEntry>; STREAMS],
+    /// Counter of a thread that nobody governs.
+    pub(crate) unmanaged: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Thread>() <= 256);
+
+std::arch::global_asm!(
+    ".section .tbss,\"awT\",@nobits",
+    ".balign 64",
+    ".globl sublet_thread",
+    ".hidden sublet_thread",
+    ".type sublet_thread, @object",
+    ".size sublet_thread, 256",
+    "sublet_thread:",
+    ".zero 256",
+    ".text",
+);
+
+/// The calling thread's data.
+#[inline(always)]
+pub(crate) fn thread<'a>() -> &'a Thread {
+    let at: *const Thread;
+    // SAFETY: computes the address of this thread's copy of `sublet_thread`: the thread pointer is at fs:0 and the offset
+    // in the GOT by the x86-64 TLS ABI. Reads two words, writes nothing.
+    unsafe {
+        std::arch::asm!(
+            "mov {at}, qword ptr [rip + sublet_thread@GOTTPOFF]",
+            "add {at}, qword ptr fs:[0]",
+            at = out(reg) at,
+            options(pure, readonly, nostack),
+        );
+        // SAFETY: 256 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid `Thread`, and its cells are
+        // touched by this thread alone (the lifetime never leaves the call that asked).
+        &*at
+    }
+}
+
+impl Thread {
+    /// Forgets everything that belongs to an attachment; the next submission takes the slow path.
+    pub(crate) fn forget(&self) {
+        self.credit.set(0);
+        self.context_known.set(false);
+        self.stream.set(0);
+        self.gate.set(std::ptr::null());
+        self.launches.set(std::ptr::null());
+        self.slot_plus_one.set(0);
+        self.device_plus_one.set(0);
+        self.stream_slot_plus_one.set(0);
+        self.last_mark_ns.set(0);
+        self.last_check_ns.set(0);
+        self.impatience.set(0);
+        for entry in &self.streams {
+            entry.set(StreamEntry::default());
+        }
+    }
+}

@@ -1,0 +1,14 @@
+// Part of the kernel library of sublet, version 1. Compiled to PTX for compute_75 and later by scripts/kernels.
+// The native twins, with the same names and parameters, are in simgpu/src/kernels/elementwise.rs.
+
+typedef unsigned long long u64;
+
+// Every thread spins until the device's clock has moved on by us microseconds. A grid that fits on the device at once takes
+// that long; a larger one takes that long per wave of blocks.
+extern "C" __global__ void sublet_busy_us(u64 us) {
+    u64 start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - start < us * 1000);
+}

@@ -1,0 +1,117 @@
+//! The content hash against its definition, and what it must tell apart.
+
+use super::*;
+
+fn hashes(arena: &Arena, data: u64, bytes: u64, block_bytes: u64) -> Vec<u64> {
+    arena.run("sublet_content_hash", &[slot(7), data, bytes, block_bytes]);
+    arena.read(slot(7), bytes.div_ceil(block_bytes) as usize)
+}
+
+#[test]
+fn content_hash_sees_every_byte_and_only_its_block() {
+    let mut random = Random(17);
+    let arena = arena();
+    let data: Vec<u8> = (0..20_003).map(|_| random.next() as u8).collect();
+    arena.write(slot(0), &data);
+    let before = hashes(&arena, slot(0), 20_003, 4096);
+    assert_eq!(before.len(), 5);
+    for _ in 0..300 {
+        let at = random.below(20_003) as usize;
+        let flip = 1u8 << random.below(8);
+        arena.write(slot(0) + at as u64, &[data[at] ^ flip]);
+        let after = hashes(&arena, slot(0), 20_003, 4096);
+        for (block, (before, after)) in before.iter().zip(&after).enumerate() {
+            assert_eq!(
+                before == after,
+                block != at / 4096,
+                "byte {at}, block {block}"
+            );
+        }
+        arena.write(slot(0) + at as u64, &[data[at]]);
+    }
+    // Swapped words, a longer run of zeros and another length are other contents.
+    assert_eq!(hashes(&arena, slot(0), 20_003, 4096), before);
+    arena.write(slot(0), &data[8..16]);
+    arena.write(slot(0) + 8, &data[..8]);
+    assert_ne!(hashes(&arena, slot(0), 4096, 4096)[0], before[0]);
+    arena.write(slot(0), &[0u8; 4096]);
+    let zeros: Vec<u64> = [1u64, 7, 8, 9, 2048, 4096]
+        .iter()
+        .map(|bytes| hashes(&arena, slot(0), *bytes, 4096)[0])
+        .collect();
+    for (at, hash) in zeros.iter().enumerate() {
+        assert!(!zeros[..at].contains(hash), "lengths {at} collide");
+    }
+}
+
+#[test]
+fn content_hash_matches_its_definition() {
+    let arena = arena();
+    let data: Vec<u8> = (0..5001u32).map(|at| ((at * at) >> 3) as u8).collect();
+    arena.write(slot(0), &data);
+    let got = hashes(&arena, slot(0), 5001, 2048);
+    arena.write(slot(1), &got);
+    let args = [slot(2), slot(1), 3];
+    assert_eq!(
+        arena.launch("sublet_hash_fold", [1, 1, 1], [256, 1, 1], &args),
+        Ok(())
+    );
+    let fold = arena.read::<u64>(slot(2), 1)[0];
+    assert_eq!(
+        (got, fold),
+        (reference_hashes(&data, 2048), reference_fold(&data, 2048))
+    );
+    // With another definition all memory would look changed to whoever kept older hashes.
+    assert_eq!(fold, 0x87c1_eb8d_7b3e_9fd2, "{fold:#018x}");
+}
+
+/// The definition of the hash, written down once more without lanes in lockstep.
+fn reference_hash(words: &[u64], bytes: u64) -> u64 {
+    let mix = |word: u64| {
+        let word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        word ^ word >> 31
+    };
+    let absorb = |state: u64, word: u64| {
+        (state ^ word)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .rotate_left(29)
+    };
+    let mut lanes: Vec<u64> = (0..256)
+        .map(|lane| {
+            words
+                .iter()
+                .skip(lane)
+                .step_by(256)
+                .fold(mix(lane as u64 + 1), |state, word| absorb(state, *word))
+        })
+        .collect();
+    while lanes.len() > 1 {
+        let half = lanes.len() / 2;
+        lanes = (0..half)
+            .map(|at| absorb(mix(lanes[at]), lanes[at + half]))
+            .collect();
+    }
+    mix(lanes[0] ^ bytes.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
+
+fn reference_hashes(data: &[u8], block: usize) -> Vec<u64> {
+    data.chunks(block)
+        .map(|block| {
+            let words: Vec<u64> = block
+                .chunks(8)
+                .map(|bytes| {
+                    let mut word = [0u8; 8];
+                    word[..bytes.len()].copy_from_slice(bytes);
+                    u64::from_le_bytes(word)
+                })
+                .collect();
+            reference_hash(&words, block.len() as u64)
+        })
+        .collect()
+}
+
+fn reference_fold(data: &[u8], block: usize) -> u64 {
+    let hashes = reference_hashes(data, block);
+    reference_hash(&hashes, 8 * hashes.len() as u64)
+}
