@@ -29,8 +29,11 @@ pub struct Pace {
     pub lone_window_us: u32,
     /// How often the holder is looked at while somebody waits, and a tail while it lasts.
     pub look_ns: u64,
-    /// How long a holder without work in flight must have submitted nothing to count as idle.
+    /// How long a holder without work in flight must have submitted nothing to count as idle, at first.
     pub quiet_ns: u64,
+    /// The same for one that was passed over again and again and came back at once (anticipation: S. Iyer, P. Druschel,
+    /// "Anticipatory scheduling", SOSP 2001).
+    pub quiet_max_ns: u64,
     /// The same where it has submitted work that no mark covers.
     pub unmarked_quiet_ns: u64,
     /// How often a tenant alone is looked at, for the accounts.
@@ -88,6 +91,10 @@ struct Seat {
     busy: bool,
     /// Its gate was closed and its tail has not ended.
     tail: bool,
+    /// How long it may be silent before it counts as idle.
+    quiet_ns: u64,
+    /// When it was passed over as idle; `None`: it was not, or it has come back.
+    passed_over_ns: Option<u64>,
     /// It does not come when it is let in, and is passed over until then.
     deaf_until_ns: u64,
     /// It has given a sign of life since its gate opened.
@@ -148,6 +155,8 @@ impl Lane {
                     waits: false,
                     busy: false,
                     tail: false,
+                    quiet_ns: self.pace.quiet_ns,
+                    passed_over_ns: None,
                     deaf_until_ns: 0,
                     came: true,
                     launches: 0,
@@ -293,6 +302,7 @@ impl Lane {
             if hold.is_none() && !seat.tail && !concurrent {
                 let waits = |(_, pages): &(u64, Rc<ClientPages>)| peer::waits(pages, device);
                 seat.waits = now_ns >= seat.deaf_until_ns && seat.clients.iter().any(waits);
+                seat.learn_quiet(now_ns, &self.pace);
                 continue;
             }
             let seen = seat.sample(device);
@@ -308,9 +318,9 @@ impl Lane {
             }
             seat.launches = seen.launches;
             let quiet_ns = if seen.unmarked {
-                self.pace.unmarked_quiet_ns
+                self.pace.unmarked_quiet_ns.max(seat.quiet_ns)
             } else {
-                self.pace.quiet_ns
+                seat.quiet_ns
             };
             seat.tail = seat.tail && hold.is_none() && (seen.in_flight || seen.blocking);
             seat.busy = if hold.is_some() || concurrent {
@@ -369,6 +379,7 @@ impl Lane {
                 pages.arbiter.close(device);
             }
             let seen = seat.sample(device);
+            seat.passed_over_ns = (!seat.busy).then_some(now_ns);
             seat.tail = seen.in_flight || seen.blocking;
             seat.busy = seat.tail;
             seat.came |= !seen.waits || seen.launches != seat.launches;
@@ -497,6 +508,23 @@ impl Lane {
 }
 
 impl Seat {
+    /// One that is passed over and wants the device again within a slice would better have been waited for, a little.
+    fn learn_quiet(&mut self, now_ns: u64, pace: &Pace) {
+        if !self.waits {
+            return;
+        }
+        let Some(since_ns) = self.passed_over_ns.take() else {
+            return;
+        };
+        let slice_ns = u64::from(pace.quantum.max_us) * 1000;
+        let changed_ns = if now_ns.saturating_sub(since_ns) < slice_ns {
+            self.quiet_ns * 2
+        } else {
+            self.quiet_ns / 2
+        };
+        self.quiet_ns = changed_ns.clamp(pace.quiet_ns, pace.quiet_max_ns);
+    }
+
     fn sample(&self, device: usize) -> Activity {
         self.clients
             .iter()
