@@ -131,9 +131,18 @@ impl std::fmt::Display for InitError {
     }
 }
 
-/// The process's environment.
+/// A setting: what [`set`] said, else the process's environment.
 pub fn env(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+    let set = SETTINGS.lock().get(name).cloned();
+    set.or_else(|| std::env::var(name).ok())
+}
+
+static SETTINGS: Mutex<std::collections::BTreeMap<String, String>> =
+    Mutex::new(std::collections::BTreeMap::new());
+
+/// Sets a `SUBLET_SIM_*` setting for this process, for programs in Rust that link this crate. Before `cuInit`.
+pub fn set(name: &str, value: &str) {
+    SETTINGS.lock().insert(name.to_owned(), value.to_owned());
 }
 
 /// The card of this host as the environment asks for it.

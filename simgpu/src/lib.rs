@@ -33,3 +33,5 @@ pub mod observe;
 pub mod profile;
 mod registry;
 mod stream;
+
+pub use driver::set;
