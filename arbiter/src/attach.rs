@@ -404,7 +404,7 @@ impl Arbiter {
             self.poller
                 .add(&*socket, Event::ClientHungUp(id), Interest::HangUp)?;
             self.poller
-                .add(pages.doorbell(), Event::Doorbell(id), Interest::Read)?;
+                .add(pages.doorbell(), Event::Doorbell(id), Interest::Rung)?;
             self.poller
                 .add(&client.process, Event::ClientEnded(id), Interest::Read)
         });
@@ -464,7 +464,7 @@ impl Arbiter {
             let doorbell = client.pages.doorbell();
             let _ = self
                 .poller
-                .add(doorbell, Event::Doorbell(id), Interest::Read);
+                .add(doorbell, Event::Doorbell(id), Interest::Rung);
             self.dirty |= client.devices;
         }
     }
