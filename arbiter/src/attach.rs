@@ -102,9 +102,9 @@ impl Arbiter {
                 Err(error) => {
                     if let Some(greeting) = self.greetings.remove(&id) {
                         let pid = greeting.identity.pid;
-                        tracing::warn!("process {pid} is not let in: {error}");
                         let text = error.to_string();
                         greeting.connection.refuse(Outcome::Malformed, &text);
+                        self.warn_of_stranger(&format!("process {pid} is not let in: {text}"));
                     }
                     return;
                 }
@@ -126,8 +126,8 @@ impl Arbiter {
                 self.answer_greeting(id, now_ns);
             } else if greeting.deadline_ns <= now_ns {
                 let pid = greeting.identity.pid;
-                tracing::warn!("process {pid} connected and said nothing");
                 self.greetings.remove(&id);
+                self.warn_of_stranger(&format!("process {pid} connected and said nothing"));
             }
         }
     }
@@ -157,8 +157,11 @@ impl Arbiter {
             }
             Verdict::Out(not_in) => {
                 let (pid, uid) = who;
-                tracing::warn!("process {pid} of user {uid} is not let in: {}", not_in.text);
                 connection.refuse(not_in.outcome, &not_in.text);
+                let text = not_in.text;
+                self.warn_of_stranger(&format!(
+                    "process {pid} of user {uid} is not let in: {text}"
+                ));
             }
         }
     }
@@ -409,7 +412,7 @@ impl Arbiter {
                 .add(&client.process, Event::ClientEnded(id), Interest::Read)
         });
         if let Err(error) = watched {
-            tracing::warn!("process {pid} could not be let in: {error}");
+            self.warn_of_stranger(&format!("process {pid} could not be let in: {error}"));
             self.drop_client(id, now_ns);
             self.bury_if_dead(tenant_id);
             return;

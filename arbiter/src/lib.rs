@@ -13,6 +13,7 @@ mod devices;
 mod dispatch;
 mod journal;
 mod ledger;
+mod log;
 mod nvml;
 mod operator;
 mod options;
@@ -25,5 +26,6 @@ mod tenant;
 mod usage;
 
 pub use ledger::Ceiling;
+pub use log::log_to_stderr;
 pub use options::{DeviceRule, Options};
 pub use serve::{Arbiter, Error, Stopper, run};

@@ -22,7 +22,7 @@ use crate::control_server::{Ask, ControlServer};
 use crate::convert;
 use crate::devices::Devices;
 use crate::dispatch::Lane;
-use crate::journal::Journal;
+use crate::journal::{Allowance, Journal};
 use crate::ledger::Ledger;
 use crate::nvml::Watcher;
 use crate::options::Options;
@@ -129,6 +129,8 @@ pub struct Arbiter {
     pub(crate) next_id: u64,
     pub(crate) started_unix_ms: u64,
     pub(crate) state_is_old: bool,
+    /// Log lines that strangers may still cause.
+    strangers: Allowance,
     /// Listeners left alone until then, for want of descriptors.
     deaf_until_ns: Option<u64>,
     house_ns: u64,
@@ -200,6 +202,7 @@ impl Arbiter {
             next_id: state.next_id.max(1),
             started_unix_ms: unix_ms(),
             state_is_old: true,
+            strangers: Allowance::new(now_ns),
             deaf_until_ns: None,
             house_ns: now_ns,
             idle_since_ns: Some(now_ns),
@@ -598,6 +601,15 @@ impl Arbiter {
         tracing::error!("cannot accept connections for now: {error}");
         let _ = self.listen(false);
         self.deaf_until_ns = Some(now_ns + HOUSE_NS);
+    }
+
+    /// Tells about a peer that is not (yet) a client; not as often as it likes.
+    pub(crate) fn warn_of_stranger(&mut self, text: &str) {
+        match self.strangers.spend(mono_ns()) {
+            Some(0) => tracing::warn!("{text}"),
+            Some(left_out) => tracing::warn!("{text} ({left_out} such lines left out before)"),
+            None => {}
+        }
     }
 
     /// The lane of a device, made where it is new.
