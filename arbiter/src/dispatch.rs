@@ -93,6 +93,9 @@ struct Seat {
     tail: bool,
     /// How long it may be silent before it counts as idle.
     quiet_ns: u64,
+    /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
+    /// not ended. Its threads are inside the driver, or on their way to the gate.
+    ready_until_ns: u64,
     /// When it was passed over as idle; `None`: it was not, or it has come back.
     passed_over_ns: Option<u64>,
     /// It does not come when it is let in, and is passed over until then.
@@ -156,6 +159,7 @@ impl Lane {
                     busy: false,
                     tail: false,
                     quiet_ns: self.pace.quiet_ns,
+                    ready_until_ns: 0,
                     passed_over_ns: None,
                     deaf_until_ns: 0,
                     came: true,
@@ -238,12 +242,12 @@ impl Lane {
         }
         let again_ns = self.decide(now_ns);
         self.set_windows(now_ns);
-        self.mark_busy();
+        self.mark_busy(now_ns);
 
         let contended = self
             .seats
             .iter()
-            .any(|seat| seat.waits && !self.holds(seat.tenant));
+            .any(|seat| seat.wants(now_ns) && !self.holds(seat.tenant));
         let mut next_ns = if contended || self.seats.iter().any(|seat| seat.tail) {
             now_ns + self.pace.look_ns
         } else if self.seats.iter().any(|seat| seat.busy) {
@@ -323,6 +327,9 @@ impl Lane {
                 seat.quiet_ns
             };
             seat.tail = seat.tail && hold.is_none() && (seen.in_flight || seen.blocking);
+            if seat.tail {
+                seat.ready_until_ns = now_ns + seat.quiet_ns;
+            }
             seat.busy = if hold.is_some() || concurrent {
                 seat.active_ns
                     .is_some_and(|active_ns| now_ns.saturating_sub(active_ns) < quiet_ns)
@@ -342,7 +349,7 @@ impl Lane {
             wants: if hold.is_some_and(|hold| hold.tenant == seat.tenant) {
                 seat.busy
             } else {
-                seat.waits
+                seat.wants(now_ns)
             },
         }));
         let wanting = self.view.iter().filter(|tenant| tenant.wants).count();
@@ -381,6 +388,9 @@ impl Lane {
             let seen = seat.sample(device);
             seat.passed_over_ns = (!seat.busy).then_some(now_ns);
             seat.tail = seen.in_flight || seen.blocking;
+            if seat.busy || seat.tail {
+                seat.ready_until_ns = now_ns + seat.quiet_ns;
+            }
             seat.busy = seat.tail;
             seat.came |= !seen.waits || seen.launches != seat.launches;
             if !seat.came {
@@ -407,9 +417,10 @@ impl Lane {
             if !anew {
                 seat.usage.grants += 1;
                 // One that waits is about to begin; one that was let in unasked may never.
-                seat.active_ns = seat.waits.then_some(now_ns);
+                let wants = seat.wants(now_ns);
+                seat.active_ns = wants.then_some(now_ns);
                 seat.came = !seat.waits;
-                seat.busy = seat.waits;
+                seat.busy = wants;
                 seat.tail = false;
             }
         }
@@ -427,12 +438,12 @@ impl Lane {
 
     /// A holder is charged for all of its slice while others wait: nobody else could use that time. Alone it is charged
     /// for what it uses.
-    fn mark_busy(&mut self) {
+    fn mark_busy(&mut self, now_ns: u64) {
         let Some(hold) = self.hold else { return };
         let contended = self
             .seats
             .iter()
-            .any(|seat| seat.waits && seat.tenant != hold.tenant);
+            .any(|seat| seat.wants(now_ns) && seat.tenant != hold.tenant);
         for seat in self
             .seats
             .iter_mut()
@@ -523,6 +534,11 @@ impl Seat {
             self.quiet_ns / 2
         };
         self.quiet_ns = changed_ns.clamp(pace.quiet_ns, pace.quiet_max_ns);
+    }
+
+    /// Whether it would use the device if it were let in.
+    fn wants(&self, now_ns: u64) -> bool {
+        self.waits || now_ns < self.ready_until_ns
     }
 
     fn sample(&self, device: usize) -> Activity {
