@@ -109,7 +109,8 @@ fn job_row(job: &JobStatus) -> Vec<String> {
         job.state.as_str().into(),
         job.share_asked
             .map_or("-".into(), |share| format!("{share:.2}")),
-        format!("{:.2}", job.share_got_recent),
+        // Of no device at all the sum is minus zero.
+        format!("{:.2}", job.share_got_recent + 0.0),
         short_bytes(job.mem_used_bytes),
         short_bytes(job.mem_peak_bytes),
         job.mem_limit_bytes.map_or("-".into(), short_bytes),
@@ -162,6 +163,7 @@ mod tests {
                 JobStatus {
                     name: "infer-with-a-name".into(),
                     class: Class::Opportunistic,
+                    share_got_recent: -0.0,
                     uid: 1001,
                     ..JobStatus::default()
                 },

@@ -70,14 +70,16 @@ fn prepare(args: Run) -> Result<Ready> {
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
     let (from_environment, name) = settings::from_environment(|name| env::var_os(name))?;
-    let name = args
-        .name
-        .clone()
-        .or(name)
-        .unwrap_or_else(|| control::name_from_command(&shown));
+    // Left empty where nobody gave one: the arbiter then makes one that is free, and refuses no job for its name.
+    let name = args.name.clone().or(name).unwrap_or_default();
+    let known_as = if name.is_empty() {
+        control::name_from_command(&shown)
+    } else {
+        name.clone()
+    };
     let config = Config::find(args.config.as_deref(), &Places::of_a_user())?;
     let from_file = config.settings_for(Subject {
-        name: &name,
+        name: &known_as,
         command_line: &shown.join(" "),
         user: &user_name(),
     });
