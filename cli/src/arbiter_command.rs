@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use arbiter::{Ceiling, Options};
+use control::Client;
 use control::paths::{RuntimeDir, Surroundings};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -28,7 +29,7 @@ pub fn run(args: Arbiter) -> Result<()> {
         None => RuntimeDir::find_for_daemon(&around)?,
     };
     if args.stop {
-        connect::existing(&dir)?.shutdown()?;
+        connect::ask(|| connect::existing(&dir), Client::shutdown)?;
         return Ok(());
     }
     let config = Config::find(args.config.as_deref(), &Places::of_the_host())?;

@@ -1,7 +1,7 @@
 //! `sublet ps`: the jobs and devices of the arbiter, for people or as JSON.
 
 use control::paths::{RuntimeDir, Surroundings};
-use control::{ArbiterStatus, DeviceStatus, JobStatus, short_bytes};
+use control::{ArbiterStatus, Client, DeviceStatus, JobStatus, short_bytes};
 use serde_json::{Value, json};
 
 use crate::args::Ps;
@@ -15,8 +15,8 @@ use crate::table::{Align, Table};
 /// Where an arbiter is there and does not answer as it should. None being there is no error.
 pub fn ps(args: &Ps) -> Result<String> {
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
-    let status = match connect::existing(&dir) {
-        Ok(mut client) => Some(client.status()?),
+    let status = match connect::ask(|| connect::existing(&dir), Client::status) {
+        Ok(status) => Some(status),
         Err(error) if error.is_absence() => None,
         Err(error) => return Err(error.into()),
     };
