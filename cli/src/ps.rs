@@ -81,7 +81,11 @@ fn device_line(device: &DeviceStatus) -> String {
         "GPU {}: {}{}, {}, {}{}, busy {:.0}%, held by {}",
         device.index,
         device.name,
-        if device.simulated { " (simulated)" } else { "" },
+        if device.simulated && !device.name.contains("simulated") {
+            " (simulated)"
+        } else {
+            ""
+        },
         short_bytes(device.total_bytes),
         device.mode.as_str(),
         if device.quantum_us > 0 {
