@@ -248,6 +248,7 @@ api! {
 
     fn cuCtxSynchronize() {
         let (driver, context) = current()?;
+        crate::capture::forbid_synchronisation(driver, context.id)?;
         synchronize(&context, driver)
     }
 
@@ -255,6 +256,7 @@ api! {
         let driver = driver()?;
         let context = of(driver, context)?;
         context.check()?;
+        crate::capture::forbid_synchronisation(driver, context.id)?;
         synchronize(&context, driver)
     }
 

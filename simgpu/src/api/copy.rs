@@ -153,7 +153,7 @@ fn copy(stream: CUstream, default: Default, asynchronous: bool, request: Request
         }
     }
     if wait {
-        stream.forbid_capture()?;
+        stream.forbid_capture(driver)?;
     }
     stream.submit(driver, Work::Copy(Box::new(copy)))?;
     if wait {

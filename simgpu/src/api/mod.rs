@@ -1,9 +1,11 @@
 //! The entry points, one file per noun. All are flat here under the driver's own names.
 
+mod capture;
 mod context;
 mod copy;
 mod device;
 mod event;
+mod graph;
 mod init;
 mod launch;
 mod memory;
@@ -14,10 +16,12 @@ mod pool;
 mod stream;
 mod vmm;
 
+pub use capture::*;
 pub use context::*;
 pub use copy::*;
 pub use device::*;
 pub use event::*;
+pub use graph::*;
 pub use init::*;
 pub use launch::*;
 pub use memory::*;
@@ -31,6 +35,7 @@ pub use vmm::*;
 use shim_ffi::CUresult;
 
 use memory::allocating;
+use memset::check as check_fill;
 
 /// What a body answers.
 type Done = Result<(), CUresult>;

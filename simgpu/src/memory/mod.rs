@@ -40,6 +40,8 @@ pub enum Kind {
     Pool(CUmemoryPool),
     /// The same, with its free in some stream.
     PoolFreeing(CUmemoryPool),
+    /// Memory of a graph's allocation node, inside a pool.
+    Graph(CUmemoryPool),
     /// A mapping of a VMM handle: handle id, and devices with read (1) or read-write (3) access.
     Mapping {
         handle: u64,
@@ -241,6 +243,7 @@ impl Memory {
                     | Kind::Global
                     | Kind::Pool(_)
                     | Kind::PoolFreeing(_)
+                    | Kind::Graph(_)
             )
         });
         if !freeable {
@@ -252,7 +255,7 @@ impl Memory {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         match region.kind {
             // The pool keeps the bytes.
-            Kind::Pool(_) | Kind::PoolFreeing(_) => {}
+            Kind::Pool(_) | Kind::PoolFreeing(_) | Kind::Graph(_) => {}
             Kind::Small | Kind::Global if region.bytes <= SMALL_LIMIT => {
                 self.give_small(&mut inner, card, &region)
             }
@@ -296,7 +299,10 @@ impl Memory {
                 region.context == context
                     && !matches!(
                         region.kind,
-                        Kind::Mapping { .. } | Kind::Pool(_) | Kind::PoolFreeing(_)
+                        Kind::Mapping { .. }
+                            | Kind::Pool(_)
+                            | Kind::PoolFreeing(_)
+                            | Kind::Graph(_)
                     )
             })
             .map(|region| region.start)
@@ -442,6 +448,15 @@ impl Memory {
             }
         });
         first
+    }
+
+    /// Makes a pool's block a graph's: the program's frees no longer end it.
+    pub fn own_by_graph(&self, address: u64) {
+        self.update(address, |region| {
+            if let Kind::Pool(pool) = region.kind {
+                region.kind = Kind::Graph(pool);
+            }
+        });
     }
 
     /// The region that contains `address`.
