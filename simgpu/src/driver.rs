@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use shim_ffi::CUresult;
 
+use crate::api::{Array, Link, Texture};
 use crate::capture::Capture;
 use crate::card::{Card, CardError, state_dir};
 use crate::context::Context;
@@ -62,6 +63,12 @@ pub struct Driver {
     pub device_pools: Vec<(Arc<Pool>, Mutex<Arc<Pool>>)>,
     /// What graphs allocate from, by device.
     pub graph_pools: Vec<Arc<Pool>>,
+    /// Arrays.
+    pub(crate) arrays: Registry<Array>,
+    /// Texture objects.
+    pub(crate) textures: Registry<Texture>,
+    /// Link states.
+    pub(crate) links: Registry<Link>,
     /// Graphs.
     pub graphs: Registry<Graph>,
     /// Their nodes.
@@ -220,6 +227,9 @@ impl Driver {
             pools,
             device_pools,
             graph_pools,
+            arrays: Registry::default(),
+            textures: Registry::default(),
+            links: Registry::default(),
             graphs: Registry::default(),
             nodes: Registry::default(),
             execs: Registry::default(),

@@ -36,6 +36,8 @@ pub struct Stream {
     pub flags: u32,
     /// The capture that it is in.
     pub capture: Mutex<Option<Arc<Capture>>>,
+    /// `cuStreamSetAttribute`, by id.
+    pub attributes: Mutex<std::collections::BTreeMap<u32, [u64; 8]>>,
 }
 
 impl Stream {
@@ -49,6 +51,7 @@ impl Stream {
             info,
             flags,
             capture,
+            attributes: Mutex::default(),
         });
         driver.streams.insert(stream.id, stream.clone());
         stream

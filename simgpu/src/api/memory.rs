@@ -263,7 +263,7 @@ api! {
 }
 
 /// Advice about managed memory: checked, and of no consequence, since its pages never move here.
-fn managed(address: CUdeviceptr, bytes: usize) -> Done {
+pub(super) fn managed(address: CUdeviceptr, bytes: usize) -> Done {
     let (driver, _) = current()?;
     let region = driver
         .memory

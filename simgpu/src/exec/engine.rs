@@ -219,6 +219,48 @@ impl Engine {
         Ok(())
     }
 
+    /// Puts a record into a stream that waits for everything in the context so far.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` for an unknown stream.
+    pub fn submit_after_all(&self, stream: u64, record: Arc<Record>) -> Result<(), CUresult> {
+        let mut state = self.state.lock();
+        let own = state
+            .queues
+            .get(&stream)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let context = own.info.context;
+        let others = state
+            .queues
+            .values()
+            .filter(|other| other.info.context == context && other.info.id != stream);
+        let waits = others
+            .map(|other| Dependency::Stream {
+                id: other.info.id,
+                index: other.enqueued,
+            })
+            .collect();
+        let sequence = state.sequence;
+        state.sequence += 1;
+        if let Some(queue) = state.queues.get_mut(&stream) {
+            let work = Work::Record(record);
+            queue.ops.push_back(Op {
+                work,
+                waits,
+                submitted_ns: clock::now_ns(),
+                sequence,
+            });
+            queue.enqueued += 1;
+        }
+        if !state.active.contains(&stream) {
+            state.active.push(stream);
+        }
+        if self.pump(&mut state, stream) {
+            self.pump_all(&mut state);
+        }
+        Ok(())
+    }
+
     /// What the next operation of `stream` has to wait for because of the legacy stream's rule.
     fn legacy_waits(state: &State, stream: u64) -> Vec<Dependency> {
         let Some(own) = state.queues.get(&stream) else {

@@ -10,7 +10,7 @@ pub mod ranges;
 pub mod vmm;
 pub mod window;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::RwLock;
@@ -55,6 +55,8 @@ pub enum Kind {
     HostRegistered { flags: u32 },
     /// A module's global variable.
     Global,
+    /// An array's elements.
+    Array,
 }
 
 /// A live range.
@@ -103,6 +105,8 @@ struct Inner {
     small_live: BTreeMap<u64, u32>,
     /// Reserved address ranges (`cuMemAddressReserve`).
     reserved: BTreeMap<u64, u64>,
+    /// Devices whose kernels may touch another device's plain memory: (toucher, owner).
+    peers: BTreeSet<(usize, usize)>,
 }
 
 /// This process's memory.
@@ -163,8 +167,8 @@ impl Memory {
         if bytes > card.profile().usable_bytes() {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let small =
-            bytes <= SMALL_LIMIT && matches!(kind, Kind::Large | Kind::Small | Kind::Global);
+        let small = bytes <= SMALL_LIMIT
+            && matches!(kind, Kind::Large | Kind::Small | Kind::Global | Kind::Array);
         let span = bytes.next_multiple_of(if small { ALIGNMENT } else { GRANULE });
         let mut inner = self.inner.write();
         let start = if small {
@@ -241,6 +245,7 @@ impl Memory {
                     | Kind::Small
                     | Kind::Managed
                     | Kind::Global
+                    | Kind::Array
                     | Kind::Pool(_)
                     | Kind::PoolFreeing(_)
                     | Kind::Graph(_)
@@ -256,7 +261,7 @@ impl Memory {
         match region.kind {
             // The pool keeps the bytes.
             Kind::Pool(_) | Kind::PoolFreeing(_) | Kind::Graph(_) => {}
-            Kind::Small | Kind::Global if region.bytes <= SMALL_LIMIT => {
+            Kind::Small | Kind::Global | Kind::Array if region.bytes <= SMALL_LIMIT => {
                 self.give_small(&mut inner, card, &region)
             }
             _ => {
@@ -489,6 +494,16 @@ impl Memory {
             .collect()
     }
 
+    /// Lets kernels of one device touch plain memory of another, or no longer.
+    pub fn set_peer(&self, toucher: usize, owner: usize, on: bool) {
+        let peers = &mut self.inner.write().peers;
+        if on {
+            peers.insert((toucher, owner));
+        } else {
+            peers.remove(&(toucher, owner));
+        }
+    }
+
     /// Host address of `bytes` at a device-accessible address, if all of them belong to live memory that `device` may
     /// touch.
     pub fn translate(&self, address: u64, bytes: u64, device: Option<usize>) -> Option<*mut u8> {
@@ -509,6 +524,17 @@ impl Memory {
                 && !access.iter().any(|(of, flags)| {
                     *flags != 0 && device.is_none_or(|device| *of == device as i32)
                 })
+            {
+                return None;
+            }
+            let plain = matches!(
+                region.kind,
+                Kind::Large | Kind::Small | Kind::Global | Kind::Array
+            );
+            if let Some(device) = device
+                && plain
+                && device != region.device
+                && !inner.peers.contains(&(device, region.device))
             {
                 return None;
             }
