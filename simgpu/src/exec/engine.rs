@@ -6,6 +6,7 @@
 //! All of them start with the first operation that needs them.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -457,7 +458,7 @@ impl Engine {
             if queue.completed >= queue.wake_at {
                 queue.wake_at = u64::MAX;
                 self.done.notify_all();
-            } else if full_waiters && queue.ops.len() == QUEUE_LIMIT / 2 {
+            } else if full_waiters && queue.ops.len() <= QUEUE_LIMIT / 2 {
                 self.done.notify_all();
             }
         }
@@ -555,7 +556,11 @@ impl Engine {
                         self.card
                             .scaled(launch.model_ns(&profile, &self.memory, device))
                     };
-                    compute.execute(ready_ns, model_ns, 1, || launch.run(&self.memory, device))
+                    compute.execute(ready_ns, model_ns, 1, || {
+                        // A twin that panics is a kernel that failed; the device goes on.
+                        catch_unwind(AssertUnwindSafe(|| launch.run(&self.memory, device)))
+                            .unwrap_or(Err(CUresult::CUDA_ERROR_LAUNCH_FAILED))
+                    })
                 }
                 Work::Fill(fill) => {
                     let model_ns =
@@ -708,11 +713,6 @@ impl Engine {
                 Some(queue) => queue.wake_at = queue.wake_at.min(target),
             }
             self.done.wait(&mut state);
-            if let Some(queue) = state.queues.get_mut(&stream)
-                && queue.completed < target
-            {
-                queue.wake_at = queue.wake_at.min(target);
-            }
         };
         drop(state);
         clock::wait_until(ended_ns);

@@ -198,6 +198,20 @@ fn in_a_role() {
                 println!("role:{}", seen.iter().all(|byte| *byte == 0x5a));
             }
         }
+        "exec" => {
+            alloc(768 << 20);
+            use std::os::unix::process::CommandExt;
+            let error = Command::new(std::env::current_exe().expect("a path"))
+                .args([
+                    "--exact",
+                    "processes::in_a_role",
+                    "--nocapture",
+                    "--test-threads=1",
+                ])
+                .env("SIMGPU_TEST_ROLE", "hold")
+                .exec();
+            panic!("exec: {error}");
+        }
         "fork" => {
             // SAFETY: the child only calls the driver and exits.
             let child = unsafe { libc::fork() };
@@ -339,4 +353,13 @@ fn memory_is_shared_by_handle_and_charged_once() {
     assert_eq!(with_context, used + 16 * MIB);
     owner.go();
     assert_eq!(owner.hear(), 0x77.to_string());
+}
+
+#[test]
+fn a_program_that_executes_another_gives_its_memory_back() {
+    let dir = dir("exec");
+    let card = card(&dir);
+    let mut member = Member::start(&dir, "exec");
+    assert_eq!(member.hear(), "holding");
+    assert_eq!(card.used(0), 528 * MIB);
 }
