@@ -95,6 +95,9 @@ struct Seat {
     tail: bool,
     /// How long it may be silent before it counts as idle.
     quiet_ns: u64,
+    /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
+    /// not ended. Its threads are inside the driver, or on their way to the gate.
+    ready_until_ns: u64,
     /// It lost the device because it was silent, and has not come back since.
     passed_over: bool,
     /// It does not come when it is let in, and is passed over until then.
@@ -160,6 +163,7 @@ impl Lane {
                     busy: false,
                     tail: false,
                     quiet_ns: self.pace.quiet_ns,
+                    ready_until_ns: 0,
                     passed_over: false,
                     deaf_until_ns: 0,
                     missed: 0,
@@ -197,6 +201,7 @@ impl Lane {
             seat.launches = seat.sample(self.device).launches;
             if seat.clients.is_empty() {
                 (seat.waits, seat.busy, seat.tail) = (false, false, false);
+                seat.ready_until_ns = 0;
                 if self.hold.is_some_and(|hold| hold.tenant == seat.tenant) {
                     self.hold = None;
                 }
@@ -243,12 +248,12 @@ impl Lane {
         }
         let again_ns = self.decide(now_ns);
         self.set_windows(now_ns);
-        self.mark_busy();
+        self.mark_busy(now_ns);
 
         let contended = self
             .seats
             .iter()
-            .any(|seat| seat.waits && !self.holds(seat.tenant));
+            .any(|seat| seat.wants(now_ns) && !self.holds(seat.tenant));
         let mut next_ns = if contended || self.seats.iter().any(|seat| seat.tail) {
             now_ns + self.pace.look_ns
         } else if self.seats.iter().any(|seat| seat.busy) {
@@ -328,6 +333,9 @@ impl Lane {
                 seat.quiet_ns
             };
             seat.tail = seat.tail && hold.is_none() && (seen.in_flight || seen.blocking);
+            if seat.tail {
+                seat.ready_until_ns = now_ns + seat.quiet_ns;
+            }
             seat.busy = if hold.is_some() || concurrent {
                 seat.active_ns
                     .is_some_and(|active_ns| now_ns.saturating_sub(active_ns) < quiet_ns)
@@ -347,7 +355,7 @@ impl Lane {
             wants: if hold.is_some_and(|hold| hold.tenant == seat.tenant) {
                 seat.busy
             } else {
-                seat.waits
+                seat.wants(now_ns)
             },
         }));
         let wanting = self.view.iter().filter(|tenant| tenant.wants).count();
@@ -396,6 +404,9 @@ impl Lane {
             let seen = seat.sample(device);
             seat.passed_over = !seat.busy;
             seat.tail = seen.in_flight || seen.blocking;
+            if seat.busy || seat.tail {
+                seat.ready_until_ns = now_ns + seat.quiet_ns;
+            }
             seat.busy = seat.tail;
             seat.came |= !seen.waits || seen.launches != seat.launches;
             let whole = now_ns >= hold.since_ns + u64::from(hold.quantum_us) * 1000;
@@ -428,9 +439,10 @@ impl Lane {
             if !anew {
                 seat.usage.grants += 1;
                 // One that waits is about to begin; one that was let in unasked may never.
-                seat.active_ns = seat.waits.then_some(now_ns);
+                let wants = seat.wants(now_ns);
+                seat.active_ns = wants.then_some(now_ns);
                 seat.came = !seat.waits;
-                seat.busy = seat.waits;
+                seat.busy = wants;
                 seat.tail = false;
             }
         }
@@ -448,12 +460,12 @@ impl Lane {
 
     /// A holder is charged for all of its slice while others wait: nobody else could use that time. Alone it is charged
     /// for what it uses.
-    fn mark_busy(&mut self) {
+    fn mark_busy(&mut self, now_ns: u64) {
         let Some(hold) = self.hold else { return };
         let contended = self
             .seats
             .iter()
-            .any(|seat| seat.waits && seat.tenant != hold.tenant);
+            .any(|seat| seat.wants(now_ns) && seat.tenant != hold.tenant);
         for seat in self
             .seats
             .iter_mut()
@@ -541,6 +553,11 @@ impl Seat {
             self.quiet_ns / 2
         };
         self.quiet_ns = changed_ns.clamp(pace.quiet_ns, pace.quiet_max_ns);
+    }
+
+    /// Whether it would use the device if it were let in.
+    fn wants(&self, now_ns: u64) -> bool {
+        self.waits || now_ns < self.ready_until_ns
     }
 
     fn sample(&self, device: usize) -> Activity {
