@@ -373,6 +373,12 @@ impl Arbiter {
             .iter()
             .flatten()
             .fold(0u32, |devices, index| devices | 1 << index);
+        let mut totals = [0; MAX_DEVICES];
+        for (device, index) in hello.devices.iter().zip(device_map) {
+            if let Some(total) = index.and_then(|index| totals.get_mut(usize::from(index))) {
+                *total = device.total_bytes;
+            }
+        }
         let pages = Rc::new(pages);
         let client = Client {
             tenant: tenant_id,
@@ -384,6 +390,7 @@ impl Arbiter {
             pages: Rc::clone(&pages),
             slot,
             devices,
+            totals,
             command: hello.command,
             attached_unix_ms: unix_ms(),
             journal_next,

@@ -297,7 +297,9 @@ fn the_dead_want_nothing() {
     while !bench.open(1) {
         bench.run(50 * US, |pages| pages.iter().for_each(greedy));
     }
-    // Its tail has not ended, and its turn would be next.
+    // Its tail has not ended, and its turn is next.
+    bench.run(4_900 * US, |pages| pages.iter().for_each(greedy));
+    assert!(bench.open(1));
     let grants = bench.usage(0).grants;
     bench.lane.remove(bench.now_ns, 0);
     bench.step();

@@ -46,6 +46,8 @@ pub struct Client {
     pub slot: u32,
     /// Devices it can be granted, as bits.
     pub devices: u32,
+    /// What its own driver says that each device has, in bytes: a little less than NVML says. 0: not told.
+    pub totals: [u64; channel::MAX_DEVICES],
     /// Name of the program, for people.
     pub command: String,
     /// When it attached.

@@ -679,7 +679,13 @@ impl Arbiter {
         for (index, device) in self.devices.iter() {
             let half = &client.pages.arbiter;
             half.set_limit(index, tenant.limits[index]);
-            half.set_physical(index, device.total_bytes, device.free_bytes);
+            // A client is never told more than its own driver knows of; what it claims changes nothing for the others.
+            let total = match client.totals[index] {
+                0 => device.total_bytes,
+                claimed => device.total_bytes.min(claimed),
+            };
+            let free = device.free_bytes.map(|free| free.min(total));
+            half.set_physical(index, total, free);
         }
     }
 
