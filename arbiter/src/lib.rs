@@ -13,7 +13,6 @@ mod devices;
 mod dispatch;
 mod journal;
 mod ledger;
-mod log;
 mod nvml;
 mod operator;
 mod options;
@@ -26,6 +25,5 @@ mod tenant;
 mod usage;
 
 pub use ledger::Ceiling;
-pub use log::log_to_stderr;
 pub use options::{DeviceRule, Options};
 pub use serve::{Arbiter, Error, Stopper, run};

@@ -365,6 +365,26 @@ fn a_directory_has_one_arbiter_and_an_idle_one_ends() {
 }
 
 #[test]
+fn a_terminated_arbiter_leaves_every_gate_open_and_no_socket() {
+    let dir = bench::directory();
+    let mut daemon = arbiter_child(&dir);
+    let mut operator = until("it listens", || bench::operator(&dir.1).ok());
+    let jobs = ["a", "b"].map(|name| operator.register(named(name, 0.5)).expect("registered"));
+    let clients = jobs.each_ref().map(attach);
+    let gate = |at: usize| clients[at].arbiter.device(0).expect("device");
+    gate(0).look().expect("the first one holds the device");
+    gate(1).look().expect_err("the second one does not");
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(daemon.id()).expect("pid"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("sent");
+    assert!(daemon.wait().expect("ended").success());
+    gate(0).look().expect("open");
+    gate(1).look().expect("open");
+    assert!(!dir.1.control_socket().exists() && !dir.1.channel_socket().exists());
+    let state = std::fs::read_to_string(dir.1.state_file()).expect("kept for a successor");
+    assert!(state.contains(&jobs[0].token), "{state}");
+}
+
+#[test]
 fn a_job_outlives_neither_its_processes_nor_its_name() {
     let daemon = Daemon::start();
     let mut child = child("register", &daemon.dir.control_socket(), "brief");
