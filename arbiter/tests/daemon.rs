@@ -4,6 +4,7 @@ mod bench;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -533,7 +534,17 @@ fn a_client_that_lies_about_its_work_gets_its_share_and_no_more() {
 // --- processes of our own ---
 
 fn child(role: &str, socket: &std::path::Path, word: &str) -> Child {
-    Command::new(std::env::current_exe().expect("us"))
+    let mut command = Command::new(std::env::current_exe().expect("us"));
+    // The test runner's own threads would take a signal that the arbiter, in a thread of theirs, waits for.
+    // SAFETY: blocking a signal is all that happens between fork and exec, and it is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            let mut signals = nix::sys::signal::SigSet::empty();
+            signals.add(nix::sys::signal::Signal::SIGTERM);
+            signals.thread_block().map_err(Into::into)
+        });
+    }
+    command
         .args(["--exact", "role", "--nocapture", "--test-threads=1"])
         .env("ARBITER_TEST_ROLE", role)
         .env("ARBITER_TEST_SOCKET", socket)
