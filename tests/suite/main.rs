@@ -1,0 +1,5 @@
+//! The integration suite: one binary, a module per topic, a directory per test.
+
+mod exports;
+mod hooks;
+mod imports;
