@@ -1,3 +1,37 @@
-//! placeholder
+//! A simulated GPU behind the CUDA driver API.
+//!
+//! One card (or several) is shared by all processes of a host through a mapped file ([`card`]): capacity, the compute
+//! engine's turns, copy engines. Within a process, [`driver`] holds contexts, memory with real bytes ([`memory`]), streams and
+//! their execution ([`exec`]), modules ([`module`]) and graphs. [`api`] has the entry points, named as the driver's; the
+//! cdylibs next to this crate export them. [`observe`] tells what processes use, for tests and for NVML.
+//!
+//! Every figure from here is simulated. It does not pose as NVIDIA's driver towards NVIDIA's runtime.
 
+#[allow(
+    non_snake_case,
+    clippy::too_many_arguments,
+    reason = "the driver's own names and parameters"
+)]
+pub mod api;
+mod attributes;
+mod capture;
+pub mod card;
+pub mod clock;
+mod context;
+mod driver;
+pub mod entry;
+mod event;
+mod exec;
+mod faults;
+pub mod image;
 pub mod kernels;
+pub mod memory;
+mod module;
+#[allow(non_snake_case, reason = "the library's own names")]
+pub mod nvml;
+pub mod observe;
+pub mod profile;
+mod registry;
+mod stream;
+
+pub use driver::set;

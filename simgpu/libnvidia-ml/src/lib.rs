@@ -1,0 +1,33 @@
+//! The simulated GPU's management library as `libnvidia-ml.so.1`.
+
+#![allow(non_snake_case, reason = "NVML's own names")]
+
+mod table;
+
+use simgpu::nvml;
+
+macro_rules! export {
+    ($symbol:ident sim) => {
+        #[doc = concat!("`", stringify!($symbol), "` of NVML.")]
+        ///
+        /// # Safety
+        /// As NVML says.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $symbol() {
+            core::arch::naked_asm!("jmp {function}", function = sym nvml::$symbol)
+        }
+    };
+    ($symbol:ident nosim) => {
+        #[doc = concat!("`", stringify!($symbol), "`: not simulated.")]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $symbol() -> nvml::Status {
+            nvml::unsupported()
+        }
+    };
+}
+
+macro_rules! exports {
+    ($($symbol:ident $sim:ident;)*) => { $(export! { $symbol $sim })* };
+}
+table::nvml_table!(exports);

@@ -1,0 +1,27 @@
+# Modelled on public figures of the A100 SXM 80 GB (HBM2e, 2.04 TB/s, 19.5 TFLOP/s FP32). Times are a model, not a measurement.
+name = NVIDIA A100-SXM4-80GB (simulated)
+architecture = ampere
+compute_capability = 8.0
+multiprocessors = 108
+clock_mhz = 1410
+memory_clock_mhz = 1593
+memory_bus_bits = 5120
+memory = 81920MiB
+driver_reserved = 611MiB
+context = 420MiB
+l2_cache = 40MiB
+shared_per_multiprocessor = 164KiB
+shared_per_block_optin = 163KiB
+threads_per_multiprocessor = 2048
+blocks_per_multiprocessor = 32
+memory_bandwidth_gbps = 2039
+compute_gflops = 19500
+copy_pinned_gbps = 25
+copy_pageable_gbps = 8
+peer_gbps = 300
+launch_ns = 2800
+default_kernel_ns = 30000
+timeslice_us = 2000
+switch_us = 20
+power_limit_mw = 400000
+cluster_launch = 0

@@ -1,0 +1,27 @@
+# Modelled on public figures of the H200 SXM (141 GB HBM3e, 4.8 TB/s, 67 TFLOP/s FP32). Times are a model, not a measurement.
+name = NVIDIA H200 (simulated)
+architecture = hopper
+compute_capability = 9.0
+multiprocessors = 132
+clock_mhz = 1980
+memory_clock_mhz = 3201
+memory_bus_bits = 6144
+memory = 143771MiB
+driver_reserved = 604MiB
+context = 430MiB
+l2_cache = 50MiB
+shared_per_multiprocessor = 228KiB
+shared_per_block_optin = 227KiB
+threads_per_multiprocessor = 2048
+blocks_per_multiprocessor = 32
+memory_bandwidth_gbps = 4800
+compute_gflops = 60000
+copy_pinned_gbps = 55
+copy_pageable_gbps = 12
+peer_gbps = 400
+launch_ns = 2500
+default_kernel_ns = 20000
+timeslice_us = 2000
+switch_us = 20
+power_limit_mw = 700000
+cluster_launch = 1

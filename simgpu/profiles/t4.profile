@@ -1,0 +1,27 @@
+# Modelled on public figures of the T4 (16 GB GDDR6, 320 GB/s, 8.1 TFLOP/s FP32). Times are a model, not a measurement.
+name = Tesla T4 (simulated)
+architecture = turing
+compute_capability = 7.5
+multiprocessors = 40
+clock_mhz = 1590
+memory_clock_mhz = 5001
+memory_bus_bits = 256
+memory = 15360MiB
+driver_reserved = 450MiB
+context = 250MiB
+l2_cache = 4MiB
+shared_per_multiprocessor = 64KiB
+shared_per_block_optin = 64KiB
+threads_per_multiprocessor = 1024
+blocks_per_multiprocessor = 16
+memory_bandwidth_gbps = 320
+compute_gflops = 8100
+copy_pinned_gbps = 12
+copy_pageable_gbps = 6
+peer_gbps = 8
+launch_ns = 3500
+default_kernel_ns = 60000
+timeslice_us = 2000
+switch_us = 30
+power_limit_mw = 70000
+cluster_launch = 0

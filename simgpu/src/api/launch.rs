@@ -1,0 +1,228 @@
+//! Kernel launches.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use shim_ffi::{CUfunction, CUlaunchConfig, CUresult, CUstream};
+
+use super::Done;
+use crate::context::Context;
+use crate::driver::Driver;
+use crate::entry::{In, api};
+use crate::exec::work::{KernelLaunch, Work};
+use crate::module::Function;
+use crate::stream::{Default, Stream};
+
+const PARAM_END: usize = 0;
+const PARAM_BUFFER_POINTER: usize = 1;
+const PARAM_BUFFER_SIZE: usize = 2;
+
+/// Shape of a launch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+}
+
+/// The parameters' bytes, copied from either form of argument passing.
+pub(crate) fn arguments(
+    function: &Function,
+    params: In<*mut c_void>,
+    extra: In<*mut c_void>,
+) -> Result<Vec<Vec<u8>>, CUresult> {
+    let bad = CUresult::CUDA_ERROR_INVALID_VALUE;
+    if !params.is_null() && !extra.is_null() {
+        return Err(bad);
+    }
+    // Without the parameter list nothing can be copied; such a kernel has no twin that would read it.
+    let Some(layout) = &function.params else {
+        return Ok(Vec::new());
+    };
+    if layout.is_empty() {
+        return Ok(Vec::new());
+    }
+    if extra.is_null() {
+        let read = |(index, param): (usize, &crate::image::Param)| {
+            let pointer = params.at(index)?;
+            if pointer.is_null() {
+                return Err(bad);
+            }
+            // SAFETY: the program vouches for as many bytes as the kernel's parameter has.
+            Ok(unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), param.bytes) }.to_vec())
+        };
+        return layout.iter().enumerate().map(read).collect();
+    }
+    let (mut buffer, mut bytes) = (std::ptr::null::<u8>(), 0_usize);
+    for pair in 0..8 {
+        match extra.at(pair * 2)? as usize {
+            PARAM_END => break,
+            PARAM_BUFFER_POINTER => buffer = extra.at(pair * 2 + 1)?.cast_const().cast(),
+            PARAM_BUFFER_SIZE => {
+                // SAFETY: the program points to a usize here.
+                bytes = unsafe { In::new(extra.at(pair * 2 + 1)?.cast_const().cast::<usize>()) }
+                    .get()?;
+            }
+            _ => return Err(bad),
+        }
+    }
+    if buffer.is_null() {
+        return Err(bad);
+    }
+    // SAFETY: the program vouches for this many bytes of arguments.
+    let block = unsafe { std::slice::from_raw_parts(buffer, bytes) };
+    layout
+        .iter()
+        .map(|param| {
+            block
+                .get(param.offset..param.offset + param.bytes)
+                .map(<[u8]>::to_vec)
+                .ok_or(bad)
+        })
+        .collect()
+}
+
+/// Checks a launch against device and function, and makes the work of it.
+pub(crate) fn prepare(
+    driver: &Driver,
+    function: &Arc<Function>,
+    shape: Shape,
+    raw: Vec<Vec<u8>>,
+) -> Result<KernelLaunch, CUresult> {
+    let Shape {
+        grid,
+        block,
+        shared_bytes,
+    } = shape;
+    let profile = driver.card.profile();
+    let threads = block.iter().map(|side| u64::from(*side)).product::<u64>();
+    let bad_shape = grid.contains(&0)
+        || block.contains(&0)
+        || block[0] > 1024
+        || block[1] > 1024
+        || block[2] > 64
+        || grid[0] > i32::MAX as u32
+        || grid[1] > 65_535
+        || grid[2] > 65_535
+        || threads > 1024;
+    if bad_shape {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if threads > u64::from(function.max_threads) {
+        return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    }
+    let limit = function
+        .dynamic_shared_limit
+        .load(std::sync::atomic::Ordering::Relaxed)
+        .max(48 << 10);
+    let shared = shared_bytes.saturating_add(function.shared_bytes);
+    if shared_bytes as i64 > i64::from(limit)
+        || shared as i64 > i64::from(profile.shared_per_block_optin_bytes)
+    {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let args = raw
+        .iter()
+        .map(|bytes| {
+            let mut word = [0; 8];
+            let count = bytes.len().min(8);
+            word[..count].copy_from_slice(&bytes[..count]);
+            u64::from_le_bytes(word)
+        })
+        .collect();
+    let name = function.name.to_str().unwrap_or_default();
+    let (forced, endless) = if driver.faults.is_empty() {
+        (None, false)
+    } else {
+        driver.faults.kernel(name)
+    };
+    Ok(KernelLaunch {
+        function: function.clone(),
+        grid,
+        block,
+        shared_bytes,
+        args,
+        raw,
+        forced,
+        endless,
+    })
+}
+
+fn launch(
+    stream: CUstream,
+    default: Default,
+    handle: CUfunction,
+    shape: Shape,
+    params: In<*mut c_void>,
+    extra: In<*mut c_void>,
+    check: impl FnOnce(&Driver, &Context) -> Done,
+) -> Done {
+    let (driver, context, stream) = Stream::of(stream, default)?;
+    let function = super::function(driver, handle)?;
+    check(driver, &context)?;
+    let raw = arguments(&function, params, extra)?;
+    let launch = prepare(driver, &function, shape, raw)?;
+    stream.submit(driver, Work::Kernel(Box::new(launch)))
+}
+
+/// A cooperative grid has to be resident at once.
+fn cooperative(driver: &Driver, shape: Shape) -> Done {
+    let profile = driver.card.profile();
+    let threads = shape
+        .block
+        .iter()
+        .map(|side| u64::from(*side))
+        .product::<u64>()
+        .max(1);
+    let per_multiprocessor = (profile.threads_per_multiprocessor as u64 / threads)
+        .min(profile.blocks_per_multiprocessor as u64);
+    let blocks = shape
+        .grid
+        .iter()
+        .map(|side| u64::from(*side))
+        .product::<u64>();
+    if blocks <= per_multiprocessor * profile.multiprocessors as u64 {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
+    }
+}
+
+api! {
+    stream fn cuLaunchKernel, cuLaunchKernel_ptsz(
+        default; function: CUfunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        shared_bytes: u32, stream: CUstream, params: In<*mut c_void>, extra: In<*mut c_void>,
+    ) {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
+        launch(stream, default, function, shape, params, extra, |_, _| Ok(()))
+    }
+
+    stream fn cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz(
+        default; function: CUfunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        shared_bytes: u32, stream: CUstream, params: In<*mut c_void>,
+    ) {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
+        // SAFETY: null stands for "no extra arguments".
+        let extra = unsafe { In::new(std::ptr::null()) };
+        launch(stream, default, function, shape, params, extra, |driver, _| cooperative(driver, shape))
+    }
+
+    stream fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(
+        default; config: In<CUlaunchConfig>, function: CUfunction, params: In<*mut c_void>, extra: In<*mut c_void>,
+    ) {
+        const COOPERATIVE: u32 = 2;
+        let config = config.get()?;
+        let shape = Shape {
+            grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+            block: [config.blockDimX, config.blockDimY, config.blockDimZ],
+            shared_bytes: config.sharedMemBytes,
+        };
+        // SAFETY: the program vouches for `numAttrs` attributes.
+        let attributes = unsafe { In::new(config.attrs.cast_const()) };
+        let attributes = attributes.list(if config.attrs.is_null() { 0 } else { config.numAttrs as usize })?;
+        let is_cooperative = attributes.iter().any(|one| one.id.0 == COOPERATIVE && one.value[0] as u32 != 0);
+        launch(config.hStream, default, function, shape, params, extra, |driver, _| {
+            if is_cooperative { cooperative(driver, shape) } else { Ok(()) }
+        })
+    }
+}

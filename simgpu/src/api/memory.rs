@@ -1,0 +1,279 @@
+//! Plain device memory, managed memory and page-locked host memory.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use shim_ffi::{CUdeviceptr, CUresult};
+
+use super::Done;
+use crate::context::{Context, current};
+use crate::driver::Driver;
+use crate::entry::{Out, api};
+use crate::memory::{Kind, Region};
+
+const HOST_ALLOC_FLAGS: u32 = 7;
+const HOST_REGISTER_FLAGS: u32 = 15;
+const ATTACH_GLOBAL: u32 = 1;
+const ATTACH_HOST: u32 = 2;
+
+/// The current context, for a call that may allocate.
+pub(super) fn allocating() -> Result<(&'static Driver, Arc<Context>), CUresult> {
+    let (driver, context) = current()?;
+    crate::capture::forbid_unsafe(driver)?;
+    driver.faults.allocation()?;
+    Ok((driver, context))
+}
+
+fn alloc(to: Out<CUdeviceptr>, bytes: usize, kind: Kind) -> Done {
+    let (driver, context) = allocating()?;
+    to.check()?;
+    let address =
+        driver
+            .memory
+            .alloc(&driver.card, context.device, context.id, bytes as u64, kind)?;
+    to.put(CUdeviceptr(address))
+}
+
+fn pitched(
+    to: Out<CUdeviceptr>,
+    pitch: Out<usize>,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> Done {
+    const PITCH: usize = 512;
+    pitch.check()?;
+    if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let row = width
+        .checked_next_multiple_of(PITCH)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    alloc(
+        to,
+        row.checked_mul(height)
+            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?,
+        Kind::Large,
+    )?;
+    pitch.put(row)
+}
+
+fn free(address: u64) -> Done {
+    let (driver, context) = current()?;
+    crate::capture::forbid_unsafe(driver)?;
+    if address == 0 {
+        return Ok(());
+    }
+    let region = driver
+        .memory
+        .region(address)
+        .filter(|region| region.start == address);
+    let region = region.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    driver
+        .engine
+        .wait_streams(|stream| stream.device == region.device);
+    driver.synchronised();
+    context.check()?;
+    let region = driver.memory.free(&driver.card, address)?;
+    if let Kind::Pool(pool) = region.kind
+        && let Some(pool) = driver.pools.get(pool.0 as u64)
+    {
+        if pool.give_back(&driver.memory, &driver.card, &region) {
+            driver.pools.remove(pool.id);
+        }
+        pool.synchronised(&driver.memory, &driver.card);
+    }
+    Ok(())
+}
+
+fn info(free: Out<usize>, total: Out<usize>) -> Done {
+    let (driver, context) = current()?;
+    free.check()?;
+    total.check()?;
+    let usable = driver.card.profile().usable_bytes();
+    free.put(usable.saturating_sub(driver.card.used(context.device)) as usize)?;
+    total.put(usable as usize)
+}
+
+fn range(base: Out<CUdeviceptr>, bytes: Out<usize>, address: u64) -> Done {
+    let (driver, _) = current()?;
+    let region = driver
+        .memory
+        .region(address)
+        .ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+    base.put_if(CUdeviceptr(region.start));
+    bytes.put_if(region.bytes as usize);
+    Ok(())
+}
+
+fn host_alloc(to: Out<*mut c_void>, bytes: usize, flags: u32) -> Done {
+    let (driver, context) = allocating()?;
+    to.check()?;
+    if flags & !HOST_ALLOC_FLAGS != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    to.put(
+        driver
+            .memory
+            .alloc_host(context.device, context.id, bytes as u64, flags)? as *mut c_void,
+    )
+}
+
+fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Done {
+    let (driver, context) = current()?;
+    crate::capture::forbid_unsafe(driver)?;
+    if flags & !HOST_REGISTER_FLAGS != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    driver.memory.register_host(
+        context.device,
+        context.id,
+        pointer as u64,
+        bytes as u64,
+        flags,
+    )
+}
+
+fn host_region(pointer: *mut c_void) -> Result<Region, CUresult> {
+    let (driver, _) = current()?;
+    driver
+        .memory
+        .region(pointer as u64)
+        .filter(Region::is_host)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+api! {
+    fn cuMemGetInfo(free: Out<u32>, total: Out<u32>) {
+        let (mut wide_free, mut wide_total) = (0_usize, 0_usize);
+        // SAFETY: both are locals.
+        info(unsafe { Out::new(&raw mut wide_free) }, unsafe { Out::new(&raw mut wide_total) })?;
+        free.put(wide_free.min(u32::MAX as usize) as u32)?;
+        total.put(wide_total.min(u32::MAX as usize) as u32)
+    }
+
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        info(free, total)
+    }
+
+    fn cuMemAlloc_v2(to: Out<CUdeviceptr>, bytes: usize) {
+        alloc(to, bytes, Kind::Large)
+    }
+
+    fn cuMemAllocPitch_v2(to: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
+        pitched(to, pitch, width, height, element)
+    }
+
+    fn cuMemAllocManaged(to: Out<CUdeviceptr>, bytes: usize, flags: u32) {
+        if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        alloc(to, bytes, Kind::Managed)
+    }
+
+    fn cuMemFree_v2(address: CUdeviceptr) {
+        free(address.0)
+    }
+
+    fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, bytes: Out<usize>, address: CUdeviceptr) {
+        range(base, bytes, address.0)
+    }
+
+    fn cuMemAllocHost(to: Out<*mut c_void>, bytes: u32) {
+        host_alloc(to, bytes as usize, 0)
+    }
+
+    fn cuMemAllocHost_v2(to: Out<*mut c_void>, bytes: usize) {
+        host_alloc(to, bytes, 0)
+    }
+
+    fn cuMemHostAlloc(to: Out<*mut c_void>, bytes: usize, flags: u32) {
+        host_alloc(to, bytes, flags)
+    }
+
+    fn cuMemFreeHost(pointer: *mut c_void) {
+        let (driver, _) = current()?;
+        crate::capture::forbid_unsafe(driver)?;
+        if pointer.is_null() {
+            return Ok(());
+        }
+        host_region(pointer)?;
+        driver.engine.wait_streams(|_| true);
+        driver.memory.free_host(pointer as u64)
+    }
+
+    fn cuMemHostRegister(pointer: *mut c_void, bytes: usize, flags: u32) {
+        register(pointer, bytes, flags)
+    }
+
+    fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) {
+        register(pointer, bytes, flags)
+    }
+
+    fn cuMemHostUnregister(pointer: *mut c_void) {
+        let (driver, _) = current()?;
+        crate::capture::forbid_unsafe(driver)?;
+        driver.engine.wait_streams(|_| true);
+        driver.memory.unregister_host(pointer as u64)
+    }
+
+    fn cuMemHostGetDevicePointer_v2(to: Out<CUdeviceptr>, pointer: *mut c_void, flags: u32) {
+        to.check()?;
+        if flags != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        host_region(pointer)?;
+        to.put(CUdeviceptr(pointer as u64))
+    }
+
+    fn cuMemHostGetFlags(to: Out<u32>, pointer: *mut c_void) {
+        to.check()?;
+        match host_region(pointer)?.kind {
+            Kind::HostAlloc { flags } => to.put(flags),
+            _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    fn cuMemAdvise(address: CUdeviceptr, bytes: usize, _advice: u32, _device: c_int) {
+        managed(address, bytes)
+    }
+
+    fn cuMemAdvise_v2(address: CUdeviceptr, bytes: usize, _advice: u32, _location: shim_ffi::CUmemLocation) {
+        managed(address, bytes)
+    }
+
+    stream fn cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz(
+        default; address: CUdeviceptr, bytes: usize, _device: c_int, stream: shim_ffi::CUstream,
+    ) {
+        managed(address, bytes)?;
+        crate::stream::Stream::of(stream, default).map(|_| ())
+    }
+
+    stream fn cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz(
+        default; address: CUdeviceptr, bytes: usize, _location: shim_ffi::CUmemLocation, _flags: u32,
+        stream: shim_ffi::CUstream,
+    ) {
+        managed(address, bytes)?;
+        crate::stream::Stream::of(stream, default).map(|_| ())
+    }
+}
+
+/// Advice about managed memory: checked, and of no consequence, since its pages never move here.
+fn managed(address: CUdeviceptr, bytes: usize) -> Done {
+    let (driver, _) = current()?;
+    let region = driver
+        .memory
+        .region(address.0)
+        .filter(|region| matches!(region.kind, Kind::Managed));
+    let inside = region.is_some_and(|region| {
+        address
+            .0
+            .checked_add(bytes as u64)
+            .is_some_and(|end| bytes > 0 && end <= region.start + region.bytes)
+    });
+    if inside {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
+}

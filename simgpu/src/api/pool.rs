@@ -1,0 +1,312 @@
+//! Stream-ordered allocation and memory pools.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use shim_ffi::{
+    CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUresult,
+    CUstream,
+};
+
+use super::Done;
+use crate::context::current;
+use crate::driver::{Driver, driver};
+use crate::entry::{In, Out, api};
+use crate::exec::work::Work;
+use crate::memory::Kind;
+use crate::memory::pool::Pool;
+use crate::stream::{Default, Stream};
+
+const LOCATION_DEVICE: u32 = 1;
+const REUSE_FIRST: u32 = 1;
+const REUSE_LAST: u32 = 3;
+const RELEASE_THRESHOLD: u32 = 4;
+const RESERVED_CURRENT: u32 = 5;
+const RESERVED_HIGH: u32 = 6;
+const USED_CURRENT: u32 = 7;
+const USED_HIGH: u32 = 8;
+
+fn handle(pool: &Pool) -> CUmemoryPool {
+    CUmemoryPool(pool.id as *mut c_void)
+}
+
+fn find(pool: CUmemoryPool) -> Result<(&'static Driver, Arc<Pool>), CUresult> {
+    let driver = driver()?;
+    Ok((
+        driver,
+        driver
+            .pools
+            .get(pool.0 as u64)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
+    ))
+}
+
+fn alloc(
+    to: Out<CUdeviceptr>,
+    bytes: usize,
+    pool: Option<CUmemoryPool>,
+    stream: CUstream,
+    default: Default,
+) -> Done {
+    let (driver, context, stream) = Stream::of(stream, default)?;
+    to.check()?;
+    let pool = match pool {
+        Some(pool) => find(pool)?.1,
+        None => driver.device_pools[context.device].1.lock().clone(),
+    };
+    if stream.is_capturing() {
+        return stream
+            .capture_alloc(driver, &pool, bytes as u64)
+            .and_then(|address| to.put(CUdeviceptr(address)));
+    }
+    driver.faults.allocation()?;
+    let allocate = || pool.alloc(&driver.memory, &driver.card, context.id, bytes as u64);
+    let address = match allocate() {
+        Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if bytes > 0 => {
+            // What streams are about to free may be enough.
+            driver
+                .engine
+                .wait_streams(|other| other.device == pool.device);
+            driver
+                .pools
+                .all(|_| true)
+                .iter()
+                .for_each(|other| other.synchronised(&driver.memory, &driver.card));
+            allocate()?
+        }
+        other => other?,
+    };
+    to.put(CUdeviceptr(address))
+}
+
+fn free(address: CUdeviceptr, stream: CUstream, default: Default) -> Done {
+    let (driver, _, stream) = Stream::of(stream, default)?;
+    if address.0 == 0 {
+        return Ok(());
+    }
+    let region = driver
+        .memory
+        .region(address.0)
+        .filter(|region| region.start == address.0);
+    let region = region.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    if stream.is_capturing() {
+        return stream.submit(driver, Work::PoolFree { address: address.0 });
+    }
+    match region.kind {
+        Kind::Pool(_) if driver.memory.begin_free(address.0) => {
+            stream.submit(driver, Work::PoolFree { address: address.0 })
+        }
+        // Plain memory may be freed in a stream's order as well; waiting for that order is correct, if slow.
+        Kind::Large | Kind::Small | Kind::Managed => {
+            driver.engine.wait_stream(stream.id);
+            driver.memory.free(&driver.card, address.0).map(|_| ())
+        }
+        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+fn default_pool(to: Out<CUmemoryPool>, device: i32) -> Done {
+    let driver = driver()?;
+    to.check()?;
+    to.put(handle(&driver.device_pools[driver.device(device)?].0))
+}
+
+fn current_pool(to: Out<CUmemoryPool>, device: i32) -> Done {
+    let driver = driver()?;
+    to.check()?;
+    to.put(handle(
+        &driver.device_pools[driver.device(device)?].1.lock(),
+    ))
+}
+
+fn set_pool(device: i32, pool: CUmemoryPool) -> Done {
+    let (driver, pool) = find(pool)?;
+    let device = driver.device(device)?;
+    if pool.device != device {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    *driver.device_pools[device].1.lock() = pool;
+    Ok(())
+}
+
+fn on_device(location: In<CUmemLocation>) -> Result<i32, CUresult> {
+    let location = location.get()?;
+    if location.r#type.0 == LOCATION_DEVICE {
+        Ok(location.id)
+    } else {
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    }
+}
+
+api! {
+    stream fn cuMemAllocAsync, cuMemAllocAsync_ptsz(default; to: Out<CUdeviceptr>, bytes: usize, stream: CUstream) {
+        alloc(to, bytes, None, stream, default)
+    }
+
+    stream fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(
+        default; to: Out<CUdeviceptr>, bytes: usize, pool: CUmemoryPool, stream: CUstream,
+    ) {
+        alloc(to, bytes, Some(pool), stream, default)
+    }
+
+    stream fn cuMemFreeAsync, cuMemFreeAsync_ptsz(default; address: CUdeviceptr, stream: CUstream) {
+        free(address, stream, default)
+    }
+
+    fn cuMemPoolCreate(to: Out<CUmemoryPool>, props: In<CUmemPoolProps>) {
+        let driver = driver()?;
+        to.check()?;
+        let props = props.get()?;
+        if props.location.r#type.0 != LOCATION_DEVICE || props.handleTypes.0 != 0 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let pool = Pool::new(driver.device(props.location.id)?, false, props.maxSize as u64);
+        driver.pools.insert(pool.id, pool.clone());
+        to.put(handle(&pool))
+    }
+
+    fn cuMemPoolDestroy(pool: CUmemoryPool) {
+        let (driver, pool) = find(pool)?;
+        if pool.is_default {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let current = &driver.device_pools[pool.device];
+        if current.1.lock().id == pool.id {
+            *current.1.lock() = current.0.clone();
+        }
+        if pool.destroy(&driver.memory, &driver.card) {
+            driver.pools.remove(pool.id);
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
+        let (driver, pool) = find(pool)?;
+        pool.trim(&driver.memory, &driver.card, keep as u64);
+        Ok(())
+    }
+
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: Out<c_void>) {
+        let (_, pool) = find(pool)?;
+        value.check()?;
+        let usage = pool.usage();
+        let wide = match attribute {
+            REUSE_FIRST..=REUSE_LAST => {
+                // SAFETY: the API says that these attributes are ints.
+                return unsafe { Out::new(value.raw().cast::<i32>()) }.put(pool.reuse((attribute - REUSE_FIRST) as usize));
+            }
+            RELEASE_THRESHOLD => usage.release_threshold,
+            RESERVED_CURRENT => usage.reserved,
+            RESERVED_HIGH => usage.reserved_high,
+            USED_CURRENT => usage.used,
+            USED_HIGH => usage.used_high,
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        };
+        // SAFETY: the API says that all others are 64-bit.
+        unsafe { Out::new(value.raw().cast::<u64>()) }.put(wide)
+    }
+
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: Out<c_void>) {
+        let (_, pool) = find(pool)?;
+        value.check()?;
+        if (REUSE_FIRST..=REUSE_LAST).contains(&attribute) {
+            // SAFETY: the API says that these attributes are ints.
+            let flag = unsafe { In::new(value.raw().cast::<i32>()) }.get()?;
+            pool.set_reuse((attribute - REUSE_FIRST) as usize, flag);
+            return Ok(());
+        }
+        // SAFETY: the API says that all others are 64-bit.
+        let wide = unsafe { In::new(value.raw().cast::<u64>()) }.get()?;
+        match (attribute, wide) {
+            (RELEASE_THRESHOLD, bytes) => pool.set_release_threshold(bytes),
+            (RESERVED_HIGH, 0) => pool.reset_high(true, false),
+            (USED_HIGH, 0) => pool.reset_high(false, true),
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolSetAccess(pool: CUmemoryPool, list: In<CUmemAccessDesc>, count: usize) {
+        let (driver, pool) = find(pool)?;
+        for one in list.list(count)? {
+            let device = driver.device(one.location.id)?;
+            // The pool's own device cannot lose access. Other devices of the process reach all pools here.
+            if device == pool.device && one.flags.0 == 0 {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolGetAccess(to: Out<u32>, pool: CUmemoryPool, location: In<CUmemLocation>) {
+        const READ_WRITE: u32 = 3;
+        let (driver, _) = find(pool)?;
+        to.check()?;
+        driver.device(on_device(location)?)?;
+        to.put(READ_WRITE)
+    }
+
+    fn cuDeviceGetDefaultMemPool(to: Out<CUmemoryPool>, device: CUdevice) {
+        default_pool(to, device.0)
+    }
+
+    fn cuDeviceGetMemPool(to: Out<CUmemoryPool>, device: CUdevice) {
+        current_pool(to, device.0)
+    }
+
+    fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) {
+        set_pool(device.0, pool)
+    }
+
+    fn cuMemGetDefaultMemPool(to: Out<CUmemoryPool>, location: In<CUmemLocation>, _kind: u32) {
+        default_pool(to, on_device(location)?)
+    }
+
+    fn cuMemGetMemPool(to: Out<CUmemoryPool>, location: In<CUmemLocation>, _kind: u32) {
+        current_pool(to, on_device(location)?)
+    }
+
+    fn cuMemSetMemPool(location: In<CUmemLocation>, _kind: u32, pool: CUmemoryPool) {
+        set_pool(on_device(location)?, pool)
+    }
+
+    fn cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: u32, value: Out<u64>) {
+        let driver = driver()?;
+        let usage = driver.graph_pools[driver.device(device.0)?].usage();
+        value.put(match attribute {
+            0 => usage.used,
+            1 => usage.used_high,
+            2 => usage.reserved,
+            3 => usage.reserved_high,
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        })
+    }
+
+    fn cuDeviceSetGraphMemAttribute(device: CUdevice, attribute: u32, value: In<u64>) {
+        let driver = driver()?;
+        let pool = &driver.graph_pools[driver.device(device.0)?];
+        match (attribute, value.get()?) {
+            (1, 0) => pool.reset_high(false, true),
+            (3, 0) => pool.reset_high(true, false),
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    fn cuDeviceGraphMemTrim(device: CUdevice) {
+        let driver = driver()?;
+        driver.graph_pools[driver.device(device.0)?].trim(&driver.memory, &driver.card, 0);
+        Ok(())
+    }
+}
+
+/// The pool that pointer queries name for an address, if it is in one.
+pub(super) fn pool_of(address: u64) -> Result<CUmemoryPool, CUresult> {
+    let (driver, _) = current()?;
+    Ok(
+        match driver.memory.region(address).map(|region| region.kind) {
+            Some(Kind::Pool(pool)) => pool,
+            _ => CUmemoryPool::NULL,
+        },
+    )
+}

@@ -1,0 +1,248 @@
+//! The one driver of a process: everything that `cuInit` sets up.
+
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use shim_ffi::CUresult;
+
+use crate::card::{Card, CardError, state_dir};
+use crate::context::Context;
+use crate::event::Event;
+use crate::exec::engine::Engine;
+use crate::faults::Faults;
+use crate::memory::Memory;
+use crate::memory::pool::Pool;
+use crate::module::{Function, Library, Module};
+use crate::profile::{BadConfig, MAX_DEVICES, Profile};
+use crate::registry::Registry;
+use crate::stream::Stream;
+
+/// CUDA version that this driver claims: 13.2.
+pub const VERSION: i32 = 13020;
+
+/// A device's primary context.
+#[derive(Default)]
+pub struct Primary {
+    /// The context while it is active.
+    pub context: Option<Arc<Context>>,
+    /// Retains not yet released.
+    pub retained: u32,
+    /// Flags for the next activation.
+    pub flags: u32,
+}
+
+/// Everything of a process.
+pub struct Driver {
+    /// What the host's processes share.
+    pub card: Arc<Card>,
+    /// Addresses and bytes.
+    pub memory: Arc<Memory>,
+    /// Streams' queues.
+    pub engine: Engine,
+    /// Contexts.
+    pub contexts: Registry<Context>,
+    /// Streams.
+    pub streams: Registry<Stream>,
+    /// Events.
+    pub events: Registry<Event>,
+    /// Modules.
+    pub modules: Registry<Module>,
+    /// Functions of modules, and of kernels in a context.
+    pub functions: Registry<Function>,
+    /// Libraries.
+    pub libraries: Registry<Library>,
+    /// Kernels of libraries.
+    pub kernels: Registry<Function>,
+    /// Pools.
+    pub pools: Arc<Registry<Pool>>,
+    /// Default and current pool of every device.
+    pub device_pools: Vec<(Arc<Pool>, Mutex<Arc<Pool>>)>,
+    /// What graphs allocate from, by device.
+    pub graph_pools: Vec<Arc<Pool>>,
+    /// Primary contexts.
+    pub primaries: Vec<Mutex<Primary>>,
+    /// Live contexts by device.
+    pub context_counts: Vec<Mutex<u32>>,
+    /// Faults on demand.
+    pub faults: Faults,
+}
+
+static DRIVER: OnceLock<Result<Driver, CUresult>> = OnceLock::new();
+static FORKED: AtomicBool = AtomicBool::new(false);
+static EXITED: AtomicBool = AtomicBool::new(false);
+
+/// The driver, after `cuInit`.
+///
+/// # Errors
+/// `NOT_INITIALIZED` before `cuInit` and in a forked child, `DEINITIALIZED` when the process ends, and why `cuInit`
+/// failed.
+pub fn driver() -> Result<&'static Driver, CUresult> {
+    if EXITED.load(Relaxed) {
+        return Err(CUresult::CUDA_ERROR_DEINITIALIZED);
+    }
+    if FORKED.load(Relaxed) {
+        return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
+    }
+    match DRIVER.get() {
+        Some(Ok(driver)) => Ok(driver),
+        Some(Err(status)) => Err(*status),
+        None => Err(CUresult::CUDA_ERROR_NOT_INITIALIZED),
+    }
+}
+
+/// What `cuInit` does.
+///
+/// # Errors
+/// `INVALID_VALUE`, `NO_DEVICE`, `SYSTEM_NOT_READY`, after one line on standard error that says why.
+pub fn init() -> Result<&'static Driver, CUresult> {
+    if EXITED.load(Relaxed) || FORKED.load(Relaxed) {
+        return driver();
+    }
+    let made = DRIVER.get_or_init(|| {
+        Driver::new().map_err(|error| {
+            eprintln!("sublet simgpu: {error}");
+            match error {
+                InitError::Card(CardError::Config(_)) | InitError::Config(_) => {
+                    CUresult::CUDA_ERROR_NO_DEVICE
+                }
+                InitError::Card(_) => CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+                InitError::Memory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            }
+        })
+    });
+    made.as_ref().map_err(|status| *status)
+}
+
+#[derive(Debug)]
+enum InitError {
+    Config(BadConfig),
+    Card(CardError),
+    Memory(std::io::Error),
+}
+
+impl std::fmt::Display for InitError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Config(error) => write!(f, "{error}"),
+            Self::Card(error) => write!(f, "{error}"),
+            Self::Memory(error) => write!(f, "cannot reserve device addresses: {error}"),
+        }
+    }
+}
+
+/// A setting: what [`set`] said, else the process's environment.
+pub fn env(name: &str) -> Option<String> {
+    let set = SETTINGS.lock().get(name).cloned();
+    set.or_else(|| std::env::var(name).ok())
+}
+
+static SETTINGS: Mutex<std::collections::BTreeMap<String, String>> =
+    Mutex::new(std::collections::BTreeMap::new());
+
+/// Sets a `SUBLET_SIM_*` setting for this process, for programs in Rust that link this crate. Before `cuInit`.
+pub fn set(name: &str, value: &str) {
+    SETTINGS.lock().insert(name.to_owned(), value.to_owned());
+}
+
+/// The card of this host as the environment asks for it.
+///
+/// # Errors
+/// A wrong setting, or a state file that cannot be used.
+pub fn open_card() -> Result<Card, CardError> {
+    let config = Profile::text_from_env(env).map_err(CardError::Config)?;
+    Card::open(&state_dir(env), &config)
+}
+
+impl Driver {
+    fn new() -> Result<Self, InitError> {
+        let faults = Faults::parse(&env("SUBLET_SIM_FAULT").unwrap_or_default())
+            .map_err(InitError::Config)?;
+        let card = Arc::new(open_card().map_err(InitError::Card)?);
+        card.claim().map_err(InitError::Card)?;
+        let devices = card.profile().devices;
+        let memory = Arc::new(Memory::new(devices).map_err(InitError::Memory)?);
+        let pools = Arc::new(Registry::<Pool>::default());
+        let device_pools = (0..devices)
+            .map(|device| {
+                let pool = Pool::new(device, true, 0);
+                pools.insert(pool.id, pool.clone());
+                (pool.clone(), Mutex::new(pool))
+            })
+            .collect();
+        let graph_pools: Vec<_> = (0..devices)
+            .map(|device| Pool::new(device, true, 0))
+            .collect();
+        graph_pools
+            .iter()
+            .for_each(|pool| pools.insert(pool.id, pool.clone()));
+        let free = {
+            let (card, memory, pools) = (card.clone(), memory.clone(), pools.clone());
+            Box::new(move |address: u64| {
+                if let Ok(region) = memory.free(&card, address)
+                    && let crate::memory::Kind::Pool(pool) | crate::memory::Kind::PoolFreeing(pool) =
+                        region.kind
+                    && let Some(pool) = pools.get(pool.0 as u64)
+                    && pool.give_back(&memory, &card, &region)
+                {
+                    pools.remove(pool.id);
+                }
+            })
+        };
+        // SAFETY: both only set a flag.
+        unsafe {
+            libc::pthread_atfork(None, None, Some(forked));
+            libc::atexit(exited);
+        }
+        Ok(Self {
+            engine: Engine::new(card.clone(), memory.clone(), free),
+            card,
+            memory,
+            contexts: Registry::default(),
+            streams: Registry::default(),
+            events: Registry::default(),
+            modules: Registry::default(),
+            functions: Registry::default(),
+            libraries: Registry::default(),
+            kernels: Registry::default(),
+            pools,
+            device_pools,
+            graph_pools,
+            primaries: (0..MAX_DEVICES).map(|_| Mutex::default()).collect(),
+            context_counts: (0..MAX_DEVICES).map(|_| Mutex::new(0)).collect(),
+            faults,
+        })
+    }
+
+    /// Number of devices.
+    pub fn devices(&self) -> usize {
+        self.card.profile().devices
+    }
+
+    /// An ordinal that is one.
+    ///
+    /// # Errors
+    /// `INVALID_DEVICE`.
+    pub fn device(&self, ordinal: i32) -> Result<usize, CUresult> {
+        usize::try_from(ordinal)
+            .ok()
+            .filter(|device| *device < self.devices())
+            .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+    }
+
+    /// What every synchronisation does besides waiting: pools give back what they need not keep.
+    pub fn synchronised(&self) {
+        for pool in self.pools.all(|_| true) {
+            pool.synchronised(&self.memory, &self.card);
+        }
+    }
+}
+
+extern "C" fn forked() {
+    FORKED.store(true, Relaxed);
+}
+
+extern "C" fn exited() {
+    EXITED.store(true, Relaxed);
+    crate::entry::dump_counts();
+}

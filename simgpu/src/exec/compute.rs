@@ -1,0 +1,126 @@
+//! The compute engine's timeline, as one process sees it.
+//!
+//! Work takes its modelled time on a timeline that all processes of the host share. The thread that carries work out may be
+//! late, for the host's scheduler is not the device's: what follows starts where the timeline stands, not where the thread
+//! woke up. It may also be early by up to [`RUN_AHEAD_NS`], so that kernels of a few microseconds need no sleep each; whoever
+//! looks from the host compares with the clock.
+
+use std::sync::Arc;
+
+use shim_ffi::CUresult;
+
+use crate::card::{CATCH_UP_NS, Card};
+use crate::clock;
+
+/// How far the timeline may be ahead of the clock before the thread sleeps.
+pub const RUN_AHEAD_NS: u64 = 50_000;
+
+/// This process's hold on one device's compute engine.
+pub struct Compute {
+    card: Arc<Card>,
+    device: usize,
+    holding: bool,
+    cursor_ns: u64,
+    slice_end_ns: u64,
+}
+
+impl Compute {
+    /// Not holding the engine.
+    pub fn new(card: Arc<Card>, device: usize) -> Self {
+        Self {
+            card,
+            device,
+            holding: false,
+            cursor_ns: 0,
+            slice_end_ns: 0,
+        }
+    }
+
+    /// Carries `run` out on the engine; it takes `model_ns` there, or as long as it really took. Returns when it ended on
+    /// the timeline, and what `run` returned.
+    pub fn execute(
+        &mut self,
+        ready_ns: u64,
+        model_ns: u64,
+        launches: u64,
+        run: impl FnOnce() -> Result<(), CUresult>,
+    ) -> (u64, Result<(), CUresult>) {
+        let slice_ns = self
+            .card
+            .scaled(self.card.profile().timeslice_ns)
+            .max(1_000);
+        if !self.holding {
+            self.acquire(slice_ns);
+        }
+        let mut at = self.start(ready_ns);
+        if at >= self.slice_end_ns {
+            self.next_slice(at, slice_ns);
+            at = self.start(ready_ns);
+        }
+        let began = clock::now_ns();
+        let outcome = run();
+        let real_ns = clock::now_ns() - began;
+        if real_ns >= model_ns {
+            // Host code in a kernel's place cannot be stopped half way: what it took beyond the slice is owed.
+            at += real_ns;
+            self.card.computed(self.device, real_ns, launches);
+            if at > self.slice_end_ns && self.card.turn_wanted(self.device) {
+                self.card.overran(self.device, at - self.slice_end_ns);
+            }
+        } else {
+            let mut left = model_ns;
+            let mut launches = launches;
+            loop {
+                let part = left.min(self.slice_end_ns.saturating_sub(at));
+                at += part;
+                left -= part;
+                self.card.computed(self.device, part, launches);
+                launches = 0;
+                if left == 0 {
+                    break;
+                }
+                self.cursor_ns = at;
+                self.next_slice(at, slice_ns);
+                at = self.cursor_ns.max(at);
+            }
+        }
+        self.cursor_ns = at;
+        clock::sleep_until(at.saturating_sub(RUN_AHEAD_NS));
+        (at, outcome)
+    }
+
+    fn start(&self, ready_ns: u64) -> u64 {
+        self.cursor_ns
+            .max(ready_ns)
+            .max(clock::now_ns().saturating_sub(CATCH_UP_NS))
+    }
+
+    fn acquire(&mut self, slice_ns: u64) {
+        let from = self.card.take_turn(self.device);
+        self.holding = true;
+        self.cursor_ns = self
+            .cursor_ns
+            .max(from)
+            .max(clock::now_ns().saturating_sub(CATCH_UP_NS));
+        self.slice_end_ns = self.cursor_ns + slice_ns;
+    }
+
+    /// At the end of a slice: on with the next one, after the others' turns if anybody waits.
+    fn next_slice(&mut self, at: u64, slice_ns: u64) {
+        clock::sleep_until(at);
+        if self.card.turn_wanted(self.device) {
+            self.card.give_turn(self.device, at);
+            self.acquire(slice_ns);
+        } else {
+            self.slice_end_ns = at + slice_ns;
+        }
+    }
+
+    /// Leaves the engine to others, since there is nothing to do.
+    pub fn idle(&mut self) {
+        if self.holding {
+            self.holding = false;
+            self.card.give_turn(self.device, self.cursor_ns);
+        }
+    }
+}

@@ -1,0 +1,742 @@
+//! Streams' queues and the threads that carry them out.
+//!
+//! Order: operations of a stream run one after another. An operation on a context's legacy stream waits for all earlier ones
+//! of its blocking streams, and theirs wait for the legacy stream's earlier ones. Waiting for an event is waiting for its
+//! record. Every device has a thread for its compute engine and one for each copy engine; host functions have their own.
+//! All of them start with the first operation that needs them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use shim_ffi::CUresult;
+
+use super::compute::Compute;
+use super::work::{Copy, Direction, Record, Work, word_reached, write_word};
+use crate::card::{Card, CopyEngine};
+use crate::clock;
+use crate::memory::Memory;
+use crate::profile::MAX_DEVICES;
+use crate::registry::NumberMap;
+
+/// Operations that a stream takes before the submitting call waits.
+const QUEUE_LIMIT: usize = 1024;
+/// Copies reserve their engine in parts, so that processes share it fairly and a killed one leaves little behind.
+const COPY_PART: u64 = 4 << 20;
+/// Copy engine set-up time.
+const COPY_SETUP_NS: u64 = 1_500;
+
+const PER_DEVICE: usize = 3;
+const HOST: usize = MAX_DEVICES * PER_DEVICE;
+const POLL: usize = HOST + 1;
+const THREADS: usize = POLL + 1;
+
+/// How a stream relates to the legacy stream of its context.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ordering {
+    /// It is the legacy stream.
+    Legacy,
+    /// Synchronises with it.
+    Blocking,
+    /// Does not.
+    NonBlocking,
+}
+
+/// What a queue needs to know of its stream.
+#[derive(Clone)]
+pub struct StreamInfo {
+    /// Handle of the stream.
+    pub id: u64,
+    /// Handle of its context.
+    pub context: u64,
+    /// Ordinal of its device.
+    pub device: usize,
+    /// Relation to the legacy stream.
+    pub ordering: Ordering,
+    /// Smaller runs first.
+    pub priority: i32,
+    /// The context's sticky error.
+    pub failure: Arc<AtomicU32>,
+}
+
+#[derive(Clone)]
+enum Dependency {
+    Stream { id: u64, index: u64 },
+    Record(Arc<Record>),
+}
+
+struct Op {
+    work: Work,
+    waits: Vec<Dependency>,
+    submitted_ns: u64,
+    sequence: u64,
+}
+
+struct Queue {
+    info: StreamInfo,
+    ops: VecDeque<Op>,
+    enqueued: u64,
+    completed: u64,
+    /// When the last completed operation ended on the timeline.
+    ended_ns: u64,
+    /// The head is with a thread, or waits for one.
+    dispatched: bool,
+    /// Smallest completion count that somebody waits for.
+    wake_at: u64,
+    destroyed: bool,
+}
+
+struct Ready {
+    priority: i32,
+    sequence: u64,
+    stream: u64,
+}
+
+#[derive(Default)]
+struct State {
+    queues: NumberMap<Queue>,
+    /// Streams with operations.
+    active: Vec<u64>,
+    ready: Vec<Vec<Ready>>,
+    spawned: Vec<bool>,
+    sequence: u64,
+    /// Some stream waits for a word in memory.
+    polling: bool,
+    full_waiters: usize,
+}
+
+/// All streams of the process.
+pub struct Engine {
+    card: Arc<Card>,
+    memory: Arc<Memory>,
+    state: Mutex<State>,
+    wake: [Condvar; THREADS],
+    done: Condvar,
+    /// Called when a pool block is free, with its address.
+    pool_free: Box<dyn Fn(u64) + Send + Sync>,
+}
+
+impl Engine {
+    /// An engine without streams.
+    pub fn new(
+        card: Arc<Card>,
+        memory: Arc<Memory>,
+        pool_free: Box<dyn Fn(u64) + Send + Sync>,
+    ) -> Self {
+        let state = State {
+            ready: (0..THREADS).map(|_| Vec::new()).collect(),
+            spawned: vec![false; THREADS],
+            ..State::default()
+        };
+        Self {
+            card,
+            memory,
+            state: Mutex::new(state),
+            wake: std::array::from_fn(|_| Condvar::new()),
+            done: Condvar::new(),
+            pool_free,
+        }
+    }
+
+    /// Makes a stream known.
+    pub fn add_stream(&self, info: StreamInfo) {
+        let queue = Queue {
+            info: info.clone(),
+            ops: VecDeque::new(),
+            enqueued: 0,
+            completed: 0,
+            ended_ns: 0,
+            dispatched: false,
+            wake_at: u64::MAX,
+            destroyed: false,
+        };
+        self.state.lock().queues.insert(info.id, queue);
+    }
+
+    /// Forgets a stream once its operations are done.
+    pub fn remove_stream(&self, id: u64) {
+        let mut state = self.state.lock();
+        if let Some(queue) = state.queues.get_mut(&id) {
+            queue.destroyed = true;
+            if queue.ops.is_empty() && !queue.dispatched {
+                state.queues.remove(&id);
+            }
+        }
+    }
+
+    /// Puts work into a stream, in order and as one piece. Waits while the stream is full.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` for an unknown stream.
+    pub fn submit(
+        &'static self,
+        stream: u64,
+        work: impl IntoIterator<Item = Work>,
+    ) -> Result<(), CUresult> {
+        let mut state = self.state.lock();
+        loop {
+            let queue = state
+                .queues
+                .get(&stream)
+                .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+            if queue.ops.len() < QUEUE_LIMIT {
+                break;
+            }
+            state.full_waiters += 1;
+            self.done.wait(&mut state);
+            state.full_waiters -= 1;
+        }
+        let now = clock::now_ns();
+        let mut waits = Self::legacy_waits(&state, stream);
+        for work in work {
+            let sequence = state.sequence;
+            state.sequence += 1;
+            let mut waits = std::mem::take(&mut waits);
+            if let Work::Wait(record) = &work {
+                waits.push(Dependency::Record(record.clone()));
+            }
+            self.start_thread(&mut state, stream, &work);
+            // PANIC: looked up above, and removed by this thread only.
+            let queue = state
+                .queues
+                .get_mut(&stream)
+                .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+            queue.ops.push_back(Op {
+                work,
+                waits,
+                submitted_ns: now,
+                sequence,
+            });
+            queue.enqueued += 1;
+        }
+        if !state.active.contains(&stream) {
+            state.active.push(stream);
+        }
+        if self.pump(&mut state, stream) {
+            self.pump_all(&mut state);
+        }
+        Ok(())
+    }
+
+    /// What the next operation of `stream` has to wait for because of the legacy stream's rule.
+    fn legacy_waits(state: &State, stream: u64) -> Vec<Dependency> {
+        let Some(own) = state.queues.get(&stream) else {
+            return Vec::new();
+        };
+        let relevant = |other: &Queue| {
+            other.info.context == own.info.context
+                && other.info.id != stream
+                && match own.info.ordering {
+                    Ordering::Legacy => other.info.ordering == Ordering::Blocking,
+                    Ordering::Blocking => other.info.ordering == Ordering::Legacy,
+                    Ordering::NonBlocking => false,
+                }
+        };
+        if own.info.ordering == Ordering::NonBlocking {
+            return Vec::new();
+        }
+        state
+            .active
+            .iter()
+            .filter_map(|id| state.queues.get(id))
+            .filter(|other| relevant(other))
+            .map(|other| Dependency::Stream {
+                id: other.info.id,
+                index: other.enqueued,
+            })
+            .collect()
+    }
+
+    /// The thread that carries an operation out; none where it takes no time.
+    fn thread_of(device: usize, work: &Work) -> Option<usize> {
+        match work {
+            Work::Kernel(_) | Work::Fill(_) => Some(device * PER_DEVICE),
+            Work::Copy(copy) => Some(match copy.direction {
+                Direction::Within => device * PER_DEVICE,
+                Direction::In => device * PER_DEVICE + 1,
+                Direction::Out | Direction::Peer => device * PER_DEVICE + 2,
+            }),
+            Work::Host(..) | Work::Callback(..) => Some(HOST),
+            Work::Await { .. } => Some(POLL),
+            _ => None,
+        }
+    }
+
+    fn start_thread(&'static self, state: &mut State, stream: u64, work: &Work) {
+        let Some(queue) = state.queues.get(&stream) else {
+            return;
+        };
+        let Some(thread) = Self::thread_of(queue.info.device, work) else {
+            return;
+        };
+        if std::mem::replace(&mut state.spawned[thread], true) {
+            return;
+        }
+        let name = match thread {
+            HOST => "simgpu-host".to_owned(),
+            POLL => "simgpu-poll".to_owned(),
+            _ => format!(
+                "simgpu-{}-{}",
+                ["compute", "in", "out"][thread % PER_DEVICE],
+                thread / PER_DEVICE
+            ),
+        };
+        let body = move || {
+            clock::fine_sleeps();
+            match thread {
+                HOST => self.run_host(),
+                POLL => self.run_poll(),
+                _ if thread.is_multiple_of(PER_DEVICE) => self.run_compute(thread / PER_DEVICE),
+                _ => self.run_copies(thread),
+            }
+        };
+        without_signals(|| {
+            let started = std::thread::Builder::new()
+                .name(name)
+                .stack_size(1 << 20)
+                .spawn(body);
+            // Without its thread the operation stays queued; the next submission tries again.
+            state.spawned[thread] = started.is_ok();
+        });
+    }
+
+    /// Carries out what takes no time at the head of a stream and hands the next operation to its thread. True when
+    /// something completed.
+    fn pump(&self, state: &mut State, stream: u64) -> bool {
+        let mut progress = false;
+        while let Some(queue) = state.queues.get(&stream) {
+            if queue.dispatched {
+                break;
+            }
+            let Some(head) = queue.ops.front() else {
+                state.active.retain(|id| *id != stream);
+                if state
+                    .queues
+                    .get(&stream)
+                    .is_some_and(|queue| queue.destroyed)
+                {
+                    state.queues.remove(&stream);
+                }
+                break;
+            };
+            let Some(ready_ns) = Self::ready(state, queue, head) else {
+                break;
+            };
+            let failed = queue.info.failure.load(Acquire) != 0;
+            let thread = Self::thread_of(queue.info.device, &head.work);
+            if let (Some(thread), false) = (thread, failed) {
+                if thread == POLL {
+                    match self.awaited(&head.work) {
+                        Ok(false) => {
+                            state.polling = true;
+                            self.wake[POLL].notify_one();
+                            break;
+                        }
+                        Ok(true) => {}
+                        Err(status) => fail(queue, status),
+                    }
+                } else {
+                    let entry = Ready {
+                        priority: queue.info.priority,
+                        sequence: head.sequence,
+                        stream,
+                    };
+                    state.ready[thread].push(entry);
+                    if let Some(queue) = state.queues.get_mut(&stream) {
+                        queue.dispatched = true;
+                    }
+                    self.wake[thread].notify_one();
+                    break;
+                }
+            }
+            let Some(queue) = state.queues.get_mut(&stream) else {
+                break;
+            };
+            let Some(op) = queue.ops.pop_front() else {
+                break;
+            };
+            match op.work {
+                Work::Record(record) => record.complete(ready_ns),
+                Work::Write {
+                    address,
+                    value,
+                    wide,
+                } if !failed => {
+                    if let Err(status) = write_word(&self.memory, address, value, wide) {
+                        fail(queue, status);
+                    }
+                }
+                Work::PoolFree { address } => (self.pool_free)(address),
+                _ => {}
+            }
+            self.completed(state, stream, ready_ns);
+            progress = true;
+        }
+        progress
+    }
+
+    /// From when on an operation can run, or none while it has to wait.
+    fn ready(state: &State, queue: &Queue, op: &Op) -> Option<u64> {
+        let mut ready_ns = queue.ended_ns.max(op.submitted_ns);
+        for wait in &op.waits {
+            match wait {
+                Dependency::Stream { id, index } => {
+                    if let Some(other) = state.queues.get(id) {
+                        if other.completed < *index {
+                            return None;
+                        }
+                        ready_ns = ready_ns.max(other.ended_ns);
+                    }
+                }
+                Dependency::Record(record) => ready_ns = ready_ns.max(record.reached()?),
+            }
+        }
+        Some(ready_ns)
+    }
+
+    fn awaited(&self, work: &Work) -> Result<bool, CUresult> {
+        match *work {
+            Work::Await {
+                address,
+                value,
+                wide,
+                until,
+            } => word_reached(&self.memory, address, value, wide, until),
+            _ => Ok(true),
+        }
+    }
+
+    fn completed(&self, state: &mut State, stream: u64, ended_ns: u64) {
+        let full_waiters = state.full_waiters > 0;
+        if let Some(queue) = state.queues.get_mut(&stream) {
+            queue.completed += 1;
+            queue.ended_ns = queue.ended_ns.max(ended_ns);
+            if queue.completed >= queue.wake_at {
+                queue.wake_at = u64::MAX;
+                self.done.notify_all();
+            } else if full_waiters && queue.ops.len() == QUEUE_LIMIT / 2 {
+                self.done.notify_all();
+            }
+        }
+    }
+
+    fn pump_all(&self, state: &mut State) {
+        loop {
+            let mut progress = false;
+            for stream in state.active.clone() {
+                progress |= self.pump(state, stream);
+            }
+            if !progress {
+                break;
+            }
+        }
+    }
+
+    /// Waits for an operation for `thread`; calls `idle` first when there is none.
+    fn next<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        thread: usize,
+        mut idle: impl FnMut(),
+    ) -> (MutexGuard<'a, State>, StreamInfo, Op, u64) {
+        let mut told = false;
+        loop {
+            let best = (0..state.ready[thread].len()).min_by_key(|at| {
+                (
+                    state.ready[thread][*at].priority,
+                    state.ready[thread][*at].sequence,
+                )
+            });
+            if let Some(at) = best {
+                let stream = state.ready[thread].swap_remove(at).stream;
+                let Some(queue) = state.queues.get(&stream) else {
+                    continue;
+                };
+                let Some(head) = queue.ops.front() else {
+                    continue;
+                };
+                let ready_ns = Self::ready(&state, queue, head).unwrap_or(0);
+                let info = queue.info.clone();
+                if let Some(op) = state
+                    .queues
+                    .get_mut(&stream)
+                    .and_then(|queue| queue.ops.pop_front())
+                {
+                    return (state, info, op, ready_ns);
+                }
+                continue;
+            }
+            if !told {
+                told = true;
+                MutexGuard::unlocked(&mut state, &mut idle);
+                continue;
+            }
+            self.wake[thread].wait(&mut state);
+        }
+    }
+
+    /// Books an operation that a thread carried out.
+    fn finish<'a>(
+        &'a self,
+        info: &StreamInfo,
+        ended_ns: u64,
+        outcome: Result<(), CUresult>,
+    ) -> MutexGuard<'a, State> {
+        let mut state = self.state.lock();
+        if let Some(queue) = state.queues.get_mut(&info.id) {
+            queue.dispatched = false;
+            if let Err(status) = outcome {
+                fail(queue, status);
+            }
+        }
+        self.completed(&mut state, info.id, ended_ns);
+        self.pump_all(&mut state);
+        state
+    }
+
+    fn run_compute(&self, device: usize) {
+        let thread = device * PER_DEVICE;
+        let mut compute = Compute::new(self.card.clone(), device);
+        let profile = self.card.profile().clone();
+        let mut state = self.state.lock();
+        loop {
+            let (guard, info, op, ready_ns) = self.next(state, thread, || compute.idle());
+            drop(guard);
+            let failed = info.failure.load(Acquire) != 0;
+            let (ended_ns, outcome) = match &op.work {
+                _ if failed => (ready_ns, Ok(())),
+                Work::Kernel(launch) => {
+                    let model_ns = if launch.endless {
+                        u64::MAX / 2
+                    } else {
+                        self.card
+                            .scaled(launch.model_ns(&profile, &self.memory, device))
+                    };
+                    compute.execute(ready_ns, model_ns, 1, || launch.run(&self.memory, device))
+                }
+                Work::Fill(fill) => {
+                    let model_ns =
+                        profile.launch_ns + (fill.bytes() as f64 / profile.memory_gbps) as u64;
+                    compute.execute(ready_ns, self.card.scaled(model_ns), 0, || {
+                        fill.run(&self.memory)
+                    })
+                }
+                Work::Copy(copy) => {
+                    let model_ns = profile.launch_ns
+                        + (2.0 * copy.bytes() as f64 / profile.memory_gbps) as u64;
+                    let rows = copy.height * copy.depth;
+                    compute.execute(ready_ns, self.card.scaled(model_ns), 0, || {
+                        copy.run(&self.memory, 0, rows)
+                    })
+                }
+                _ => (ready_ns, Ok(())),
+            };
+            state = self.finish(&info, ended_ns, outcome);
+        }
+    }
+
+    fn run_copies(&self, thread: usize) {
+        let device = thread / PER_DEVICE;
+        let engine = if thread % PER_DEVICE == 1 {
+            CopyEngine::In
+        } else {
+            CopyEngine::Out
+        };
+        let mut state = self.state.lock();
+        loop {
+            let (guard, info, op, ready_ns) = self.next(state, thread, || {});
+            drop(guard);
+            let failed = info.failure.load(Acquire) != 0;
+            let (ended_ns, outcome) = match &op.work {
+                Work::Copy(copy) if !failed => self.copy(device, engine, copy, ready_ns),
+                _ => (ready_ns, Ok(())),
+            };
+            state = self.finish(&info, ended_ns, outcome);
+        }
+    }
+
+    fn copy(
+        &self,
+        device: usize,
+        engine: CopyEngine,
+        copy: &Copy,
+        ready_ns: u64,
+    ) -> (u64, Result<(), CUresult>) {
+        let profile = self.card.profile();
+        let rate = match copy.direction {
+            Direction::Peer => profile.peer_gbps,
+            _ if copy.pageable => profile.copy_pageable_gbps,
+            _ => profile.copy_pinned_gbps,
+        };
+        let rows = copy.height * copy.depth;
+        let rows_per_part = (COPY_PART / copy.width.max(1)).max(1);
+        let mut ended_ns = ready_ns;
+        let mut setup_ns = COPY_SETUP_NS;
+        let parts: Vec<(u64, u64)> = if rows == 1 {
+            (0..copy.width.div_ceil(COPY_PART))
+                .map(|part| (part * COPY_PART, ((part + 1) * COPY_PART).min(copy.width)))
+                .collect()
+        } else {
+            (0..rows.div_ceil(rows_per_part))
+                .map(|part| (part * rows_per_part, ((part + 1) * rows_per_part).min(rows)))
+                .collect()
+        };
+        for (from, to) in parts {
+            let bytes = if rows == 1 {
+                to - from
+            } else {
+                (to - from) * copy.width
+            };
+            let model_ns = self.card.scaled(setup_ns + (bytes as f64 / rate) as u64);
+            setup_ns = 0;
+            let began = clock::now_ns();
+            let outcome = if rows == 1 {
+                copy.run_part(&self.memory, from, to)
+            } else {
+                copy.run(&self.memory, from, to)
+            };
+            let real_ns = clock::now_ns() - began;
+            let start_ns = ended_ns.max(began.saturating_sub(crate::card::CATCH_UP_NS));
+            ended_ns = self
+                .card
+                .copy(device, engine, start_ns, model_ns.max(real_ns));
+            if outcome.is_err() {
+                return (ended_ns, outcome);
+            }
+            clock::sleep_until(ended_ns.saturating_sub(super::compute::RUN_AHEAD_NS));
+        }
+        (ended_ns, Ok(()))
+    }
+
+    fn run_host(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let (guard, info, op, ready_ns) = self.next(state, HOST, || {});
+            drop(guard);
+            clock::sleep_until(ready_ns);
+            match op.work {
+                // SAFETY: the program gave the function to be called once, from a thread of the driver, with this pointer.
+                Work::Host(Some(function), data) => unsafe { function(data.0) },
+                Work::Callback(Some(function), stream, data) => {
+                    let status = CUresult(info.failure.load(Acquire));
+                    // SAFETY: as above.
+                    unsafe { function(stream, status, data.0) };
+                }
+                _ => {}
+            }
+            state = self.finish(&info, clock::now_ns(), Ok(()));
+        }
+    }
+
+    /// Looks at words that streams wait for; rarer, the longer nothing happens.
+    fn run_poll(&self) {
+        let mut pause_ns = 10_000;
+        let mut state = self.state.lock();
+        loop {
+            if !state.polling {
+                self.wake[POLL].wait(&mut state);
+                pause_ns = 10_000;
+                continue;
+            }
+            MutexGuard::unlocked(&mut state, || {
+                clock::sleep_until(clock::now_ns() + pause_ns)
+            });
+            state.polling = false;
+            let before = state.active.len();
+            self.pump_all(&mut state);
+            pause_ns = if state.active.len() == before {
+                (pause_ns * 5 / 4).min(200_000)
+            } else {
+                10_000
+            };
+        }
+    }
+
+    /// Waits until everything put into a stream so far is done.
+    pub fn wait_stream(&self, stream: u64) {
+        let mut state = self.state.lock();
+        let Some(target) = state.queues.get(&stream).map(|queue| queue.enqueued) else {
+            return;
+        };
+        let ended_ns = loop {
+            match state.queues.get_mut(&stream) {
+                None => break 0,
+                Some(queue) if queue.completed >= target => break queue.ended_ns,
+                Some(queue) => queue.wake_at = queue.wake_at.min(target),
+            }
+            self.done.wait(&mut state);
+            if let Some(queue) = state.queues.get_mut(&stream)
+                && queue.completed < target
+            {
+                queue.wake_at = queue.wake_at.min(target);
+            }
+        };
+        drop(state);
+        clock::wait_until(ended_ns);
+    }
+
+    /// True when a stream has nothing left to do.
+    pub fn is_idle(&self, stream: u64) -> bool {
+        let state = self.state.lock();
+        state.queues.get(&stream).is_none_or(|queue| {
+            queue.completed == queue.enqueued && queue.ended_ns <= clock::now_ns()
+        })
+    }
+
+    /// Waits for all streams for which `wanted` holds.
+    pub fn wait_streams(&self, wanted: impl Fn(&StreamInfo) -> bool) {
+        let streams: Vec<u64> = {
+            let state = self.state.lock();
+            state
+                .queues
+                .values()
+                .filter(|queue| wanted(&queue.info))
+                .map(|queue| queue.info.id)
+                .collect()
+        };
+        streams
+            .into_iter()
+            .for_each(|stream| self.wait_stream(stream));
+    }
+
+    /// Waits until a record is reached.
+    pub fn wait_record(&self, record: &Record) {
+        let mut state = self.state.lock();
+        let reached_ns = loop {
+            if let Some(reached_ns) = record.reached() {
+                break reached_ns;
+            }
+            // Whoever completes an operation up to the record wakes us; all active streams may be the one.
+            for stream in state.active.clone() {
+                if let Some(queue) = state.queues.get_mut(&stream) {
+                    queue.wake_at = queue.wake_at.min(queue.completed + 1);
+                }
+            }
+            self.done.wait(&mut state);
+        };
+        drop(state);
+        clock::wait_until(reached_ns);
+    }
+}
+
+/// Makes an error stick to the stream's context.
+fn fail(queue: &Queue, status: CUresult) {
+    let _ = queue
+        .info
+        .failure
+        .compare_exchange(0, status.0, AcqRel, Acquire);
+}
+
+/// Runs `start` so that threads started by it get no signals: those are for the program's threads.
+fn without_signals(start: impl FnOnce()) {
+    // SAFETY: blocks all signals for this thread and restores its mask; both sets are ours.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        start();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+    }
+}

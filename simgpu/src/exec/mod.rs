@@ -1,0 +1,5 @@
+//! Execution: streams' queues, the device's engines, and the timelines on which work takes its modelled time.
+
+pub mod compute;
+pub mod engine;
+pub mod work;

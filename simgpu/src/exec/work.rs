@@ -1,0 +1,398 @@
+//! What can be put into a stream, and what carrying it out does to memory. Knows nothing of queues.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+
+use shim_ffi::{CUhostFn, CUresult, CUstream, CUstreamCallback, c_void};
+
+use crate::kernels::{DeviceMemory, Fault, Launch};
+use crate::memory::Memory;
+use crate::module::Function;
+use crate::profile::Profile;
+
+/// One side of a copy: where it starts and how far rows and slices are apart.
+#[derive(Debug, Clone)]
+pub struct Side {
+    /// Device-accessible address, or a host address.
+    pub address: u64,
+    /// Bytes between rows.
+    pub pitch: u64,
+    /// Bytes between slices.
+    pub slice: u64,
+    /// Bytes that a copy took from pageable memory when it was submitted.
+    pub staged: Option<Arc<Vec<u8>>>,
+}
+
+impl Side {
+    /// A contiguous side.
+    pub fn linear(address: u64) -> Self {
+        Self {
+            address,
+            pitch: 0,
+            slice: 0,
+            staged: None,
+        }
+    }
+}
+
+/// Which engine a copy uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Host to device.
+    In,
+    /// Device to host.
+    Out,
+    /// Within one device.
+    Within,
+    /// Between two devices.
+    Peer,
+}
+
+/// A copy of `depth` slices of `height` rows of `width` bytes.
+#[derive(Debug, Clone)]
+pub struct Copy {
+    /// From.
+    pub from: Side,
+    /// To.
+    pub to: Side,
+    /// Bytes of a row.
+    pub width: u64,
+    /// Rows.
+    pub height: u64,
+    /// Slices.
+    pub depth: u64,
+    /// Engine.
+    pub direction: Direction,
+    /// True when the host side is not page-locked.
+    pub pageable: bool,
+}
+
+impl Copy {
+    /// Bytes moved.
+    pub fn bytes(&self) -> u64 {
+        self.width * self.height * self.depth
+    }
+}
+
+/// A fill of `height` rows of `width` elements.
+#[derive(Debug, Clone, Copy)]
+pub struct Fill {
+    /// First byte.
+    pub address: u64,
+    /// Bytes between rows.
+    pub pitch: u64,
+    /// Element.
+    pub value: u32,
+    /// Bytes of an element: 1, 2 or 4.
+    pub element: u32,
+    /// Elements of a row.
+    pub width: u64,
+    /// Rows.
+    pub height: u64,
+}
+
+impl Fill {
+    /// Bytes written.
+    pub fn bytes(&self) -> u64 {
+        self.width * u64::from(self.element) * self.height
+    }
+}
+
+/// A kernel launch with its arguments copied.
+#[derive(Clone)]
+pub struct KernelLaunch {
+    /// The kernel.
+    pub function: Arc<Function>,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory, in bytes.
+    pub shared_bytes: u32,
+    /// One word per parameter of 8 bytes or less; empty where the parameter list is not known.
+    pub args: Vec<u64>,
+    /// The parameters' bytes, by parameter.
+    #[expect(dead_code, reason = "read by graph nodes")]
+    pub raw: Vec<Vec<u8>>,
+    /// `CUDA_ERROR_LAUNCH_FAILED` and friends on demand.
+    pub forced: Option<CUresult>,
+    /// Runs until the process ends, on demand.
+    pub endless: bool,
+}
+
+/// A point in a stream that others can wait for.
+#[derive(Debug, Default)]
+pub struct Record {
+    done: AtomicBool,
+    time_ns: AtomicU64,
+}
+
+impl Record {
+    /// Marks it as reached at `time_ns` of the device's timeline.
+    pub fn complete(&self, time_ns: u64) {
+        self.time_ns.store(time_ns, Relaxed);
+        // SYNC(record): pairs with the Acquire load in `reached`; publishes the time.
+        self.done.store(true, Release);
+    }
+
+    /// When it was reached, if it was.
+    pub fn reached(&self) -> Option<u64> {
+        self.done.load(Acquire).then(|| self.time_ns.load(Relaxed))
+    }
+}
+
+/// How a stream waits for a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// `(word - value)` as signed is not negative.
+    GreaterOrEqual,
+    /// Equal.
+    Equal,
+    /// Some bit of `value` is set.
+    And,
+    /// Some bit of `value` is clear in both.
+    Nor,
+}
+
+/// One element of a stream.
+#[derive(Clone)]
+pub enum Work {
+    /// A kernel.
+    Kernel(Box<KernelLaunch>),
+    /// A copy.
+    Copy(Box<Copy>),
+    /// A fill.
+    Fill(Fill),
+    /// `cuLaunchHostFunc`.
+    Host(CUhostFn, UserData),
+    /// `cuStreamAddCallback`.
+    Callback(CUstreamCallback, CUstream, UserData),
+    /// Event record.
+    Record(Arc<Record>),
+    /// Event wait.
+    Wait(Arc<Record>),
+    /// Writes a word of 4 or 8 bytes.
+    Write {
+        address: u64,
+        value: u64,
+        wide: bool,
+    },
+    /// Waits for a word of 4 or 8 bytes.
+    Await {
+        address: u64,
+        value: u64,
+        wide: bool,
+        until: Until,
+    },
+    /// Gives a block back to its pool.
+    PoolFree { address: u64 },
+}
+
+/// The program's pointer, handed back to the program's function.
+#[derive(Debug, Clone, Copy)]
+pub struct UserData(pub *mut c_void);
+
+// SAFETY: never followed by us; the program gave it to be used from the driver's thread.
+unsafe impl Send for UserData {}
+// SAFETY: as above.
+unsafe impl Sync for UserData {}
+
+/// Translation for one device.
+pub struct View<'a> {
+    /// All memory of the process.
+    pub memory: &'a Memory,
+    /// The device that touches it.
+    pub device: usize,
+}
+
+impl DeviceMemory for View<'_> {
+    fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
+        self.memory.translate(dptr, bytes, Some(self.device))
+    }
+}
+
+impl KernelLaunch {
+    /// Modelled duration in ns, at speed 1.
+    pub fn model_ns(&self, profile: &Profile, memory: &Memory, device: usize) -> u64 {
+        let Some(twin) = self.function.twin else {
+            return profile.default_kernel_ns;
+        };
+        let view = View { memory, device };
+        let cost = (twin.cost)(&self.launch(&view));
+        let arithmetic = cost.flops / profile.compute_gflops;
+        let traffic = cost.bytes / profile.memory_gbps;
+        cost.fixed_ns
+            .saturating_add(profile.launch_ns)
+            .saturating_add(arithmetic.max(traffic) as u64)
+    }
+
+    fn launch<'a>(&'a self, view: &'a View<'a>) -> Launch<'a> {
+        Launch {
+            grid: self.grid,
+            block: self.block,
+            shared_bytes: self.shared_bytes,
+            args: &self.args,
+            memory: view,
+        }
+    }
+
+    /// Computes.
+    ///
+    /// # Errors
+    /// The status that the context carries from now on.
+    pub fn run(&self, memory: &Memory, device: usize) -> Result<(), CUresult> {
+        if let Some(status) = self.forced {
+            return Err(status);
+        }
+        let Some(twin) = self.function.twin else {
+            return Ok(());
+        };
+        let view = View { memory, device };
+        (twin.run)(&self.launch(&view)).map_err(|fault| match fault {
+            Fault::IllegalAddress { .. } => CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            Fault::InvalidValue => CUresult::CUDA_ERROR_LAUNCH_FAILED,
+        })
+    }
+}
+
+/// Host address of `bytes` that a side has at `offset`.
+fn resolve(memory: &Memory, side: &Side, offset: u64, bytes: u64) -> Result<*mut u8, CUresult> {
+    if let Some(staged) = &side.staged {
+        let inside = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= staged.len() as u64);
+        if !inside {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the offset lies inside the buffer; it is only read from.
+        return Ok(unsafe { staged.as_ptr().add(offset as usize) }.cast_mut());
+    }
+    let address = side.address + offset;
+    match memory.translate(address, bytes, None) {
+        Some(host) => Ok(host),
+        None if memory.is_device_address(address) => Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS),
+        None => Ok(address as *mut u8),
+    }
+}
+
+impl Copy {
+    /// Moves rows `[from_row, to_row)`, counted through all slices.
+    ///
+    /// # Errors
+    /// `ILLEGAL_ADDRESS` when device memory has gone since the copy was submitted.
+    pub fn run(&self, memory: &Memory, from_row: u64, to_row: u64) -> Result<(), CUresult> {
+        for row in from_row..to_row {
+            let (slice, line) = (row / self.height, row % self.height);
+            let from = resolve(
+                memory,
+                &self.from,
+                slice * self.from.slice + line * self.from.pitch,
+                self.width,
+            )?;
+            let to = resolve(
+                memory,
+                &self.to,
+                slice * self.to.slice + line * self.to.pitch,
+                self.width,
+            )?;
+            // SAFETY: device sides were translated for their whole length; host sides are the program's to vouch for, as
+            // with any driver. Source and target may overlap.
+            unsafe { std::ptr::copy(from, to, self.width as usize) };
+        }
+        Ok(())
+    }
+
+    /// Moves bytes `[from, to)` of a copy of one row.
+    ///
+    /// # Errors
+    /// As [`Copy::run`].
+    pub fn run_part(&self, memory: &Memory, from: u64, to: u64) -> Result<(), CUresult> {
+        let source = resolve(memory, &self.from, from, to - from)?;
+        let target = resolve(memory, &self.to, from, to - from)?;
+        // SAFETY: as in `run`.
+        unsafe { std::ptr::copy(source, target, (to - from) as usize) };
+        Ok(())
+    }
+}
+
+impl Fill {
+    /// Fills.
+    ///
+    /// # Errors
+    /// `ILLEGAL_ADDRESS` when the memory has gone since the fill was submitted.
+    pub fn run(&self, memory: &Memory) -> Result<(), CUresult> {
+        let row_bytes = self.width * u64::from(self.element);
+        for row in 0..self.height {
+            let target = memory
+                .translate(self.address + row * self.pitch, row_bytes, None)
+                .ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)?;
+            let width = self.width as usize;
+            // SAFETY: translated for the whole row; addresses are multiples of the element, which the entry checked.
+            unsafe {
+                match self.element {
+                    1 => target.write_bytes(self.value as u8, width),
+                    2 => std::slice::from_raw_parts_mut(target.cast::<u16>(), width)
+                        .fill(self.value as u16),
+                    _ => {
+                        std::slice::from_raw_parts_mut(target.cast::<u32>(), width).fill(self.value)
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn word(memory: &Memory, address: u64, wide: bool) -> Result<*mut u8, CUresult> {
+    memory
+        .translate(address, if wide { 8 } else { 4 }, None)
+        .ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
+}
+
+/// Writes a word for other processors to see.
+///
+/// # Errors
+/// `ILLEGAL_ADDRESS` when it is not mapped.
+pub fn write_word(memory: &Memory, address: u64, value: u64, wide: bool) -> Result<(), CUresult> {
+    let at = word(memory, address, wide)?;
+    // SAFETY: translated, and aligned as the entry checked; the program reads it while we write, hence an atomic.
+    unsafe {
+        if wide {
+            AtomicU64::from_ptr(at.cast()).store(value, Release);
+        } else {
+            std::sync::atomic::AtomicU32::from_ptr(at.cast()).store(value as u32, Release);
+        }
+    }
+    Ok(())
+}
+
+/// True when the word is what a stream waits for.
+///
+/// # Errors
+/// `ILLEGAL_ADDRESS` when it is not mapped.
+pub fn word_reached(
+    memory: &Memory,
+    address: u64,
+    value: u64,
+    wide: bool,
+    until: Until,
+) -> Result<bool, CUresult> {
+    let at = word(memory, address, wide)?;
+    // SAFETY: as in `write_word`.
+    let found = unsafe {
+        if wide {
+            AtomicU64::from_ptr(at.cast()).load(Acquire)
+        } else {
+            u64::from(std::sync::atomic::AtomicU32::from_ptr(at.cast()).load(Acquire))
+        }
+    };
+    let mask = if wide { u64::MAX } else { u64::from(u32::MAX) };
+    let value = value & mask;
+    Ok(match until {
+        Until::GreaterOrEqual if wide => found.wrapping_sub(value) as i64 >= 0,
+        Until::GreaterOrEqual => (found as u32).wrapping_sub(value as u32) as i32 >= 0,
+        Until::Equal => found == value,
+        Until::And => found & value != 0,
+        Until::Nor => !(found | value) & mask != 0,
+    })
+}

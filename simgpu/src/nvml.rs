@@ -1,0 +1,721 @@
+//! The management library's side of the simulated devices: identities, memory, processes and utilisation.
+//!
+//! It reads the same shared state as the driver and needs no context. Power, temperature and clocks are made up from how busy
+//! a device is; nothing was measured.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use parking_lot::Mutex;
+
+use crate::card::{Card, Usage};
+use crate::clock;
+use crate::driver::VERSION;
+use crate::entry::{In, Out, put_text};
+use crate::observe;
+
+/// Status of an NVML call.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Status(pub c_uint);
+
+impl Status {
+    /// Success.
+    pub const SUCCESS: Self = Self(0);
+    /// Before `nvmlInit`.
+    pub const UNINITIALIZED: Self = Self(1);
+    /// A null pointer, an index or a handle that is none.
+    pub const INVALID_ARGUMENT: Self = Self(2);
+    /// Not simulated.
+    pub const NOT_SUPPORTED: Self = Self(3);
+    /// No such device.
+    pub const NOT_FOUND: Self = Self(6);
+    /// The buffer is too small; the count tells what is needed.
+    pub const INSUFFICIENT_SIZE: Self = Self(7);
+    /// The card cannot be opened.
+    pub const DRIVER_NOT_LOADED: Self = Self(9);
+    /// A structure of another version.
+    pub const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
+    /// Anything else.
+    pub const UNKNOWN: Self = Self(999);
+}
+
+type Done = Result<(), Status>;
+
+/// A device's handle: its ordinal above this, never a pointer.
+const FIRST_HANDLE: usize = 0x0051_b1e7_1000;
+const MEMORY_INFO_V2: u32 = 0x0200_0028;
+const PROCESSES_UTILIZATION_V1: u32 = 0x0100_0018;
+/// Utilisation is over the time since the last question, but not over less than this.
+const WINDOW_NS: u64 = 100_000_000;
+const DRIVER: &str = "595.99.simulated";
+const NVML: &str = "13.595.99";
+
+static USERS: AtomicU32 = AtomicU32::new(0);
+
+/// Handle of a device.
+pub type Device = *mut c_void;
+
+fn card() -> Result<&'static Card, Status> {
+    if USERS.load(Acquire) == 0 {
+        return Err(Status::UNINITIALIZED);
+    }
+    observe::card().map_err(|_| Status::DRIVER_NOT_LOADED)
+}
+
+fn device(handle: Device) -> Result<(&'static Card, usize), Status> {
+    let card = card()?;
+    let index = (handle as usize)
+        .checked_sub(FIRST_HANDLE)
+        .filter(|index| *index < card.profile().devices);
+    Ok((card, index.ok_or(Status::INVALID_ARGUMENT)?))
+}
+
+fn handle(index: usize) -> Device {
+    (FIRST_HANDLE + index) as Device
+}
+
+fn put<T>(to: Out<T>, value: T) -> Done {
+    to.put(value).map_err(|_| Status::INVALID_ARGUMENT)
+}
+
+fn text(to: Out<c_char>, value: &str, capacity: c_uint) -> Done {
+    if to.is_null() {
+        return Err(Status::INVALID_ARGUMENT);
+    }
+    if value.len() >= capacity as usize {
+        return Err(Status::INSUFFICIENT_SIZE);
+    }
+    put_text(to, value, capacity as c_int).map_err(|_| Status::INVALID_ARGUMENT)
+}
+
+fn guard(body: impl FnOnce() -> Done) -> Status {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => Status::SUCCESS,
+        Ok(Err(status)) => status,
+        Err(_) => Status::UNKNOWN,
+    }
+}
+
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+pub fn uuid_text(bytes: [u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "GPU-{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
+}
+
+fn bus_id(card: &Card, index: usize) -> String {
+    format!("00000000:{:02X}:00.0", card.profile().pci_bus(index))
+}
+
+fn init() -> Done {
+    observe::card().map_err(|error| {
+        eprintln!("sublet simgpu: {error}");
+        Status::DRIVER_NOT_LOADED
+    })?;
+    USERS.fetch_add(1, AcqRel);
+    Ok(())
+}
+
+fn count(to: Out<c_uint>) -> Done {
+    put(to, card()?.profile().devices as c_uint)
+}
+
+fn by_index(index: c_uint, to: Out<Device>) -> Done {
+    if index as usize >= card()?.profile().devices {
+        return Err(Status::INVALID_ARGUMENT);
+    }
+    put(to, handle(index as usize))
+}
+
+fn by_bus(id: In<c_char>, to: Out<Device>) -> Done {
+    let card = card()?;
+    let wanted = id
+        .text()
+        .map_err(|_| Status::INVALID_ARGUMENT)?
+        .to_ascii_uppercase();
+    let found = (0..card.profile().devices).find(|index| {
+        // Domains are written with four or eight digits.
+        bus_id(card, *index).trim_start_matches('0') == wanted.trim_start_matches('0')
+    });
+    put(to, handle(found.ok_or(Status::NOT_FOUND)?))
+}
+
+/// `nvmlMemory_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MemoryInfo {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlMemory_v2_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MemoryInfoV2 {
+    version: c_uint,
+    padding: c_uint,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+const _: () = assert!(size_of::<MemoryInfoV2>() == MEMORY_INFO_V2 as usize & 0xff_ffff);
+
+/// `nvmlProcessInfo_v1_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProcessInfoV1 {
+    pid: c_uint,
+    padding: c_uint,
+    used_bytes: u64,
+}
+
+/// `nvmlProcessInfo_v2_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProcessInfoV2 {
+    pid: c_uint,
+    padding: c_uint,
+    used_bytes: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+const _: () = assert!(size_of::<ProcessInfoV1>() == 16 && size_of::<ProcessInfoV2>() == 24);
+
+impl From<Usage> for ProcessInfoV1 {
+    fn from(usage: Usage) -> Self {
+        Self {
+            pid: usage.pid,
+            padding: 0,
+            used_bytes: usage.used_bytes,
+        }
+    }
+}
+
+impl From<Usage> for ProcessInfoV2 {
+    fn from(usage: Usage) -> Self {
+        const NO_INSTANCE: c_uint = c_uint::MAX;
+        Self {
+            pid: usage.pid,
+            padding: 0,
+            used_bytes: usage.used_bytes,
+            gpu_instance: NO_INSTANCE,
+            compute_instance: NO_INSTANCE,
+        }
+    }
+}
+
+/// `nvmlUtilization_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Utilization {
+    gpu_percent: c_uint,
+    memory_percent: c_uint,
+}
+
+/// `nvmlProcessUtilizationSample_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProcessSample {
+    pid: c_uint,
+    padding: c_uint,
+    time_us: u64,
+    sm_percent: c_uint,
+    memory_percent: c_uint,
+    encoder_percent: c_uint,
+    decoder_percent: c_uint,
+}
+const _: () = assert!(size_of::<ProcessSample>() == 32);
+
+/// `nvmlProcessUtilizationInfo_v1_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProcessUtilization {
+    time_us: u64,
+    pid: c_uint,
+    sm_percent: c_uint,
+    memory_percent: c_uint,
+    encoder_percent: c_uint,
+    decoder_percent: c_uint,
+    jpeg_percent: c_uint,
+    flow_percent: c_uint,
+    padding: c_uint,
+}
+const _: () = assert!(size_of::<ProcessUtilization>() == 40);
+
+/// `nvmlProcessesUtilizationInfo_v1_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ProcessesUtilization {
+    version: c_uint,
+    count: c_uint,
+    last_seen_us: u64,
+    list: *mut ProcessUtilization,
+}
+const _: () = assert!(size_of::<ProcessesUtilization>() == 24);
+
+/// `nvmlPciInfo_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct PciInfo {
+    bus_id_legacy: [c_char; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    device_id: c_uint,
+    subsystem_id: c_uint,
+    bus_id: [c_char; 32],
+}
+const _: () = assert!(size_of::<PciInfo>() == 68);
+
+/// `nvmlPciInfo_v2_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct PciInfoV2 {
+    bus_id: [c_char; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    device_id: c_uint,
+    subsystem_id: c_uint,
+    reserved: [c_uint; 4],
+}
+
+fn chars<const N: usize>(text: &str) -> [c_char; N] {
+    let mut out = [0; N];
+    for (to, byte) in out.iter_mut().zip(text.bytes().take(N - 1)) {
+        *to = byte as c_char;
+    }
+    out
+}
+
+fn pci(card: &Card, index: usize) -> PciInfo {
+    let id = bus_id(card, index);
+    PciInfo {
+        bus_id_legacy: chars(id.trim_start_matches("0000")),
+        domain: 0,
+        bus: card.profile().pci_bus(index),
+        device: 0,
+        device_id: 0,
+        subsystem_id: 0,
+        bus_id: chars(&id),
+    }
+}
+
+fn memory(card: &Card, index: usize) -> MemoryInfoV2 {
+    let profile = card.profile();
+    let used = card.used(index);
+    MemoryInfoV2 {
+        version: MEMORY_INFO_V2,
+        padding: 0,
+        total: profile.memory_bytes,
+        reserved: profile.driver_reserved_bytes,
+        free: profile.usable_bytes().saturating_sub(used),
+        used,
+    }
+}
+
+/// Processes with a context, as a list that the program has room for.
+fn processes<T: From<Usage> + Copy>(of: Device, count: Out<c_uint>, list: Out<T>) -> Done {
+    let (card, index) = device(of)?;
+    let capacity = count.get().map_err(|_| Status::INVALID_ARGUMENT)? as usize;
+    let found: Vec<T> = card
+        .usages(index)
+        .into_iter()
+        .filter(|usage| usage.contexts > 0)
+        .map(T::from)
+        .collect();
+    put(count, found.len() as c_uint)?;
+    if found.is_empty() {
+        return Ok(());
+    }
+    if capacity < found.len() || list.is_null() {
+        return Err(Status::INSUFFICIENT_SIZE);
+    }
+    list.put_all(&found, capacity)
+        .map_err(|_| Status::INVALID_ARGUMENT)
+}
+
+fn no_processes(of: Device, count: Out<c_uint>) -> Done {
+    device(of)?;
+    put(count, 0)
+}
+
+/// What was seen at the last question, to take differences from.
+struct Seen {
+    time_ns: u64,
+    compute_ns: Vec<(u32, u64)>,
+    percent: u32,
+    per_process: Vec<(u32, u32)>,
+}
+
+static SEEN: Mutex<Vec<Option<Seen>>> = Mutex::new(Vec::new());
+
+/// Percent of the compute engine, in all and by process, since the last question.
+fn utilization(card: &Card, index: usize) -> (u32, Vec<(u32, u32)>) {
+    let mut seen = SEEN.lock();
+    if seen.len() <= index {
+        seen.resize_with(index + 1, || None);
+    }
+    let now_ns = clock::now_ns();
+    if let Some(last) = &seen[index]
+        && now_ns - last.time_ns < WINDOW_NS
+    {
+        return (last.percent, last.per_process.clone());
+    }
+    let compute_ns: Vec<_> = card
+        .usages(index)
+        .iter()
+        .map(|usage| (usage.pid, usage.compute_ns))
+        .collect();
+    let (mut percent, mut per_process) = (0, Vec::new());
+    if let Some(last) = &seen[index] {
+        let window_ns = (now_ns - last.time_ns).max(1);
+        for (pid, ns) in &compute_ns {
+            let before = last
+                .compute_ns
+                .iter()
+                .find(|(of, _)| of == pid)
+                .map_or(0, |(_, ns)| *ns);
+            let share = (ns.saturating_sub(before) * 100 / window_ns).min(100) as u32;
+            per_process.push((*pid, share));
+            percent = (percent + share).min(100);
+        }
+    }
+    seen[index] = Some(Seen {
+        time_ns: now_ns,
+        compute_ns,
+        percent,
+        per_process: per_process.clone(),
+    });
+    (percent, per_process)
+}
+
+fn now_us() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map(|since| since.as_micros() as u64).unwrap_or(0)
+}
+
+/// Milliwatts: idle at a tenth of the limit, busy at all of it.
+fn power_mw(card: &Card, index: usize) -> u32 {
+    let limit = card.profile().power_limit_mw;
+    limit / 10 + (u64::from(limit) * 9 / 10 * u64::from(utilization(card, index).0) / 100) as u32
+}
+
+fn temperature(card: &Card, index: usize) -> u32 {
+    30 + utilization(card, index).0 * 40 / 100
+}
+
+fn architecture(card: &Card) -> c_uint {
+    match card.profile().architecture.as_str() {
+        "turing" => 6,
+        "ampere" => 7,
+        "hopper" => 9,
+        _ => c_uint::MAX,
+    }
+}
+
+fn clock_mhz(card: &Card, kind: c_uint) -> Result<c_uint, Status> {
+    const MEMORY: c_uint = 2;
+    match kind {
+        MEMORY => Ok(card.profile().memory_clock_mhz as c_uint),
+        0 | 1 | 3 => Ok(card.profile().clock_mhz as c_uint),
+        _ => Err(Status::INVALID_ARGUMENT),
+    }
+}
+
+/// Text of a status.
+///
+/// # Safety
+/// None; the signature is the library's.
+pub unsafe extern "C" fn nvmlErrorString(status: Status) -> *const c_char {
+    let text: &CStr = match status {
+        Status::SUCCESS => c"The operation was successful",
+        Status::UNINITIALIZED => c"Uninitialized",
+        Status::INVALID_ARGUMENT => c"Invalid Argument",
+        Status::NOT_SUPPORTED => c"Not Supported",
+        Status::NOT_FOUND => c"Not Found",
+        Status::INSUFFICIENT_SIZE => c"Insufficient Size",
+        Status::DRIVER_NOT_LOADED => c"Driver Not Loaded",
+        Status::ARGUMENT_VERSION_MISMATCH => c"Argument version mismatch",
+        _ => c"Unknown Error",
+    };
+    text.as_ptr()
+}
+
+/// What a function that is not written answers.
+pub extern "C" fn unsupported() -> Status {
+    Status::NOT_SUPPORTED
+}
+
+macro_rules! nvml {
+    ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of NVML.")]
+        ///
+        /// # Safety
+        /// As NVML says: pointers are null or valid for what the call reads or writes through them.
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> Status {
+            guard(move || $body)
+        }
+    )*};
+}
+
+nvml! {
+    fn nvmlInit() { init() }
+    fn nvmlInit_v2() { init() }
+    fn nvmlInitWithFlags(_flags: c_uint) { init() }
+
+    fn nvmlShutdown() {
+        let less = USERS.fetch_update(AcqRel, Acquire, |users| users.checked_sub(1));
+        less.map(|_| ()).map_err(|_| Status::UNINITIALIZED)
+    }
+
+    fn nvmlSystemGetDriverVersion(to: Out<c_char>, capacity: c_uint) {
+        card()?;
+        text(to, DRIVER, capacity)
+    }
+
+    fn nvmlSystemGetNVMLVersion(to: Out<c_char>, capacity: c_uint) {
+        card()?;
+        text(to, NVML, capacity)
+    }
+
+    fn nvmlSystemGetCudaDriverVersion(to: Out<c_int>) { put(to, VERSION) }
+    fn nvmlSystemGetCudaDriverVersion_v2(to: Out<c_int>) { put(to, VERSION) }
+
+    fn nvmlSystemGetProcessName(pid: c_uint, to: Out<c_char>, capacity: c_uint) {
+        card()?;
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).map_err(|_| Status::NOT_FOUND)?;
+        put_text(to, name.trim_end(), capacity as c_int).map_err(|_| Status::INVALID_ARGUMENT)
+    }
+
+    fn nvmlDeviceGetCount(to: Out<c_uint>) { count(to) }
+    fn nvmlDeviceGetCount_v2(to: Out<c_uint>) { count(to) }
+    fn nvmlDeviceGetHandleByIndex(index: c_uint, to: Out<Device>) { by_index(index, to) }
+    fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, to: Out<Device>) { by_index(index, to) }
+    fn nvmlDeviceGetHandleByPciBusId(id: In<c_char>, to: Out<Device>) { by_bus(id, to) }
+    fn nvmlDeviceGetHandleByPciBusId_v2(id: In<c_char>, to: Out<Device>) { by_bus(id, to) }
+
+    fn nvmlDeviceGetHandleByUUID(uuid: In<c_char>, to: Out<Device>) {
+        let card = card()?;
+        let wanted = uuid.text().map_err(|_| Status::INVALID_ARGUMENT)?;
+        let found = (0..card.profile().devices).find(|index| uuid_text(card.profile().uuid(*index)) == wanted);
+        put(to, handle(found.ok_or(Status::NOT_FOUND)?))
+    }
+
+    fn nvmlDeviceGetIndex(of: Device, to: Out<c_uint>) { put(to, device(of)?.1 as c_uint) }
+    fn nvmlDeviceGetMinorNumber(of: Device, to: Out<c_uint>) { put(to, device(of)?.1 as c_uint) }
+
+    fn nvmlDeviceGetName(of: Device, to: Out<c_char>, capacity: c_uint) {
+        let (card, _) = device(of)?;
+        text(to, &card.profile().name, capacity)
+    }
+
+    fn nvmlDeviceGetUUID(of: Device, to: Out<c_char>, capacity: c_uint) {
+        let (card, index) = device(of)?;
+        text(to, &uuid_text(card.profile().uuid(index)), capacity)
+    }
+
+    fn nvmlDeviceGetSerial(of: Device, to: Out<c_char>, capacity: c_uint) {
+        let (_, index) = device(of)?;
+        text(to, &format!("simulated-{index}"), capacity)
+    }
+
+    fn nvmlDeviceGetPciInfo(of: Device, to: Out<PciInfoV2>) {
+        let (card, index) = device(of)?;
+        let info = pci(card, index);
+        // The first version ends before `reserved`.
+        let first = PciInfoV1 {
+            bus_id: info.bus_id_legacy, domain: info.domain, bus: info.bus, device: info.device, device_id: info.device_id,
+        };
+        // SAFETY: the program points to a structure of the first version, which is a prefix.
+        put(unsafe { Out::new(to.raw().cast::<PciInfoV1>()) }, first)
+    }
+
+    fn nvmlDeviceGetPciInfo_v2(of: Device, to: Out<PciInfoV2>) {
+        let (card, index) = device(of)?;
+        let info = pci(card, index);
+        put(to, PciInfoV2 {
+            bus_id: info.bus_id_legacy, domain: info.domain, bus: info.bus, device: info.device, device_id: info.device_id,
+            subsystem_id: info.subsystem_id, reserved: [0; 4],
+        })
+    }
+
+    fn nvmlDeviceGetPciInfo_v3(of: Device, to: Out<PciInfo>) {
+        let (card, index) = device(of)?;
+        put(to, pci(card, index))
+    }
+
+    fn nvmlDeviceGetMemoryInfo(of: Device, to: Out<MemoryInfo>) {
+        let (card, index) = device(of)?;
+        let info = memory(card, index);
+        // The first version counts what is reserved as used.
+        put(to, MemoryInfo { total: info.total, free: info.free, used: info.used + info.reserved })
+    }
+
+    fn nvmlDeviceGetMemoryInfo_v2(of: Device, to: Out<MemoryInfoV2>) {
+        let (card, index) = device(of)?;
+        if to.get().map_err(|_| Status::INVALID_ARGUMENT)?.version != MEMORY_INFO_V2 {
+            return Err(Status::ARGUMENT_VERSION_MISMATCH);
+        }
+        put(to, memory(card, index))
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses(of: Device, count: Out<c_uint>, list: Out<ProcessInfoV1>) {
+        processes(of, count, list)
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v2(of: Device, count: Out<c_uint>, list: Out<ProcessInfoV2>) {
+        processes(of, count, list)
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v3(of: Device, count: Out<c_uint>, list: Out<ProcessInfoV2>) {
+        processes(of, count, list)
+    }
+
+    fn nvmlDeviceGetGraphicsRunningProcesses(of: Device, count: Out<c_uint>, _list: *mut c_void) { no_processes(of, count) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(of: Device, count: Out<c_uint>, _list: *mut c_void) { no_processes(of, count) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(of: Device, count: Out<c_uint>, _list: *mut c_void) { no_processes(of, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses(of: Device, count: Out<c_uint>, _list: *mut c_void) { no_processes(of, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(of: Device, count: Out<c_uint>, _list: *mut c_void) { no_processes(of, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(of: Device, count: Out<c_uint>, _list: *mut c_void) { no_processes(of, count) }
+
+    fn nvmlDeviceGetUtilizationRates(of: Device, to: Out<Utilization>) {
+        let (card, index) = device(of)?;
+        let (gpu_percent, _) = utilization(card, index);
+        put(to, Utilization { gpu_percent, memory_percent: gpu_percent / 2 })
+    }
+
+    fn nvmlDeviceGetProcessUtilization(of: Device, list: Out<ProcessSample>, count: Out<c_uint>, _since_us: u64) {
+        let (card, index) = device(of)?;
+        let capacity = count.get().map_err(|_| Status::INVALID_ARGUMENT)? as usize;
+        let time_us = now_us();
+        let samples: Vec<_> = utilization(card, index)
+            .1
+            .into_iter()
+            .map(|(pid, sm_percent)| ProcessSample { pid, time_us, sm_percent, ..ProcessSample::default() })
+            .collect();
+        put(count, samples.len() as c_uint)?;
+        if samples.is_empty() {
+            return Err(Status::NOT_FOUND);
+        }
+        if list.is_null() || capacity < samples.len() {
+            return Err(Status::INSUFFICIENT_SIZE);
+        }
+        list.put_all(&samples, capacity).map_err(|_| Status::INVALID_ARGUMENT)
+    }
+
+    fn nvmlDeviceGetProcessesUtilizationInfo(of: Device, to: Out<ProcessesUtilization>) {
+        let (card, index) = device(of)?;
+        let mut info = to.get().map_err(|_| Status::INVALID_ARGUMENT)?;
+        if info.version != PROCESSES_UTILIZATION_V1 {
+            return Err(Status::ARGUMENT_VERSION_MISMATCH);
+        }
+        let capacity = info.count as usize;
+        let time_us = now_us();
+        let samples: Vec<_> = utilization(card, index)
+            .1
+            .into_iter()
+            .map(|(pid, sm_percent)| ProcessUtilization { pid, time_us, sm_percent, ..ProcessUtilization::default() })
+            .collect();
+        info.count = samples.len() as c_uint;
+        put(to, info)?;
+        if info.list.is_null() || capacity < samples.len() {
+            return Err(Status::INSUFFICIENT_SIZE);
+        }
+        // SAFETY: the program says that its array has `capacity` elements.
+        unsafe { Out::new(info.list) }.put_all(&samples, capacity).map_err(|_| Status::INVALID_ARGUMENT)
+    }
+
+    fn nvmlDeviceGetPowerUsage(of: Device, to: Out<c_uint>) {
+        let (card, index) = device(of)?;
+        put(to, power_mw(card, index))
+    }
+
+    fn nvmlDeviceGetPowerManagementLimit(of: Device, to: Out<c_uint>) { put(to, device(of)?.0.profile().power_limit_mw) }
+    fn nvmlDeviceGetPowerManagementDefaultLimit(of: Device, to: Out<c_uint>) { put(to, device(of)?.0.profile().power_limit_mw) }
+    fn nvmlDeviceGetEnforcedPowerLimit(of: Device, to: Out<c_uint>) { put(to, device(of)?.0.profile().power_limit_mw) }
+
+    fn nvmlDeviceGetTemperature(of: Device, sensor: c_uint, to: Out<c_uint>) {
+        let (card, index) = device(of)?;
+        if sensor != 0 {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        put(to, temperature(card, index))
+    }
+
+    fn nvmlDeviceGetClockInfo(of: Device, kind: c_uint, to: Out<c_uint>) { put(to, clock_mhz(device(of)?.0, kind)?) }
+    fn nvmlDeviceGetMaxClockInfo(of: Device, kind: c_uint, to: Out<c_uint>) { put(to, clock_mhz(device(of)?.0, kind)?) }
+
+    fn nvmlDeviceGetPerformanceState(of: Device, to: Out<c_uint>) {
+        device(of)?;
+        put(to, 0)
+    }
+
+    fn nvmlDeviceGetPersistenceMode(of: Device, to: Out<c_uint>) {
+        device(of)?;
+        put(to, 1)
+    }
+
+    fn nvmlDeviceGetComputeMode(of: Device, to: Out<c_uint>) {
+        device(of)?;
+        put(to, 0)
+    }
+
+    fn nvmlDeviceGetEccMode(of: Device, current: Out<c_uint>, pending: Out<c_uint>) {
+        device(of)?;
+        put(current, 1)?;
+        put(pending, 1)
+    }
+
+    fn nvmlDeviceGetMigMode(of: Device, current: Out<c_uint>, pending: Out<c_uint>) {
+        device(of)?;
+        put(current, 0)?;
+        put(pending, 0)
+    }
+
+    fn nvmlDeviceIsMigDeviceHandle(of: Device, to: Out<c_uint>) {
+        device(of)?;
+        put(to, 0)
+    }
+
+    fn nvmlDeviceGetMaxMigDeviceCount(of: Device, to: Out<c_uint>) {
+        device(of)?;
+        put(to, 0)
+    }
+
+    fn nvmlDeviceGetCudaComputeCapability(of: Device, major: Out<c_int>, minor: Out<c_int>) {
+        let (card, _) = device(of)?;
+        put(major, card.profile().major)?;
+        put(minor, card.profile().minor)
+    }
+
+    fn nvmlDeviceGetArchitecture(of: Device, to: Out<c_uint>) { put(to, architecture(device(of)?.0)) }
+    fn nvmlDeviceGetMemoryBusWidth(of: Device, to: Out<c_uint>) { put(to, device(of)?.0.profile().memory_bus_bits as c_uint) }
+    fn nvmlDeviceGetNumGpuCores(of: Device, to: Out<c_uint>) { put(to, device(of)?.0.profile().multiprocessors as c_uint * 128) }
+
+    fn nvmlDeviceGetBrand(of: Device, to: Out<c_uint>) {
+        device(of)?;
+        put(to, 0)
+    }
+}
+
+/// `nvmlPciInfo_t` of the first version.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct PciInfoV1 {
+    bus_id: [c_char; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    device_id: c_uint,
+}

@@ -1,0 +1,391 @@
+//! What card is simulated: a profile (key = value text) plus the environment's overrides.
+//!
+//! The result is plain text again, because the first process of a host writes it into the shared state and all others
+//! read it from there: everybody sees the same card. This file knows no device state.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Profiles that are built in, by name.
+const BUILT_IN: &[(&str, &str)] = &[
+    ("h200", include_str!("../profiles/h200.profile")),
+    ("a100", include_str!("../profiles/a100.profile")),
+    ("t4", include_str!("../profiles/t4.profile")),
+];
+
+/// Most devices that one host can simulate.
+pub const MAX_DEVICES: usize = 16;
+
+/// A value of the configuration that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadConfig(pub String);
+
+impl fmt::Display for BadConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadConfig {}
+
+/// A simulated card, and how many of it there are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Profile {
+    /// Name that `cuDeviceGetName` answers; says that it is simulated.
+    pub name: String,
+    /// `turing`, `ampere`, `hopper`.
+    pub architecture: String,
+    /// Major compute capability.
+    pub major: i32,
+    /// Minor compute capability.
+    pub minor: i32,
+    /// Number of devices of this kind.
+    pub devices: usize,
+    /// Streaming multiprocessors.
+    pub multiprocessors: i32,
+    /// Core clock.
+    pub clock_mhz: i32,
+    /// Memory clock.
+    pub memory_clock_mhz: i32,
+    /// Width of the memory bus.
+    pub memory_bus_bits: i32,
+    /// Physical memory, in bytes.
+    pub memory_bytes: u64,
+    /// Part of it that no program can have, in bytes.
+    pub driver_reserved_bytes: u64,
+    /// What the first context of a process takes, in bytes.
+    pub context_bytes: u64,
+    /// L2 cache, in bytes.
+    pub l2_bytes: i32,
+    /// Shared memory of a multiprocessor, in bytes.
+    pub shared_per_multiprocessor_bytes: i32,
+    /// Largest shared memory of a block after opting in, in bytes.
+    pub shared_per_block_optin_bytes: i32,
+    /// Resident threads of a multiprocessor.
+    pub threads_per_multiprocessor: i32,
+    /// Resident blocks of a multiprocessor.
+    pub blocks_per_multiprocessor: i32,
+    /// Device memory bandwidth, in bytes per nanosecond (GB/s).
+    pub memory_gbps: f64,
+    /// Arithmetic, in floating-point operations per nanosecond (GFLOP/s).
+    pub compute_gflops: f64,
+    /// Copy engine rate from and to pinned memory, GB/s.
+    pub copy_pinned_gbps: f64,
+    /// Copy engine rate from and to pageable memory, GB/s.
+    pub copy_pageable_gbps: f64,
+    /// Copies between two devices, GB/s.
+    pub peer_gbps: f64,
+    /// What a kernel costs at least, in ns.
+    pub launch_ns: u64,
+    /// What a kernel without a native twin costs, in ns.
+    pub default_kernel_ns: u64,
+    /// How long one process keeps the compute engine while another one waits, in ns.
+    pub timeslice_ns: u64,
+    /// What changing the process on the compute engine costs, in ns.
+    pub switch_ns: u64,
+    /// Power limit, in mW.
+    pub power_limit_mw: u32,
+    /// True where thread block clusters exist.
+    pub cluster_launch: bool,
+    /// Modelled durations are divided by this.
+    pub speed: f64,
+}
+
+impl Profile {
+    /// Reads the profile that the environment asks for, as text that [`Profile::parse`] takes.
+    ///
+    /// # Errors
+    /// The variable, its value and the remedy.
+    pub fn text_from_env(env: impl Fn(&str) -> Option<String>) -> Result<String, BadConfig> {
+        let wanted = env("SUBLET_SIM_PROFILE").unwrap_or_else(|| "h200".to_owned());
+        let mut text = match BUILT_IN
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(&wanted))
+        {
+            Some((_, text)) => (*text).to_owned(),
+            None if wanted.contains('/') => std::fs::read_to_string(&wanted)
+                .map_err(|error| BadConfig(format!("SUBLET_SIM_PROFILE={wanted}: {error}")))?,
+            None => {
+                return Err(BadConfig(format!(
+                    "SUBLET_SIM_PROFILE={wanted}: no such profile; use h200, a100, t4 or a path with a slash in it"
+                )));
+            }
+        };
+        const OVERRIDES: &[(&str, &str)] = &[
+            ("SUBLET_SIM_DEVICES", "devices"),
+            ("SUBLET_SIM_CAPACITY", "memory"),
+            ("SUBLET_SIM_CONTEXT", "context"),
+            ("SUBLET_SIM_RESERVED", "driver_reserved"),
+            ("SUBLET_SIM_SPEED", "speed"),
+            ("SUBLET_SIM_TIMESLICE_US", "timeslice_us"),
+            ("SUBLET_SIM_SWITCH_US", "switch_us"),
+            ("SUBLET_SIM_DEFAULT_KERNEL_NS", "default_kernel_ns"),
+        ];
+        for (variable, key) in OVERRIDES {
+            if let Some(value) = env(variable) {
+                // A capacity is what programs can have: nothing of it is the driver's unless that is asked for too.
+                if *key == "memory" && env("SUBLET_SIM_RESERVED").is_none() {
+                    text.push_str("driver_reserved = 0B\n");
+                }
+                let mut one = text.clone();
+                one.push_str(&format!("{key} = {value}\n"));
+                Self::parse(&one)
+                    .map_err(|error| BadConfig(format!("{variable}={value}: {error}")))?;
+                text = one;
+            }
+        }
+        Self::parse(&text)?;
+        Ok(text)
+    }
+
+    /// Parses profile text. A later line wins over an earlier one.
+    ///
+    /// # Errors
+    /// Names the line or the key and what was expected.
+    pub fn parse(text: &str) -> Result<Self, BadConfig> {
+        let mut fields = Fields::read(text)?;
+        let capability = fields.text("compute_capability")?;
+        let (major, minor) = capability
+            .split_once('.')
+            .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)))
+            .ok_or_else(|| {
+                BadConfig(format!(
+                    "compute_capability = {capability}: expected MAJOR.MINOR"
+                ))
+            })?;
+        let profile = Self {
+            name: fields.text("name")?,
+            architecture: fields.text("architecture")?,
+            major,
+            minor,
+            devices: fields.number_or("devices", 1.0)? as usize,
+            multiprocessors: fields.number("multiprocessors")? as i32,
+            clock_mhz: fields.number("clock_mhz")? as i32,
+            memory_clock_mhz: fields.number("memory_clock_mhz")? as i32,
+            memory_bus_bits: fields.number("memory_bus_bits")? as i32,
+            memory_bytes: fields.bytes("memory")?,
+            driver_reserved_bytes: fields.bytes("driver_reserved")?,
+            context_bytes: fields.bytes("context")?,
+            l2_bytes: fields.bytes("l2_cache")? as i32,
+            shared_per_multiprocessor_bytes: fields.bytes("shared_per_multiprocessor")? as i32,
+            shared_per_block_optin_bytes: fields.bytes("shared_per_block_optin")? as i32,
+            threads_per_multiprocessor: fields.number("threads_per_multiprocessor")? as i32,
+            blocks_per_multiprocessor: fields.number("blocks_per_multiprocessor")? as i32,
+            memory_gbps: fields.number("memory_bandwidth_gbps")?,
+            compute_gflops: fields.number("compute_gflops")?,
+            copy_pinned_gbps: fields.number("copy_pinned_gbps")?,
+            copy_pageable_gbps: fields.number("copy_pageable_gbps")?,
+            peer_gbps: fields.number("peer_gbps")?,
+            launch_ns: fields.number("launch_ns")? as u64,
+            default_kernel_ns: fields.number("default_kernel_ns")? as u64,
+            timeslice_ns: (fields.number("timeslice_us")? * 1e3) as u64,
+            switch_ns: (fields.number("switch_us")? * 1e3) as u64,
+            power_limit_mw: fields.number("power_limit_mw")? as u32,
+            cluster_launch: fields.number("cluster_launch")? != 0.0,
+            speed: fields.number_or("speed", 1.0)?,
+        };
+        fields.nothing_left()?;
+        let positive = [
+            ("memory_bandwidth_gbps", profile.memory_gbps),
+            ("compute_gflops", profile.compute_gflops),
+            ("copy_pinned_gbps", profile.copy_pinned_gbps),
+            ("copy_pageable_gbps", profile.copy_pageable_gbps),
+            ("peer_gbps", profile.peer_gbps),
+            ("speed", profile.speed),
+            ("timeslice_us", profile.timeslice_ns as f64),
+            ("multiprocessors", f64::from(profile.multiprocessors)),
+        ];
+        if let Some((key, value)) = positive.into_iter().find(|(_, value)| *value <= 0.0) {
+            return Err(BadConfig(format!("{key} = {value}: must be above zero")));
+        }
+        if !(1..=MAX_DEVICES).contains(&profile.devices) {
+            return Err(BadConfig(format!(
+                "devices = {}: must be between 1 and {MAX_DEVICES}",
+                profile.devices
+            )));
+        }
+        if profile.driver_reserved_bytes >= profile.memory_bytes {
+            return Err(BadConfig(format!(
+                "memory = {} bytes: must be above driver_reserved = {} bytes",
+                profile.memory_bytes, profile.driver_reserved_bytes
+            )));
+        }
+        if !profile.name.contains("simulated") {
+            return Err(BadConfig(format!(
+                "name = {}: must contain the word \"simulated\"",
+                profile.name
+            )));
+        }
+        Ok(profile)
+    }
+
+    /// Bytes that programs can have on one device.
+    pub fn usable_bytes(&self) -> u64 {
+        self.memory_bytes - self.driver_reserved_bytes
+    }
+
+    /// Identity of a device: the same for every process of every host with this profile.
+    pub fn uuid(&self, device: usize) -> [u8; 16] {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for byte in self.name.bytes() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&hash.to_be_bytes());
+        uuid[8..14].copy_from_slice(b"simgpu");
+        uuid[15] = device as u8;
+        uuid
+    }
+
+    /// PCI bus number of a device; domain and device number are 0.
+    pub fn pci_bus(&self, device: usize) -> u32 {
+        0x18 + device as u32
+    }
+}
+
+/// Reads `18GiB`, `512MiB`, `1G`, `0B`. 1024-based.
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim() {
+        "B" => 0,
+        "K" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
+        _ => return None,
+    };
+    let value = number.parse::<f64>().ok()? * (1_u64 << shift) as f64;
+    (value.is_finite() && value >= 0.0 && value < 2_f64.powi(62)).then_some(value as u64)
+}
+
+struct Fields(BTreeMap<String, String>);
+
+impl Fields {
+    fn read(text: &str) -> Result<Self, BadConfig> {
+        let mut fields = BTreeMap::new();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if line.is_empty() {
+                continue;
+            }
+            let (key, value) = line.split_once('=').ok_or_else(|| {
+                BadConfig(format!(
+                    "profile line {}: \"{line}\" is not KEY = VALUE",
+                    number + 1
+                ))
+            })?;
+            fields.insert(key.trim().to_owned(), value.trim().to_owned());
+        }
+        Ok(Self(fields))
+    }
+
+    fn text(&mut self, key: &str) -> Result<String, BadConfig> {
+        self.0
+            .remove(key)
+            .ok_or_else(|| BadConfig(format!("the profile lacks the key \"{key}\"")))
+    }
+
+    fn number(&mut self, key: &str) -> Result<f64, BadConfig> {
+        let text = self.text(key)?;
+        match text.parse::<f64>() {
+            Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
+            _ => Err(BadConfig(format!(
+                "{key} = {text}: expected a number that is not negative"
+            ))),
+        }
+    }
+
+    fn number_or(&mut self, key: &str, default: f64) -> Result<f64, BadConfig> {
+        if self.0.contains_key(key) {
+            self.number(key)
+        } else {
+            Ok(default)
+        }
+    }
+
+    fn bytes(&mut self, key: &str) -> Result<u64, BadConfig> {
+        let text = self.text(key)?;
+        parse_bytes(&text).ok_or_else(|| {
+            BadConfig(format!(
+                "{key} = {text}: expected a size with a unit, such as 16GiB or 512MiB"
+            ))
+        })
+    }
+
+    fn nothing_left(&self) -> Result<(), BadConfig> {
+        match self.0.keys().next() {
+            None => Ok(()),
+            Some(key) => Err(BadConfig(format!(
+                "the profile has the unknown key \"{key}\""
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Profile, BadConfig> {
+        let find = |name: &str| {
+            pairs
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
+        Profile::parse(&Profile::text_from_env(find)?)
+    }
+
+    #[test]
+    fn every_built_in_profile_parses_and_says_that_it_is_simulated() {
+        for (name, _) in BUILT_IN {
+            let profile = from(&[("SUBLET_SIM_PROFILE", name)]).unwrap();
+            assert!(profile.name.contains("simulated"));
+            assert!(profile.usable_bytes() > 0);
+        }
+    }
+
+    #[test]
+    fn the_environment_overrides_the_profile() {
+        let profile = from(&[
+            ("SUBLET_SIM_PROFILE", "t4"),
+            ("SUBLET_SIM_CAPACITY", "2GiB"),
+            ("SUBLET_SIM_DEVICES", "3"),
+            ("SUBLET_SIM_CONTEXT", "0B"),
+        ])
+        .unwrap();
+        assert_eq!(profile.usable_bytes(), 2 << 30);
+        assert_eq!((profile.devices, profile.context_bytes), (3, 0));
+    }
+
+    #[test]
+    fn bad_values_are_named_with_the_variable() {
+        for (variable, value) in [
+            ("SUBLET_SIM_PROFILE", "b9000"),
+            ("SUBLET_SIM_CAPACITY", "16"),
+            ("SUBLET_SIM_DEVICES", "0"),
+            ("SUBLET_SIM_SPEED", "-1"),
+            ("SUBLET_SIM_CONTEXT", "much"),
+        ] {
+            let error = from(&[(variable, value)]).unwrap_err();
+            assert!(
+                error.0.contains(variable) && error.0.contains(value),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn devices_differ_in_identity() {
+        let profile = from(&[]).unwrap();
+        assert_ne!(profile.uuid(0), profile.uuid(1));
+    }
+
+    #[test]
+    fn sizes_need_a_unit() {
+        assert_eq!(parse_bytes("1.5GiB"), Some(3 << 29));
+        assert_eq!(parse_bytes("16"), None);
+        assert_eq!(parse_bytes("16 furlongs"), None);
+    }
+}
