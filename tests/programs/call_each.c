@@ -1,7 +1,7 @@
 // Calls driver functions as it is told on stdin, one line per call, and answers one line per call on stdout.
 //
 //   call SYMBOL KINDS          KINDS has a letter per argument: p pointer to a page, h 32-bit, w 64-bit, v a value, 0 zero
-//     -> returned STATUS a0 .. a10 (what was passed, hexadecimal)
+//     -> returned STATUS a0 .. a15 (what was passed, hexadecimal)
 //   value HEX                  what the letter v stands for
 //     -> noted
 //   peek ARGUMENT              the first word of that page
@@ -18,8 +18,8 @@
 #include <string.h>
 
 typedef cu_word W;
-typedef int (*function)(W, W, W, W, W, W, W, W, W, W, W);
-enum { PAGE = 8192, WORDS = 11 };
+typedef int (*function)(W, W, W, W, W, W, W, W, W, W, W, W, W, W, W, W);
+enum { PAGE = 8192, WORDS = 16 };
 
 static W pages[WORDS][PAGE / sizeof(W)];
 static W value;
@@ -78,7 +78,7 @@ int main(void) {
                     a[at] = tag;
                 }
             }
-            int status = called(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]);
+            int status = called(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15]);
             printf("returned %u", (unsigned)status);
             for (int at = 0; at < WORDS; at++) printf(" %llx", (unsigned long long)a[at]);
             printf("\n");

@@ -45,10 +45,7 @@ impl Artefacts {
             }
             run(&root, &mut cargo);
             let profile = if release { "release" } else { "debug" };
-            run(
-                &root,
-                Command::new(root.join("scripts/stage")).arg(profile),
-            );
+            run(&root, Command::new(root.join("scripts/stage")).arg(profile));
             Self { root, dir }
         })
     }

@@ -61,7 +61,11 @@ impl Listening {
             self.listener.try_accept().expect("accept")
         });
         let (hello, _) = wait_until("a client greets", || connection.try_hello().ok());
-        assert_eq!(&hello.token, TOKEN.as_bytes(), "the token of the environment");
+        assert_eq!(
+            &hello.token,
+            TOKEN.as_bytes(),
+            "the token of the environment"
+        );
         assert_eq!(hello.devices.len(), 1, "{:?}", hello.devices);
         let pages = ClientPages::create().expect("pages");
         let tenant = TenantMemory::create().expect("a tenant's page");
@@ -128,11 +132,9 @@ impl Attached {
     pub fn records(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let mut seen = self.journal_seen;
-        self.pages
-            .client
-            .read_records(&mut seen, |record| {
-                events.push(record.expect("a good record").event);
-            });
+        self.pages.client.read_records(&mut seen, |record| {
+            events.push(record.expect("a good record").event);
+        });
         self.journal_seen = seen;
         events
     }

@@ -5,7 +5,10 @@
 //! Only processes that a test has started are ended, through their own handle.
 
 pub mod artefacts;
+pub mod coverage;
+pub mod elf;
 pub mod fake;
+pub mod hooks_doc;
 pub mod log;
 pub mod outcome;
 pub mod programs;

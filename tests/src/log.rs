@@ -5,7 +5,7 @@
 //!  8  u32  status that the subject returns
 //! 12  u32  row of the subject in the table
 //! 16  u32  1: every other function answers like a driver that works
-//! 64  records of 96 bytes: u64 row of the table, u64[11] arguments as machine words
+//! 64  records of 136 bytes: u64 row of the table, u64[16] arguments as machine words
 //! ```
 
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use shim_ffi::{SYMBOLS, Symbol};
 
 /// Machine words that are recorded of every call.
-pub const WORDS: usize = 11;
+pub const WORDS: usize = 16;
 const HEADER: u64 = 64;
 const RECORD: u64 = 8 + 8 * WORDS as u64;
 const RECORDS: u64 = 8192;

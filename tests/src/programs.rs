@@ -34,8 +34,8 @@ pub fn library(name: &str) -> PathBuf {
 fn build(name: &str, kind: Kind) -> PathBuf {
     let sources = Artefacts::get().root().join("tests/programs");
     let path = sources.join(format!("{name}.c"));
-    let source = fs::read_to_string(&path)
-        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let source =
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let header = fs::read_to_string(sources.join("cuda_min.h")).expect("cuda_min.h");
     compile(name, &source, &header, kind)
 }
@@ -70,7 +70,9 @@ pub fn compile(name: &str, source: &str, depends: &str, kind: Kind) -> PathBuf {
     }
     cc.arg("-o").arg(&out).arg(&file);
     cc.args(["-ldl", "-lpthread"]);
-    let output = cc.output().unwrap_or_else(|error| panic!("{cc:?}: {error}"));
+    let output = cc
+        .output()
+        .unwrap_or_else(|error| panic!("{cc:?}: {error}"));
     assert!(
         output.status.success(),
         "{name}: {}",

@@ -1,4 +1,4 @@
-// The recording driver. Every function of the table writes its row and its first eleven argument words into a file that
+// The recording driver. Every function of the table writes its row and its first sixteen argument words into a file that
 // the test reads, and returns what the test has asked for. Where the test says so, the few functions that the preload
 // library itself needs answer like a driver that works: one device of 16 GiB, one context, marks that arrive at once.
 #define _GNU_SOURCE
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 typedef uint64_t W;
-enum { WORDS = 11, RECORDS = 8192 };
+enum { WORDS = 16, RECORDS = 8192 };
 
 struct record {
     uint64_t row;
@@ -72,6 +72,9 @@ static int work(uint32_t row, const W *a) {
     case ROW_cuDeviceTotalMem_v2:
         *(W *)a[0] = (W)16 << 30;
         return 0;
+    case ROW_cuDeviceGetMemPool:
+        *(W *)a[0] = 0x9001;
+        return 0;
     case ROW_cuMemHostGetDevicePointer_v2:
         *(W *)a[0] = a[1];
         return 0;
@@ -109,8 +112,9 @@ static int record(uint32_t row, const W *words) {
 }
 
 #define FUNCTION(row, name, base, introduced, per_thread)                                                              \
-    __attribute__((visibility("default"))) int name(W a0, W a1, W a2, W a3, W a4, W a5, W a6, W a7, W a8, W a9, W a10) { \
-        W words[WORDS] = {a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10};                                                \
+    __attribute__((visibility("default"))) int name(W a0, W a1, W a2, W a3, W a4, W a5, W a6, W a7, W a8, W a9, W a10, W a11, W a12, \
+        W a13, W a14, W a15) { \
+        W words[WORDS] = {a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15};                                              \
         return record(row, words);                                                                                     \
     }
 ROWS(FUNCTION)

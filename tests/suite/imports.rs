@@ -133,7 +133,10 @@ fn there_is_no_room_for_everything() {
     for id in &graph.members {
         let name = graph.name(id);
         assert!(
-            !["common", "utils", "util", "types", "core", "shared", "helpers"].contains(&name),
+            ![
+                "common", "utils", "util", "types", "core", "shared", "helpers"
+            ]
+            .contains(&name),
             "{name} says nothing about where its code runs"
         );
         let package = &graph.packages[id];
@@ -264,10 +267,7 @@ fn licence_expressions_are_read_as_written() {
         ("(MIT OR GPL-3.0) AND Unicode-3.0", true),
         ("(MIT AND GPL-3.0) OR LGPL-2.1", false),
         ("MIT/Apache-2.0", true),
-        (
-            "Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT",
-            true,
-        ),
+        ("Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT", true),
         ("Apache-2.0 WITH Other-exception", false),
         ("", false),
     ] {
@@ -298,7 +298,8 @@ fn every_dependency_is_permissively_licensed() {
 
 #[test]
 fn cargo_deny_allows_the_same_licences() {
-    let text = std::fs::read_to_string(Artefacts::get().root().join("deny.toml")).expect("deny.toml");
+    let text =
+        std::fs::read_to_string(Artefacts::get().root().join("deny.toml")).expect("deny.toml");
     for licence in ALLOWED {
         assert!(text.contains(&format!("\"{licence}\"")), "{licence}");
     }

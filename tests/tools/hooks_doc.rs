@@ -1,1 +1,5 @@
-fn main(){}
+//! Prints `docs/hooks.md`. See `scripts/hooks-doc`.
+
+fn main() {
+    print!("{}", tests::hooks_doc::page());
+}
