@@ -4,9 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use nix::unistd::{AccessFlags, access};
+use nix::unistd::{AccessFlags, access, getegid, geteuid};
+
+use super::elf;
 
 /// Why there is nothing to execute.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,6 +89,24 @@ fn check(file: &Path) -> Fit {
     }
 }
 
+/// Why the preload library will not get into `program`, or into its interpreter; `None` where it will.
+pub fn out_of_reach(program: &Path) -> Option<String> {
+    let file = interpreter(program).unwrap_or_else(|| program.to_owned());
+    if elf::is_static_program(&file) {
+        return Some(format!("{} is statically linked", file.display()));
+    }
+    let meta = fs::metadata(&file).ok()?;
+    // The loader takes no library from a path for a program that runs with another's rights (ld.so(8)).
+    let gains = (meta.mode() & 0o4000 != 0 && meta.uid() != geteuid().as_raw())
+        || (meta.mode() & 0o2000 != 0 && meta.gid() != getegid().as_raw());
+    gains.then(|| {
+        format!(
+            "{} runs with the rights of another user or group",
+            file.display()
+        )
+    })
+}
+
 /// The interpreter on a script's first line, where it is an absolute path.
 fn interpreter(file: &Path) -> Option<PathBuf> {
     // As much as the kernel looks at (BINPRM_BUF_SIZE, since Linux 5.1).
@@ -160,5 +181,27 @@ mod tests {
         assert!(error.contains("/no/such/python"), "{error}");
         file(dir.path(), "plain", "echo\n", 0o755);
         found("plain", &[dir.path()]).unwrap();
+    }
+
+    #[test]
+    fn programs_with_anothers_rights_are_out_of_reach() {
+        let dir = tempfile::tempdir().unwrap();
+        let plain = file(dir.path(), "plain", "text", 0o755);
+        assert_eq!(out_of_reach(&plain), None);
+        let own = file(dir.path(), "own", "text", 0o4755);
+        assert_eq!(out_of_reach(&own), None, "one's own rights are no gain");
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&own, Some(12345), None).unwrap();
+            fs::set_permissions(&own, fs::Permissions::from_mode(0o4755)).unwrap();
+            let reason = out_of_reach(&own).unwrap();
+            assert!(reason.contains("own runs with"), "{reason}");
+            let script = file(
+                dir.path(),
+                "script",
+                &format!("#!{}\n", own.display()),
+                0o755,
+            );
+            assert_eq!(out_of_reach(&script), Some(reason), "by its interpreter");
+        }
     }
 }

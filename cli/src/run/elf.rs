@@ -1,10 +1,16 @@
-//! As much of an ELF file as the search for a driver needs: is it one, for this machine, and a library?
+//! As much of an ELF file as `sublet run` needs: is it a library for this machine, and is a program one that the dynamic
+//! loader, and so the preload library, gets into? Layout: elf(5).
 
 use std::fs::File;
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+const ET_EXEC: u16 = 2;
 const ET_DYN: u16 = 3;
+const PT_INTERP: u32 = 3;
+const HEADER_BYTES: usize = 64;
+/// The kernel takes no program whose program headers are longer than a page.
+const PROGRAM_HEADERS_MAX_BYTES: u64 = 4096;
 
 #[cfg(target_arch = "x86_64")]
 const MACHINE: u16 = 62;
@@ -15,14 +21,47 @@ compile_error!("sublet knows the drivers of x86_64 and aarch64");
 
 /// Whether `file` is a shared library that a process of this machine could load.
 pub fn is_library(file: &Path) -> bool {
-    let mut head = [0u8; 20];
-    let read = File::open(file).and_then(|mut file| file.read_exact(&mut head));
-    let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
-    // e_ident: magic, 64 bit, little endian; then e_type and e_machine.
-    read.is_ok()
-        && head.starts_with(b"\x7fELF\x02\x01")
-        && half(16) == ET_DYN
-        && half(18) == MACHINE
+    header(file).is_some_and(|(_, header)| half(&header, 16) == ET_DYN)
+}
+
+/// Whether `file` is a program that asks for no dynamic loader. False for scripts and whatever else is no ELF file.
+pub fn is_static_program(file: &Path) -> bool {
+    let Some((file, header)) = header(file) else {
+        return false;
+    };
+    let (at, size) = (long(&header, 32), u64::from(half(&header, 54)));
+    let bytes = size * u64::from(half(&header, 56));
+    if !matches!(half(&header, 16), ET_EXEC | ET_DYN)
+        || size < 4
+        || bytes > PROGRAM_HEADERS_MAX_BYTES
+    {
+        return false;
+    }
+    // CAST: at most a page, and at most 65,535.
+    let mut headers = vec![0; bytes as usize];
+    if file.read_exact_at(&mut headers, at).is_err() {
+        return false;
+    }
+    !headers
+        .chunks(size as usize)
+        .any(|header| header.starts_with(&PT_INTERP.to_le_bytes()))
+}
+
+/// The file and its first bytes, where it is a 64-bit little-endian ELF file for this machine.
+fn header(file: &Path) -> Option<(File, [u8; HEADER_BYTES])> {
+    let file = File::open(file).ok()?;
+    let mut header = [0; HEADER_BYTES];
+    file.read_exact_at(&mut header, 0).ok()?;
+    let fits = header.starts_with(b"\x7fELF\x02\x01") && half(&header, 18) == MACHINE;
+    fits.then_some((file, header))
+}
+
+fn half(header: &[u8; HEADER_BYTES], at: usize) -> u16 {
+    u16::from_le_bytes([header[at], header[at + 1]])
+}
+
+fn long(header: &[u8; HEADER_BYTES], at: usize) -> u64 {
+    (0..8).fold(0, |value, i| value | u64::from(header[at + i]) << (8 * i))
 }
 
 #[cfg(test)]
@@ -51,5 +90,28 @@ mod tests {
         assert!(!write(&|bytes| bytes.truncate(10)), "cut off");
         assert!(!write(&|bytes| bytes[0] = b'/'), "a linker script");
         assert!(!is_library(dir.path()));
+    }
+
+    #[test]
+    fn a_program_without_an_interpreter_is_static() {
+        let itself = std::env::current_exe().unwrap();
+        assert!(!is_static_program(&itself));
+        // The same program with its PT_INTERP made a PT_NULL.
+        let mut bytes = std::fs::read(&itself).unwrap();
+        let header: [u8; HEADER_BYTES] = bytes[..HEADER_BYTES].try_into().unwrap();
+        let (at, size) = (long(&header, 32) as usize, half(&header, 54) as usize);
+        let found = (0..half(&header, 56) as usize)
+            .map(|i| at + i * size)
+            .find(|at| bytes[*at..].starts_with(&PT_INTERP.to_le_bytes()))
+            .unwrap();
+        bytes[found..found + 4].fill(0);
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("static");
+        std::fs::write(&program, &bytes).unwrap();
+        assert!(is_static_program(&program));
+        std::fs::write(&program, &bytes[..at + size]).unwrap();
+        assert!(!is_static_program(&program), "cut off");
+        std::fs::write(&program, "#!/bin/sh\n").unwrap();
+        assert!(!is_static_program(&program), "a script");
     }
 }

@@ -15,6 +15,7 @@ mod ld_cache;
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -33,12 +34,24 @@ use install::Install;
 pub fn run(args: Run) -> Failure {
     match prepare(args) {
         Ok(ready) => {
-            if let Some(simulated) = ready.driver.simulated {
-                eprintln!("sublet: simulated GPU ({})", simulated.reason());
-            }
+            say_what_is_weaker(&ready);
             exec::replace_this_process(&ready.program, &ready.words, &ready.environment)
         }
         Err(failure) => failure,
+    }
+}
+
+/// A line each on stderr; where that is gone there is nobody to tell.
+fn say_what_is_weaker(ready: &Ready) {
+    let mut stderr = io::stderr().lock();
+    if let Some(simulated) = ready.driver.simulated {
+        let _ = writeln!(stderr, "sublet: simulated GPU ({})", simulated.reason());
+    }
+    if let Some(reason) = command::out_of_reach(&ready.program) {
+        let _ = writeln!(
+            stderr,
+            "sublet: warning: {reason}, so it is outside quota and share; programs that it starts may be inside"
+        );
     }
 }
 

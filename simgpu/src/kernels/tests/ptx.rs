@@ -65,3 +65,32 @@ fn the_committed_ptx_has_the_twins_entries_and_parameters() {
         .collect();
     assert_eq!(shipped, twins);
 }
+
+/// FNV-1a in 64 bits, as in scripts/kernels.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3)
+    })
+}
+
+#[test]
+fn the_committed_ptx_was_compiled_from_the_committed_sources() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let mut sources = 0;
+    for file in std::fs::read_dir(&folder).expect("the kernels' folder is there") {
+        let path = file.expect("the folder can be listed").path();
+        if path.extension().is_none_or(|extension| extension != "cu") {
+            continue;
+        }
+        sources += 1;
+        let source = std::fs::read(&path).expect("the source can be read");
+        let ptx = std::fs::read_to_string(path.with_extension("ptx")).expect("the PTX can be read");
+        let line = format!("// source {:016x}\n", fnv1a(&source));
+        assert!(
+            ptx.contains(&line),
+            "{} was edited after it was compiled: run scripts/kernels",
+            path.display()
+        );
+    }
+    assert!(sources >= 7, "{sources} sources");
+}

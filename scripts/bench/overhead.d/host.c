@@ -1,0 +1,186 @@
+/* Calls the driver in a loop and says what a call costs. Run bare and under the preload library; the difference is ours.
+ *
+ *   host launch THREADS          ns of CPU time per cuLaunchKernel, one figure per repetition
+ *   host alloc LIVE              ns of CPU time per cuMemAlloc + cuMemFree pair with LIVE allocations live
+ *   host info                    ns per cuMemGetInfo
+ *   host first                   CLOCK_MONOTONIC ns right after the first launch has returned
+ *   host slices SECONDS          launches without pause; prints "begin end" of every gap longer than 50 us
+ *   host futex ROUNDS            two processes wake each other by futex; ns from wake to the woken one running
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static int (*init)(unsigned), (*retain)(void **, int), (*set)(void *), (*free_)(uint64_t), (*alloc)(uint64_t *, size_t);
+static int (*info)(size_t *, size_t *);
+static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+
+enum { REPETITIONS = 15 };
+
+static uint64_t clock_ns(clockid_t clock) {
+  struct timespec now;
+  clock_gettime(clock, &now);
+  return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static void *need(void *library, const char *name) {
+  void *function = dlsym(library, name);
+  if (!function) {
+    fprintf(stderr, "host: no %s: %s\n", name, dlerror());
+    exit(1);
+  }
+  return function;
+}
+
+static void check(int status, const char *what) {
+  if (status) {
+    fprintf(stderr, "host: %s answers %d\n", what, status);
+    exit(1);
+  }
+}
+
+static void start(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!library) {
+    fprintf(stderr, "host: %s\n", dlerror());
+    exit(1);
+  }
+  init = need(library, "cuInit");
+  retain = need(library, "cuDevicePrimaryCtxRetain");
+  set = need(library, "cuCtxSetCurrent");
+  alloc = need(library, "cuMemAlloc_v2");
+  free_ = need(library, "cuMemFree_v2");
+  info = need(library, "cuMemGetInfo_v2");
+  launch = need(library, "cuLaunchKernel");
+  check(init(0), "cuInit");
+  void *context;
+  check(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+  check(set(context), "cuCtxSetCurrent");
+}
+
+static inline int one_launch(void) { return launch((void *)8, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL); }
+
+static pthread_barrier_t barrier;
+static double per_call[REPETITIONS][64];
+
+static void *launching(void *arg) {
+  const long self = (long)arg, calls = 1000000;
+  void *context;
+  check(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+  check(set(context), "cuCtxSetCurrent");
+  for (long i = 0; i < 50000; i++) one_launch();
+  for (int r = 0; r < REPETITIONS; r++) {
+    pthread_barrier_wait(&barrier);
+    uint64_t begun = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    for (long i = 0; i < calls; i++) one_launch();
+    per_call[r][self] = (double)(clock_ns(CLOCK_THREAD_CPUTIME_ID) - begun) / (double)calls;
+  }
+  return NULL;
+}
+
+static void bench_launch(int threads) {
+  pthread_t thread[64];
+  pthread_barrier_init(&barrier, NULL, (unsigned)threads);
+  for (long t = 0; t < threads; t++) pthread_create(&thread[t], NULL, launching, (void *)t);
+  for (int t = 0; t < threads; t++) pthread_join(thread[t], NULL);
+  for (int r = 0; r < REPETITIONS; r++) {
+    double sum = 0;
+    for (int t = 0; t < threads; t++) sum += per_call[r][t];
+    printf("%.3f\n", sum / threads);
+  }
+}
+
+static void bench_alloc(long live) {
+  uint64_t *held = malloc(sizeof *held * (size_t)(live + 1)), address;
+  for (long i = 0; i < live; i++) check(alloc(&held[i], 4096), "cuMemAlloc");
+  const long pairs = 300000;
+  for (int r = -1; r < REPETITIONS; r++) {
+    uint64_t begun = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    for (long i = 0; i < pairs; i++) {
+      check(alloc(&address, 4096), "cuMemAlloc");
+      check(free_(address), "cuMemFree");
+    }
+    if (r >= 0) printf("%.3f\n", (double)(clock_ns(CLOCK_THREAD_CPUTIME_ID) - begun) / (double)pairs);
+  }
+}
+
+static void bench_info(void) {
+  size_t free_bytes, total;
+  const long calls = 1000000;
+  for (int r = -1; r < REPETITIONS; r++) {
+    uint64_t begun = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    for (long i = 0; i < calls; i++) info(&free_bytes, &total);
+    if (r >= 0) printf("%.3f\n", (double)(clock_ns(CLOCK_THREAD_CPUTIME_ID) - begun) / (double)calls);
+  }
+}
+
+static void slices(double seconds) {
+  static uint64_t gaps[1 << 16][2];
+  size_t count = 0;
+  uint64_t last = clock_ns(CLOCK_MONOTONIC), end = last + (uint64_t)(seconds * 1e9);
+  while (last < end && count < sizeof gaps / sizeof *gaps) {
+    one_launch();
+    uint64_t now = clock_ns(CLOCK_MONOTONIC);
+    if (now - last > 50000) {
+      gaps[count][0] = last;
+      gaps[count++][1] = now;
+    }
+    last = now;
+  }
+  for (size_t i = 0; i < count; i++) printf("%llu %llu\n", (unsigned long long)gaps[i][0], (unsigned long long)gaps[i][1]);
+}
+
+static void futex(_Atomic uint32_t *word, int op, uint32_t value) { syscall(SYS_futex, word, op, value, NULL, NULL, 0); }
+
+static void bench_futex(long rounds) {
+  struct shared {
+    _Atomic uint32_t ping, pong;
+    _Atomic uint64_t woken_at;
+  } *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  pid_t child = fork();
+  if (child == 0) {
+    for (uint32_t round = 1; round <= (uint32_t)rounds; round++) {
+      while (atomic_load(&shared->ping) != round) futex(&shared->ping, FUTEX_WAIT, round - 1);
+      shared->woken_at = clock_ns(CLOCK_MONOTONIC);
+      atomic_store(&shared->pong, round);
+      futex(&shared->pong, FUTEX_WAKE, 1);
+    }
+    _exit(0);
+  }
+  for (uint32_t round = 1; round <= (uint32_t)rounds; round++) {
+    usleep(1000); /* let the other one fall asleep */
+    uint64_t begun = clock_ns(CLOCK_MONOTONIC);
+    atomic_store(&shared->ping, round);
+    futex(&shared->ping, FUTEX_WAKE, 1);
+    while (atomic_load(&shared->pong) != round) futex(&shared->pong, FUTEX_WAIT, round - 1);
+    printf("%llu\n", (unsigned long long)(shared->woken_at - begun));
+  }
+  waitpid(child, NULL, 0);
+}
+
+int main(int argc, char **argv) {
+  const char *mode = argc > 1 ? argv[1] : "";
+  const char *arg = argc > 2 ? argv[2] : "";
+  if (!strcmp(mode, "futex")) return bench_futex(atol(arg)), 0;
+  start();
+  if (!strcmp(mode, "first")) {
+    check(one_launch(), "cuLaunchKernel");
+    printf("%llu\n", (unsigned long long)clock_ns(CLOCK_MONOTONIC));
+  } else if (!strcmp(mode, "launch")) bench_launch(atoi(arg));
+  else if (!strcmp(mode, "alloc")) bench_alloc(atol(arg));
+  else if (!strcmp(mode, "info")) bench_info();
+  else if (!strcmp(mode, "slices")) slices(atof(arg));
+  else return fprintf(stderr, "host: unknown mode %s\n", mode), 2;
+  return 0;
+}
