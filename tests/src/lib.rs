@@ -15,12 +15,14 @@ pub mod programs;
 pub mod room;
 pub mod stub;
 pub mod table;
+pub mod talk;
 
 use std::time::{Duration, Instant};
 
 pub use artefacts::Artefacts;
 pub use outcome::Outcome;
-pub use room::Room;
+pub use room::{Room, Running};
+pub use talk::Talk;
 
 /// TIMEOUT: how long a test waits for something that happens at once on an idle machine. Only failures wait this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);

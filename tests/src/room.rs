@@ -25,6 +25,28 @@ pub struct Room {
 pub struct Running(Option<Child>);
 
 impl Running {
+    /// Starts `command` with both outputs piped.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(command: &mut Command) -> Self {
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Self(Some(child))
+    }
+
+    /// What it has said on stderr, once it has closed that.
+    pub fn take_stderr(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(mut stderr) = self.0.as_mut().and_then(|child| child.stderr.take()) {
+            let _ = std::io::Read::read_to_string(&mut stderr, &mut text);
+        }
+        text
+    }
+
     /// Its process id.
     ///
     /// # Panics
@@ -162,22 +184,9 @@ impl Room {
         command
     }
 
-    /// Starts `command` with both outputs piped.
-    ///
-    /// # Panics
-    /// When it cannot be started.
-    pub fn start(&self, command: &mut Command) -> Running {
-        let child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        Running(Some(child))
-    }
-
     /// An arbiter of the room's own, ready.
     pub fn arbiter(&self) -> Running {
-        let mut arbiter = self.start(&mut self.sublet(["arbiter"]));
+        let mut arbiter = Running::start(&mut self.sublet(["arbiter"]));
         wait_until("the arbiter answers", || {
             if arbiter.has_ended() {
                 let ended = std::mem::replace(&mut arbiter, Running(None));

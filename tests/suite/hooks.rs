@@ -1,16 +1,13 @@
 //! Every hook, one by one, in front of a driver that writes down what reaches it.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{ChildStdin, ChildStdout};
 
 use channel::Event;
 use shim_ffi::*;
 use tests::fake::{Attached, Listening, TOKEN};
 use tests::log::{Log, WORDS};
-use tests::room::Running;
 use tests::table::{self, name, parameters, symbol, with_action};
-use tests::{Artefacts, Room, programs, stub};
+use tests::{Artefacts, Room, Talk, programs, stub};
 
 /// A status that no driver has: it must come back as it is.
 const ODD_STATUS: u32 = 4242;
@@ -19,9 +16,7 @@ const OUT_OF_MEMORY: u32 = 2;
 /// The host program, preloaded, in front of the recording driver.
 struct Host {
     log: Log,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
-    running: Running,
+    talk: Talk,
     _room: Room,
 }
 
@@ -57,42 +52,26 @@ impl Host {
             .env("LD_PRELOAD", Artefacts::get().preload())
             .env("SUBLET_DRIVER", stub::driver())
             .env("RECORDING_DRIVER_LOG", log.path())
-            .envs(vars.iter().copied())
-            .stdin(std::process::Stdio::piped());
-        let mut running = room.start(&mut command);
-        let (to, from) = running.pipes();
+            .envs(vars.iter().copied());
         Self {
             log,
-            to,
-            from: BufReader::new(from),
-            running,
+            talk: Talk::start(&mut command),
             _room: room,
         }
     }
 
     fn send(&mut self, line: &str) {
-        writeln!(self.to, "{line}").expect("the host program listens");
-    }
-
-    #[track_caller]
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        self.from
-            .read_line(&mut line)
-            .expect("the host program answers");
-        assert!(line.ends_with('\n'), "the host program has ended");
-        line.trim_end().to_owned()
+        self.talk.send(line);
     }
 
     #[track_caller]
     fn ask(&mut self, line: &str) -> String {
-        self.send(line);
-        self.answer()
+        self.talk.ask(line)
     }
 
     #[track_caller]
     fn returned(&mut self) -> Returned {
-        let line = self.answer();
+        let line = self.talk.answer();
         let mut words = line.split(' ');
         assert_eq!(words.next(), Some("returned"), "{line}");
         let status = words
@@ -117,15 +96,13 @@ impl Host {
     /// Ends the host program; it and everything in it must have been silent.
     #[track_caller]
     fn finish(self) {
-        let Self {
-            to, from, running, ..
-        } = self;
-        drop(to);
-        let mut rest = String::new();
-        std::io::Read::read_to_string(&mut { from }, &mut rest).expect("the rest");
-        let outcome = running.wait();
+        let outcome = self.talk.finish();
         assert_eq!(
-            (outcome.code, outcome.stderr.as_str(), rest.as_str()),
+            (
+                outcome.code,
+                outcome.stderr.as_str(),
+                outcome.stdout.as_str()
+            ),
             (Some(0), "", "")
         );
     }

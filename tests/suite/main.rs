@@ -4,3 +4,4 @@ mod documents;
 mod exports;
 mod hooks;
 mod imports;
+mod quota;
