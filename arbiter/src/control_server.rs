@@ -156,36 +156,37 @@ impl ControlServer {
     fn proceed(&mut self, id: u64, now_ns: u64, poller: &Poller) -> Option<Ask> {
         let connection = self.connections.get_mut(&id)?;
         let mut ask = None;
-        while !connection.asked && !connection.closing && connection.output.is_empty() {
-            match connection.take_line() {
-                Some(Ok(line)) => match decode_request(&line) {
-                    Ok(request) => {
-                        connection.asked = true;
-                        // The answer may take a moment; the peer is not the one who is late.
-                        connection.deadline_ns = now_ns + SILENCE_NS;
-                        ask = Some(Ask {
-                            connection: id,
-                            peer: connection.peer,
-                            request,
-                        });
-                    }
-                    Err(error) => {
-                        let reply = encode_reply(&Err(error));
-                        connection.output.extend_from_slice(&reply);
-                    }
-                },
+        loop {
+            if connection.flush().is_err() {
+                self.connections.remove(&id);
+                return None;
+            }
+            // The next line is looked at once the answer to the last one is written.
+            if connection.asked || connection.closing || !connection.output.is_empty() {
+                break;
+            }
+            match connection
+                .take_line()
+                .map(|line| line.and_then(|line| decode_request(&line)))
+            {
+                Some(Ok(request)) => {
+                    connection.asked = true;
+                    // The answer may take a moment; the peer is not the one who is late.
+                    connection.deadline_ns = now_ns + SILENCE_NS;
+                    ask = Some(Ask {
+                        connection: id,
+                        peer: connection.peer,
+                        request,
+                    });
+                }
                 Some(Err(error)) => {
+                    connection.closing = connection.input.len() > MAX_REQUEST_BYTES;
                     connection
                         .output
                         .extend_from_slice(&encode_reply(&Err(error)));
-                    connection.closing = true;
                 }
                 None => break,
             }
-        }
-        if connection.flush().is_err() {
-            self.connections.remove(&id);
-            return None;
         }
         let idle = connection.output.is_empty() && !connection.asked;
         if idle && connection.input.is_empty() {

@@ -29,8 +29,11 @@ pub struct Pace {
     pub lone_window_us: u32,
     /// How often the holder is looked at while somebody waits, and a tail while it lasts.
     pub look_ns: u64,
-    /// How long a holder without work in flight must have submitted nothing to count as idle.
+    /// How long a holder without work in flight must have submitted nothing to count as idle, at first.
     pub quiet_ns: u64,
+    /// The same for one that was passed over again and again and came back at once (anticipation: S. Iyer, P. Druschel,
+    /// "Anticipatory scheduling", SOSP 2001).
+    pub quiet_max_ns: u64,
     /// The same where it has submitted work that no mark covers.
     pub unmarked_quiet_ns: u64,
     /// How often a tenant alone is looked at, for the accounts.
@@ -88,6 +91,13 @@ struct Seat {
     busy: bool,
     /// Its gate was closed and its tail has not ended.
     tail: bool,
+    /// How long it may be silent before it counts as idle.
+    quiet_ns: u64,
+    /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
+    /// not ended. Its threads are inside the driver, or on their way to the gate.
+    ready_until_ns: u64,
+    /// When it was passed over as idle; `None`: it was not, or it has come back.
+    passed_over_ns: Option<u64>,
     /// It does not come when it is let in, and is passed over until then.
     deaf_until_ns: u64,
     /// It has given a sign of life since its gate opened.
@@ -148,6 +158,9 @@ impl Lane {
                     waits: false,
                     busy: false,
                     tail: false,
+                    quiet_ns: self.pace.quiet_ns,
+                    ready_until_ns: 0,
+                    passed_over_ns: None,
                     deaf_until_ns: 0,
                     came: true,
                     launches: 0,
@@ -229,12 +242,12 @@ impl Lane {
         }
         let again_ns = self.decide(now_ns);
         self.set_windows(now_ns);
-        self.mark_busy();
+        self.mark_busy(now_ns);
 
         let contended = self
             .seats
             .iter()
-            .any(|seat| seat.waits && !self.holds(seat.tenant));
+            .any(|seat| seat.wants(now_ns) && !self.holds(seat.tenant));
         let mut next_ns = if contended || self.seats.iter().any(|seat| seat.tail) {
             now_ns + self.pace.look_ns
         } else if self.seats.iter().any(|seat| seat.busy) {
@@ -293,6 +306,7 @@ impl Lane {
             if hold.is_none() && !seat.tail && !concurrent {
                 let waits = |(_, pages): &(u64, Rc<ClientPages>)| peer::waits(pages, device);
                 seat.waits = now_ns >= seat.deaf_until_ns && seat.clients.iter().any(waits);
+                seat.learn_quiet(now_ns, &self.pace);
                 continue;
             }
             let seen = seat.sample(device);
@@ -308,11 +322,14 @@ impl Lane {
             }
             seat.launches = seen.launches;
             let quiet_ns = if seen.unmarked {
-                self.pace.unmarked_quiet_ns
+                self.pace.unmarked_quiet_ns.max(seat.quiet_ns)
             } else {
-                self.pace.quiet_ns
+                seat.quiet_ns
             };
             seat.tail = seat.tail && hold.is_none() && (seen.in_flight || seen.blocking);
+            if seat.tail {
+                seat.ready_until_ns = now_ns + seat.quiet_ns;
+            }
             seat.busy = if hold.is_some() || concurrent {
                 seat.active_ns
                     .is_some_and(|active_ns| now_ns.saturating_sub(active_ns) < quiet_ns)
@@ -332,7 +349,7 @@ impl Lane {
             wants: if hold.is_some_and(|hold| hold.tenant == seat.tenant) {
                 seat.busy
             } else {
-                seat.waits
+                seat.wants(now_ns)
             },
         }));
         let wanting = self.view.iter().filter(|tenant| tenant.wants).count();
@@ -369,7 +386,11 @@ impl Lane {
                 pages.arbiter.close(device);
             }
             let seen = seat.sample(device);
+            seat.passed_over_ns = (!seat.busy).then_some(now_ns);
             seat.tail = seen.in_flight || seen.blocking;
+            if seat.busy || seat.tail {
+                seat.ready_until_ns = now_ns + seat.quiet_ns;
+            }
             seat.busy = seat.tail;
             seat.came |= !seen.waits || seen.launches != seat.launches;
             if !seat.came {
@@ -396,9 +417,10 @@ impl Lane {
             if !anew {
                 seat.usage.grants += 1;
                 // One that waits is about to begin; one that was let in unasked may never.
-                seat.active_ns = seat.waits.then_some(now_ns);
+                let wants = seat.wants(now_ns);
+                seat.active_ns = wants.then_some(now_ns);
                 seat.came = !seat.waits;
-                seat.busy = seat.waits;
+                seat.busy = wants;
                 seat.tail = false;
             }
         }
@@ -416,12 +438,12 @@ impl Lane {
 
     /// A holder is charged for all of its slice while others wait: nobody else could use that time. Alone it is charged
     /// for what it uses.
-    fn mark_busy(&mut self) {
+    fn mark_busy(&mut self, now_ns: u64) {
         let Some(hold) = self.hold else { return };
         let contended = self
             .seats
             .iter()
-            .any(|seat| seat.waits && seat.tenant != hold.tenant);
+            .any(|seat| seat.wants(now_ns) && seat.tenant != hold.tenant);
         for seat in self
             .seats
             .iter_mut()
@@ -497,6 +519,28 @@ impl Lane {
 }
 
 impl Seat {
+    /// One that is passed over and wants the device again within a slice would better have been waited for, a little.
+    fn learn_quiet(&mut self, now_ns: u64, pace: &Pace) {
+        if !self.waits {
+            return;
+        }
+        let Some(since_ns) = self.passed_over_ns.take() else {
+            return;
+        };
+        let slice_ns = u64::from(pace.quantum.max_us) * 1000;
+        let changed_ns = if now_ns.saturating_sub(since_ns) < slice_ns {
+            self.quiet_ns * 2
+        } else {
+            self.quiet_ns / 2
+        };
+        self.quiet_ns = changed_ns.clamp(pace.quiet_ns, pace.quiet_max_ns);
+    }
+
+    /// Whether it would use the device if it were let in.
+    fn wants(&self, now_ns: u64) -> bool {
+        self.waits || now_ns < self.ready_until_ns
+    }
+
     fn sample(&self, device: usize) -> Activity {
         self.clients
             .iter()

@@ -15,6 +15,7 @@ fn pace() -> Pace {
         lone_window_us: 20_000,
         look_ns: 300 * US,
         quiet_ns: 300 * US,
+        quiet_max_ns: 1600 * US,
         unmarked_quiet_ns: MS,
         tick_ns: 20 * MS,
     }
@@ -179,6 +180,30 @@ fn a_holder_that_falls_silent_is_passed_over_within_looks() {
 }
 
 #[test]
+fn one_with_short_pauses_is_waited_for_after_a_few_of_them() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    // The first one launches every 700 us only: silent for longer than the lane waits at first.
+    let mut round = 0;
+    bench.run(2000 * MS, |pages| {
+        round += 1;
+        if round % 14 == 0 {
+            greedy(&pages[0]);
+        }
+        greedy(&pages[1]);
+    });
+    let before = [0, 1].map(|at| bench.usage(at).device_ns);
+    bench.run(5000 * MS, |pages| {
+        round += 1;
+        if round % 14 == 0 {
+            greedy(&pages[0]);
+        }
+        greedy(&pages[1]);
+    });
+    let got = [0, 1].map(|at| bench.usage(at as u64).device_ns - before[at]);
+    assert!(got[0] > 2350 * MS, "{got:?}");
+}
+
+#[test]
 fn one_that_waits_and_never_comes_costs_next_to_nothing() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     // A process that was stopped while it waited.
@@ -204,7 +229,7 @@ fn marks_in_flight_and_unmarked_work_keep_a_holder() {
     for marked in [true, false] {
         let mut bench = Bench::new(&[500_000, 500_000]);
         let client = Rc::clone(&bench.pages[0]);
-        let stream = client.client.claim_stream(0).expect("slot");
+        let stream = client.client.claim_stream(0).expect("slot").1;
         if marked {
             stream.issue();
         } else {
@@ -229,7 +254,7 @@ fn marks_in_flight_and_unmarked_work_keep_a_holder() {
 fn a_tail_is_charged_to_its_owner_and_repaid() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let client = Rc::clone(&bench.pages[0]);
-    let stream = client.client.claim_stream(0).expect("slot");
+    let stream = client.client.claim_stream(0).expect("slot").1;
     stream.issue();
     bench.run(6 * MS, |pages| greedy(&pages[0]));
     bench.wait(1);

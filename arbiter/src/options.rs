@@ -96,6 +96,7 @@ impl Options {
             lone_window_us: micros(self.lone_window).max(1),
             look_ns,
             quiet_ns: nanos(self.quiet),
+            quiet_max_ns: nanos(self.quiet).max(u64::from(max_us) * 1000 / 3),
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),
             tick_ns: 20_000_000,
         }
