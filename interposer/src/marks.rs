@@ -154,6 +154,14 @@ pub(crate) fn flush(thread: &Thread, attached: &Attached) {
     }
 }
 
+/// Largest batch of a thread that has just been let in.
+const FIRST_BATCH: u32 = 8;
+
+/// After a wait at the gate: nothing is known of the device's pace, so the first marks come soon.
+pub(crate) fn begin_slice(thread: &Thread) {
+    thread.batch.set(thread.batch.get().min(FIRST_BATCH));
+}
+
 /// Issues a mark on the thread's current stream and adapts the batch.
 pub(crate) fn issue(thread: &Thread, attached: &Attached) {
     thread.credit.set(0);
@@ -190,11 +198,16 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached) {
         return;
     }
     line.all_marked();
-    adapt(thread, attached, now);
+    // Whether the device has passed every mark before this one: it keeps up with the program.
+    let keeps_up = mark.wrapping_sub(slot.done()) <= 1;
+    adapt(thread, attached, now, keeps_up);
 }
 
 /// One mark per eighth of the window, or so: few enough to cost nothing, often enough to bound what is in flight.
-fn adapt(thread: &Thread, attached: &Attached, now: u64) {
+///
+/// Batches grow only while the device keeps up: a program that submits faster than the device works would otherwise queue a
+/// largest batch, many windows long, before the first mark tells how far behind the device is.
+fn adapt(thread: &Thread, attached: &Attached, now: u64, keeps_up: bool) {
     let window_us = window_us(thread, attached);
     let aim_ns = if window_us == 0 {
         1_000_000
@@ -204,7 +217,7 @@ fn adapt(thread: &Thread, attached: &Attached, now: u64) {
     let took = now.saturating_sub(thread.last_mark_ns.get());
     thread.last_mark_ns.set(now);
     let batch = thread.batch.get();
-    if took < aim_ns / 2 {
+    if took < aim_ns / 2 && keeps_up {
         thread.batch.set((batch * 2).clamp(1, LARGEST_BATCH));
     } else if took > aim_ns * 2 {
         thread.batch.set((batch / 2).max(1));
