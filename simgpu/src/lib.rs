@@ -23,6 +23,7 @@ pub mod entry;
 mod event;
 mod exec;
 mod faults;
+mod graph;
 pub mod image;
 pub mod kernels;
 pub mod memory;

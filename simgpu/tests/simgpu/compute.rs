@@ -330,3 +330,119 @@ fn private_tables_do_not_exist() {
     assert_eq!(status, CUresult::CUDA_ERROR_NOT_SUPPORTED);
     assert!(table.is_null());
 }
+
+#[test]
+fn kernels_reach_another_device_only_as_peers() {
+    let own = driver();
+    let address = alloc(64);
+    // SAFETY: out-parameters are locals; handles otherwise.
+    unsafe {
+        let touch = |peers: bool| {
+            let context = out(|to| api::cuCtxCreate_v2(to, 0, shim_ffi::CUdevice(1)));
+            if peers {
+                ok(api::cuCtxEnablePeerAccess(own, 0));
+                assert_eq!(
+                    api::cuCtxEnablePeerAccess(own, 0),
+                    CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+                );
+            }
+            let module = module(&[("sublet_fill_f32", &["u64", "f32", "u64"])]);
+            launch(
+                function(module, "sublet_fill_f32"),
+                LEGACY,
+                &[address.0, 0, 4],
+            );
+            let status = api::cuCtxSynchronize();
+            if peers {
+                ok(api::cuCtxDisablePeerAccess(own));
+            }
+            ok(api::cuCtxDestroy_v2(context));
+            status
+        };
+        assert_eq!(touch(false), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        assert_eq!(touch(true), CUresult::CUDA_SUCCESS);
+    }
+    driver();
+    free(address);
+}
+
+#[test]
+fn occupancy_follows_threads_and_shared_memory() {
+    driver();
+    let busy = busy();
+    let blocks = |threads: i32, shared: usize| {
+        // SAFETY: the out-parameter is a local.
+        let ask = |to| unsafe {
+            api::cuOccupancyMaxActiveBlocksPerMultiprocessor(to, busy, threads, shared)
+        };
+        out(ask)
+    };
+    // H200: 2048 threads, 32 blocks and 228 KiB for a multiprocessor.
+    assert_eq!([blocks(1024, 0), blocks(256, 0), blocks(32, 0)], [2, 8, 32]);
+    assert_eq!(blocks(256, 47 << 10), 4);
+    let mut block = 0;
+    // SAFETY: both are locals.
+    let grid: i32 = out(|to| unsafe {
+        api::cuOccupancyMaxPotentialBlockSize(to, Out::new(&raw mut block), busy, None, 0, 0)
+    });
+    assert_eq!((grid, block), (2 * 132, 1024));
+}
+
+#[test]
+fn linked_ptx_loads() {
+    driver();
+    let part = |name: &str| {
+        format!(
+            ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry {name}() {{ ret; }}\n"
+        )
+    };
+    // SAFETY: pointers are to locals; null stands for no options.
+    unsafe {
+        let none = || (In::new(std::ptr::null()), In::new(std::ptr::null()));
+        let state = out(|to| api::cuLinkCreate_v2(0, none().0, none().1, to));
+        for name in ["one", "two"] {
+            let mut text = part(name).into_bytes();
+            let (data, bytes) = (text.as_mut_ptr().cast(), text.len());
+            ok(api::cuLinkAddData_v2(
+                state,
+                1,
+                data,
+                bytes,
+                In::new(c"part".as_ptr()),
+                0,
+                none().0,
+                none().1,
+            ));
+        }
+        let mut image = std::ptr::null();
+        let mut bytes = 0;
+        ok(api::cuLinkComplete(
+            state,
+            Out::new(&raw mut image),
+            Out::new(&raw mut bytes),
+        ));
+        let module = out(|to| api::cuModuleLoadData(to, image));
+        function(module, "one");
+        function(module, "two");
+        ok(api::cuLinkDestroy(state));
+    }
+}
+
+#[test]
+fn an_event_can_stand_for_a_whole_context() {
+    driver();
+    // SAFETY: handles and device addresses only.
+    unsafe {
+        let context = out(|to| api::cuCtxCreate_v2(to, 0, shim_ffi::CUdevice(1)));
+        let (waiting, releaser, all, gate) = (stream(1), stream(1), event(2), alloc(8));
+        upload(gate, &[0_u64]);
+        ok(api::cuStreamWaitValue64_v2(waiting, gate, 1, 0));
+        ok(api::cuCtxRecordEvent(context, all));
+        assert_eq!(api::cuEventQuery(all), CUresult::CUDA_ERROR_NOT_READY);
+        ok(api::cuStreamWriteValue64_v2(releaser, gate, 1, 0));
+        ok(api::cuEventSynchronize(all));
+        ok(api::cuStreamQuery(waiting));
+        ok(api::cuCtxDestroy_v2(context));
+    }
+    driver();
+}

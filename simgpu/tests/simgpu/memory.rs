@@ -337,3 +337,88 @@ fn handles_of_the_wrong_kind_are_garbage() {
         );
     }
 }
+
+#[test]
+fn arrays_take_and_give_rows() {
+    driver();
+    let descriptor = shim_ffi::CUDA_ARRAY_DESCRIPTOR {
+        Width: 10,
+        Height: 3,
+        Format: shim_ffi::CUarray_format(1),
+        NumChannels: 1,
+    };
+    let source: Vec<u8> = (0..30).collect();
+    let mut target = vec![0_u8; 30];
+    // SAFETY: structures and buffers are locals of the sizes that the copies name.
+    unsafe {
+        let array = out(|to| api::cuArrayCreate_v2(to, In::new(&raw const descriptor)));
+        let host = shim_ffi::CUmemorytype(1);
+        let in_array = shim_ffi::CUmemorytype(3);
+        let size = shim_ffi::CUDA_MEMCPY2D {
+            WidthInBytes: 10,
+            Height: 3,
+            ..Default::default()
+        };
+        let into = shim_ffi::CUDA_MEMCPY2D {
+            srcMemoryType: host,
+            srcHost: source.as_ptr().cast(),
+            srcPitch: 10,
+            dstMemoryType: in_array,
+            dstArray: array,
+            ..size
+        };
+        ok(api::cuMemcpy2D_v2(In::new(&raw const into)));
+        let back = shim_ffi::CUDA_MEMCPY2D {
+            srcMemoryType: in_array,
+            srcArray: array,
+            dstMemoryType: host,
+            dstHost: target.as_mut_ptr().cast(),
+            dstPitch: 10,
+            ..size
+        };
+        ok(api::cuMemcpy2D_v2(In::new(&raw const back)));
+        assert_eq!(target, source);
+        ok(api::cuMemcpyAtoH_v2(
+            target.as_mut_ptr().cast(),
+            array,
+            12,
+            5,
+        ));
+        assert_eq!(target[..5], [12, 13, 14, 15, 16]);
+        let across = api::cuMemcpyAtoH_v2(target.as_mut_ptr().cast(), array, 8, 5);
+        assert_eq!(across, CUresult::CUDA_ERROR_INVALID_VALUE);
+        ok(api::cuArrayDestroy(array));
+        assert_eq!(
+            api::cuArrayDestroy(array),
+            CUresult::CUDA_ERROR_INVALID_HANDLE
+        );
+    }
+}
+
+#[test]
+fn pointers_say_what_they_are() {
+    driver();
+    let address = alloc(1000);
+    let kind = |attribute: u32, address: u64| {
+        let mut value = 0_u64;
+        // SAFETY: 8 bytes hold any of these attributes.
+        let status = unsafe {
+            api::cuPointerGetAttribute(
+                Out::new((&raw mut value).cast()),
+                attribute,
+                CUdeviceptr(address),
+            )
+        };
+        status.ok().map(|()| value)
+    };
+    let (memory_type, start, size, ordinal) = (2, 11, 12, 9);
+    assert_eq!(kind(memory_type, address.0 + 10), Ok(2));
+    assert_eq!(kind(start, address.0 + 10), Ok(address.0));
+    assert_eq!(kind(size, address.0), Ok(1000));
+    assert_eq!(kind(ordinal, address.0), Ok(0));
+    assert_eq!(
+        kind(memory_type, 0x1000),
+        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+    );
+    free(address);
+}

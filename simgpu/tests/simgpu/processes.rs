@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use shim_ffi::CUresult;
+use simgpu::api;
 use simgpu::card::Card;
 use simgpu::profile::Profile;
 
@@ -60,8 +61,14 @@ impl Member {
 
     /// Lets a role that waits for a line go on.
     fn go(&mut self) {
+        self.tell("go");
+    }
+
+    fn tell(&mut self, line: &str) {
         let stdin = self.child.stdin.as_mut().expect("piped");
-        stdin.write_all(b"go\n").expect("it listens");
+        stdin
+            .write_all(format!("{line}\n").as_bytes())
+            .expect("it listens");
     }
 
     fn pid(&self) -> u32 {
@@ -152,6 +159,58 @@ fn in_a_role() {
             println!("role:running");
             launch(busy, shim_ffi::CUstream::NULL, &[3_600_000_000]);
             synchronize();
+        }
+        "share" => {
+            let address = alloc(4096);
+            upload(address, &[0x5a_u8; 4096]);
+            // SAFETY: the out-parameter is a local.
+            let handle = out(|to| unsafe { api::cuIpcGetMemHandle(to, address) });
+            let hex: String = handle
+                .reserved
+                .iter()
+                .map(|byte| format!("{:02x}", *byte as u8))
+                .collect();
+            println!("role:{hex}");
+            std::io::stdin()
+                .read_line(&mut String::new())
+                .expect("a line");
+            println!("role:{}", download::<u8>(address, 1)[0]);
+        }
+        "open" => {
+            println!("role:ready");
+            let mut hex = String::new();
+            std::io::stdin().read_line(&mut hex).expect("a line");
+            let byte =
+                |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
+            let handle = shim_ffi::CUipcMemHandle {
+                reserved: std::array::from_fn(|at| byte(at) as std::ffi::c_char),
+            };
+            // SAFETY: the out-parameter is a local; addresses are the driver's.
+            unsafe {
+                let address = out(|to| api::cuIpcOpenMemHandle_v2(to, handle, 1));
+                let seen = download::<u8>(address, 4096);
+                upload(address, &[0x77_u8]);
+                ok(api::cuIpcCloseMemHandle(address));
+                assert_eq!(
+                    api::cuIpcCloseMemHandle(address),
+                    CUresult::CUDA_ERROR_INVALID_VALUE
+                );
+                println!("role:{}", seen.iter().all(|byte| *byte == 0x5a));
+            }
+        }
+        "exec" => {
+            alloc(768 << 20);
+            use std::os::unix::process::CommandExt;
+            let error = Command::new(std::env::current_exe().expect("a path"))
+                .args([
+                    "--exact",
+                    "processes::in_a_role",
+                    "--nocapture",
+                    "--test-threads=1",
+                ])
+                .env("SIMGPU_TEST_ROLE", "hold")
+                .exec();
+            panic!("exec: {error}");
         }
         "fork" => {
             // SAFETY: the child only calls the driver and exits.
@@ -277,4 +336,30 @@ fn a_forked_child_has_no_device_and_takes_nothing_from_its_parent() {
     let dir = dir("fork");
     let mut member = Member::start(&dir, "fork");
     assert_eq!(member.hear(), "0");
+}
+
+#[test]
+fn memory_is_shared_by_handle_and_charged_once() {
+    let dir = dir("ipc");
+    let card = card(&dir);
+    let mut owner = Member::start(&dir, "share");
+    let handle = owner.hear();
+    let used = card.used(0);
+    let mut guest = Member::start(&dir, "open");
+    assert_eq!(guest.hear(), "ready");
+    let with_context = card.used(0);
+    guest.tell(&handle);
+    assert_eq!(guest.hear(), "true");
+    assert_eq!(with_context, used + 16 * MIB);
+    owner.go();
+    assert_eq!(owner.hear(), 0x77.to_string());
+}
+
+#[test]
+fn a_program_that_executes_another_gives_its_memory_back() {
+    let dir = dir("exec");
+    let card = card(&dir);
+    let mut member = Member::start(&dir, "exec");
+    assert_eq!(member.hear(), "holding");
+    assert_eq!(card.used(0), 528 * MIB);
 }

@@ -183,3 +183,18 @@ pub fn launch(function: CUfunction, stream: CUstream, args: &[u64]) {
 pub fn busy() -> CUfunction {
     function(module(&[("sublet_busy_us", &["u64"])]), "sublet_busy_us")
 }
+
+/// True in a process that runs this test only; otherwise starts one and waits for it.
+pub fn alone(test: &str) -> bool {
+    const MARK: &str = "SIMGPU_TEST_ALONE";
+    if std::env::var(MARK).is_ok() {
+        return true;
+    }
+    let status = std::process::Command::new(std::env::current_exe().expect("a path"))
+        .args(["--exact", test, "--test-threads=1"])
+        .env(MARK, "1")
+        .status()
+        .expect("this binary starts");
+    assert!(status.success(), "{test} failed in its own process");
+    false
+}
