@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::*;
+use std::time::Duration;
 
 use parking_lot::MutexGuard;
 use shim_ffi::CUresult;
@@ -17,15 +18,20 @@ const COPY_PART: u64 = 4 << 20;
 /// Copy engine set-up time.
 const COPY_SETUP_NS: u64 = 1_500;
 
+/// How long a process keeps the compute engine without work while others wait for it: two launches of a busy program are not
+/// further apart.
+const LINGER: Duration = Duration::from_micros(20);
+
 impl Engine {
-    /// Waits for an operation for `thread`; calls `idle` first when there is none.
+    /// Waits for an operation for `thread`; leaves the compute engine first when there is none.
     fn next<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         thread: usize,
-        mut idle: impl FnMut(),
+        mut compute: Option<&mut Compute>,
     ) -> (MutexGuard<'a, State>, StreamInfo, Op, u64) {
         let mut told = false;
+        let mut lingered = false;
         loop {
             let best = (0..state.ready[thread].len()).min_by_key(|at| {
                 (
@@ -52,9 +58,16 @@ impl Engine {
                 }
                 continue;
             }
-            if !told {
+            if let Some(compute) = &mut compute
+                && !told
+            {
+                if !lingered && compute.is_wanted() {
+                    // The program is likely to be about to launch more; giving the engine away costs more than this.
+                    lingered = self.wake[thread].wait_for(&mut state, LINGER).timed_out();
+                    continue;
+                }
                 told = true;
-                MutexGuard::unlocked(&mut state, &mut idle);
+                MutexGuard::unlocked(&mut state, || compute.idle());
                 continue;
             }
             self.wake[thread].wait(&mut state);
@@ -86,7 +99,7 @@ impl Engine {
         let profile = self.card.profile().clone();
         let mut state = self.state.lock();
         loop {
-            let (guard, info, op, ready_ns) = self.next(state, thread, || compute.idle());
+            let (guard, info, op, ready_ns) = self.next(state, thread, Some(&mut compute));
             drop(guard);
             let failed = info.failure.load(Acquire) != 0;
             let (ended_ns, outcome) = match &op.work {
@@ -134,7 +147,7 @@ impl Engine {
         };
         let mut state = self.state.lock();
         loop {
-            let (guard, info, op, ready_ns) = self.next(state, thread, || {});
+            let (guard, info, op, ready_ns) = self.next(state, thread, None);
             drop(guard);
             let failed = info.failure.load(Acquire) != 0;
             let (ended_ns, outcome) = match &op.work {
@@ -201,7 +214,7 @@ impl Engine {
     pub(super) fn run_host(&self) {
         let mut state = self.state.lock();
         loop {
-            let (guard, info, op, ready_ns) = self.next(state, HOST, || {});
+            let (guard, info, op, ready_ns) = self.next(state, HOST, None);
             drop(guard);
             clock::sleep_until(ready_ns);
             match op.work {
