@@ -43,6 +43,8 @@ struct Private {
     seen_ns: AtomicU64,
     /// When it was last looked for.
     looked_ns: AtomicU64,
+    /// When the gate last let the thread in after a wait: what waits there is not the device's time.
+    let_in_ns: AtomicU64,
     /// Device time of one submission, as learnt; 0: not yet.
     each_ns: AtomicU64,
     /// Thread that the slot belongs to.
@@ -58,6 +60,7 @@ impl Private {
             seen: AtomicU64::new(0),
             seen_ns: AtomicU64::new(0),
             looked_ns: AtomicU64::new(0),
+            let_in_ns: AtomicU64::new(0),
             each_ns: AtomicU64::new(0),
             owner: AtomicU32::new(0),
         }
@@ -80,8 +83,9 @@ impl Private {
         self.issued_ns[mark as usize % RING].store(now_ns, Ordering::Relaxed); // PANIC: as above.
     }
 
-    /// Looks which marks have passed, and learns from them what a submission takes.
-    fn observe(&self, slot: &StreamSlot, now_ns: u64) {
+    /// Looks which marks have passed, and learns from them what a submission takes. `just_now`: the program has waited for
+    /// them, so they have passed right before `now_ns`.
+    fn observe(&self, slot: &StreamSlot, now_ns: u64, just_now: bool) {
         let (done, seen) = (slot.done(), self.seen.load(Ordering::Relaxed));
         let looked_ns = self.looked_ns.swap(now_ns, Ordering::Relaxed);
         let passed = done.wrapping_sub(seen);
@@ -93,19 +97,23 @@ impl Private {
         if slot.issued().wrapping_sub(seen) >= RING as u64 {
             return; // older than what is remembered
         }
-        // PANIC: the modulus is the length, in all three.
+        // PANIC: the modulus is the length, in all of them.
         let submissions = self.upto[done as usize % RING]
             .load(Ordering::Relaxed)
             .wrapping_sub(self.upto[seen as usize % RING].load(Ordering::Relaxed))
             .max(1);
+        // The work of a mark begins after the mark before it was issued, at the earliest, and after that had passed. Where
+        // the program pauses in between this is too early, and the estimate too high: then marks come more often, and tell
+        // better. The other way round an estimate that is too low would never be put right.
         let begun_ns = seen_ns
-            .max(self.issued_ns[seen.wrapping_add(1) as usize % RING].load(Ordering::Relaxed));
+            .max(self.issued_ns[seen as usize % RING].load(Ordering::Relaxed))
+            .max(self.let_in_ns.load(Ordering::Relaxed));
         let took_ns = now_ns.saturating_sub(begun_ns);
         let sample_ns = (took_ns / submissions).max(1);
         let each_ns = self.each_ns.load(Ordering::Relaxed);
         // The marks passed somewhere between the last look and this one. Where the looks are far apart the sample says
         // only "at most".
-        let tight = now_ns.saturating_sub(looked_ns) <= (took_ns / 2).max(200_000);
+        let tight = just_now || now_ns.saturating_sub(looked_ns) <= (took_ns / 2).max(200_000);
         if each_ns == 0 && tight {
             self.each_ns.store(sample_ns, Ordering::Relaxed);
         } else if each_ns != 0 && (tight || sample_ns < each_ns) {
@@ -247,6 +255,21 @@ pub(crate) fn flush(thread: &Thread, attached: &Attached) {
     }
 }
 
+/// After a call that waited for the thread's current stream.
+pub(crate) fn passed(thread: &Thread, attached: &Attached) {
+    if let Some((index, slot)) = current(thread, attached) {
+        PRIVATE[index].observe(slot, now_ns(), true); // PANIC: the pages and `PRIVATE` are of one length.
+    }
+}
+
+/// The gate has let the thread in after a wait.
+pub(crate) fn let_in(thread: &Thread, attached: &Attached) {
+    if let Some((index, _)) = current(thread, attached) {
+        // PANIC: as above.
+        PRIVATE[index].let_in_ns.store(now_ns(), Ordering::Relaxed);
+    }
+}
+
 /// Issues a mark on the thread's current stream and adapts the batch.
 pub(crate) fn issue(thread: &Thread, attached: &Attached) {
     thread.credit.set(0);
@@ -265,7 +288,7 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached) {
         return;
     };
     let (now, private) = (now_ns(), &PRIVATE[index]); // PANIC: the pages and `PRIVATE` are of one length.
-    private.observe(slot, now);
+    private.observe(slot, now, false);
     let mark = slot.issue();
     private.issued(mark, line.unmarked(), now);
     let address = CUdeviceptr((slot.done_address() as u64).wrapping_add(offset));
@@ -338,7 +361,7 @@ pub(crate) fn bound(thread: &Thread, attached: &'static Attached) {
     let mut asked = begun;
     loop {
         let now = now_ns();
-        private.observe(slot, now);
+        private.observe(slot, now, false);
         if slot.done() != done_at_first {
             thread.impatience.set(0);
         }
