@@ -1,1 +1,29 @@
-//! placeholder
+//! The host daemon: admits jobs, meters their memory and decides which of them holds a device.
+//!
+//! One thread, one loop ([`serve`](Arbiter::serve)): `reactor` waits, `serve` turns events into calls, `attach` lets
+//! clients in, `operator` answers requests, `dispatch` runs the fast loop of each device, `ledger` says what was promised,
+//! `state` and `journal` outlive the process. A second thread asks NVML (`nvml`). Clients and operators are strangers: what
+//! they send is bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
+
+mod attach;
+mod clock;
+mod control_server;
+mod convert;
+mod devices;
+mod dispatch;
+mod journal;
+mod ledger;
+mod nvml;
+mod operator;
+mod options;
+mod peer;
+mod reactor;
+mod serve;
+mod state;
+mod status;
+mod tenant;
+mod usage;
+
+pub use ledger::Ceiling;
+pub use options::{DeviceRule, Options};
+pub use serve::{Arbiter, Error, Stopper, run};

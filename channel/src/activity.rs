@@ -15,6 +15,25 @@ pub struct InFlight {
     pub marks: u64,
 }
 
+/// In place of the zeroed page that `page` maps.
+#[cfg(loom)]
+impl Default for ClientHalf {
+    fn default() -> Self {
+        use crate::layout::{JOURNAL_SLOTS, JournalSlot, MAX_DEVICES};
+        Self {
+            header: Default::default(),
+            streams_used: Default::default(),
+            reserved0: 0,
+            journal_head: Default::default(),
+            reserved: Default::default(),
+            wants: std::array::from_fn::<_, MAX_DEVICES, _>(|_| Want::default()),
+            threads: std::array::from_fn::<_, THREAD_SLOTS, _>(|_| ThreadSlot::default()),
+            streams: std::array::from_fn::<_, STREAM_SLOTS, _>(|_| StreamSlot::default()),
+            journal: std::array::from_fn::<_, JOURNAL_SLOTS, _>(|_| JournalSlot::default()),
+        }
+    }
+}
+
 /// Client side.
 impl ClientHalf {
     /// The line of thread slot `index`; threads beyond the last slot share.
@@ -25,17 +44,23 @@ impl ClientHalf {
 
     /// Claims a stream slot for `device`, if one is left; returns it with its index.
     pub fn claim_stream(&self, device: u32) -> Option<(usize, &StreamSlot)> {
+        let free = |slot: &StreamSlot| {
+            // SYNC(stream slot): pairs with the Release in `StreamSlot::give_back`. A fresh slot is taken by the same
+            // exchange: a thread that searches may have come first.
+            slot.device_plus_one
+                .compare_exchange(0, device.wrapping_add(1), Acquire, Relaxed)
+                .is_ok()
+        };
         let at = self.streams_used.fetch_add(1, Relaxed) as usize;
         if let Some(slot) = self.streams.get(at) {
-            slot.device_plus_one.store(device.wrapping_add(1), Release);
-            return Some((at, slot));
+            if free(slot) {
+                return Some((at, slot));
+            }
+        } else {
+            self.streams_used.store(STREAM_SLOTS as u32, Relaxed);
         }
-        self.streams_used.store(STREAM_SLOTS as u32, Relaxed);
         // Look for one whose owner has given it back.
-        self.streams.iter().enumerate().find(|(_, slot)| {
-            // SYNC(stream slot): pairs with the Release in `StreamSlot::give_back`.
-            slot.device_plus_one.compare_exchange(0, device.wrapping_add(1), Acquire, Relaxed).is_ok()
-        })
+        self.streams.iter().enumerate().find(|(_, slot)| free(slot))
     }
 
     /// Stream slot `index`.

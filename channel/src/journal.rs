@@ -4,7 +4,7 @@
 //! the reader learns how many it missed.
 
 use crate::layout::{ClientHalf, JOURNAL_SLOTS, JournalSlot};
-use crate::sync::{Acquire, Relaxed, Release};
+use crate::sync::{Acquire, Relaxed, Release, fence};
 
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,7 +108,7 @@ impl ClientHalf {
         let (kind, values) = event.encode();
         slot.sequence.store(0, Relaxed);
         // SYNC(journal): a reader that sees a later value than the sequence it checked sees the 0 or the new number too.
-        std::sync::atomic::fence(Release);
+        fence(Release);
         slot.kind.store(kind, Relaxed);
         slot.device.store(device, Relaxed);
         for (to, value) in slot.values.iter().zip(values) {
@@ -156,7 +156,7 @@ impl JournalSlot {
         }
         let values = std::array::from_fn(|at| self.values[at].load(Relaxed));
         let (kind, device) = (self.kind.load(Relaxed), self.device.load(Relaxed));
-        std::sync::atomic::fence(Acquire);
+        fence(Acquire);
         (self.sequence.load(Relaxed) == sequence).then_some((kind, device, values))
     }
 }

@@ -43,10 +43,13 @@ pub struct Header {
 }
 
 /// `magic` of an [`ArbiterHalf`].
+#[cfg(not(loom))]
 pub const ARBITER_MAGIC: u64 = u64::from_le_bytes(*b"subletAR");
 /// `magic` of a [`ClientHalf`].
+#[cfg(not(loom))]
 pub const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"subletCL");
 /// `magic` of a [`TenantPage`].
+#[cfg(not(loom))]
 pub const TENANT_MAGIC: u64 = u64::from_le_bytes(*b"subletTE");
 
 /// arbiter --grants, limits--> client.

@@ -9,7 +9,7 @@
 //! process is deciding, a bounded number of times; a refusal with nobody else deciding is final and exact.
 
 use crate::layout::{MAX_DEVICES, NO_LIMIT, TENANT_SLOTS, TenantPage, TenantSlot};
-use crate::sync::{Relaxed, SeqCst};
+use crate::sync::{Relaxed, SeqCst, total_order};
 
 /// How often a refused request tries again while other processes are deciding.
 const RETRIES: u32 = if cfg!(loom) { 1 } else { 200 };
@@ -63,6 +63,7 @@ impl<'a> Account<'a> {
             // SYNC(reserve): store then load in the single total order of SeqCst; the partner is the same pair in every
             // other process. One of two racers sees the other's addition.
             own.fetch_add(bytes, SeqCst);
+            total_order();
             let sum = self.sum(device);
             if sum <= limit_bytes {
                 self.raise_peak(device, sum);
@@ -137,6 +138,21 @@ impl<'a> Account<'a> {
         self.page
             .in_use()
             .any(|slot| !std::ptr::eq(slot, self.own) && slot.deciding.load(Relaxed) > 0)
+    }
+}
+
+/// In place of the zeroed page that `page` maps.
+#[cfg(loom)]
+impl Default for TenantPage {
+    fn default() -> Self {
+        Self {
+            header: Default::default(),
+            slots_used: Default::default(),
+            reserved0: 0,
+            reserved: Default::default(),
+            peak_bytes: Default::default(),
+            slots: std::array::from_fn::<_, TENANT_SLOTS, _>(|_| TenantSlot::default()),
+        }
     }
 }
 

@@ -2,11 +2,20 @@
 //! ships is what the model checker has seen.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 pub(crate) use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+/// Marks where a SeqCst write has to come before a SeqCst read in the single total order of both. The orderings say so
+/// themselves; loom treats SeqCst accesses as AcqRel and knows a total order of fences only (see its README), so that
+/// it gets one.
+#[inline]
+pub(crate) fn total_order() {
+    #[cfg(loom)]
+    fence(SeqCst);
+}
 
 /// A 32-bit word that processes can wait on.
 #[cfg(not(loom))]

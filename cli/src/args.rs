@@ -102,7 +102,7 @@ pub struct Arbiter {
     /// End when there has been no job for a while; what `sublet run` starts by itself
     #[arg(long)]
     pub embedded: bool,
-    /// End after so many seconds without a job; 0 for never [default: 0, or 30 with --embedded]
+    /// End after so many seconds without a job; 0 for never [default: 0, or 10 with --embedded]
     #[arg(long, value_name = "SECS")]
     pub idle_exit: Option<u64>,
     /// Where the sockets and files are [default: /run/sublet for root, else as `sublet run` looks] [env: SUBLET_RUNTIME_DIR]

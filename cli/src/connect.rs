@@ -25,6 +25,27 @@ const START: Duration = Duration::from_secs(20);
 /// TIMEOUT: how long a winner of the lock may take to listen, once the arbiter we started has lost it.
 const OTHERS_START: Duration = Duration::from_secs(5);
 
+/// How often a request is put to an arbiter that hangs up on it: one that ends may do so between our connecting and
+/// our asking, and then there is none, or another.
+const TRIES: u32 = 3;
+
+/// The answer to `request`, over a connection made by `connect`.
+///
+/// # Errors
+/// `connect`'s, or why there is no answer.
+pub fn ask<T, E: From<ClientError>>(
+    mut connect: impl FnMut() -> Result<Client, E>,
+    request: impl Fn(&mut Client) -> Result<T, ClientError>,
+) -> Result<T, E> {
+    let mut tries = 1;
+    loop {
+        match request(&mut connect()?) {
+            Err(ClientError::HungUp(_)) if tries < TRIES => tries += 1,
+            answer => return answer.map_err(E::from),
+        }
+    }
+}
+
 /// A connection to the arbiter of `dir`, whose place is trusted first.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! `sublet ps`: the jobs and devices of the arbiter, for people or as JSON.
 
 use control::paths::{RuntimeDir, Surroundings};
-use control::{ArbiterStatus, DeviceStatus, JobStatus, short_bytes};
+use control::{ArbiterStatus, Client, DeviceStatus, JobStatus, short_bytes};
 use serde_json::{Value, json};
 
 use crate::args::Ps;
@@ -15,8 +15,8 @@ use crate::table::{Align, Table};
 /// Where an arbiter is there and does not answer as it should. None being there is no error.
 pub fn ps(args: &Ps) -> Result<String> {
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
-    let status = match connect::existing(&dir) {
-        Ok(mut client) => Some(client.status()?),
+    let status = match connect::ask(|| connect::existing(&dir), Client::status) {
+        Ok(status) => Some(status),
         Err(error) if error.is_absence() => None,
         Err(error) => return Err(error.into()),
     };
@@ -81,7 +81,11 @@ fn device_line(device: &DeviceStatus) -> String {
         "GPU {}: {}{}, {}, {}{}, busy {:.0}%, held by {}",
         device.index,
         device.name,
-        if device.simulated { " (simulated)" } else { "" },
+        if device.simulated && !device.name.contains("simulated") {
+            " (simulated)"
+        } else {
+            ""
+        },
         short_bytes(device.total_bytes),
         device.mode.as_str(),
         if device.quantum_us > 0 {
@@ -109,7 +113,8 @@ fn job_row(job: &JobStatus) -> Vec<String> {
         job.state.as_str().into(),
         job.share_asked
             .map_or("-".into(), |share| format!("{share:.2}")),
-        format!("{:.2}", job.share_got_recent),
+        // Of no device at all the sum is minus zero.
+        format!("{:.2}", job.share_got_recent + 0.0),
         short_bytes(job.mem_used_bytes),
         short_bytes(job.mem_peak_bytes),
         job.mem_limit_bytes.map_or("-".into(), short_bytes),
@@ -162,6 +167,7 @@ mod tests {
                 JobStatus {
                     name: "infer-with-a-name".into(),
                     class: Class::Opportunistic,
+                    share_got_recent: -0.0,
                     uid: 1001,
                     ..JobStatus::default()
                 },

@@ -5,7 +5,7 @@ use control::paths::{RuntimeDir, Surroundings};
 use control::{Change, ClientError, JobStatus, exact_bytes};
 
 use crate::args::Set;
-use crate::connect;
+use crate::connect::{self, Unreachable};
 use crate::exit::Result;
 
 /// What to print.
@@ -26,13 +26,16 @@ pub fn set(args: &Set) -> Result<String> {
         .into());
     }
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
-    let mut client = connect::existing(&dir)?;
-    let job = client
-        .set(&args.name, change)
-        .map_err(|error| match error {
-            ClientError::Refused(refusal) => anyhow!("the arbiter refused the change: {refusal}"),
-            error => error.into(),
-        })?;
+    let job = connect::ask(
+        || connect::existing(&dir),
+        |arbiter| arbiter.set(&args.name, change),
+    )
+    .map_err(|error| match error {
+        Unreachable::Client(ClientError::Refused(refusal)) => {
+            anyhow!("the arbiter refused the change: {refusal}")
+        }
+        error => error.into(),
+    })?;
     Ok(line_of(&job))
 }
 

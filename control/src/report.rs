@@ -50,6 +50,11 @@ pub struct JobStatus {
     pub share_got_recent: f64,
     /// Part of the device's time since the job started.
     pub share_got_total: f64,
+    /// Part of the device's time while at least one other job wanted it too, which is what a share promises; `None`: that
+    /// was never the case.
+    pub share_got_contended: Option<f64>,
+    /// How long that was the case.
+    pub contended_ns: u64,
     /// `None`: no limit but the device.
     pub mem_limit_bytes: Option<u64>,
     pub mem_used_bytes: u64,

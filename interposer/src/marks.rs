@@ -1,8 +1,9 @@
 //! Completion marks: after a batch of submissions to a stream, the device itself writes a number into our shared page.
 //!
-//! The arbiter sees what has finished without a call into this process, and we bound what is in flight *in time*: if the
-//! oldest mark that the device has not passed is older than the grant's window, the submitting call waits, exactly as it
-//! would wait for a full launch queue. No duration is estimated; the age of the oldest mark is the queue's length.
+//! The arbiter sees what has finished without a call into this process, and we bound what is in flight *in time*: what one
+//! submission takes is learnt from the marks as they pass, and a submitting call waits while more is queued than the
+//! grant's window holds, exactly as it would wait for a full launch queue. Until the first mark has passed nothing is
+//! known, and one mark at a time is in flight.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -29,18 +30,110 @@ static REGISTRATION: AtomicU32 = AtomicU32::new(NEVER);
 static DEVICE_OFFSET: AtomicU64 = AtomicU64::new(0);
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// When each of a slot's last marks was issued, and by which thread the slot is used.
+/// What is known of a slot's marks. Touched by the slot's owning thread.
 struct Private {
+    /// When each of the last marks was issued.
     issued_ns: [AtomicU64; RING],
+    /// Submissions to the stream up to each of the last marks.
+    upto: [AtomicU64; RING],
+    /// Submissions to the stream up to the last mark.
+    total: AtomicU64,
+    /// Last mark that was seen passed, and when.
+    seen: AtomicU64,
+    seen_ns: AtomicU64,
+    /// When it was last looked for.
+    looked_ns: AtomicU64,
+    /// Device time of one submission, as learnt; 0: not yet.
+    each_ns: AtomicU64,
+    /// Thread that the slot belongs to.
     owner: AtomicU32,
 }
 
-static PRIVATE: [Private; STREAM_SLOTS] = [const {
-    Private {
-        issued_ns: [const { AtomicU64::new(0) }; RING],
-        owner: AtomicU32::new(0),
+impl Private {
+    const fn new() -> Self {
+        Self {
+            issued_ns: [const { AtomicU64::new(0) }; RING],
+            upto: [const { AtomicU64::new(0) }; RING],
+            total: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            seen_ns: AtomicU64::new(0),
+            looked_ns: AtomicU64::new(0),
+            each_ns: AtomicU64::new(0),
+            owner: AtomicU32::new(0),
+        }
     }
-}; STREAM_SLOTS];
+
+    /// A new owner knows nothing of what the last one learnt.
+    fn reset(&self, slot: &StreamSlot, owner: u32) {
+        self.total.store(0, Ordering::Relaxed);
+        self.seen.store(slot.done(), Ordering::Relaxed);
+        self.upto[slot.done() as usize % RING].store(0, Ordering::Relaxed); // PANIC: the modulus is the length.
+        self.each_ns.store(0, Ordering::Relaxed);
+        self.owner.store(owner, Ordering::Relaxed);
+    }
+
+    /// Notes a mark that covers `submissions` more.
+    fn issued(&self, mark: u64, submissions: u64, now_ns: u64) {
+        let total = self.total.load(Ordering::Relaxed) + submissions;
+        self.total.store(total, Ordering::Relaxed);
+        self.upto[mark as usize % RING].store(total, Ordering::Relaxed); // PANIC: the modulus is the length.
+        self.issued_ns[mark as usize % RING].store(now_ns, Ordering::Relaxed); // PANIC: as above.
+    }
+
+    /// Looks which marks have passed, and learns from them what a submission takes.
+    fn observe(&self, slot: &StreamSlot, now_ns: u64) {
+        let (done, seen) = (slot.done(), self.seen.load(Ordering::Relaxed));
+        let looked_ns = self.looked_ns.swap(now_ns, Ordering::Relaxed);
+        let passed = done.wrapping_sub(seen);
+        if passed == 0 || passed > u64::MAX / 2 {
+            return;
+        }
+        self.seen.store(done, Ordering::Relaxed);
+        let seen_ns = self.seen_ns.swap(now_ns, Ordering::Relaxed);
+        if slot.issued().wrapping_sub(seen) >= RING as u64 {
+            return; // older than what is remembered
+        }
+        // PANIC: the modulus is the length, in all three.
+        let submissions = self.upto[done as usize % RING]
+            .load(Ordering::Relaxed)
+            .wrapping_sub(self.upto[seen as usize % RING].load(Ordering::Relaxed))
+            .max(1);
+        let begun_ns = seen_ns
+            .max(self.issued_ns[seen.wrapping_add(1) as usize % RING].load(Ordering::Relaxed));
+        let took_ns = now_ns.saturating_sub(begun_ns);
+        let sample_ns = (took_ns / submissions).max(1);
+        let each_ns = self.each_ns.load(Ordering::Relaxed);
+        // The marks passed somewhere between the last look and this one. Where the looks are far apart the sample says
+        // only "at most".
+        let tight = now_ns.saturating_sub(looked_ns) <= (took_ns / 2).max(200_000);
+        if each_ns == 0 && tight {
+            self.each_ns.store(sample_ns, Ordering::Relaxed);
+        } else if each_ns != 0 && (tight || sample_ns < each_ns) {
+            self.each_ns
+                .store((each_ns * 3 + sample_ns) / 4, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether what is in flight fits `window_ns`.
+    fn fits(&self, slot: &StreamSlot, window_ns: u64) -> bool {
+        let behind = slot.issued().wrapping_sub(slot.done());
+        if behind == 0 || behind > u64::MAX / 2 {
+            return true;
+        }
+        if behind as usize >= RING - 2 {
+            return false;
+        }
+        let each_ns = self.each_ns.load(Ordering::Relaxed);
+        if each_ns == 0 {
+            return false;
+        }
+        let upto = self.upto[slot.done() as usize % RING].load(Ordering::Relaxed); // PANIC: the modulus is the length.
+        let queued = self.total.load(Ordering::Relaxed).wrapping_sub(upto);
+        queued.saturating_mul(each_ns) <= window_ns
+    }
+}
+
+static PRIVATE: [Private; STREAM_SLOTS] = [const { Private::new() }; STREAM_SLOTS];
 
 /// A line of the client's half for a thread that submits for the first time.
 pub(crate) fn next_thread_slot() -> usize {
@@ -103,7 +196,7 @@ fn slot_of(thread: &Thread, attached: &Attached, stream: usize, device: u32) -> 
         .or_else(|| reclaim(attached, device))?;
     // CAST: thread ids are positive.
     let owner = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    PRIVATE[index].owner.store(owner, Ordering::Relaxed); // PANIC: the pages and `PRIVATE` have the same length.
+    PRIVATE[index].reset(attached.end.client.stream(index)?, owner); // PANIC: the pages and `PRIVATE` are of one length.
     thread.streams[at].set(StreamEntry {
         key: stream,
         device,
@@ -171,9 +264,10 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached) {
     let Some(offset) = registered(attached) else {
         return;
     };
-    let now = now_ns();
+    let (now, private) = (now_ns(), &PRIVATE[index]); // PANIC: the pages and `PRIVATE` are of one length.
+    private.observe(slot, now);
     let mark = slot.issue();
-    PRIVATE[index].issued_ns[mark as usize % RING].store(now, Ordering::Relaxed); // PANIC: indices are below the lengths.
+    private.issued(mark, line.unmarked(), now);
     let address = CUdeviceptr((slot.done_address() as u64).wrapping_add(offset));
     let stream = CUstream(std::ptr::without_provenance_mut(thread.stream.get()));
     // SAFETY: the address is the device's view of a word in our page, which stays mapped; the stream is the one that the
@@ -190,25 +284,22 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached) {
         return;
     }
     line.all_marked();
-    adapt(thread, attached, now);
+    adapt(thread, attached, private);
 }
 
-/// One mark per eighth of the window, or so: few enough to cost nothing, often enough to bound what is in flight.
-fn adapt(thread: &Thread, attached: &Attached, now: u64) {
+/// One mark per eighth of the window: few enough to cost nothing, often enough to bound what is in flight.
+fn adapt(thread: &Thread, attached: &Attached, private: &Private) {
     let window_us = window_us(thread, attached);
     let aim_ns = if window_us == 0 {
         1_000_000
     } else {
-        (u64::from(window_us) * 125).clamp(100_000, 1_000_000)
+        u64::from(window_us) * 125
     };
-    let took = now.saturating_sub(thread.last_mark_ns.get());
-    thread.last_mark_ns.set(now);
-    let batch = thread.batch.get();
-    if took < aim_ns / 2 {
-        thread.batch.set((batch * 2).clamp(1, LARGEST_BATCH));
-    } else if took > aim_ns * 2 {
-        thread.batch.set((batch / 2).max(1));
-    }
+    let each_ns = private.each_ns.load(Ordering::Relaxed);
+    let batch = aim_ns.checked_div(each_ns).unwrap_or(1);
+    // CAST: clamped. Growth by doubling: a first sample may have been a lucky one.
+    let batch = (batch as u32).clamp(1, LARGEST_BATCH.min(thread.batch.get().max(1) * 2));
+    thread.batch.set(batch);
 }
 
 fn window_us(thread: &Thread, attached: &Attached) -> u32 {
@@ -219,11 +310,11 @@ fn window_us(thread: &Thread, attached: &Attached) -> u32 {
         .map_or(0, channel::DeviceGrant::window_us)
 }
 
-/// Waits while the oldest unfinished mark of the thread's stream is older than the window.
+/// Waits while more is in flight on the thread's stream than the window holds.
 ///
 /// The wait has a deadline that doubles each time it runs out and nothing has moved: what we wait for may itself wait for
 /// something that this very thread will submit later (a collective's other rank, a stream's wait for a host flag).
-pub(crate) fn bound(thread: &Thread, attached: &Attached) {
+pub(crate) fn bound(thread: &Thread, attached: &'static Attached) {
     let window_us = window_us(thread, attached);
     if window_us == 0 || attached.is_lost() {
         return;
@@ -231,25 +322,27 @@ pub(crate) fn bound(thread: &Thread, attached: &Attached) {
     let Some((index, slot)) = current(thread, attached) else {
         return;
     };
-    let window_ns = u64::from(window_us) * 1000;
+    let private = &PRIVATE[index]; // PANIC: the pages and `PRIVATE` are of one length.
+    // Several streams in flight share the window.
+    let device = thread.device_plus_one.get() as usize;
+    let streams = attached
+        .end
+        .client
+        .in_flight(device.saturating_sub(1))
+        .streams;
+    let window_ns = u64::from(window_us) * 1000 / u64::from(streams.max(1));
     let begun = now_ns();
     let done_at_first = slot.done();
     // TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a submission more pass.
     let patience_ns = 50_000_000u64 << thread.impatience.get().min(6);
     let mut asked = begun;
     loop {
-        let (done, issued) = (slot.done(), slot.issued());
-        if done != done_at_first {
+        let now = now_ns();
+        private.observe(slot, now);
+        if slot.done() != done_at_first {
             thread.impatience.set(0);
         }
-        let behind = issued.wrapping_sub(done);
-        if behind == 0 || behind > u64::MAX / 2 {
-            return;
-        }
-        let now = now_ns();
-        let oldest =
-            PRIVATE[index].issued_ns[done.wrapping_add(1) as usize % RING].load(Ordering::Relaxed);
-        if behind < RING as u64 && now.saturating_sub(oldest) <= window_ns {
+        if private.fits(slot, window_ns) {
             return;
         }
         if now - begun > patience_ns {
@@ -262,9 +355,13 @@ pub(crate) fn bound(thread: &Thread, attached: &Attached) {
                 return;
             }
         }
-        pause(Duration::from_nanos(
-            (window_ns / 16).clamp(10_000, 100_000),
-        ));
+        // While nothing is known yet the wait is for one short mark: look often.
+        let nap_ns = if private.each_ns.load(Ordering::Relaxed) == 0 {
+            10_000
+        } else {
+            (window_ns / 16).clamp(10_000, 100_000)
+        };
+        pause(Duration::from_nanos(nap_ns));
     }
 }
 

@@ -52,8 +52,6 @@ pub(crate) struct Thread {
     pub(crate) batch: Cell<u32>,
     /// Slot of the current stream, plus one; 0 where completion cannot be followed.
     pub(crate) stream_slot_plus_one: Cell<u32>,
-    /// When the last mark was issued, `CLOCK_MONOTONIC` nanoseconds.
-    pub(crate) last_mark_ns: Cell<u64>,
     /// When the arbiter was last looked after, `CLOCK_MONOTONIC` nanoseconds.
     pub(crate) last_check_ns: Cell<u64>,
     /// Consecutive times that waiting for the device has run out.
@@ -110,7 +108,6 @@ impl Thread {
         self.slot_plus_one.set(0);
         self.device_plus_one.set(0);
         self.stream_slot_plus_one.set(0);
-        self.last_mark_ns.set(0);
         self.last_check_ns.set(0);
         self.impatience.set(0);
         for entry in &self.streams {

@@ -97,8 +97,8 @@ struct SlotDevice {
 struct Slot {
     pid: AtomicU32,
     padding0: u32,
-    /// Field 22 of /proc/PID/stat: tells a process from a later one with its pid.
-    start_ticks: AtomicU64,
+    /// The kernel's random number for the program's image: tells it from a later one with its pid, after exec as well.
+    image: AtomicU64,
     /// Bumped at every claim, never reset.
     generation: AtomicU64,
     padding: [u64; 13],
@@ -331,7 +331,7 @@ impl Card {
                 device.contexts.store(0, Relaxed);
             }
             let generation = shared.generation.fetch_add(1, AcqRel) + 1;
-            shared.start_ticks.store(start_ticks(), Relaxed);
+            shared.image.store(image_number(), Relaxed);
             shared.pid.store(std::process::id(), Release);
             *own = Some(Own {
                 slot,
@@ -366,7 +366,7 @@ impl Card {
             return true;
         }
         // Own locks never conflict with the question, and another copy of this library in our process may hold the slot.
-        if pid == std::process::id() && shared.start_ticks.load(Relaxed) == start_ticks() {
+        if pid == std::process::id() && shared.image.load(Relaxed) == image_number() {
             return true;
         }
         locked_by_another(self.fd, LOCK_SLOT + slot as i64)
@@ -720,26 +720,16 @@ fn locked_by_another(fd: RawFd, at: i64) -> bool {
     answered && record.l_type != libc::F_UNLCK as libc::c_short
 }
 
-/// Field 22 of /proc/self/stat. Zero where /proc is missing: then pids alone tell processes apart.
-fn start_ticks() -> u64 {
-    static TICKS: std::sync::OnceLock<(u32, u64)> = std::sync::OnceLock::new();
-    let read = || {
-        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-        let after_name = stat
-            .rsplit_once(')')
-            .map(|(_, rest)| rest)
-            .unwrap_or_default();
-        after_name
-            .split_whitespace()
-            .nth(19)
-            .and_then(|ticks| ticks.parse().ok())
-            .unwrap_or(0)
-    };
-    let (pid, ticks) = *TICKS.get_or_init(|| (std::process::id(), read()));
-    if pid == std::process::id() {
-        ticks
-    } else {
-        read()
+/// A number that the kernel draws for every executed program, the same for all libraries in it.
+fn image_number() -> u64 {
+    // SAFETY: getauxval has no preconditions; AT_RANDOM points to 16 bytes that live as long as the program.
+    unsafe {
+        let random = libc::getauxval(libc::AT_RANDOM) as *const u64;
+        if random.is_null() {
+            0
+        } else {
+            random.read_unaligned()
+        }
     }
 }
 

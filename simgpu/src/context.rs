@@ -31,6 +31,7 @@ pub struct Context {
     pub legacy: u64,
     /// Default streams of threads.
     per_thread: Mutex<BTreeMap<u64, u64>>,
+    barrier: std::sync::OnceLock<u64>,
     /// `cuCtxSetLimit`.
     pub limits: Mutex<BTreeMap<u32, usize>>,
     /// Contexts whose memory it may touch.
@@ -158,6 +159,7 @@ impl Context {
             failure,
             legacy: info.id,
             per_thread: Mutex::default(),
+            barrier: std::sync::OnceLock::new(),
             limits: Mutex::default(),
             peers: Mutex::default(),
             cache_config: AtomicU32::new(0),
@@ -201,6 +203,23 @@ impl Context {
             })
     }
 
+    /// A stream that no program knows, for points that all streams lead to.
+    pub fn barrier_stream(&self, driver: &'static Driver) -> u64 {
+        *self.barrier.get_or_init(|| {
+            let info = StreamInfo {
+                id: registry::fresh(),
+                context: self.id,
+                device: self.device,
+                ordering: Ordering::NonBlocking,
+                priority: 0,
+                failure: self.failure.clone(),
+            };
+            let id = info.id;
+            driver.engine.add_stream(info);
+            id
+        })
+    }
+
     /// Waits for its work, then takes everything in it away.
     pub fn destroy(&self, driver: &'static Driver) {
         driver
@@ -210,6 +229,12 @@ impl Context {
         for stream in driver.streams.all(|stream| stream.context == self.id) {
             driver.streams.remove(stream.id);
             driver.engine.remove_stream(stream.id);
+        }
+        if let Some(barrier) = self.barrier.get() {
+            driver.engine.remove_stream(*barrier);
+        }
+        for array in driver.arrays.all(|array| array.context == self.id) {
+            driver.arrays.remove(array.id);
         }
         for event in driver.events.all(|event| event.context == self.id) {
             driver.events.remove(event.id);

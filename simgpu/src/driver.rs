@@ -6,11 +6,14 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use shim_ffi::CUresult;
 
+use crate::api::{Array, Link, Texture};
+use crate::capture::Capture;
 use crate::card::{Card, CardError, state_dir};
 use crate::context::Context;
 use crate::event::Event;
 use crate::exec::engine::Engine;
 use crate::faults::Faults;
+use crate::graph::{Graph, GraphExec, Node, UserObject};
 use crate::memory::Memory;
 use crate::memory::pool::Pool;
 use crate::module::{Function, Library, Module};
@@ -60,6 +63,22 @@ pub struct Driver {
     pub device_pools: Vec<(Arc<Pool>, Mutex<Arc<Pool>>)>,
     /// What graphs allocate from, by device.
     pub graph_pools: Vec<Arc<Pool>>,
+    /// Arrays.
+    pub(crate) arrays: Registry<Array>,
+    /// Texture objects.
+    pub(crate) textures: Registry<Texture>,
+    /// Link states.
+    pub(crate) links: Registry<Link>,
+    /// Graphs.
+    pub graphs: Registry<Graph>,
+    /// Their nodes.
+    pub nodes: Registry<Node>,
+    /// Executable graphs.
+    pub execs: Registry<GraphExec>,
+    /// Objects that graphs keep alive.
+    pub user_objects: Registry<UserObject>,
+    /// Captures in progress.
+    pub captures: Mutex<Vec<Arc<Capture>>>,
     /// Primary contexts.
     pub primaries: Vec<Mutex<Primary>>,
     /// Live contexts by device.
@@ -131,9 +150,18 @@ impl std::fmt::Display for InitError {
     }
 }
 
-/// The process's environment.
+/// A setting: what [`set`] said, else the process's environment.
 pub fn env(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+    let set = SETTINGS.lock().get(name).cloned();
+    set.or_else(|| std::env::var(name).ok())
+}
+
+static SETTINGS: Mutex<std::collections::BTreeMap<String, String>> =
+    Mutex::new(std::collections::BTreeMap::new());
+
+/// Sets a `SUBLET_SIM_*` setting for this process, for programs in Rust that link this crate. Before `cuInit`.
+pub fn set(name: &str, value: &str) {
+    SETTINGS.lock().insert(name.to_owned(), value.to_owned());
 }
 
 /// The card of this host as the environment asks for it.
@@ -199,6 +227,14 @@ impl Driver {
             pools,
             device_pools,
             graph_pools,
+            arrays: Registry::default(),
+            textures: Registry::default(),
+            links: Registry::default(),
+            graphs: Registry::default(),
+            nodes: Registry::default(),
+            execs: Registry::default(),
+            user_objects: Registry::default(),
+            captures: Mutex::default(),
             primaries: (0..MAX_DEVICES).map(|_| Mutex::default()).collect(),
             context_counts: (0..MAX_DEVICES).map(|_| Mutex::new(0)).collect(),
             faults,

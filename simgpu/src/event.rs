@@ -5,6 +5,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use shim_ffi::CUresult;
 
+use crate::capture::Point;
+use crate::context::Context;
+use crate::driver::Driver;
 use crate::exec::work::Record;
 
 /// An event.
@@ -17,20 +20,21 @@ pub struct Event {
     pub flags: u32,
     /// What was recorded last.
     pub last: Mutex<Option<Arc<Record>>>,
-    /// Set while its last record is part of a capture.
-    pub captured: Mutex<Option<u64>>,
+    /// Set while its last record is a point of a capture.
+    pub captured: Mutex<Option<Point>>,
 }
 
 impl Event {
-    /// Refuses to look at an event that was recorded in a capture.
+    /// Records all work of a context.
     ///
     /// # Errors
-    /// `CAPTURED_EVENT`.
-    pub fn forbid_captured(&self) -> Result<(), CUresult> {
-        if self.captured.lock().is_some() {
-            Err(CUresult::CUDA_ERROR_CAPTURED_EVENT)
-        } else {
-            Ok(())
-        }
+    /// `INVALID_HANDLE` when the context has been destroyed meanwhile.
+    pub fn record_all(&self, driver: &'static Driver, context: &Context) -> Result<(), CUresult> {
+        let record = Arc::new(Record::default());
+        *self.captured.lock() = None;
+        *self.last.lock() = Some(record.clone());
+        driver
+            .engine
+            .submit_after_all(context.barrier_stream(driver), record)
     }
 }

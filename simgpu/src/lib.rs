@@ -23,6 +23,7 @@ pub mod entry;
 mod event;
 mod exec;
 mod faults;
+mod graph;
 pub mod image;
 pub mod kernels;
 pub mod memory;
@@ -33,3 +34,5 @@ pub mod observe;
 pub mod profile;
 mod registry;
 mod stream;
+
+pub use driver::set;

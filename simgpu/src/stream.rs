@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use shim_ffi::{CUresult, CUstream};
 
+use crate::capture::{self, Capture};
 use crate::context::{Context, current};
 use crate::driver::Driver;
 use crate::event::Event;
 use crate::exec::engine::StreamInfo;
 use crate::exec::work::{Record, Work};
-use crate::memory::pool::Pool;
+use crate::graph::{Action, Block};
 
 type Result<T> = std::result::Result<T, CUresult>;
 
@@ -32,17 +34,24 @@ pub struct Stream {
     pub info: StreamInfo,
     /// Flags.
     pub flags: u32,
+    /// The capture that it is in.
+    pub capture: Mutex<Option<Arc<Capture>>>,
+    /// `cuStreamSetAttribute`, by id.
+    pub attributes: Mutex<std::collections::BTreeMap<u32, [u64; 8]>>,
 }
 
 impl Stream {
     /// Makes a stream known to the engine and to the program.
     pub fn register(driver: &'static Driver, info: StreamInfo, flags: u32) -> Arc<Self> {
         driver.engine.add_stream(info.clone());
+        let capture = Mutex::new(None);
         let stream = Arc::new(Self {
             id: info.id,
             context: info.context,
             info,
             flags,
+            capture,
+            attributes: Mutex::default(),
         });
         driver.streams.insert(stream.id, stream.clone());
         stream
@@ -80,43 +89,93 @@ impl Stream {
         Ok((driver, context, stream))
     }
 
-    /// Puts work into the stream.
+    fn captured_by(&self) -> Option<Arc<Capture>> {
+        self.capture.lock().clone()
+    }
+
+    /// Puts work into the stream, or into the graph that it is being captured into.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when it has been destroyed meanwhile.
+    /// `INVALID_HANDLE` when it has been destroyed meanwhile, and the capture's errors.
     pub fn submit(&self, driver: &'static Driver, work: Work) -> Result<()> {
-        driver.engine.submit(self.id, [work])
+        match self.captured_by() {
+            Some(capture) => capture.add(driver, self.id, Action::of(work)),
+            None => {
+                capture::forbid_implicit(driver, self)?;
+                driver.engine.submit(self.id, [work])
+            }
+        }
+    }
+
+    /// Puts a node's action into a stream that is being captured; false when it is not.
+    ///
+    /// # Errors
+    /// The capture's.
+    pub fn submit_captured(
+        &self,
+        driver: &Driver,
+        action: impl FnOnce() -> Action,
+    ) -> Result<bool> {
+        match self.captured_by() {
+            Some(capture) => capture.add(driver, self.id, action()).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     /// True while it is being captured.
     pub fn is_capturing(&self) -> bool {
-        false
+        self.capture.lock().is_some()
     }
 
     /// Refuses what a capturing stream cannot do.
     ///
     /// # Errors
-    /// `STREAM_CAPTURE_UNSUPPORTED`.
-    pub fn forbid_capture(&self) -> Result<()> {
-        Ok(())
+    /// `STREAM_CAPTURE_UNSUPPORTED`, after which the capture is invalid.
+    pub fn forbid_capture(&self, driver: &Driver) -> Result<()> {
+        if let Some(capture) = self.captured_by() {
+            capture.invalidate();
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        capture::forbid_implicit(driver, self)
     }
 
-    /// Adds an allocation to the graph being captured.
+    /// Adds an allocation to the graph being captured; returns its address.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED`.
-    pub fn capture_alloc(&self, _driver: &Driver, _pool: &Pool, _bytes: u64) -> Result<u64> {
-        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    /// `OUT_OF_MEMORY`, and the capture's errors.
+    pub fn capture_alloc(&self, driver: &'static Driver, bytes: u64) -> Result<u64> {
+        let block = Block::take(driver, self.info.device, self.context, bytes)?;
+        let address = block.address;
+        self.submit_captured(driver, || Action::Alloc(block))?;
+        Ok(address)
     }
 
     /// Ends a capture that will not be finished.
-    pub fn abandon_capture(&self) {}
+    pub fn abandon_capture(&self) {
+        if let Some(capture) = self.captured_by() {
+            capture.invalidate();
+        }
+    }
 
     /// Lets what follows wait for what an event recorded last.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when the stream has been destroyed meanwhile.
-    pub fn wait_event(&self, driver: &'static Driver, event: &Event) -> Result<()> {
+    /// `STREAM_CAPTURE_ISOLATION` in a capture, for an event from outside of it, and the capture's errors.
+    pub fn wait_event(&self, driver: &'static Driver, event: &Event, external: bool) -> Result<()> {
+        let point = event.captured.lock().clone();
+        if let Some(point) = point {
+            return point.join(self);
+        }
+        if let Some(capture) = self.captured_by() {
+            if external {
+                return capture.add(driver, self.id, Action::Wait(event.id));
+            }
+            if event.last.lock().is_none() {
+                return Ok(());
+            }
+            capture.invalidate();
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+        }
         let last = event.last.lock().clone();
         match last {
             Some(record) if record.reached().is_none() => self.submit(driver, Work::Wait(record)),
@@ -127,14 +186,25 @@ impl Stream {
     /// Records an event.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when the stream has been destroyed meanwhile.
+    /// `INVALID_HANDLE` when the stream has been destroyed meanwhile, and the capture's errors.
     pub fn record_event(
         &self,
         driver: &'static Driver,
         event: &Event,
-        _external: bool,
+        external: bool,
     ) -> Result<()> {
+        if let Some(capture) = self.captured_by() {
+            if capture.is_invalid() {
+                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+            }
+            if external {
+                return capture.add(driver, self.id, Action::Record(event.id));
+            }
+            *event.captured.lock() = Some(capture.point(self.id));
+            return Ok(());
+        }
         let record = Arc::new(Record::default());
+        *event.captured.lock() = None;
         *event.last.lock() = Some(record.clone());
         self.submit(driver, Work::Record(record))
     }

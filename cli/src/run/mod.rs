@@ -16,11 +16,11 @@ use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use control::paths::{RuntimeDir, Surroundings};
-use control::{ClientError, JobSpec, Registered};
+use control::{ClientError, JobSpec};
 
 use crate::args::Run;
 use crate::config::{Config, JobSettings, Places, Subject};
@@ -70,14 +70,16 @@ fn prepare(args: Run) -> Result<Ready> {
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
     let (from_environment, name) = settings::from_environment(|name| env::var_os(name))?;
-    let name = args
-        .name
-        .clone()
-        .or(name)
-        .unwrap_or_else(|| control::name_from_command(&shown));
+    // Left empty where nobody gave one: the arbiter then makes one that is free, and refuses no job for its name.
+    let name = args.name.clone().or(name).unwrap_or_default();
+    let known_as = if name.is_empty() {
+        control::name_from_command(&shown)
+    } else {
+        name.clone()
+    };
     let config = Config::find(args.config.as_deref(), &Places::of_a_user())?;
     let from_file = config.settings_for(Subject {
-        name: &name,
+        name: &known_as,
         command_line: &shown.join(" "),
         user: &user_name(),
     });
@@ -107,7 +109,15 @@ fn prepare(args: Run) -> Result<Ready> {
         on_arbiter_loss,
     };
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
-    let registered = register(spec, &dir, &executable, config.path.as_deref())?;
+    let registered = connect::ask(
+        || connect::or_start(&dir, &executable, config.path.as_deref()),
+        |arbiter| arbiter.register(spec.clone()),
+    )
+    .map_err(|error| match error.downcast() {
+        Ok(ClientError::Refused(refusal)) => anyhow!("the arbiter refused the job: {refusal}"),
+        Ok(error) => error.into(),
+        Err(error) => error,
+    })?;
 
     let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
     let ours = environment::of_job(&registered, &driver, &install, on_arbiter_loss, |name| {
@@ -120,27 +130,6 @@ fn prepare(args: Run) -> Result<Ready> {
         words: args.command,
         environment,
     })
-}
-
-/// TRIES: an arbiter that ends for want of jobs may do so between our connecting and our asking.
-const TRIES: u32 = 3;
-
-fn register(
-    spec: JobSpec,
-    dir: &RuntimeDir,
-    executable: &Path,
-    config: Option<&Path>,
-) -> anyhow::Result<Registered> {
-    let mut tries = 1;
-    loop {
-        let mut arbiter = connect::or_start(dir, executable, config)?;
-        match arbiter.register(spec.clone()) {
-            Ok(registered) => return Ok(registered),
-            Err(ClientError::HungUp(_)) if tries < TRIES => tries += 1,
-            Err(ClientError::Refused(refusal)) => bail!("the arbiter refused the job: {refusal}"),
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 fn flags(args: &Run) -> JobSettings {

@@ -7,3 +7,4 @@ mod bad_input;
 mod fixture;
 mod ps_and_set;
 mod run;
+mod with_arbiter;

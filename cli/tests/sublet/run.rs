@@ -173,16 +173,14 @@ fn a_flag_beats_the_environment_and_that_beats_the_file() {
 }
 
 #[test]
-fn a_job_without_a_name_is_called_after_its_command() {
+fn a_job_without_a_name_leaves_it_to_the_arbiter_and_matches_by_its_command() {
     let fixture = Fixture::new();
     fixture.write("train.sh", "exit 0\n");
-    assert_eq!(
-        fixture
-            .run(&["run", "--sim", "sh", "-e", "./train.sh"])
-            .code,
-        Some(0)
-    );
-    assert_eq!(fixture.registered().name, "train");
+    fixture.write("sublet.toml", "[[job]]\nname = \"train\"\nshare = 0.3\n");
+    let outcome = fixture.run(&["run", "--sim", "sh", "-e", "./train.sh"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let spec = fixture.registered();
+    assert_eq!((spec.name.as_str(), spec.share), ("", Some(0.3)));
 }
 
 #[test]

@@ -248,6 +248,7 @@ api! {
 
     fn cuCtxSynchronize() {
         let (driver, context) = current()?;
+        crate::capture::forbid_synchronisation(driver, context.id)?;
         synchronize(&context, driver)
     }
 
@@ -255,6 +256,7 @@ api! {
         let driver = driver()?;
         let context = of(driver, context)?;
         context.check()?;
+        crate::capture::forbid_synchronisation(driver, context.id)?;
         synchronize(&context, driver)
     }
 
@@ -318,12 +320,22 @@ api! {
         if peer.device == context.device {
             return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
         }
-        if context.peers.lock().insert(peer.id) { Ok(()) } else { Err(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) }
+        if !context.peers.lock().insert(peer.id) {
+            return Err(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+        }
+        driver.memory.set_peer(context.device, peer.device, true);
+        Ok(())
     }
 
     fn cuCtxDisablePeerAccess(peer: CUcontext) {
-        let (_, context) = current()?;
-        if context.peers.lock().remove(&(peer.0 as u64)) { Ok(()) } else { Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED) }
+        let (driver, context) = current()?;
+        if !context.peers.lock().remove(&(peer.0 as u64)) {
+            return Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
+        }
+        if let Some(peer) = driver.contexts.get(peer.0 as u64) {
+            driver.memory.set_peer(context.device, peer.device, false);
+        }
+        Ok(())
     }
 
     fn cuDevicePrimaryCtxRetain(to: Out<CUcontext>, device: CUdevice) {

@@ -134,7 +134,12 @@ impl Request {
 
 /// Submits a copy. A synchronous one returns when it is done; an asynchronous one when pageable memory, if any, is no longer
 /// needed.
-fn copy(stream: CUstream, default: Default, asynchronous: bool, request: Request) -> Done {
+pub(super) fn copy(
+    stream: CUstream,
+    default: Default,
+    asynchronous: bool,
+    request: Request,
+) -> Done {
     let (driver, context, stream) = Stream::of(stream, default)?;
     let Some((mut copy, to_host)) = request.check(driver)? else {
         return Ok(());
@@ -153,7 +158,7 @@ fn copy(stream: CUstream, default: Default, asynchronous: bool, request: Request
         }
     }
     if wait {
-        stream.forbid_capture()?;
+        stream.forbid_capture(driver)?;
     }
     stream.submit(driver, Work::Copy(Box::new(copy)))?;
     if wait {
@@ -299,7 +304,7 @@ fn within(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Request {
     Request::linear(from.0, true, to.0, true, bytes)
 }
 
-fn unified(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Request {
+pub(super) fn unified(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Request {
     Request::linear(from.0, false, to.0, false, bytes)
 }
 

@@ -74,6 +74,10 @@ fn free(address: u64) -> Done {
         .wait_streams(|stream| stream.device == region.device);
     driver.synchronised();
     context.check()?;
+    if matches!(region.kind, Kind::Graph(_)) {
+        // The graph keeps its node's memory for its next launch.
+        return Ok(());
+    }
     let region = driver.memory.free(&driver.card, address)?;
     if let Kind::Pool(pool) = region.kind
         && let Some(pool) = driver.pools.get(pool.0 as u64)
@@ -259,7 +263,7 @@ api! {
 }
 
 /// Advice about managed memory: checked, and of no consequence, since its pages never move here.
-fn managed(address: CUdeviceptr, bytes: usize) -> Done {
+pub(super) fn managed(address: CUdeviceptr, bytes: usize) -> Done {
     let (driver, _) = current()?;
     let region = driver
         .memory

@@ -1,41 +1,51 @@
 //! The entry points, one file per noun. All are flat here under the driver's own names.
 
+mod array;
+mod capture;
 mod context;
 mod copy;
 mod device;
 mod event;
+mod graph;
 mod init;
 mod launch;
 mod memory;
 mod memset;
+mod misc;
 mod module;
+mod occupancy;
 mod pointer;
 mod pool;
 mod stream;
 mod vmm;
 
+pub use array::*;
+pub use capture::*;
 pub use context::*;
 pub use copy::*;
 pub use device::*;
 pub use event::*;
+pub use graph::*;
 pub use init::*;
 pub use launch::*;
 pub use memory::*;
 pub use memset::*;
+pub use misc::*;
 pub use module::*;
+pub use occupancy::*;
 pub use pointer::*;
 pub use pool::*;
 pub use stream::*;
 pub use vmm::*;
 
+pub(crate) use array::{Array, Texture};
+pub(crate) use misc::Link;
 use shim_ffi::CUresult;
 
+use array::array_layout;
 use memory::allocating;
+use memory::managed;
+use memset::check as check_fill;
 
 /// What a body answers.
 type Done = Result<(), CUresult>;
-
-/// Base, pitch and height of an array.
-fn array_layout(_array: u64) -> Result<(u64, usize, usize), CUresult> {
-    Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
-}

@@ -56,7 +56,7 @@ fn alloc(
     };
     if stream.is_capturing() {
         return stream
-            .capture_alloc(driver, &pool, bytes as u64)
+            .capture_alloc(driver, bytes as u64)
             .and_then(|address| to.put(CUdeviceptr(address)));
     }
     driver.faults.allocation()?;
@@ -101,6 +101,8 @@ fn free(address: CUdeviceptr, stream: CUstream, default: Default) -> Done {
             driver.engine.wait_stream(stream.id);
             driver.memory.free(&driver.card, address.0).map(|_| ())
         }
+        // The graph keeps its node's memory for its next launch.
+        Kind::Graph(_) => Ok(()),
         _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     }
 }

@@ -162,13 +162,13 @@ api! {
 
     stream fn cuStreamSynchronize, cuStreamSynchronize_ptsz(default; stream: CUstream) {
         let (driver, context, stream) = Stream::of(stream, default)?;
-        stream.forbid_capture()?;
+        stream.forbid_capture(driver)?;
         stream.synchronize(driver, &context)
     }
 
     stream fn cuStreamQuery, cuStreamQuery_ptsz(default; stream: CUstream) {
         let (driver, context, stream) = Stream::of(stream, default)?;
-        stream.forbid_capture()?;
+        stream.forbid_capture(driver)?;
         let idle = driver.engine.is_idle(stream.id);
         context.check()?;
         if idle { Ok(()) } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
@@ -206,10 +206,10 @@ api! {
         to.put(shim_ffi::CUgreenCtx::NULL)
     }
 
-    stream fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(default; stream: CUstream, event: CUevent, _flags: u32) {
+    stream fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(default; stream: CUstream, event: CUevent, flags: u32) {
         let (driver, _, stream) = Stream::of(stream, default)?;
         let event = driver.events.get(event.0 as u64).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        stream.wait_event(driver, &event)
+        stream.wait_event(driver, &event, flags == 1)
     }
 
     stream fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(
@@ -239,7 +239,7 @@ api! {
         if function.is_none() || flags != 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        stream.forbid_capture()?;
+        stream.forbid_capture(driver)?;
         stream.submit(driver, Work::Callback(function, handle, UserData(data)))
     }
 

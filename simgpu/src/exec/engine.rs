@@ -6,6 +6,7 @@
 //! All of them start with the first operation that needs them.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -219,6 +220,48 @@ impl Engine {
         Ok(())
     }
 
+    /// Puts a record into a stream that waits for everything in the context so far.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` for an unknown stream.
+    pub fn submit_after_all(&self, stream: u64, record: Arc<Record>) -> Result<(), CUresult> {
+        let mut state = self.state.lock();
+        let own = state
+            .queues
+            .get(&stream)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let context = own.info.context;
+        let others = state
+            .queues
+            .values()
+            .filter(|other| other.info.context == context && other.info.id != stream);
+        let waits = others
+            .map(|other| Dependency::Stream {
+                id: other.info.id,
+                index: other.enqueued,
+            })
+            .collect();
+        let sequence = state.sequence;
+        state.sequence += 1;
+        if let Some(queue) = state.queues.get_mut(&stream) {
+            let work = Work::Record(record);
+            queue.ops.push_back(Op {
+                work,
+                waits,
+                submitted_ns: clock::now_ns(),
+                sequence,
+            });
+            queue.enqueued += 1;
+        }
+        if !state.active.contains(&stream) {
+            state.active.push(stream);
+        }
+        if self.pump(&mut state, stream) {
+            self.pump_all(&mut state);
+        }
+        Ok(())
+    }
+
     /// What the next operation of `stream` has to wait for because of the legacy stream's rule.
     fn legacy_waits(state: &State, stream: u64) -> Vec<Dependency> {
         let Some(own) = state.queues.get(&stream) else {
@@ -415,7 +458,7 @@ impl Engine {
             if queue.completed >= queue.wake_at {
                 queue.wake_at = u64::MAX;
                 self.done.notify_all();
-            } else if full_waiters && queue.ops.len() == QUEUE_LIMIT / 2 {
+            } else if full_waiters && queue.ops.len() <= QUEUE_LIMIT / 2 {
                 self.done.notify_all();
             }
         }
@@ -513,7 +556,11 @@ impl Engine {
                         self.card
                             .scaled(launch.model_ns(&profile, &self.memory, device))
                     };
-                    compute.execute(ready_ns, model_ns, 1, || launch.run(&self.memory, device))
+                    compute.execute(ready_ns, model_ns, 1, || {
+                        // A twin that panics is a kernel that failed; the device goes on.
+                        catch_unwind(AssertUnwindSafe(|| launch.run(&self.memory, device)))
+                            .unwrap_or(Err(CUresult::CUDA_ERROR_LAUNCH_FAILED))
+                    })
                 }
                 Work::Fill(fill) => {
                     let model_ns =
@@ -666,11 +713,6 @@ impl Engine {
                 Some(queue) => queue.wake_at = queue.wake_at.min(target),
             }
             self.done.wait(&mut state);
-            if let Some(queue) = state.queues.get_mut(&stream)
-                && queue.completed < target
-            {
-                queue.wake_at = queue.wake_at.min(target);
-            }
         };
         drop(state);
         clock::wait_until(ended_ns);

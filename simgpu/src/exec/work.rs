@@ -112,7 +112,6 @@ pub struct KernelLaunch {
     /// One word per parameter of 8 bytes or less; empty where the parameter list is not known.
     pub args: Vec<u64>,
     /// The parameters' bytes, by parameter.
-    #[expect(dead_code, reason = "read by graph nodes")]
     pub raw: Vec<Vec<u8>>,
     /// `CUDA_ERROR_LAUNCH_FAILED` and friends on demand.
     pub forced: Option<CUresult>,

@@ -10,7 +10,7 @@ pub mod ranges;
 pub mod vmm;
 pub mod window;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::RwLock;
@@ -40,6 +40,8 @@ pub enum Kind {
     Pool(CUmemoryPool),
     /// The same, with its free in some stream.
     PoolFreeing(CUmemoryPool),
+    /// Memory of a graph's allocation node, inside a pool.
+    Graph(CUmemoryPool),
     /// A mapping of a VMM handle: handle id, and devices with read (1) or read-write (3) access.
     Mapping {
         handle: u64,
@@ -53,6 +55,8 @@ pub enum Kind {
     HostRegistered { flags: u32 },
     /// A module's global variable.
     Global,
+    /// An array's elements.
+    Array,
 }
 
 /// A live range.
@@ -101,6 +105,8 @@ struct Inner {
     small_live: BTreeMap<u64, u32>,
     /// Reserved address ranges (`cuMemAddressReserve`).
     reserved: BTreeMap<u64, u64>,
+    /// Devices whose kernels may touch another device's plain memory: (toucher, owner).
+    peers: BTreeSet<(usize, usize)>,
 }
 
 /// This process's memory.
@@ -161,8 +167,8 @@ impl Memory {
         if bytes > card.profile().usable_bytes() {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let small =
-            bytes <= SMALL_LIMIT && matches!(kind, Kind::Large | Kind::Small | Kind::Global);
+        let small = bytes <= SMALL_LIMIT
+            && matches!(kind, Kind::Large | Kind::Small | Kind::Global | Kind::Array);
         let span = bytes.next_multiple_of(if small { ALIGNMENT } else { GRANULE });
         let mut inner = self.inner.write();
         let start = if small {
@@ -239,8 +245,10 @@ impl Memory {
                     | Kind::Small
                     | Kind::Managed
                     | Kind::Global
+                    | Kind::Array
                     | Kind::Pool(_)
                     | Kind::PoolFreeing(_)
+                    | Kind::Graph(_)
             )
         });
         if !freeable {
@@ -252,8 +260,8 @@ impl Memory {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         match region.kind {
             // The pool keeps the bytes.
-            Kind::Pool(_) | Kind::PoolFreeing(_) => {}
-            Kind::Small | Kind::Global if region.bytes <= SMALL_LIMIT => {
+            Kind::Pool(_) | Kind::PoolFreeing(_) | Kind::Graph(_) => {}
+            Kind::Small | Kind::Global | Kind::Array if region.bytes <= SMALL_LIMIT => {
                 self.give_small(&mut inner, card, &region)
             }
             _ => {
@@ -296,7 +304,10 @@ impl Memory {
                 region.context == context
                     && !matches!(
                         region.kind,
-                        Kind::Mapping { .. } | Kind::Pool(_) | Kind::PoolFreeing(_)
+                        Kind::Mapping { .. }
+                            | Kind::Pool(_)
+                            | Kind::PoolFreeing(_)
+                            | Kind::Graph(_)
                     )
             })
             .map(|region| region.start)
@@ -444,6 +455,15 @@ impl Memory {
         first
     }
 
+    /// Makes a pool's block a graph's: the program's frees no longer end it.
+    pub fn own_by_graph(&self, address: u64) {
+        self.update(address, |region| {
+            if let Kind::Pool(pool) = region.kind {
+                region.kind = Kind::Graph(pool);
+            }
+        });
+    }
+
     /// The region that contains `address`.
     pub fn region(&self, address: u64) -> Option<Region> {
         let inner = self.inner.read();
@@ -474,6 +494,16 @@ impl Memory {
             .collect()
     }
 
+    /// Lets kernels of one device touch plain memory of another, or no longer.
+    pub fn set_peer(&self, toucher: usize, owner: usize, on: bool) {
+        let peers = &mut self.inner.write().peers;
+        if on {
+            peers.insert((toucher, owner));
+        } else {
+            peers.remove(&(toucher, owner));
+        }
+    }
+
     /// Host address of `bytes` at a device-accessible address, if all of them belong to live memory that `device` may
     /// touch.
     pub fn translate(&self, address: u64, bytes: u64, device: Option<usize>) -> Option<*mut u8> {
@@ -494,6 +524,17 @@ impl Memory {
                 && !access.iter().any(|(of, flags)| {
                     *flags != 0 && device.is_none_or(|device| *of == device as i32)
                 })
+            {
+                return None;
+            }
+            let plain = matches!(
+                region.kind,
+                Kind::Large | Kind::Small | Kind::Global | Kind::Array
+            );
+            if let Some(device) = device
+                && plain
+                && device != region.device
+                && !inner.peers.contains(&(device, region.device))
             {
                 return None;
             }

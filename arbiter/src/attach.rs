@@ -1,0 +1,521 @@
+//! How clients come in: accepting, the greeting with its deadline, the pages; and how they go.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use channel::arbiter::{ClientPages, Connection, HandshakeError, TenantMemory};
+use channel::wire::{Hello, Outcome, PROTOCOL_MAJOR};
+use channel::{MAX_DEVICES, TENANT_SLOTS};
+use policy::TenantId;
+use serde_json::Value;
+
+use crate::clock::{mono_ns, unix_ms};
+use crate::convert::NotIn;
+use crate::peer::{self, Client, Greeting};
+use crate::reactor::{Event, Interest};
+use crate::serve::Arbiter;
+use crate::tenant::Missing;
+
+/// TIMEOUT: a client sends its hello right after connecting; one second is a stopped or hostile peer.
+const HELLO_NS: u64 = 1_000_000_000;
+/// How long a new process is held back while an older one of its tenant may bring the tenant's page. TIMEOUT: shorter than
+/// a client waits for its welcome.
+const HOLD_NS: u64 = 1_000_000_000;
+/// Connections that have not said hello, in all and of one user.
+const MAX_GREETINGS: usize = 128;
+const MAX_GREETINGS_PER_USER: usize = 64;
+
+/// Pages that an earlier arbiter made.
+type Kept = Option<(OwnedFd, OwnedFd)>;
+
+/// What to do with a hello.
+enum Verdict {
+    In(Box<Terms>),
+    Hold,
+    Out(NotIn),
+}
+
+/// Under which a client is let in.
+struct Terms {
+    tenant: TenantId,
+    pages: ClientPages,
+    slot: u32,
+    device_map: [Option<u8>; MAX_DEVICES],
+    journal_next: u64,
+    came_back: bool,
+}
+
+impl Arbiter {
+    pub(crate) fn accept_clients(&mut self, now_ns: u64) -> std::io::Result<()> {
+        for _ in 0..16 {
+            let Some(connection) = self.listener.try_accept()? else {
+                return Ok(());
+            };
+            // A peer that is gone already has no identity; nothing is owed to it.
+            let Ok(identity) = connection.identity() else {
+                continue;
+            };
+            let of_user = self
+                .greetings
+                .values()
+                .filter(|greeting| greeting.identity.uid == identity.uid)
+                .count();
+            if self.greetings.len() >= MAX_GREETINGS || of_user >= MAX_GREETINGS_PER_USER {
+                let text = "too many connections are waiting to attach; try again";
+                connection.refuse(Outcome::Failed, text);
+                continue;
+            }
+            let id = self.new_id();
+            self.poller
+                .add(&connection, Event::Greeting(id), Interest::Read)?;
+            let greeting = Greeting {
+                connection,
+                identity,
+                hello: None,
+                deadline_ns: now_ns + HELLO_NS,
+            };
+            self.greetings.insert(id, greeting);
+            // The hello usually follows at once: look before going back to sleep.
+            self.on_greeting(id, now_ns);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// The socket of a connection can be read.
+    pub(crate) fn on_greeting(&mut self, id: u64, now_ns: u64) {
+        let Some(greeting) = self.greetings.get_mut(&id) else {
+            return;
+        };
+        if greeting.hello.is_none() {
+            match greeting.connection.try_hello() {
+                Ok(hello) => greeting.hello = Some(hello),
+                Err(HandshakeError::Io(error))
+                    if error.kind() == std::io::ErrorKind::WouldBlock =>
+                {
+                    return;
+                }
+                Err(error) => {
+                    if let Some(greeting) = self.greetings.remove(&id) {
+                        let pid = greeting.identity.pid;
+                        tracing::warn!("process {pid} is not let in: {error}");
+                        let text = error.to_string();
+                        greeting.connection.refuse(Outcome::Malformed, &text);
+                    }
+                    return;
+                }
+            }
+            // Nothing more is read from it; its end shows when it is answered.
+            self.poller.remove(&greeting.connection);
+            greeting.deadline_ns = now_ns + HOLD_NS;
+        }
+        self.answer_greeting(id, now_ns);
+    }
+
+    pub(crate) fn expire_greetings(&mut self, now_ns: u64) {
+        let ids: Vec<u64> = self.greetings.keys().copied().collect();
+        for id in ids {
+            let Some(greeting) = self.greetings.get(&id) else {
+                continue;
+            };
+            if greeting.hello.is_some() {
+                self.answer_greeting(id, now_ns);
+            } else if greeting.deadline_ns <= now_ns {
+                let pid = greeting.identity.pid;
+                tracing::warn!("process {pid} connected and said nothing");
+                self.greetings.remove(&id);
+            }
+        }
+    }
+
+    fn answer_greeting(&mut self, id: u64, now_ns: u64) {
+        let Some(Greeting {
+            connection,
+            identity,
+            hello: Some((hello, kept)),
+            deadline_ns,
+        }) = self.greetings.remove(&id)
+        else {
+            return;
+        };
+        let may_hold = now_ns < deadline_ns;
+        let who = (identity.pid, identity.uid);
+        match self.judge(&hello, &kept, who, may_hold, now_ns) {
+            Verdict::In(terms) => self.let_in(connection, identity.process, who.0, hello, *terms),
+            Verdict::Hold => {
+                let greeting = Greeting {
+                    connection,
+                    identity,
+                    hello: Some((hello, kept)),
+                    deadline_ns,
+                };
+                self.greetings.insert(id, greeting);
+            }
+            Verdict::Out(not_in) => {
+                let (pid, uid) = who;
+                tracing::warn!("process {pid} of user {uid} is not let in: {}", not_in.text);
+                connection.refuse(not_in.outcome, &not_in.text);
+            }
+        }
+    }
+
+    fn judge(
+        &mut self,
+        hello: &Hello,
+        kept: &Kept,
+        (pid, uid): (u32, u32),
+        may_hold: bool,
+        now_ns: u64,
+    ) -> Verdict {
+        if hello.major != PROTOCOL_MAJOR {
+            let text = format!(
+                "this arbiter speaks channel protocol {PROTOCOL_MAJOR}, the library speaks {}: use both of one version",
+                hello.major
+            );
+            return Verdict::Out(NotIn::new(Outcome::Version, text));
+        }
+        let Some(tenant) = self.ledger.of_token(&hello.token) else {
+            let text = "no job has this token: start the program with `sublet run`";
+            return Verdict::Out(NotIn::new(Outcome::UnknownToken, text));
+        };
+        if uid != tenant.uid && uid != 0 {
+            let text = format!(
+                "the job belongs to user {}, this process to {uid}",
+                tenant.uid
+            );
+            return Verdict::Out(NotIn::new(Outcome::Permission, text));
+        }
+        let id = tenant.id;
+        // The tenant's page is with a process that has not come back yet: its page must not be shadowed by a new one.
+        let expected = tenant.memory.is_none()
+            && tenant.missing.iter().any(|missing| missing.pid != pid)
+            && now_ns < tenant.adopt_until_ns;
+        if kept.is_none() && expected && may_hold {
+            return Verdict::Hold;
+        }
+        // A process that has become another program by exec has left its former self behind, with a closed socket.
+        let former: Vec<u64> = tenant.clients.clone();
+        for client in former {
+            let is_former = self.clients.get(&client).is_some_and(|client| {
+                client.pid == pid && (client.hung_up || hello.previous_slot == Some(client.slot))
+            });
+            if is_former {
+                // Where it comes back with its pages, its memory stays on its account.
+                if hello.previous_slot.is_some() {
+                    self.set_aside(client, now_ns);
+                } else {
+                    self.drop_client(client, now_ns);
+                }
+            }
+        }
+        match self.terms_of(id, hello, kept, pid) {
+            Ok(terms) => Verdict::In(Box::new(terms)),
+            Err(not_in) => Verdict::Out(not_in),
+        }
+    }
+
+    /// Turns an attached client into a missing one.
+    fn set_aside(&mut self, id: u64, now_ns: u64) {
+        self.read_journal_of(id, now_ns);
+        let Some(client) = self.clients.remove(&id) else {
+            return;
+        };
+        self.poller.remove(client.pages.doorbell());
+        for index in client.device_indices() {
+            if let Some(lane) = self.lanes.get_mut(index) {
+                lane.remove(now_ns, id);
+                self.dirty |= 1 << index;
+            }
+        }
+        if let Some(tenant) = self.ledger.get_mut(client.tenant) {
+            tenant.clients.retain(|other| *other != id);
+            tenant.missing.push(Missing {
+                pid: client.pid,
+                started_ticks: client.started_ticks,
+                slot: client.slot,
+                journal_next: client.journal_next,
+            });
+        }
+    }
+
+    fn terms_of(
+        &mut self,
+        id: TenantId,
+        hello: &Hello,
+        kept: &Kept,
+        pid: u32,
+    ) -> Result<Terms, NotIn> {
+        let failed = |error: channel::PageError| NotIn::new(Outcome::Failed, error.to_string());
+        let simulated = self.ledger.get(id).is_some_and(|t| t.spec.simulated);
+        let mut device_map = [None; MAX_DEVICES];
+        for (ordinal, device) in hello.devices.iter().enumerate().take(MAX_DEVICES) {
+            let Some(index) = self.devices.meet(device, simulated) else {
+                continue;
+            };
+            // An entitlement by index counts the devices of the driver, and that is how it is known here.
+            let entitled = self.ledger.get(id).is_some_and(|tenant| {
+                self.devices
+                    .entitled(index, &tenant.spec.devices, simulated)
+            });
+            // CAST: below MAX_DEVICES.
+            device_map[ordinal] = entitled.then_some(index as u8);
+        }
+        self.make_lanes();
+        self.publish_limits();
+        let Some(tenant) = self.ledger.get_mut(id) else {
+            return Err(NotIn::new(Outcome::UnknownToken, "the job has ended"));
+        };
+        let missing = tenant.missing.iter().position(|missing| missing.pid == pid);
+        let missing = missing.map(|at| tenant.missing.swap_remove(at));
+
+        let (pages, slot, journal_next, came_back) = match (hello.previous_slot, kept) {
+            (Some(slot), Some((client_fd, tenant_fd))) => {
+                let own = missing.is_some_and(|missing| missing.slot == slot);
+                if let Some(missing) = missing.filter(|_| !own) {
+                    tenant.clear_slot(missing.slot);
+                }
+                if !own && !tenant.take_this_slot(slot) {
+                    let text = format!("slot {slot} belongs to another process");
+                    return Err(NotIn::new(Outcome::Malformed, text));
+                }
+                let result = (|| {
+                    let tenant_fd = tenant_fd.try_clone().map_err(page_io)?;
+                    match &tenant.memory {
+                        Some(memory) if memory.is(tenant_fd.as_fd()) => {}
+                        Some(_) => return Ok(None),
+                        None => tenant.memory = Some(TenantMemory::adopt(tenant_fd)?),
+                    }
+                    ClientPages::adopt(client_fd.try_clone().map_err(page_io)?).map(Some)
+                })();
+                let pages = match result {
+                    Ok(Some(pages)) => pages,
+                    other => {
+                        tenant.clear_slot(slot);
+                        let text = "the page is not the one of this job's other processes";
+                        return Err(match other {
+                            Err(error) => failed(error),
+                            _ => NotIn::new(Outcome::Malformed, text),
+                        });
+                    }
+                };
+                let next = missing.filter(|_| own).map(|missing| missing.journal_next);
+                (pages, slot, next, true)
+            }
+            _ => {
+                if let Some(missing) = missing {
+                    tenant.clear_slot(missing.slot);
+                }
+                if tenant.memory.is_none() {
+                    tenant.memory = Some(TenantMemory::create().map_err(failed)?);
+                }
+                let pages = ClientPages::create().map_err(failed)?;
+                let Some(slot) = tenant.take_slot() else {
+                    let text = format!(
+                        "job `{}` has {TENANT_SLOTS} processes, the most there can be",
+                        tenant.spec.name
+                    );
+                    return Err(NotIn::new(Outcome::Full, text));
+                };
+                (pages, slot, Some(0), false)
+            }
+        };
+        if let Some(memory) = &tenant.memory {
+            if !came_back {
+                memory.page.clear_slot(slot);
+            }
+            memory.page.use_slots(slot + 1);
+        }
+        // Records of a ring whose reader is unknown were read by the arbiter before, as far as anybody can tell.
+        let journal_next = journal_next.unwrap_or_else(|| {
+            let mut next = 0;
+            pages.client.read_records(&mut next, |_| {});
+            next
+        });
+        Ok(Terms {
+            tenant: id,
+            pages,
+            slot,
+            device_map,
+            journal_next,
+            came_back,
+        })
+    }
+
+    fn let_in(
+        &mut self,
+        connection: Connection,
+        process: OwnedFd,
+        pid: u32,
+        hello: Hello,
+        terms: Terms,
+    ) {
+        let now_ns = mono_ns();
+        let id = self.new_id();
+        let Terms {
+            tenant: tenant_id,
+            pages,
+            slot,
+            device_map,
+            journal_next,
+            came_back,
+        } = terms;
+        pages.arbiter.set_tenant_slot(slot);
+        pages.arbiter.set_epoch(self.epoch);
+        pages.arbiter.beat(now_ns);
+        let devices = device_map
+            .iter()
+            .flatten()
+            .fold(0u32, |devices, index| devices | 1 << index);
+        let pages = Rc::new(pages);
+        let client = Client {
+            tenant: tenant_id,
+            pid,
+            started_ticks: peer::started_ticks(pid).unwrap_or(0),
+            process,
+            socket: None,
+            hung_up: false,
+            pages: Rc::clone(&pages),
+            slot,
+            devices,
+            command: hello.command,
+            attached_unix_ms: unix_ms(),
+            journal_next,
+            rings: 0,
+            muted: false,
+        };
+        self.publish_to(&client);
+        let command = client.command.clone();
+        self.clients.insert(id, client);
+        // Before the welcome, so that a client alone finds its gate open.
+        self.enter_lanes(id, now_ns);
+        let welcomed = match self.ledger.get(tenant_id).and_then(|t| t.memory.as_ref()) {
+            Some(memory) => connection.welcome(&pages, memory, device_map),
+            None => Err(std::io::Error::other("the job has ended")),
+        };
+        let watched = welcomed.and_then(|socket| {
+            let Some(client) = self.clients.get_mut(&id) else {
+                return Ok(());
+            };
+            let socket = client.socket.insert(socket);
+            self.poller
+                .add(&*socket, Event::ClientHungUp(id), Interest::HangUp)?;
+            self.poller
+                .add(pages.doorbell(), Event::Doorbell(id), Interest::Read)?;
+            self.poller
+                .add(&client.process, Event::ClientEnded(id), Interest::Read)
+        });
+        if let Err(error) = watched {
+            tracing::warn!("process {pid} could not be let in: {error}");
+            self.drop_client(id, now_ns);
+            self.bury_if_dead(tenant_id);
+            return;
+        }
+        let Some(tenant) = self.ledger.get_mut(tenant_id) else {
+            return;
+        };
+        tenant.clients.push(id);
+        let (kind, verb) = if came_back {
+            ("reattached", "is back")
+        } else {
+            ("attached", "has attached")
+        };
+        if tenant.allowance.spend(now_ns).is_some() {
+            let message = format!(
+                "process {pid} ({command}) of job `{}` {verb}",
+                tenant.spec.name
+            );
+            let mut fields = vec![("pid", Value::from(pid)), ("slot", Value::from(slot))];
+            if came_back {
+                fields.push(("gap_ns", Value::from(hello.gap_ns)));
+            }
+            self.journal
+                .write(kind, &tenant.spec.name, message, &fields);
+        }
+        self.state_is_old = true;
+    }
+
+    // --- afterwards ---
+
+    pub(crate) fn on_doorbell(&mut self, id: u64) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if !client.on_ring() && !client.muted {
+            client.muted = true;
+            let pid = client.pid;
+            self.poller.remove(client.pages.doorbell());
+            tracing::debug!("process {pid} rings without end; it is looked at ten times a second");
+        }
+        self.dirty |= client.devices;
+    }
+
+    /// A new period begins for a client that rang too often.
+    pub(crate) fn unmute(&mut self, id: u64) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        client.rings = 0;
+        if client.muted {
+            client.muted = false;
+            let doorbell = client.pages.doorbell();
+            let _ = self
+                .poller
+                .add(doorbell, Event::Doorbell(id), Interest::Read);
+            self.dirty |= client.devices;
+        }
+    }
+
+    pub(crate) fn on_client_ended(&mut self, id: u64) {
+        let now_ns = mono_ns();
+        let Some((client, held_bytes)) = self.drop_client(id, now_ns) else {
+            return;
+        };
+        if let Some(tenant) = self.ledger.get_mut(client.tenant)
+            && tenant.allowance.spend(now_ns).is_some()
+        {
+            let message = format!(
+                "process {} ({}) of job `{}` has ended",
+                client.pid, client.command, tenant.spec.name
+            );
+            let fields = [
+                ("pid", Value::from(client.pid)),
+                ("held_bytes", Value::from(held_bytes)),
+                ("launches", Value::from(client.pages.client.launches())),
+            ];
+            self.journal
+                .write("detached", &tenant.spec.name, message, &fields);
+        }
+        // Whoever waits is served before the papers are done.
+        self.step_dirty_lanes();
+        self.bury_if_dead(client.tenant);
+    }
+
+    /// Clients of the arbiter before this one: some come back, some have died, and some of their memory belongs to nobody.
+    pub(crate) fn look_for_missing(&mut self, now_ns: u64) {
+        let mut touched = Vec::new();
+        for tenant in self.ledger.iter_mut() {
+            if tenant.adopt_until_ns == 0 {
+                continue;
+            }
+            if tenant.bury_missing() {
+                touched.push(tenant.id);
+            }
+            if now_ns >= tenant.adopt_until_ns && tenant.missing.is_empty() {
+                tenant.adopt_until_ns = 0;
+                tenant.sweep_slots();
+            }
+        }
+        for id in touched {
+            self.state_is_old = true;
+            self.bury_if_dead(id);
+        }
+    }
+}
+
+fn page_io(error: std::io::Error) -> channel::PageError {
+    channel::PageError::Io("keep", error)
+}

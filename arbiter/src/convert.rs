@@ -1,0 +1,309 @@
+//! Between what travels and what is meant: the only file that knows both the wire's types and the arbiter's own.
+
+use channel::wire::{Outcome, TOKEN_BYTES};
+use control::{Class as WireClass, ControlError, ErrorCode, JobSpec, exact_bytes};
+use policy::Class;
+
+use crate::ledger::{LEAST_SHARE, Refusal};
+use crate::tenant::Spec;
+
+/// A command for display is cut to this many words and bytes of each: it is kept for every job.
+const COMMAND_WORDS: usize = 32;
+const COMMAND_WORD_BYTES: usize = 200;
+
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, as `nvidia-smi -L` prints it.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    // PANIC: 32 ASCII digits.
+    format!(
+        "GPU-{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
+}
+
+/// The bytes of a UUID with or without its `GPU-` or `MIG-`.
+pub fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
+    let text = text
+        .strip_prefix("GPU-")
+        .or_else(|| text.strip_prefix("MIG-"))
+        .unwrap_or(text);
+    let digits: Vec<u8> = text
+        .bytes()
+        .filter(|byte| *byte != b'-')
+        // CAST: a hexadecimal digit.
+        .map(|byte| char::from(byte).to_digit(16).map(|digit| digit as u8))
+        .collect::<Option<_>>()?;
+    if digits.len() != 32 {
+        return None;
+    }
+    let mut uuid = [0; 16];
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = (pair[0] << 4) | pair[1];
+    }
+    Some(uuid)
+}
+
+/// The token as it is handed to the job.
+pub fn token_text(token: &[u8; TOKEN_BYTES]) -> String {
+    String::from_utf8_lossy(token).into_owned()
+}
+
+/// A token from the state file.
+pub fn token_bytes(text: &str) -> Option<[u8; TOKEN_BYTES]> {
+    text.as_bytes().try_into().ok()
+}
+
+/// The policy's class.
+pub fn class(class: WireClass) -> Class {
+    match class {
+        WireClass::Guaranteed => Class::Guaranteed,
+        WireClass::Opportunistic => Class::Opportunistic,
+    }
+}
+
+/// The operator's class.
+pub fn wire_class(class: Class) -> WireClass {
+    match class {
+        Class::Guaranteed => WireClass::Guaranteed,
+        Class::Opportunistic => WireClass::Opportunistic,
+    }
+}
+
+/// A registration as the arbiter keeps it, under `name`.
+pub fn spec(job: JobSpec, name: String) -> Spec {
+    let cut = |word: &String| {
+        let mut end = word.len().min(COMMAND_WORD_BYTES);
+        while !word.is_char_boundary(end) {
+            end -= 1;
+        }
+        word[..end].to_owned()
+    };
+    Spec {
+        name,
+        class: class(job.class),
+        share: job.share,
+        mem: job.mem,
+        devices: job.devices,
+        pid: job.pid,
+        command: job.command.iter().take(COMMAND_WORDS).map(cut).collect(),
+        driver: job.driver,
+        simulated: job.simulated,
+        on_loss: job.on_arbiter_loss,
+    }
+}
+
+/// The other way round, for the state file.
+pub fn job_spec(spec: &Spec) -> JobSpec {
+    JobSpec {
+        name: spec.name.clone(),
+        class: wire_class(spec.class),
+        share: spec.share,
+        mem: spec.mem,
+        devices: spec.devices.clone(),
+        pid: spec.pid,
+        command: spec.command.clone(),
+        driver: spec.driver.clone(),
+        simulated: spec.simulated,
+        on_arbiter_loss: spec.on_loss,
+    }
+}
+
+/// A refusal for the operator: what happened, with the value, and what to do.
+pub fn refusal(refusal: &Refusal) -> ControlError {
+    let error =
+        |code, message: String, hint: String| ControlError::new(code, message).with_hint(hint);
+    match refusal {
+        Refusal::BadName(name) => ControlError::new(
+            ErrorCode::Invalid,
+            control::BadName(name.clone()).to_string(),
+        ),
+        Refusal::NameTaken(name) => error(
+            ErrorCode::Refused,
+            format!("a job named `{name}` is running"),
+            "choose another --name, or leave it out to have one made".into(),
+        ),
+        Refusal::ShareRange(share) => error(
+            ErrorCode::Invalid,
+            format!("a share of {share} makes no sense"),
+            "write a part of the device above 0 and up to 1, such as 0.5".into(),
+        ),
+        Refusal::ShareSum { asked, promised } => error(
+            ErrorCode::Refused,
+            format!(
+                "a share of {asked} with the {} promised to other jobs would be {}, above 1",
+                short(*promised),
+                short(asked + promised)
+            ),
+            format!(
+                "ask for {} or less, use --class opportunistic, or lower another job's with `sublet set NAME --share`",
+                short((1.0 - promised).max(0.0))
+            ),
+        ),
+        Refusal::NothingLeft { promised, waiting } => error(
+            ErrorCode::Refused,
+            format!(
+                "with shares of {} promised, less than {LEAST_SHARE} each is left for {waiting} {} without one",
+                short(*promised),
+                if *waiting == 1 { "job" } else { "jobs" }
+            ),
+            "use --class opportunistic, or lower another job's with `sublet set NAME --share`"
+                .into(),
+        ),
+        Refusal::MemAboveDevice {
+            asked,
+            device,
+            usable,
+        } => error(
+            ErrorCode::Refused,
+            format!(
+                "a limit of {} is above the {} that device {device} has for jobs",
+                exact_bytes(*asked),
+                exact_bytes(*usable)
+            ),
+            format!("ask for {} or less, or a percentage", exact_bytes(*usable)),
+        ),
+        Refusal::NoDevice { selector, known } => error(
+            ErrorCode::NoSuchDevice,
+            format!("no device answers to `{selector}`; {known} are known"),
+            "see `sublet ps` for the devices, or leave --device out".into(),
+        ),
+        Refusal::UserShare { user, asked, max } => error(
+            ErrorCode::Refused,
+            format!(
+                "the shares of {user}'s jobs would sum to {}, above the {} that the configuration allows",
+                short(*asked),
+                short(*max)
+            ),
+            "ask for less, or end one of them".into(),
+        ),
+        Refusal::UserMem { user, asked, max } => error(
+            ErrorCode::Refused,
+            format!(
+                "the limits of {user}'s jobs would sum to {}, above the {} that the configuration allows",
+                exact_bytes(*asked),
+                exact_bytes(*max)
+            ),
+            "ask for less, or end one of them".into(),
+        ),
+        Refusal::UserMemUnnamed { user, max } => error(
+            ErrorCode::Refused,
+            format!(
+                "{user}'s jobs may have {} together by the configuration, and this one names no limit",
+                exact_bytes(*max)
+            ),
+            "add --mem".into(),
+        ),
+    }
+}
+
+/// A share as people write it: no more digits than it needs.
+fn short(share: f64) -> String {
+    let text = format!("{share:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// Login name of a user; empty where the host does not know it.
+pub fn user_name(uid: u32) -> String {
+    nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid))
+        .ok()
+        .flatten()
+        .map_or_else(String::new, |user| user.name)
+}
+
+/// What a client is told when it is not let in.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NotIn {
+    /// For programs.
+    pub outcome: Outcome,
+    /// For people.
+    pub text: String,
+}
+
+impl NotIn {
+    /// With both.
+    pub fn new(outcome: Outcome, text: impl Into<String>) -> Self {
+        Self {
+            outcome,
+            text: text.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_come_back_as_they_were() {
+        let uuid: [u8; 16] = std::array::from_fn(|at| at as u8 * 17);
+        let text = uuid_text(&uuid);
+        assert_eq!(text, "GPU-00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(uuid_bytes(&text), Some(uuid));
+        assert_eq!(uuid_bytes(&text[4..].to_uppercase()), Some(uuid));
+        for bad in [
+            "",
+            "GPU-",
+            "GPU-0011",
+            "GPU-zz112233-4455-6677-8899-aabbccddeeff",
+        ] {
+            assert_eq!(uuid_bytes(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_spec_comes_back_as_it_was_but_for_an_endless_command() {
+        let job = JobSpec {
+            name: "a".into(),
+            class: WireClass::Opportunistic,
+            share: Some(0.25),
+            pid: 3,
+            command: vec!["é".repeat(1000); 100],
+            simulated: true,
+            ..JobSpec::default()
+        };
+        let back = job_spec(&spec(job.clone(), "a".into()));
+        assert_eq!(back.command.len(), COMMAND_WORDS);
+        assert!(
+            back.command
+                .iter()
+                .all(|word| word.len() <= COMMAND_WORD_BYTES)
+        );
+        assert_eq!(
+            JobSpec {
+                command: vec![],
+                ..back
+            },
+            JobSpec {
+                command: vec![],
+                ..job
+            }
+        );
+    }
+
+    #[test]
+    fn refusals_name_the_value_and_the_remedy() {
+        let sum = refusal(&Refusal::ShareSum {
+            asked: 0.5,
+            promised: 0.75,
+        });
+        assert_eq!(sum.code, ErrorCode::Refused);
+        assert!(
+            sum.message.contains("0.5") && sum.message.contains("1.25"),
+            "{sum}"
+        );
+        assert!(sum.hint.contains("0.25 or less"), "{sum}");
+        let mem = refusal(&Refusal::MemAboveDevice {
+            asked: 3 << 30,
+            device: 0,
+            usable: 2 << 30,
+        });
+        assert!(
+            mem.to_string().contains("3GiB") && mem.hint.contains("2GiB"),
+            "{mem}"
+        );
+    }
+}

@@ -1,0 +1,349 @@
+//! The lane in virtual time, on real pages.
+
+use super::*;
+
+const MS: u64 = 1_000_000;
+const US: u64 = 1000;
+
+fn pace() -> Pace {
+    Pace {
+        quantum: QuantumBounds {
+            min_us: 2000,
+            max_us: 5000,
+        },
+        window_us: 2000,
+        lone_window_us: 20_000,
+        look_ns: 300 * US,
+        quiet_ns: 300 * US,
+        quiet_max_ns: 1600 * US,
+        unmarked_quiet_ns: MS,
+        tick_ns: 20 * MS,
+    }
+}
+
+/// A lane and the clock that drives it, with one client per tenant.
+struct Bench {
+    lane: Lane,
+    now_ns: u64,
+    next_ns: Option<u64>,
+    pages: Vec<Rc<ClientPages>>,
+}
+
+impl Bench {
+    fn new(weights: &[u32]) -> Self {
+        let mut lane = Lane::new(0, Mode::Exclusive, pace(), 0);
+        let pages: Vec<Rc<ClientPages>> = weights
+            .iter()
+            .map(|_| Rc::new(ClientPages::create().expect("pages")))
+            .collect();
+        for (at, weight) in weights.iter().enumerate() {
+            let terms = (Class::Guaranteed, *weight);
+            lane.add(
+                0,
+                TenantId(at as u64),
+                terms,
+                at as u64,
+                Rc::clone(&pages[at]),
+            );
+        }
+        let mut bench = Self {
+            lane,
+            now_ns: 0,
+            next_ns: None,
+            pages,
+        };
+        bench.step();
+        bench
+    }
+
+    fn step(&mut self) {
+        self.next_ns = self.lane.step(self.now_ns);
+    }
+
+    /// Lets time pass, stepping the lane when it asks for it and when somebody begins to wait (who would ring a doorbell);
+    /// `live` is what the clients do every 50 us.
+    fn run(&mut self, ns: u64, mut live: impl FnMut(&[Rc<ClientPages>])) {
+        let end_ns = self.now_ns + ns;
+        while self.now_ns < end_ns {
+            self.now_ns += 50 * US;
+            let waiting = |pages: &Rc<ClientPages>| pages.client.waiting(0);
+            let before: Vec<u32> = self.pages.iter().map(waiting).collect();
+            live(&self.pages);
+            let now = self.pages.iter().map(waiting);
+            let rang = now.zip(before).any(|(now, before)| now > before);
+            if rang || self.next_ns.is_some_and(|next_ns| next_ns <= self.now_ns) {
+                self.step();
+            }
+        }
+    }
+
+    fn open(&self, at: usize) -> bool {
+        self.pages[at].arbiter.is_open(0)
+    }
+
+    fn wait(&mut self, at: usize) {
+        self.pages[at]
+            .client
+            .want(0)
+            .expect("device")
+            .begin_waiting();
+        self.step();
+    }
+
+    fn usage(&self, at: u64) -> &Usage {
+        self.lane.usage(TenantId(at)).expect("a seat")
+    }
+}
+
+/// A client that always has more to submit: waits where its gate is closed, launches where it is open.
+fn greedy(pages: &Rc<ClientPages>) {
+    let want = pages.client.want(0).expect("device");
+    if pages.arbiter.is_open(0) {
+        if pages.client.waiting(0) > 0 {
+            want.end_waiting();
+        }
+        pages.client.thread(0).count_launch();
+        pages.client.thread(0).all_marked();
+    } else if pages.client.waiting(0) == 0 {
+        want.begin_waiting();
+    }
+}
+
+#[test]
+fn a_tenant_alone_finds_its_gate_open_and_keeps_it() {
+    let mut bench = Bench::new(&[1_000_000]);
+    assert!(bench.open(0));
+    let word = bench.pages[0]
+        .arbiter
+        .device(0)
+        .expect("device")
+        .window_us();
+    assert_eq!(word, 20_000, "the wide window");
+    bench.run(1000 * MS, |pages| greedy(&pages[0]));
+    assert!(bench.open(0));
+    assert_eq!(bench.usage(0).grants, 1);
+    let part = bench.usage(0).recent.part(bench.now_ns);
+    assert!(part > 0.9, "{part}");
+    assert_eq!(bench.usage(0).share_contended(), None);
+}
+
+#[test]
+fn an_idle_holder_gives_way_in_the_same_step() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.run(100 * MS, |_| ());
+    assert!(bench.open(0) && !bench.open(1));
+    bench.wait(1);
+    assert!(!bench.open(0) && bench.open(1));
+    assert_eq!(
+        bench.usage(0).device_ns,
+        0,
+        "it held the device and never used it"
+    );
+}
+
+#[test]
+fn a_busy_holder_gives_way_after_its_slice_and_shares_hold() {
+    let mut bench = Bench::new(&[750_000, 250_000]);
+    bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
+    bench.step();
+    let before = bench.usage(0).device_ns + bench.usage(1).device_ns;
+    bench.run(10_000 * MS, |pages| pages.iter().for_each(greedy));
+    let shares = [0, 1].map(|at| bench.usage(at).share_contended().expect("contended"));
+    assert!((shares[0] - 0.75).abs() < 0.01, "{shares:?}");
+    assert!((shares[1] - 0.25).abs() < 0.01, "{shares:?}");
+    let (a, b) = (bench.usage(0).device_ns, bench.usage(1).device_ns);
+    assert!(a + b - before > 9_999 * MS, "no time is lost: {a} + {b}");
+    let window = bench.pages[0]
+        .arbiter
+        .device(0)
+        .expect("device")
+        .window_us();
+    assert_eq!(window, 2000, "the small window");
+}
+
+#[test]
+fn a_holder_that_falls_silent_is_passed_over_within_looks() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.run(5 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    bench.run(50 * MS, |pages| pages.iter().for_each(greedy));
+    while bench.pages[0].client.waiting(0) > 0 {
+        bench.run(MS, |pages| pages.iter().for_each(greedy));
+    }
+    // From here on the first one launches nothing.
+    let before = bench.usage(1).device_ns;
+    bench.run(1000 * MS, |pages| greedy(&pages[1]));
+    bench.step();
+    let got = bench.usage(1).device_ns - before;
+    assert!(got > 990 * MS, "{got}");
+    assert!(bench.open(1));
+}
+
+#[test]
+fn one_with_short_pauses_is_waited_for_after_a_few_of_them() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    // The first one launches every 700 us only: silent for longer than the lane waits at first.
+    let mut round = 0;
+    bench.run(2000 * MS, |pages| {
+        round += 1;
+        if round % 14 == 0 {
+            greedy(&pages[0]);
+        }
+        greedy(&pages[1]);
+    });
+    let before = [0, 1].map(|at| bench.usage(at).device_ns);
+    bench.run(5000 * MS, |pages| {
+        round += 1;
+        if round % 14 == 0 {
+            greedy(&pages[0]);
+        }
+        greedy(&pages[1]);
+    });
+    let got = [0, 1].map(|at| bench.usage(at as u64).device_ns - before[at]);
+    assert!(got[0] > 2350 * MS, "{got:?}");
+}
+
+#[test]
+fn one_that_waits_and_never_comes_costs_next_to_nothing() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    // A process that was stopped while it waited.
+    bench.wait(0);
+    bench.wait(1);
+    bench.run(100 * MS, |pages| greedy(&pages[1]));
+    let before = bench.usage(1).device_ns;
+    bench.run(5000 * MS, |pages| greedy(&pages[1]));
+    let got = bench.usage(1).device_ns - before;
+    assert!(got > 4900 * MS, "{got}");
+    // It goes on.
+    let before = bench.usage(0).device_ns;
+    bench.run(5000 * MS, |pages| pages.iter().for_each(greedy));
+    let got = bench.usage(0).device_ns - before;
+    assert!(
+        got > 2200 * MS,
+        "half of the time but for the half second: {got}"
+    );
+}
+
+#[test]
+fn marks_in_flight_and_unmarked_work_keep_a_holder() {
+    for marked in [true, false] {
+        let mut bench = Bench::new(&[500_000, 500_000]);
+        let client = Rc::clone(&bench.pages[0]);
+        let stream = client.client.claim_stream(0).expect("slot").1;
+        if marked {
+            stream.issue();
+        } else {
+            client.client.thread(0).count_launch();
+        }
+        bench.wait(1);
+        assert!(bench.open(0), "there is work, marked: {marked}");
+        if marked {
+            bench.run(3 * MS, |_| ());
+            assert!(bench.open(0), "within its slice");
+            stream.settle();
+        }
+        bench.run(2 * MS, |_| ());
+        assert!(
+            !bench.open(0) && bench.open(1),
+            "done, or silent for long enough"
+        );
+    }
+}
+
+#[test]
+fn a_tail_is_charged_to_its_owner_and_repaid() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let client = Rc::clone(&bench.pages[0]);
+    let stream = client.client.claim_stream(0).expect("slot").1;
+    stream.issue();
+    bench.run(6 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    bench.run(20 * MS, |pages| greedy(&pages[1]));
+    let overrun = bench.usage(0).overrun_ns;
+    assert!(
+        overrun > 5 * MS,
+        "half of the time that both were busy: {overrun}"
+    );
+    stream.settle();
+    bench.run(2000 * MS, |pages| pages.iter().for_each(greedy));
+    let (a, b) = (bench.usage(0), bench.usage(1));
+    let difference = a.contended_device_ns.abs_diff(b.contended_device_ns);
+    assert!(difference <= 10 * MS, "{difference}");
+}
+
+#[test]
+fn a_dead_holder_leaves_the_device_at_once() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.run(20 * MS, |pages| pages.iter().for_each(greedy));
+    let (holder, other) = if bench.open(0) { (0, 1) } else { (1, 0) };
+    bench.pages[other]
+        .client
+        .want(0)
+        .expect("device")
+        .begin_waiting();
+    bench.lane.remove(bench.now_ns, holder as u64);
+    bench.step();
+    assert!(bench.open(other));
+    let used = bench.lane.retire(bench.now_ns, TenantId(holder as u64));
+    assert!(used.is_some_and(|usage| usage.grants > 0));
+}
+
+#[test]
+fn all_processes_of_a_tenant_pass_together() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let second = Rc::new(ClientPages::create().expect("pages"));
+    let terms = (Class::Guaranteed, 500_000);
+    bench
+        .lane
+        .add(bench.now_ns, TenantId(0), terms, 77, Rc::clone(&second));
+    assert!(second.arbiter.is_open(0), "its tenant holds the device");
+    bench.run(5 * MS, |_| ());
+    bench.wait(1);
+    assert!(!second.arbiter.is_open(0) && !bench.open(0) && bench.open(1));
+    second.client.want(0).expect("device").begin_waiting();
+    bench.run(5 * MS, |_| ());
+    bench.step();
+    assert!(second.arbiter.is_open(0) && bench.open(0) && !bench.open(1));
+}
+
+#[test]
+fn an_opportunistic_tenant_yields_at_once() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench
+        .lane
+        .set_terms(TenantId(0), (Class::Opportunistic, 500_000));
+    bench.run(2 * MS, |pages| greedy(&pages[0]));
+    assert!(bench.open(0));
+    bench.wait(1);
+    assert!(!bench.open(0) && bench.open(1), "its slice has not ended");
+}
+
+#[test]
+fn concurrent_devices_have_open_gates_and_split_accounts() {
+    let mut lane = Lane::new(0, Mode::Concurrent, pace(), 0);
+    let pages: Vec<Rc<ClientPages>> = (0..2)
+        .map(|_| Rc::new(ClientPages::create().expect("pages")))
+        .collect();
+    for at in 0..2u64 {
+        let terms = (Class::Guaranteed, 500_000);
+        lane.add(0, TenantId(at), terms, at, Rc::clone(&pages[at as usize]));
+        assert!(pages[at as usize].arbiter.is_open(0));
+    }
+    let (mut now_ns, mut next_ns) = (0, lane.step(0));
+    while now_ns < 1000 * MS {
+        now_ns += MS;
+        pages.iter().for_each(greedy);
+        if next_ns.is_some_and(|next_ns| next_ns <= now_ns) {
+            next_ns = lane.step(now_ns);
+        }
+    }
+    let used = [0, 1].map(|at| lane.usage(TenantId(at)).expect("seat").device_ns);
+    assert!(used[0] == used[1] && used[0] > 450 * MS, "{used:?}");
+}
+
+#[test]
+fn when_the_arbiter_leaves_every_gate_is_open() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.open_all();
+    assert!(bench.open(0) && bench.open(1));
+}

@@ -1,0 +1,526 @@
+//! What was promised to whom: names, shares and quotas, per tenant and device. Says no before anything is started.
+//!
+//! Shares of guaranteed jobs on one device sum to 1 at most. Guaranteed jobs that name no share split what the others leave
+//! equally, and none of them is let in where that would be less than [`LEAST_SHARE`] each. Opportunistic jobs promise
+//! each other nothing: their shares are weights among themselves, equal parts where none is named.
+
+use std::collections::BTreeMap;
+
+use control::MemLimit;
+use policy::{Class, TenantId};
+
+use crate::devices::Devices;
+use crate::tenant::{Spec, Tenant};
+
+/// The least that a guaranteed job without a share of its own is let in for.
+pub const LEAST_SHARE: f64 = 0.01;
+/// Shares are decimal fractions of people; sums are compared with this much air.
+const AIR: f64 = 1e-9;
+
+/// What the jobs of one user may have together.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Ceiling {
+    /// Sum of their shares on a device.
+    pub share_max: Option<f64>,
+    /// Sum of their memory limits on a device.
+    pub mem_max: Option<MemLimit>,
+}
+
+/// Why a job or a change is refused.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Refusal {
+    /// Not a name.
+    BadName(String),
+    /// A living job has it.
+    NameTaken(String),
+    /// Not in (0, 1].
+    ShareRange(f64),
+    /// The sum would be above 1.
+    ShareSum { asked: f64, promised: f64 },
+    /// Nothing is left for those who named no share.
+    NothingLeft { promised: f64, waiting: usize },
+    /// Above what the device has for quotas.
+    MemAboveDevice {
+        asked: u64,
+        device: usize,
+        usable: u64,
+    },
+    /// No device answers.
+    NoDevice { selector: String, known: usize },
+    /// Above what the user may have.
+    UserShare { user: String, asked: f64, max: f64 },
+    /// Above what the user may have.
+    UserMem { user: String, asked: u64, max: u64 },
+    /// A user with a ceiling for memory has to name a limit.
+    UserMemUnnamed { user: String, max: u64 },
+}
+
+/// All living jobs, and what is kept from quotas.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    tenants: BTreeMap<TenantId, Tenant>,
+    /// Memory kept from every quota, per device in bytes.
+    pub reserved: [u64; channel::MAX_DEVICES],
+}
+
+impl Ledger {
+    /// A job by number.
+    pub fn get(&self, id: TenantId) -> Option<&Tenant> {
+        self.tenants.get(&id)
+    }
+
+    /// A job by number.
+    pub fn get_mut(&mut self, id: TenantId) -> Option<&mut Tenant> {
+        self.tenants.get_mut(&id)
+    }
+
+    /// All jobs, in the order in which they came.
+    pub fn iter(&self) -> impl Iterator<Item = &Tenant> {
+        self.tenants.values()
+    }
+
+    /// All jobs, in the order in which they came.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Tenant> {
+        self.tenants.values_mut()
+    }
+
+    /// Whether there is no job.
+    pub fn is_empty(&self) -> bool {
+        self.tenants.is_empty()
+    }
+
+    /// The job of a name.
+    pub fn named(&self, name: &str) -> Option<&Tenant> {
+        self.iter().find(|tenant| tenant.spec.name == name)
+    }
+
+    /// The job of a token. Tokens are compared as a whole: timing tells nothing about their bytes.
+    pub fn of_token(&self, token: &[u8]) -> Option<&Tenant> {
+        self.iter().find(|tenant| {
+            let differs = tenant
+                .token
+                .iter()
+                .zip(token)
+                .fold(0, |d, (a, b)| d | (a ^ b));
+            token.len() == tenant.token.len() && differs == 0
+        })
+    }
+
+    /// Takes a job in.
+    pub fn insert(&mut self, tenant: Tenant) {
+        self.tenants.insert(tenant.id, tenant);
+    }
+
+    /// Lets a job go.
+    pub fn remove(&mut self, id: TenantId) -> Option<Tenant> {
+        self.tenants.remove(&id)
+    }
+
+    /// A name that is free: the one given, or the first of `name-2`, `name-3`, ... that is.
+    pub fn free_name(&self, name: &str) -> String {
+        if self.named(name).is_none() {
+            return name.to_owned();
+        }
+        let mut number = 2u64;
+        loop {
+            let suffix = format!("-{number}");
+            let stem = name.len().min(control::NAME_MAX_BYTES - suffix.len());
+            let name = format!("{}{suffix}", &name[..stem]);
+            if self.named(&name).is_none() {
+                return name;
+            }
+            number += 1;
+        }
+    }
+
+    /// Bytes of a device that quotas may promise; `None`: not known yet.
+    pub fn usable_bytes(&self, devices: &Devices, device: usize) -> Option<u64> {
+        let total = devices.get(device)?.total_bytes;
+        (total > 0).then(|| total.saturating_sub(self.reserved[device]))
+    }
+
+    /// The limit of a job on a device, percentages resolved and never above the device; `None`: no limit of its own.
+    pub fn limit_bytes(&self, spec: &Spec, devices: &Devices, device: usize) -> Option<u64> {
+        let limit = spec.mem?;
+        match self.usable_bytes(devices, device) {
+            Some(usable) => Some(limit.resolve(usable).min(usable)),
+            None => match limit {
+                MemLimit::Bytes(bytes) => Some(bytes),
+                MemLimit::Percent(_) => None,
+            },
+        }
+    }
+
+    /// Whether `spec` can be let in, or become the terms of `own`.
+    ///
+    /// # Errors
+    /// The first reason why not.
+    pub fn admit(
+        &self,
+        spec: &Spec,
+        own: Option<TenantId>,
+        (uid, user, ceiling): (u32, &str, Ceiling),
+        devices: &Devices,
+    ) -> Result<(), Refusal> {
+        if control::check_name(&spec.name).is_err() {
+            return Err(Refusal::BadName(spec.name.clone()));
+        }
+        if self.named(&spec.name).is_some_and(|t| Some(t.id) != own) {
+            return Err(Refusal::NameTaken(spec.name.clone()));
+        }
+        if let Some(share) = spec.share
+            && !(share > 0.0 && share <= 1.0)
+        {
+            return Err(Refusal::ShareRange(share));
+        }
+        let count = devices.iter().count();
+        let entitled =
+            |spec: &Spec, device| devices.entitled(device, &spec.devices, spec.simulated);
+        if devices
+            .iter()
+            .any(|(_, device)| device.simulated == spec.simulated)
+        {
+            for selector in &spec.devices {
+                let answered = (0..count).any(|at| devices.answers(at, selector, spec.simulated));
+                if !answered {
+                    let known = devices
+                        .iter()
+                        .filter(|(_, d)| d.simulated == spec.simulated);
+                    return Err(Refusal::NoDevice {
+                        selector: selector.to_string(),
+                        known: known.count(),
+                    });
+                }
+            }
+        }
+        let own_devices: Vec<usize> = (0..count).filter(|at| entitled(spec, *at)).collect();
+        self.admit_mem(spec, &own_devices, devices)?;
+
+        // Before any device is known, all jobs of the same driver are taken to meet.
+        let places: Vec<Option<usize>> = if own_devices.is_empty() {
+            vec![None]
+        } else {
+            own_devices.iter().copied().map(Some).collect()
+        };
+        for place in places {
+            let others = || {
+                self.iter().filter(move |tenant| {
+                    Some(tenant.id) != own
+                        && tenant.spec.simulated == spec.simulated
+                        && place.is_none_or(|device| entitled(&tenant.spec, device))
+                })
+            };
+            admit_share(spec, others())?;
+            if let Some(max) = ceiling.share_max {
+                let theirs = others().filter(|tenant| tenant.uid == uid);
+                let asked = spec.share.unwrap_or(0.0)
+                    + theirs.filter_map(|tenant| tenant.spec.share).sum::<f64>();
+                if asked > max + AIR {
+                    return Err(Refusal::UserShare {
+                        user: user.to_owned(),
+                        asked,
+                        max,
+                    });
+                }
+            }
+            if let (Some(limit), Some(device)) = (ceiling.mem_max, place)
+                && let Some(usable) = self.usable_bytes(devices, device)
+            {
+                let max = limit.resolve(usable);
+                let Some(own_bytes) = self.limit_bytes(spec, devices, device) else {
+                    return Err(Refusal::UserMemUnnamed {
+                        user: user.to_owned(),
+                        max,
+                    });
+                };
+                let theirs = others().filter(|tenant| tenant.uid == uid);
+                let asked = theirs
+                    .filter_map(|tenant| tenant.limits[device])
+                    .fold(own_bytes, u64::saturating_add);
+                if asked > max {
+                    return Err(Refusal::UserMem {
+                        user: user.to_owned(),
+                        asked,
+                        max,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refused is what no device of the job could ever hold; on a smaller one of several the limit is the device.
+    fn admit_mem(&self, spec: &Spec, own: &[usize], devices: &Devices) -> Result<(), Refusal> {
+        let Some(MemLimit::Bytes(asked)) = spec.mem else {
+            return Ok(());
+        };
+        let largest = own
+            .iter()
+            .filter_map(|device| Some((*device, self.usable_bytes(devices, *device)?)))
+            .max_by_key(|(_, usable)| *usable);
+        match largest {
+            Some((device, usable)) if asked > usable => Err(Refusal::MemAboveDevice {
+                asked,
+                device,
+                usable,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The terms of every job on a device.
+    pub fn terms(&self, devices: &Devices, device: usize) -> Vec<(TenantId, (Class, u32))> {
+        let there = || {
+            self.iter()
+                .filter(|t| devices.entitled(device, &t.spec.devices, t.spec.simulated))
+        };
+        let of = |class| there().filter(move |tenant| tenant.spec.class == class);
+        let rest = |class, whole: f64| {
+            let named: f64 = of(class).filter_map(|tenant| tenant.spec.share).sum();
+            let unnamed = of(class)
+                .filter(|tenant| tenant.spec.share.is_none())
+                .count();
+            ((whole - named) / unnamed.max(1) as f64).max(LEAST_SHARE)
+        };
+        let guaranteed = rest(Class::Guaranteed, 1.0);
+        let unnamed = of(Class::Opportunistic)
+            .filter(|t| t.spec.share.is_none())
+            .count();
+        let opportunistic = 1.0 / unnamed.max(1) as f64;
+        there()
+            .map(|tenant| {
+                let unnamed = match tenant.spec.class {
+                    Class::Guaranteed => guaranteed,
+                    Class::Opportunistic => opportunistic,
+                };
+                let share = tenant.spec.share.unwrap_or(unnamed);
+                // CAST: shares are in (0, 1].
+                (
+                    tenant.id,
+                    (tenant.spec.class, (share * 1e6).round().max(1.0) as u32),
+                )
+            })
+            .collect()
+    }
+}
+
+fn admit_share<'a>(spec: &Spec, others: impl Iterator<Item = &'a Tenant>) -> Result<(), Refusal> {
+    if spec.class == Class::Opportunistic {
+        return Ok(());
+    }
+    let (mut promised, mut unnamed) = (0.0, usize::from(spec.share.is_none()));
+    for other in others.filter(|tenant| tenant.spec.class == Class::Guaranteed) {
+        match other.spec.share {
+            Some(share) => promised += share,
+            None => unnamed += 1,
+        }
+    }
+    if let Some(asked) = spec.share
+        && promised + asked > 1.0 + AIR
+    {
+        return Err(Refusal::ShareSum { asked, promised });
+    }
+    let promised = promised + spec.share.unwrap_or(0.0);
+    if 1.0 - promised < LEAST_SHARE * unnamed as f64 - AIR {
+        return Err(Refusal::NothingLeft {
+            promised,
+            waiting: unnamed,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use channel::wire::DeviceId;
+    use control::DeviceSelector;
+
+    use super::*;
+    use crate::tenant::example;
+
+    const ANYBODY: (u32, &str, Ceiling) = (
+        1,
+        "one",
+        Ceiling {
+            share_max: None,
+            mem_max: None,
+        },
+    );
+
+    fn devices(totals: &[u64]) -> Devices {
+        let mut devices = Devices::default();
+        for (at, total_bytes) in totals.iter().enumerate() {
+            let id = DeviceId {
+                uuid: [at as u8 + 1; 16],
+                total_bytes: *total_bytes,
+            };
+            devices.meet(&id, true);
+        }
+        devices
+    }
+
+    fn with(name: &str, change: impl FnOnce(&mut Spec)) -> Spec {
+        let mut spec = example(0, name).spec;
+        change(&mut spec);
+        spec
+    }
+
+    fn ledger(specs: &[Spec]) -> Ledger {
+        let mut ledger = Ledger::default();
+        for (at, spec) in specs.iter().enumerate() {
+            let mut tenant = example(at as u64 + 1, "");
+            tenant.spec = spec.clone();
+            ledger.insert(tenant);
+        }
+        ledger
+    }
+
+    fn share(name: &str, share: f64) -> Spec {
+        with(name, |spec| spec.share = Some(share))
+    }
+
+    #[test]
+    fn shares_sum_to_one_and_no_further() {
+        for devices in [devices(&[100]), Devices::default()] {
+            let ledger = ledger(&[share("a", 0.75)]);
+            let admit = |spec: &Spec| ledger.admit(spec, None, ANYBODY, &devices);
+            assert_eq!(admit(&share("b", 0.25)), Ok(()));
+            let refused = Refusal::ShareSum {
+                asked: 0.26,
+                promised: 0.75,
+            };
+            assert_eq!(admit(&share("b", 0.26)), Err(refused));
+            assert_eq!(admit(&share("b", 1.5)), Err(Refusal::ShareRange(1.5)));
+            assert!(admit(&share("b", f64::NAN)).is_err());
+            let low = with("b", |spec| {
+                spec.share = Some(0.9);
+                spec.class = Class::Opportunistic;
+            });
+            assert_eq!(admit(&low), Ok(()));
+            // Ten tenths are one, whatever floating point says.
+            let tenths: Vec<Spec> = (0..9).map(|at| share(&format!("t{at}"), 0.1)).collect();
+            let nine = self::ledger(&tenths);
+            assert_eq!(
+                nine.admit(&share("b", 0.1), None, ANYBODY, &devices),
+                Ok(())
+            );
+        }
+    }
+
+    #[test]
+    fn jobs_without_a_share_split_what_is_left() {
+        let devices = devices(&[100]);
+        let plain = |name| with(name, |_| ());
+        let ledger = ledger(&[share("a", 0.5), plain("b"), plain("c")]);
+        let weights: Vec<u32> = ledger.terms(&devices, 0).iter().map(|t| t.1.1).collect();
+        assert_eq!(weights, [500_000, 250_000, 250_000]);
+        assert_eq!(ledger.admit(&plain("d"), None, ANYBODY, &devices), Ok(()));
+        let greedy = ledger.admit(&share("d", 0.49), None, ANYBODY, &devices);
+        assert!(
+            matches!(greedy, Err(Refusal::NothingLeft { waiting: 2, .. })),
+            "{greedy:?}"
+        );
+        let full = self::ledger(&[share("a", 1.0)]);
+        let late = full.admit(&plain("d"), None, ANYBODY, &devices);
+        assert!(
+            matches!(late, Err(Refusal::NothingLeft { waiting: 1, .. })),
+            "{late:?}"
+        );
+        // One that changes its own share does not count twice.
+        assert_eq!(
+            full.admit(&share("a", 0.9), Some(TenantId(1)), ANYBODY, &devices),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn jobs_on_different_devices_do_not_meet() {
+        let devices = devices(&[100, 100]);
+        let on = |name, index| {
+            with(name, |spec| {
+                spec.share = Some(1.0);
+                spec.devices = vec![DeviceSelector::Index(index)];
+            })
+        };
+        let ledger = ledger(&[on("a", 0)]);
+        assert_eq!(ledger.admit(&on("b", 1), None, ANYBODY, &devices), Ok(()));
+        assert!(ledger.admit(&on("b", 0), None, ANYBODY, &devices).is_err());
+        let nowhere = ledger.admit(&on("b", 7), None, ANYBODY, &devices);
+        let refused = Refusal::NoDevice {
+            selector: "7".into(),
+            known: 2,
+        };
+        assert_eq!(nowhere, Err(refused));
+    }
+
+    #[test]
+    fn quotas_stay_within_the_device_and_its_reserve() {
+        let devices = devices(&[1000, 400]);
+        let mut ledger = ledger(&[]);
+        ledger.reserved[0] = 100;
+        let mem = |mem| with("a", |spec| spec.mem = Some(mem));
+        assert_eq!(
+            ledger.admit(&mem(MemLimit::Bytes(900)), None, ANYBODY, &devices),
+            Ok(())
+        );
+        let refused = Refusal::MemAboveDevice {
+            asked: 901,
+            device: 0,
+            usable: 900,
+        };
+        let asked = ledger.admit(&mem(MemLimit::Bytes(901)), None, ANYBODY, &devices);
+        assert_eq!(asked, Err(refused));
+        let limits = |spec: &Spec| [0, 1].map(|at| ledger.limit_bytes(spec, &devices, at));
+        assert_eq!(limits(&mem(MemLimit::Bytes(500))), [Some(500), Some(400)]);
+        assert_eq!(
+            limits(&mem(MemLimit::Percent(50.0))),
+            [Some(450), Some(200)]
+        );
+        assert_eq!(limits(&with("a", |_| ())), [None, None]);
+    }
+
+    #[test]
+    fn names_are_unique_where_named_and_numbered_where_derived() {
+        let ledger = ledger(&[with("train", |_| ()), with("train-2", |_| ())]);
+        let taken = ledger.admit(&with("train", |_| ()), None, ANYBODY, &devices(&[1]));
+        assert_eq!(taken, Err(Refusal::NameTaken("train".into())));
+        assert_eq!(ledger.free_name("train"), "train-3");
+        assert_eq!(ledger.free_name("other"), "other");
+        let long = "x".repeat(control::NAME_MAX_BYTES);
+        let with_long = self::ledger(&[with(&long, |_| ())]);
+        assert_eq!(with_long.free_name(&long).len(), control::NAME_MAX_BYTES);
+    }
+
+    #[test]
+    fn a_users_jobs_stay_below_the_users_ceiling_together() {
+        let devices = devices(&[1000]);
+        let mut ledger = ledger(&[share("a", 0.3)]);
+        ledger.get_mut(TenantId(1)).expect("a").limits[0] = Some(300);
+        let user = (
+            1,
+            "one",
+            Ceiling {
+                share_max: Some(0.5),
+                mem_max: Some(MemLimit::Percent(50.0)),
+            },
+        );
+        let ask = |share: f64, bytes: u64| {
+            let spec = with("b", |spec| {
+                (spec.share, spec.mem) = (Some(share), Some(MemLimit::Bytes(bytes)));
+            });
+            ledger.admit(&spec, None, user, &devices)
+        };
+        assert_eq!(ask(0.2, 200), Ok(()));
+        assert!(matches!(ask(0.21, 200), Err(Refusal::UserShare { .. })));
+        assert!(matches!(
+            ask(0.2, 201),
+            Err(Refusal::UserMem {
+                asked: 501,
+                max: 500,
+                ..
+            })
+        ));
+        let unnamed = ledger.admit(&with("b", |_| ()), None, user, &devices);
+        assert!(matches!(unnamed, Err(Refusal::UserMemUnnamed { .. })));
+    }
+}

@@ -1,0 +1,367 @@
+//! NVML, loaded at run time and asked by a thread of its own: its calls can take milliseconds, and the reactor has none to
+//! give away.
+//!
+//! Structures and names are those of the public `nvml.h`. A simulated driver brings its own `libnvidia-ml.so.1` in the
+//! directory of its `libcuda.so.1`; it is loaded only where nobody but root or this user could have put it there.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use libloading::{Library, Symbol};
+
+use crate::convert;
+
+/// File name of NVML.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// How often figures are taken while clients are attached.
+const REFRESH: Duration = Duration::from_millis(250);
+/// Devices and processes asked about at most.
+const MAX_FOUND: c_uint = 16;
+const MAX_PROCESSES: usize = 512;
+
+/// A device as NVML tells it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Its identity.
+    pub uuid: [u8; 16],
+    /// Its product name.
+    pub name: String,
+    /// Physical memory in bytes.
+    pub total_bytes: u64,
+    /// Free physical memory in bytes.
+    pub free_bytes: u64,
+    /// Memory by process in bytes.
+    pub process_bytes: BTreeMap<u32, u64>,
+}
+
+/// News from the watcher.
+#[derive(Debug)]
+pub struct News {
+    /// Which driver was asked about; `None`: the host's.
+    pub driver: Option<PathBuf>,
+    /// What was found, or why nothing.
+    pub found: Result<Vec<Found>, String>,
+}
+
+/// The thread that asks, as the reactor sees it. Ends when dropped.
+#[derive(Debug)]
+pub struct Watcher {
+    asks: Sender<Ask>,
+    news: Receiver<News>,
+    bell: Arc<OwnedFd>,
+}
+
+#[derive(Debug)]
+enum Ask {
+    Discover(Option<PathBuf>),
+    Watch(bool),
+}
+
+impl Watcher {
+    /// Starts the thread.
+    pub fn start() -> std::io::Result<Self> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let bell = Arc::new(rustix::event::eventfd(0, flags)?);
+        let (asks, asked) = channel();
+        let (tell, news) = channel();
+        let ring = Arc::clone(&bell);
+        std::thread::Builder::new()
+            .name("nvml".into())
+            .spawn(move || watch(&asked, &tell, &ring))?;
+        Ok(Self { asks, news, bell })
+    }
+
+    /// Looks for the devices of a driver; the answer comes as [`News`].
+    pub fn discover(&self, driver: Option<PathBuf>) {
+        let _ = self.asks.send(Ask::Discover(driver));
+    }
+
+    /// Whether figures are refreshed from here on.
+    pub fn watch(&self, on: bool) {
+        let _ = self.asks.send(Ask::Watch(on));
+    }
+
+    /// Readable when there is news.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// What has arrived.
+    pub fn take(&self) -> Vec<News> {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        self.news.try_iter().collect()
+    }
+}
+
+fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &OwnedFd) {
+    let mut open: Vec<(Option<PathBuf>, Nvml)> = Vec::new();
+    let mut watching = false;
+    let send = |driver, found| {
+        let sent = tell.send(News { driver, found }).is_ok();
+        let _ = rustix::io::write(ring, &1u64.to_ne_bytes());
+        sent
+    };
+    loop {
+        let ask = if watching && !open.is_empty() {
+            asked.recv_timeout(REFRESH)
+        } else {
+            asked.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        };
+        match ask {
+            Ok(Ask::Watch(on)) => watching = on,
+            Ok(Ask::Discover(driver)) => {
+                let found = match open.iter().find(|(at, _)| *at == driver) {
+                    Some((_, nvml)) => nvml.devices(),
+                    None => Nvml::open(driver.as_deref()).and_then(|nvml| {
+                        let found = nvml.devices();
+                        open.push((driver.clone(), nvml));
+                        found
+                    }),
+                };
+                if !send(driver, found) {
+                    return;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                for (driver, nvml) in &open {
+                    if let Ok(found) = nvml.devices()
+                        && !send(driver.clone(), Ok(found))
+                    {
+                        return;
+                    }
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// Which library to load for a driver.
+fn library_for(driver: Option<&Path>) -> Result<PathBuf, String> {
+    let Some(driver) = driver else {
+        return Ok(LIBRARY.into());
+    };
+    let beside = driver
+        .parent()
+        .map(|dir| dir.join(LIBRARY))
+        .ok_or_else(|| format!("{} is no path of a driver", driver.display()))?;
+    let path = beside
+        .canonicalize()
+        .map_err(|error| format!("{}: {error}", beside.display()))?;
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    for trusted in [path.as_path(), dir] {
+        let meta = trusted
+            .metadata()
+            .map_err(|error| format!("{}: {error}", trusted.display()))?;
+        let ours = rustix::process::geteuid().as_raw();
+        if (meta.uid() != 0 && meta.uid() != ours) || meta.mode() & 0o022 != 0 {
+            return Err(format!(
+                "{} is not loaded: others than root and user {ours} can write it",
+                trusted.display()
+            ));
+        }
+    }
+    Ok(path)
+}
+
+/// `nvmlReturn_t`; 0 is success.
+type Status = c_int;
+/// `nvmlDevice_t`
+type Handle = *mut c_void;
+/// `NVML_ERROR_INSUFFICIENT_SIZE`
+const INSUFFICIENT_SIZE: Status = 7;
+/// `NVML_VALUE_NOT_AVAILABLE` as a number of bytes.
+const NOT_AVAILABLE: u64 = u64::MAX;
+
+/// `nvmlMemory_t`
+#[repr(C)]
+#[derive(Default)]
+struct Memory {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlProcessInfo_v2_t`, as `nvmlDeviceGetComputeRunningProcesses_v3` fills it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ProcessInfo {
+    pid: c_uint,
+    used_gpu_memory: u64,
+    gpu_instance_id: c_uint,
+    compute_instance_id: c_uint,
+}
+const _: () = assert!(size_of::<ProcessInfo>() == 24 && size_of::<Memory>() == 24);
+
+type Init = unsafe extern "C" fn() -> Status;
+type Count = unsafe extern "C" fn(*mut c_uint) -> Status;
+type ByIndex = unsafe extern "C" fn(c_uint, *mut Handle) -> Status;
+type Text = unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Status;
+type MemoryInfo = unsafe extern "C" fn(Handle, *mut Memory) -> Status;
+type Processes = unsafe extern "C" fn(Handle, *mut c_uint, *mut ProcessInfo) -> Status;
+
+/// An initialised NVML.
+struct Nvml {
+    count: Count,
+    by_index: ByIndex,
+    uuid: Text,
+    name: Text,
+    memory: MemoryInfo,
+    processes: Option<Processes>,
+    /// The pointers above live in it.
+    _library: Library,
+}
+
+impl Nvml {
+    fn open(driver: Option<&Path>) -> Result<Self, String> {
+        let path = library_for(driver)?;
+        let failed = |error: libloading::Error| format!("{}: {error}", path.display());
+        // SAFETY: NVML's initialisers do what initialisers of a system library do; who may have written the file was
+        // checked in `library_for`, or the loader's own path was used.
+        let library = unsafe { Library::new(&path) }.map_err(failed)?;
+        // SAFETY: the signatures are those of nvml.h for these versioned names.
+        let nvml = unsafe {
+            let init: Symbol<'_, Init> = library.get(b"nvmlInit_v2\0").map_err(failed)?;
+            let status = init();
+            if status != 0 {
+                return Err(format!("{}: nvmlInit_v2 gave {status}", path.display()));
+            }
+            Self {
+                count: *library.get(b"nvmlDeviceGetCount_v2\0").map_err(failed)?,
+                by_index: *library
+                    .get(b"nvmlDeviceGetHandleByIndex_v2\0")
+                    .map_err(failed)?,
+                uuid: *library.get(b"nvmlDeviceGetUUID\0").map_err(failed)?,
+                name: *library.get(b"nvmlDeviceGetName\0").map_err(failed)?,
+                memory: *library.get(b"nvmlDeviceGetMemoryInfo\0").map_err(failed)?,
+                processes: library
+                    .get(b"nvmlDeviceGetComputeRunningProcesses_v3\0")
+                    .ok()
+                    .map(|symbol: Symbol<'_, Processes>| *symbol),
+                _library: library,
+            }
+        };
+        Ok(nvml)
+    }
+
+    fn devices(&self) -> Result<Vec<Found>, String> {
+        let mut count = 0;
+        // SAFETY: `count` outlives the call.
+        check("nvmlDeviceGetCount_v2", unsafe { (self.count)(&mut count) })?;
+        (0..count.min(MAX_FOUND))
+            .map(|index| self.device(index))
+            .collect()
+    }
+
+    fn device(&self, index: c_uint) -> Result<Found, String> {
+        let mut handle: Handle = std::ptr::null_mut();
+        // SAFETY: `handle` outlives the call.
+        check("nvmlDeviceGetHandleByIndex_v2", unsafe {
+            (self.by_index)(index, &mut handle)
+        })?;
+        let uuid = text("nvmlDeviceGetUUID", self.uuid, handle)?;
+        let uuid = convert::uuid_bytes(&uuid)
+            .ok_or_else(|| format!("nvmlDeviceGetUUID gave `{uuid}`, which is no UUID"))?;
+        let mut memory = Memory::default();
+        // SAFETY: the handle came from NVML, `memory` outlives the call.
+        check("nvmlDeviceGetMemoryInfo", unsafe {
+            (self.memory)(handle, &mut memory)
+        })?;
+        Ok(Found {
+            uuid,
+            name: text("nvmlDeviceGetName", self.name, handle)?,
+            total_bytes: memory.total,
+            free_bytes: memory.free,
+            process_bytes: self.process_bytes(handle),
+        })
+    }
+
+    /// Empty where NVML does not tell, as in most containers.
+    fn process_bytes(&self, handle: Handle) -> BTreeMap<u32, u64> {
+        let Some(processes) = self.processes else {
+            return BTreeMap::new();
+        };
+        let mut infos = vec![ProcessInfo::default(); 32];
+        loop {
+            // CAST: at most MAX_PROCESSES.
+            let mut count = infos.len() as c_uint;
+            // SAFETY: `infos` has room for `count` entries, and NVML writes no more.
+            let status = unsafe { processes(handle, &mut count, infos.as_mut_ptr()) };
+            match status {
+                0 => {
+                    infos.truncate(count as usize);
+                    return infos
+                        .iter()
+                        .filter(|info| info.used_gpu_memory != NOT_AVAILABLE)
+                        .map(|info| (info.pid, info.used_gpu_memory))
+                        .collect();
+                }
+                INSUFFICIENT_SIZE if infos.len() < MAX_PROCESSES => {
+                    infos.resize(infos.len() * 2, ProcessInfo::default());
+                }
+                _ => return BTreeMap::new(),
+            }
+        }
+    }
+}
+
+fn check(call: &str, status: Status) -> Result<(), String> {
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(format!("{call} gave {status}"))
+    }
+}
+
+fn text(name: &str, call: Text, handle: Handle) -> Result<String, String> {
+    let mut buffer: [c_char; 96] = [0; 96];
+    // SAFETY: the handle came from NVML; the buffer's length is given, and its last byte is never handed out, so that it
+    // ends with a zero whatever is written.
+    let status = unsafe { call(handle, buffer.as_mut_ptr(), 95) };
+    check(name, status)?;
+    // SAFETY: ends with a zero, as said above, and lives long enough.
+    let text = unsafe { CStr::from_ptr(buffer.as_ptr()) };
+    Ok(text.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_others_can_write_is_not_loaded() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("dir");
+        let driver = dir.path().join("libcuda.so.1");
+        let library = dir.path().join(LIBRARY);
+        let missing = library_for(Some(&driver)).expect_err("nothing there");
+        assert!(missing.contains(LIBRARY), "{missing}");
+        std::fs::write(&library, b"not ELF").expect("write");
+        std::fs::set_permissions(&library, std::fs::Permissions::from_mode(0o666)).expect("mode");
+        let refused = library_for(Some(&driver)).expect_err("writable by all");
+        assert!(refused.contains("can write it"), "{refused}");
+        std::fs::set_permissions(&library, std::fs::Permissions::from_mode(0o600)).expect("mode");
+        library_for(Some(&driver)).expect("private");
+    }
+
+    #[test]
+    fn a_driver_without_nvml_is_answered_with_the_reason() {
+        let watcher = Watcher::start().expect("thread");
+        watcher.discover(Some("/nowhere/libcuda.so.1".into()));
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(
+            watcher.bell(),
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut fds, None).expect("poll");
+        let news = watcher.take();
+        assert_eq!(news.len(), 1);
+        let reason = news[0].found.as_ref().expect_err("nothing is there");
+        assert!(reason.contains("/nowhere"), "{reason}");
+    }
+}

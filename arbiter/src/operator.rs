@@ -1,0 +1,313 @@
+//! What operators ask for: registering, listing, changing, ending.
+
+use std::path::PathBuf;
+
+use channel::wire::TOKEN_BYTES;
+use control::{Change, ControlError, ErrorCode, JobSpec, Registered, Reply, Request};
+use policy::TenantId;
+use serde_json::Value;
+
+use crate::clock::mono_ns;
+use crate::control_server::{Ask, Peer};
+use crate::convert;
+use crate::peer;
+use crate::serve::Arbiter;
+use crate::tenant::Tenant;
+
+/// How long a registration waits for word of its driver's devices. TIMEOUT: initialising NVML takes up to a second or two
+/// where no process holds the driver.
+const DISCOVERY_NS: u64 = 3_000_000_000;
+
+impl Arbiter {
+    /// Answers a request, and those that its connection has sent after it.
+    pub(crate) fn answer(&mut self, ask: Option<Ask>) {
+        let mut ask = ask;
+        while let Some(Ask {
+            connection,
+            peer,
+            request,
+        }) = ask
+        {
+            let result = match request {
+                Request::Status => Ok(Reply::Status(self.status())),
+                Request::List => Ok(Reply::Jobs(self.jobs())),
+                Request::Set { job, change } => self.change(&job, change, peer),
+                Request::Shutdown => self.shut_down(peer),
+                Request::Events { since_seq, limit } => {
+                    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+                    Ok(Reply::Events(self.journal.since(since_seq, limit)))
+                }
+                Request::Register(job) => {
+                    if self.knows_devices_of(&job) {
+                        self.register(job, peer)
+                    } else {
+                        let ask = Ask {
+                            connection,
+                            peer,
+                            request: Request::Register(job),
+                        };
+                        self.parked.push((ask, mono_ns() + DISCOVERY_NS));
+                        return;
+                    }
+                }
+            };
+            ask = self
+                .control
+                .reply(connection, &result, mono_ns(), &self.poller);
+        }
+    }
+
+    /// Whether the devices of the job's driver have been asked for and the answer is there; asks where not.
+    fn knows_devices_of(&mut self, job: &JobSpec) -> bool {
+        if !job.simulated && self.options.host_nvml && self.drivers.get(&None) == Some(&false) {
+            return false;
+        }
+        if job.driver.as_os_str().is_empty() {
+            return true;
+        }
+        self.ask_for_devices(Some(job.driver.clone()))
+    }
+
+    /// Asks for the devices of a driver, once; true where the answer is there.
+    pub(crate) fn ask_for_devices(&mut self, driver: Option<PathBuf>) -> bool {
+        if let Some(answered) = self.drivers.get(&driver) {
+            return *answered;
+        }
+        // A user can name any number of paths; some dozens are an experiment, more are an attack.
+        if self.drivers.len() >= 64 {
+            return true;
+        }
+        self.watcher.discover(driver.clone());
+        self.drivers.insert(driver, false);
+        false
+    }
+
+    /// The watcher has news.
+    pub(crate) fn on_devices(&mut self) {
+        for news in self.watcher.take() {
+            self.drivers.insert(news.driver.clone(), true);
+            match news.found {
+                Ok(found) => {
+                    let simulated = news.driver.as_ref().is_some_and(|driver| {
+                        // The host's own devices stay what they are, whatever a job says of its driver.
+                        self.parked.iter().map(|(ask, _)| &ask.request).any(|request| {
+                            matches!(request, Request::Register(job) if job.driver == *driver && job.simulated)
+                        }) || self
+                            .ledger
+                            .iter()
+                            .any(|tenant| tenant.spec.driver == *driver && tenant.spec.simulated)
+                    });
+                    if !self.devices.learn(&found, simulated).is_empty() {
+                        self.make_lanes();
+                        self.publish_limits();
+                    }
+                }
+                Err(reason) => {
+                    let driver = news
+                        .driver
+                        .as_ref()
+                        .map(|driver| driver.display().to_string());
+                    let driver = driver.unwrap_or_else(|| "this host".into());
+                    tracing::debug!("no NVML for {driver}: {reason}");
+                }
+            }
+        }
+        self.unpark();
+    }
+
+    /// Answers registrations whose driver has been looked at.
+    fn unpark(&mut self) {
+        for (ask, deadline_ns) in std::mem::take(&mut self.parked) {
+            let Request::Register(job) = &ask.request else {
+                continue;
+            };
+            if self.knows_devices_of(job) {
+                self.answer(Some(ask));
+            } else {
+                self.parked.push((ask, deadline_ns));
+            }
+        }
+    }
+
+    /// Registrations that have waited long enough go on without NVML: devices are then learnt from the clients.
+    pub(crate) fn expire_parked(&mut self, now_ns: u64) {
+        let (late, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.parked)
+            .into_iter()
+            .partition(|(_, deadline_ns)| *deadline_ns <= now_ns);
+        self.parked = waiting;
+        for (ask, _) in late {
+            if let Request::Register(job) = &ask.request {
+                let driver = (!job.driver.as_os_str().is_empty()).then(|| job.driver.clone());
+                tracing::warn!("NVML has not answered in time; devices are learnt from clients");
+                self.drivers.insert(driver, true);
+                self.drivers.insert(None, true);
+            }
+            self.answer(Some(ask));
+        }
+    }
+
+    fn register(&mut self, mut job: JobSpec, peer: Peer) -> Result<Reply, ControlError> {
+        if job.pid == 0 {
+            job.pid = peer.pid;
+        }
+        if job.pid != peer.pid {
+            let message = format!(
+                "process {} cannot register a job for process {}",
+                peer.pid, job.pid
+            );
+            let error = ControlError::new(ErrorCode::Permission, message);
+            return Err(error.with_hint("a job registers itself, before it becomes its command"));
+        }
+        let name = if job.name.is_empty() {
+            self.ledger
+                .free_name(&control::name_from_command(&job.command))
+        } else {
+            job.name.clone()
+        };
+        let spec = convert::spec(job, name);
+        let user = convert::user_name(peer.uid);
+        let ceiling = (self.options.ceilings)(peer.uid, &user);
+        self.ledger
+            .admit(&spec, None, (peer.uid, &user, ceiling), &self.devices)
+            .map_err(|refusal| convert::refusal(&refusal))?;
+        let failed = |message: String| ControlError::new(ErrorCode::Internal, message);
+        let token = new_token().map_err(|error| failed(format!("no random numbers: {error}")))?;
+        let id = TenantId(self.new_id());
+        let now_ns = mono_ns();
+        let mut tenant = Tenant::new(id, spec, token, (peer.uid, user), now_ns);
+        let ticks = peer::started_ticks(peer.pid);
+        self.watch_job(&mut tenant, ticks.unwrap_or(0));
+        if tenant.process.is_none() {
+            let message = format!("process {} has ended before it was registered", peer.pid);
+            return Err(ControlError::new(ErrorCode::Invalid, message));
+        }
+        let (name, command) = (tenant.spec.name.clone(), tenant.spec.command.join(" "));
+        let mut fields = vec![
+            ("pid", Value::from(peer.pid)),
+            ("uid", Value::from(peer.uid)),
+            (
+                "class",
+                Value::from(convert::wire_class(tenant.spec.class).as_str()),
+            ),
+        ];
+        fields.extend(tenant.spec.share.map(|share| ("share", Value::from(share))));
+        fields.extend(
+            tenant
+                .spec
+                .mem
+                .map(|mem| ("mem", Value::from(mem.to_string()))),
+        );
+        let message = format!("job `{name}` is registered: {command}");
+        self.ledger.insert(tenant);
+        self.journal.write("registered", &name, message, &fields);
+        self.publish_limits();
+        self.publish_terms();
+        // On disk before the job learns its token: an arbiter that dies right after this is followed by one that knows it.
+        self.save_state();
+        let mem_limit_bytes = self.limits_of(id);
+        Ok(Reply::Registered(Registered {
+            job: name,
+            id: id.0,
+            token: convert::token_text(&token),
+            channel_socket: self.options.dir.channel_socket(),
+            mem_limit_bytes,
+            share: self.share_of(id),
+        }))
+    }
+
+    fn change(&mut self, job: &str, change: Change, peer: Peer) -> Result<Reply, ControlError> {
+        let Some(tenant) = self.ledger.named(job) else {
+            let names: Vec<&str> = self.ledger.iter().map(|t| t.spec.name.as_str()).collect();
+            let hint = if names.is_empty() {
+                "no job is running".to_owned()
+            } else {
+                format!("running: {}", names.join(", "))
+            };
+            let error = ControlError::new(ErrorCode::NoSuchJob, format!("no job is named `{job}`"));
+            return Err(error.with_hint(hint));
+        };
+        let ours = rustix::process::geteuid().as_raw();
+        if peer.uid != tenant.uid && peer.uid != 0 && peer.uid != ours {
+            let message = format!(
+                "job `{job}` belongs to user {}, you are {}",
+                tenant.uid, peer.uid
+            );
+            return Err(ControlError::new(ErrorCode::Permission, message)
+                .with_hint("ask its owner, or root"));
+        }
+        if change.is_empty() {
+            return Err(ControlError::new(ErrorCode::Invalid, "nothing to change")
+                .with_hint("give --mem, --share or --class"));
+        }
+        let (id, uid, user) = (tenant.id, tenant.uid, tenant.user.clone());
+        let mut spec = tenant.spec.clone();
+        spec.mem = change.mem.or(spec.mem);
+        spec.share = change.share.or(spec.share);
+        spec.class = change.class.map_or(spec.class, convert::class);
+        // Root may go beyond what the configuration allows a user.
+        let ceiling = if peer.uid == 0 && uid != 0 {
+            crate::Ceiling::default()
+        } else {
+            (self.options.ceilings)(uid, &user)
+        };
+        self.ledger
+            .admit(&spec, Some(id), (uid, &user, ceiling), &self.devices)
+            .map_err(|refusal| convert::refusal(&refusal))?;
+        let mut fields = Vec::new();
+        fields.extend(change.mem.map(|mem| ("mem", Value::from(mem.to_string()))));
+        fields.extend(change.share.map(|share| ("share", Value::from(share))));
+        fields.extend(
+            change
+                .class
+                .map(|class| ("class", Value::from(class.as_str()))),
+        );
+        if let Some(tenant) = self.ledger.get_mut(id) {
+            tenant.spec = spec;
+        }
+        self.publish_limits();
+        self.publish_terms();
+        self.save_state();
+        let message = format!("job `{job}` has new terms");
+        self.journal.write("changed", job, message, &fields);
+        self.status_of(id)
+            .map(Reply::Changed)
+            .ok_or_else(|| ControlError::new(ErrorCode::NoSuchJob, "the job has ended"))
+    }
+
+    fn shut_down(&mut self, peer: Peer) -> Result<Reply, ControlError> {
+        let ours = rustix::process::geteuid().as_raw();
+        if peer.uid != 0 && peer.uid != ours {
+            let message = format!("this arbiter belongs to user {ours}, you are {}", peer.uid);
+            return Err(ControlError::new(ErrorCode::Permission, message));
+        }
+        tracing::info!("process {} asks for an end", peer.pid);
+        self.stopping = true;
+        Ok(Reply::ShuttingDown)
+    }
+}
+
+/// 128 random bits as hexadecimal digits.
+fn new_token() -> Result<[u8; TOKEN_BYTES], getrandom::Error> {
+    let mut random = [0u8; TOKEN_BYTES / 2];
+    getrandom::fill(&mut random)?;
+    let mut token = [0; TOKEN_BYTES];
+    for (digits, byte) in token.chunks_exact_mut(2).zip(random) {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        // PANIC: half a byte is below 16.
+        digits[0] = DIGITS[usize::from(byte >> 4)];
+        digits[1] = DIGITS[usize::from(byte & 15)];
+    }
+    Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_hexadecimal_and_never_the_same() {
+        let tokens = [new_token(), new_token()].map(|token| token.expect("random"));
+        assert_ne!(tokens[0], tokens[1]);
+        assert!(tokens[0].iter().all(u8::is_ascii_hexdigit));
+    }
+}

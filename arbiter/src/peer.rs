@@ -1,0 +1,168 @@
+//! A client as the arbiter holds it: who it is, its pages, and what it claims. Everything a client wrote is copied out here,
+//! once, into plain values; it can be nonsense, and then it is that client's own loss.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use channel::arbiter::{ClientPages, Connection, Identity};
+use channel::wire::Hello;
+use policy::TenantId;
+
+/// Doorbells answered one by one within a housekeeping period; beyond them the client is only looked at once a period.
+/// A waiting thread rings once, and a gate opens and closes some hundred times a second.
+const RINGS_PER_PERIOD: u32 = 2000;
+
+/// A connection that has not been let in yet.
+#[derive(Debug)]
+pub struct Greeting {
+    /// The socket.
+    pub connection: Connection,
+    /// Who connected.
+    pub identity: Identity,
+    /// What it said, once it has; it is held back while pages of its tenant are expected from an older process.
+    pub hello: Option<(Hello, Option<(OwnedFd, OwnedFd)>)>,
+    /// When patience ends.
+    pub deadline_ns: u64,
+}
+
+/// An attached client.
+#[derive(Debug)]
+pub struct Client {
+    /// Whose.
+    pub tenant: TenantId,
+    /// Process id.
+    pub pid: u32,
+    /// Start time of the process in clock ticks since boot; with the pid it names a process for good.
+    pub started_ticks: u64,
+    /// Readable once the process has ended.
+    pub process: OwnedFd,
+    /// Kept open: closing it says goodbye. `None` until the welcome is sent.
+    pub socket: Option<OwnedFd>,
+    /// The other side has closed its end.
+    pub hung_up: bool,
+    /// Both halves.
+    pub pages: Rc<ClientPages>,
+    /// Slot in the tenant's page.
+    pub slot: u32,
+    /// Devices it can be granted, as bits.
+    pub devices: u32,
+    /// Name of the program, for people.
+    pub command: String,
+    /// When it attached.
+    pub attached_unix_ms: u64,
+    /// Next record to read from its ring.
+    pub journal_next: u64,
+    /// Doorbells in this housekeeping period.
+    pub rings: u32,
+    /// Its doorbell is not listened to until the period ends.
+    pub muted: bool,
+}
+
+impl Client {
+    /// Takes note of a doorbell; false where there were too many.
+    pub fn on_ring(&mut self) -> bool {
+        self.pages.answer_doorbell();
+        self.rings += 1;
+        self.rings <= RINGS_PER_PERIOD
+    }
+
+    /// Indices of its devices.
+    pub fn device_indices(&self) -> impl Iterator<Item = usize> + use<> {
+        let devices = self.devices;
+        (0..channel::MAX_DEVICES).filter(move |device| devices & (1 << device) != 0)
+    }
+}
+
+/// What a client, or all of a tenant's, claim to be doing on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Activity {
+    /// A thread waits at the gate.
+    pub waits: bool,
+    /// A thread is inside a blocking driver call.
+    pub blocking: bool,
+    /// Marks are outstanding.
+    pub in_flight: bool,
+    /// Work was submitted that no mark covers.
+    pub unmarked: bool,
+    /// A number that changes with every submission.
+    pub launches: u64,
+}
+
+impl Activity {
+    /// Of two clients together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            waits: self.waits || other.waits,
+            blocking: self.blocking || other.blocking,
+            in_flight: self.in_flight || other.in_flight,
+            unmarked: self.unmarked || other.unmarked,
+            launches: self.launches.wrapping_add(other.launches),
+        }
+    }
+}
+
+/// Whether a thread waits at the gate of `device`.
+pub fn waits(pages: &ClientPages, device: usize) -> bool {
+    pages.client.waiting(device) > 0
+}
+
+/// All that is claimed about `device`.
+pub fn activity(pages: &ClientPages, device: usize) -> Activity {
+    let client = &pages.client;
+    Activity {
+        waits: client.waiting(device) > 0,
+        blocking: client.blocking(device) > 0,
+        in_flight: client.in_flight(device).marks > 0,
+        unmarked: client.unmarked(device),
+        launches: client.launches_on(device),
+    }
+}
+
+/// Start time of a process in clock ticks since boot (field 22 of `/proc/PID/stat`, see proc_pid_stat(5)); `None`: gone.
+pub fn started_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the name in parentheses and may contain anything; count from the last one.
+    let rest = &stat[stat.rfind(')')? + 1..];
+    let mut fields = rest.split_ascii_whitespace();
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_living_process_has_a_start_time_and_a_dead_one_has_none() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .expect("sleep starts");
+        let ours = started_ticks(std::process::id()).expect("we live");
+        let theirs = started_ticks(child.id()).expect("it lives");
+        assert!(theirs >= ours && ours > 0);
+        child.kill().expect("kill");
+        let pid = child.id();
+        child.wait().expect("wait");
+        assert_eq!(started_ticks(pid), None);
+    }
+
+    #[test]
+    fn activities_add_up() {
+        let one = Activity {
+            waits: true,
+            launches: u64::MAX,
+            ..Activity::default()
+        };
+        let other = Activity {
+            in_flight: true,
+            launches: 3,
+            ..Activity::default()
+        };
+        let both = one.and(other);
+        assert!(both.waits && both.in_flight && !both.blocking);
+        assert_eq!(both.launches, 2);
+    }
+}

@@ -1,0 +1,234 @@
+//! Waiting: one epoll set, one timer with nanoseconds, and the closed list of what can happen.
+//!
+//! Knows descriptors and numbers only; what an event means is decided in `serve`.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+
+/// Where something happened. The numbers are never used twice, so an event that outlives its subject finds nobody.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The daemon is asked to end.
+    Stop,
+    /// A client connects.
+    ChannelAccept,
+    /// An operator connects.
+    ControlAccept,
+    /// The device watcher has news.
+    Devices,
+    /// A connected client says hello, or hangs up.
+    Greeting(u64),
+    /// A client wants something.
+    Doorbell(u64),
+    /// A client's process has ended.
+    ClientEnded(u64),
+    /// A client's socket was closed by whoever held it.
+    ClientHungUp(u64),
+    /// The process that registered a job has ended.
+    JobEnded(u64),
+    /// An operator's connection can be read, written or closed.
+    Control(u64),
+}
+
+/// What to be told about a descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interest {
+    /// It can be read.
+    Read,
+    /// It can be read or written.
+    ReadWrite,
+    /// It can be written.
+    Write,
+    /// The other side is gone.
+    HangUp,
+}
+
+/// Events taken from the kernel at a time.
+const BATCH: usize = 64;
+/// Key of the timer, which is no event of its own: a passed deadline is found by looking at the clock.
+const TIMER: u64 = 0;
+
+/// The set of descriptors waited on.
+pub struct Poller {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    armed_ns: Option<u64>,
+    ready: Vec<epoll::Event>,
+}
+
+impl Poller {
+    /// An empty set.
+    pub fn new() -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let timer = rustix::time::timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
+        Ok(Self {
+            epoll,
+            timer,
+            armed_ns: None,
+            ready: Vec::with_capacity(BATCH),
+        })
+    }
+
+    /// Waits on `fd` from now on. It has to be [removed](Self::remove) before it is closed where another process holds
+    /// the same open file: epoll watches open files, not numbers.
+    pub fn add(&self, fd: impl AsFd, event: Event, interest: Interest) -> io::Result<()> {
+        Ok(epoll::add(
+            &self.epoll,
+            fd,
+            EventData::new_u64(event.key()),
+            interest.flags(),
+        )?)
+    }
+
+    /// Changes what is waited for.
+    pub fn modify(&self, fd: impl AsFd, event: Event, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(
+            &self.epoll,
+            fd,
+            EventData::new_u64(event.key()),
+            interest.flags(),
+        )?)
+    }
+
+    /// Waits on `fd` no longer.
+    pub fn remove(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Waits for events, until `deadline_ns` of the monotonic clock at most, and puts them into `events`.
+    pub fn wait(&mut self, deadline_ns: Option<u64>, events: &mut Vec<Event>) -> io::Result<()> {
+        events.clear();
+        self.arm(deadline_ns)?;
+        self.ready.clear();
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.ready), None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        for ready in &self.ready {
+            let key = ready.data.u64();
+            if key == TIMER {
+                let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+                self.armed_ns = None;
+            } else {
+                events.extend(Event::from_key(key));
+            }
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self, deadline_ns: Option<u64>) -> io::Result<()> {
+        if self.armed_ns == deadline_ns {
+            return Ok(());
+        }
+        // Zero disarms, so a deadline in the past is set one nanosecond after the clock's zero.
+        let at_ns = deadline_ns.map_or(0, |ns| ns.max(1));
+        let value = Timespec {
+            // CAST: 2^63 ns are 292 years.
+            tv_sec: (at_ns / 1_000_000_000) as i64,
+            tv_nsec: (at_ns % 1_000_000_000) as i64,
+        };
+        let never = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let setting = Itimerspec {
+            it_interval: never,
+            it_value: value,
+        };
+        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &setting)?;
+        self.armed_ns = deadline_ns;
+        Ok(())
+    }
+}
+
+impl Interest {
+    fn flags(self) -> EventFlags {
+        match self {
+            Self::Read => EventFlags::IN | EventFlags::RDHUP,
+            Self::ReadWrite => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP,
+            Self::Write => EventFlags::OUT,
+            Self::HangUp => EventFlags::RDHUP,
+        }
+    }
+}
+
+impl Event {
+    /// Kind in the upper byte, number below; numbers count from 1 and stay far below 2^56.
+    fn key(self) -> u64 {
+        let (kind, id) = match self {
+            Self::Stop => (1, 0),
+            Self::ChannelAccept => (2, 0),
+            Self::ControlAccept => (3, 0),
+            Self::Devices => (4, 0),
+            Self::Greeting(id) => (5, id),
+            Self::Doorbell(id) => (6, id),
+            Self::ClientEnded(id) => (7, id),
+            Self::ClientHungUp(id) => (8, id),
+            Self::JobEnded(id) => (9, id),
+            Self::Control(id) => (10, id),
+        };
+        (kind << 56) | (id & ((1 << 56) - 1))
+    }
+
+    fn from_key(key: u64) -> Option<Self> {
+        let id = key & ((1 << 56) - 1);
+        Some(match key >> 56 {
+            1 => Self::Stop,
+            2 => Self::ChannelAccept,
+            3 => Self::ControlAccept,
+            4 => Self::Devices,
+            5 => Self::Greeting(id),
+            6 => Self::Doorbell(id),
+            7 => Self::ClientEnded(id),
+            8 => Self::ClientHungUp(id),
+            9 => Self::JobEnded(id),
+            10 => Self::Control(id),
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_survive_the_kernel() {
+        for event in [
+            Event::Stop,
+            Event::ChannelAccept,
+            Event::ControlAccept,
+            Event::Devices,
+            Event::Greeting(1),
+            Event::Doorbell(2),
+            Event::ClientEnded(3),
+            Event::ClientHungUp(4),
+            Event::JobEnded(5),
+            Event::Control((1 << 56) - 1),
+        ] {
+            assert_eq!(Event::from_key(event.key()), Some(event));
+        }
+        assert_eq!(Event::from_key(TIMER), None);
+    }
+
+    #[test]
+    fn a_deadline_ends_the_wait_and_not_before() {
+        let mut poller = Poller::new().expect("epoll");
+        let mut events = vec![Event::Stop];
+        for ahead_ns in [0, 3_000_000] {
+            let deadline = crate::clock::mono_ns() + ahead_ns;
+            poller.wait(Some(deadline), &mut events).expect("wait");
+            assert!(crate::clock::mono_ns() >= deadline);
+            assert!(events.is_empty());
+        }
+        poller.wait(Some(0), &mut events).expect("the past");
+    }
+}

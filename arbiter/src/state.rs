@@ -1,0 +1,121 @@
+//! What outlives the arbiter: the jobs, their tokens and who was attached, in `state.json`, replaced as a whole.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use control::JobSpec;
+use serde::{Deserialize, Serialize};
+
+/// Format of the file.
+const VERSION: u32 = 1;
+
+/// The file.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct State {
+    pub version: u32,
+    /// Incarnations of the arbiter so far.
+    pub epoch: u64,
+    /// Number of the next job.
+    pub next_id: u64,
+    /// Its jobs.
+    pub tenants: Vec<SavedTenant>,
+}
+
+/// A job.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedTenant {
+    pub id: u64,
+    pub token: String,
+    pub uid: u32,
+    pub job: JobSpec,
+    /// Start time of `job.pid` in clock ticks since boot; 0: that process has ended.
+    pub started_ticks: u64,
+    pub started_unix_ms: u64,
+    pub oom_count: u64,
+    pub clients: Vec<SavedClient>,
+}
+
+/// An attached process.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedClient {
+    pub pid: u32,
+    pub started_ticks: u64,
+    pub slot: u32,
+    pub journal_next: u64,
+}
+
+impl State {
+    /// Reads the file. One that is missing is an empty one; one that is damaged or of another version is said to be so and
+    /// then an empty one too: jobs go on without an arbiter, an arbiter that does not start helps nobody.
+    pub fn load(path: &Path) -> (Self, Option<String>) {
+        let bytes = match fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return (Self::default(), None);
+            }
+            Err(error) => return (Self::default(), Some(error.to_string())),
+        };
+        match serde_json::from_slice::<Self>(&bytes) {
+            Ok(state) if state.version == VERSION => (state, None),
+            Ok(state) => {
+                let reason = format!(
+                    "it has version {}, this arbiter writes {VERSION}",
+                    state.version
+                );
+                (Self::default(), Some(reason))
+            }
+            Err(error) => (Self::default(), Some(error.to_string())),
+        }
+    }
+
+    /// Writes the file beside itself and moves it into place, so that a reader, or the next arbiter, sees all of it or the
+    /// one before. Only this user can read it: it has tokens in it.
+    pub fn save(&mut self, path: &Path) -> io::Result<()> {
+        self.version = VERSION;
+        let beside = path.with_extension("json.new");
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(&beside)?;
+        file.write_all(&serde_json::to_vec(self)?)?;
+        fs::rename(&beside, path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_comes_back_as_it_was_and_damage_is_told() {
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("state.json");
+        assert_eq!(State::load(&path), (State::default(), None));
+        let mut state = State {
+            epoch: 3,
+            next_id: 9,
+            tenants: vec![SavedTenant {
+                token: "ab".into(),
+                clients: vec![SavedClient::default()],
+                ..SavedTenant::default()
+            }],
+            ..State::default()
+        };
+        state.save(&path).expect("saved");
+        assert_eq!(State::load(&path), (state, None));
+        fs::write(&path, b"{\"version\":1,\"epoch\":").expect("damage");
+        let (empty, reason) = State::load(&path);
+        assert_eq!(empty, State::default());
+        assert!(reason.is_some());
+        fs::write(&path, b"{\"version\":7}").expect("newer");
+        let (_, reason) = State::load(&path);
+        assert!(reason.is_some_and(|reason| reason.contains('7')));
+    }
+}

@@ -1,0 +1,240 @@
+//! What is told about the arbiter, its devices and its jobs.
+
+use control::{
+    ArbiterStatus, DeviceBytes, DeviceStatus, JobDevice, JobState, JobStatus, ProcessStatus,
+    SliceMode,
+};
+use policy::TenantId;
+
+use crate::clock::{mono_ns, unix_ms};
+use crate::convert;
+use crate::dispatch::Mode;
+use crate::serve::Arbiter;
+use crate::tenant::Tenant;
+
+impl Arbiter {
+    pub(crate) fn status(&self) -> ArbiterStatus {
+        ArbiterStatus {
+            version: self.options.version.clone(),
+            protocol_major: control::PROTOCOL_MAJOR,
+            protocol_minor: control::PROTOCOL_MINOR,
+            pid: std::process::id(),
+            uid: rustix::process::geteuid().as_raw(),
+            started_unix_ms: self.started_unix_ms,
+            uptime_ms: unix_ms().saturating_sub(self.started_unix_ms),
+            runtime_dir: self.options.dir.path().to_owned(),
+            control_socket: self.options.dir.control_socket(),
+            channel_socket: self.options.dir.channel_socket(),
+            embedded: self.options.embedded,
+            idle_exit_s: self.options.idle_exit.map(|after| after.as_secs()),
+            devices: self.device_statuses(),
+            jobs: self.jobs(),
+        }
+    }
+
+    /// Living jobs, then those that have ended lately.
+    pub(crate) fn jobs(&self) -> Vec<JobStatus> {
+        let living = self.ledger.iter().filter_map(|t| self.status_of(t.id));
+        living
+            .chain(self.gone.iter().map(|(_, job)| job.clone()))
+            .collect()
+    }
+
+    fn device_statuses(&self) -> Vec<DeviceStatus> {
+        let now_ns = mono_ns();
+        let statuses = self.devices.iter().map(|(index, device)| {
+            let lane = self.lanes.get(index);
+            let there: Vec<&Tenant> = self
+                .ledger
+                .iter()
+                .filter(|t| {
+                    self.devices
+                        .entitled(index, &t.spec.devices, t.spec.simulated)
+                })
+                .collect();
+            let guaranteed = there
+                .iter()
+                .filter(|tenant| tenant.spec.class == policy::Class::Guaranteed);
+            let holder = lane.and_then(|lane| lane.holder());
+            let holder = holder.and_then(|id| self.ledger.get(id));
+            DeviceStatus {
+                index: u32::try_from(index).unwrap_or(u32::MAX),
+                uuid: convert::uuid_text(&device.uuid),
+                name: device.name.clone(),
+                total_bytes: device.total_bytes,
+                reserved_bytes: self.ledger.reserved[index],
+                simulated: device.simulated,
+                mode: match lane.map(|lane| lane.mode()) {
+                    Some(Mode::Concurrent) => SliceMode::Concurrent,
+                    _ => SliceMode::Exclusive,
+                },
+                quantum_us: lane.map_or(0, |lane| u64::from(lane.quantum_us())),
+                holder: holder.map(|tenant| tenant.spec.name.clone()),
+                jobs: there.iter().map(|t| t.spec.name.clone()).collect(),
+                share_promised: guaranteed.filter_map(|tenant| tenant.spec.share).sum(),
+                busy_fraction: lane.map_or(0.0, |lane| lane.busy_part(now_ns)),
+            }
+        });
+        statuses.collect()
+    }
+
+    /// A job as it stands.
+    pub(crate) fn status_of(&self, id: TenantId) -> Option<JobStatus> {
+        let tenant = self.ledger.get(id)?;
+        let now_ns = mono_ns();
+        let devices: Vec<JobDevice> = (0..self.lanes.len())
+            .filter(|index| {
+                let lane = &self.lanes[*index];
+                lane.usage(id).is_some() || tenant.used_bytes(*index) > 0
+            })
+            .map(|index| self.job_device(tenant, index, now_ns))
+            .collect();
+        let usages: Vec<&crate::usage::Usage> = self
+            .lanes
+            .iter()
+            .filter_map(|lane| lane.usage(id))
+            .collect();
+        let (mut busy, mut waits) = (false, false);
+        for lane in &self.lanes {
+            let standing = lane.standing(id);
+            busy |= standing.0;
+            waits |= standing.1;
+        }
+        let processes = self.processes(tenant);
+        let sum = |of: fn(&JobDevice) -> u64| devices.iter().map(of).sum();
+        let mean = |of: fn(&JobDevice) -> f64| {
+            devices.iter().map(of).sum::<f64>() / devices.len().max(1) as f64
+        };
+        let mut all = crate::usage::Usage::default();
+        for usage in &usages {
+            all.contended_ns += usage.contended_ns;
+            all.contended_device_ns += usage.contended_device_ns;
+        }
+        let limits: Vec<u64> = self
+            .devices
+            .iter()
+            .filter(|(at, _)| {
+                self.devices
+                    .entitled(*at, &tenant.spec.devices, tenant.spec.simulated)
+            })
+            .filter_map(|(at, _)| tenant.limits[at])
+            .collect();
+        Some(JobStatus {
+            name: tenant.spec.name.clone(),
+            id: id.0,
+            uid: tenant.uid,
+            user: tenant.user.clone(),
+            command: tenant.spec.command.clone(),
+            class: convert::wire_class(tenant.spec.class),
+            state: match (tenant.clients.is_empty(), busy, waits) {
+                (true, ..) if devices.is_empty() => JobState::Starting,
+                (_, true, _) => JobState::Running,
+                (_, _, true) => JobState::Waiting,
+                _ => JobState::Idle,
+            },
+            share_asked: tenant.spec.share,
+            share_got_recent: mean(|device| device.share_got_recent),
+            share_got_total: mean(|device| device.share_got_total),
+            share_got_contended: all.share_contended(),
+            contended_ns: all.contended_ns,
+            mem_limit_bytes: (!limits.is_empty()).then(|| limits.iter().sum()),
+            mem_used_bytes: sum(|device| device.mem_used_bytes),
+            mem_peak_bytes: sum(|device| device.mem_peak_bytes),
+            unattributed_bytes: sum(|device| device.unattributed_bytes),
+            holding: devices.iter().any(|device| device.holding),
+            device_time_ns: sum(|device| device.device_time_ns),
+            wait_time_ns: sum(|device| device.wait_time_ns),
+            overrun_ns: usages.iter().map(|usage| usage.overrun_ns).sum(),
+            launches: processes.iter().fold(tenant.launches_gone, |sum, process| {
+                sum.wrapping_add(process.launches)
+            }),
+            grants: usages.iter().map(|usage| usage.grants).sum(),
+            oom_count: tenant.oom_count,
+            started_unix_ms: tenant.started_unix_ms,
+            simulated: tenant.spec.simulated,
+            on_arbiter_loss: tenant.spec.on_loss,
+            devices,
+            processes,
+        })
+    }
+
+    fn job_device(&self, tenant: &Tenant, index: usize, now_ns: u64) -> JobDevice {
+        let device = self.devices.get(index);
+        let lane = &self.lanes[index];
+        let usage = lane.usage(tenant.id).cloned().unwrap_or_default();
+        let used = tenant.used_bytes(index);
+        // What NVML counts for the job's processes and nobody asked for: contexts, code, workspaces.
+        let physical: u64 = tenant
+            .clients
+            .iter()
+            .filter_map(|id| self.clients.get(id))
+            .filter_map(|client| device?.process_bytes.get(&client.pid))
+            .sum();
+        JobDevice {
+            index: u32::try_from(index).unwrap_or(u32::MAX),
+            uuid: device.map_or_else(String::new, |device| convert::uuid_text(&device.uuid)),
+            share_got_recent: usage.recent.part(now_ns),
+            share_got_total: usage.share_total(now_ns),
+            mem_limit_bytes: tenant.limits[index],
+            mem_used_bytes: used,
+            mem_peak_bytes: tenant.peak_bytes(index),
+            unattributed_bytes: physical.saturating_sub(used),
+            holding: lane.holder() == Some(tenant.id),
+            device_time_ns: usage.device_ns,
+            wait_time_ns: usage.wait_ns,
+        }
+    }
+
+    fn processes(&self, tenant: &Tenant) -> Vec<ProcessStatus> {
+        let clients = tenant.clients.iter().filter_map(|id| self.clients.get(id));
+        clients
+            .map(|client| ProcessStatus {
+                pid: client.pid,
+                command: client.command.clone(),
+                attached_unix_ms: client.attached_unix_ms,
+                launches: client.pages.client.launches(),
+                mem_used_bytes: tenant.memory.as_ref().map_or(0, |memory| {
+                    (0..self.lanes.len())
+                        .map(|index| memory.page.slot_bytes(client.slot, index))
+                        .fold(0, u64::saturating_add)
+                }),
+            })
+            .collect()
+    }
+
+    /// The limits of a job on its devices, as far as they are known.
+    pub(crate) fn limits_of(&self, id: TenantId) -> Vec<DeviceBytes> {
+        let Some(tenant) = self.ledger.get(id) else {
+            return Vec::new();
+        };
+        let own = self.devices.iter().filter(|(index, _)| {
+            self.devices
+                .entitled(*index, &tenant.spec.devices, tenant.spec.simulated)
+        });
+        own.filter_map(|(index, _)| {
+            Some(DeviceBytes {
+                device: u32::try_from(index).ok()?,
+                bytes: tenant.limits[index]?,
+            })
+        })
+        .collect()
+    }
+
+    /// The share of a job: what it asked for, or the part of the rest that falls to it now; 0 where none is promised.
+    pub(crate) fn share_of(&self, id: TenantId) -> f64 {
+        let Some(tenant) = self.ledger.get(id) else {
+            return 0.0;
+        };
+        if tenant.spec.class == policy::Class::Opportunistic {
+            return 0.0;
+        }
+        tenant.spec.share.unwrap_or_else(|| {
+            let shares = self.devices.iter().filter_map(|(index, _)| {
+                let terms = self.ledger.terms(&self.devices, index);
+                let own = terms.iter().find(|(tenant, _)| *tenant == id)?;
+                Some(f64::from(own.1.1) / 1e6)
+            });
+            shares.reduce(f64::min).unwrap_or(0.0)
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! What the tests share: a daemon in a thread, clients, and waiting.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use arbiter::{Arbiter, Options, Stopper};
+use channel::client::{ClientEnd, Introduction};
+use channel::wire::DeviceId;
+use control::paths::RuntimeDir;
+use control::{Client, Registered};
+
+/// Far beyond what anything here takes.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Tries until there is a value.
+pub fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = attempt() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A runtime directory of its own.
+pub fn directory() -> (tempfile::TempDir, RuntimeDir) {
+    let dir = tempfile::tempdir().expect("directory");
+    let runtime = RuntimeDir::given(dir.path().join("run")).expect("absolute");
+    let uid = rustix::process::geteuid().as_raw();
+    runtime.ensure(uid).expect("a directory of our own");
+    (dir, runtime)
+}
+
+/// Connects to the arbiter of a directory.
+pub fn operator(dir: &RuntimeDir) -> Result<Client, control::ClientError> {
+    Client::connect(&dir.control_socket(), PATIENCE)
+}
+
+/// An arbiter in a thread; stopped when dropped.
+pub struct Daemon {
+    pub dir: RuntimeDir,
+    stopper: Stopper,
+    thread: Option<JoinHandle<()>>,
+    _place: tempfile::TempDir,
+}
+
+impl Daemon {
+    pub fn start() -> Self {
+        let (place, dir) = directory();
+        let (send, started) = std::sync::mpsc::channel();
+        let options = Options {
+            host_nvml: false,
+            ..Options::new(dir.clone())
+        };
+        let thread = std::thread::spawn(move || {
+            let arbiter = Arbiter::start(options).expect("started");
+            send.send(arbiter.stopper()).expect("somebody waits");
+            arbiter.serve().expect("served");
+        });
+        let stopper = started.recv().expect("it has started");
+        Self {
+            dir,
+            stopper,
+            thread: Some(thread),
+            _place: place,
+        }
+    }
+
+    pub fn operator(&self) -> Client {
+        operator(&self.dir).expect("it listens")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            if !std::thread::panicking() {
+                ended.expect("the daemon has not panicked");
+            }
+        }
+    }
+}
+
+pub fn introduction(job: &Registered) -> Introduction {
+    Introduction {
+        token: job.token.as_bytes().try_into().expect("32 digits"),
+        devices: vec![DeviceId {
+            uuid: [7; 16],
+            total_bytes: 8 << 30,
+        }],
+        command: "worker".into(),
+    }
+}
+
+pub fn attach(job: &Registered) -> ClientEnd {
+    ClientEnd::attach(&job.channel_socket, &introduction(job), PATIENCE).expect("attached")
+}
+
+/// A client that always has more to do: waits at its gate as the interposer does, and keeps one mark in flight while it is
+/// open, however rarely this machine lets its thread run.
+pub struct Worker {
+    launches: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub fn start(client: ClientEnd) -> Self {
+        let (launches, stop) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (count, ended) = (Arc::clone(&launches), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            let gate = client.arbiter.device(0).expect("device");
+            let want = client.client.want(0).expect("device");
+            let thread = client.client.thread(0);
+            let stream = client.client.claim_stream(0).expect("slot").1;
+            while !ended.load(Relaxed) {
+                if let Err(seen) = gate.look() {
+                    stream.settle();
+                    want.begin_waiting();
+                    client.ring();
+                    gate.wait(seen, Duration::from_millis(100));
+                    want.end_waiting();
+                    continue;
+                }
+                thread.count_launch();
+                thread.all_marked();
+                stream.settle();
+                stream.issue();
+                count.fetch_add(1, Relaxed);
+                std::thread::sleep(Duration::from_micros(30));
+            }
+            stream.settle();
+        });
+        Self {
+            launches,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    pub fn launches(&self) -> u64 {
+        self.launches.load(Relaxed)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A connection to the channel that says nothing.
+pub fn seqpacket(path: &Path) -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC;
+    let kind = SocketType::SEQPACKET;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).expect("socket");
+    let address = SocketAddrUnix::new(path).expect("address");
+    rustix::net::connect(&socket, &address).expect("connected");
+    socket
+}
+
+/// Sends one message; false where the other side has hung up.
+pub fn send(socket: &OwnedFd, bytes: &[u8]) -> bool {
+    rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL).is_ok()
+}
+
+/// One message; `None` where the other side has hung up without one.
+pub fn receive(socket: &OwnedFd) -> Option<Vec<u8>> {
+    let mut buffer = vec![0; 4096];
+    let flags = rustix::net::RecvFlags::empty();
+    let (bytes, _) = rustix::net::recv(socket, &mut buffer[..], flags).ok()?;
+    buffer.truncate(bytes);
+    (bytes > 0).then_some(buffer)
+}

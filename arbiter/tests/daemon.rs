@@ -1,0 +1,573 @@
+//! The daemon over its real sockets, with clients made of the channel's client end.
+
+mod bench;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use arbiter::{Arbiter, Error, Options};
+use bench::{Daemon, Worker, attach, introduction, until};
+use channel::client::{AttachError, ClientEnd};
+use channel::wire::Outcome;
+use channel::{Account, Bypass, Event, NO_LIMIT};
+use control::{Change, Class, ClientError, ErrorCode, JobSpec, JobState, MemLimit};
+
+const GIB: u64 = 1 << 30;
+
+fn named(name: &str, share: f64) -> JobSpec {
+    JobSpec {
+        name: name.into(),
+        share: Some(share),
+        simulated: true,
+        ..JobSpec::default()
+    }
+}
+
+fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> control::ControlError {
+    match result {
+        Err(ClientError::Refused(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_job_alone_finds_its_gate_open_its_limit_set_and_itself_listed() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let job = operator
+        .register(JobSpec {
+            mem: Some(MemLimit::Percent(25.0)),
+            command: vec!["python".into(), "train.py".into()],
+            ..named("", 0.5)
+        })
+        .expect("registered");
+    assert_eq!((job.job.as_str(), job.share), ("train", 0.5));
+    assert_eq!(operator.list().expect("list")[0].state, JobState::Starting);
+
+    let client = attach(&job);
+    assert_eq!(client.device_map[0], Some(0));
+    let gate = client.arbiter.device(0).expect("device");
+    gate.look().expect("open, without having asked");
+    assert_eq!(gate.limit_bytes(), 2 * GIB);
+    assert_eq!(gate.physical_total_bytes(), 8 * GIB);
+    assert!(client.arbiter.heartbeat_mono_ns() > 0);
+    let account = Account::new(client.tenant, client.arbiter.tenant_slot()).expect("slot");
+    account.reserve(0, GIB, gate.limit_bytes()).expect("fits");
+    client.client.thread(0).count_launch();
+
+    let status = operator.status().expect("status");
+    assert_eq!(status.devices.len(), 1);
+    assert_eq!(status.devices[0].share_promised, 0.5);
+    assert_eq!(status.devices[0].holder.as_deref(), Some("train"));
+    let job = &status.jobs[0];
+    assert_eq!(
+        (job.mem_used_bytes, job.mem_limit_bytes),
+        (GIB, Some(2 * GIB))
+    );
+    assert_eq!((job.launches, job.grants, job.processes.len()), (1, 1, 1));
+
+    let change = Change {
+        mem: Some(MemLimit::Bytes(512 << 20)),
+        ..Change::default()
+    };
+    operator.set("train", change).expect("changed");
+    assert_eq!(gate.limit_bytes(), 512 << 20);
+    let over = account
+        .reserve(0, 1, gate.limit_bytes())
+        .expect_err("above");
+    client.client.write_record(
+        0,
+        Event::OverLimit {
+            limit_bytes: over.limit_bytes,
+            used_bytes: over.used_bytes,
+            requested_bytes: over.requested_bytes,
+        },
+    );
+    client.client.write_record(
+        0,
+        Event::Bypassing {
+            reason: Bypass::NoMarks,
+        },
+    );
+    until("both events are in the journal", || {
+        let events = daemon.operator().events(0, 0).expect("events");
+        let oom = events.iter().find(|event| event.kind == "oom")?;
+        assert_eq!(oom.job, "train");
+        assert_eq!(oom.fields["limit_bytes"], 512 << 20);
+        assert_eq!(oom.fields["used_bytes"], GIB);
+        assert_eq!(oom.fields["requested_bytes"], 1);
+        events
+            .iter()
+            .find(|event| event.kind == "bypass")
+            .map(|_| ())
+    });
+    assert_eq!(operator.list().expect("list")[0].oom_count, 1);
+    let journal = std::fs::read_to_string(daemon.dir.journal_file()).expect("journal");
+    assert!(
+        journal
+            .lines()
+            .any(|line| line.contains("\"kind\":\"oom\"")),
+        "{journal}"
+    );
+}
+
+#[test]
+fn two_busy_jobs_get_their_shares() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let jobs = [("large", 0.75), ("small", 0.25)]
+        .map(|(name, share)| operator.register(named(name, share)).expect("registered"));
+    let _workers = jobs.each_ref().map(|job| Worker::start(attach(job)));
+    let shares = until(
+        "they have wanted the device at once for two seconds",
+        || {
+            let jobs = operator.list().expect("list");
+            let long = jobs.iter().all(|job| job.contended_ns > 2_000_000_000);
+            long.then(|| [0, 1].map(|at: usize| jobs[at].share_got_contended.expect("contended")))
+        },
+    );
+    assert!((shares[0] - 0.75).abs() < 0.03, "{shares:?}");
+    assert!((shares[1] - 0.25).abs() < 0.03, "{shares:?}");
+    let jobs = operator.list().expect("list");
+    assert!(
+        jobs.iter()
+            .all(|job| job.grants > 50 && job.wait_time_ns > 0),
+        "{jobs:?}"
+    );
+
+    let change = Change {
+        share: Some(0.25),
+        ..Change::default()
+    };
+    operator.set("large", change).expect("lowered");
+    let change = Change {
+        share: Some(0.75),
+        ..Change::default()
+    };
+    operator.set("small", change).expect("raised");
+    until("the new shares hold", || {
+        let recent = operator.list().expect("list")[1].share_got_recent;
+        ((recent - 0.75).abs() < 0.05).then_some(())
+    });
+}
+
+#[test]
+fn an_idle_job_costs_a_busy_one_nothing_and_an_opportunistic_one_gets_the_rest() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let first = operator.register(named("first", 1.0)).expect("registered");
+    let rest = JobSpec {
+        class: Class::Opportunistic,
+        share: None,
+        ..named("rest", 1.0)
+    };
+    let rest = operator.register(rest).expect("registered");
+    let idle = attach(&first);
+    idle.arbiter
+        .device(0)
+        .expect("device")
+        .look()
+        .expect("open");
+    let worker = Worker::start(attach(&rest));
+    until("the opportunistic job runs", || {
+        (worker.launches() > 100).then_some(())
+    });
+    // Nothing is ever demanded of the idle one, but when it wants the device it has it.
+    let busy = Worker::start(idle);
+    until("the guaranteed job runs", || {
+        (busy.launches() > 1000).then_some(())
+    });
+    let shares = until("they have met for a second", || {
+        let jobs = operator.list().expect("list");
+        let met = jobs[0].contended_ns > 1_000_000_000;
+        met.then(|| jobs[0].share_got_contended.expect("contended"))
+    });
+    assert!(shares > 0.9, "{shares}");
+}
+
+#[test]
+fn a_killed_holder_leaves_the_device_and_its_memory_to_the_others() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let holder = operator.register(named("holder", 0.5)).expect("registered");
+    let other = operator.register(named("other", 0.5)).expect("registered");
+    let mut child = child("hold", &holder.channel_socket, &holder.token);
+    let held = until("the child holds memory and the device", || {
+        let job = &daemon.operator().list().expect("list")[0];
+        (job.holding && job.mem_used_bytes > 0 && job.state == JobState::Running)
+            .then_some(job.mem_used_bytes)
+    });
+    assert_eq!(held, GIB);
+    // The child stays inside a blocking call for ever; its slice alone makes it give way. So it is killed while it holds:
+    // the gate of the other is closed as long as nobody asks.
+    let client = attach(&other);
+    let gate = client.arbiter.device(0).expect("device");
+    gate.look().expect_err("the child holds the device");
+    child.kill().expect("killed");
+    child.wait().expect("waited");
+    until("its memory is free", || {
+        let jobs = daemon.operator().list().expect("list");
+        (jobs[0].mem_used_bytes == 0).then_some(())
+    });
+    let want = client.client.want(0).expect("device");
+    want.begin_waiting();
+    client.ring();
+    until("the gate opens", || gate.look().ok());
+    want.end_waiting();
+    let events = daemon.operator().events(0, 0).expect("events");
+    let gone = events
+        .iter()
+        .find(|event| event.kind == "detached")
+        .expect("told");
+    assert_eq!(gone.fields["held_bytes"], GIB);
+}
+
+#[test]
+fn a_killed_arbiter_is_followed_by_one_that_knows_its_jobs() {
+    let dir = bench::directory();
+    let mut first = arbiter_child(&dir);
+    let mut operator = until("the first arbiter listens", || bench::operator(&dir.1).ok());
+    let job = operator.register(named("steady", 0.5)).expect("registered");
+    let client = attach(&job);
+    let epoch = client.arbiter.epoch();
+    let account = Account::new(client.tenant, client.arbiter.tenant_slot()).expect("slot");
+    account.reserve(0, GIB, NO_LIMIT).expect("no limit");
+    let stream = client.client.claim_stream(0).expect("slot").1;
+    stream.issue();
+    first.kill().expect("killed");
+    first.wait().expect("waited");
+    assert!(!client.arbiter_lives());
+
+    let mut second = arbiter_child(&dir);
+    let mut operator = until("the second arbiter listens", || {
+        bench::operator(&dir.1).ok()
+    });
+    let jobs = operator.list().expect("list");
+    assert_eq!(jobs[0].name, "steady");
+    assert_eq!(jobs[0].share_asked, Some(0.5));
+    let gap = Duration::from_millis(5);
+    let token = introduction(&job);
+    let again = ClientEnd::reattach(&job.channel_socket, &token, &client, gap, bench::PATIENCE)
+        .expect("re-attached");
+    assert!(again.arbiter.epoch() > epoch);
+    assert!(
+        std::ptr::eq(again.client, client.client),
+        "the pages are the same"
+    );
+    let job = &operator.list().expect("list")[0];
+    assert_eq!(
+        job.mem_used_bytes, GIB,
+        "the ledger is rebuilt from the pages"
+    );
+    account.release(0, GIB);
+    assert_eq!(operator.list().expect("list")[0].mem_used_bytes, 0);
+    let events = operator.events(0, 0).expect("events");
+    let back = events
+        .iter()
+        .find(|event| event.kind == "reattached")
+        .expect("told");
+    assert_eq!(back.fields["gap_ns"], 5_000_000);
+    operator.shutdown().expect("asked to end");
+    assert!(second.wait().expect("ended").success());
+    assert!(!dir.1.control_socket().exists() && !dir.1.channel_socket().exists());
+    again
+        .arbiter
+        .device(0)
+        .expect("device")
+        .look()
+        .expect("left open");
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_value_and_the_remedy() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let job = operator.register(named("a", 0.75)).expect("registered");
+    let twice = refusal(operator.register(named("a", 0.1)));
+    assert_eq!(twice.code, ErrorCode::Refused);
+    assert!(
+        twice.message.contains("`a`") && twice.hint.contains("--name"),
+        "{twice}"
+    );
+    let sum = refusal(operator.register(named("b", 0.5)));
+    assert!(
+        sum.message.contains("1.25") && sum.hint.contains("0.25"),
+        "{sum}"
+    );
+    let zero = refusal(operator.register(named("b", 0.0)));
+    assert_eq!(zero.code, ErrorCode::Invalid);
+    let name = refusal(operator.register(named("no name", 0.1)));
+    assert_eq!(name.code, ErrorCode::Invalid);
+    let other = JobSpec {
+        pid: 1,
+        ..named("b", 0.1)
+    };
+    assert_eq!(
+        refusal(operator.register(other)).code,
+        ErrorCode::Permission
+    );
+    let nobody = refusal(operator.set("zebra", Change::default()));
+    assert_eq!(nobody.code, ErrorCode::NoSuchJob);
+    assert!(nobody.hint.contains("running: a"), "{nobody}");
+
+    let _client = attach(&job);
+    let large = JobSpec {
+        mem: Some(MemLimit::Bytes(9 * GIB)),
+        ..named("b", 0.1)
+    };
+    let large = refusal(operator.register(large));
+    assert!(
+        large.message.contains("9GiB") && large.message.contains("8GiB"),
+        "{large}"
+    );
+    let nowhere = JobSpec {
+        devices: vec!["3".parse().expect("index")],
+        ..named("b", 0.1)
+    };
+    assert_eq!(
+        refusal(operator.register(nowhere)).code,
+        ErrorCode::NoSuchDevice
+    );
+    assert_eq!(
+        operator.list().expect("list").len(),
+        1,
+        "nothing was left behind"
+    );
+
+    let mut stranger = introduction(&job);
+    stranger.token = [b'0'; channel::wire::TOKEN_BYTES];
+    let refused = ClientEnd::attach(&job.channel_socket, &stranger, bench::PATIENCE);
+    assert!(
+        matches!(refused, Err(AttachError::Refused(Outcome::UnknownToken, _))),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_directory_has_one_arbiter_and_an_idle_one_ends() {
+    let dir = bench::directory();
+    let options = || Options {
+        host_nvml: false,
+        idle_exit: Some(Duration::from_millis(50)),
+        ..Options::embedded(dir.1.clone())
+    };
+    let first = Arbiter::start(options()).expect("started");
+    match Arbiter::start(options()) {
+        Err(Error::AlreadyRunning { pid, .. }) => assert_eq!(pid, Some(std::process::id())),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("two arbiters in one directory"),
+    }
+    first.serve().expect("it ends by itself");
+    assert!(!dir.1.control_socket().exists());
+    Arbiter::start(options()).expect("the directory is free again");
+}
+
+#[test]
+fn a_job_outlives_neither_its_processes_nor_its_name() {
+    let daemon = Daemon::start();
+    let mut child = child("register", &daemon.dir.control_socket(), "brief");
+    until("it is listed", || {
+        let jobs = daemon.operator().list().expect("list");
+        jobs.iter().any(|job| job.name == "brief").then_some(())
+    });
+    let taken = refusal(daemon.operator().register(named("brief", 0.5)));
+    assert!(taken.message.contains("brief"), "{taken}");
+    child.kill().expect("killed");
+    child.wait().expect("waited");
+    until("it is gone", || {
+        let jobs = daemon.operator().list().expect("list");
+        jobs.iter()
+            .all(|job| job.state == JobState::Gone)
+            .then_some(())
+    });
+    daemon
+        .operator()
+        .register(named("brief", 1.0))
+        .expect("name and share are free again");
+}
+
+// --- strangers ---
+
+#[test]
+fn garbage_and_silence_on_the_channel_cost_nobody_else() {
+    let daemon = Daemon::start();
+    let job = daemon
+        .operator()
+        .register(named("a", 0.5))
+        .expect("registered");
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[0xff; 7]] {
+        let socket = bench::seqpacket(&job.channel_socket);
+        assert!(bench::send(&socket, garbage));
+        let answer = bench::receive(&socket).expect("an answer");
+        let welcome = channel::wire::Welcome::decode(&answer).expect("a readable one");
+        assert_eq!(welcome.outcome, Outcome::Malformed);
+    }
+    let silent: Vec<_> = (0..200)
+        .map(|_| bench::seqpacket(&job.channel_socket))
+        .collect();
+    // Those who say nothing are let go, and then there is room.
+    until("a client is let in", || {
+        let client = ClientEnd::attach(&job.channel_socket, &introduction(&job), bench::PATIENCE);
+        client.ok()
+    });
+    drop(silent);
+    assert_eq!(daemon.operator().list().expect("list").len(), 1);
+}
+
+#[test]
+fn endless_lines_and_half_open_connections_cost_nobody_else() {
+    let daemon = Daemon::start();
+    let path = daemon.dir.control_socket();
+    let half_open: Vec<UnixStream> = (0..300)
+        .filter_map(|_| {
+            let mut stream = UnixStream::connect(&path).ok()?;
+            stream.write_all(b"{\"v_major\":1,").ok()?;
+            Some(stream)
+        })
+        .collect();
+    assert!(half_open.len() > 64);
+    assert!(daemon.operator().list().expect("served").is_empty());
+
+    let mut endless = UnixStream::connect(&path).expect("connected");
+    let chunk = vec![b'x'; 1 << 16];
+    let mut sent = 0;
+    while endless.write_all(&chunk).is_ok() && sent < (64 << 20) {
+        sent += chunk.len();
+    }
+    assert!(sent < (64 << 20), "nobody takes {sent} bytes for a request");
+    let mut answer = String::new();
+    let _ = endless.read_to_string(&mut answer);
+    assert!(daemon.operator().list().expect("served").is_empty());
+
+    let mut nonsense = UnixStream::connect(&path).expect("connected");
+    nonsense.write_all(b"hello\n{}\n").expect("sent");
+    nonsense
+        .shutdown(std::net::Shutdown::Write)
+        .expect("half closed");
+    let mut answers = String::new();
+    nonsense.read_to_string(&mut answers).expect("answered");
+    assert_eq!(answers.lines().count(), 2, "{answers}");
+    assert!(
+        answers.lines().all(|line| line.contains("invalid")),
+        "{answers}"
+    );
+}
+
+#[test]
+fn a_doorbell_that_never_stops_does_not_keep_others_from_their_turn() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let noisy = operator.register(named("noisy", 0.5)).expect("registered");
+    let quiet = operator.register(named("quiet", 0.5)).expect("registered");
+    let noisy = attach(&noisy);
+    let storm = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while storm.load(std::sync::atomic::Ordering::Relaxed) {
+                noisy.ring();
+            }
+        });
+        let worker = Worker::start(attach(&quiet));
+        until("the quiet one runs", || {
+            (worker.launches() > 200).then_some(())
+        });
+        storm.store(false, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(operator.list().expect("served").len(), 2);
+}
+
+#[test]
+fn a_client_that_lies_about_its_work_gets_its_share_and_no_more() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let liar = operator.register(named("liar", 0.5)).expect("registered");
+    let honest = operator.register(named("honest", 0.5)).expect("registered");
+    let liar = attach(&liar);
+    // Waits, blocks and computes without end, and its ring has moved on by more than a number can hold.
+    let want = liar.client.want(0).expect("device");
+    want.begin_waiting();
+    want.begin_blocking();
+    let stream = liar.client.claim_stream(0).expect("slot").1;
+    for _ in 0..100_000 {
+        stream.issue();
+        liar.client
+            .write_record(99, Event::Reattached { gap_ns: 1 });
+    }
+    liar.ring();
+    let worker = Worker::start(attach(&honest));
+    until("the honest one runs", || {
+        (worker.launches() > 200).then_some(())
+    });
+    let share = until("they have met for a second", || {
+        let jobs = operator.list().expect("list");
+        let met = jobs[1].contended_ns > 1_000_000_000;
+        met.then(|| jobs[1].share_got_contended.expect("contended"))
+    });
+    assert!(share > 0.45, "{share}");
+    let events = operator.events(0, 0).expect("events");
+    assert!(events.len() < 60, "{} lines", events.len());
+}
+
+// --- processes of our own ---
+
+fn child(role: &str, socket: &std::path::Path, word: &str) -> Child {
+    Command::new(std::env::current_exe().expect("us"))
+        .args(["--exact", "role", "--nocapture", "--test-threads=1"])
+        .env("ARBITER_TEST_ROLE", role)
+        .env("ARBITER_TEST_SOCKET", socket)
+        .env("ARBITER_TEST_WORD", word)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started")
+}
+
+fn arbiter_child(dir: &(tempfile::TempDir, control::paths::RuntimeDir)) -> Child {
+    child("arbiter", dir.1.path(), "")
+}
+
+/// What the processes started by other tests do; a test like any other where nobody has given it a role.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var("ARBITER_TEST_ROLE") else {
+        return;
+    };
+    let socket = std::path::PathBuf::from(std::env::var_os("ARBITER_TEST_SOCKET").expect("socket"));
+    let word = std::env::var("ARBITER_TEST_WORD").expect("word");
+    match role.as_str() {
+        "hold" => {
+            let job = control::Registered {
+                token: word,
+                channel_socket: socket,
+                ..control::Registered::default()
+            };
+            let client = attach(&job);
+            let account = Account::new(client.tenant, client.arbiter.tenant_slot()).expect("slot");
+            account.reserve(0, GIB, NO_LIMIT).expect("no limit");
+            client.client.want(0).expect("device").begin_blocking();
+            client.client.thread(0).count_launch();
+            loop {
+                std::thread::park();
+            }
+        }
+        "register" => {
+            let mut operator =
+                control::Client::connect(&socket, bench::PATIENCE).expect("connected");
+            operator.register(named(&word, 0.5)).expect("registered");
+            loop {
+                std::thread::park();
+            }
+        }
+        "arbiter" => {
+            let dir = control::paths::RuntimeDir::given(socket).expect("absolute");
+            let options = Options {
+                host_nvml: false,
+                ..Options::new(dir)
+            };
+            arbiter::run(options).expect("served");
+        }
+        other => panic!("no role {other}"),
+    }
+}

@@ -1,0 +1,266 @@
+//! The protocol under the model checker: `scripts/loom`. What runs here is the shipped code, on loom's atomics.
+
+#![cfg(loom)]
+
+use channel::{Account, ArbiterHalf, ClientHalf, Event, Grant, TenantPage};
+use loom::sync::Arc;
+use loom::thread;
+
+fn model(check: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    // Three forced switches find what this size of program can hide, and end in seconds.
+    builder.preemption_bound = Some(3);
+    builder.check(check);
+}
+
+fn grant(number: u64) -> Grant {
+    Grant {
+        number,
+        quantum_us: 5000,
+        deadline_mono_ns: 7,
+        window_us: 2000,
+    }
+}
+
+/// A wait under loom never times out, so a wake-up that is lost is a deadlock.
+fn enter(half: &ArbiterHalf) {
+    let gate = half.device(0).expect("device");
+    while let Err(seen) = gate.look() {
+        gate.wait(seen, std::time::Duration::ZERO);
+    }
+}
+
+#[test]
+fn no_wakeup_is_lost_between_look_and_wait() {
+    model(|| {
+        let half = Arc::new(ArbiterHalf::default());
+        let arbiter = Arc::clone(&half);
+        let opener = thread::spawn(move || {
+            arbiter.open(0, &grant(1));
+        });
+        enter(&half);
+        // What came with the grant is seen by whoever saw the gate open.
+        assert_eq!(half.device(0).expect("device").window_us(), 2000);
+        opener.join().expect("opener");
+    });
+}
+
+#[test]
+fn a_gate_that_closes_and_opens_again_wakes_everybody_in_the_end() {
+    model(|| {
+        let half = Arc::new(ArbiterHalf::default());
+        let (arbiter, waiter) = (Arc::clone(&half), Arc::clone(&half));
+        let opener = thread::spawn(move || {
+            arbiter.open(0, &grant(1));
+            arbiter.close(0);
+            arbiter.open(0, &grant(2));
+        });
+        let other = thread::spawn(move || enter(&waiter));
+        enter(&half);
+        opener.join().expect("opener");
+        other.join().expect("other");
+    });
+}
+
+#[test]
+fn a_request_is_seen_by_the_arbiter_that_closed_before_it() {
+    // The client looks, finds the gate closed, says that it waits and rings; the arbiter answers the bell and reads. The
+    // bell is a system call, modelled as a lock that both take.
+    model(|| {
+        let half = Arc::new(ClientHalf::default());
+        let bell = Arc::new(loom::sync::Mutex::new(false));
+        let (client, rung) = (Arc::clone(&half), Arc::clone(&bell));
+        let waiter = thread::spawn(move || {
+            client.want(0).expect("device").begin_waiting();
+            *rung.lock().expect("bell") = true;
+        });
+        if *bell.lock().expect("bell") {
+            assert_eq!(half.waiting(0), 1, "rung and nobody there");
+        }
+        waiter.join().expect("waiter");
+    });
+}
+
+#[test]
+fn two_processes_never_hold_more_than_the_limit_together() {
+    model(|| {
+        let page = Arc::new(TenantPage::default());
+        page.use_slots(2);
+        let theirs = Arc::clone(&page);
+        let other = thread::spawn(move || {
+            let account = Account::new(&theirs, 1).expect("slot");
+            account.reserve(0, 6, 10).is_ok()
+        });
+        let account = Account::new(&page, 0).expect("slot");
+        let ours = account.reserve(0, 6, 10).is_ok();
+        let theirs = other.join().expect("other");
+        assert!(!(ours && theirs), "12 of 10 bytes");
+        let held = if ours || theirs { 6 } else { 0 };
+        assert_eq!(page.used_bytes(0), held, "what was refused was taken back");
+        assert!(page.peak_bytes(0) <= 10);
+    });
+}
+
+#[test]
+fn requests_that_fit_together_are_both_granted_or_retried() {
+    model(|| {
+        let page = Arc::new(TenantPage::default());
+        page.use_slots(2);
+        let theirs = Arc::clone(&page);
+        let other = thread::spawn(move || {
+            let account = Account::new(&theirs, 1).expect("slot");
+            account.reserve(0, 4, 10).expect("4 and 6 of 10 fit");
+        });
+        let account = Account::new(&page, 0).expect("slot");
+        account.reserve(0, 6, 10).expect("6 and 4 of 10 fit");
+        other.join().expect("other");
+        assert_eq!(page.used_bytes(0), 10);
+    });
+}
+
+#[test]
+fn one_that_fits_alone_is_never_refused_for_another_that_gives_back() {
+    model(|| {
+        let page = Arc::new(TenantPage::default());
+        page.use_slots(2);
+        let theirs = Arc::clone(&page);
+        let before = Account::new(&page, 1).expect("slot");
+        before.reserve(0, 3, 10).expect("fits");
+        let other = thread::spawn(move || {
+            Account::new(&theirs, 1).expect("slot").release(0, 3);
+        });
+        let account = Account::new(&page, 0).expect("slot");
+        account.reserve(0, 7, 10).expect("7 and 3 of 10 fit");
+        other.join().expect("other");
+        assert_eq!(page.used_bytes(0), 7);
+    });
+}
+
+#[test]
+fn a_dead_process_leaves_nothing_behind() {
+    model(|| {
+        let page = Arc::new(TenantPage::default());
+        page.use_slots(2);
+        Account::new(&page, 1)
+            .expect("slot")
+            .reserve(0, 8, 10)
+            .expect("fits");
+        let arbiter = Arc::clone(&page);
+        let clearing = thread::spawn(move || arbiter.clear_slot(1));
+        let account = Account::new(&page, 0).expect("slot");
+        let early = account.reserve(0, 8, 10).is_ok();
+        clearing.join().expect("arbiter");
+        if !early {
+            account
+                .reserve(0, 8, 10)
+                .expect("the dead one's memory is free");
+        }
+        assert_eq!(page.used_bytes(0), 8);
+    });
+}
+
+#[test]
+fn a_second_process_that_is_welcomed_is_counted_by_the_first() {
+    model(|| {
+        let page = Arc::new(TenantPage::default());
+        page.use_slots(1);
+        let second = Arc::clone(&page);
+        let other = thread::spawn(move || {
+            // The arbiter raises the count before it welcomes the process.
+            second.use_slots(2);
+            Account::new(&second, 1)
+                .expect("slot")
+                .reserve(0, 6, 10)
+                .is_ok()
+        });
+        let account = Account::new(&page, 0).expect("slot");
+        let ours = account.reserve(0, 6, 10).is_ok();
+        let theirs = other.join().expect("other");
+        assert!(!(ours && theirs), "12 of 10 bytes");
+    });
+}
+
+#[test]
+fn work_is_in_flight_until_its_mark_is_passed() {
+    model(|| {
+        let half = Arc::new(ClientHalf::default());
+        let client = Arc::clone(&half);
+        let worker = thread::spawn(move || {
+            let (_, stream) = client.claim_stream(0).expect("slot");
+            let mark = stream.issue();
+            // In the device's place.
+            stream.settle();
+            assert_eq!(stream.done(), mark);
+        });
+        let seen = half.in_flight(0);
+        assert!(seen.marks <= 1 && seen.streams <= 1, "{seen:?}");
+        worker.join().expect("worker");
+        assert_eq!(half.in_flight(0).marks, 0);
+    });
+}
+
+#[test]
+fn a_stream_slot_has_one_owner() {
+    model(|| {
+        let half = Arc::new(ClientHalf::default());
+        let client = Arc::clone(&half);
+        let other = thread::spawn(move || {
+            let (at, stream) = client.claim_stream(0).expect("one for each");
+            stream.issue();
+            at
+        });
+        let (at, stream) = half.claim_stream(0).expect("one for each");
+        stream.issue();
+        assert_ne!(at, other.join().expect("other"));
+        assert_eq!(half.in_flight(0).streams, 2);
+    });
+}
+
+#[test]
+fn the_last_stream_slot_has_one_owner_too() {
+    model(|| {
+        let half = Arc::new(ClientHalf::default());
+        half.claim_stream(0).expect("the first of two");
+        let client = Arc::clone(&half);
+        let other = thread::spawn(move || client.claim_stream(0).map(|(at, _)| at));
+        let ours = half.claim_stream(0).map(|(at, _)| at);
+        let theirs = other.join().expect("other");
+        assert!(
+            ours.is_none() || theirs.is_none(),
+            "{ours:?} and {theirs:?} of two"
+        );
+        assert!(ours.is_some() || theirs.is_some(), "one was left");
+    });
+}
+
+#[test]
+fn a_record_is_read_whole_or_not_at_all() {
+    fn oom(value: u64) -> Event {
+        Event::OverLimit {
+            limit_bytes: value,
+            used_bytes: value,
+            requested_bytes: value,
+        }
+    }
+    model(|| {
+        let half = Arc::new(ClientHalf::default());
+        let client = Arc::clone(&half);
+        let writer = thread::spawn(move || {
+            // One more than the ring has room for.
+            for value in 1..=3 {
+                client.write_record(0, oom(value));
+            }
+        });
+        let (mut next, mut read, mut missed) = (0, 0, 0);
+        let mut take = |record: Result<channel::Record, channel::BadRecord>| {
+            let record = record.expect("a kind that exists");
+            let whole = (1..=3).any(|value| record.event == oom(value));
+            assert!(whole, "{record:?}");
+            read += 1;
+        };
+        missed += half.read_records(&mut next, &mut take);
+        writer.join().expect("writer");
+        missed += half.read_records(&mut next, &mut take);
+        assert_eq!(read + missed, 3, "read {read}, missed {missed}");
+    });
+}

@@ -1,0 +1,284 @@
+//! With the real arbiter, started by `sublet run` or by hand. Jobs here touch no device: what the two say to each other
+//! over the control socket is the matter.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::fixture::{Fixture, Outcome};
+
+/// Far beyond what anything here takes; only a failure waits for it.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+#[track_caller]
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < DEADLINE, "in vain: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A fixture whose arbiter ends with it.
+struct Host(Fixture);
+
+impl Host {
+    fn new() -> Self {
+        Self(Fixture::without_arbiter())
+    }
+
+    fn ps(&self) -> Value {
+        let outcome = self.0.run(&["ps", "--json"]);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        serde_json::from_str(&outcome.stdout).unwrap()
+    }
+
+    fn arbiter_pid(&self) -> Option<Pid> {
+        let pid = self.ps()["arbiter"]["pid"].as_i64()?;
+        Some(Pid::from_raw(i32::try_from(pid).unwrap()))
+    }
+
+    /// A job that runs until the file `name.end` is there or the test has gone, and has begun.
+    fn job(&self, name: &str, flags: &[&str]) -> Child {
+        let (begun, end) = (
+            self.0.at(&format!("{name}.begun")),
+            self.0.at(&format!("{name}.end")),
+        );
+        let script = format!(
+            "touch {0}; until [ -e {1} ] || [ ! -e {0} ]; do sleep 0.01; done",
+            begun.display(),
+            end.display()
+        );
+        let mut args = vec!["run", "--sim", "--name", name];
+        args.extend(flags);
+        args.extend(["sh", "-c", &script]);
+        let child = self.0.sublet(args).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("the job begins", || begun.exists());
+        child
+    }
+
+    fn end(&self, name: &str, mut job: Child) {
+        self.0.write(&format!("{name}.end"), "");
+        assert!(job.wait().unwrap().success());
+    }
+
+    /// `sublet arbiter` in the foreground, once it listens.
+    fn arbiter(&self, flags: &[&str]) -> Child {
+        let mut args = vec!["arbiter"];
+        args.extend(flags);
+        let child = self.0.sublet(args).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("the arbiter listens", || self.arbiter_pid().is_some());
+        child
+    }
+
+    /// The job of that name in `sublet ps`.
+    fn shown(&self, name: &str) -> Value {
+        let ps = self.ps();
+        let job = ps["jobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|job| job["name"] == name);
+        job.unwrap_or_else(|| panic!("no {name} in {ps}")).clone()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self
+            .0
+            .sublet(["arbiter", "--stop"])
+            .stderr(Stdio::null())
+            .status();
+    }
+}
+
+fn is_alive(pid: Pid) -> bool {
+    Path::new(&format!("/proc/{pid}/stat")).exists()
+}
+
+#[test]
+fn run_starts_an_arbiter_and_registers_the_job() {
+    let host = Host::new();
+    let job = host.job("train", &["--share", "0.75", "--mem", "8GiB"]);
+    let shown = host.shown("train");
+    assert_eq!(shown["share_asked"], 0.75, "{shown}");
+    // A limit is one on a device, and no device is known here: that it arrived is in the journal.
+    let journal = fs::read_to_string(host.0.at("run/journal.jsonl")).unwrap();
+    assert!(journal.contains("8GiB"), "{journal}");
+    assert_eq!(shown["class"], "guaranteed");
+    assert_eq!(shown["command"][0], "sh");
+    let ps = host.ps();
+    assert_eq!(ps["arbiter"]["embedded"], true);
+    assert_eq!(ps["arbiter"]["version"], env!("CARGO_PKG_VERSION"));
+
+    let outcome = host.0.run(&[
+        "set",
+        "train",
+        "--share",
+        "0.5",
+        "--mem",
+        "4GiB",
+        "--class",
+        "opportunistic",
+    ]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(
+        outcome
+            .stdout
+            .starts_with("train: opportunistic, share 0.5, "),
+        "{outcome:?}"
+    );
+    assert_eq!(host.shown("train")["share_asked"], 0.5);
+    host.end("train", job);
+    wait_until("the job is seen to have ended", || {
+        host.shown("train")["state"] == "gone"
+    });
+}
+
+#[test]
+fn a_name_that_is_taken_is_refused_and_one_that_is_made_is_free() {
+    let host = Host::new();
+    let first = host.job("sh", &["--share", "0.3"]);
+    let script = ["sh", "-c", "echo $SUBLET_JOB"];
+    let outcome = host
+        .0
+        .run(&[&["run", "--sim", "--name", "sh"][..], &script].concat());
+    outcome.is_error(125, &["refused", "`sh`", "--name"]);
+    let outcome = host.0.run(&[&["run", "--sim"][..], &script].concat());
+    assert_eq!(outcome.stdout, "sh-2\n", "{outcome:?}");
+    host.end("sh", first);
+}
+
+#[test]
+fn many_at_once_share_one_arbiter() {
+    let host = Host::new();
+    let children: Vec<Child> = (0..8)
+        .map(|_| {
+            let mut command = host
+                .0
+                .sublet(["run", "--sim", "--class", "opportunistic", "true"]);
+            command.stderr(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    for child in children {
+        let outcome = Outcome::from(child.wait_with_output().unwrap());
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    }
+    assert_eq!(
+        host.ps()["jobs"].as_array().unwrap().len(),
+        8,
+        "all with the same one"
+    );
+}
+
+#[test]
+fn shares_above_one_are_refused() {
+    let host = Host::new();
+    let job = host.job("first", &["--share", "0.75"]);
+    let mark = host.0.at("started");
+    let touch = ["touch", mark.to_str().unwrap()];
+    let outcome = host
+        .0
+        .run(&[&["run", "--sim", "--share", "0.5"][..], &touch].concat());
+    outcome.is_error(125, &["refused", "0.5", "0.25"]);
+    let outcome = host.0.run(&["set", "nobody", "--share", "0.5"]);
+    outcome.is_error(125, &["refused", "nobody"]);
+    assert!(!mark.exists());
+    assert_eq!(
+        host.ps()["jobs"].as_array().unwrap().len(),
+        1,
+        "and not registered"
+    );
+    host.end("first", job);
+}
+
+#[test]
+fn an_arbiter_that_was_killed_is_replaced() {
+    let host = Host::new();
+    assert_eq!(host.0.run(&["run", "--sim", "true"]).code, Some(0));
+    let killed = host.arbiter_pid().unwrap();
+    kill(killed, Signal::SIGKILL).unwrap();
+    wait_until("it is gone", || host.ps()["arbiter"].is_null());
+    assert_eq!(host.0.run(&["run", "--sim", "true"]).code, Some(0));
+    assert_ne!(host.arbiter_pid().unwrap(), killed);
+}
+
+#[test]
+fn one_at_a_time_and_it_ends_when_told() {
+    let host = Host::new();
+    let mut arbiter = host.arbiter(&[]);
+    assert_eq!(host.ps()["arbiter"]["embedded"], false);
+    let pid = arbiter.id().to_string();
+    // What is said of the other's process is for people; that it is refused is the point.
+    host.0
+        .run(&["arbiter"])
+        .is_error(125, &["already", &pid, "--stop"]);
+    assert_eq!(host.0.run(&["arbiter", "--stop"]).code, Some(0));
+    assert!(arbiter.wait().unwrap().success());
+    assert!(host.ps()["arbiter"].is_null());
+}
+
+#[test]
+fn it_ends_by_itself_when_idle() {
+    let host = Host::new();
+    let mut arbiter = host.arbiter(&["--embedded", "--idle-exit", "1"]);
+    assert!(arbiter.wait().unwrap().success());
+    assert!(host.ps()["arbiter"].is_null());
+}
+
+#[test]
+fn what_is_started_outlives_the_job_that_started_it() {
+    let host = Host::new();
+    let script = "kill -KILL $$";
+    assert_eq!(
+        host.0.run(&["run", "--sim", "sh", "-c", script]).signal,
+        Some(9)
+    );
+    let pid = host.arbiter_pid().unwrap();
+    assert!(is_alive(pid));
+    // Its terminal, its streams and its place are not the job's.
+    let fds = Path::new("/proc").join(pid.to_string()).join("fd");
+    for fd in ["1", "2"] {
+        assert_eq!(
+            fs::read_link(fds.join(fd)).unwrap(),
+            host.0.at("run/arbiter.log")
+        );
+    }
+}
+
+#[test]
+fn the_file_of_the_first_run_rules_the_arbiter_it_starts() {
+    let host = Host::new();
+    host.0
+        .write("sublet.toml", "[[tenant]]\nuser = \"*\"\nshare_max = 0.2\n");
+    let outcome = host.0.run(&["run", "--sim", "--share", "0.5", "true"]);
+    outcome.is_error(125, &["refused", "0.2"]);
+    assert_eq!(
+        host.0.run(&["run", "--sim", "--share", "0.1", "true"]).code,
+        Some(0)
+    );
+}
+
+#[test]
+fn a_bad_file_is_told_by_the_run_that_finds_it() {
+    let host = Host::new();
+    let mut command: Command = host.0.sublet(["arbiter"]);
+    host.0
+        .write("bad.toml", "[[device]]\ndevice = 0\nquantum = 5\n");
+    command.env("SUBLET_CONFIG", host.0.at("bad.toml"));
+    Outcome::of(&mut command).is_error(
+        125,
+        &["bad.toml:3:1:", "`quantum`", "did you mean `quantum_ms`?"],
+    );
+    let mut command: Command = host.0.sublet(["arbiter"]);
+    command.env("SUBLET_LOG", "lots=of=it");
+    Outcome::of(&mut command).is_error(125, &["SUBLET_LOG", "`lots=of=it`"]);
+    assert!(host.ps()["arbiter"].is_null());
+}

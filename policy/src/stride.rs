@@ -1,0 +1,427 @@
+//! Stride scheduling on measured device time.
+//!
+//! Source: C. A. Waldspurger and W. E. Weihl, "Stride Scheduling: Deterministic Proportional-Share Resource Management",
+//! MIT/LCS/TM-528, 1995. Its use for GPUs with unequal jobs: S. Chaudhary et al., "Balancing Efficiency and Fairness in
+//! Heterogeneous GPU Clusters for Deep Learning" (Gandiva-fair), EuroSys 2020.
+//!
+//! Every tenant has a *pass*: the device time it has used, divided by its weight. Whoever wants the device and has the
+//! lowest pass runs next. With weights 3 and 1 and quanta of 5 ms:
+//!
+//! ```text
+//! time    0    5   10   15   20   25 ...
+//! runs      A    B    A    A    A    B        A: weight 3, a quantum adds 5/3 = 1.67
+//! pass A  0   1.67 1.67 3.33 5.00 6.67        B: weight 1, a quantum adds 5
+//! pass B  0   0    5    5    5    5
+//! ```
+//!
+//! so in any time t, tenant i gets t * w_i / sum(w), off by at most about one quantum: 5 ms in a second is half a point.
+//! (A lottery with the same weights would be off by a multiple of the square root of the number of quanta, some 7 points.)
+//!
+//! *Charges, not quanta.* A pass grows by what was measured. A tenant whose last kernel runs 3 ms past its slice is charged
+//! those 3 ms as well: its pass stands higher, the others come first until it is even. Overrun is debt and needs no rule
+//! of its own. One that gives the device back after 1 ms of 5 is charged 1 ms and is soon next.
+//!
+//! *Coming and going.* The *global pass* is what the pass of a tenant exactly on schedule would be: it grows by the charged
+//! time divided by the sum of the weights of all who want the device. A tenant that stops wanting takes the difference
+//! between its pass and the global pass along (its *remain*) and adds it to the global pass of the day when it comes
+//! back. So sleeping earns nothing: a week of sleep leaves the difference as it was. A remain above zero is debt and
+//! kept whole; one below zero is what the schedule still owed it, kept up to one quantum.
+//!
+//! *Classes.* Guaranteed tenants first, opportunistic ones among themselves with what is left: one that holds the device
+//! loses it as soon as a guaranteed tenant wants it. Work-conserving: whoever is alone in wanting goes on without end.
+
+use std::collections::BTreeMap;
+
+use crate::slice::{
+    Class, Decision, QuantumBounds, Slice, SlicePolicy, TenantId, TenantView, View,
+};
+
+/// Weights are millionths.
+const PPM: i128 = 1_000_000;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub struct Stride {
+    members: BTreeMap<TenantId, Member>,
+    guaranteed: Field,
+    opportunistic: Field,
+}
+
+/// The tenants of one class that compete.
+#[derive(Debug, Default)]
+struct Field {
+    /// In weighted nanoseconds.
+    global_pass: i128,
+    /// Sum of the weights of those who want, in millionths.
+    weight_ppm: i128,
+}
+
+#[derive(Debug)]
+struct Member {
+    class: Class,
+    weight_ppm: i128,
+    standing: Standing,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Standing {
+    /// Wants the device; in weighted nanoseconds.
+    Competing { pass: i128 },
+    /// Does not; its pass minus the global pass when it left.
+    Away { remain: i128 },
+}
+
+impl Stride {
+    /// Without tenants; they come with the first view that names them.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How far `id` is ahead of its schedule, in nanoseconds of device time: above zero it owes, below it is owed.
+    pub fn debt_ns(&self, id: TenantId) -> i64 {
+        let Some(member) = self.members.get(&id) else {
+            return 0;
+        };
+        let ahead = match member.standing {
+            Standing::Competing { pass } => pass - self.field(member.class).global_pass,
+            Standing::Away { remain } => remain,
+        };
+        i64::try_from(ahead * member.weight_ppm / PPM).unwrap_or(i64::MAX)
+    }
+
+    fn field(&self, class: Class) -> &Field {
+        match class {
+            Class::Guaranteed => &self.guaranteed,
+            Class::Opportunistic => &self.opportunistic,
+        }
+    }
+
+    fn field_mut(&mut self, class: Class) -> &mut Field {
+        match class {
+            Class::Guaranteed => &mut self.guaranteed,
+            Class::Opportunistic => &mut self.opportunistic,
+        }
+    }
+
+    /// Brings the members in line with the view: who came, left, began or ceased to want, or has another weight.
+    fn follow(&mut self, view: &View<'_>) {
+        let gone: Vec<TenantId> = self
+            .members
+            .keys()
+            .copied()
+            .filter(|id| !view.tenants.iter().any(|tenant| tenant.id == *id))
+            .collect();
+        for id in gone {
+            self.retire(id);
+            self.members.remove(&id);
+        }
+        for tenant in view.tenants {
+            self.follow_one(tenant, view.quantum);
+        }
+    }
+
+    fn follow_one(&mut self, tenant: &TenantView, quantum: QuantumBounds) {
+        let weight_ppm = i128::from(tenant.weight_ppm.max(1));
+        let unchanged = self.members.get(&tenant.id).is_some_and(|member| {
+            let competes = matches!(member.standing, Standing::Competing { .. });
+            member.class == tenant.class
+                && member.weight_ppm == weight_ppm
+                && competes == tenant.wants
+        });
+        if unchanged {
+            return;
+        }
+        // Leave as it was and come back as it is: one road for every change.
+        self.retire(tenant.id);
+        let member = self.members.entry(tenant.id).or_insert(Member {
+            class: tenant.class,
+            weight_ppm,
+            standing: Standing::Away { remain: 0 },
+        });
+        if let Standing::Away { remain } = &mut member.standing {
+            // The same device time is more passes at a lower weight.
+            *remain = *remain * member.weight_ppm / weight_ppm;
+        }
+        member.class = tenant.class;
+        member.weight_ppm = weight_ppm;
+        if tenant.wants {
+            let Standing::Away { remain } = member.standing else {
+                return;
+            };
+            let credit = i128::from(quantum.max_us) * 1000 * PPM / weight_ppm;
+            let field = self.field_mut(tenant.class);
+            field.weight_ppm += weight_ppm;
+            let pass = field.global_pass + remain.max(-credit);
+            if let Some(member) = self.members.get_mut(&tenant.id) {
+                member.standing = Standing::Competing { pass };
+            }
+        }
+    }
+
+    /// Takes a competing member out of its field.
+    fn retire(&mut self, id: TenantId) {
+        let Some(member) = self.members.get(&id) else {
+            return;
+        };
+        let (class, weight_ppm) = (member.class, member.weight_ppm);
+        if let Standing::Competing { pass } = member.standing {
+            let field = self.field_mut(class);
+            field.weight_ppm -= weight_ppm;
+            let remain = pass - field.global_pass;
+            if let Some(member) = self.members.get_mut(&id) {
+                member.standing = Standing::Away { remain };
+            }
+        }
+    }
+
+    fn pass(&self, id: TenantId) -> i128 {
+        match self.members.get(&id).map(|member| member.standing) {
+            Some(Standing::Competing { pass }) => pass,
+            _ => i128::MAX,
+        }
+    }
+}
+
+/// Two tenants get the longest slices; more of them shorter ones, so that a round of all stays about as long.
+fn quantum_us(bounds: QuantumBounds, wanting: usize) -> u32 {
+    let wanting = u32::try_from(wanting).unwrap_or(u32::MAX).max(2);
+    (bounds.max_us / wanting)
+        .saturating_mul(2)
+        .clamp(bounds.min_us.min(bounds.max_us), bounds.max_us)
+}
+
+impl SlicePolicy for Stride {
+    fn charge(&mut self, id: TenantId, device_ns: u64) {
+        let Some(member) = self.members.get_mut(&id) else {
+            return;
+        };
+        let weighted = i128::from(device_ns) * PPM;
+        match &mut member.standing {
+            Standing::Competing { pass } => {
+                *pass += weighted / member.weight_ppm;
+                let class = member.class;
+                let field = self.field_mut(class);
+                field.global_pass += weighted / field.weight_ppm.max(1);
+            }
+            Standing::Away { remain } => *remain += weighted / member.weight_ppm,
+        }
+    }
+
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        self.follow(view);
+        let wanting = |class| {
+            view.tenants
+                .iter()
+                .filter(move |tenant| tenant.wants && tenant.class == class)
+        };
+        let class = if wanting(Class::Guaranteed).next().is_some() {
+            Class::Guaranteed
+        } else {
+            Class::Opportunistic
+        };
+        let holds = |id| view.holder.is_some_and(|holder| holder.id == id);
+        // At equal passes somebody else comes first.
+        let Some(next) = wanting(class).min_by_key(|t| (self.pass(t.id), holds(t.id), t.id)) else {
+            return Decision::default();
+        };
+        let count = wanting(class).count();
+        let quantum_us = quantum_us(view.quantum, count);
+        let slice = Slice {
+            tenant: next.id,
+            quantum_us,
+        };
+        let end_ns = view.now_ns + u64::from(quantum_us) * 1000;
+        let begin = |revoke| Decision {
+            revoke,
+            grant: Some(slice),
+            again_ns: (count > 1).then_some(end_ns),
+        };
+        let Some(holder) = view.holder else {
+            return begin(None);
+        };
+        let competes = wanting(class).any(|tenant| tenant.id == holder.id);
+        if !competes {
+            return begin(Some(holder.id));
+        }
+        if count == 1 {
+            return Decision::default();
+        }
+        let due_ns = holder.since_ns + u64::from(holder.quantum_us) * 1000;
+        if view.now_ns < due_ns {
+            return Decision {
+                again_ns: Some(due_ns),
+                ..Decision::default()
+            };
+        }
+        begin((next.id != holder.id).then_some(holder.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUANTUM: QuantumBounds = QuantumBounds {
+        min_us: 2000,
+        max_us: 5000,
+    };
+    const MS: u64 = 1_000_000;
+
+    fn tenant(id: u64, weight_ppm: u32, wants: bool) -> TenantView {
+        TenantView {
+            id: TenantId(id),
+            class: Class::Guaranteed,
+            weight_ppm,
+            wants,
+        }
+    }
+
+    fn view<'a>(now_ns: u64, tenants: &'a [TenantView], holder: Option<(u64, u64)>) -> View<'a> {
+        View {
+            now_ns,
+            tenants,
+            holder: holder.map(|(id, since_ns)| crate::Holder {
+                id: TenantId(id),
+                since_ns,
+                quantum_us: 5000,
+            }),
+            quantum: QUANTUM,
+        }
+    }
+
+    #[test]
+    fn the_table_of_the_module_documentation_is_what_happens() {
+        let tenants = [tenant(1, 750_000, true), tenant(2, 250_000, true)];
+        let (mut stride, mut holder, mut order) = (Stride::new(), None, String::new());
+        for quantum in 0..8 {
+            let now = quantum * 5 * MS;
+            if let Some((id, _)) = holder {
+                stride.charge(TenantId(id), 5 * MS);
+            }
+            let decision = stride.decide(&view(now, &tenants, holder));
+            let slice = decision.grant.expect("a slice begins");
+            assert_eq!(decision.again_ns, Some(now + 5 * MS));
+            holder = Some((slice.tenant.0, now));
+            order.push(if slice.tenant.0 == 1 { 'A' } else { 'B' });
+        }
+        assert_eq!(order, "ABAAABAA");
+    }
+
+    #[test]
+    fn inside_its_slice_the_holder_keeps_the_device() {
+        let tenants = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
+        let mut stride = Stride::new();
+        stride.decide(&view(0, &tenants, None));
+        stride.charge(TenantId(1), 3 * MS);
+        let decision = stride.decide(&view(3 * MS, &tenants, Some((1, 0))));
+        assert_eq!(
+            decision,
+            Decision {
+                again_ns: Some(5 * MS),
+                ..Decision::default()
+            }
+        );
+    }
+
+    #[test]
+    fn a_holder_that_stops_wanting_is_followed_at_once() {
+        let mut stride = Stride::new();
+        let both = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
+        stride.decide(&view(0, &both, None));
+        stride.charge(TenantId(1), MS);
+        let one = [tenant(1, 500_000, false), tenant(2, 500_000, true)];
+        let decision = stride.decide(&view(MS, &one, Some((1, 0))));
+        assert_eq!(decision.revoke, Some(TenantId(1)));
+        assert_eq!(decision.grant.map(|slice| slice.tenant), Some(TenantId(2)));
+        assert_eq!(decision.again_ns, None, "alone it runs without end");
+    }
+
+    #[test]
+    fn with_nobody_wanting_the_holder_is_left_alone() {
+        let tenants = [tenant(1, 1, false), tenant(2, 1, false)];
+        let decision = Stride::new().decide(&view(9, &tenants, Some((1, 0))));
+        assert_eq!(decision, Decision::default());
+    }
+
+    #[test]
+    fn sleep_earns_nothing_and_debt_is_kept() {
+        let mut stride = Stride::new();
+        let both = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
+        let alone = [tenant(1, 500_000, true), tenant(2, 500_000, false)];
+        stride.decide(&view(0, &both, None));
+        stride.charge(TenantId(1), 5 * MS);
+        stride.charge(TenantId(2), 5 * MS);
+        stride.decide(&view(0, &alone, None));
+        assert_eq!(stride.debt_ns(TenantId(2)), 0);
+        // Its last kernel is still running and ends 40 ms later.
+        stride.charge(TenantId(2), 40 * MS);
+        stride.charge(TenantId(1), 3_600_000 * MS);
+        stride.decide(&view(0, &alone, None));
+        assert_eq!(stride.debt_ns(TenantId(2)) / 1_000_000, 40);
+        stride.decide(&view(0, &both, None));
+        assert_eq!(stride.debt_ns(TenantId(2)) / 1_000_000, 40);
+        assert_eq!(stride.debt_ns(TenantId(1)), 0);
+    }
+
+    #[test]
+    fn what_is_owed_to_one_that_leaves_is_kept_up_to_a_quantum() {
+        let mut stride = Stride::new();
+        let both = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
+        let alone = [tenant(1, 500_000, true), tenant(2, 500_000, false)];
+        stride.decide(&view(0, &both, None));
+        stride.charge(TenantId(1), 400 * MS);
+        assert_eq!(stride.debt_ns(TenantId(2)), -200_000_000);
+        stride.decide(&view(0, &alone, None));
+        stride.decide(&view(0, &both, None));
+        assert_eq!(stride.debt_ns(TenantId(2)), -5_000_000);
+    }
+
+    #[test]
+    fn a_new_weight_keeps_the_debt_in_device_time() {
+        let mut stride = Stride::new();
+        stride.decide(&view(
+            0,
+            &[tenant(1, 500_000, true), tenant(2, 500_000, true)],
+            None,
+        ));
+        stride.charge(TenantId(1), 10 * MS);
+        assert_eq!(stride.debt_ns(TenantId(1)), 5_000_000);
+        stride.decide(&view(
+            0,
+            &[tenant(1, 100_000, true), tenant(2, 500_000, true)],
+            None,
+        ));
+        assert_eq!(stride.debt_ns(TenantId(1)), 5_000_000);
+    }
+
+    #[test]
+    fn a_guaranteed_tenant_takes_the_device_from_an_opportunistic_one_at_once() {
+        let mut stride = Stride::new();
+        let opportunistic = TenantView {
+            class: Class::Opportunistic,
+            ..tenant(1, 900_000, true)
+        };
+        let first = stride.decide(&view(0, &[opportunistic, tenant(2, 1, false)], None));
+        assert_eq!(first.grant.map(|slice| slice.tenant), Some(TenantId(1)));
+        let then = stride.decide(&view(
+            MS,
+            &[opportunistic, tenant(2, 1, true)],
+            Some((1, 0)),
+        ));
+        assert_eq!(then.revoke, Some(TenantId(1)));
+        assert_eq!(then.grant.map(|slice| slice.tenant), Some(TenantId(2)));
+    }
+
+    #[test]
+    fn more_tenants_get_shorter_slices_down_to_the_minimum() {
+        assert_eq!(quantum_us(QUANTUM, 1), 5000);
+        assert_eq!(quantum_us(QUANTUM, 2), 5000);
+        assert_eq!(quantum_us(QUANTUM, 4), 2500);
+        assert_eq!(quantum_us(QUANTUM, 100), 2000);
+        let inverted = QuantumBounds {
+            min_us: 9,
+            max_us: 5,
+        };
+        assert_eq!(quantum_us(inverted, 3), 5);
+    }
+}

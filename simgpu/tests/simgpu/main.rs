@@ -1,0 +1,7 @@
+//! The simulated driver through its entry points, in one process and across processes.
+
+mod compute;
+mod graphs;
+mod memory;
+mod processes;
+mod support;

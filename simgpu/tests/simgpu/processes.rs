@@ -1,0 +1,365 @@
+//! What processes share: capacity, the compute engine, and nothing else after one is killed.
+//!
+//! A test starts this binary again in a role; the role talks over its standard streams.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use shim_ffi::CUresult;
+use simgpu::api;
+use simgpu::card::Card;
+use simgpu::profile::Profile;
+
+use crate::support::*;
+
+const MIB: u64 = 1 << 20;
+const CAPACITY: u64 = 1 << 30;
+
+struct Member {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Member {
+    fn start(dir: &Path, role: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("a path"))
+            .args([
+                "--exact",
+                "processes::in_a_role",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env("SIMGPU_TEST_ROLE", role)
+            .env("SUBLET_SIM_STATE", dir)
+            .env("SUBLET_SIM_CAPACITY", "1GiB")
+            .env("SUBLET_SIM_CONTEXT", "16MiB")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this binary starts");
+        let says = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, says }
+    }
+
+    /// The next line that starts with `role:`; the test harness writes others.
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(
+                self.says.read_line(&mut line).expect("text"),
+                0,
+                "the process ended"
+            );
+            if let Some((_, said)) = line.trim_end().split_once("role:") {
+                return said.to_owned();
+            }
+        }
+    }
+
+    /// Lets a role that waits for a line go on.
+    fn go(&mut self) {
+        self.tell("go");
+    }
+
+    fn tell(&mut self, line: &str) {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        stdin
+            .write_all(format!("{line}\n").as_bytes())
+            .expect("it listens");
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("it lives");
+        self.child.wait().expect("it is ours");
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // A test that failed leaves nobody behind; one that went well has waited already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn card(dir: &Path) -> Card {
+    let config = Profile::text_from_env(|name| match name {
+        "SUBLET_SIM_CAPACITY" => Some("1GiB".to_owned()),
+        "SUBLET_SIM_CONTEXT" => Some("16MiB".to_owned()),
+        _ => None,
+    });
+    Card::open(dir, &config.expect("a valid configuration")).expect("a card")
+}
+
+fn dir(name: &str) -> PathBuf {
+    let dir = state_dir(name);
+    // A run of the same pid long ago may have left a state.
+    let _ = std::fs::remove_file(dir.join("state"));
+    dir
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within 60 s");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Reads until the parent closes the pipe.
+fn until_released() {
+    let mut rest = Vec::new();
+    let _ = std::io::stdin().read_to_end(&mut rest);
+}
+
+/// Not a test by itself: what a child process does.
+#[test]
+fn in_a_role() {
+    let Ok(role) = std::env::var("SIMGPU_TEST_ROLE") else {
+        return;
+    };
+    driver();
+    match role.as_str() {
+        "hold" => {
+            alloc(512 << 20);
+            println!("role:holding");
+            until_released();
+        }
+        "grab" => {
+            println!("role:ready");
+            std::io::stdin()
+                .read_line(&mut String::new())
+                .expect("a line");
+            let mut taken = 0_u64;
+            let end = loop {
+                match try_alloc(4 << 20) {
+                    Ok(_) => taken += 4,
+                    Err(status) => break status,
+                }
+            };
+            println!("role:{taken} {}", end.0);
+            until_released();
+        }
+        "busy" => {
+            let (busy, stream) = (busy(), stream(1));
+            println!("role:running");
+            loop {
+                launch(busy, stream, &[500]);
+            }
+        }
+        "long" => {
+            let busy = busy();
+            println!("role:running");
+            launch(busy, shim_ffi::CUstream::NULL, &[3_600_000_000]);
+            synchronize();
+        }
+        "share" => {
+            let address = alloc(4096);
+            upload(address, &[0x5a_u8; 4096]);
+            // SAFETY: the out-parameter is a local.
+            let handle = out(|to| unsafe { api::cuIpcGetMemHandle(to, address) });
+            let hex: String = handle
+                .reserved
+                .iter()
+                .map(|byte| format!("{:02x}", *byte as u8))
+                .collect();
+            println!("role:{hex}");
+            std::io::stdin()
+                .read_line(&mut String::new())
+                .expect("a line");
+            println!("role:{}", download::<u8>(address, 1)[0]);
+        }
+        "open" => {
+            println!("role:ready");
+            let mut hex = String::new();
+            std::io::stdin().read_line(&mut hex).expect("a line");
+            let byte =
+                |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
+            let handle = shim_ffi::CUipcMemHandle {
+                reserved: std::array::from_fn(|at| byte(at) as std::ffi::c_char),
+            };
+            // SAFETY: the out-parameter is a local; addresses are the driver's.
+            unsafe {
+                let address = out(|to| api::cuIpcOpenMemHandle_v2(to, handle, 1));
+                let seen = download::<u8>(address, 4096);
+                upload(address, &[0x77_u8]);
+                ok(api::cuIpcCloseMemHandle(address));
+                assert_eq!(
+                    api::cuIpcCloseMemHandle(address),
+                    CUresult::CUDA_ERROR_INVALID_VALUE
+                );
+                println!("role:{}", seen.iter().all(|byte| *byte == 0x5a));
+            }
+        }
+        "exec" => {
+            alloc(768 << 20);
+            use std::os::unix::process::CommandExt;
+            let error = Command::new(std::env::current_exe().expect("a path"))
+                .args([
+                    "--exact",
+                    "processes::in_a_role",
+                    "--nocapture",
+                    "--test-threads=1",
+                ])
+                .env("SIMGPU_TEST_ROLE", "hold")
+                .exec();
+            panic!("exec: {error}");
+        }
+        "fork" => {
+            // SAFETY: the child only calls the driver and exits.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let refused = try_alloc(16) == Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
+                // SAFETY: ends the child without running the parent's handlers.
+                unsafe { libc::_exit(i32::from(!refused)) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for our child, into a local.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            free(alloc(16));
+            println!("role:{status}");
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+#[test]
+fn a_killed_process_frees_its_memory_at_once() {
+    let dir = dir("killed");
+    let card = card(&dir);
+    let mut member = Member::start(&dir, "hold");
+    assert_eq!(member.hear(), "holding");
+    assert_eq!(card.used(0), 528 * MIB);
+    assert_eq!(card.usages(0)[0].pid, member.pid());
+    member.kill();
+    assert_eq!(card.used(0), 0);
+    assert_eq!(card.usages(0), []);
+}
+
+#[test]
+fn racing_processes_never_exceed_the_capacity() {
+    let dir = dir("race");
+    let card = card(&dir);
+    let mut members: Vec<_> = (0..4).map(|_| Member::start(&dir, "grab")).collect();
+    // Everybody has a context before the first one takes memory.
+    members
+        .iter_mut()
+        .for_each(|member| assert_eq!(member.hear(), "ready"));
+    members.iter_mut().for_each(Member::go);
+    let mut taken = 0;
+    for member in &mut members {
+        let said = member.hear();
+        let (mib, status) = said.split_once(' ').expect("two words");
+        assert_eq!(status, "2");
+        taken += mib.parse::<u64>().expect("a number") * MIB + 16 * MIB;
+        assert!(card.used(0) <= CAPACITY);
+    }
+    assert_eq!(taken, card.used(0));
+    assert!(taken <= CAPACITY && taken > CAPACITY - 4 * MIB, "{taken}");
+    // One dies; another can have what it had.
+    members[0].kill();
+    let mut late = Member::start(&dir, "grab");
+    assert_eq!(late.hear(), "ready");
+    late.go();
+    late.hear();
+    assert!(card.used(0) <= CAPACITY && card.used(0) > CAPACITY - 4 * MIB);
+}
+
+#[test]
+fn two_busy_processes_get_equal_compute_time() {
+    let dir = dir("slices");
+    let card = card(&dir);
+    let mut members = [Member::start(&dir, "busy"), Member::start(&dir, "busy")];
+    members
+        .iter_mut()
+        .for_each(|member| assert_eq!(member.hear(), "running"));
+    let times = || {
+        let usages = card.usages(0);
+        let of = |pid| {
+            usages
+                .iter()
+                .find(|usage| usage.pid == pid)
+                .map_or(0, |usage| usage.compute_ns)
+        };
+        [of(members[0].pid()), of(members[1].pid())]
+    };
+    wait_until("both compute", || times().iter().all(|ns| *ns > 20_000_000));
+    let (from, switches) = (times(), card.switches(0));
+    wait_until("half a second of compute", || {
+        times().iter().sum::<u64>() > from.iter().sum::<u64>() + 500_000_000
+    });
+    let until = times();
+    let share =
+        (until[0] - from[0]) as f64 / (until.iter().sum::<u64>() - from.iter().sum::<u64>()) as f64;
+    assert!((0.4..=0.6).contains(&share), "share {share}");
+    assert!(card.switches(0) > switches + 50, "slices of 2 ms");
+}
+
+#[test]
+fn a_long_kernel_is_sliced_and_its_death_frees_the_engine() {
+    let dir = dir("long");
+    let card = card(&dir);
+    let mut long = Member::start(&dir, "long");
+    assert_eq!(long.hear(), "running");
+    wait_until("the long kernel runs", || {
+        card.usages(0)
+            .iter()
+            .any(|usage| usage.compute_ns > 5_000_000)
+    });
+    let mut busy = Member::start(&dir, "busy");
+    assert_eq!(busy.hear(), "running");
+    let of = |pid| {
+        card.usages(0)
+            .iter()
+            .find(|usage| usage.pid == pid)
+            .map_or(0, |usage| usage.compute_ns)
+    };
+    wait_until("the other computes beside it", || {
+        of(busy.pid()) > 50_000_000
+    });
+    long.kill();
+    let before = of(busy.pid());
+    wait_until("the other goes on alone", || {
+        of(busy.pid()) > before + 100_000_000
+    });
+}
+
+#[test]
+fn a_forked_child_has_no_device_and_takes_nothing_from_its_parent() {
+    let dir = dir("fork");
+    let mut member = Member::start(&dir, "fork");
+    assert_eq!(member.hear(), "0");
+}
+
+#[test]
+fn memory_is_shared_by_handle_and_charged_once() {
+    let dir = dir("ipc");
+    let card = card(&dir);
+    let mut owner = Member::start(&dir, "share");
+    let handle = owner.hear();
+    let used = card.used(0);
+    let mut guest = Member::start(&dir, "open");
+    assert_eq!(guest.hear(), "ready");
+    let with_context = card.used(0);
+    guest.tell(&handle);
+    assert_eq!(guest.hear(), "true");
+    assert_eq!(with_context, used + 16 * MIB);
+    owner.go();
+    assert_eq!(owner.hear(), 0x77.to_string());
+}
+
+#[test]
+fn a_program_that_executes_another_gives_its_memory_back() {
+    let dir = dir("exec");
+    let card = card(&dir);
+    let mut member = Member::start(&dir, "exec");
+    assert_eq!(member.hear(), "holding");
+    assert_eq!(card.used(0), 528 * MIB);
+}
