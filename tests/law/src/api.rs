@@ -11,6 +11,7 @@ const MISSING: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 pub struct Api {
     exported: [*mut c_void; COUNT],
     resolved: [*mut c_void; COUNT],
+    preloaded: bool,
     /// Which of the two the next call takes.
     by_resolver: std::cell::Cell<bool>,
 }
@@ -41,8 +42,15 @@ impl Api {
         Ok(Self {
             exported,
             resolved: exported,
+            // SAFETY: as above. Only the preload library exports this.
+            preloaded: unsafe { !libc::dlsym(handle, c"sublet_version".as_ptr()).is_null() },
             by_resolver: std::cell::Cell::new(false),
         })
+    }
+
+    /// Whether the preload library answers under the driver's name.
+    pub fn preloaded(&self) -> bool {
+        self.preloaded
     }
 
     /// Looks every function up by `cuGetProcAddress_v2` as well, in the version that its symbol was introduced with.
@@ -55,7 +63,11 @@ impl Api {
                 continue;
             }
             let name = std::ffi::CString::new(entry.base_name).unwrap_or_default();
-            let flags = if entry.variant == Variant::Legacy { 1 } else { 2 };
+            let flags = if entry.variant == Variant::Legacy {
+                1
+            } else {
+                2
+            };
             let mut found = std::ptr::null_mut();
             let mut status = CUdriverProcAddressQueryResult::default();
             // SAFETY: a NUL-terminated name and two places to write to.
@@ -75,7 +87,7 @@ impl Api {
             if result.is_ok() && at == Some(symbol as usize) {
                 self.resolved[symbol as usize] = found;
             }
-            answers.push((symbol, result, status.0 as u32, at));
+            answers.push((symbol, result, status.0, at));
         }
         answers
     }

@@ -5,8 +5,8 @@
 //! against the preload library, compared call by call.
 
 pub mod api;
-pub mod rng;
-pub mod transcript;
-pub mod probe;
-pub mod sequence;
 pub mod compare;
+pub mod probe;
+pub mod rng;
+pub mod sequence;
+pub mod transcript;

@@ -7,8 +7,6 @@
 use shim_ffi::*;
 
 use crate::api::Api;
-use crate::transcript::Transcript;
-use crate::transcript::Word::Raw;
 
 /// What pointers and handles are in a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +59,9 @@ impl Scratch {
         // zero is valid for each.
         let mut value: T = unsafe { std::mem::zeroed() };
         let filled = match self.round {
-            Round::Memory | Round::Handles if name.starts_with('*') => self.words.as_mut_ptr() as usize,
+            Round::Memory | Round::Handles if name.starts_with('*') => {
+                self.words.as_mut_ptr() as usize
+            }
             Round::Handles if name.starts_with("shim_ffi::handles::CU") => NEVER,
             _ => 0,
         };
@@ -133,8 +133,17 @@ fn restore(api: &Api, round: Round) {
     }
 }
 
-/// Probes every symbol from `from` on. `about_to` hears each index before the call.
-pub fn run(api: &Api, log: &mut Transcript, round: Round, from: usize, mut about_to: impl FnMut(usize)) {
+/// What a probe run tells as it goes.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// This symbol is called next.
+    About(Symbol),
+    /// It answered.
+    Answered(Symbol, CUresult),
+}
+
+/// Probes every symbol from index `from` on.
+pub fn run(api: &Api, round: Round, from: usize, mut tell: impl FnMut(Event)) {
     if round != Round::Uninitialised {
         // SAFETY: a plain call.
         let _ = unsafe { api.cuInit(0) };
@@ -147,9 +156,9 @@ pub fn run(api: &Api, log: &mut Transcript, round: Round, from: usize, mut about
         }
         restore(api, round);
         scratch.words.fill(0);
-        about_to(symbol as usize);
+        tell(Event::About(symbol));
         if let Some(result) = probe(api, symbol, &mut scratch) {
-            log.note(symbol, &[Raw(round as u64)], result, &[]);
+            tell(Event::Answered(symbol, result));
         }
     }
     restore(api, round);

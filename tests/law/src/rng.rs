@@ -12,7 +12,7 @@ impl Rng {
 
     /// The next 64 bits.
     #[inline]
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
@@ -21,7 +21,7 @@ impl Rng {
     #[inline]
     pub fn below(&mut self, limit: usize) -> usize {
         // The bias is below limit / 2^64.
-        ((u128::from(self.next()) * limit as u128) >> 64) as usize
+        ((u128::from(self.word()) * limit as u128) >> 64) as usize
     }
 
     /// A number in `low..=high`.

@@ -219,9 +219,6 @@ mod tests {
                 &[Word::New(0x1000 * bytes)],
             );
         }
-        assert_eq!(
-            log.end().2,
-            "#2 cuMemAlloc_v2(2) -> CUDA_SUCCESS (0) @2\n"
-        );
+        assert_eq!(log.end().2, "#2 cuMemAlloc_v2(2) -> CUDA_SUCCESS (0) @2\n");
     }
 }

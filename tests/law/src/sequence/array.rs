@@ -12,7 +12,12 @@ pub fn array(world: &mut World) {
     let (width, height) = (world.rng.between(1, 96), world.rng.pick(&[0, 1, 16, 40]));
     let format = CUarray_format(world.rng.pick(&[1, 2, 3, 16, 32, 77]));
     let channels = world.rng.pick(&[1, 2, 4, 3]);
-    let shape = [Raw(width as u64), Raw(height as u64), Raw(format.0.into()), Raw(channels.into())];
+    let shape = [
+        Raw(width as u64),
+        Raw(height as u64),
+        Raw(format.0.into()),
+        Raw(channels.into()),
+    ];
     let [n0, n1, n2, n3] = shape;
     if world.rng.one_in(4) {
         let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
@@ -61,7 +66,11 @@ pub fn array(world: &mut World) {
     let _ = call!(world, cuMemcpyHtoA_v2(array, 0, source, bytes) [a, Raw(bytes as u64)] => []);
     let to = world.scratch.as_mut_ptr().cast::<c_void>();
     world.scratch[..bytes].fill(0);
-    let fold = |bytes: &[u8]| bytes.iter().fold(7, |state, byte| mix(state ^ u64::from(*byte)));
+    let fold = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .fold(7, |state, byte| mix(state ^ u64::from(*byte)))
+    };
     let _ = call!(world, cuMemcpyAtoH_v2(to, array, 0, bytes) [a, Raw(bytes as u64)]
         => [Raw(fold(&world.scratch[..bytes]))]);
     let _ = call!(world, cuArrayDestroy(array) [a] => []);

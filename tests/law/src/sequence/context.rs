@@ -39,10 +39,18 @@ fn create(world: &mut World) {
     let none = std::ptr::null_mut::<c_void>();
     let (f, d) = (Raw(u64::from(flags)), Raw(device.0 as u64));
     let result = match world.rng.below(4) {
-        0 => call!(world, cuCtxCreate_v2(&raw mut handle, flags, device) [f, d] => [New(handle.0 as u64)]),
-        1 => call!(world, cuCtxCreate_v3(&raw mut handle, none.cast(), 0, flags, device) [f, d] => [New(handle.0 as u64)]),
-        2 => call!(world, cuCtxCreate_v4(&raw mut handle, none.cast(), flags, device) [f, d] => [New(handle.0 as u64)]),
-        _ => call!(world, cuCtxCreate(&raw mut handle, flags, device) [f, d] => [New(handle.0 as u64)]),
+        0 => {
+            call!(world, cuCtxCreate_v2(&raw mut handle, flags, device) [f, d] => [New(handle.0 as u64)])
+        }
+        1 => {
+            call!(world, cuCtxCreate_v3(&raw mut handle, none.cast(), 0, flags, device) [f, d] => [New(handle.0 as u64)])
+        }
+        2 => {
+            call!(world, cuCtxCreate_v4(&raw mut handle, none.cast(), flags, device) [f, d] => [New(handle.0 as u64)])
+        }
+        _ => {
+            call!(world, cuCtxCreate(&raw mut handle, flags, device) [f, d] => [New(handle.0 as u64)])
+        }
     };
     if result.is_ok() {
         world.contexts.push(Context {
@@ -57,7 +65,8 @@ fn create(world: &mut World) {
 /// What has to go before its context does: what lives outside of it, or is not freed with it.
 fn empty(world: &mut World) {
     use super::world::Kind;
-    let outlives = |kind: Kind| matches!(kind, Kind::Mapped { .. } | Kind::Async | Kind::Registered);
+    let outlives =
+        |kind: Kind| matches!(kind, Kind::Mapped { .. } | Kind::Async | Kind::Registered);
     while let Some(at) = world
         .context()
         .buffers
@@ -67,7 +76,8 @@ fn empty(world: &mut World) {
         super::memory::free_at(world, at);
     }
     while let Some(pool) = world.context().pools.pop() {
-        let _ = call!(world, cuMemPoolDestroy(CUmemoryPool(pool as *mut c_void)) [Name(pool)] => []);
+        let _ =
+            call!(world, cuMemPoolDestroy(CUmemoryPool(pool as *mut c_void)) [Name(pool)] => []);
         world.gone(pool);
     }
 }
@@ -77,7 +87,12 @@ fn forget(world: &mut World) {
     for buffer in &context.buffers {
         world.gone(buffer.at);
     }
-    for number in context.events.iter().chain(&context.functions).chain([&context.module]) {
+    for number in context
+        .events
+        .iter()
+        .chain(&context.functions)
+        .chain([&context.module])
+    {
         world.gone(*number);
     }
     for lane in &context.streams {
@@ -105,7 +120,8 @@ pub fn destroy(world: &mut World, which: usize) {
         return;
     }
     if world.rng.one_in(2) {
-        let _ = call!(world, cuCtxDestroy_v2(CUcontext(handle as *mut c_void)) [Name(handle)] => []);
+        let _ =
+            call!(world, cuCtxDestroy_v2(CUcontext(handle as *mut c_void)) [Name(handle)] => []);
     } else {
         let _ = call!(world, cuCtxDestroy(CUcontext(handle as *mut c_void)) [Name(handle)] => []);
     }
@@ -157,7 +173,8 @@ pub fn stack(world: &mut World) {
     let other = world.contexts[which].handle;
     let mut seen = CUcontext::NULL;
     if world.rng.one_in(2) {
-        let _ = call!(world, cuCtxPushCurrent_v2(CUcontext(other as *mut c_void)) [Name(other)] => []);
+        let _ =
+            call!(world, cuCtxPushCurrent_v2(CUcontext(other as *mut c_void)) [Name(other)] => []);
     } else {
         let _ = call!(world, cuCtxPushCurrent(CUcontext(other as *mut c_void)) [Name(other)] => []);
     }

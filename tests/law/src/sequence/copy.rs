@@ -20,10 +20,7 @@ fn two_parts(world: &mut World) -> Option<(usize, usize, u64, u64, usize)> {
     if to == from {
         return None;
     }
-    let (a, b) = (
-        world.context().buffers[to],
-        world.context().buffers[from],
-    );
+    let (a, b) = (world.context().buffers[to], world.context().buffers[from]);
     let (source, bytes) = part(world, &b, a.bytes.min(16 << 10));
     let target = a.at + world.rng.below(a.bytes - bytes + 1) as u64;
     Some((to, from, target, source, bytes))
@@ -34,7 +31,9 @@ fn hash(bytes: &[u8]) -> u64 {
     let all = words.iter().fold(bytes.len() as u64, |state, word| {
         (state.rotate_left(5) ^ u64::from_le_bytes(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     });
-    mix(rest.iter().fold(all, |state, byte| mix(state ^ u64::from(*byte))))
+    mix(rest
+        .iter()
+        .fold(all, |state, byte| mix(state ^ u64::from(*byte))))
 }
 
 /// One-dimensional copies.
@@ -169,10 +168,7 @@ pub fn rectangle(world: &mut World) {
     if to == from {
         return;
     }
-    let (a, b) = (
-        world.context().buffers[to],
-        world.context().buffers[from],
-    );
+    let (a, b) = (world.context().buffers[to], world.context().buffers[from]);
     let Some(mut copy) = window(world, &a, &b) else {
         return;
     };
@@ -219,7 +215,13 @@ pub fn rectangle(world: &mut World) {
 }
 
 /// The same copy as a box of one layer, or of a layer per row.
-fn cube(world: &mut World, flat: &CUDA_MEMCPY2D, handle: u64, by_thread: bool, shape: [crate::transcript::Word; 5]) {
+fn cube(
+    world: &mut World,
+    flat: &CUDA_MEMCPY2D,
+    handle: u64,
+    by_thread: bool,
+    shape: [crate::transcript::Word; 5],
+) {
     let layers = world.rng.one_in(2) && flat.srcY == 0 && flat.dstY == 0;
     let (height, depth) = if layers {
         (1, flat.Height)
@@ -298,7 +300,7 @@ pub fn set(world: &mut World) {
     world.order(which, lane);
     let (handle, by_thread) = world.form(lane);
     let implicit = handle == 0 && world.rng.one_in(2);
-    let value = world.rng.next();
+    let value = world.rng.word();
     let element = world.rng.pick(&[1usize, 2, 4]);
     let most = buffer.bytes / element;
     if most == 0 {

@@ -66,16 +66,13 @@ pub fn captured(world: &mut World) {
 
 /// One operation in a stream that may be capturing.
 fn submit(world: &mut World, handle: u64, to: usize, from: usize) {
-    let (a, b) = (
-        world.context().buffers[to],
-        world.context().buffers[from],
-    );
+    let (a, b) = (world.context().buffers[to], world.context().buffers[from]);
     let (s, n) = (stream(handle), Name(handle));
     let count = world.rng.between(1, 200);
     let by_thread = world.rng.one_in(2);
     match world.rng.below(4) {
         0 => {
-            let value = world.rng.next() as u32;
+            let value = world.rng.word() as u32;
             let _ = call_on!(world, by_thread, cuMemsetD32Async | cuMemsetD32Async_ptsz(
                 CUdeviceptr(a.at), value, count, s) [Name(a.at), Raw(value.into()), Raw(count as u64), n] => []);
         }
@@ -90,7 +87,8 @@ fn submit(world: &mut World, handle: u64, to: usize, from: usize) {
             };
             let factor = (world.rng.between(1, 9) as f32 / 4.0).to_bits();
             let mut words = [a.at, b.at, u64::from(factor), count as u64];
-            let mut parameters: [*mut c_void; 4] = std::array::from_fn(|at| (&raw mut words[at]).cast());
+            let mut parameters: [*mut c_void; 4] =
+                std::array::from_fn(|at| (&raw mut words[at]).cast());
             let f = CUfunction(function as *mut c_void);
             let _ = call_on!(world, by_thread, cuLaunchKernel | cuLaunchKernel_ptsz(
                 f, 2, 1, 1, 128, 1, 1, 0, s, parameters.as_mut_ptr(), std::ptr::null_mut())
@@ -101,7 +99,10 @@ fn submit(world: &mut World, handle: u64, to: usize, from: usize) {
 
 /// A branch by an event into another stream, joined again most of the time.
 fn fork(world: &mut World, handle: u64, to: usize) {
-    let (streams, events) = (world.context().streams.clone(), world.context().events.clone());
+    let (streams, events) = (
+        world.context().streams.clone(),
+        world.context().events.clone(),
+    );
     let Some(Lane::Created { handle: other, .. }) = streams
         .iter()
         .copied()
@@ -112,7 +113,10 @@ fn fork(world: &mut World, handle: u64, to: usize) {
     let [first, second, ..] = events[..] else {
         return;
     };
-    let (first, second) = (CUevent(first as *mut c_void), CUevent(second as *mut c_void));
+    let (first, second) = (
+        CUevent(first as *mut c_void),
+        CUevent(second as *mut c_void),
+    );
     let (e0, e1) = (Name(first.0 as u64), Name(second.0 as u64));
     let (s0, s1) = (stream(handle), stream(other));
     let _ = call!(world, cuEventRecord(first, s0) [e0, Name(handle)] => []);
@@ -152,7 +156,8 @@ fn forbidden(world: &mut World, handle: u64) {
                 return;
             };
             // In the legacy stream.
-            let _ = call!(world, cuMemsetD8_v2(CUdeviceptr(buffer.at), 1, 1) [Name(buffer.at)] => []);
+            let _ =
+                call!(world, cuMemsetD8_v2(CUdeviceptr(buffer.at), 1, 1) [Name(buffer.at)] => []);
         }
         5 => {
             let mut mode = CUstreamCaptureMode(2);
@@ -199,10 +204,7 @@ pub fn built(world: &mut World) {
     }
     let g = Name(graph.0 as u64);
     let context = CUcontext(world.context().handle as *mut c_void);
-    let (a, b) = (
-        world.context().buffers[to],
-        world.context().buffers[from],
-    );
+    let (a, b) = (world.context().buffers[to], world.context().buffers[from]);
     let mut last: Option<CUgraphNode> = None;
     for _ in 0..world.rng.between(1, 6) {
         let mut node = CUgraphNode::NULL;
@@ -210,7 +212,9 @@ pub fn built(world: &mut World) {
         let (list, count) = (before.as_ptr(), before.len());
         let c = Raw(count as u64);
         let result = match world.rng.below(6) {
-            0 => call!(world, cuGraphAddEmptyNode(&raw mut node, graph, list, count) [g, c] => [New(node.0 as u64)]),
+            0 => {
+                call!(world, cuGraphAddEmptyNode(&raw mut node, graph, list, count) [g, c] => [New(node.0 as u64)])
+            }
             1 => {
                 let parameters = CUDA_MEMSET_NODE_PARAMS {
                     dst: CUdeviceptr(a.at),
@@ -249,7 +253,8 @@ pub fn built(world: &mut World) {
                 };
                 let count_words = world.rng.between(1, 200) as u64;
                 let mut words = [a.at, u64::from(2.5f32.to_bits()), count_words];
-                let mut pointers: [*mut c_void; 3] = std::array::from_fn(|at| (&raw mut words[at]).cast());
+                let mut pointers: [*mut c_void; 3] =
+                    std::array::from_fn(|at| (&raw mut words[at]).cast());
                 let parameters = CUDA_KERNEL_NODE_PARAMS {
                     func: CUfunction(function as *mut c_void),
                     gridDimX: 1,
@@ -288,14 +293,18 @@ fn use_graph(world: &mut World, graph: CUgraph, lane: Lane, touched: &[usize]) {
     }
     let mut exec = CUgraphExec::NULL;
     let result = match world.rng.below(3) {
-        0 => call!(world, cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) [g] => [New(exec.0 as u64)]),
+        0 => {
+            call!(world, cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) [g] => [New(exec.0 as u64)])
+        }
         1 => {
             let mut parameters = CUDA_GRAPH_INSTANTIATE_PARAMS::default();
             call!(world, cuGraphInstantiateWithParams(&raw mut exec, graph, &raw mut parameters) [g]
                 => [New(exec.0 as u64), Raw(parameters.result_out.0.into())])
         }
-        _ => call!(world, cuGraphInstantiate_v2(&raw mut exec, graph, none.cast(), none.cast(), 0) [g]
-            => [New(exec.0 as u64)]),
+        _ => {
+            call!(world, cuGraphInstantiate_v2(&raw mut exec, graph, none.cast(), none.cast(), 0) [g]
+            => [New(exec.0 as u64)])
+        }
     };
     if result.is_ok() {
         let x = Name(exec.0 as u64);

@@ -43,12 +43,16 @@ fn nulls(world: &mut World) {
         14 => call!(world, cuMemAddressReserve(z.cast(), 2 << 20, 0, CUdeviceptr(0), 0) [] => []),
         15 => call!(world, cuModuleLoadData(z.cast(), z.cast()) [] => []),
         16 => call!(world, cuModuleGetFunction(z.cast(), CUmodule::NULL, z.cast()) [] => []),
-        17 => call!(world, cuLaunchKernel(CUfunction::NULL, 1, 1, 1, 1, 1, 1, 0, stream(0), z.cast(), z.cast())
-            [] => []),
+        17 => {
+            call!(world, cuLaunchKernel(CUfunction::NULL, 1, 1, 1, 1, 1, 1, 0, stream(0), z.cast(), z.cast())
+            [] => [])
+        }
         18 => call!(world, cuMemcpy2D_v2(z.cast()) [] => []),
         19 => call!(world, cuLaunchHostFunc(stream(0), None, z.cast()) [] => []),
         20 => call!(world, cuDevicePrimaryCtxRetain(z.cast(), device) [] => []),
-        _ => call!(world, cuPointerGetAttribute(z.cast(), CUpointer_attribute(2), CUdeviceptr(0)) [] => []),
+        _ => {
+            call!(world, cuPointerGetAttribute(z.cast(), CUpointer_attribute(2), CUdeviceptr(0)) [] => [])
+        }
     };
 }
 
@@ -67,10 +71,14 @@ fn values(world: &mut World) {
     let mut handle_made = CUmemGenericAllocationHandle(0);
     let f = CUfunction(world.context().functions.first().copied().unwrap_or(0) as *mut c_void);
     let (z, w) = (std::ptr::null_mut::<c_void>(), Raw(wrong_device.0 as u64));
-    let mut properties = CUmemAllocationProp::default();
-    properties.r#type = CUmemAllocationType(1);
-    properties.location.r#type = CUmemLocationType(1);
-    properties.location.id = wrong_device.0;
+    let mut properties = CUmemAllocationProp {
+        r#type: CUmemAllocationType(1),
+        location: CUmemLocation {
+            r#type: CUmemLocationType(1),
+            id: wrong_device.0,
+        },
+        ..CUmemAllocationProp::default()
+    };
     let bytes = world.rng.pick(&[0usize, HUGE, usize::MAX]);
     let b = Raw(bytes as u64);
     let _ = match world.rng.below(26) {
@@ -79,14 +87,20 @@ fn values(world: &mut World) {
         3 => call!(world, cuMemAllocPitch_v2(&raw mut at, &raw mut long, 64, 4, 5) [] => []),
         4 => call!(world, cuMemAllocManaged(&raw mut at, 64, 77) [] => []),
         5 => call!(world, cuMemAllocAsync(&raw mut at, bytes, s) [b, n] => []),
-        6 => call!(world, cuMemCreate(&raw mut handle_made, 2 << 20, &raw const properties, 0) [w] => []),
+        6 => {
+            call!(world, cuMemCreate(&raw mut handle_made, 2 << 20, &raw const properties, 0) [w] => [])
+        }
         7 => {
             properties.location.id = device.0;
             call!(world, cuMemCreate(&raw mut handle_made, bytes, &raw const properties, 0) [b] => [])
         }
         8 => call!(world, cuMemAddressReserve(&raw mut at, 4096, 0, CUdeviceptr(0), 0) [] => []),
-        9 => call!(world, cuDeviceGetAttribute(&raw mut word, CUdevice_attribute(99_999), device) [] => []),
-        10 => call!(world, cuDeviceGetAttribute(&raw mut word, CUdevice_attribute(1), wrong_device) [w] => []),
+        9 => {
+            call!(world, cuDeviceGetAttribute(&raw mut word, CUdevice_attribute(99_999), device) [] => [])
+        }
+        10 => {
+            call!(world, cuDeviceGetAttribute(&raw mut word, CUdevice_attribute(1), wrong_device) [w] => [])
+        }
         11 => call!(world, cuCtxCreate_v2(&raw mut context, 0xffff, device) [] => []),
         12 => call!(world, cuCtxCreate_v2(&raw mut context, 0, wrong_device) [w] => []),
         13 => call!(world, cuStreamCreate(&raw mut made, 99) [] => []),
@@ -96,8 +110,12 @@ fn values(world: &mut World) {
         17 => call!(world, cuDeviceTotalMem_v2(&raw mut long, wrong_device) [w] => []),
         18 => call!(world, cuInit(7) [Raw(7)] => []),
         // A block too large, a grid of nothing, no arguments.
-        19 => call!(world, cuLaunchKernel(f, 1, 1, 1, 4096, 1, 1, 0, s, z.cast(), z.cast()) [n] => []),
-        20 => call!(world, cuLaunchKernel(f, 0, 1, 1, 32, 1, 1, 0, s, z.cast(), z.cast()) [n] => []),
+        19 => {
+            call!(world, cuLaunchKernel(f, 1, 1, 1, 4096, 1, 1, 0, s, z.cast(), z.cast()) [n] => [])
+        }
+        20 => {
+            call!(world, cuLaunchKernel(f, 0, 1, 1, 32, 1, 1, 0, s, z.cast(), z.cast()) [n] => [])
+        }
         21 => call!(world, cuMemHostAlloc((&raw mut long).cast(), 0, 0) [] => []),
         22 => call!(world, cuMemHostRegister_v2(z, 4096, 0) [] => []),
         23 => call!(world, cuCtxGetLimit(&raw mut long, CUlimit(999)) [] => []),
@@ -119,7 +137,10 @@ fn handles(world: &mut World) {
     let number = stale;
     let in_use = world.contexts.iter().any(|context| {
         let lanes = |lane: &Lane| matches!(lane, Lane::Created { handle, .. } if *handle == number);
-        context.buffers.iter().any(|buffer| buffer.at == number || buffer.host == number)
+        context
+            .buffers
+            .iter()
+            .any(|buffer| buffer.at == number || buffer.host == number)
             || context.streams.iter().any(lanes)
             || context.events.contains(&number)
             || context.functions.contains(&number)
@@ -152,7 +173,9 @@ fn handles(world: &mut World) {
         15 => call!(world, cuMemPoolTrimTo(CUmemoryPool(p), 0) [] => []),
         16 => call!(world, cuModuleUnload(CUmodule(p)) [] => []),
         17 => call!(world, cuLibraryUnload(CUlibrary(p)) [] => []),
-        18 => call!(world, cuFuncGetAttribute(&raw mut word, CUfunction_attribute(0), CUfunction(p)) [] => []),
+        18 => {
+            call!(world, cuFuncGetAttribute(&raw mut word, CUfunction_attribute(0), CUfunction(p)) [] => [])
+        }
         19 => {
             let z = std::ptr::null_mut::<c_void>();
             call!(world, cuLaunchKernel(CUfunction(p), 1, 1, 1, 32, 1, 1, 0, stream(0), z.cast(), z.cast()) [] => [])

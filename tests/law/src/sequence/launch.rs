@@ -9,7 +9,10 @@ use super::{call, call_on, stream};
 use crate::rng::mix;
 use crate::transcript::Word::{Name, New, Raw};
 
-const ELEMENTWISE: &str = concat!(include_str!("../../../../simgpu/kernels/elementwise.ptx"), "\0");
+const ELEMENTWISE: &str = concat!(
+    include_str!("../../../../simgpu/kernels/elementwise.ptx"),
+    "\0"
+);
 const HASH: &str = concat!(include_str!("../../../../simgpu/kernels/hash.ptx"), "\0");
 
 /// Kernels of the module, in the order of a context's functions.
@@ -24,7 +27,8 @@ pub const NAMES: [&std::ffi::CStr; 4] = [
 pub fn load_functions(world: &mut World) {
     let mut module = CUmodule::NULL;
     let image = ELEMENTWISE.as_ptr().cast::<c_void>();
-    let loaded = call!(world, cuModuleLoadData(&raw mut module, image) [] => [New(module.0 as u64)]);
+    let loaded =
+        call!(world, cuModuleLoadData(&raw mut module, image) [] => [New(module.0 as u64)]);
     if !loaded.is_ok() {
         return;
     }
@@ -79,10 +83,7 @@ pub fn prepare(world: &mut World, lane: super::world::Lane) -> Option<(u64, Argu
     let which = world.rng.below(world.contexts[world.here].functions.len());
     let function = *world.context().functions.get(which)?;
     let (to, from) = (world.any_buffer()?, world.any_buffer()?);
-    let (a, b) = (
-        world.context().buffers[to],
-        world.context().buffers[from],
-    );
+    let (a, b) = (world.context().buffers[to], world.context().buffers[from]);
     let aligned = |at: u64| at.is_multiple_of(4);
     if to == from || !aligned(a.at) || !aligned(b.at) {
         return None;
@@ -101,7 +102,10 @@ pub fn prepare(world: &mut World, lane: super::world::Lane) -> Option<(u64, Argu
         2 => {
             let cols = world.rng.between(1, n.min(32)) as u64;
             let act = world.rng.below(2) as u64;
-            Arguments::new(&[a.at, b.at, b.at, words / cols, cols, act], &[8, 8, 8, 4, 4, 4])
+            Arguments::new(
+                &[a.at, b.at, b.at, words / cols, cols, act],
+                &[8, 8, 8, 4, 4, 4],
+            )
         }
         _ => {
             let cols = world.rng.between(1, n.min(16)) as u64;
@@ -119,14 +123,17 @@ pub fn kernel(world: &mut World) {
         return;
     };
     let (handle, by_thread) = world.form(lane);
-    let (grid, block) = (world.rng.between(1, 8) as u32, world.rng.pick(&[32u32, 64, 256, 1024]));
+    let (grid, block) = (
+        world.rng.between(1, 8) as u32,
+        world.rng.pick(&[32u32, 64, 256, 1024]),
+    );
     let mut pointers = arguments.pointers();
     let parameters = pointers.as_mut_ptr();
     let (mut packed, mut bytes) = arguments.packed();
     let mut extra = [
-        1 as *mut c_void,
+        std::ptr::without_provenance_mut(1),
         packed.as_mut_ptr().cast(),
-        2 as *mut c_void,
+        std::ptr::without_provenance_mut(2),
         (&raw mut bytes).cast(),
         std::ptr::null_mut(),
     ];
@@ -137,7 +144,13 @@ pub fn kernel(world: &mut World) {
         (parameters, std::ptr::null_mut())
     };
     let f = CUfunction(function as *mut c_void);
-    let noted = [Name(function), Raw(u64::from(grid)), Raw(u64::from(block)), Name(handle), Raw(shape)];
+    let noted = [
+        Name(function),
+        Raw(u64::from(grid)),
+        Raw(u64::from(block)),
+        Name(handle),
+        Raw(shape),
+    ];
     let [n0, n1, n2, n3, n4] = noted;
     match world.rng.below(6) {
         0 => {
@@ -178,19 +191,30 @@ pub fn module(world: &mut World) {
     let image = HASH.as_ptr().cast::<c_void>();
     let result = match world.rng.below(4) {
         0 => call!(world, cuModuleLoadData(&raw mut module, image) [] => [New(module.0 as u64)]),
-        1 => call!(world, cuModuleLoadFatBinary(&raw mut module, image) [] => [New(module.0 as u64)]),
-        2 => call!(world, cuModuleLoadData(&raw mut module, c"no image".as_ptr().cast()) [] => [New(module.0 as u64)]),
-        _ => call!(world, cuModuleLoadDataEx(&raw mut module, image, 0, std::ptr::null_mut(), std::ptr::null_mut())
-            [] => [New(module.0 as u64)]),
+        1 => {
+            call!(world, cuModuleLoadFatBinary(&raw mut module, image) [] => [New(module.0 as u64)])
+        }
+        2 => {
+            call!(world, cuModuleLoadData(&raw mut module, c"no image".as_ptr().cast()) [] => [New(module.0 as u64)])
+        }
+        _ => {
+            call!(world, cuModuleLoadDataEx(&raw mut module, image, 0, std::ptr::null_mut(), std::ptr::null_mut())
+            [] => [New(module.0 as u64)])
+        }
     };
     if !result.is_ok() {
         return;
     }
     let m = Name(module.0 as u64);
     let mut count = 0;
-    let _ = call!(world, cuModuleGetFunctionCount(&raw mut count, module) [m] => [Raw(count.into())]);
+    let _ =
+        call!(world, cuModuleGetFunctionCount(&raw mut count, module) [m] => [Raw(count.into())]);
     let mut function = CUfunction::NULL;
-    let name = world.rng.pick(&[c"sublet_content_hash", c"sublet_hash_fold", c"no_such_kernel"]);
+    let name = world.rng.pick(&[
+        c"sublet_content_hash",
+        c"sublet_hash_fold",
+        c"no_such_kernel",
+    ]);
     let found = call!(world, cuModuleGetFunction(&raw mut function, module, name.as_ptr())
         [m, Raw(name.to_bytes().len() as u64)] => [New(function.0 as u64)]);
     if found.is_ok() {
@@ -220,8 +244,10 @@ pub fn library(world: &mut World) {
     let l = Name(library.0 as u64);
     let (mut count, mut kernel, mut function, mut module) =
         (0, CUkernel::NULL, CUfunction::NULL, CUmodule::NULL);
-    let _ = call!(world, cuLibraryGetKernelCount(&raw mut count, library) [l] => [Raw(count.into())]);
-    let _ = call!(world, cuLibraryGetModule(&raw mut module, library) [l] => [New(module.0 as u64)]);
+    let _ =
+        call!(world, cuLibraryGetKernelCount(&raw mut count, library) [l] => [Raw(count.into())]);
+    let _ =
+        call!(world, cuLibraryGetModule(&raw mut module, library) [l] => [New(module.0 as u64)]);
     let _ = call!(world, cuLibraryGetKernel(&raw mut kernel, library, c"absent".as_ptr()) [l] => [Name(kernel.0 as u64)]);
     let found = call!(world, cuLibraryGetKernel(&raw mut kernel, library, c"sublet_content_hash".as_ptr())
         [l] => [New(kernel.0 as u64)]);
@@ -242,7 +268,8 @@ pub fn library(world: &mut World) {
 
 /// Hashes one buffer into another on the device.
 fn hash_kernel(world: &mut World, kernel: CUkernel, function: CUfunction) {
-    let Some(to) = world.buffer_where(|buffer| buffer.bytes >= 4096 && buffer.at.is_multiple_of(8)) else {
+    let Some(to) = world.buffer_where(|buffer| buffer.bytes >= 4096 && buffer.at.is_multiple_of(8))
+    else {
         return;
     };
     let Some(from) = world.any_buffer() else {
@@ -254,10 +281,7 @@ fn hash_kernel(world: &mut World, kernel: CUkernel, function: CUfunction) {
     let lane = world.any_lane();
     world.order(from, lane);
     world.order(to, lane);
-    let (a, b) = (
-        world.context().buffers[to],
-        world.context().buffers[from],
-    );
+    let (a, b) = (world.context().buffers[to], world.context().buffers[from]);
     let bytes = b.bytes.min(32 << 10) as u64;
     let mut arguments = Arguments::new(&[a.at, b.at, bytes, 4096], &[8, 8, 8, 8]);
     let mut pointers = arguments.pointers();
@@ -294,8 +318,12 @@ pub fn host_function(world: &mut World) {
     let _ = match world.rng.below(4) {
         0 => call_on!(world, by_thread, cuStreamAddCallback | cuStreamAddCallback_ptsz(
             s, Some(tell_status), data, 0) [n] => []),
-        1 => call_on!(world, by_thread, cuLaunchHostFunc_v2 | cuLaunchHostFunc_v2_ptsz(s, Some(tell), data, 0) [n] => []),
-        _ => call_on!(world, by_thread, cuLaunchHostFunc | cuLaunchHostFunc_ptsz(s, Some(tell), data) [n] => []),
+        1 => {
+            call_on!(world, by_thread, cuLaunchHostFunc_v2 | cuLaunchHostFunc_v2_ptsz(s, Some(tell), data, 0) [n] => [])
+        }
+        _ => {
+            call_on!(world, by_thread, cuLaunchHostFunc | cuLaunchHostFunc_ptsz(s, Some(tell), data) [n] => [])
+        }
     };
     let _ = call_on!(world, by_thread, cuStreamSynchronize | cuStreamSynchronize_ptsz(s) [n] => []);
     let seen = world.told[which].load(Ordering::Relaxed);
@@ -313,7 +341,9 @@ pub fn host_function(world: &mut World) {
 
 /// A word written in stream order and awaited in the same order, so that nothing can wait for ever.
 pub fn word(world: &mut World) {
-    let Some(which) = world.buffer_where(|buffer| buffer.bytes >= 64 && buffer.at.is_multiple_of(8)) else {
+    let Some(which) =
+        world.buffer_where(|buffer| buffer.bytes >= 64 && buffer.at.is_multiple_of(8))
+    else {
         return;
     };
     let lane = world.any_lane();
@@ -322,7 +352,7 @@ pub fn word(world: &mut World) {
     let buffer = world.context().buffers[which];
     let offset = world.rng.below(8) as u64 * 8;
     let at = CUdeviceptr(buffer.at + offset);
-    let (value, wide) = (world.rng.next(), world.rng.one_in(2));
+    let (value, wide) = (world.rng.word(), world.rng.one_in(2));
     let (s, n0, n1, n2) = (stream(handle), Name(buffer.at), Raw(offset), Name(handle));
     let short = value as u32;
     match world.rng.below(6) {

@@ -21,7 +21,7 @@ pub fn size(world: &mut World) -> usize {
 pub fn keep(world: &mut World, buffer: Buffer) {
     let lane = buffer.lane;
     world.context().buffers.push(buffer);
-    let (value, bytes) = (world.rng.next() as u8, buffer.bytes);
+    let (value, bytes) = (world.rng.word() as u8, buffer.bytes);
     let (handle, by_thread) = world.form(lane);
     let at = CUdeviceptr(buffer.at);
     let _ = call_on!(world, by_thread, cuMemsetD8Async | cuMemsetD8Async_ptsz(at, value, bytes, stream(handle))
@@ -40,7 +40,8 @@ pub fn allocate(world: &mut World) {
     let mut at = CUdeviceptr(0);
     let (result, bytes, kind) = match world.rng.below(8) {
         0..=4 => {
-            let result = call!(world, cuMemAlloc_v2(&raw mut at, bytes) [Raw(bytes as u64)] => [New(at.0)]);
+            let result =
+                call!(world, cuMemAlloc_v2(&raw mut at, bytes) [Raw(bytes as u64)] => [New(at.0)]);
             (result, bytes, Kind::Plain)
         }
         5 | 6 => {
@@ -110,7 +111,8 @@ pub fn free_at(world: &mut World, which: usize) {
         }
         Kind::Pinned => {
             world.settle(which);
-            let _ = call!(world, cuMemFreeHost(buffer.host as *mut c_void) [Name(buffer.host)] => []);
+            let _ =
+                call!(world, cuMemFreeHost(buffer.host as *mut c_void) [Name(buffer.host)] => []);
         }
         Kind::Registered => {
             world.settle(which);
@@ -145,7 +147,8 @@ pub fn host(world: &mut World) {
         _ => {
             // Pages of its own for each of the four ranges.
             let range = world.rng.below(4);
-            let base = (world.registrable.as_mut_ptr() as usize + range * 65536).next_multiple_of(4096);
+            let base =
+                (world.registrable.as_mut_ptr() as usize + range * 65536).next_multiple_of(4096);
             host = base as *mut c_void;
             let flags = world.rng.pick(&[0, 1, 2]);
             let result = call!(world, cuMemHostRegister_v2(host, 8192, flags)
@@ -156,7 +159,11 @@ pub fn host(world: &mut World) {
     if !result.is_ok() {
         return;
     }
-    let bytes = if kind == Kind::Registered { 8192 } else { bytes };
+    let bytes = if kind == Kind::Registered {
+        8192
+    } else {
+        bytes
+    };
     let mut at = CUdeviceptr(0);
     let mapped = call!(world, cuMemHostGetDevicePointer_v2(&raw mut at, host, 0) [Name(host as u64), Raw(0)]
         => [Name(at.0)]);
@@ -216,12 +223,16 @@ pub fn attributes(world: &mut World) {
     let data = (&raw mut value).cast::<c_void>();
     let _ = bytes;
     let shown = |value: u64| match named {
+        // Nothing was written.
+        true if value == 0 => Raw(0),
         // An address inside the buffer shows as its distance from the start.
-        true if attribute == 3 || attribute == 4 => Raw(value.wrapping_sub(if attribute == 4 && buffer.host != 0 {
-            buffer.host
-        } else {
-            buffer.at
-        })),
+        true if attribute == 3 || attribute == 4 => {
+            Raw(value.wrapping_sub(if attribute == 4 && buffer.host != 0 {
+                buffer.host
+            } else {
+                buffer.at
+            }))
+        }
         // Ids count from one in a space of their own.
         true if attribute == 7 => Name(value | 1 << 60),
         true => Name(value),
@@ -290,7 +301,9 @@ pub fn advise(world: &mut World) {
             // SAFETY: managed memory of this many bytes, at rest: the context has been synchronised.
             unsafe {
                 let bytes = std::slice::from_raw_parts_mut(buffer.host as *mut u8, count);
-                bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_add(3));
+                bytes
+                    .iter_mut()
+                    .for_each(|byte| *byte = byte.wrapping_add(3));
             }
             world.context().buffers[which].lane = Lane::Legacy;
         }

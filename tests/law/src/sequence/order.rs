@@ -32,7 +32,10 @@ pub fn stream(world: &mut World) {
             world.create_stream(flags, None);
         }
         1 => {
-            let (flags, priority) = (world.rng.below(2) as u32, world.rng.between(0, 8) as i32 - 6);
+            let (flags, priority) = (
+                world.rng.below(2) as u32,
+                world.rng.between(0, 8) as i32 - 6,
+            );
             world.create_stream(flags, Some(priority));
         }
         2 if world.context().streams.len() > 2 => destroy(world),
@@ -57,7 +60,11 @@ fn destroy(world: &mut World) {
     let Lane::Created { handle, .. } = lane else {
         return;
     };
-    let used = world.context().buffers.iter().any(|buffer| buffer.lane == lane);
+    let used = world
+        .context()
+        .buffers
+        .iter()
+        .any(|buffer| buffer.lane == lane);
     if used {
         world.synchronise(lane);
         for buffer in &mut world.context().buffers {

@@ -70,7 +70,8 @@ pub fn manage(world: &mut World) {
     match world.rng.below(8) {
         0 => {
             // What is in use lives on until it is freed.
-            let _ = call!(world, cuMemPoolDestroy(CUmemoryPool(own as *mut c_void)) [Name(own)] => []);
+            let _ =
+                call!(world, cuMemPoolDestroy(CUmemoryPool(own as *mut c_void)) [Name(own)] => []);
             world.context().pools.swap_remove(which);
             world.gone(own);
         }
@@ -88,7 +89,13 @@ pub fn manage(world: &mut World) {
             let attribute = world.rng.between(0, 12) as _;
             let mut value = 0u64;
             // Reserved and used bytes depend on when frees took effect.
-            let shown = |value| if (5..=8).contains(&attribute) { Hidden } else { Raw(value) };
+            let shown = |value| {
+                if (5..=8).contains(&attribute) {
+                    Hidden
+                } else {
+                    Raw(value)
+                }
+            };
             let _ = call!(world, cuMemPoolGetAttribute(pool, CUmemPool_attribute(attribute), (&raw mut value).cast())
                 [n, Raw(attribute.into())] => [shown(value)]);
         }
@@ -105,7 +112,8 @@ pub fn manage(world: &mut World) {
             let _ = call!(world, cuDeviceSetMemPool(device, pool) [n] => []);
             let mut default = CUmemoryPool::NULL;
             let _ = call!(world, cuDeviceGetDefaultMemPool(&raw mut default, device) [] => [Name(default.0 as u64)]);
-            let _ = call!(world, cuDeviceSetMemPool(device, default) [Name(default.0 as u64)] => []);
+            let _ =
+                call!(world, cuDeviceSetMemPool(device, default) [Name(default.0 as u64)] => []);
         }
         _ => {
             let mut value = 0u64;

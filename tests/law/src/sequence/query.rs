@@ -27,7 +27,8 @@ pub fn device(world: &mut World) {
         }
         2 => {
             let mut total = 0;
-            let _ = call!(world, cuDeviceTotalMem_v2(&raw mut total, device) [] => [Raw(total as u64)]);
+            let _ =
+                call!(world, cuDeviceTotalMem_v2(&raw mut total, device) [] => [Raw(total as u64)]);
         }
         3 => {
             let (mut free, mut total) = (0usize, 0usize);
@@ -47,9 +48,12 @@ pub fn device(world: &mut World) {
             let mut uuid = CUuuid::default();
             let words = |uuid: &CUuuid| {
                 let (words, _) = uuid.bytes.as_chunks::<8>();
-                words.iter().fold(0, |state, word| crate::rng::mix(state ^ u64::from_ne_bytes(*word)))
+                words.iter().fold(0, |state, word| {
+                    crate::rng::mix(state ^ u64::from_ne_bytes(*word))
+                })
             };
-            let _ = call!(world, cuDeviceGetUuid_v2(&raw mut uuid, device) [] => [Raw(words(&uuid))]);
+            let _ =
+                call!(world, cuDeviceGetUuid_v2(&raw mut uuid, device) [] => [Raw(words(&uuid))]);
             let _ = call!(world, cuDeviceGetUuid(&raw mut uuid, device) [] => [Raw(words(&uuid))]);
         }
         6 => {
@@ -58,7 +62,9 @@ pub fn device(world: &mut World) {
             let _ = call!(world, cuDeviceGetMemPool(&raw mut other, device) [] => [Name(other.0 as u64)]);
         }
         7 => {
-            let code = world.rng.pick(&[0u32, 1, 2, 100, 201, 400, 600, 700, 719, 999, 12345]);
+            let code = world
+                .rng
+                .pick(&[0u32, 1, 2, 100, 201, 400, 600, 700, 719, 999, 12345]);
             let (mut name, mut words) = (std::ptr::null(), std::ptr::null());
             let read = |at: *const c_char| {
                 if at.is_null() {
@@ -66,7 +72,10 @@ pub fn device(world: &mut World) {
                 } else {
                     // SAFETY: the driver answers a NUL-terminated string that lives as long as it.
                     let bytes = unsafe { std::ffi::CStr::from_ptr(at) };
-                    bytes.to_bytes().iter().fold(7, |state, byte| crate::rng::mix(state ^ u64::from(*byte)))
+                    bytes
+                        .to_bytes()
+                        .iter()
+                        .fold(7, |state, byte| crate::rng::mix(state ^ u64::from(*byte)))
                 }
             };
             let _ = call!(world, cuGetErrorName(CUresult(code), &raw mut name) [Raw(code.into())] => [Raw(read(name))]);
@@ -75,17 +84,26 @@ pub fn device(world: &mut World) {
         8 => {
             // By name and version, as runtimes do.
             let symbol = world.rng.pick(&SYMBOLS).entry();
-            let version = world.rng.pick(&[5000, 11000, 12000, 12080, 13000, symbol.introduced as i32]);
+            let version =
+                world
+                    .rng
+                    .pick(&[5000, 11000, 12000, 12080, 13000, symbol.introduced as i32]);
             let flags = world.rng.pick(&[0u64, 1, 2, 3, 99]);
             let name = std::ffi::CString::new(symbol.base_name).unwrap_or_default();
-            let (mut at, mut status) = (std::ptr::null_mut(), CUdriverProcAddressQueryResult::default());
-            let n = Raw(name.to_bytes().iter().fold(7, |state, byte| crate::rng::mix(state ^ u64::from(*byte))));
+            let (mut at, mut status) = (
+                std::ptr::null_mut(),
+                CUdriverProcAddressQueryResult::default(),
+            );
+            let n = Raw(name
+                .to_bytes()
+                .iter()
+                .fold(7, |state, byte| crate::rng::mix(state ^ u64::from(*byte))));
             if world.rng.one_in(3) {
                 let _ = call!(world, cuGetProcAddress(name.as_ptr(), &raw mut at, version, flags)
                     [n, Raw(version as u64), Raw(flags)] => [Name(at as u64)]);
             } else {
                 let _ = call!(world, cuGetProcAddress_v2(name.as_ptr(), &raw mut at, version, flags, &raw mut status)
-                    [n, Raw(version as u64), Raw(flags)] => [Name(at as u64), Raw(status.0 as u64)]);
+                    [n, Raw(version as u64), Raw(flags)] => [Name(at as u64), Raw(status.0.into())]);
             }
         }
         _ => {
@@ -108,7 +126,8 @@ pub fn context(world: &mut World) {
         }
         1 => {
             let mut value = 0;
-            let _ = call!(world, cuCtxGetApiVersion(handle, &raw mut value) [n] => [Raw(value.into())]);
+            let _ =
+                call!(world, cuCtxGetApiVersion(handle, &raw mut value) [n] => [Raw(value.into())]);
         }
         2 => {
             let mut value = 0;
@@ -185,7 +204,8 @@ pub fn of_function(world: &mut World, function: CUfunction) {
         5 => {
             let mut state = CUfunctionLoadingState::default();
             let _ = call!(world, cuFuncLoad(function) [n] => []);
-            let _ = call!(world, cuFuncIsLoaded(&raw mut state, function) [n] => [Raw(state.0.into())]);
+            let _ =
+                call!(world, cuFuncIsLoaded(&raw mut state, function) [n] => [Raw(state.0.into())]);
         }
         _ => {
             let (mut value, attribute) = (-1, world.rng.below(20) as _);

@@ -54,7 +54,8 @@ pub fn physical(world: &mut World) {
     if !taken.is_ok() {
         return release(world, handle);
     }
-    let mapped = call!(world, cuMemMap(at, bytes, 0, handle, 0) [Name(at.0), Raw(bytes as u64), h] => []);
+    let mapped =
+        call!(world, cuMemMap(at, bytes, 0, handle, 0) [Name(at.0), Raw(bytes as u64), h] => []);
     let access = CUmemAccessDesc {
         location: properties.location,
         flags: CUmemAccess_flags(3),

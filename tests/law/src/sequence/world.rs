@@ -93,14 +93,11 @@ impl World {
         let mut rng = Rng::new(plan.seed);
         let mut bytes = |count: usize| -> Vec<u8> {
             (0..count / 8)
-                .flat_map(|_| rng.next().to_le_bytes())
+                .flat_map(|_| rng.word().to_le_bytes())
                 .collect()
         };
-        let (scratch, source, registrable) = (
-            bytes(SCRATCH_BYTES),
-            bytes(SCRATCH_BYTES),
-            bytes(4 * 65536),
-        );
+        let (scratch, source, registrable) =
+            (bytes(SCRATCH_BYTES), bytes(SCRATCH_BYTES), bytes(4 * 65536));
         let mut world = Self {
             api,
             log,
@@ -249,7 +246,15 @@ impl World {
 
     /// True where the driver itself lets work of `next` wait for work of `last`.
     fn ordered(last: Lane, next: Lane) -> bool {
-        let blocking = |lane| !matches!(lane, Lane::Created { blocking: false, .. });
+        let blocking = |lane| {
+            !matches!(
+                lane,
+                Lane::Created {
+                    blocking: false,
+                    ..
+                }
+            )
+        };
         last == next
             || (last == Lane::Legacy && blocking(next))
             || (next == Lane::Legacy && blocking(last))
