@@ -22,7 +22,7 @@ use crate::control_server::{Ask, ControlServer};
 use crate::convert;
 use crate::devices::Devices;
 use crate::dispatch::Lane;
-use crate::journal::Journal;
+use crate::journal::{Allowance, Journal};
 use crate::ledger::Ledger;
 use crate::nvml::Watcher;
 use crate::options::Options;
@@ -129,6 +129,8 @@ pub struct Arbiter {
     pub(crate) next_id: u64,
     pub(crate) started_unix_ms: u64,
     pub(crate) state_is_old: bool,
+    /// Log lines that strangers may still cause.
+    strangers: Allowance,
     /// Listeners left alone until then, for want of descriptors.
     deaf_until_ns: Option<u64>,
     house_ns: u64,
@@ -200,6 +202,7 @@ impl Arbiter {
             next_id: state.next_id.max(1),
             started_unix_ms: unix_ms(),
             state_is_old: true,
+            strangers: Allowance::new(now_ns),
             deaf_until_ns: None,
             house_ns: now_ns,
             idle_since_ns: Some(now_ns),
@@ -600,6 +603,15 @@ impl Arbiter {
         self.deaf_until_ns = Some(now_ns + HOUSE_NS);
     }
 
+    /// Tells about a peer that is not (yet) a client; not as often as it likes.
+    pub(crate) fn warn_of_stranger(&mut self, text: &str) {
+        match self.strangers.spend(mono_ns()) {
+            Some(0) => tracing::warn!("{text}"),
+            Some(left_out) => tracing::warn!("{text} ({left_out} such lines left out before)"),
+            None => {}
+        }
+    }
+
     /// The lane of a device, made where it is new.
     pub(crate) fn make_lanes(&mut self) {
         for index in self.lanes.len()..self.devices.iter().count() {
@@ -667,7 +679,13 @@ impl Arbiter {
         for (index, device) in self.devices.iter() {
             let half = &client.pages.arbiter;
             half.set_limit(index, tenant.limits[index]);
-            half.set_physical(index, device.total_bytes, device.free_bytes);
+            // A client is never told more than its own driver knows of; what it claims changes nothing for the others.
+            let total = match client.totals[index] {
+                0 => device.total_bytes,
+                claimed => device.total_bytes.min(claimed),
+            };
+            let free = device.free_bytes.map(|free| free.min(total));
+            half.set_physical(index, total, free);
         }
     }
 

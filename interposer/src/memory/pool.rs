@@ -281,7 +281,7 @@ pub(crate) unsafe fn cuMemAllocFromPoolAsync(
     unsafe {
         let call = || real::cuMemAllocFromPoolAsync(dptr, bytes, pool, stream);
         allocate(
-            named_pool(pool),
+            client::current().and_then(|_| named_pool(pool)),
             bytes,
             key_of(stream, gate::LEGACY),
             call,
@@ -302,7 +302,7 @@ pub(crate) unsafe fn cuMemAllocFromPoolAsync_ptsz(
     unsafe {
         let call = || real::cuMemAllocFromPoolAsync_ptsz(dptr, bytes, pool, stream);
         allocate(
-            named_pool(pool),
+            client::current().and_then(|_| named_pool(pool)),
             bytes,
             key_of(stream, gate::PER_THREAD),
             call,

@@ -1,0 +1,97 @@
+//! Tiny host programs in C, built with `cc` and kept as long as their source is the same.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Artefacts;
+
+/// What to build from a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A program that finds the driver with `dlopen`.
+    Program,
+    /// A shared library.
+    Library,
+}
+
+/// The program of `tests/programs/<name>.c`.
+///
+/// # Panics
+/// With the compiler's words when it does not compile.
+pub fn program(name: &str) -> PathBuf {
+    build(name, Kind::Program)
+}
+
+/// The shared library of `tests/programs/<name>.c`.
+///
+/// # Panics
+/// With the compiler's words when it does not compile.
+pub fn library(name: &str) -> PathBuf {
+    build(name, Kind::Library)
+}
+
+fn build(name: &str, kind: Kind) -> PathBuf {
+    let sources = Artefacts::get().root().join("tests/programs");
+    let path = sources.join(format!("{name}.c"));
+    let source =
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let header = fs::read_to_string(sources.join("cuda_min.h")).expect("cuda_min.h");
+    compile(name, &source, &header, kind)
+}
+
+/// Compiles C text under `name`. `depends` is anything else that the result depends on.
+///
+/// # Panics
+/// With the compiler's words when it does not compile.
+pub fn compile(name: &str, source: &str, depends: &str, kind: Kind) -> PathBuf {
+    let artefacts = Artefacts::get();
+    let dir = artefacts.programs_dir();
+    fs::create_dir_all(&dir).expect("a directory for host programs");
+    let mark = fnv(&[source, depends]);
+    let built = match kind {
+        Kind::Program => dir.join(format!("{name}-{mark:016x}")),
+        Kind::Library => dir.join(format!("{name}-{mark:016x}.so")),
+    };
+    if built.exists() {
+        return built;
+    }
+    // Tests run side by side: build under a name of our own, then move it into place.
+    let scratch = tempfile::tempdir_in(&dir).expect("a scratch directory");
+    let file = scratch.path().join(format!("{name}.c"));
+    fs::write(&file, source).expect("the source written");
+    let out = scratch.path().join("out");
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    cc.args(["-std=gnu11", "-O1", "-g0", "-Wall", "-Wextra", "-Werror"]);
+    cc.arg("-I").arg(artefacts.root().join("tests/programs"));
+    if kind == Kind::Library {
+        // Like the simulated driver: its own calls must not bind to the preload library.
+        cc.args(["-shared", "-fPIC", "-Wl,-Bsymbolic"]);
+    }
+    cc.arg("-o").arg(&out).arg(&file);
+    cc.args(["-ldl", "-lpthread"]);
+    let output = cc
+        .output()
+        .unwrap_or_else(|error| panic!("{cc:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{name}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    publish(&out, &built);
+    built
+}
+
+fn publish(out: &Path, built: &Path) {
+    fs::rename(out, built).expect("the program moved into place");
+}
+
+/// FNV-1a, 64 bits.
+fn fnv(texts: &[&str]) -> u64 {
+    texts
+        .iter()
+        .flat_map(|text| text.bytes().chain([0]))
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
+}

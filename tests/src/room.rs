@@ -1,0 +1,250 @@
+//! A directory for one test: its own runtime directory, its own simulated device, its own arbiter.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use control::{Client, JobStatus};
+
+use crate::{Artefacts, Outcome, PATIENCE, wait_until};
+
+/// Variables of the test's own environment that programs may see.
+const KEPT: [&str; 1] = ["PATH"];
+
+/// One test's place. Dropping it ends the arbiter that lives there.
+#[derive(Debug)]
+pub struct Room {
+    dir: tempfile::TempDir,
+    vars: BTreeMap<OsString, OsString>,
+}
+
+/// A process of a test; ended when dropped.
+#[derive(Debug)]
+pub struct Running(Option<Child>);
+
+impl Running {
+    /// Starts `command` with both outputs piped.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(command: &mut Command) -> Self {
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Self(Some(child))
+    }
+
+    /// What it has said on stderr, once it has closed that.
+    pub fn take_stderr(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(mut stderr) = self.0.as_mut().and_then(|child| child.stderr.take()) {
+            let _ = std::io::Read::read_to_string(&mut stderr, &mut text);
+        }
+        text
+    }
+
+    /// Its process id.
+    ///
+    /// # Panics
+    /// After [`Running::wait`].
+    pub fn pid(&self) -> u32 {
+        self.child().id()
+    }
+
+    fn child(&self) -> &Child {
+        self.0.as_ref().expect("not waited for")
+    }
+
+    /// Ends it by SIGKILL.
+    pub fn kill(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+        }
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.0
+            .as_mut()
+            .is_none_or(|child| matches!(child.try_wait(), Ok(Some(_))))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When called twice.
+    pub fn wait(mut self) -> Outcome {
+        let child = self.0.take().expect("waited for once");
+        child.wait_with_output().expect("its output").into()
+    }
+
+    /// Both its pipes, to talk to it.
+    ///
+    /// # Panics
+    /// When they are taken already.
+    pub fn pipes(&mut self) -> (std::process::ChildStdin, std::process::ChildStdout) {
+        let child = self.0.as_mut().expect("not waited for");
+        (
+            child.stdin.take().expect("a pipe to it"),
+            child.stdout.take().expect("a pipe from it"),
+        )
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Room {
+    /// An empty place with a small simulated device: 8 GiB, no overhead per context, fast to create.
+    ///
+    /// # Panics
+    /// When there is no temporary directory.
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        for name in ["run", "sim", "home"] {
+            std::fs::DirBuilder::new()
+                .mode(0o700)
+                .create(dir.path().join(name))
+                .expect("a directory");
+        }
+        let mut vars = BTreeMap::new();
+        for name in KEPT {
+            if let Some(value) = std::env::var_os(name) {
+                vars.insert(name.into(), value);
+            }
+        }
+        let mut room = Self { dir, vars };
+        room.set("HOME", room.path("home"));
+        room.set("SUBLET_RUNTIME_DIR", room.path("run"));
+        room.set("SUBLET_SIM_STATE", room.path("sim"));
+        room.set("SUBLET_SIM_CAPACITY", "8GiB");
+        room.set("SUBLET_SIM_CONTEXT", "0B");
+        room
+    }
+
+    /// A file or directory in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Sets a variable for every program started from here on.
+    pub fn set(&mut self, name: &str, value: impl AsRef<OsStr>) {
+        self.vars.insert(name.into(), value.as_ref().into());
+    }
+
+    /// `program`, with the room's environment and nothing else.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env_clear()
+            .envs(&self.vars)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// `program` on the simulated driver, without the preload library.
+    pub fn bare(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = self.command(program);
+        command.env("LD_LIBRARY_PATH", sim_dir());
+        command
+    }
+
+    /// `program` on the simulated driver, with the preload library and without an arbiter.
+    pub fn preloaded(&self, program: impl AsRef<OsStr>) -> Command {
+        let artefacts = Artefacts::get();
+        let mut command = self.bare(program);
+        command
+            .env("LD_PRELOAD", artefacts.preload())
+            .env("SUBLET_DRIVER", artefacts.simulated_driver());
+        command
+    }
+
+    /// `sublet ARGS`.
+    pub fn sublet<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = self.command(Artefacts::get().program("sublet"));
+        command.args(args);
+        command
+    }
+
+    /// `sublet run --sim FLAGS -- PROGRAM`; arguments of the program are to be added.
+    pub fn job(&self, flags: &[&str], program: impl AsRef<OsStr>) -> Command {
+        let mut command = self.sublet(["run", "--sim"]);
+        command.args(flags).arg("--").arg(program);
+        command
+    }
+
+    /// An arbiter of the room's own, ready.
+    pub fn arbiter(&self) -> Running {
+        let mut arbiter = Running::start(&mut self.sublet(["arbiter"]));
+        wait_until("the arbiter answers", || {
+            if arbiter.has_ended() {
+                let ended = std::mem::replace(&mut arbiter, Running(None));
+                panic!("the arbiter ended at once: {:?}", ended.wait());
+            }
+            self.control().ok()?.status().ok()
+        });
+        arbiter
+    }
+
+    /// A connection to the arbiter of the room.
+    ///
+    /// # Errors
+    /// What went wrong, in words.
+    pub fn control(&self) -> Result<Client, String> {
+        Client::connect(&self.path("run/control.sock"), PATIENCE).map_err(|error| error.to_string())
+    }
+
+    /// All jobs of the arbiter; none where it does not answer.
+    pub fn jobs(&self) -> Vec<JobStatus> {
+        self.control()
+            .ok()
+            .and_then(|mut control| control.list().ok())
+            .unwrap_or_default()
+    }
+
+    /// The job of this name.
+    pub fn job_status(&self, name: &str) -> Option<JobStatus> {
+        self.jobs().into_iter().find(|job| job.name == name)
+    }
+
+    /// The arbiter's journal.
+    pub fn events(&self) -> Vec<control::Event> {
+        self.control()
+            .ok()
+            .and_then(|mut control| control.events(0, 0).ok())
+            .unwrap_or_default()
+    }
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // An embedded arbiter belongs to the room that it was started in.
+        if let Ok(mut control) = self.control() {
+            let _ = control.shutdown();
+        }
+    }
+}
+
+fn sim_dir() -> PathBuf {
+    Artefacts::get()
+        .simulated_driver()
+        .parent()
+        .map_or_else(PathBuf::new, Path::to_owned)
+}

@@ -1,0 +1,97 @@
+//! A host program that is told what to do, a line at a time.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::Outcome;
+use crate::room::Running;
+
+/// A running host program and both its pipes.
+#[derive(Debug)]
+pub struct Talk {
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    /// The process.
+    pub running: Running,
+}
+
+impl Talk {
+    /// Starts `command` with its pipes connected to the test.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(command: &mut Command) -> Self {
+        let mut running = Running::start(command.stdin(Stdio::piped()));
+        let (to, from) = running.pipes();
+        Self {
+            to,
+            from: BufReader::new(from),
+            running,
+        }
+    }
+
+    /// Says `line` and does not wait.
+    ///
+    /// # Panics
+    /// When nobody listens.
+    #[track_caller]
+    pub fn send(&mut self, line: &str) {
+        writeln!(self.to, "{line}").expect("the host program listens");
+    }
+
+    /// The next line of the program.
+    ///
+    /// # Panics
+    /// When it has ended, with what it said on stderr.
+    #[track_caller]
+    pub fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.from
+            .read_line(&mut line)
+            .expect("the host program answers");
+        assert!(
+            line.ends_with('\n'),
+            "the host program has ended: {:?}",
+            self.running.take_stderr()
+        );
+        line.trim_end().to_owned()
+    }
+
+    /// Says `line` and waits for the answer.
+    #[track_caller]
+    pub fn ask(&mut self, line: &str) -> String {
+        self.send(line);
+        self.answer()
+    }
+
+    /// Closes the program's stdin and waits for its end; stdout is what it had not been asked for.
+    ///
+    /// # Panics
+    /// When its output cannot be read.
+    #[track_caller]
+    pub fn finish(self) -> Outcome {
+        let Self {
+            to,
+            mut from,
+            running,
+        } = self;
+        drop(to);
+        let mut rest = String::new();
+        from.read_to_string(&mut rest).expect("the rest");
+        let mut outcome = running.wait();
+        outcome.stdout = rest;
+        outcome
+    }
+
+    /// Ends the program by SIGKILL and waits until it is gone.
+    pub fn kill(self) -> Outcome {
+        let Self {
+            to,
+            from,
+            mut running,
+        } = self;
+        running.kill();
+        drop((to, from));
+        running.wait()
+    }
+}

@@ -1,0 +1,306 @@
+//! Who may import whom, and what may be linked at all, from `cargo metadata`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+use tests::Artefacts;
+
+/// The resolved graph of the workspace.
+struct Graph {
+    packages: BTreeMap<String, Value>,
+    /// Package -> what it depends on, by kind (`normal`, `build`, `dev`).
+    edges: BTreeMap<String, Vec<(String, String)>>,
+    members: BTreeSet<String>,
+}
+
+impl Graph {
+    fn read() -> Self {
+        let output = Command::new(option_env!("CARGO").unwrap_or("cargo"))
+            .args(["metadata", "--format-version", "1", "--locked"])
+            .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+            .current_dir(Artefacts::get().root())
+            .output()
+            .expect("cargo metadata");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let packages = list(&metadata["packages"])
+            .into_iter()
+            .map(|package| (text(&package["id"]), package))
+            .collect();
+        let edges = list(&metadata["resolve"]["nodes"])
+            .iter()
+            .map(|node| {
+                let to = list(&node["deps"])
+                    .iter()
+                    .flat_map(|dep| {
+                        let id = text(&dep["pkg"]);
+                        list(&dep["dep_kinds"]).into_iter().map(move |kind| {
+                            let kind = kind["kind"].as_str().unwrap_or("normal").to_owned();
+                            (id.clone(), kind)
+                        })
+                    })
+                    .collect();
+                (text(&node["id"]), to)
+            })
+            .collect();
+        let members = list(&metadata["workspace_members"])
+            .iter()
+            .map(text)
+            .collect();
+        Self {
+            packages,
+            edges,
+            members,
+        }
+    }
+
+    fn name(&self, id: &str) -> &str {
+        self.packages[id]["name"].as_str().expect("a name")
+    }
+
+    fn member(&self, name: &str) -> &str {
+        self.members
+            .iter()
+            .find(|id| self.name(id) == name)
+            .unwrap_or_else(|| panic!("no member {name}"))
+    }
+
+    /// Everything that a build of `name` links or runs, by package name.
+    fn tree(&self, name: &str) -> BTreeSet<&str> {
+        let mut seen = BTreeSet::new();
+        let mut open = vec![self.member(name)];
+        while let Some(id) = open.pop() {
+            for (to, kind) in &self.edges[id] {
+                if kind != "dev" && seen.insert(to.as_str()) {
+                    open.push(to);
+                }
+            }
+        }
+        seen.into_iter().map(|id| self.name(id)).collect()
+    }
+
+    /// The members in the tree of `name`.
+    fn ours(&self, name: &str) -> BTreeSet<&str> {
+        let members: BTreeSet<&str> = self.members.iter().map(|id| self.name(id)).collect();
+        self.tree(name)
+            .into_iter()
+            .filter(|name| members.contains(name))
+            .collect()
+    }
+}
+
+#[test]
+fn imports_point_one_way() {
+    let graph = Graph::read();
+    for (member, allowed) in [
+        ("shim-ffi", &[][..]),
+        ("channel", &[]),
+        ("policy", &[]),
+        ("control", &[]),
+        ("interposer", &["shim-ffi", "channel"]),
+        ("arbiter", &["channel", "policy", "control", "shim-ffi"]),
+        ("simgpu", &["shim-ffi"]),
+        ("simgpu-libcuda", &["simgpu", "shim-ffi"]),
+        ("simgpu-libnvidia-ml", &["simgpu", "shim-ffi"]),
+        ("cluster", &["policy", "control"]),
+        (
+            "cli",
+            &[
+                "arbiter", "channel", "cluster", "control", "policy", "shim-ffi",
+            ],
+        ),
+        ("examples", &["shim-ffi"]),
+    ] {
+        let stray: Vec<_> = graph
+            .ours(member)
+            .into_iter()
+            .filter(|import| !allowed.contains(import))
+            .collect();
+        assert!(stray.is_empty(), "{member} must not import {stray:?}");
+    }
+}
+
+#[test]
+fn there_is_no_room_for_everything() {
+    let graph = Graph::read();
+    for id in &graph.members {
+        let name = graph.name(id);
+        assert!(
+            ![
+                "common", "utils", "util", "types", "core", "shared", "helpers"
+            ]
+            .contains(&name),
+            "{name} says nothing about where its code runs"
+        );
+        let package = &graph.packages[id];
+        assert_eq!(
+            package["publish"].as_array().map(Vec::len),
+            Some(0),
+            "{name} must say publish = false"
+        );
+        assert_eq!(package["license"], "Apache-2.0 OR MIT", "{name}");
+    }
+}
+
+#[test]
+fn tenants_carry_no_runtime_no_serialisation_and_no_logging() {
+    let graph = Graph::read();
+    let heavy = [
+        "tokio",
+        "async-std",
+        "smol",
+        "async-executor",
+        "futures",
+        "futures-util",
+        "serde",
+        "serde_json",
+        "tracing",
+        "tracing-core",
+        "log",
+    ];
+    let tree = graph.tree("interposer");
+    assert!(tree.contains("libc") && tree.contains("rustix"), "{tree:?}");
+    for name in heavy {
+        assert!(!tree.contains(name), "the preload library carries {name}");
+    }
+}
+
+#[test]
+fn policy_does_no_unsafe_and_no_input_or_output() {
+    let sources = Artefacts::get().root().join("policy/src");
+    let text = std::fs::read_to_string(sources.join("lib.rs")).expect("policy");
+    assert!(text.contains("#![forbid(unsafe_code)]"));
+    for entry in std::fs::read_dir(&sources).expect("policy's sources") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|ext| ext != "rs") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).expect("a source");
+        for word in [
+            "std::fs",
+            "std::net",
+            "std::io",
+            "std::process",
+            "Instant::now",
+            "SystemTime::now",
+        ] {
+            assert!(!text.contains(word), "{}: {word}", path.display());
+        }
+    }
+}
+
+/// Licences under which something may be linked. `deny.toml` has the same list for cargo-deny.
+const ALLOWED: [&str; 9] = [
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "MIT",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+/// Whether an SPDX expression leaves a choice of allowed licences only. The old slash means OR.
+fn permitted(expression: &str) -> bool {
+    let spaced = expression
+        .replace('(', " ( ")
+        .replace(')', " ) ")
+        .replace('/', " OR ");
+    let words: Vec<&str> = spaced.split_whitespace().collect();
+    let mut at = 0;
+    let answer = any_of(&words, &mut at);
+    answer && at == words.len()
+}
+
+fn any_of(words: &[&str], at: &mut usize) -> bool {
+    let mut answer = all_of(words, at);
+    while words.get(*at) == Some(&"OR") {
+        *at += 1;
+        answer |= all_of(words, at);
+    }
+    answer
+}
+
+fn all_of(words: &[&str], at: &mut usize) -> bool {
+    let mut answer = one(words, at);
+    while words.get(*at) == Some(&"AND") {
+        *at += 1;
+        answer &= one(words, at);
+    }
+    answer
+}
+
+fn one(words: &[&str], at: &mut usize) -> bool {
+    let Some(word) = words.get(*at) else {
+        return false;
+    };
+    *at += 1;
+    if *word == "(" {
+        let answer = any_of(words, at);
+        *at += 1;
+        return answer;
+    }
+    if words.get(*at) == Some(&"WITH") {
+        let exception = words.get(*at + 1).copied().unwrap_or_default();
+        *at += 2;
+        return ALLOWED.contains(&format!("{word} WITH {exception}").as_str());
+    }
+    ALLOWED.contains(word)
+}
+
+#[test]
+fn licence_expressions_are_read_as_written() {
+    for (expression, answer) in [
+        ("MIT", true),
+        ("GPL-3.0", false),
+        ("MIT OR GPL-3.0", true),
+        ("MIT AND GPL-3.0", false),
+        ("(MIT OR GPL-3.0) AND Unicode-3.0", true),
+        ("(MIT AND GPL-3.0) OR LGPL-2.1", false),
+        ("MIT/Apache-2.0", true),
+        ("Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT", true),
+        ("Apache-2.0 WITH Other-exception", false),
+        ("", false),
+    ] {
+        assert_eq!(permitted(expression), answer, "{expression}");
+    }
+}
+
+#[test]
+fn every_dependency_is_permissively_licensed() {
+    let graph = Graph::read();
+    for package in graph.packages.values() {
+        let licence = package["license"].as_str().unwrap_or_default();
+        assert!(
+            permitted(licence),
+            "{} {} is licensed {licence:?}",
+            package["name"],
+            package["version"]
+        );
+        if let Some(source) = package["source"].as_str() {
+            assert!(
+                source.starts_with("registry+"),
+                "{} comes from {source}",
+                package["name"]
+            );
+        }
+    }
+}
+
+#[test]
+fn cargo_deny_allows_the_same_licences() {
+    let text =
+        std::fs::read_to_string(Artefacts::get().root().join("deny.toml")).expect("deny.toml");
+    for licence in ALLOWED {
+        assert!(text.contains(&format!("\"{licence}\"")), "{licence}");
+    }
+}

@@ -1,0 +1,7 @@
+//! The integration suite: one binary, a module per topic, a directory per test.
+
+mod documents;
+mod exports;
+mod hooks;
+mod imports;
+mod quota;

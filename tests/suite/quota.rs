@@ -1,0 +1,304 @@
+//! Memory quotas on the simulated device.
+
+use std::collections::BTreeMap;
+
+use control::JobStatus;
+use tests::{Outcome, Room, Talk, programs, wait_until};
+
+const OUT_OF_MEMORY: &str = "2 -1";
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// A process that takes memory as it is told, inside a job of this name.
+fn job(room: &Room, name: &str, mem: &str) -> Talk {
+    let mut talk = Talk::start(&mut room.job(&["--name", name, "--mem", mem], memory()));
+    assert_eq!(talk.ask("init"), "0", "cuInit of {name}");
+    talk
+}
+
+fn memory() -> std::path::PathBuf {
+    programs::program("memory")
+}
+
+/// One more process of the job that `first` belongs to: started with its environment.
+fn another(room: &Room, first: &Talk) -> Talk {
+    let environment = std::fs::read(format!("/proc/{}/environ", first.running.pid()))
+        .expect("the environment of a process of ours");
+    let vars: BTreeMap<String, String> = environment
+        .split(|byte| *byte == 0)
+        .filter_map(|pair| std::str::from_utf8(pair).ok()?.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    assert!(vars.contains_key("SUBLET_TOKEN"));
+    let mut command = room.command(memory());
+    command.env_clear().envs(vars);
+    let mut talk = Talk::start(&mut command);
+    assert_eq!(talk.ask("init"), "0");
+    talk
+}
+
+#[track_caller]
+fn status(room: &Room, name: &str) -> JobStatus {
+    room.job_status(name)
+        .unwrap_or_else(|| panic!("no job {name} among {:?}", room.jobs()))
+}
+
+#[track_caller]
+fn used(room: &Room, name: &str) -> u64 {
+    status(room, name).mem_used_bytes
+}
+
+/// Allocates and returns the number of the allocation.
+#[track_caller]
+fn take(talk: &mut Talk, kind: &str, bytes: u64) -> String {
+    let answer = talk.ask(&format!("alloc {kind} {bytes}"));
+    let (status, id) = answer.split_once(' ').expect("status and number");
+    assert_eq!(status, "0", "{kind} of {bytes} bytes");
+    id.to_owned()
+}
+
+#[track_caller]
+fn refused(talk: &mut Talk, kind: &str, bytes: u64) {
+    let answer = talk.ask(&format!("alloc {kind} {bytes}"));
+    assert_eq!(answer, OUT_OF_MEMORY, "{kind} of {bytes} bytes");
+}
+
+#[track_caller]
+fn ended_well(talk: Talk) {
+    let outcome = talk.finish();
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.stdout, "", "{outcome:?}");
+    // The one line that `sublet run` says; nothing of the library's.
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    assert!(outcome.stderr.contains("simulated"), "{outcome:?}");
+}
+
+#[test]
+fn over_the_quota_is_out_of_memory_and_one_line_in_the_journal() {
+    let room = Room::new();
+    let mut talk = job(&room, "greedy", "1GiB");
+    take(&mut talk, "plain", 768 * MIB);
+    refused(&mut talk, "plain", 512 * MIB);
+    take(&mut talk, "plain", 256 * MIB);
+    refused(&mut talk, "plain", 1);
+
+    let lines = wait_until("two lines in the journal", || {
+        let lines: Vec<_> = room
+            .events()
+            .into_iter()
+            .filter(|event| event.kind == "oom")
+            .collect();
+        (lines.len() >= 2).then_some(lines)
+    });
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+    for (line, (used, requested)) in lines.iter().zip([(768 * MIB, 512 * MIB), (GIB, 1)]) {
+        assert_eq!(line.job, "greedy");
+        assert!(line.message.contains("greedy"), "{}", line.message);
+        for (field, value) in [
+            ("limit_bytes", GIB),
+            ("used_bytes", used),
+            ("requested_bytes", requested),
+        ] {
+            assert_eq!(line.fields[field], value, "{field} of {line:#?}");
+        }
+    }
+    assert_eq!(status(&room, "greedy").oom_count, 2);
+    ended_well(talk);
+}
+
+#[test]
+fn what_the_program_is_told_is_its_quota() {
+    let room = Room::new();
+    let mut talk = job(&room, "reader", "3GiB");
+    assert_eq!(talk.ask("info"), format!("0 {} {}", 3 * GIB, 3 * GIB));
+    assert_eq!(talk.ask("total"), format!("0 {}", 3 * GIB));
+    let id = take(&mut talk, "plain", GIB);
+    assert_eq!(talk.ask("info"), format!("0 {} {}", 2 * GIB, 3 * GIB));
+    assert_eq!(talk.ask(&format!("free {id}")), "0");
+    assert_eq!(talk.ask("info"), format!("0 {} {}", 3 * GIB, 3 * GIB));
+    ended_well(talk);
+}
+
+#[test]
+fn a_percentage_is_of_the_device() {
+    let room = Room::new();
+    let mut talk = job(&room, "half", "50%");
+    assert_eq!(talk.ask("total"), format!("0 {}", 4 * GIB));
+    ended_well(talk);
+}
+
+#[test]
+fn every_family_is_charged_and_given_back() {
+    let room = Room::new();
+    let mut talk = job(&room, "families", "1GiB");
+    for kind in ["plain", "pitch", "managed", "async", "vmm"] {
+        refused(&mut talk, kind, GIB + 2 * MIB);
+        let id = take(&mut talk, kind, 512 * MIB);
+        assert_eq!(used(&room, "families"), 512 * MIB, "{kind}");
+        refused(&mut talk, kind, 512 * MIB + 2 * MIB);
+        assert_eq!(talk.ask(&format!("free {id}")), "0", "{kind}");
+        assert_eq!(used(&room, "families"), 0, "{kind}");
+        // All of it can be had again.
+        let id = take(&mut talk, kind, GIB);
+        assert_eq!(talk.ask(&format!("free {id}")), "0", "{kind}");
+    }
+    // Pinned memory of the host is nobody's quota of a device.
+    let id = take(&mut talk, "host", 64 * MIB);
+    assert_eq!(used(&room, "families"), 0);
+    assert_eq!(talk.ask(&format!("free {id}")), "0");
+    ended_well(talk);
+}
+
+#[test]
+fn mapped_memory_is_held_until_the_last_mapping_is_gone() {
+    let room = Room::new();
+    let mut talk = job(&room, "vmm", "1GiB");
+    let id = take(&mut talk, "vmm", 512 * MIB);
+    assert_eq!(talk.ask(&format!("map {id}")), "0");
+    assert_eq!(
+        used(&room, "vmm"),
+        512 * MIB,
+        "a mapping costs nothing more"
+    );
+    assert_eq!(talk.ask(&format!("free {id}")), "0", "the handle");
+    assert_eq!(
+        used(&room, "vmm"),
+        512 * MIB,
+        "the mapping holds the memory"
+    );
+    assert_eq!(talk.ask(&format!("unmap {id}")), "0");
+    assert_eq!(used(&room, "vmm"), 0);
+    ended_well(talk);
+}
+
+#[test]
+fn memory_goes_with_its_context() {
+    let room = Room::new();
+    let mut talk = job(&room, "context", "1GiB");
+    take(&mut talk, "plain", 256 * MIB);
+    assert_eq!(talk.ask("push"), "0");
+    take(&mut talk, "plain", 512 * MIB);
+    assert_eq!(used(&room, "context"), 768 * MIB);
+    assert_eq!(talk.ask("destroy"), "0");
+    assert_eq!(used(&room, "context"), 256 * MIB);
+    ended_well(talk);
+}
+
+#[test]
+fn processes_of_one_job_share_its_quota_exactly() {
+    let room = Room::new();
+    let mut first = job(&room, "pair", "1GiB");
+    let mut second = another(&room, &first);
+    take(&mut first, "plain", 600 * MIB);
+    refused(&mut second, "plain", 424 * MIB + 1);
+    let id = take(&mut second, "plain", 424 * MIB);
+    refused(&mut first, "plain", 1);
+    assert_eq!(used(&room, "pair"), GIB);
+    assert_eq!(second.ask("info"), format!("0 0 {GIB}"));
+    assert_eq!(second.ask(&format!("free {id}")), "0");
+    take(&mut first, "plain", 424 * MIB);
+    assert_eq!(status(&room, "pair").processes.len(), 2);
+    assert_eq!(second.finish().quiet(), "");
+    ended_well(first);
+}
+
+#[test]
+fn racing_processes_never_get_more_than_the_quota() {
+    let room = Room::new();
+    let mut first = job(&room, "race", "1GiB");
+    let mut others: Vec<_> = (0..3).map(|_| another(&room, &first)).collect();
+    let mut taken = 0;
+    for _ in 0..48 {
+        // All ask at once, then all are heard.
+        for talk in others.iter_mut().chain([&mut first]) {
+            talk.send(&format!("alloc plain {}", 7 * MIB));
+        }
+        for talk in others.iter_mut().chain([&mut first]) {
+            match talk.answer().split_once(' ') {
+                Some(("0", _)) => taken += 7 * MIB,
+                Some(("2", "-1")) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(taken <= GIB, "{taken}");
+    }
+    assert_eq!(
+        taken,
+        GIB / (7 * MIB) * (7 * MIB),
+        "all that fits was given"
+    );
+    assert_eq!(used(&room, "race"), taken);
+    for talk in others {
+        assert_eq!(talk.finish().code, Some(0));
+    }
+    ended_well(first);
+}
+
+#[test]
+fn two_jobs_have_two_quotas() {
+    let room = Room::new();
+    let mut a = job(&room, "a", "1GiB");
+    let mut b = job(&room, "b", "2GiB");
+    take(&mut a, "plain", GIB);
+    refused(&mut a, "plain", MIB);
+    take(&mut b, "plain", 2 * GIB);
+    refused(&mut b, "plain", MIB);
+    assert_eq!(a.ask("total"), format!("0 {GIB}"));
+    assert_eq!(b.ask("total"), format!("0 {}", 2 * GIB));
+    ended_well(a);
+    ended_well(b);
+}
+
+#[test]
+fn a_quota_can_be_changed_while_the_job_runs() {
+    let room = Room::new();
+    let mut talk = job(&room, "resized", "1GiB");
+    let id = take(&mut talk, "plain", 768 * MIB);
+    refused(&mut talk, "plain", 512 * MIB);
+    let set =
+        |mem: &str| Outcome::of(&mut room.sublet(["set", "resized", "--mem", mem])).succeeded();
+    set("2GiB");
+    let more = take(&mut talk, "plain", 512 * MIB);
+    assert_eq!(talk.ask("total"), format!("0 {}", 2 * GIB));
+    // Below what is held: nothing is taken away, and nothing more is given.
+    set("512MiB");
+    assert_eq!(used(&room, "resized"), 1280 * MIB);
+    refused(&mut talk, "plain", 1);
+    assert_eq!(talk.ask("info"), format!("0 0 {}", 512 * MIB));
+    assert_eq!(talk.ask(&format!("free {id}")), "0");
+    refused(&mut talk, "plain", 1);
+    assert_eq!(talk.ask(&format!("free {more}")), "0");
+    take(&mut talk, "plain", 512 * MIB);
+    ended_well(talk);
+}
+
+#[test]
+fn the_memory_of_a_killed_process_is_free_again() {
+    let room = Room::new();
+    let mut first = job(&room, "survivor", "4GiB");
+    let mut second = another(&room, &first);
+    take(&mut second, "plain", 4 * GIB);
+    refused(&mut first, "plain", MIB);
+    assert_eq!(second.kill().signal, Some(9));
+    wait_until("the dead process's memory is free", || {
+        (used(&room, "survivor") == 0).then_some(())
+    });
+    take(&mut first, "plain", 4 * GIB);
+    ended_well(first);
+}
+
+#[test]
+fn an_unlimited_job_meets_the_device_itself() {
+    let room = Room::new();
+    let mut talk = Talk::start(&mut room.job(&["--name", "free"], memory()));
+    assert_eq!(talk.ask("init"), "0");
+    assert_eq!(talk.ask("total"), format!("0 {}", 8 * GIB));
+    take(&mut talk, "plain", 6 * GIB);
+    refused(&mut talk, "plain", 3 * GIB);
+    assert_eq!(
+        used(&room, "free"),
+        6 * GIB,
+        "what the driver refused costs nothing"
+    );
+    ended_well(talk);
+}

@@ -1,0 +1,5 @@
+//! Prints `docs/hooks.md`. See `scripts/hooks-doc`.
+
+fn main() {
+    print!("{}", tests::hooks_doc::page());
+}
