@@ -3,9 +3,9 @@
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
-import sys
 
 from .processes import Failure
 
@@ -99,8 +99,7 @@ def host():
     """What the machine is, without a word on whose it is."""
     return {
         "python": platform.python_version(),
-        "kernel": platform.release(),
+        "kernel": re.match(r"[\d.]*", platform.release())[0].strip(".") or "unknown",
         "cpus": len(os.sched_getaffinity(0)),
         "libc": " ".join(platform.libc_ver()).strip() or "unknown",
-        "executable": os.path.basename(sys.executable),
     }

@@ -57,9 +57,16 @@ class Runner:
         })
 
     def run(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, on_end)
-        signal.signal(signal.SIGALRM, on_alarm)
+        handlers = {number: on_end for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)} | {signal.SIGALRM: on_alarm}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            self.run_all()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self.report
+
+    def run_all(self):
         interrupted = None
         for section in self.sections:
             result = Result(section.name, section.limit_s)
@@ -73,7 +80,6 @@ class Runner:
             self.report.results.append(result)
             self.publish()
             self.say(f"{result.name:16} {result.status:8} {result.seconds:6.1f} s  {' '.join(result.reason.split())[:160]}")
-        return self.report
 
     def one(self, section, result):
         begun = time.monotonic()
