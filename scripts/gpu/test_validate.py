@@ -346,6 +346,36 @@ class ArithmeticTest(unittest.TestCase):
         self.assertLessEqual(expected, set(names))
 
 
+@unittest.skipIf(place.Place().missing(simulated=True), "there is no build to rehearse with")
+class RehearsalTest(Directory):
+    """The sections on the simulated GPU, PyTorch's with a stand-in for its worker (rehearsal/)."""
+
+    def rehearse(self, *names, limit_s=200):
+        made = [section._replace(needs=None, limit_s=limit_s) for section in sections.ALL if section.name in names]
+        where = place.Place()
+        where.jobs = HERE / "rehearsal"
+        running = runner.Runner(made, True, self.directory / "out", limit_s * len(made), where, say=lambda _text: None)
+        running.shared["small"] = True
+        report = running.run()
+        self.assertEqual([result.name for result in report.results], [section.name for section in made])
+        for result in report.results:
+            # Shares are figures of time, and this machine has other work: they are shown, not judged here.
+            wrong = [check for check in result.checks if not check["ok"] and "share" not in check["name"]]
+            self.assertEqual(wrong, [], result.name)
+            self.assertTrue(result.checks, f"{result.name}: {result.reason}")
+            self.assertTrue(result.status == PASSED or "share" in result.reason, f"{result.name}: {result.reason}")
+        return {result.name: result for result in report.results}
+
+    def test_the_sections_of_the_driver_find_what_they_look_for(self):
+        found = self.rehearse("device", "write_value", "vmm", "pcie", "context_memory")
+        self.assertTrue(any("Simulated" in line for line in (self.directory / "out" / "report.md").read_text().splitlines()))
+        self.assertGreater(len(found["vmm"].figures), 10)
+
+    def test_the_pytorch_sections_hold_their_dialogue_under_quotas_and_shares(self):
+        found = self.rehearse("pytorch_solo", "pytorch_pair", "pytorch_quota", "expandable", "async_alloc", "graphs")
+        self.assertIn("the arbiter counted the refusal", [check["name"] for check in found["pytorch_quota"].checks])
+
+
 class CommandLineTest(Directory):
     def validate(self, *words):
         return subprocess.run([sys.executable, HERE / "validate", *words], capture_output=True, text=True, timeout=LONG_S)

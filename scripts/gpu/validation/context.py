@@ -105,6 +105,15 @@ class Arbiter:
             raise Failure(f"`sublet ps` does not know the job {name}")
         return found[0]
 
+    def refusals(self, name):
+        """How often a job was refused memory, as the arbiter counts: it reads its clients' journals a little later."""
+        deadline = time.monotonic() + self.context.limit(5)
+        while True:
+            count = self.job(name)["oom_count"]
+            if count or time.monotonic() > deadline:
+                return count
+            time.sleep(0.1)
+
     def command(self, command, name, mem=None, share=None, flags=()):
         words = [self.context.place.sublet, "run", "--name", name]
         if self.driver:

@@ -5,7 +5,7 @@ import sys
 
 from ..context import Worker, last_json
 from ..processes import Failure
-from .turns import measured_shares
+from .turns import judge_share, measured_shares
 
 GIB = 1 << 30
 MODELS = ("cnn", "gpt")
@@ -16,7 +16,8 @@ def command(ctx):
 
 
 def small(ctx):
-    return ctx.shared.get("torch_device", "cuda") == "cpu"
+    """Little work, for a rehearsal without a GPU."""
+    return ctx.shared.get("small", False)
 
 
 def both(ctx, arbiter, mem, env=None):
@@ -60,9 +61,12 @@ def solo(ctx):
                 ms[name].append(1000 * done["seconds"] / steps)
                 losses[name] += done["losses"]
         middle = {name: statistics.median(values) for name, values in ms.items()}
+        # Of each round its own ratio: what drifts from round to round is in both of its blocks.
+        ratios = [governed / bare for governed, bare in zip(ms["governed"], ms["bare"])]
         ctx.result.figure(f"{model}_step_bare", middle["bare"], "ms")
         ctx.result.figure(f"{model}_step_governed", middle["governed"], "ms")
-        ctx.result.figure(f"{model}_step_ratio", middle["governed"] / middle["bare"], "x", at_most=1.005)
+        ctx.result.figure(f"{model}_step_ratio", statistics.median(ratios), "x", at_most=1.005)
+        ctx.result.figure(f"{model}_best_step_ratio", min(ms["governed"]) / min(ms["bare"]), "x", "the quickest block of each side")
         ctx.result.figure(f"{model}_bare_spread", (max(ms["bare"]) - min(ms["bare"])) / middle["bare"], "", "what a ratio below this is worth")
         # Only where PyTorch repeats itself can a difference be ours.
         workers["bare"].ask("setup", model=model, small=small(ctx))
@@ -102,8 +106,7 @@ def pair(ctx):
         got = measured_shares(ctx, arbiter, names, seconds)
         rates = {name: worker.answer(60, "train_for")["steps_per_s"] for name, worker in workers.items()}
         for name in names:
-            ctx.result.figure(f"{label}_share_got_{name}", got[name], "", f"{shares[name]} +- 0.02")
-            ctx.result.check(f"at {label} {name} got its share within 2 points", abs(got[name] - shares[name]) <= 0.02, f"{got[name]:.3f}")
+            judge_share(ctx, f"{label}_share_got_{name}", got[name], shares[name])
             ctx.result.figure(f"{label}_slowdown_{name}", alone[name] / rates[name], "x", f"about {1 / shares[name]:.2f} for a job that fills the device")
         ctx.result.figure(f"{label}_sum_of_speeds", sum(rates[name] / alone[name] for name in names), "x", ">= 0.98; above 1 where one alone leaves the device idle")
     close_all(ctx, workers)
@@ -135,8 +138,9 @@ def quota(ctx):
     for name in trainers:
         ctx.result.check(f"{name}: losses are those of a run alone", alone[name] == beside[name], first_difference({"bare": alone[name], "governed": beside[name]}) if alone[name] != beside[name] else "")
     judge_hog(ctx, taken, limit)
+    refused = arbiter.refusals("hog")
+    ctx.result.check("the arbiter counted the refusal", refused >= 1, f"{refused} refusals")
     job = arbiter.job("hog")
-    ctx.result.check("the arbiter counted the refusal", job["oom_count"] >= 1, f"{job['oom_count']} refusals")
     ctx.result.check("its peak is within the quota", job["mem_peak_bytes"] <= limit, f"{job['mem_peak_bytes']} of {limit} bytes")
     memory = workers["hog"].ask("memory")
     ctx.result.check("PyTorch sees the quota as the card's memory", memory["total_bytes"] <= limit and memory["properties_total_bytes"] <= limit,
@@ -171,9 +175,10 @@ def with_allocator(ctx, setting, seen):
     for name, row in memory.items():
         ctx.result.check(f"{name}: the allocator is the one asked for", seen(row), f"backend {row['backend']}, {row['expandable_segments']} of {row['segments']} segments expandable")
     judge_hog(ctx, workers["governed"].ask("hog", chunk_bytes=128 << 20, most_bytes=20 * GIB), limit)
+    refused = arbiter.refusals("governed")
+    ctx.result.check("the arbiter counted the refusal", refused >= 1, f"{refused} refusals")
     job = arbiter.job("governed")
     ctx.result.check("its peak is within the quota", 0 < job["mem_peak_bytes"] <= limit, f"{job['mem_peak_bytes']} of {limit} bytes")
-    ctx.result.check("the arbiter counted the refusal", job["oom_count"] >= 1, f"{job['oom_count']} refusals")
     close_all(ctx, workers)
 
 
@@ -198,8 +203,8 @@ def graphs(ctx):
 def example(ctx, script, *words):
     """An example script bare and governed at once; its losses must be the same."""
     full = [sys.executable, ctx.place.examples / script, "--json", "--progress-every", "0", *words]
-    if small(ctx):
-        full += ["--device", "cpu"]
+    device = ctx.shared.get("torch_device", "cuda")
+    full += ["--device", device]
     arbiter = ctx.arbiter()
     running = {"bare": ctx.start(full, "bare"), "governed": arbiter.start(full, "governed", mem="8GiB")}
     reports = {}
@@ -211,7 +216,7 @@ def example(ctx, script, *words):
         ctx.result.figure(f"{name}_steps_per_s", reports[name]["steps_per_s"], "steps/s", "both ran at once")
     bits = {name: row["loss_bits"] for name, row in reports.items()}
     ctx.result.check("losses are equal", len(set(bits.values())) == 1, bits)
-    if not small(ctx):
+    if device == "cuda":
         job = arbiter.job("governed")
         ctx.result.check("its memory was metered", job["mem_peak_bytes"] > 0, job["mem_peak_bytes"])
         ctx.result.check("its launches were seen", job["launches"] > 0, job["launches"])

