@@ -1,9 +1,11 @@
 """Sections about the driver as a whole."""
 
+import os
 import sys
 
-from ..context import Skip
-from ..processes import Failure
+from ..context import Skip, last_json
+from ..frameworks import importable
+from ..processes import Failure, describe
 
 
 def device(ctx):
@@ -43,12 +45,48 @@ def differences(one, other):
     return ", ".join(f"{key}: {one.get(key)} and {other.get(key)}" for key in one if one.get(key) != other.get(key))
 
 
+FIND_DRIVER = """
+import ctypes
+ctypes.CDLL("libcuda.so.1")
+print(next(line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "/libcuda.so" in line))
+"""
+FIRST_CALLS, MOST_CALLS = 2000, 400_000
+
+
 def law(ctx):
-    """The behaviour test of the project, on this driver."""
+    """The behaviour test of the project on this driver: first a little, then as much as the time allows."""
     program = ctx.place.program("law")
     if program is None:
         raise Skip("the program `law` is not in this build")
-    raise Skip("the program `law` is here, and how to run it is not")
+    words = [program, "--json", "--seed", "1", "--commit", ctx.place.commit(), "--preload", ctx.place.library, "--sublet", ctx.place.sublet]
+    if ctx.simulated:
+        words += ["--driver", ctx.place.sim_dir / "libcuda.so.1"]
+    else:
+        # Without calls that vendors' drivers do not survive: they do not check handles that never were.
+        found = ctx.run([sys.executable, "-c", FIND_DRIVER], "find-driver", 20).stdout().strip()
+        ctx.result.note(f"driver library {os.path.basename(found)}")
+        words += ["--driver", found, "--gentle"]
+    first = run_law(ctx, words, FIRST_CALLS, "law-first")
+    rate = first["calls"] / first["seconds"]
+    calls = int(min(MOST_CALLS, rate * (ctx.left() - 10) * 0.6))
+    if calls > 2 * FIRST_CALLS:
+        run_law(ctx, [*words, "--seed", "2"], calls, "law")
+
+
+def run_law(ctx, words, calls, name):
+    done = ctx.run([*words, "--calls", calls], name, 55, expect=None)
+    if done.returncode not in (0, 1):
+        raise Failure(f"law ended with {describe(done.returncode)}: {done.tails()}")
+    said = last_json(done)
+    metrics = {row["name"]: row["value"] for row in said["metrics"]}
+    differing = [line.removeprefix("DIFFERENCE ") for line in done.stdout().splitlines() if line.startswith("DIFFERENCE ")]
+    ctx.result.check(f"{name}: no difference in {said['calls']} calls", said["differences"] == 0, " // ".join(differing[:4])[:1200])
+    for metric in ("calls", "sequences", "probes", "modes", "differences", "symbols_called", "categories_called", "fatal_probes", "seconds"):
+        ctx.result.figure(f"{name}_{metric}", metrics.get(metric), "", "0" if metric == "differences" else None)
+    for line in done.stdout().splitlines():
+        if line.startswith(("categories ", "not survived")):
+            ctx.result.note(f"{name}: {line}"[:600])
+    return {"calls": max(1, said["calls"]), "seconds": max(0.1, metrics["seconds"])}
 
 
 DOCTORED = "import torch; x = torch.ones(1024, 1024, device='cuda'); print(float((x @ x).sum()))"
@@ -56,8 +94,6 @@ DOCTORED = "import torch; x = torch.ones(1024, 1024, device='cuda'); print(float
 
 def ways(ctx):
     """Asks `sublet doctor` whether anything gets past us."""
-    from ..frameworks import importable
-
     usage = ctx.run([ctx.place.sublet, "--help"], "help", 10).stdout()
     if "doctor" not in usage:
         raise Skip("this build has no `sublet doctor`")
@@ -81,8 +117,6 @@ def ways(ctx):
 
 
 def judge_doctor(ctx, name, done):
-    from ..context import last_json
-
     said = last_json(done)
     ctx.result.check(f"{name}: doctor finds nothing that escapes", done.returncode == 0, f"exit code {done.returncode}: {done.stdout()[-600:]}")
     ctx.result.note(f"{name}: {', '.join(f'{key} {value}' for key, value in said.items() if isinstance(value, (int, float, str, bool)))}"[:600])
