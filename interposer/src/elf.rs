@@ -1,0 +1,172 @@
+//! As much of a mapped ELF object as is needed to look up, and to redirect, what it exports. Layout: elf(5).
+
+use std::ffi::{CStr, c_char, c_void};
+
+/// The dynamic symbols of a mapped object.
+pub(crate) struct Symbols {
+    /// What is added to addresses in the file.
+    pub(crate) base: usize,
+    table: *const libc::Elf64_Sym,
+    strings: *const c_char,
+    count: usize,
+    soname: Option<usize>,
+}
+
+#[repr(C)]
+struct Dynamic {
+    tag: i64,
+    value: u64,
+}
+
+const STT_FUNC: u8 = 2;
+const DT_HASH: i64 = 4;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_SONAME: i64 = 14;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+
+impl Symbols {
+    /// # Safety
+    /// `info` describes an object that stays mapped while the value is used.
+    pub(crate) unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
+        let base = info.dlpi_addr as usize;
+        // SAFETY: the object's own program headers.
+        let headers =
+            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+        let dynamic = headers
+            .iter()
+            .find(|header| header.p_type == libc::PT_DYNAMIC)?;
+        let mut at = (base + dynamic.p_vaddr as usize) as *const Dynamic;
+        let (mut table, mut strings, mut gnu, mut sysv, mut soname) = (0, 0, 0, 0, None);
+        // SAFETY: the dynamic section ends in a null tag.
+        unsafe {
+            while (*at).tag != 0 {
+                let value = (*at).value as usize;
+                match (*at).tag {
+                    DT_SYMTAB => table = value,
+                    DT_STRTAB => strings = value,
+                    DT_GNU_HASH => gnu = value,
+                    DT_HASH => sysv = value,
+                    DT_SONAME => soname = Some(value),
+                    _ => {}
+                }
+                at = at.add(1);
+            }
+        }
+        if table == 0 || strings == 0 {
+            return None;
+        }
+        // glibc relocates these in place; others leave offsets.
+        let mapped = |value: usize| if value < base { value + base } else { value };
+        let count = if gnu != 0 {
+            // SAFETY: the object's own hash table.
+            unsafe { gnu_count(mapped(gnu) as *const u32) }
+        } else if sysv != 0 {
+            // SAFETY: the second word of a SysV hash table is the number of symbols.
+            unsafe { *(mapped(sysv) as *const u32).add(1) as usize }
+        } else {
+            return None;
+        };
+        Some(Self {
+            base,
+            table: mapped(table) as *const libc::Elf64_Sym,
+            strings: mapped(strings) as *const c_char,
+            count,
+            soname,
+        })
+    }
+
+    /// The object's SONAME.
+    pub(crate) fn soname(&self) -> Option<&CStr> {
+        // SAFETY: an offset into the object's own string table, which is mapped while `self` is used.
+        self.soname
+            .map(|at| unsafe { CStr::from_ptr(self.strings.add(at)) })
+    }
+
+    /// The functions that the object defines: each symbol and its name.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = (*const libc::Elf64_Sym, &CStr)> {
+        (0..self.count).filter_map(|at| {
+            // SAFETY: below the table's length; names are NUL-terminated strings of the string table.
+            unsafe {
+                let symbol = self.table.add(at);
+                let defined = (*symbol).st_shndx != 0 && (*symbol).st_info & 0xf == STT_FUNC;
+                defined.then(|| {
+                    let name = CStr::from_ptr(self.strings.add((*symbol).st_name as usize));
+                    (symbol, name)
+                })
+            }
+        })
+    }
+
+    /// Name of symbol `index`, which may be undefined here.
+    pub(crate) fn name(&self, index: usize) -> Option<&CStr> {
+        // SAFETY: as above.
+        (index < self.count).then(|| unsafe {
+            CStr::from_ptr(self.strings.add((*self.table.add(index)).st_name as usize))
+        })
+    }
+
+    /// First byte of the symbols, and the first behind them.
+    pub(crate) fn span(&self) -> (usize, usize) {
+        let first = self.table as usize;
+        (first, first + self.count * size_of::<libc::Elf64_Sym>())
+    }
+
+    /// Address of the function `name`, or null.
+    pub(crate) fn find(&self, name: &CStr) -> *mut c_void {
+        self.functions()
+            .find(|(_, own)| *own == name)
+            .map_or(std::ptr::null_mut(), |(symbol, _)| {
+                // SAFETY: a symbol of this table. Wrapping, as the dynamic linker adds: a redirected symbol may lie below.
+                let value = unsafe { (*symbol).st_value } as usize;
+                self.base.wrapping_add(value) as *mut c_void
+            })
+    }
+}
+
+/// Number of symbols behind a GNU hash table: one more than the last index of its longest chain.
+///
+/// # Safety
+/// `table` points to a well-formed GNU hash table.
+unsafe fn gnu_count(table: *const u32) -> usize {
+    // SAFETY: header of four words, bloom filter of 64-bit words, buckets, chains.
+    unsafe {
+        let (buckets, first, bloom) = (
+            *table as usize,
+            *table.add(1) as usize,
+            *table.add(2) as usize,
+        );
+        let bucket = table.add(4 + 2 * bloom);
+        let chain = bucket.add(buckets);
+        let mut last = (0..buckets)
+            .map(|at| *bucket.add(at) as usize)
+            .max()
+            .unwrap_or(0);
+        if last < first {
+            return first;
+        }
+        while *chain.add(last - first) & 1 == 0 {
+            last += 1;
+        }
+        last + 1
+    }
+}
+
+/// The loadable segments of an object: first address, first behind, and flags of each.
+pub(crate) fn segments(info: &libc::dl_phdr_info) -> impl Iterator<Item = (usize, usize, u32)> {
+    // SAFETY: the object's own program headers.
+    let headers =
+        unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+    headers
+        .iter()
+        .filter(|header| header.p_type == libc::PT_LOAD)
+        .map(|header| {
+            let first = info.dlpi_addr as usize + header.p_vaddr as usize;
+            (first, first + header.p_memsz as usize, header.p_flags)
+        })
+}
+
+/// Whether `address` lies in a loadable segment of the object.
+pub(crate) fn holds(info: &libc::dl_phdr_info, address: usize) -> bool {
+    segments(info).any(|(first, end, _)| (first..end).contains(&address))
+}
