@@ -19,10 +19,17 @@ struct Dynamic {
 }
 
 const STT_FUNC: u8 = 2;
+const R_X86_64_64: u32 = 1;
+const R_X86_64_GLOB_DAT: u32 = 6;
+const R_X86_64_JUMP_SLOT: u32 = 7;
+const DT_PLTRELSZ: i64 = 2;
 const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
 const DT_SYMTAB: i64 = 6;
+const DT_RELA: i64 = 7;
+const DT_RELASZ: i64 = 8;
 const DT_SONAME: i64 = 14;
+const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
 impl Symbols {
@@ -30,27 +37,16 @@ impl Symbols {
     /// `info` describes an object that stays mapped while the value is used.
     pub(crate) unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
         let base = info.dlpi_addr as usize;
-        // SAFETY: the object's own program headers.
-        let headers =
-            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let dynamic = headers
-            .iter()
-            .find(|header| header.p_type == libc::PT_DYNAMIC)?;
-        let mut at = (base + dynamic.p_vaddr as usize) as *const Dynamic;
         let (mut table, mut strings, mut gnu, mut sysv, mut soname) = (0, 0, 0, 0, None);
-        // SAFETY: the dynamic section ends in a null tag.
-        unsafe {
-            while (*at).tag != 0 {
-                let value = (*at).value as usize;
-                match (*at).tag {
-                    DT_SYMTAB => table = value,
-                    DT_STRTAB => strings = value,
-                    DT_GNU_HASH => gnu = value,
-                    DT_HASH => sysv = value,
-                    DT_SONAME => soname = Some(value),
-                    _ => {}
-                }
-                at = at.add(1);
+        // SAFETY: as the caller promises.
+        for (tag, value) in unsafe { dynamic(info) } {
+            match tag {
+                DT_SYMTAB => table = value,
+                DT_STRTAB => strings = value,
+                DT_GNU_HASH => gnu = value,
+                DT_HASH => sysv = value,
+                DT_SONAME => soname = Some(value),
+                _ => {}
             }
         }
         if table == 0 || strings == 0 {
@@ -152,12 +148,92 @@ unsafe fn gnu_count(table: *const u32) -> usize {
     }
 }
 
+/// Tags and values of an object's dynamic section.
+///
+/// # Safety
+/// `info` describes an object that stays mapped while the iterator is used.
+unsafe fn dynamic(info: &libc::dl_phdr_info) -> impl Iterator<Item = (i64, usize)> {
+    let at = headers(info)
+        .iter()
+        .find(|header| header.p_type == libc::PT_DYNAMIC)
+        .map(|header| (info.dlpi_addr as usize + header.p_vaddr as usize) as *const Dynamic);
+    let mut next = at.unwrap_or(std::ptr::null());
+    std::iter::from_fn(move || {
+        if next.is_null() {
+            return None;
+        }
+        // SAFETY: the dynamic section ends in a null tag, behind which nothing is read.
+        let (tag, value) = unsafe { ((*next).tag, (*next).value as usize) };
+        if tag == 0 {
+            next = std::ptr::null();
+            return None;
+        }
+        next = next.wrapping_add(1);
+        Some((tag, value))
+    })
+}
+
+/// Calls `visit` with each word of the object that the dynamic linker has filled with the address of a symbol, and with
+/// the symbol's name.
+///
+/// # Safety
+/// `info` describes an object that stays mapped, and `symbols` are its own.
+pub(crate) unsafe fn filled_words(
+    info: &libc::dl_phdr_info,
+    symbols: &Symbols,
+    mut visit: impl FnMut(usize, &CStr),
+) {
+    let base = info.dlpi_addr as usize;
+    let (mut plt, mut plt_bytes, mut data, mut data_bytes) = (0, 0, 0, 0);
+    // SAFETY: as the caller promises.
+    for (tag, value) in unsafe { dynamic(info) } {
+        match tag {
+            DT_JMPREL => plt = value,
+            DT_PLTRELSZ => plt_bytes = value,
+            DT_RELA => data = value,
+            DT_RELASZ => data_bytes = value,
+            _ => {}
+        }
+    }
+    for (at, bytes) in [(plt, plt_bytes), (data, data_bytes)] {
+        if at == 0 {
+            continue;
+        }
+        let at = if at < base { at + base } else { at } as *const libc::Elf64_Rela;
+        for index in 0..bytes / size_of::<libc::Elf64_Rela>() {
+            // SAFETY: below the length that the object itself gives.
+            let entry = unsafe { &*at.add(index) };
+            // CAST: the low half is the kind, the high half the symbol.
+            let (kind, symbol) = (entry.r_info as u32, (entry.r_info >> 32) as usize);
+            if matches!(kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT)
+                && symbol != 0
+                && let Some(name) = symbols.name(symbol)
+            {
+                visit(base + entry.r_offset as usize, name);
+            }
+        }
+    }
+}
+
+fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
+    // SAFETY: the object's own program headers.
+    unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
+}
+
+/// The part of an object that the dynamic linker has made read-only after filling it: first address, first behind.
+pub(crate) fn sealed(info: &libc::dl_phdr_info) -> Option<(usize, usize)> {
+    headers(info)
+        .iter()
+        .find(|header| header.p_type == libc::PT_GNU_RELRO)
+        .map(|header| {
+            let first = info.dlpi_addr as usize + header.p_vaddr as usize;
+            (first, first + header.p_memsz as usize)
+        })
+}
+
 /// The loadable segments of an object: first address, first behind, and flags of each.
 pub(crate) fn segments(info: &libc::dl_phdr_info) -> impl Iterator<Item = (usize, usize, u32)> {
-    // SAFETY: the object's own program headers.
-    let headers =
-        unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-    headers
+    headers(info)
         .iter()
         .filter(|header| header.p_type == libc::PT_LOAD)
         .map(|header| {

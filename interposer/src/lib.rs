@@ -10,6 +10,7 @@
 
 #![allow(non_snake_case, reason = "hooks bear the driver's names")]
 
+mod audit;
 mod capture;
 mod client;
 mod context;
@@ -17,6 +18,7 @@ mod elf;
 mod errno;
 mod exports;
 mod gate;
+mod injection;
 mod loader;
 mod marks;
 mod memory;

@@ -125,7 +125,7 @@ int main(int argc, char **argv) {
     WAY("resolver-v1") return resolver(1, 12000, 0);
     WAY("resolver-v2") return resolver(2, 12000, 0);
     WAY("resolver-v2-13") return resolver(2, 13020, 0);
-    WAY("resolver-v2-old") return resolver(2, 4000, 0);
+    WAY("resolver-v2-old") return resolver(2, 7000, 0);
     WAY("resolver-per-thread") return resolver(2, 12000, 2);
     WAY("small-stack") return thread_with(PTHREAD_STACK_MIN + 16384);
     WAY("late") {
