@@ -110,13 +110,14 @@ impl Symbols {
 
     /// Address of the function `name`, or null.
     pub(crate) fn find(&self, name: &CStr) -> *mut c_void {
-        self.functions()
-            .find(|(_, own)| *own == name)
-            .map_or(std::ptr::null_mut(), |(symbol, _)| {
+        self.functions().find(|(_, own)| *own == name).map_or(
+            std::ptr::null_mut(),
+            |(symbol, _)| {
                 // SAFETY: a symbol of this table. Wrapping, as the dynamic linker adds: a redirected symbol may lie below.
                 let value = unsafe { (*symbol).st_value } as usize;
                 self.base.wrapping_add(value) as *mut c_void
-            })
+            },
+        )
     }
 }
 
