@@ -8,9 +8,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use shim_ffi::Symbol;
+use shim_ffi::counts::Note;
 
+use crate::elf::{self, Symbols};
 use crate::errno::Preserve;
-use crate::{exports, real};
+use crate::{exports, real, trace};
 
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -80,128 +82,10 @@ unsafe extern "C" fn visit(
         (c"dlvsym", &mut search.dlvsym),
     ] {
         if found.is_null() {
-            // SAFETY: as above.
-            *found = unsafe { symbols.find(name) };
+            *found = symbols.find(name);
         }
     }
     c_int::from(!search.dlsym.is_null() && !search.dlvsym.is_null())
-}
-
-/// The dynamic symbols of a mapped object.
-struct Symbols {
-    base: usize,
-    table: *const libc::Elf64_Sym,
-    strings: *const c_char,
-    count: usize,
-}
-
-#[repr(C)]
-struct Dynamic {
-    tag: i64,
-    value: u64,
-}
-
-const DT_HASH: i64 = 4;
-const DT_STRTAB: i64 = 5;
-const DT_SYMTAB: i64 = 6;
-const DT_GNU_HASH: i64 = 0x6fff_fef5;
-
-impl Symbols {
-    /// # Safety
-    /// `info` describes an object that stays mapped while the value is used.
-    unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
-        let base = info.dlpi_addr as usize;
-        // SAFETY: the object's own program headers.
-        let headers =
-            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let dynamic = headers
-            .iter()
-            .find(|header| header.p_type == libc::PT_DYNAMIC)?;
-        let mut at = (base + dynamic.p_vaddr as usize) as *const Dynamic;
-        let (mut table, mut strings, mut gnu, mut sysv) = (0, 0, 0, 0);
-        // SAFETY: the dynamic section ends in a null tag.
-        unsafe {
-            while (*at).tag != 0 {
-                let value = (*at).value as usize;
-                match (*at).tag {
-                    DT_SYMTAB => table = value,
-                    DT_STRTAB => strings = value,
-                    DT_GNU_HASH => gnu = value,
-                    DT_HASH => sysv = value,
-                    _ => {}
-                }
-                at = at.add(1);
-            }
-        }
-        if table == 0 || strings == 0 {
-            return None;
-        }
-        // glibc relocates these in place; others leave offsets.
-        let mapped = |value: usize| if value < base { value + base } else { value };
-        let count = if gnu != 0 {
-            // SAFETY: the object's own hash table.
-            unsafe { gnu_count(mapped(gnu) as *const u32) }
-        } else if sysv != 0 {
-            // SAFETY: the second word of a SysV hash table is the number of symbols.
-            unsafe { *(mapped(sysv) as *const u32).add(1) as usize }
-        } else {
-            return None;
-        };
-        Some(Self {
-            base,
-            table: mapped(table) as *const libc::Elf64_Sym,
-            strings: mapped(strings) as *const c_char,
-            count,
-        })
-    }
-
-    /// # Safety
-    /// As for [`Symbols::of`].
-    unsafe fn find(&self, name: &CStr) -> *mut c_void {
-        for at in 0..self.count {
-            // SAFETY: below the table's length; names are NUL-terminated strings of the string table.
-            let (symbol, own) = unsafe {
-                let symbol = &*self.table.add(at);
-                (
-                    symbol,
-                    CStr::from_ptr(self.strings.add(symbol.st_name as usize)),
-                )
-            };
-            // Defined, and a function.
-            if symbol.st_shndx != 0 && symbol.st_info & 0xf == 2 && own == name {
-                return (self.base + symbol.st_value as usize) as *mut c_void;
-            }
-        }
-        std::ptr::null_mut()
-    }
-}
-
-/// Number of symbols behind a GNU hash table: one more than the last index of its longest chain.
-///
-/// # Safety
-/// `table` points to a well-formed GNU hash table.
-unsafe fn gnu_count(table: *const u32) -> usize {
-    // SAFETY: header of four words, bloom filter of 64-bit words, buckets, chains.
-    unsafe {
-        let (buckets, first, bloom) = (
-            *table as usize,
-            *table.add(1) as usize,
-            *table.add(2) as usize,
-        );
-        let bucket = table.add(4 + 2 * bloom);
-        let chain = bucket.add(buckets);
-        let mut last = (0..buckets)
-            .map(|at| *bucket.add(at) as usize)
-            .max()
-            .unwrap_or(0);
-        if last < first {
-            return first;
-        }
-        while *chain.add(last - first) & 1 == 0 {
-            last += 1;
-        }
-        last + 1
-    }
 }
 
 /// What a look-up of `name` through `handle` is to answer, or null for "ask the C library, by jumping there".
@@ -232,13 +116,51 @@ extern "C" fn filter(
         // SAFETY: the C library's `dlvsym` with the caller's own arguments; an explicit handle needs no return address.
         unsafe { std::mem::transmute::<*mut c_void, Dlvsym>(at)(handle, name.as_ptr(), version) }
     };
-    // By address: only what is the real driver's own function is ours to replace. Another library's function of the same
-    // name stays as it is.
-    if !found.is_null() && real::found() && found == real::address(symbol) {
+    if found.is_null() || !real::found() || found == exports::own(symbol) {
+        return pass;
+    }
+    // By address: only a driver's own function is ours to replace. Another library's function of the same name stays as
+    // it is.
+    if found == real::driver_address(symbol) {
+        trace::note(Note::LookUps);
+        exports::own(symbol)
+    } else if belongs_to_a_driver(found) {
+        // Another copy of the file. One process has one driver, and that is the one that its job was given.
+        trace::note(Note::SecondDriver);
         exports::own(symbol)
     } else {
         pass
     }
+}
+
+/// Whether the object that holds `address` bears the driver's SONAME.
+fn belongs_to_a_driver(address: *mut c_void) -> bool {
+    struct Asked {
+        address: usize,
+        driver: bool,
+    }
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the dynamic linker hands us a valid object description and our own data.
+        let (info, asked) = unsafe { (&*info, &mut *data.cast::<Asked>()) };
+        if !elf::holds(info, asked.address) {
+            return 0;
+        }
+        // SAFETY: the object is mapped while the dynamic linker iterates over it.
+        asked.driver = unsafe { Symbols::of(info) }
+            .is_some_and(|symbols| symbols.soname() == Some(c"libcuda.so.1"));
+        1
+    }
+    let mut asked = Asked {
+        address: address as usize,
+        driver: false,
+    };
+    // SAFETY: the callback matches the prototype and its data outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut asked).cast()) };
+    asked.driver
 }
 
 /// In front of the C library's `dlsym`.
