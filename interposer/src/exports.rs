@@ -248,6 +248,7 @@ macro_rules! observed_sync {
             let _ = std::panic::catch_unwind(gate::before_sync);
             let result = call_words!($symbol $($arg)*);
             if !track::only_asks(Symbol::$symbol) {
+                let _ = std::panic::catch_unwind(gate::after_sync);
                 // Pools give memory back to the device when the program synchronises.
                 memory::after_free();
             }

@@ -105,7 +105,7 @@ fn admit_attached(
     }
     if grant.look().is_err() || attached.is_lost() {
         match wait_for_grant(thread, attached, device) {
-            Waited::Granted => {}
+            Waited::Granted => marks::begin_slice(thread),
             Waited::Bypass => {
                 ungoverned(thread, stream);
                 return Ticket::Pass;
@@ -147,6 +147,7 @@ pub(crate) fn settle(ticket: Ticket) {
             if let Some(want) = attached.end.client.want(device) {
                 want.end_blocking();
             }
+            marks::learn(thread, attached);
         }
     }
     thread.inside.set(true);
@@ -253,6 +254,21 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
             );
             return Waited::Bypass;
         }
+    }
+}
+
+/// After a call that has waited for the device.
+#[inline]
+pub(crate) fn after_sync() {
+    let thread = thread();
+    if thread.slot_plus_one.get() == 0
+        || thread.inside.get()
+        || thread.generation.get() != client::generation()
+    {
+        return;
+    }
+    if let Some(attached) = client::current() {
+        marks::learn(thread, attached);
     }
 }
 
