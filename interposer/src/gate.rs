@@ -105,7 +105,7 @@ fn admit_attached(
     }
     if grant.look().is_err() || attached.is_lost() {
         match wait_for_grant(thread, attached, device) {
-            Waited::Granted => marks::let_in(thread, attached),
+            Waited::Granted => marks::begin_slice(thread, attached),
             Waited::Bypass => {
                 ungoverned(thread, stream);
                 return Ticket::Pass;
@@ -147,7 +147,7 @@ pub(crate) fn settle(ticket: Ticket) {
             if let Some(want) = attached.end.client.want(device) {
                 want.end_blocking();
             }
-            marks::passed(thread, attached);
+            marks::learn(thread, attached);
         }
     }
     thread.inside.set(true);
@@ -261,12 +261,14 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
 #[inline]
 pub(crate) fn after_sync() {
     let thread = thread();
-    if thread.slot_plus_one.get() != 0
-        && !thread.inside.get()
-        && thread.generation.get() == client::generation()
-        && let Some(attached) = client::current()
+    if thread.slot_plus_one.get() == 0
+        || thread.inside.get()
+        || thread.generation.get() != client::generation()
     {
-        marks::passed(thread, attached);
+        return;
+    }
+    if let Some(attached) = client::current() {
+        marks::learn(thread, attached);
     }
 }
 

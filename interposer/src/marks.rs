@@ -47,8 +47,20 @@ struct Private {
     let_in_ns: AtomicU64,
     /// Device time of one submission, as learnt; 0: not yet.
     each_ns: AtomicU64,
+    /// What it was learnt from, the recent past weighing most: device time and submissions. A mean of the two sums, and not
+    /// of the samples' ratios, because programs mix kernels of microseconds with kernels of milliseconds.
+    sum_ns: AtomicU64,
+    sum_submissions: AtomicU64,
     /// Thread that the slot belongs to.
     owner: AtomicU32,
+}
+
+/// Submissions are summed in this fraction, so that their decay does not round to nothing.
+const SCALE: u64 = 1024;
+
+/// A sum in which what came before weighs fifteen sixteenths.
+fn decayed(sum: u64, new: u64) -> u64 {
+    (sum - sum / 16).saturating_add(new)
 }
 
 impl Private {
@@ -62,6 +74,8 @@ impl Private {
             looked_ns: AtomicU64::new(0),
             let_in_ns: AtomicU64::new(0),
             each_ns: AtomicU64::new(0),
+            sum_ns: AtomicU64::new(0),
+            sum_submissions: AtomicU64::new(0),
             owner: AtomicU32::new(0),
         }
     }
@@ -72,6 +86,8 @@ impl Private {
         self.seen.store(slot.done(), Ordering::Relaxed);
         self.upto[slot.done() as usize % RING].store(0, Ordering::Relaxed); // PANIC: the modulus is the length.
         self.each_ns.store(0, Ordering::Relaxed);
+        self.sum_ns.store(0, Ordering::Relaxed);
+        self.sum_submissions.store(0, Ordering::Relaxed);
         self.owner.store(owner, Ordering::Relaxed);
     }
 
@@ -83,8 +99,8 @@ impl Private {
         self.issued_ns[mark as usize % RING].store(now_ns, Ordering::Relaxed); // PANIC: as above.
     }
 
-    /// Looks which marks have passed, and learns from them what a submission takes. `just_now`: the program has waited for
-    /// them, so they have passed right before `now_ns`.
+    /// Looks which marks have passed, and learns from them what a submission takes. `just_now`: the program was asleep until
+    /// they had passed.
     fn observe(&self, slot: &StreamSlot, now_ns: u64, just_now: bool) {
         let (done, seen) = (slot.done(), self.seen.load(Ordering::Relaxed));
         let looked_ns = self.looked_ns.swap(now_ns, Ordering::Relaxed);
@@ -97,7 +113,7 @@ impl Private {
         if slot.issued().wrapping_sub(seen) >= RING as u64 {
             return; // older than what is remembered
         }
-        // PANIC: the modulus is the length, in all of them.
+        // PANIC: the modulus is the length, in all three.
         let submissions = self.upto[done as usize % RING]
             .load(Ordering::Relaxed)
             .wrapping_sub(self.upto[seen as usize % RING].load(Ordering::Relaxed))
@@ -111,19 +127,26 @@ impl Private {
         let took_ns = now_ns.saturating_sub(begun_ns);
         let sample_ns = (took_ns / submissions).max(1);
         let each_ns = self.each_ns.load(Ordering::Relaxed);
-        // The marks passed somewhere between the last look and this one. Where the looks are far apart the sample says
-        // only "at most".
-        let tight = just_now || now_ns.saturating_sub(looked_ns) <= (took_ns / 2).max(200_000);
-        if each_ns == 0 && tight {
-            self.each_ns.store(sample_ns, Ordering::Relaxed);
-        } else if each_ns != 0 && (tight || sample_ns < each_ns) {
-            self.each_ns
-                .store((each_ns * 3 + sample_ns) / 4, Ordering::Relaxed);
+        // Where something is still in flight the device was busy all the time. Otherwise the marks passed somewhere between the
+        // last look and this one; where the looks are far apart the sample says only "at most".
+        let busy = slot.issued() != done;
+        let tight =
+            just_now || busy || now_ns.saturating_sub(looked_ns) <= (took_ns / 2).max(200_000);
+        if tight || (each_ns != 0 && sample_ns < each_ns) {
+            let ns = decayed(self.sum_ns.load(Ordering::Relaxed), took_ns);
+            let count = decayed(
+                self.sum_submissions.load(Ordering::Relaxed),
+                submissions.saturating_mul(SCALE),
+            );
+            self.sum_ns.store(ns, Ordering::Relaxed);
+            self.sum_submissions.store(count, Ordering::Relaxed);
+            let mean_ns = ns.saturating_mul(SCALE) / count.max(1);
+            self.each_ns.store(mean_ns.max(1), Ordering::Relaxed);
         }
     }
 
     /// Whether what is in flight fits `window_ns`.
-    fn fits(&self, slot: &StreamSlot, window_ns: u64) -> bool {
+    fn fits(&self, slot: &StreamSlot, window_ns: u64, now_ns: u64) -> bool {
         let behind = slot.issued().wrapping_sub(slot.done());
         if behind == 0 || behind > u64::MAX / 2 {
             return true;
@@ -131,8 +154,12 @@ impl Private {
         if behind as usize >= RING - 2 {
             return false;
         }
+        // A stream is a queue: what was issued longer ago than the window and has not passed makes it at least that long,
+        // whatever was learnt.
+        let oldest_ns =
+            self.issued_ns[slot.done().wrapping_add(1) as usize % RING].load(Ordering::Relaxed); // PANIC: as below.
         let each_ns = self.each_ns.load(Ordering::Relaxed);
-        if each_ns == 0 {
+        if each_ns == 0 || now_ns.saturating_sub(oldest_ns) > window_ns {
             return false;
         }
         let upto = self.upto[slot.done() as usize % RING].load(Ordering::Relaxed); // PANIC: the modulus is the length.
@@ -255,17 +282,14 @@ pub(crate) fn flush(thread: &Thread, attached: &Attached) {
     }
 }
 
-/// After a call that waited for the thread's current stream.
-pub(crate) fn passed(thread: &Thread, attached: &Attached) {
-    if let Some((index, slot)) = current(thread, attached) {
-        PRIVATE[index].observe(slot, now_ns(), true); // PANIC: the pages and `PRIVATE` are of one length.
-    }
-}
+/// Largest batch of a thread that has just been let in.
+const FIRST_BATCH: u32 = 8;
 
-/// The gate has let the thread in after a wait.
-pub(crate) fn let_in(thread: &Thread, attached: &Attached) {
+/// After a wait at the gate: the first marks come soon, so that the device's pace is learnt anew.
+pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
+    thread.batch.set(thread.batch.get().min(FIRST_BATCH));
     if let Some((index, _)) = current(thread, attached) {
-        // PANIC: as above.
+        // PANIC: the pages and `PRIVATE` are of one length.
         PRIVATE[index].let_in_ns.store(now_ns(), Ordering::Relaxed);
     }
 }
@@ -307,11 +331,15 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached) {
         return;
     }
     line.all_marked();
-    adapt(thread, attached, private);
+    // Whether the device has passed every mark before this one: it keeps up with the program.
+    let keeps_up = mark.wrapping_sub(slot.done()) <= 1;
+    adapt(thread, attached, private, keeps_up);
 }
 
 /// One mark per eighth of the window: few enough to cost nothing, often enough to bound what is in flight.
-fn adapt(thread: &Thread, attached: &Attached, private: &Private) {
+/// Batches grow only while the device keeps up: looks are rare where batches are large, and what was learnt of small kernels
+/// must not let a program queue many large ones before the next look.
+fn adapt(thread: &Thread, attached: &Attached, private: &Private, keeps_up: bool) {
     let window_us = window_us(thread, attached);
     let aim_ns = if window_us == 0 {
         1_000_000
@@ -320,8 +348,10 @@ fn adapt(thread: &Thread, attached: &Attached, private: &Private) {
     };
     let each_ns = private.each_ns.load(Ordering::Relaxed);
     let batch = aim_ns.checked_div(each_ns).unwrap_or(1);
+    let before = thread.batch.get().max(1);
+    let most = if keeps_up { before * 2 } else { before };
     // CAST: clamped. Growth by doubling: a first sample may have been a lucky one.
-    let batch = (batch as u32).clamp(1, LARGEST_BATCH.min(thread.batch.get().max(1) * 2));
+    let batch = (batch as u32).clamp(1, LARGEST_BATCH.min(most));
     thread.batch.set(batch);
 }
 
@@ -331,6 +361,14 @@ fn window_us(thread: &Thread, attached: &Attached) -> u32 {
         .checked_sub(1)
         .and_then(|device| attached.end.arbiter.device(device))
         .map_or(0, channel::DeviceGrant::window_us)
+}
+
+/// After a call that has waited for the device: the one look that a program gives us that submits a burst and sleeps until it
+/// is done.
+pub(crate) fn learn(thread: &Thread, attached: &Attached) {
+    if let Some((index, slot)) = current(thread, attached) {
+        PRIVATE[index].observe(slot, now_ns(), true); // PANIC: the pages and `PRIVATE` are of one length.
+    }
 }
 
 /// Waits while more is in flight on the thread's stream than the window holds.
@@ -365,7 +403,7 @@ pub(crate) fn bound(thread: &Thread, attached: &'static Attached) {
         if slot.done() != done_at_first {
             thread.impatience.set(0);
         }
-        if private.fits(slot, window_ns) {
+        if private.fits(slot, window_ns, now) {
             return;
         }
         if now - begun > patience_ns {
