@@ -23,6 +23,7 @@ mod loader;
 mod marks;
 mod memory;
 mod net;
+mod old_libc;
 mod proc_address;
 mod process;
 mod real;

@@ -17,8 +17,47 @@ use crate::{exports, real, trace};
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
+type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+type Dlerror = unsafe extern "C" fn() -> *mut c_char;
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+
+/// Opens a library by absolute path, with its symbols to itself. Null where that fails, without a trace for `dlerror`.
+pub(crate) fn open(path: &CStr) -> *mut c_void {
+    let mut at = in_c_library(c"dlopen");
+    if at.is_null() {
+        // Before glibc 2.34 it is in libdl, which a program need not have; the C library can always load it.
+        let load = in_c_library(c"__libc_dlopen_mode");
+        if load.is_null() {
+            return at;
+        }
+        // FLAG: __RTLD_DLOPEN.
+        let flags = libc::RTLD_NOW | i32::MIN;
+        // SAFETY: the C library's own function, as its name service calls it: a name and flags.
+        unsafe { std::mem::transmute::<*mut c_void, Dlopen>(load)(c"libdl.so.2".as_ptr(), flags) };
+        at = in_c_library(c"dlopen");
+        if at.is_null() {
+            return at;
+        }
+    }
+    let flags = libc::RTLD_NOW | libc::RTLD_LOCAL;
+    // SAFETY: the C library's `dlopen`, with a NUL-terminated path. The library's constructors run, as they would for the
+    // program itself.
+    let handle = unsafe { std::mem::transmute::<*mut c_void, Dlopen>(at)(path.as_ptr(), flags) };
+    if handle.is_null() {
+        forget_error();
+    }
+    handle
+}
+
+/// Clears the error that a look-up of our own has left for the program's next `dlerror`.
+fn forget_error() {
+    let at = in_c_library(c"dlerror");
+    if !at.is_null() {
+        // SAFETY: the C library's `dlerror`.
+        unsafe { std::mem::transmute::<*mut c_void, Dlerror>(at)() };
+    }
+}
 
 /// `dlsym` of the C library, for handles (not for `RTLD_NEXT`, which would mean next after us).
 pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
@@ -30,8 +69,7 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     // SAFETY: the address of the C library's `dlsym`; the name is NUL-terminated.
     let found = unsafe { std::mem::transmute::<*mut c_void, Dlsym>(at)(handle, name.as_ptr()) };
     if found.is_null() {
-        // SAFETY: clears the error that our own look-up left behind.
-        unsafe { libc::dlerror() };
+        forget_error();
     }
     found
 }
@@ -40,52 +78,50 @@ fn find_real() {
     if !REAL_DLSYM.load(Ordering::Acquire).is_null() {
         return;
     }
+    REAL_DLVSYM.store(in_c_library(c"dlvsym"), Ordering::Release);
+    REAL_DLSYM.store(in_c_library(c"dlsym"), Ordering::Release);
+}
+
+struct Search<'a> {
+    name: &'a CStr,
+    found: *mut c_void,
+}
+
+/// A function of the C library, wherever the host has it, or null.
+pub(crate) fn in_c_library(name: &CStr) -> *mut c_void {
     let _errno = Preserve::new();
     let mut search = Search {
-        dlsym: std::ptr::null_mut(),
-        dlvsym: std::ptr::null_mut(),
+        name,
+        found: std::ptr::null_mut(),
     };
     // SAFETY: the callback matches the prototype and its data outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    REAL_DLVSYM.store(search.dlvsym, Ordering::Release);
-    REAL_DLSYM.store(search.dlsym, Ordering::Release);
+    search.found
 }
 
-struct Search {
-    dlsym: *mut c_void,
-    dlvsym: *mut c_void,
-}
-
-/// Looks into one loaded object: the C library (2.34 and later) or libdl (before).
+/// Looks into one loaded object: the C library (which since 2.34 is all of it), libdl or libpthread.
 unsafe extern "C" fn visit(
     info: *mut libc::dl_phdr_info,
     _size: usize,
     data: *mut c_void,
 ) -> c_int {
+    const FILES: [&[u8]; 4] = [b"libc.so", b"libc-", b"libdl", b"libpthread"];
     // SAFETY: the dynamic linker hands us a valid object description and our own data.
-    let (info, search) = unsafe { (&*info, &mut *data.cast::<Search>()) };
+    let (info, search) = unsafe { (&*info, &mut *data.cast::<Search<'_>>()) };
     if info.dlpi_name.is_null() {
         return 0;
     }
     // SAFETY: a NUL-terminated name.
     let name = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
     let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
-    if !(file.starts_with(b"libc.so") || file.starts_with(b"libc-") || file.starts_with(b"libdl")) {
+    if !FILES.iter().any(|start| file.starts_with(start)) {
         return 0;
     }
     // SAFETY: the object is mapped while the dynamic linker iterates over it.
-    let Some(symbols) = (unsafe { Symbols::of(info) }) else {
-        return 0;
-    };
-    for (name, found) in [
-        (c"dlsym", &mut search.dlsym),
-        (c"dlvsym", &mut search.dlvsym),
-    ] {
-        if found.is_null() {
-            *found = symbols.find(name);
-        }
+    if let Some(symbols) = unsafe { Symbols::of(info) } {
+        search.found = symbols.find(search.name);
     }
-    c_int::from(!search.dlsym.is_null() && !search.dlvsym.is_null())
+    c_int::from(!search.found.is_null())
 }
 
 /// What a look-up of `name` through `handle` is to answer, or null for "ask the C library, by jumping there".

@@ -1,6 +1,6 @@
 //! The real driver: found by absolute path, opened once, its functions looked up on first use.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use shim_ffi::*;
@@ -191,17 +191,8 @@ fn open_path(path: &[u8]) -> *mut c_void {
     let Ok(path) = std::ffi::CString::new(path) else {
         return std::ptr::null_mut();
     };
-    // SAFETY: a NUL-terminated absolute path. The driver's constructors run, as they would for the program itself.
-    let handle = unsafe {
-        libc::dlopen(
-            path.as_ptr().cast::<c_char>(),
-            libc::RTLD_NOW | libc::RTLD_LOCAL,
-        )
-    };
+    let handle = loader::open(&path);
     if handle.is_null() {
-        // Nobody else's business: the next `dlerror` must not tell of it.
-        // SAFETY: clears this thread's dl error state.
-        unsafe { libc::dlerror() };
         return handle;
     }
     // A directory may hold a copy of ourselves under the driver's name.

@@ -3,9 +3,10 @@
 static uint64_t memory;
 static void handler(const char *when) {
     size_t free_bytes, total;
-    printf("%s: free %d info %d sync %d init %d\n", when, cu("cuMemFree_v2", memory, 0, 0, 0),
-           cu("cuMemGetInfo_v2", (uintptr_t)&free_bytes, (uintptr_t)&total, 0, 0), cu("cuCtxSynchronize", 0, 0, 0, 0),
-           cu("cuInit", 0, 0, 0, 0));
+    int f = cu("cuMemFree_v2", memory, 0, 0, 0);
+    int g = cu("cuMemGetInfo_v2", (uintptr_t)&free_bytes, (uintptr_t)&total, 0, 0);
+    int s = cu("cuCtxSynchronize", 0, 0, 0, 0);
+    printf("%s: free %d info %d sync %d init %d\n", when, f, g, s, cu("cuInit", 0, 0, 0, 0));
     fflush(stdout);
 }
 static void early(void) { handler("registered before"); }

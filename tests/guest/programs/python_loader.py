@@ -20,14 +20,15 @@ if __name__ == "__main__":
     for process in workers:
         process.start()
     seen = 0
-    for _ in range(80):
+    for turn in range(80):
         number, _, data = queue.get(timeout=60)
         seen += data == bytes([number]) * 1000
         if use():
             sys.exit("the driver failed")
-        if _ == 79 and len(sys.argv) > 1:
+        if turn == 10 and len(sys.argv) > 1:
             # Whoever watches sees the workers' processes while all of them live.
             print("watch", os.getpid(), flush=True)
+            sys.stdin.readline()
     for process in workers:
         process.join(60)
     print("batches", seen, "exits", [process.exitcode for process in workers])

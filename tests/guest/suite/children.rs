@@ -19,6 +19,7 @@ fn workers_that_never_touch_cuda_register_nowhere() {
     let host = Host::new(python, &[script.to_str().unwrap(), "watch"]);
     let mut child = host
         .command(Way::Job)
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -41,6 +42,8 @@ fn workers_that_never_touch_cuda_register_nowhere() {
         .filter_map(|process| process["pid"].as_u64())
         .collect();
     assert_eq!(processes, [watched], "{status}");
+    // The end of its input is the word to go on.
+    drop(child.stdin.take());
     lines.for_each(drop);
     assert!(child.wait().unwrap().success());
 }
