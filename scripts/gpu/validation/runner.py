@@ -77,6 +77,9 @@ class Runner:
                     self.one(section, result)
                 except Interrupted as why:
                     interrupted = str(why)
+                except Failure as failure:
+                    # The alarm came while the section was being tidied up.
+                    result.status, result.reason = FAILED, str(failure)
             self.report.results.append(result)
             self.publish()
             self.say(f"{result.name:16} {result.status:8} {result.seconds:6.1f} s  {' '.join(result.reason.split())[:160]}")

@@ -145,8 +145,12 @@ def quota(ctx):
     memory = workers["hog"].ask("memory")
     ctx.result.check("PyTorch sees the quota as the card's memory", memory["total_bytes"] <= limit and memory["properties_total_bytes"] <= limit,
                      f"cuMemGetInfo {memory['total_bytes']}, properties {memory['properties_total_bytes']} bytes")
-    for name in ("a", "b"):
+    for name in trainers:
         ctx.result.check(f"{name} was refused nothing", arbiter.job(name)["oom_count"] == 0)
+        reserved, used = workers[name].ask("memory")["reserved_bytes"], arbiter.job(name)["mem_used_bytes"]
+        # What PyTorch holds is metered, to the byte; libraries may hold more beside it.
+        ctx.result.check(f"{name}: all that PyTorch reserved is metered", used >= reserved, f"{used} metered, {reserved} reserved")
+        ctx.result.figure(f"{name}_metered_beyond_pytorch", (used - reserved) / (1 << 20), "MiB")
     close_all(ctx, workers)
 
 
@@ -238,16 +242,23 @@ def compiled(ctx):
         "governed": lambda: arbiter.start(command(ctx), "governed", mem="8GiB", env=env, talk=True),
         "bare": lambda: ctx.start(command(ctx), "bare", {**ctx.bare, **env}, talk=True),
     }
-    losses = {}
+    losses, failures = {}, []
     for name, begin in sides.items():
-        worker = Worker(ctx, begin())
-        worker.ask("setup", model="gpt", compile=True, small=small(ctx))
-        first = worker.ask("train", 70, model="gpt", steps=3)
-        rest = worker.ask("train", model="gpt", steps=40)
+        # If one fails, whether the other does says whose fault it is.
+        try:
+            worker = Worker(ctx, begin())
+            worker.ask("setup", model="gpt", compile=True, small=small(ctx))
+            first = worker.ask("train", 70, model="gpt", steps=3)
+            rest = worker.ask("train", model="gpt", steps=40)
+        except Failure as failure:
+            failures.append(str(failure))
+            continue
         losses[name] = first["losses"] + rest["losses"]
         ctx.result.figure(f"{name}_first_steps", first["seconds"], "s", "the governed one compiles")
         ctx.result.figure(f"{name}_step", 1000 * rest["seconds"] / 40, "ms")
         close_all(ctx, {name: worker})
+    if failures:
+        raise Failure(("both fail, so it is not ours: " if len(failures) == 2 else "") + " // ".join(failures))
     same = losses["bare"] == losses["governed"]
     ctx.result.check("losses are equal", same, "" if same else first_difference(losses))
 
