@@ -102,9 +102,9 @@ impl Arbiter {
                 Err(error) => {
                     if let Some(greeting) = self.greetings.remove(&id) {
                         let pid = greeting.identity.pid;
-                        tracing::warn!("process {pid} is not let in: {error}");
                         let text = error.to_string();
                         greeting.connection.refuse(Outcome::Malformed, &text);
+                        self.warn_of_stranger(&format!("process {pid} is not let in: {text}"));
                     }
                     return;
                 }
@@ -126,8 +126,8 @@ impl Arbiter {
                 self.answer_greeting(id, now_ns);
             } else if greeting.deadline_ns <= now_ns {
                 let pid = greeting.identity.pid;
-                tracing::warn!("process {pid} connected and said nothing");
                 self.greetings.remove(&id);
+                self.warn_of_stranger(&format!("process {pid} connected and said nothing"));
             }
         }
     }
@@ -157,8 +157,11 @@ impl Arbiter {
             }
             Verdict::Out(not_in) => {
                 let (pid, uid) = who;
-                tracing::warn!("process {pid} of user {uid} is not let in: {}", not_in.text);
                 connection.refuse(not_in.outcome, &not_in.text);
+                let text = not_in.text;
+                self.warn_of_stranger(&format!(
+                    "process {pid} of user {uid} is not let in: {text}"
+                ));
             }
         }
     }
@@ -370,6 +373,12 @@ impl Arbiter {
             .iter()
             .flatten()
             .fold(0u32, |devices, index| devices | 1 << index);
+        let mut totals = [0; MAX_DEVICES];
+        for (device, index) in hello.devices.iter().zip(device_map) {
+            if let Some(total) = index.and_then(|index| totals.get_mut(usize::from(index))) {
+                *total = device.total_bytes;
+            }
+        }
         let pages = Rc::new(pages);
         let client = Client {
             tenant: tenant_id,
@@ -381,6 +390,7 @@ impl Arbiter {
             pages: Rc::clone(&pages),
             slot,
             devices,
+            totals,
             command: hello.command,
             attached_unix_ms: unix_ms(),
             journal_next,
@@ -404,12 +414,12 @@ impl Arbiter {
             self.poller
                 .add(&*socket, Event::ClientHungUp(id), Interest::HangUp)?;
             self.poller
-                .add(pages.doorbell(), Event::Doorbell(id), Interest::Read)?;
+                .add(pages.doorbell(), Event::Doorbell(id), Interest::Rung)?;
             self.poller
                 .add(&client.process, Event::ClientEnded(id), Interest::Read)
         });
         if let Err(error) = watched {
-            tracing::warn!("process {pid} could not be let in: {error}");
+            self.warn_of_stranger(&format!("process {pid} could not be let in: {error}"));
             self.drop_client(id, now_ns);
             self.bury_if_dead(tenant_id);
             return;
@@ -464,7 +474,7 @@ impl Arbiter {
             let doorbell = client.pages.doorbell();
             let _ = self
                 .poller
-                .add(doorbell, Event::Doorbell(id), Interest::Read);
+                .add(doorbell, Event::Doorbell(id), Interest::Rung);
             self.dirty |= client.devices;
         }
     }

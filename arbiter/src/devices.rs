@@ -58,7 +58,11 @@ impl Devices {
                 name: found.name.clone(),
                 total_bytes: found.total_bytes,
                 free_bytes: Some(found.free_bytes),
-                simulated,
+                // Once told, for good: a look while no job is there to say what its driver is changes nothing.
+                simulated: match known.map(|index| &self.list[index]) {
+                    Some(device) if device.by_nvml => device.simulated,
+                    _ => simulated,
+                },
                 by_nvml: true,
                 process_bytes: found.process_bytes.clone(),
             };
@@ -143,6 +147,20 @@ mod tests {
             free_bytes: 60,
             process_bytes: BTreeMap::new(),
         }
+    }
+
+    #[test]
+    fn a_device_stays_simulated_when_no_job_says_so() {
+        let mut devices = Devices::default();
+        devices.learn(&[found(1)], true);
+        devices.learn(
+            &[Found {
+                free_bytes: 50,
+                ..found(1)
+            }],
+            false,
+        );
+        assert!(devices.entitled(0, &[], true) && !devices.entitled(0, &[], false));
     }
 
     #[test]

@@ -54,7 +54,9 @@ const CROWDED_NS: u64 = 1_000_000_000;
 /// A thread that was let in says so within this time; later its waiting is no sign of life. TIMEOUT: the wake-up of a
 /// thread on a host with more threads than cores takes a few milliseconds.
 const WAKE_NS: u64 = 10_000_000;
-/// One that was let in, said nothing for a whole slice and still waits is a stopped process: how long it is passed over.
+/// One that was let in, said nothing for so many whole slices and still waits is a stopped process.
+const DEAF_AFTER: u32 = 3;
+/// How long it is passed over, before it gets another chance.
 const DEAF_NS: u64 = 500_000_000;
 /// While nothing happens at all.
 const IDLE_TICK_NS: u64 = 100_000_000;
@@ -96,10 +98,12 @@ struct Seat {
     /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
     /// not ended. Its threads are inside the driver, or on their way to the gate.
     ready_until_ns: u64,
-    /// When it was passed over as idle; `None`: it was not, or it has come back.
-    passed_over_ns: Option<u64>,
+    /// It lost the device because it was silent, and has not come back since.
+    passed_over: bool,
     /// It does not come when it is let in, and is passed over until then.
     deaf_until_ns: u64,
+    /// Slices in a row to which it did not come.
+    missed: u32,
     /// It has given a sign of life since its gate opened.
     came: bool,
     launches: u64,
@@ -160,8 +164,9 @@ impl Lane {
                     tail: false,
                     quiet_ns: self.pace.quiet_ns,
                     ready_until_ns: 0,
-                    passed_over_ns: None,
+                    passed_over: false,
                     deaf_until_ns: 0,
+                    missed: 0,
                     came: true,
                     launches: 0,
                     active_ns: None,
@@ -196,6 +201,7 @@ impl Lane {
             seat.launches = seat.sample(self.device).launches;
             if seat.clients.is_empty() {
                 (seat.waits, seat.busy, seat.tail) = (false, false, false);
+                seat.ready_until_ns = 0;
                 if self.hold.is_some_and(|hold| hold.tenant == seat.tenant) {
                     self.hold = None;
                 }
@@ -366,37 +372,53 @@ impl Lane {
             }),
             quantum: self.pace.quantum,
         });
+        // One gate closes, the next one opens, and then there is time to look at what was left behind.
         if let Some(id) = decision.revoke {
-            self.end(now_ns, id);
+            self.end(id);
         }
         if let Some(slice) = decision.grant {
             self.begin(now_ns, slice.tenant, slice.quantum_us, wanting >= 2);
         }
+        if let (Some(id), Some(hold)) = (decision.revoke, hold) {
+            self.begin_tail(now_ns, id, hold);
+        }
         decision.again_ns
     }
 
-    /// Closes the gates of a tenant. Its tail begins.
-    fn end(&mut self, now_ns: u64, tenant: TenantId) {
+    /// Closes the gates of a tenant.
+    fn end(&mut self, tenant: TenantId) {
         if self.holds(tenant) {
             self.hold = None;
         }
+        for seat in self.seats.iter().filter(|seat| seat.tenant == tenant) {
+            for (_, pages) in &seat.clients {
+                pages.arbiter.close(self.device);
+            }
+        }
+    }
+
+    /// What a tenant whose gates were closed has still on the device, and what its slice has taught.
+    fn begin_tail(&mut self, now_ns: u64, tenant: TenantId, hold: Hold) {
         let device = self.device;
         for seat in self.seats.iter_mut().filter(|seat| seat.tenant == tenant) {
-            for (_, pages) in &seat.clients {
-                pages.arbiter.close(device);
-            }
             let seen = seat.sample(device);
-            seat.passed_over_ns = (!seat.busy).then_some(now_ns);
+            seat.passed_over = !seat.busy;
             seat.tail = seen.in_flight || seen.blocking;
             if seat.busy || seat.tail {
                 seat.ready_until_ns = now_ns + seat.quiet_ns;
             }
             seat.busy = seat.tail;
             seat.came |= !seen.waits || seen.launches != seat.launches;
-            if !seat.came {
+            let whole = now_ns >= hold.since_ns + u64::from(hold.quantum_us) * 1000;
+            if seat.came {
+                seat.missed = 0;
+            } else if whole {
+                seat.missed += 1;
+            }
+            if seat.missed >= DEAF_AFTER {
                 seat.deaf_until_ns = now_ns + DEAF_NS;
             }
-            seat.waits = seat.came && seen.waits;
+            seat.waits = seat.missed < DEAF_AFTER && seen.waits;
         }
     }
 
@@ -519,16 +541,13 @@ impl Lane {
 }
 
 impl Seat {
-    /// One that is passed over and wants the device again within a slice would better have been waited for, a little.
+    /// One that comes back after a pause that could have been waited for is waited for longer next time.
     fn learn_quiet(&mut self, now_ns: u64, pace: &Pace) {
-        if !self.waits {
+        if !self.waits || !std::mem::take(&mut self.passed_over) {
             return;
         }
-        let Some(since_ns) = self.passed_over_ns.take() else {
-            return;
-        };
-        let slice_ns = u64::from(pace.quantum.max_us) * 1000;
-        let changed_ns = if now_ns.saturating_sub(since_ns) < slice_ns {
+        let pause_ns = now_ns.saturating_sub(self.active_ns.unwrap_or(0));
+        let changed_ns = if pause_ns < pace.quiet_max_ns {
             self.quiet_ns * 2
         } else {
             self.quiet_ns / 2

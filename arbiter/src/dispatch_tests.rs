@@ -289,6 +289,28 @@ fn a_dead_holder_leaves_the_device_at_once() {
 }
 
 #[test]
+fn the_dead_want_nothing() {
+    let mut bench = Bench::new(&[900_000, 100_000]);
+    let stream = Rc::clone(&bench.pages[0]);
+    stream.client.claim_stream(0).expect("slot").1.issue();
+    bench.run(20 * MS, |pages| pages.iter().for_each(greedy));
+    while !bench.open(1) {
+        bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+    }
+    // Its tail has not ended, and its turn is next.
+    bench.run(4_900 * US, |pages| pages.iter().for_each(greedy));
+    assert!(bench.open(1));
+    let grants = bench.usage(0).grants;
+    bench.lane.remove(bench.now_ns, 0);
+    bench.step();
+    bench.run(50 * MS, |pages| greedy(&pages[1]));
+    assert_eq!(bench.usage(0).grants, grants);
+    let waited = bench.usage(1).wait_ns;
+    bench.run(50 * MS, |pages| greedy(&pages[1]));
+    assert_eq!(bench.usage(1).wait_ns, waited);
+}
+
+#[test]
 fn all_processes_of_a_tenant_pass_together() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let second = Rc::new(ClientPages::create().expect("pages"));

@@ -1,7 +1,7 @@
 //! The host daemon: admits jobs, meters their memory and decides which of them holds a device.
 //!
 //! One thread, one loop ([`serve`](Arbiter::serve)): `reactor` waits, `serve` turns events into calls, `attach` lets
-//! clients in, `operator` answers requests, `dispatch` runs the fast loop of each device, `ledger` says what was promised,
+//! clients in, `lifecycle` sees jobs through, `operator` answers requests, `dispatch` runs the fast loop of each device, `ledger` says what was promised,
 //! `state` and `journal` outlive the process. A second thread asks NVML (`nvml`). Clients and operators are strangers: what
 //! they send is bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
 
@@ -13,6 +13,7 @@ mod devices;
 mod dispatch;
 mod journal;
 mod ledger;
+mod lifecycle;
 mod nvml;
 mod operator;
 mod options;

@@ -46,6 +46,8 @@ pub struct Client {
     pub slot: u32,
     /// Devices it can be granted, as bits.
     pub devices: u32,
+    /// What its own driver says that each device has, in bytes: a little less than NVML says. 0: not told.
+    pub totals: [u64; channel::MAX_DEVICES],
     /// Name of the program, for people.
     pub command: String,
     /// When it attached.
@@ -59,9 +61,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Takes note of a doorbell; false where there were too many.
+    /// Takes note of a doorbell; false where there were too many. The counter is left as it is: every ring is an edge.
     pub fn on_ring(&mut self) -> bool {
-        self.pages.answer_doorbell();
         self.rings += 1;
         self.rings <= RINGS_PER_PERIOD
     }

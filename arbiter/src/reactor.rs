@@ -43,6 +43,8 @@ pub enum Interest {
     ReadWrite,
     /// It can be written.
     Write,
+    /// It was written to, once for each time: a counter that nobody has to read.
+    Rung,
     /// The other side is gone.
     HangUp,
 }
@@ -155,6 +157,7 @@ impl Interest {
             Self::Read => EventFlags::IN | EventFlags::RDHUP,
             Self::ReadWrite => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP,
             Self::Write => EventFlags::OUT,
+            Self::Rung => EventFlags::IN | EventFlags::ET,
             Self::HangUp => EventFlags::RDHUP,
         }
     }

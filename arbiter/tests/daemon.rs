@@ -4,6 +4,7 @@ mod bench;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -365,6 +366,26 @@ fn a_directory_has_one_arbiter_and_an_idle_one_ends() {
 }
 
 #[test]
+fn a_terminated_arbiter_leaves_every_gate_open_and_no_socket() {
+    let dir = bench::directory();
+    let mut daemon = arbiter_child(&dir);
+    let mut operator = until("it listens", || bench::operator(&dir.1).ok());
+    let jobs = ["a", "b"].map(|name| operator.register(named(name, 0.5)).expect("registered"));
+    let clients = jobs.each_ref().map(attach);
+    let gate = |at: usize| clients[at].arbiter.device(0).expect("device");
+    gate(0).look().expect("the first one holds the device");
+    gate(1).look().expect_err("the second one does not");
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(daemon.id()).expect("pid"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("sent");
+    assert!(daemon.wait().expect("ended").success());
+    gate(0).look().expect("open");
+    gate(1).look().expect("open");
+    assert!(!dir.1.control_socket().exists() && !dir.1.channel_socket().exists());
+    let state = std::fs::read_to_string(dir.1.state_file()).expect("kept for a successor");
+    assert!(state.contains(&jobs[0].token), "{state}");
+}
+
+#[test]
 fn a_job_outlives_neither_its_processes_nor_its_name() {
     let daemon = Daemon::start();
     let mut child = child("register", &daemon.dir.control_socket(), "brief");
@@ -513,7 +534,17 @@ fn a_client_that_lies_about_its_work_gets_its_share_and_no_more() {
 // --- processes of our own ---
 
 fn child(role: &str, socket: &std::path::Path, word: &str) -> Child {
-    Command::new(std::env::current_exe().expect("us"))
+    let mut command = Command::new(std::env::current_exe().expect("us"));
+    // The test runner's own threads would take a signal that the arbiter, in a thread of theirs, waits for.
+    // SAFETY: blocking a signal is all that happens between fork and exec, and it is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            let mut signals = nix::sys::signal::SigSet::empty();
+            signals.add(nix::sys::signal::Signal::SIGTERM);
+            signals.thread_block().map_err(Into::into)
+        });
+    }
+    command
         .args(["--exact", "role", "--nocapture", "--test-threads=1"])
         .env("ARBITER_TEST_ROLE", role)
         .env("ARBITER_TEST_SOCKET", socket)

@@ -191,11 +191,12 @@ impl ClientEnd {
             ),
         };
         let keepsake = Keepsake {
-            client_fd,
-            tenant_fd,
+            client_fd: out_of_the_way(client_fd),
+            tenant_fd: out_of_the_way(tenant_fd),
             slot: arbiter.tenant_slot(),
         };
-        let arbiter_process = peer_process(socket.as_fd());
+        let arbiter_process = peer_process(socket.as_fd()).map(out_of_the_way);
+        let (socket, doorbell) = (out_of_the_way(socket), out_of_the_way(doorbell));
         Ok(Self {
             arbiter,
             client,
@@ -240,6 +241,16 @@ impl ClientEnd {
 /// Rings a doorbell. A full counter means that it is ringing already.
 pub(crate) fn ring(doorbell: BorrowedFd<'_>) {
     let _ = rustix::io::write(doorbell, &1u64.to_ne_bytes());
+}
+
+/// The same descriptor under a high number. A program expects the lowest free numbers for its own files, and one that has
+/// closed its standard output must not write into ours.
+fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
+    /// FLOOR: above what shells and programs name themselves, below the usual limit of 1024.
+    const HIGH: i32 = 900;
+    rustix::io::fcntl_dupfd_cloexec(&fd, HIGH)
+        .or_else(|_| rustix::io::fcntl_dupfd_cloexec(&fd, 3))
+        .unwrap_or(fd)
 }
 
 fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {

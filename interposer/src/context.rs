@@ -6,7 +6,7 @@ use shim_ffi::*;
 
 use crate::client::{self, Attached};
 use crate::thread::{Thread, thread};
-use crate::{marks, memory, real};
+use crate::{injection, marks, memory, real};
 
 /// Primary context of each device, as far as we have seen it retained. For implicit frees.
 static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
@@ -77,6 +77,7 @@ pub(crate) fn index_of(attached: &Attached, ordinal: i32) -> Option<usize> {
 
 /// Before a call that may change or destroy a context.
 pub(crate) fn before(symbol: Symbol) {
+    injection::attach_if_due();
     if matches!(
         symbol,
         Symbol::cuCtxDestroy

@@ -12,6 +12,9 @@
 //! An entry does three things: guard against panics, convert, call. Gated entries take machine words: every parameter of
 //! the gated functions is an integer or a pointer (the table's test of signatures holds them to that), so words in the
 //! right order are the same call.
+//!
+//! What the driver ends otherwise than by returning (a cancelled thread in a wait, an exception of a callback) passes through
+//! entries of words as it would through the driver: they unwind, and catch nothing around the call.
 
 use std::ffi::c_void;
 
@@ -66,7 +69,7 @@ macro_rules! call_words {
         // SAFETY: the driver's function of this name takes this many integer or pointer parameters; passing each as a
         // machine word puts it where the ABI expects it. The caller's own arguments.
         unsafe {
-            let function: unsafe extern "C" fn($(word!($arg)),*) -> CUresult =
+            let function: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult =
                 std::mem::transmute(real::address(Symbol::$symbol));
             function($($arg),*)
         }
@@ -191,11 +194,11 @@ macro_rules! gated {
         /// As the driver's function.
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
-        pub unsafe extern "C" fn $symbol($($arg: usize),*) -> CUresult {
+        pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             /// Apart, so that the fast path is a handful of loads and a jump.
             #[cold]
             #[inline(never)]
-            extern "C" fn slow($($arg: usize),*) -> CUresult {
+            extern "C-unwind" fn slow($($arg: usize),*) -> CUresult {
                 let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
                 let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream)));
                 let ticket = admitted.unwrap_or(gate::Ticket::Pass);
@@ -211,14 +214,14 @@ macro_rules! gated {
             }
             let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
             let function = real::bound(Symbol::$symbol);
-            let mut next: unsafe extern "C" fn($(word!($arg)),*) -> CUresult = slow;
+            let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = slow;
             if !blocks!($stream)
                 && !track::may_allocate(Symbol::$symbol)
                 && !function.is_null()
                 && gate::open(stream)
             {
                 // SAFETY: the driver's function of this name, which takes these words.
-                next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($(word!($arg)),*) -> CUresult>(function) };
+                next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
             }
             // SAFETY: the caller's own arguments.
             unsafe { next($($arg),*) }
@@ -244,7 +247,7 @@ macro_rules! observed_sync {
         /// # Safety
         /// As the driver's function.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $symbol($($arg: usize),*) -> CUresult {
+        pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             let _ = std::panic::catch_unwind(gate::before_sync);
             let result = call_words!($symbol $($arg)*);
             if !track::only_asks(Symbol::$symbol) {
@@ -262,7 +265,7 @@ macro_rules! observed_context {
         /// # Safety
         /// As the driver's function.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $symbol($($arg: usize),*) -> CUresult {
+        pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             let _ = std::panic::catch_unwind(|| {
                 gate::before_sync();
                 context::before(Symbol::$symbol);
@@ -280,7 +283,7 @@ macro_rules! tracked {
         /// As the driver's function.
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
-        pub unsafe extern "C" fn $symbol($($arg: usize),*) -> CUresult {
+        pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             let _ = std::panic::catch_unwind(|| track::before(Symbol::$symbol));
             let result = call_words!($symbol $($arg)*);
             let _ = std::panic::catch_unwind(|| track::after(Symbol::$symbol, &[$($arg),*], result));
@@ -364,7 +367,7 @@ macro_rules! gated_list {
         /// # Safety
         /// As the driver's function.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $symbol($list: usize, $count: usize, $flags: usize) -> CUresult {
+        pub unsafe extern "C-unwind" fn $symbol($list: usize, $count: usize, $flags: usize) -> CUresult {
             let stream = if $list == 0 || $count as u32 == 0 {
                 gate::LEGACY
             } else {

@@ -105,7 +105,7 @@ fn admit_attached(
     }
     if grant.look().is_err() || attached.is_lost() {
         match wait_for_grant(thread, attached, device) {
-            Waited::Granted => marks::begin_slice(thread),
+            Waited::Granted => marks::begin_slice(thread, attached),
             Waited::Bypass => {
                 ungoverned(thread, stream);
                 return Ticket::Pass;

@@ -3,23 +3,29 @@
 //! Loading it runs no code of ours. It bears the driver's SONAME and exports every driver symbol ([`exports`], expanded
 //! from the one table): most are one jump to the real driver ([`real`]), the others meter memory ([`memory`]), wait for a
 //! grant ([`gate`]), or note what happened. Answers of `cuGetProcAddress` and `dlsym` are swapped for our own by address
-//! ([`proc_address`], [`loader`]). The first successful `cuInit` attaches to the arbiter ([`client`]).
+//! ([`proc_address`], [`loader`]), and the driver's own symbol table is made to lead to us ([`net`]). The first successful `cuInit` attaches to the arbiter ([`client`]).
 //!
 //! What it must not do, ever: print, exit, hang, install a handler, change errno, the current context or the environment,
 //! hold a lock across a driver call, call the driver on a capturing stream.
 
 #![allow(non_snake_case, reason = "hooks bear the driver's names")]
 
+mod audit;
 mod capture;
 mod client;
 mod context;
+mod elf;
 mod errno;
 mod exports;
 mod gate;
+mod injection;
 mod loader;
 mod marks;
 mod memory;
+mod net;
+mod old_libc;
 mod proc_address;
 mod process;
 mod real;
 mod thread;
+mod trace;

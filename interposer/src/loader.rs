@@ -8,15 +8,56 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use shim_ffi::Symbol;
+use shim_ffi::counts::Note;
 
+use crate::elf::{self, Symbols};
 use crate::errno::Preserve;
-use crate::{exports, real};
+use crate::{exports, real, trace};
 
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
+type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+type Dlerror = unsafe extern "C" fn() -> *mut c_char;
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+
+/// Opens a library by absolute path, with its symbols to itself. Null where that fails, without a trace for `dlerror`.
+pub(crate) fn open(path: &CStr) -> *mut c_void {
+    let mut at = in_c_library(c"dlopen");
+    if at.is_null() {
+        // Before glibc 2.34 it is in libdl, which a program need not have; the C library can always load it.
+        let load = in_c_library(c"__libc_dlopen_mode");
+        if load.is_null() {
+            return at;
+        }
+        // FLAG: __RTLD_DLOPEN.
+        let flags = libc::RTLD_NOW | i32::MIN;
+        // SAFETY: the C library's own function, as its name service calls it: a name and flags.
+        unsafe { std::mem::transmute::<*mut c_void, Dlopen>(load)(c"libdl.so.2".as_ptr(), flags) };
+        at = in_c_library(c"dlopen");
+        if at.is_null() {
+            return at;
+        }
+    }
+    let flags = libc::RTLD_NOW | libc::RTLD_LOCAL;
+    // SAFETY: the C library's `dlopen`, with a NUL-terminated path. The library's constructors run, as they would for the
+    // program itself.
+    let handle = unsafe { std::mem::transmute::<*mut c_void, Dlopen>(at)(path.as_ptr(), flags) };
+    if handle.is_null() {
+        forget_error();
+    }
+    handle
+}
+
+/// Clears the error that a look-up of our own has left for the program's next `dlerror`.
+fn forget_error() {
+    let at = in_c_library(c"dlerror");
+    if !at.is_null() {
+        // SAFETY: the C library's `dlerror`.
+        unsafe { std::mem::transmute::<*mut c_void, Dlerror>(at)() };
+    }
+}
 
 /// `dlsym` of the C library, for handles (not for `RTLD_NEXT`, which would mean next after us).
 pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
@@ -28,8 +69,7 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     // SAFETY: the address of the C library's `dlsym`; the name is NUL-terminated.
     let found = unsafe { std::mem::transmute::<*mut c_void, Dlsym>(at)(handle, name.as_ptr()) };
     if found.is_null() {
-        // SAFETY: clears the error that our own look-up left behind.
-        unsafe { libc::dlerror() };
+        forget_error();
     }
     found
 }
@@ -38,170 +78,50 @@ fn find_real() {
     if !REAL_DLSYM.load(Ordering::Acquire).is_null() {
         return;
     }
+    REAL_DLVSYM.store(in_c_library(c"dlvsym"), Ordering::Release);
+    REAL_DLSYM.store(in_c_library(c"dlsym"), Ordering::Release);
+}
+
+struct Search<'a> {
+    name: &'a CStr,
+    found: *mut c_void,
+}
+
+/// A function of the C library, wherever the host has it, or null.
+pub(crate) fn in_c_library(name: &CStr) -> *mut c_void {
     let _errno = Preserve::new();
     let mut search = Search {
-        dlsym: std::ptr::null_mut(),
-        dlvsym: std::ptr::null_mut(),
+        name,
+        found: std::ptr::null_mut(),
     };
     // SAFETY: the callback matches the prototype and its data outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    REAL_DLVSYM.store(search.dlvsym, Ordering::Release);
-    REAL_DLSYM.store(search.dlsym, Ordering::Release);
+    search.found
 }
 
-struct Search {
-    dlsym: *mut c_void,
-    dlvsym: *mut c_void,
-}
-
-/// Looks into one loaded object: the C library (2.34 and later) or libdl (before).
+/// Looks into one loaded object: the C library (which since 2.34 is all of it), libdl or libpthread.
 unsafe extern "C" fn visit(
     info: *mut libc::dl_phdr_info,
     _size: usize,
     data: *mut c_void,
 ) -> c_int {
+    const FILES: [&[u8]; 4] = [b"libc.so", b"libc-", b"libdl", b"libpthread"];
     // SAFETY: the dynamic linker hands us a valid object description and our own data.
-    let (info, search) = unsafe { (&*info, &mut *data.cast::<Search>()) };
+    let (info, search) = unsafe { (&*info, &mut *data.cast::<Search<'_>>()) };
     if info.dlpi_name.is_null() {
         return 0;
     }
     // SAFETY: a NUL-terminated name.
     let name = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
     let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
-    if !(file.starts_with(b"libc.so") || file.starts_with(b"libc-") || file.starts_with(b"libdl")) {
+    if !FILES.iter().any(|start| file.starts_with(start)) {
         return 0;
     }
     // SAFETY: the object is mapped while the dynamic linker iterates over it.
-    let Some(symbols) = (unsafe { Symbols::of(info) }) else {
-        return 0;
-    };
-    for (name, found) in [
-        (c"dlsym", &mut search.dlsym),
-        (c"dlvsym", &mut search.dlvsym),
-    ] {
-        if found.is_null() {
-            // SAFETY: as above.
-            *found = unsafe { symbols.find(name) };
-        }
+    if let Some(symbols) = unsafe { Symbols::of(info) } {
+        search.found = symbols.find(search.name);
     }
-    c_int::from(!search.dlsym.is_null() && !search.dlvsym.is_null())
-}
-
-/// The dynamic symbols of a mapped object.
-struct Symbols {
-    base: usize,
-    table: *const libc::Elf64_Sym,
-    strings: *const c_char,
-    count: usize,
-}
-
-#[repr(C)]
-struct Dynamic {
-    tag: i64,
-    value: u64,
-}
-
-const DT_HASH: i64 = 4;
-const DT_STRTAB: i64 = 5;
-const DT_SYMTAB: i64 = 6;
-const DT_GNU_HASH: i64 = 0x6fff_fef5;
-
-impl Symbols {
-    /// # Safety
-    /// `info` describes an object that stays mapped while the value is used.
-    unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
-        let base = info.dlpi_addr as usize;
-        // SAFETY: the object's own program headers.
-        let headers =
-            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let dynamic = headers
-            .iter()
-            .find(|header| header.p_type == libc::PT_DYNAMIC)?;
-        let mut at = (base + dynamic.p_vaddr as usize) as *const Dynamic;
-        let (mut table, mut strings, mut gnu, mut sysv) = (0, 0, 0, 0);
-        // SAFETY: the dynamic section ends in a null tag.
-        unsafe {
-            while (*at).tag != 0 {
-                let value = (*at).value as usize;
-                match (*at).tag {
-                    DT_SYMTAB => table = value,
-                    DT_STRTAB => strings = value,
-                    DT_GNU_HASH => gnu = value,
-                    DT_HASH => sysv = value,
-                    _ => {}
-                }
-                at = at.add(1);
-            }
-        }
-        if table == 0 || strings == 0 {
-            return None;
-        }
-        // glibc relocates these in place; others leave offsets.
-        let mapped = |value: usize| if value < base { value + base } else { value };
-        let count = if gnu != 0 {
-            // SAFETY: the object's own hash table.
-            unsafe { gnu_count(mapped(gnu) as *const u32) }
-        } else if sysv != 0 {
-            // SAFETY: the second word of a SysV hash table is the number of symbols.
-            unsafe { *(mapped(sysv) as *const u32).add(1) as usize }
-        } else {
-            return None;
-        };
-        Some(Self {
-            base,
-            table: mapped(table) as *const libc::Elf64_Sym,
-            strings: mapped(strings) as *const c_char,
-            count,
-        })
-    }
-
-    /// # Safety
-    /// As for [`Symbols::of`].
-    unsafe fn find(&self, name: &CStr) -> *mut c_void {
-        for at in 0..self.count {
-            // SAFETY: below the table's length; names are NUL-terminated strings of the string table.
-            let (symbol, own) = unsafe {
-                let symbol = &*self.table.add(at);
-                (
-                    symbol,
-                    CStr::from_ptr(self.strings.add(symbol.st_name as usize)),
-                )
-            };
-            // Defined, and a function.
-            if symbol.st_shndx != 0 && symbol.st_info & 0xf == 2 && own == name {
-                return (self.base + symbol.st_value as usize) as *mut c_void;
-            }
-        }
-        std::ptr::null_mut()
-    }
-}
-
-/// Number of symbols behind a GNU hash table: one more than the last index of its longest chain.
-///
-/// # Safety
-/// `table` points to a well-formed GNU hash table.
-unsafe fn gnu_count(table: *const u32) -> usize {
-    // SAFETY: header of four words, bloom filter of 64-bit words, buckets, chains.
-    unsafe {
-        let (buckets, first, bloom) = (
-            *table as usize,
-            *table.add(1) as usize,
-            *table.add(2) as usize,
-        );
-        let bucket = table.add(4 + 2 * bloom);
-        let chain = bucket.add(buckets);
-        let mut last = (0..buckets)
-            .map(|at| *bucket.add(at) as usize)
-            .max()
-            .unwrap_or(0);
-        if last < first {
-            return first;
-        }
-        while *chain.add(last - first) & 1 == 0 {
-            last += 1;
-        }
-        last + 1
-    }
+    c_int::from(!search.found.is_null())
 }
 
 /// What a look-up of `name` through `handle` is to answer, or null for "ask the C library, by jumping there".
@@ -232,13 +152,51 @@ extern "C" fn filter(
         // SAFETY: the C library's `dlvsym` with the caller's own arguments; an explicit handle needs no return address.
         unsafe { std::mem::transmute::<*mut c_void, Dlvsym>(at)(handle, name.as_ptr(), version) }
     };
-    // By address: only what is the real driver's own function is ours to replace. Another library's function of the same
-    // name stays as it is.
-    if !found.is_null() && real::found() && found == real::address(symbol) {
+    if found.is_null() || !real::found() || found == exports::own(symbol) {
+        return pass;
+    }
+    // By address: only a driver's own function is ours to replace. Another library's function of the same name stays as
+    // it is.
+    if found == real::driver_address(symbol) {
+        trace::note(Note::LookUps);
+        exports::own(symbol)
+    } else if belongs_to_a_driver(found) {
+        // Another copy of the file. One process has one driver, and that is the one that its job was given.
+        trace::note(Note::SecondDriver);
         exports::own(symbol)
     } else {
         pass
     }
+}
+
+/// Whether the object that holds `address` bears the driver's SONAME.
+fn belongs_to_a_driver(address: *mut c_void) -> bool {
+    struct Asked {
+        address: usize,
+        driver: bool,
+    }
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the dynamic linker hands us a valid object description and our own data.
+        let (info, asked) = unsafe { (&*info, &mut *data.cast::<Asked>()) };
+        if !elf::holds(info, asked.address) {
+            return 0;
+        }
+        // SAFETY: the object is mapped while the dynamic linker iterates over it.
+        asked.driver = unsafe { Symbols::of(info) }
+            .is_some_and(|symbols| symbols.soname() == Some(c"libcuda.so.1"));
+        1
+    }
+    let mut asked = Asked {
+        address: address as usize,
+        driver: false,
+    };
+    // SAFETY: the callback matches the prototype and its data outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut asked).cast()) };
+    asked.driver
 }
 
 /// In front of the C library's `dlsym`.

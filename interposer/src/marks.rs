@@ -43,6 +43,8 @@ struct Private {
     seen_ns: AtomicU64,
     /// When it was last looked for.
     looked_ns: AtomicU64,
+    /// When the gate last let the thread in after a wait: what waits there is not the device's time.
+    let_in_ns: AtomicU64,
     /// Device time of one submission, as learnt; 0: not yet.
     each_ns: AtomicU64,
     /// What it was learnt from, the recent past weighing most: device time and submissions. A mean of the two sums, and not
@@ -70,6 +72,7 @@ impl Private {
             seen: AtomicU64::new(0),
             seen_ns: AtomicU64::new(0),
             looked_ns: AtomicU64::new(0),
+            let_in_ns: AtomicU64::new(0),
             each_ns: AtomicU64::new(0),
             sum_ns: AtomicU64::new(0),
             sum_submissions: AtomicU64::new(0),
@@ -115,8 +118,12 @@ impl Private {
             .load(Ordering::Relaxed)
             .wrapping_sub(self.upto[seen as usize % RING].load(Ordering::Relaxed))
             .max(1);
+        // The work of a mark begins after the mark before it was issued, at the earliest, and after that had passed. Where
+        // the program pauses in between this is too early, and the estimate too high: then marks come more often, and tell
+        // better. The other way round an estimate that is too low would never be put right.
         let begun_ns = seen_ns
-            .max(self.issued_ns[seen.wrapping_add(1) as usize % RING].load(Ordering::Relaxed));
+            .max(self.issued_ns[seen as usize % RING].load(Ordering::Relaxed))
+            .max(self.let_in_ns.load(Ordering::Relaxed));
         let took_ns = now_ns.saturating_sub(begun_ns);
         let sample_ns = (took_ns / submissions).max(1);
         let each_ns = self.each_ns.load(Ordering::Relaxed);
@@ -279,8 +286,12 @@ pub(crate) fn flush(thread: &Thread, attached: &Attached) {
 const FIRST_BATCH: u32 = 8;
 
 /// After a wait at the gate: the first marks come soon, so that the device's pace is learnt anew.
-pub(crate) fn begin_slice(thread: &Thread) {
+pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
     thread.batch.set(thread.batch.get().min(FIRST_BATCH));
+    if let Some((index, _)) = current(thread, attached) {
+        // PANIC: the pages and `PRIVATE` are of one length.
+        PRIVATE[index].let_in_ns.store(now_ns(), Ordering::Relaxed);
+    }
 }
 
 /// Issues a mark on the thread's current stream and adapts the batch.

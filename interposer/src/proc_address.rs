@@ -4,14 +4,15 @@
 
 use std::ffi::CStr;
 
+use shim_ffi::counts::Note;
 use shim_ffi::*;
 
-use crate::{exports, real};
+use crate::{exports, real, trace};
 
 /// Our function for the real one at `address`, if it is one that we stand in front of. `name`, `version` and `flags` are
 /// what was asked for: they say where to look first.
 fn swap(address: *mut c_void, name: &CStr, version: i32, flags: u64) -> Option<*mut c_void> {
-    let is = |symbol: Symbol| real::exported(symbol) && real::address(symbol) == address;
+    let is = |symbol: Symbol| real::exported(symbol) && real::driver_address(symbol) == address;
     // CAST: a version below zero is nonsense that no row satisfies.
     let version = u32::try_from(version).unwrap_or(0);
     let expected = resolve::select(name.to_bytes(), version, flags, real::exported)
@@ -35,10 +36,14 @@ fn answer(
     // SAFETY: the driver has read the name and written the answer.
     unsafe {
         let (name, address) = (CStr::from_ptr(name), *function);
-        if !address.is_null()
-            && let Some(own) = swap(address, name, version, flags)
-        {
-            *function = own;
+        if !address.is_null() {
+            match swap(address, name, version, flags) {
+                Some(own) => {
+                    *function = own;
+                    trace::note(Note::Answers);
+                }
+                None => trace::note(Note::LeftAlone),
+            }
         }
     }
     result

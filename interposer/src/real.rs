@@ -1,15 +1,19 @@
 //! The real driver: found by absolute path, opened once, its functions looked up on first use.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use shim_ffi::*;
 
 use crate::errno::Preserve;
-use crate::loader;
+use crate::{loader, net, trace};
 
-/// Address of each real function; null until it is first needed.
+/// Where calls of each symbol go: the real function, or the thunk that counts and goes there while a diagnosis runs
+/// ([`trace`]). Null until it is first needed.
 pub(crate) static SLOTS: [AtomicPtr<c_void>; COUNT] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
+/// Address of each real function, for comparing; null until it is first needed.
+pub(crate) static DRIVER: [AtomicPtr<c_void>; COUNT] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
 
 static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -39,7 +43,7 @@ extern "C" fn no_driver() -> CUresult {
     CUresult::CUDA_ERROR_NO_DEVICE
 }
 
-/// Address of the real function of `symbol`, or of a function that says why there is none. Never null.
+/// Where calls of `symbol` go, or a function that says why there is no such place. Never null.
 #[inline(always)]
 pub(crate) fn address(symbol: Symbol) -> *mut c_void {
     // PANIC: the enumeration and the slots have the same length.
@@ -47,16 +51,23 @@ pub(crate) fn address(symbol: Symbol) -> *mut c_void {
     if at.is_null() { bind(symbol) } else { at }
 }
 
-/// Address of the real function of `symbol` if it was needed before, else null.
+/// Where calls of `symbol` go if that was needed before, else null.
 #[inline(always)]
 pub(crate) fn bound(symbol: Symbol) -> *mut c_void {
     // PANIC: the enumeration and the slots have the same length.
     SLOTS[symbol as usize].load(Ordering::Acquire)
 }
 
+/// Address of the real function of `symbol`, to compare an answer with. Never null.
+pub(crate) fn driver_address(symbol: Symbol) -> *mut c_void {
+    address(symbol);
+    // PANIC: the enumeration and the array have the same length.
+    DRIVER[symbol as usize].load(Ordering::Acquire)
+}
+
 /// Whether the real driver exports `symbol`.
 pub(crate) fn exported(symbol: Symbol) -> bool {
-    let at = address(symbol);
+    let at = driver_address(symbol);
     at != missing as *mut c_void && at != no_driver as *mut c_void
 }
 
@@ -70,8 +81,14 @@ pub(crate) fn found() -> bool {
 fn bind(symbol: Symbol) -> *mut c_void {
     let _errno = Preserve::new();
     let handle = handle();
+    // PANIC: the enumeration and both arrays have the same length.
+    let (driver, slot) = (&DRIVER[symbol as usize], &SLOTS[symbol as usize]);
+    // What the net has redirected is no longer found by name.
+    let known = driver.load(Ordering::Acquire);
     let at = if handle.is_null() {
         no_driver as *mut c_void
+    } else if !known.is_null() {
+        known
     } else {
         let at = loader::real_dlsym(handle, symbol.entry().symbol);
         if at.is_null() {
@@ -80,9 +97,12 @@ fn bind(symbol: Symbol) -> *mut c_void {
             at
         }
     };
-    // Racing threads find the same address.
-    SLOTS[symbol as usize].store(at, Ordering::Release);
-    at
+    let real = at != missing as *mut c_void && at != no_driver as *mut c_void;
+    let target = if real { trace::counted(symbol, at) } else { at };
+    // Racing threads find the same addresses.
+    driver.store(at, Ordering::Release);
+    slot.store(target, Ordering::Release);
+    target
 }
 
 /// For the forwarders' slow path: `index` is a row of the table.
@@ -102,6 +122,10 @@ fn handle() -> *mut c_void {
                     .is_ok()
                 {
                     let handle = open();
+                    if !handle.is_null() {
+                        trace::begin();
+                        net::spread(handle);
+                    }
                     HANDLE.store(handle, Ordering::Release);
                     SEARCH.store(if handle.is_null() { 3 } else { 2 }, Ordering::Release);
                     return handle;
@@ -167,17 +191,8 @@ fn open_path(path: &[u8]) -> *mut c_void {
     let Ok(path) = std::ffi::CString::new(path) else {
         return std::ptr::null_mut();
     };
-    // SAFETY: a NUL-terminated absolute path. The driver's constructors run, as they would for the program itself.
-    let handle = unsafe {
-        libc::dlopen(
-            path.as_ptr().cast::<c_char>(),
-            libc::RTLD_NOW | libc::RTLD_LOCAL,
-        )
-    };
+    let handle = loader::open(&path);
     if handle.is_null() {
-        // Nobody else's business: the next `dlerror` must not tell of it.
-        // SAFETY: clears this thread's dl error state.
-        unsafe { libc::dlerror() };
         return handle;
     }
     // A directory may hold a copy of ourselves under the driver's name.

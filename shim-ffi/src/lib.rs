@@ -13,6 +13,7 @@
     reason = "names of the driver API are kept as they are"
 )]
 
+pub mod counts;
 mod entry;
 mod enums;
 mod handles;

@@ -186,6 +186,32 @@ pub fn put_text(to: Out<std::ffi::c_char>, text: &str, capacity: i32) -> Result<
 
 static CALLS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
 
+/// A thread is not cancelled inside the driver, but at its next cancellation point after it: nothing here could unwind.
+struct Uncancelled(libc::c_int);
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
+}
+
+impl Uncancelled {
+    fn new() -> Self {
+        /// ABI: `PTHREAD_CANCEL_DISABLE` of glibc and musl.
+        const DISABLE: libc::c_int = 1;
+        let mut before = 0;
+        // SAFETY: a valid state, and a pointer to a local.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        let mut before = 0;
+        // SAFETY: the state that this thread had.
+        unsafe { pthread_setcancelstate(self.0, &raw mut before) };
+    }
+}
+
 /// Runs the body of an entry point.
 pub fn guard(symbol: Symbol, body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     let checked = || {
@@ -196,6 +222,7 @@ pub fn guard(symbol: Symbol, body: impl FnOnce() -> Result<(), CUresult>) -> CUr
         }
         body()
     };
+    let _uncancelled = Uncancelled::new();
     match catch_unwind(AssertUnwindSafe(checked)) {
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,
         Ok(Err(status)) => status,

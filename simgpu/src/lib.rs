@@ -32,6 +32,7 @@ mod module;
 pub mod nvml;
 pub mod observe;
 pub mod profile;
+pub mod received;
 mod registry;
 mod stream;
 

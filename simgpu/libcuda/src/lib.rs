@@ -5,8 +5,20 @@
 
 use std::ffi::c_void;
 
+use shim_ffi::counts::Counts;
 use shim_ffi::{CUresult, Symbol};
-use simgpu::api;
+use simgpu::{api, received};
+
+/// Counts one call, where counting was asked for. Only the register that the ABI leaves to linkage is touched.
+macro_rules! count {
+    () => {
+        "mov r11, qword ptr [rip + {page}]
+         test r11, r11
+         je 3f
+         lock inc qword ptr [r11 + {counter}]
+         3:"
+    };
+}
 
 /// One exported function: a jump, so that the signature is the implementation's business.
 macro_rules! export {
@@ -27,12 +39,15 @@ macro_rules! export {
             // The resolver needs to know our exports; that is told once, before anybody can have an answer. The caller's
             // argument registers are kept meanwhile.
             core::arch::naked_asm!(
+                count!(),
                 "push rdi", "push rsi", "push rdx", "push rcx", "push r8",
                 "call {prepare}",
                 "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
                 "jmp {function}",
                 prepare = sym prepare,
                 function = sym api::$symbol,
+                page = sym received::PAGE,
+                counter = const Counts::offset(Symbol::$symbol as usize),
             )
         }
     };
@@ -44,13 +59,20 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $symbol() {
-            core::arch::naked_asm!("jmp {function}", function = sym api::$symbol)
+            core::arch::naked_asm!(
+                count!(),
+                "jmp {function}",
+                function = sym api::$symbol,
+                page = sym received::PAGE,
+                counter = const Counts::offset(Symbol::$symbol as usize),
+            )
         }
     };
     ($symbol:ident nosim) => {
         #[doc = concat!("`", stringify!($symbol), "`: not simulated.")]
         #[unsafe(no_mangle)]
         pub extern "C" fn $symbol() -> CUresult {
+            received::count(Symbol::$symbol);
             simgpu::entry::unsupported(Symbol::$symbol)
         }
     };
@@ -73,3 +95,12 @@ shim_ffi::driver_table!(exports);
 extern "C" fn prepare() {
     api::set_exports(address);
 }
+
+/// Opens the page of received calls when the library is loaded, so that the first call is counted.
+extern "C" fn loaded() {
+    received::begin();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;

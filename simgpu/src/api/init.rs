@@ -57,12 +57,39 @@ fn describe(status: CUresult) -> Option<&'static CStr> {
     })
 }
 
+/// As the real driver does at its first initialisation: loads the tool that `CUDA_INJECTION64_PATH` names and calls its
+/// `InitializeInjection`. What cannot be loaded is passed over.
+fn inject() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    let Some(path) = driver::env("CUDA_INJECTION64_PATH").filter(|path| !path.is_empty()) else {
+        return;
+    };
+    ONCE.call_once(|| {
+        let Ok(path) = std::ffi::CString::new(path) else {
+            return;
+        };
+        // SAFETY: NUL-terminated names; the tool's function takes nothing and answers a number, by its documentation.
+        unsafe {
+            let tool = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            if tool.is_null() {
+                return;
+            }
+            let entry = libc::dlsym(tool, c"InitializeInjection".as_ptr());
+            if !entry.is_null() {
+                std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(entry)();
+            }
+        }
+    });
+}
+
 api! {
     fn cuInit(flags: u32) {
         if flags != 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        driver::init().map(|_| ())
+        driver::init()?;
+        inject();
+        Ok(())
     }
 
     fn cuDriverGetVersion(version: Out<c_int>) {

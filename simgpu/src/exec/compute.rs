@@ -116,6 +116,11 @@ impl Compute {
         }
     }
 
+    /// True while it is held and another process waits for it.
+    pub fn is_wanted(&self) -> bool {
+        self.holding && self.card.turn_wanted(self.device)
+    }
+
     /// Leaves the engine to others, since there is nothing to do.
     pub fn idle(&mut self) {
         if self.holding {

@@ -1,4 +1,4 @@
-//! Streams' queues and the threads that carry them out.
+//! Streams' queues, and which operation may run when. The threads that carry them out are in [`super::threads`].
 //!
 //! Order: operations of a stream run one after another. An operation on a context's legacy stream waits for all earlier ones
 //! of its blocking streams, and theirs wait for the legacy stream's earlier ones. Waiting for an event is waiting for its
@@ -6,16 +6,15 @@
 //! All of them start with the first operation that needs them.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use shim_ffi::CUresult;
 
-use super::compute::Compute;
-use super::work::{Copy, Direction, Record, Work, word_reached, write_word};
-use crate::card::{Card, CopyEngine};
+use super::threads::without_signals;
+use super::work::{Direction, Record, Work, word_reached, write_word};
+use crate::card::Card;
 use crate::clock;
 use crate::memory::Memory;
 use crate::profile::MAX_DEVICES;
@@ -23,14 +22,10 @@ use crate::registry::NumberMap;
 
 /// Operations that a stream takes before the submitting call waits.
 const QUEUE_LIMIT: usize = 1024;
-/// Copies reserve their engine in parts, so that processes share it fairly and a killed one leaves little behind.
-const COPY_PART: u64 = 4 << 20;
-/// Copy engine set-up time.
-const COPY_SETUP_NS: u64 = 1_500;
 
-const PER_DEVICE: usize = 3;
-const HOST: usize = MAX_DEVICES * PER_DEVICE;
-const POLL: usize = HOST + 1;
+pub(super) const PER_DEVICE: usize = 3;
+pub(super) const HOST: usize = MAX_DEVICES * PER_DEVICE;
+pub(super) const POLL: usize = HOST + 1;
 const THREADS: usize = POLL + 1;
 
 /// How a stream relates to the legacy stream of its context.
@@ -62,60 +57,60 @@ pub struct StreamInfo {
 }
 
 #[derive(Clone)]
-enum Dependency {
+pub(super) enum Dependency {
     Stream { id: u64, index: u64 },
     Record(Arc<Record>),
 }
 
-struct Op {
-    work: Work,
-    waits: Vec<Dependency>,
-    submitted_ns: u64,
-    sequence: u64,
+pub(super) struct Op {
+    pub(super) work: Work,
+    pub(super) waits: Vec<Dependency>,
+    pub(super) submitted_ns: u64,
+    pub(super) sequence: u64,
 }
 
-struct Queue {
-    info: StreamInfo,
-    ops: VecDeque<Op>,
-    enqueued: u64,
-    completed: u64,
+pub(super) struct Queue {
+    pub(super) info: StreamInfo,
+    pub(super) ops: VecDeque<Op>,
+    pub(super) enqueued: u64,
+    pub(super) completed: u64,
     /// When the last completed operation ended on the timeline.
-    ended_ns: u64,
+    pub(super) ended_ns: u64,
     /// The head is with a thread, or waits for one.
-    dispatched: bool,
+    pub(super) dispatched: bool,
     /// Smallest completion count that somebody waits for.
-    wake_at: u64,
-    destroyed: bool,
+    pub(super) wake_at: u64,
+    pub(super) destroyed: bool,
 }
 
-struct Ready {
-    priority: i32,
-    sequence: u64,
-    stream: u64,
+pub(super) struct Ready {
+    pub(super) priority: i32,
+    pub(super) sequence: u64,
+    pub(super) stream: u64,
 }
 
 #[derive(Default)]
-struct State {
-    queues: NumberMap<Queue>,
+pub(super) struct State {
+    pub(super) queues: NumberMap<Queue>,
     /// Streams with operations.
-    active: Vec<u64>,
-    ready: Vec<Vec<Ready>>,
-    spawned: Vec<bool>,
-    sequence: u64,
+    pub(super) active: Vec<u64>,
+    pub(super) ready: Vec<Vec<Ready>>,
+    pub(super) spawned: Vec<bool>,
+    pub(super) sequence: u64,
     /// Some stream waits for a word in memory.
-    polling: bool,
-    full_waiters: usize,
+    pub(super) polling: bool,
+    pub(super) full_waiters: usize,
 }
 
 /// All streams of the process.
 pub struct Engine {
-    card: Arc<Card>,
-    memory: Arc<Memory>,
-    state: Mutex<State>,
-    wake: [Condvar; THREADS],
-    done: Condvar,
+    pub(super) card: Arc<Card>,
+    pub(super) memory: Arc<Memory>,
+    pub(super) state: Mutex<State>,
+    pub(super) wake: [Condvar; THREADS],
+    pub(super) done: Condvar,
     /// Called when a pool block is free, with its address.
-    pool_free: Box<dyn Fn(u64) + Send + Sync>,
+    pub(super) pool_free: Box<dyn Fn(u64) + Send + Sync>,
 }
 
 impl Engine {
@@ -420,7 +415,7 @@ impl Engine {
     }
 
     /// From when on an operation can run, or none while it has to wait.
-    fn ready(state: &State, queue: &Queue, op: &Op) -> Option<u64> {
+    pub(super) fn ready(state: &State, queue: &Queue, op: &Op) -> Option<u64> {
         let mut ready_ns = queue.ended_ns.max(op.submitted_ns);
         for wait in &op.waits {
             match wait {
@@ -450,7 +445,7 @@ impl Engine {
         }
     }
 
-    fn completed(&self, state: &mut State, stream: u64, ended_ns: u64) {
+    pub(super) fn completed(&self, state: &mut State, stream: u64, ended_ns: u64) {
         let full_waiters = state.full_waiters > 0;
         if let Some(queue) = state.queues.get_mut(&stream) {
             queue.completed += 1;
@@ -464,7 +459,7 @@ impl Engine {
         }
     }
 
-    fn pump_all(&self, state: &mut State) {
+    pub(super) fn pump_all(&self, state: &mut State) {
         loop {
             let mut progress = false;
             for stream in state.active.clone() {
@@ -473,230 +468,6 @@ impl Engine {
             if !progress {
                 break;
             }
-        }
-    }
-
-    /// Waits for an operation for `thread`; calls `idle` first when there is none.
-    fn next<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        thread: usize,
-        mut idle: impl FnMut(),
-    ) -> (MutexGuard<'a, State>, StreamInfo, Op, u64) {
-        let mut told = false;
-        loop {
-            let best = (0..state.ready[thread].len()).min_by_key(|at| {
-                (
-                    state.ready[thread][*at].priority,
-                    state.ready[thread][*at].sequence,
-                )
-            });
-            if let Some(at) = best {
-                let stream = state.ready[thread].swap_remove(at).stream;
-                let Some(queue) = state.queues.get(&stream) else {
-                    continue;
-                };
-                let Some(head) = queue.ops.front() else {
-                    continue;
-                };
-                let ready_ns = Self::ready(&state, queue, head).unwrap_or(0);
-                let info = queue.info.clone();
-                if let Some(op) = state
-                    .queues
-                    .get_mut(&stream)
-                    .and_then(|queue| queue.ops.pop_front())
-                {
-                    return (state, info, op, ready_ns);
-                }
-                continue;
-            }
-            if !told {
-                told = true;
-                MutexGuard::unlocked(&mut state, &mut idle);
-                continue;
-            }
-            self.wake[thread].wait(&mut state);
-        }
-    }
-
-    /// Books an operation that a thread carried out.
-    fn finish<'a>(
-        &'a self,
-        info: &StreamInfo,
-        ended_ns: u64,
-        outcome: Result<(), CUresult>,
-    ) -> MutexGuard<'a, State> {
-        let mut state = self.state.lock();
-        if let Some(queue) = state.queues.get_mut(&info.id) {
-            queue.dispatched = false;
-            if let Err(status) = outcome {
-                fail(queue, status);
-            }
-        }
-        self.completed(&mut state, info.id, ended_ns);
-        self.pump_all(&mut state);
-        state
-    }
-
-    fn run_compute(&self, device: usize) {
-        let thread = device * PER_DEVICE;
-        let mut compute = Compute::new(self.card.clone(), device);
-        let profile = self.card.profile().clone();
-        let mut state = self.state.lock();
-        loop {
-            let (guard, info, op, ready_ns) = self.next(state, thread, || compute.idle());
-            drop(guard);
-            let failed = info.failure.load(Acquire) != 0;
-            let (ended_ns, outcome) = match &op.work {
-                _ if failed => (ready_ns, Ok(())),
-                Work::Kernel(launch) => {
-                    let model_ns = if launch.endless {
-                        u64::MAX / 2
-                    } else {
-                        self.card
-                            .scaled(launch.model_ns(&profile, &self.memory, device))
-                    };
-                    compute.execute(ready_ns, model_ns, 1, || {
-                        // A twin that panics is a kernel that failed; the device goes on.
-                        catch_unwind(AssertUnwindSafe(|| launch.run(&self.memory, device)))
-                            .unwrap_or(Err(CUresult::CUDA_ERROR_LAUNCH_FAILED))
-                    })
-                }
-                Work::Fill(fill) => {
-                    let model_ns =
-                        profile.launch_ns + (fill.bytes() as f64 / profile.memory_gbps) as u64;
-                    compute.execute(ready_ns, self.card.scaled(model_ns), 0, || {
-                        fill.run(&self.memory)
-                    })
-                }
-                Work::Copy(copy) => {
-                    let model_ns = profile.launch_ns
-                        + (2.0 * copy.bytes() as f64 / profile.memory_gbps) as u64;
-                    let rows = copy.height * copy.depth;
-                    compute.execute(ready_ns, self.card.scaled(model_ns), 0, || {
-                        copy.run(&self.memory, 0, rows)
-                    })
-                }
-                _ => (ready_ns, Ok(())),
-            };
-            state = self.finish(&info, ended_ns, outcome);
-        }
-    }
-
-    fn run_copies(&self, thread: usize) {
-        let device = thread / PER_DEVICE;
-        let engine = if thread % PER_DEVICE == 1 {
-            CopyEngine::In
-        } else {
-            CopyEngine::Out
-        };
-        let mut state = self.state.lock();
-        loop {
-            let (guard, info, op, ready_ns) = self.next(state, thread, || {});
-            drop(guard);
-            let failed = info.failure.load(Acquire) != 0;
-            let (ended_ns, outcome) = match &op.work {
-                Work::Copy(copy) if !failed => self.copy(device, engine, copy, ready_ns),
-                _ => (ready_ns, Ok(())),
-            };
-            state = self.finish(&info, ended_ns, outcome);
-        }
-    }
-
-    fn copy(
-        &self,
-        device: usize,
-        engine: CopyEngine,
-        copy: &Copy,
-        ready_ns: u64,
-    ) -> (u64, Result<(), CUresult>) {
-        let profile = self.card.profile();
-        let rate = match copy.direction {
-            Direction::Peer => profile.peer_gbps,
-            _ if copy.pageable => profile.copy_pageable_gbps,
-            _ => profile.copy_pinned_gbps,
-        };
-        let rows = copy.height * copy.depth;
-        let rows_per_part = (COPY_PART / copy.width.max(1)).max(1);
-        let mut ended_ns = ready_ns;
-        let mut setup_ns = COPY_SETUP_NS;
-        let parts: Vec<(u64, u64)> = if rows == 1 {
-            (0..copy.width.div_ceil(COPY_PART))
-                .map(|part| (part * COPY_PART, ((part + 1) * COPY_PART).min(copy.width)))
-                .collect()
-        } else {
-            (0..rows.div_ceil(rows_per_part))
-                .map(|part| (part * rows_per_part, ((part + 1) * rows_per_part).min(rows)))
-                .collect()
-        };
-        for (from, to) in parts {
-            let bytes = if rows == 1 {
-                to - from
-            } else {
-                (to - from) * copy.width
-            };
-            let model_ns = self.card.scaled(setup_ns + (bytes as f64 / rate) as u64);
-            setup_ns = 0;
-            let began = clock::now_ns();
-            let outcome = if rows == 1 {
-                copy.run_part(&self.memory, from, to)
-            } else {
-                copy.run(&self.memory, from, to)
-            };
-            let real_ns = clock::now_ns() - began;
-            let start_ns = ended_ns.max(began.saturating_sub(crate::card::CATCH_UP_NS));
-            ended_ns = self
-                .card
-                .copy(device, engine, start_ns, model_ns.max(real_ns));
-            if outcome.is_err() {
-                return (ended_ns, outcome);
-            }
-            clock::sleep_until(ended_ns.saturating_sub(super::compute::RUN_AHEAD_NS));
-        }
-        (ended_ns, Ok(()))
-    }
-
-    fn run_host(&self) {
-        let mut state = self.state.lock();
-        loop {
-            let (guard, info, op, ready_ns) = self.next(state, HOST, || {});
-            drop(guard);
-            clock::sleep_until(ready_ns);
-            match op.work {
-                // SAFETY: the program gave the function to be called once, from a thread of the driver, with this pointer.
-                Work::Host(Some(function), data) => unsafe { function(data.0) },
-                Work::Callback(Some(function), stream, data) => {
-                    let status = CUresult(info.failure.load(Acquire));
-                    // SAFETY: as above.
-                    unsafe { function(stream, status, data.0) };
-                }
-                _ => {}
-            }
-            state = self.finish(&info, clock::now_ns(), Ok(()));
-        }
-    }
-
-    /// Looks at words that streams wait for; rarer, the longer nothing happens.
-    fn run_poll(&self) {
-        let mut pause_ns = 10_000;
-        let mut state = self.state.lock();
-        loop {
-            if !state.polling {
-                self.wake[POLL].wait(&mut state);
-                pause_ns = 10_000;
-                continue;
-            }
-            MutexGuard::unlocked(&mut state, || {
-                clock::sleep_until(clock::now_ns() + pause_ns)
-            });
-            state.polling = false;
-            let before = state.active.len();
-            self.pump_all(&mut state);
-            pause_ns = if state.active.len() == before {
-                (pause_ns * 5 / 4).min(200_000)
-            } else {
-                10_000
-            };
         }
     }
 
@@ -763,22 +534,9 @@ impl Engine {
 }
 
 /// Makes an error stick to the stream's context.
-fn fail(queue: &Queue, status: CUresult) {
+pub(super) fn fail(queue: &Queue, status: CUresult) {
     let _ = queue
         .info
         .failure
         .compare_exchange(0, status.0, AcqRel, Acquire);
-}
-
-/// Runs `start` so that threads started by it get no signals: those are for the program's threads.
-fn without_signals(start: impl FnOnce()) {
-    // SAFETY: blocks all signals for this thread and restores its mask; both sets are ours.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        start();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-    }
 }

@@ -2,4 +2,5 @@
 
 pub mod compute;
 pub mod engine;
+mod threads;
 pub mod work;

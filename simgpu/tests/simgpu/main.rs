@@ -2,6 +2,8 @@
 
 mod compute;
 mod graphs;
+mod management;
 mod memory;
 mod processes;
+mod stress;
 mod support;

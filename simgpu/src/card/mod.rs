@@ -12,44 +12,32 @@
 //! A record lock goes away with *any* descriptor of the file that the process closes, so the one descriptor is never
 //! closed. This file knows nothing of contexts, streams or memory contents.
 
-use std::ffi::CString;
+mod host;
+mod layout;
+mod turns;
+
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64, fence};
-use std::time::Duration;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use parking_lot::Mutex;
 
 use crate::clock;
-use crate::profile::{BadConfig, MAX_DEVICES, Profile};
+use crate::profile::{BadConfig, Profile};
+use host::{image_number, lock, locked_by_another, unlock};
+use layout::{LAYOUT, SlotDevice, State, turn_word};
 
-/// Processes that one host can have on its devices.
-pub const SLOTS: usize = 256;
-/// Layout of the file; another one is refused.
-const LAYOUT: u32 = 1;
-const CONFIG_BYTES: usize = 8192;
-const WAITER_WORDS: usize = SLOTS / 64;
+pub(crate) use host::memfd;
+pub use layout::SLOTS;
+pub use turns::CATCH_UP_NS;
 
 /// Record locks lie beyond the file's content.
 const LOCK_INIT: i64 = 1 << 40;
 const LOCK_MEMORY: i64 = LOCK_INIT + 1;
 const LOCK_SLOT: i64 = LOCK_INIT + 4096;
-
-/// How often a process that waits for the compute engine looks whether the holder still lives.
-const HOLDER_CHECK: Duration = Duration::from_millis(1);
-
-#[repr(C)]
-struct Header {
-    /// Stored last; zero means "not ready".
-    layout: AtomicU32,
-    config_len: AtomicU32,
-    config: [AtomicU64; CONFIG_BYTES / 8],
-    padding: [u64; 15],
-}
 
 /// Engines of a device that processes share by time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,62 +47,6 @@ pub enum CopyEngine {
     /// Device to host.
     Out,
 }
-
-#[repr(C, align(128))]
-struct DeviceShared {
-    /// 0: free; else the holder's slot + 1 and generation.
-    turn: AtomicU64,
-    /// Until when the compute engine is taken by work already accounted (CLOCK_MONOTONIC ns).
-    compute_until_ns: AtomicU64,
-    /// The same for the two copy engines.
-    copy_until_ns: [AtomicU64; 2],
-    /// Times that the compute engine changed hands between processes.
-    switches: AtomicU64,
-    /// Slot + generation of the process that ran last.
-    last: AtomicU64,
-    /// One bit per slot that wants the compute engine.
-    waiters: [AtomicU64; WAITER_WORDS],
-    padding: [u64; 6],
-}
-
-#[repr(C, align(128))]
-struct SlotDevice {
-    used_bytes: AtomicU64,
-    compute_ns: AtomicU64,
-    copy_ns: AtomicU64,
-    launches: AtomicU64,
-    /// Engine time beyond earlier slices, to be made up for by skipped turns.
-    debt_ns: AtomicU64,
-    /// Bumped at every hand-over to this slot; futex.
-    bell: AtomicU32,
-    contexts: AtomicU32,
-    /// Start of the last interval in which it computed, for utilisation samples.
-    last_busy_ns: AtomicU64,
-    padding: [u64; 9],
-}
-
-#[repr(C, align(128))]
-struct Slot {
-    pid: AtomicU32,
-    padding0: u32,
-    /// The kernel's random number for the program's image: tells it from a later one with its pid, after exec as well.
-    image: AtomicU64,
-    /// Bumped at every claim, never reset.
-    generation: AtomicU64,
-    padding: [u64; 13],
-    devices: [SlotDevice; MAX_DEVICES],
-}
-
-#[repr(C)]
-struct State {
-    header: Header,
-    devices: [DeviceShared; MAX_DEVICES],
-    slots: [Slot; SLOTS],
-}
-
-const _: () = assert!(size_of::<DeviceShared>() == 128 && size_of::<SlotDevice>() == 128);
-const _: () = assert!(size_of::<Slot>() == 128 + 128 * MAX_DEVICES);
-const _: () = assert!(size_of::<Header>().is_multiple_of(128));
 
 /// Why the card cannot be used.
 #[derive(Debug)]
@@ -491,152 +423,6 @@ impl Card {
         end
     }
 
-    /// Waits for the compute engine; returns from when on it is ours (CLOCK_MONOTONIC ns).
-    ///
-    /// Returns at once when it is free or held by a dead process.
-    pub fn take_turn(&self, device: usize) -> u64 {
-        let Some(own) = self.own() else {
-            return clock::now_ns();
-        };
-        let shared = &self.state().devices[device];
-        let bell = &self.slot_device(own.slot, device).bell;
-        let mut waiting = false;
-        loop {
-            let rung = bell.load(Acquire);
-            let holder = shared.turn.load(Acquire);
-            let taken = holder == own.word
-                || ((holder == 0 || (waiting && !self.holds_alive(holder)))
-                    && shared
-                        .turn
-                        .compare_exchange(holder, own.word, AcqRel, Acquire)
-                        .is_ok());
-            if taken {
-                if waiting {
-                    shared.waiters[own.slot / 64].fetch_and(!(1 << (own.slot % 64)), SeqCst);
-                }
-                break;
-            }
-            if !waiting {
-                waiting = true;
-                // SYNC(turn): the bit is set before the word is looked at again; `give_turn` looks at the bits after it
-                // freed the word. One of the two sees the other.
-                shared.waiters[own.slot / 64].fetch_or(1 << (own.slot % 64), SeqCst);
-                fence(SeqCst);
-                continue;
-            }
-            futex_wait(bell, rung, HOLDER_CHECK);
-        }
-        let mut from = shared.compute_until_ns.load(Acquire);
-        if shared.last.swap(own.word, AcqRel) != own.word {
-            shared.switches.fetch_add(1, Relaxed);
-            from = from.max(clock::now_ns().saturating_sub(CATCH_UP_NS))
-                + self.scaled(self.profile.switch_ns);
-        }
-        from
-    }
-
-    /// True when another live process waits for the compute engine.
-    pub fn turn_wanted(&self, device: usize) -> bool {
-        let Some(own) = self.own() else { return false };
-        self.next_waiter(device, own.slot).is_some()
-    }
-
-    /// Hands the compute engine, busy until `until_ns`, to the next waiting process, or leaves it free.
-    pub fn give_turn(&self, device: usize, until_ns: u64) {
-        let Some(own) = self.own() else { return };
-        let shared = &self.state().devices[device];
-        shared.compute_until_ns.fetch_max(until_ns, AcqRel);
-        if let Some(next) = self.next_in_turn(device, own.slot) {
-            self.hand(device, own.word, next);
-            return;
-        }
-        if shared
-            .turn
-            .compare_exchange(own.word, 0, AcqRel, Acquire)
-            .is_ok()
-        {
-            // SYNC(turn): see `take_turn`.
-            fence(SeqCst);
-            if let Some(next) = self.next_waiter(device, own.slot) {
-                self.hand(device, 0, next);
-            }
-        }
-    }
-
-    fn hand(&self, device: usize, from: u64, to: usize) {
-        let word = turn_word(to, self.state().slots[to].generation.load(Acquire));
-        if self.state().devices[device]
-            .turn
-            .compare_exchange(from, word, AcqRel, Acquire)
-            .is_ok()
-        {
-            let bell = &self.slot_device(to, device).bell;
-            bell.fetch_add(1, AcqRel);
-            futex_wake(bell);
-        }
-    }
-
-    /// Notes that this process used the engine for longer than its slice, because host code that stands for a kernel
-    /// cannot be stopped half way.
-    pub fn overran(&self, device: usize, ns: u64) {
-        if let Some(own) = self.own() {
-            self.slot_device(own.slot, device)
-                .debt_ns
-                .fetch_add(ns, Relaxed);
-        }
-    }
-
-    /// The next process in turn; one in debt loses its turn for every slice that it owes.
-    fn next_in_turn(&self, device: usize, after: usize) -> Option<usize> {
-        let slice = self.scaled(self.profile.timeslice_ns).max(1);
-        let waiting: Vec<usize> = self.waiters(device, after).collect();
-        let mut best = None;
-        for slot in &waiting {
-            let debt = &self.slot_device(*slot, device).debt_ns;
-            let owed = debt.load(Relaxed);
-            if owed < slice {
-                best = Some(*slot);
-                break;
-            }
-            debt.store(owed - slice, Relaxed);
-        }
-        best.or_else(|| waiting.first().copied())
-    }
-
-    fn next_waiter(&self, device: usize, after: usize) -> Option<usize> {
-        self.waiters(device, after).next()
-    }
-
-    /// Live waiting slots other than `after`, in the order of turns.
-    fn waiters(&self, device: usize, after: usize) -> impl Iterator<Item = usize> {
-        let shared = &self.state().devices[device];
-        let words: [u64; WAITER_WORDS] = std::array::from_fn(|at| shared.waiters[at].load(SeqCst));
-        let any = words.iter().any(|word| *word != 0);
-        (1..SLOTS)
-            .take_while(move |_| any)
-            .map(move |step| (after + step) % SLOTS)
-            .filter(move |slot| words[slot / 64] & (1 << (slot % 64)) != 0)
-            .filter(move |slot| {
-                let alive = self.alive(*slot);
-                if !alive {
-                    self.state().devices[device].waiters[slot / 64]
-                        .fetch_and(!(1 << (slot % 64)), SeqCst);
-                }
-                alive
-            })
-    }
-
-    fn holds_alive(&self, word: u64) -> bool {
-        let slot = (word & 0xffff) as usize;
-        if !(1..=SLOTS).contains(&slot) {
-            return false;
-        }
-        word == turn_word(
-            slot - 1,
-            self.state().slots[slot - 1].generation.load(Acquire),
-        ) && self.alive(slot - 1)
-    }
-
     /// A duration of the profile at the configured speed.
     pub fn scaled(&self, ns: u64) -> u64 {
         if self.profile.speed == 1.0 {
@@ -645,125 +431,4 @@ impl Card {
             (ns as f64 / self.profile.speed) as u64
         }
     }
-}
-
-/// How far back in time work may start when its process was late: the host's scheduler is not the device's fault.
-pub const CATCH_UP_NS: u64 = 1_000_000;
-
-fn turn_word(slot: usize, generation: u64) -> u64 {
-    (generation << 16) | (slot as u64 + 1)
-}
-
-impl Header {
-    fn config(&self) -> String {
-        let len = (self.config_len.load(Relaxed) as usize).min(CONFIG_BYTES);
-        let bytes: Vec<u8> = self
-            .config
-            .iter()
-            .flat_map(|word| word.load(Relaxed).to_ne_bytes())
-            .take(len)
-            .collect();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-
-    fn set_config(&self, text: &str) -> Result<(), BadConfig> {
-        if text.len() > CONFIG_BYTES {
-            return Err(BadConfig(format!(
-                "the profile is {} bytes long, at most {CONFIG_BYTES} fit",
-                text.len()
-            )));
-        }
-        for (at, chunk) in text.as_bytes().chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.config[at].store(u64::from_ne_bytes(word), Relaxed);
-        }
-        self.config_len.store(text.len() as u32, Relaxed);
-        Ok(())
-    }
-}
-
-fn record(kind: libc::c_int, at: i64) -> libc::flock {
-    // SAFETY: flock is plain integers; zero is valid for each.
-    let mut record: libc::flock = unsafe { std::mem::zeroed() };
-    record.l_type = kind as libc::c_short;
-    record.l_whence = libc::SEEK_SET as libc::c_short;
-    record.l_start = at;
-    record.l_len = 1;
-    record
-}
-
-fn lock(fd: RawFd, at: i64, command: libc::c_int) -> io::Result<()> {
-    let record = record(libc::F_WRLCK, at);
-    loop {
-        // SAFETY: fcntl on our descriptor with a structure that outlives the call.
-        if unsafe { libc::fcntl(fd.as_raw_fd(), command, &record) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-}
-
-fn unlock(fd: RawFd, at: i64) {
-    let record = record(libc::F_UNLCK, at);
-    // SAFETY: as in `lock`; unlocking own bytes cannot fail in a way that we could repair.
-    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLK, &record) };
-}
-
-fn locked_by_another(fd: RawFd, at: i64) -> bool {
-    let mut record = record(libc::F_WRLCK, at);
-    // SAFETY: as in `lock`; the structure is written by the call.
-    let answered = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLK, &mut record) } == 0;
-    answered && record.l_type != libc::F_UNLCK as libc::c_short
-}
-
-/// A number that the kernel draws for every executed program, the same for all libraries in it.
-fn image_number() -> u64 {
-    // SAFETY: getauxval has no preconditions; AT_RANDOM points to 16 bytes that live as long as the program.
-    unsafe {
-        let random = libc::getauxval(libc::AT_RANDOM) as *const u64;
-        if random.is_null() {
-            0
-        } else {
-            random.read_unaligned()
-        }
-    }
-}
-
-fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    let timeout = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
-    // SAFETY: the word is mapped and outlives the call; a shared (not private) futex, since processes meet on it.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT,
-            expected,
-            &timeout,
-        )
-    };
-}
-
-fn futex_wake(word: &AtomicU32) {
-    // SAFETY: as in `futex_wait`.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
-}
-
-/// A memfd that programs started by exec do not inherit.
-pub(crate) fn memfd(name: &str) -> io::Result<OwnedFd> {
-    use std::os::fd::FromRawFd;
-    let name = CString::new(name).unwrap_or_default();
-    // SAFETY: the name is NUL-terminated and outlives the call.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just gave us this descriptor and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -3,6 +3,8 @@
 //! It reads the same shared state as the driver and needs no context. Power, temperature and clocks are made up from how busy
 //! a device is; nothing was measured.
 
+mod structs;
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -14,6 +16,8 @@ use crate::clock;
 use crate::driver::VERSION;
 use crate::entry::{In, Out, put_text};
 use crate::observe;
+pub use structs::*;
+use structs::{MEMORY_INFO_V2, PROCESSES_UTILIZATION_V1, PciInfoV1};
 
 /// Status of an NVML call.
 #[repr(transparent)]
@@ -45,8 +49,6 @@ type Done = Result<(), Status>;
 
 /// A device's handle: its ordinal above this, never a pointer.
 const FIRST_HANDLE: usize = 0x0051_b1e7_1000;
-const MEMORY_INFO_V2: u32 = 0x0200_0028;
-const PROCESSES_UTILIZATION_V1: u32 = 0x0100_0018;
 /// Utilisation is over the time since the last question, but not over less than this.
 const WINDOW_NS: u64 = 100_000_000;
 const DRIVER: &str = "595.99.simulated";
@@ -146,148 +148,6 @@ fn by_bus(id: In<c_char>, to: Out<Device>) -> Done {
         bus_id(card, *index).trim_start_matches('0') == wanted.trim_start_matches('0')
     });
     put(to, handle(found.ok_or(Status::NOT_FOUND)?))
-}
-
-/// `nvmlMemory_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct MemoryInfo {
-    total: u64,
-    free: u64,
-    used: u64,
-}
-
-/// `nvmlMemory_v2_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct MemoryInfoV2 {
-    version: c_uint,
-    padding: c_uint,
-    total: u64,
-    reserved: u64,
-    free: u64,
-    used: u64,
-}
-const _: () = assert!(size_of::<MemoryInfoV2>() == MEMORY_INFO_V2 as usize & 0xff_ffff);
-
-/// `nvmlProcessInfo_v1_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ProcessInfoV1 {
-    pid: c_uint,
-    padding: c_uint,
-    used_bytes: u64,
-}
-
-/// `nvmlProcessInfo_v2_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ProcessInfoV2 {
-    pid: c_uint,
-    padding: c_uint,
-    used_bytes: u64,
-    gpu_instance: c_uint,
-    compute_instance: c_uint,
-}
-const _: () = assert!(size_of::<ProcessInfoV1>() == 16 && size_of::<ProcessInfoV2>() == 24);
-
-impl From<Usage> for ProcessInfoV1 {
-    fn from(usage: Usage) -> Self {
-        Self {
-            pid: usage.pid,
-            padding: 0,
-            used_bytes: usage.used_bytes,
-        }
-    }
-}
-
-impl From<Usage> for ProcessInfoV2 {
-    fn from(usage: Usage) -> Self {
-        const NO_INSTANCE: c_uint = c_uint::MAX;
-        Self {
-            pid: usage.pid,
-            padding: 0,
-            used_bytes: usage.used_bytes,
-            gpu_instance: NO_INSTANCE,
-            compute_instance: NO_INSTANCE,
-        }
-    }
-}
-
-/// `nvmlUtilization_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Utilization {
-    gpu_percent: c_uint,
-    memory_percent: c_uint,
-}
-
-/// `nvmlProcessUtilizationSample_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ProcessSample {
-    pid: c_uint,
-    padding: c_uint,
-    time_us: u64,
-    sm_percent: c_uint,
-    memory_percent: c_uint,
-    encoder_percent: c_uint,
-    decoder_percent: c_uint,
-}
-const _: () = assert!(size_of::<ProcessSample>() == 32);
-
-/// `nvmlProcessUtilizationInfo_v1_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ProcessUtilization {
-    time_us: u64,
-    pid: c_uint,
-    sm_percent: c_uint,
-    memory_percent: c_uint,
-    encoder_percent: c_uint,
-    decoder_percent: c_uint,
-    jpeg_percent: c_uint,
-    flow_percent: c_uint,
-    padding: c_uint,
-}
-const _: () = assert!(size_of::<ProcessUtilization>() == 40);
-
-/// `nvmlProcessesUtilizationInfo_v1_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct ProcessesUtilization {
-    version: c_uint,
-    count: c_uint,
-    last_seen_us: u64,
-    list: *mut ProcessUtilization,
-}
-const _: () = assert!(size_of::<ProcessesUtilization>() == 24);
-
-/// `nvmlPciInfo_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct PciInfo {
-    bus_id_legacy: [c_char; 16],
-    domain: c_uint,
-    bus: c_uint,
-    device: c_uint,
-    device_id: c_uint,
-    subsystem_id: c_uint,
-    bus_id: [c_char; 32],
-}
-const _: () = assert!(size_of::<PciInfo>() == 68);
-
-/// `nvmlPciInfo_v2_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct PciInfoV2 {
-    bus_id: [c_char; 16],
-    domain: c_uint,
-    bus: c_uint,
-    device: c_uint,
-    device_id: c_uint,
-    subsystem_id: c_uint,
-    reserved: [c_uint; 4],
 }
 
 fn chars<const N: usize>(text: &str) -> [c_char; N] {
@@ -707,15 +567,4 @@ nvml! {
         device(of)?;
         put(to, 0)
     }
-}
-
-/// `nvmlPciInfo_t` of the first version.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct PciInfoV1 {
-    bus_id: [c_char; 16],
-    domain: c_uint,
-    bus: c_uint,
-    device: c_uint,
-    device_id: c_uint,
 }

@@ -1,0 +1,439 @@
+//! Coming, going, and what stays: jobs and clients from their first to their last, what is published to them meanwhile,
+//! and what a successor of this process will find.
+
+use std::io;
+use std::rc::Rc;
+
+use channel::{Bypass, MAX_DEVICES};
+use policy::TenantId;
+use serde_json::Value;
+
+use crate::clock::{mono_ns, unix_ms};
+use crate::convert;
+use crate::dispatch::Lane;
+use crate::options::Options;
+use crate::peer::{self, Client};
+use crate::reactor::{Event, Interest};
+use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSE_NS};
+use crate::state::{SavedClient, SavedTenant, State};
+use crate::tenant::{Missing, Tenant};
+
+impl Arbiter {
+    /// Takes the jobs of an earlier arbiter back, as far as something of them lives.
+    pub(crate) fn restore(&mut self, state: State, now_ns: u64) {
+        for saved in state.tenants {
+            let Some(token) = convert::token_bytes(&saved.token) else {
+                continue;
+            };
+            let id = TenantId(saved.id);
+            self.next_id = self.next_id.max(saved.id + 1);
+            let name = saved.job.name.clone();
+            let spec = convert::spec(saved.job, name);
+            let user = convert::user_name(saved.uid);
+            let mut tenant = Tenant::new(id, spec, token, (saved.uid, user), now_ns);
+            tenant.started_unix_ms = saved.started_unix_ms;
+            tenant.oom_count = saved.oom_count;
+            let pid = tenant.spec.pid;
+            if saved.started_ticks != 0 && peer::started_ticks(pid) == Some(saved.started_ticks) {
+                self.watch_job(&mut tenant, saved.started_ticks);
+            }
+            for client in saved.clients {
+                if peer::started_ticks(client.pid) == Some(client.started_ticks)
+                    && tenant.take_this_slot(client.slot)
+                {
+                    tenant.missing.push(Missing {
+                        pid: client.pid,
+                        started_ticks: client.started_ticks,
+                        slot: client.slot,
+                        journal_next: client.journal_next,
+                    });
+                }
+            }
+            tenant.adopt_until_ns = now_ns + ADOPT_NS;
+            if tenant.lives() {
+                let fields = [("missing", Value::from(tenant.missing.len()))];
+                let message = format!("job `{}` goes on under this arbiter", tenant.spec.name);
+                self.journal
+                    .write("restored", &tenant.spec.name, message, &fields);
+                if !tenant.spec.driver.as_os_str().is_empty() {
+                    self.ask_for_devices(Some(tenant.spec.driver.clone()));
+                }
+                self.ledger.insert(tenant);
+            }
+        }
+        self.publish_limits();
+    }
+
+    /// Waits for the end of the process that registered a job.
+    pub(crate) fn watch_job(&mut self, tenant: &mut Tenant, started_ticks: u64) {
+        let pid = i32::try_from(tenant.spec.pid)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
+        let flags = rustix::process::PidfdFlags::empty();
+        let process = pid.and_then(|pid| rustix::process::pidfd_open(pid, flags).ok());
+        // Looked at after the descriptor was opened: if this is the same process, the descriptor is its.
+        let same = peer::started_ticks(tenant.spec.pid) == Some(started_ticks);
+        if let Some(process) = process.filter(|_| same)
+            && self
+                .poller
+                .add(&process, Event::JobEnded(tenant.id.0), Interest::Read)
+                .is_ok()
+        {
+            tenant.process = Some(process);
+            tenant.started_ticks = started_ticks;
+        }
+    }
+
+    /// Lets a job go of which nothing lives any more.
+    pub(crate) fn bury_if_dead(&mut self, id: TenantId) {
+        if self.ledger.get(id).is_none_or(Tenant::lives) {
+            return;
+        }
+        let status = self.status_of(id);
+        let now_ns = mono_ns();
+        for lane in &mut self.lanes {
+            lane.retire(now_ns, id);
+        }
+        let Some(tenant) = self.ledger.remove(id) else {
+            return;
+        };
+        let fields = status.as_ref().map_or(Vec::new(), |status| {
+            vec![
+                ("device_time_ns", Value::from(status.device_time_ns)),
+                ("mem_peak_bytes", Value::from(status.mem_peak_bytes)),
+                ("launches", Value::from(status.launches)),
+            ]
+        });
+        let message = format!("job `{}` has ended", tenant.spec.name);
+        self.journal
+            .write("ended", &tenant.spec.name, message, &fields);
+        if let Some(mut status) = status {
+            status.state = control::JobState::Gone;
+            status.holding = false;
+            status.mem_used_bytes = 0;
+            status.unattributed_bytes = 0;
+            for device in &mut status.devices {
+                device.holding = false;
+                device.mem_used_bytes = 0;
+                device.unattributed_bytes = 0;
+            }
+            let now_ms = unix_ms();
+            self.gone.push_back((now_ms, status));
+            while self.gone.len() > GONE_KEPT
+                || self
+                    .gone
+                    .front()
+                    .is_some_and(|(at, _)| at + GONE_MS < now_ms)
+            {
+                self.gone.pop_front();
+            }
+        }
+        self.publish_terms();
+        self.state_is_old = true;
+    }
+
+    pub(crate) fn save_state(&mut self) {
+        self.state_is_old = false;
+        let tenants = self.ledger.iter().map(|tenant| SavedTenant {
+            id: tenant.id.0,
+            token: convert::token_text(&tenant.token),
+            uid: tenant.uid,
+            job: convert::job_spec(&tenant.spec),
+            started_ticks: tenant.started_ticks,
+            started_unix_ms: tenant.started_unix_ms,
+            oom_count: tenant.oom_count,
+            clients: self.saved_clients(tenant),
+        });
+        let mut state = State {
+            epoch: self.epoch,
+            next_id: self.next_id,
+            tenants: tenants.collect(),
+            ..State::default()
+        };
+        let path = self.options.dir.state_file();
+        if let Err(error) = state.save(&path) {
+            tracing::error!(
+                "{} cannot be written, a restarted arbiter will not know its jobs: {error}",
+                path.display()
+            );
+        }
+    }
+
+    fn saved_clients(&self, tenant: &Tenant) -> Vec<SavedClient> {
+        let attached = tenant.clients.iter().filter_map(|id| self.clients.get(id));
+        let attached = attached.map(|client| SavedClient {
+            pid: client.pid,
+            started_ticks: client.started_ticks,
+            slot: client.slot,
+            journal_next: client.journal_next,
+        });
+        let missing = tenant.missing.iter().map(|client| SavedClient {
+            pid: client.pid,
+            started_ticks: client.started_ticks,
+            slot: client.slot,
+            journal_next: client.journal_next,
+        });
+        attached.chain(missing).collect()
+    }
+
+    /// Leaves: gates open, sockets gone, state kept for a successor.
+    pub(crate) fn finish(&mut self) {
+        for lane in &mut self.lanes {
+            lane.open_all();
+        }
+        let now_ns = mono_ns();
+        let ids: Vec<u64> = self.clients.keys().copied().collect();
+        for id in ids {
+            self.read_journal_of(id, now_ns);
+        }
+        self.control.flush_all();
+        let pid = Value::from(std::process::id());
+        let message = format!("arbiter {} ends", std::process::id());
+        self.journal.write("stop", "", message, &[("pid", pid)]);
+        self.save_state();
+        let dir = &self.options.dir;
+        for path in [dir.channel_socket(), dir.control_socket()] {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// Begins or ceases to listen.
+    pub(crate) fn listen(&self, on: bool) -> io::Result<()> {
+        if on {
+            self.poller
+                .add(&self.listener, Event::ChannelAccept, Interest::Read)?;
+            let listener = self.control.listener();
+            self.poller
+                .add(listener, Event::ControlAccept, Interest::Read)
+        } else {
+            self.poller.remove(&self.listener);
+            self.poller.remove(self.control.listener());
+            Ok(())
+        }
+    }
+
+    /// Out of descriptors or memory: whoever waits goes on waiting, instead of waking us without end.
+    pub(crate) fn turn_deaf(&mut self, error: &io::Error, now_ns: u64) {
+        tracing::error!("cannot accept connections for now: {error}");
+        let _ = self.listen(false);
+        self.deaf_until_ns = Some(now_ns + HOUSE_NS);
+    }
+
+    /// Tells about a peer that is not (yet) a client; not as often as it likes.
+    pub(crate) fn warn_of_stranger(&mut self, text: &str) {
+        match self.strangers.spend(mono_ns()) {
+            Some(0) => tracing::warn!("{text}"),
+            Some(left_out) => tracing::warn!("{text} ({left_out} such lines left out before)"),
+            None => {}
+        }
+    }
+
+    /// The lane of a device, made where it is new.
+    pub(crate) fn make_lanes(&mut self) {
+        for index in self.lanes.len()..self.devices.iter().count() {
+            let rule = self.rule_of(index);
+            let (pace, mode) = (self.options.pace(rule), Options::mode(rule));
+            let device = self.devices.get(index);
+            let total = device.map_or(0, |device| device.total_bytes);
+            let reserve = rule.and_then(|rule| rule.mem_reserve);
+            self.ledger.reserved[index] = reserve.map_or(0, |reserve| reserve.resolve(total));
+            if let Some(device) = device {
+                tracing::info!(
+                    "device {index}: {} {}, {}",
+                    convert::uuid_text(&device.uuid),
+                    device.name,
+                    control::short_bytes(total)
+                );
+            }
+            self.lanes.push(Lane::new(index, mode, pace, mono_ns()));
+            self.lane_next_ns.push(None);
+        }
+    }
+
+    fn rule_of(&self, index: usize) -> Option<&crate::options::DeviceRule> {
+        let simulated = self.devices.get(index)?.simulated;
+        self.options.devices.iter().find(|rule| {
+            let selector = rule.device.as_ref();
+            selector.is_none_or(|selector| self.devices.answers(index, selector, simulated))
+        })
+    }
+
+    /// Shares have changed: tells the lanes.
+    pub(crate) fn publish_terms(&mut self) {
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            for (tenant, terms) in self.ledger.terms(&self.devices, index) {
+                lane.set_terms(tenant, terms);
+            }
+        }
+        self.dirty = u32::MAX;
+    }
+
+    /// Limits or devices have changed: tells the clients.
+    pub(crate) fn publish_limits(&mut self) {
+        for index in 0..MAX_DEVICES {
+            let limits: Vec<(TenantId, Option<u64>)> = self
+                .ledger
+                .iter()
+                .map(|t| (t.id, self.ledger.limit_bytes(&t.spec, &self.devices, index)))
+                .collect();
+            for (id, limit) in limits {
+                if let Some(tenant) = self.ledger.get_mut(id) {
+                    tenant.limits[index] = limit;
+                }
+            }
+        }
+        for client in self.clients.values() {
+            self.publish_to(client);
+        }
+    }
+
+    /// Limits and physical memory, to one client.
+    pub(crate) fn publish_to(&self, client: &Client) {
+        let Some(tenant) = self.ledger.get(client.tenant) else {
+            return;
+        };
+        for (index, device) in self.devices.iter() {
+            let half = &client.pages.arbiter;
+            half.set_limit(index, tenant.limits[index]);
+            // A client is never told more than its own driver knows of; what it claims changes nothing for the others.
+            let total = match client.totals[index] {
+                0 => device.total_bytes,
+                claimed => device.total_bytes.min(claimed),
+            };
+            let free = device.free_bytes.map(|free| free.min(total));
+            half.set_physical(index, total, free);
+        }
+    }
+
+    /// Attaches a client's gates to the lanes of its devices.
+    pub(crate) fn enter_lanes(&mut self, id: u64, now_ns: u64) {
+        let Some(client) = self.clients.get(&id) else {
+            return;
+        };
+        let (tenant, pages) = (client.tenant, Rc::clone(&client.pages));
+        for index in client.device_indices() {
+            let terms = self.ledger.terms(&self.devices, index);
+            let terms = terms.iter().find(|(id, _)| *id == tenant);
+            if let (Some((_, terms)), Some(lane)) = (terms, self.lanes.get_mut(index)) {
+                lane.add(now_ns, tenant, *terms, id, Rc::clone(&pages));
+                self.dirty |= 1 << index;
+            }
+        }
+    }
+
+    /// A client is gone: its memory is free, its gates are no more, and whoever waits goes on.
+    pub(crate) fn drop_client(&mut self, id: u64, now_ns: u64) -> Option<(Client, u64)> {
+        self.read_journal_of(id, now_ns);
+        let client = self.clients.remove(&id)?;
+        // The other process holds the same eventfd; closing ours would not take it out of the set.
+        self.poller.remove(client.pages.doorbell());
+        for index in client.device_indices() {
+            if let Some(lane) = self.lanes.get_mut(index) {
+                lane.remove(now_ns, id);
+                self.dirty |= 1 << index;
+            }
+        }
+        let mut held = 0;
+        if let Some(tenant) = self.ledger.get_mut(client.tenant) {
+            tenant.clients.retain(|other| *other != id);
+            tenant.launches_gone = tenant
+                .launches_gone
+                .wrapping_add(client.pages.client.launches());
+            held = tenant.clear_slot(client.slot);
+        }
+        self.state_is_old = true;
+        Some((client, held))
+    }
+
+    /// Puts what a client tells into the journal.
+    pub(crate) fn read_journal_of(&mut self, id: u64, now_ns: u64) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let Some(tenant) = self.ledger.get_mut(client.tenant) else {
+            return;
+        };
+        let (before, mut records) = (client.journal_next, Vec::new());
+        let pages = Rc::clone(&client.pages);
+        let missed = pages
+            .client
+            .read_records(&mut client.journal_next, |record| records.push(record));
+        if client.journal_next == before {
+            return;
+        }
+        self.state_is_old = true;
+        let (job, pid) = (tenant.spec.name.clone(), client.pid);
+        for record in records {
+            if let Ok(channel::Record {
+                event: channel::Event::OverLimit { .. },
+                ..
+            }) = record
+            {
+                tenant.oom_count += 1;
+            }
+            let Some(left_out) = tenant.allowance.spend(now_ns) else {
+                continue;
+            };
+            let (kind, message, mut fields) = describe(&job, record);
+            fields.push(("pid", Value::from(pid)));
+            if left_out > 0 {
+                fields.push(("left_out", Value::from(left_out)));
+            }
+            self.journal.write(kind, &job, message, &fields);
+        }
+        if missed > 0 && tenant.allowance.spend(now_ns).is_some() {
+            let message = format!("{missed} events of process {pid} were overwritten unread");
+            self.journal
+                .write("missed", &job, message, &[("missed", Value::from(missed))]);
+        }
+    }
+}
+
+type Described = (&'static str, String, Vec<(&'static str, Value)>);
+
+fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> Described {
+    use channel::Event as Told;
+    let record = match record {
+        Ok(record) => record,
+        Err(bad) => return ("bad_record", format!("job `{job}`: {bad}"), Vec::new()),
+    };
+    let mut fields = vec![("device", Value::from(record.device))];
+    match record.event {
+        Told::OverLimit {
+            limit_bytes,
+            used_bytes,
+            requested_bytes,
+        } => {
+            fields.extend([
+                ("limit_bytes", Value::from(limit_bytes)),
+                ("used_bytes", Value::from(used_bytes)),
+                ("requested_bytes", Value::from(requested_bytes)),
+            ]);
+            let [limit, used, requested] =
+                [limit_bytes, used_bytes, requested_bytes].map(control::short_bytes);
+            let message = format!(
+                "job `{job}` is out of memory on device {}: {requested} requested with {used} of {limit} used",
+                record.device
+            );
+            ("oom", message, fields)
+        }
+        Told::Bypassing { reason } => {
+            let reason = match reason {
+                Bypass::ArbiterLost => "the arbiter was lost",
+                Bypass::GateStuck => "its gate stayed closed past every deadline",
+                Bypass::NoMarks => "the driver gives no way to follow completion",
+            };
+            fields.push(("reason", Value::from(reason)));
+            let message = format!("job `{job}` submits without grants: {reason}");
+            ("bypass", message, fields)
+        }
+        Told::Reattached { gap_ns } => {
+            fields.push(("gap_ns", Value::from(gap_ns)));
+            let message = format!(
+                "job `{job}` was without an arbiter for {} ms",
+                gap_ns / 1_000_000
+            );
+            ("gap", message, fields)
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! As much of a mapped ELF object as is needed to look up, and to redirect, what it exports. Layout: elf(5).
+
+use std::ffi::{CStr, c_char, c_void};
+
+/// The dynamic symbols of a mapped object.
+pub(crate) struct Symbols {
+    /// What is added to addresses in the file.
+    pub(crate) base: usize,
+    table: *const libc::Elf64_Sym,
+    strings: *const c_char,
+    count: usize,
+    soname: Option<usize>,
+}
+
+#[repr(C)]
+struct Dynamic {
+    tag: i64,
+    value: u64,
+}
+
+const STT_FUNC: u8 = 2;
+const R_X86_64_64: u32 = 1;
+const R_X86_64_GLOB_DAT: u32 = 6;
+const R_X86_64_JUMP_SLOT: u32 = 7;
+const DT_PLTRELSZ: i64 = 2;
+const DT_HASH: i64 = 4;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_RELA: i64 = 7;
+const DT_RELASZ: i64 = 8;
+const DT_SONAME: i64 = 14;
+const DT_JMPREL: i64 = 23;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+
+impl Symbols {
+    /// # Safety
+    /// `info` describes an object that stays mapped while the value is used.
+    pub(crate) unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
+        let base = info.dlpi_addr as usize;
+        let (mut table, mut strings, mut gnu, mut sysv, mut soname) = (0, 0, 0, 0, None);
+        // SAFETY: as the caller promises.
+        for (tag, value) in unsafe { dynamic(info) } {
+            match tag {
+                DT_SYMTAB => table = value,
+                DT_STRTAB => strings = value,
+                DT_GNU_HASH => gnu = value,
+                DT_HASH => sysv = value,
+                DT_SONAME => soname = Some(value),
+                _ => {}
+            }
+        }
+        if table == 0 || strings == 0 {
+            return None;
+        }
+        // glibc relocates these in place; others leave offsets.
+        let mapped = |value: usize| if value < base { value + base } else { value };
+        let count = if gnu != 0 {
+            // SAFETY: the object's own hash table.
+            unsafe { gnu_count(mapped(gnu) as *const u32) }
+        } else if sysv != 0 {
+            // SAFETY: the second word of a SysV hash table is the number of symbols.
+            unsafe { *(mapped(sysv) as *const u32).add(1) as usize }
+        } else {
+            return None;
+        };
+        Some(Self {
+            base,
+            table: mapped(table) as *const libc::Elf64_Sym,
+            strings: mapped(strings) as *const c_char,
+            count,
+            soname,
+        })
+    }
+
+    /// The object's SONAME.
+    pub(crate) fn soname(&self) -> Option<&CStr> {
+        // SAFETY: an offset into the object's own string table, which is mapped while `self` is used.
+        self.soname
+            .map(|at| unsafe { CStr::from_ptr(self.strings.add(at)) })
+    }
+
+    /// The functions that the object defines: each symbol and its name.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = (*const libc::Elf64_Sym, &CStr)> {
+        (0..self.count).filter_map(|at| {
+            // SAFETY: below the table's length; names are NUL-terminated strings of the string table.
+            unsafe {
+                let symbol = self.table.add(at);
+                let defined = (*symbol).st_shndx != 0 && (*symbol).st_info & 0xf == STT_FUNC;
+                defined.then(|| {
+                    let name = CStr::from_ptr(self.strings.add((*symbol).st_name as usize));
+                    (symbol, name)
+                })
+            }
+        })
+    }
+
+    /// Name of symbol `index`, which may be undefined here.
+    pub(crate) fn name(&self, index: usize) -> Option<&CStr> {
+        // SAFETY: as above.
+        (index < self.count).then(|| unsafe {
+            CStr::from_ptr(self.strings.add((*self.table.add(index)).st_name as usize))
+        })
+    }
+
+    /// First byte of the symbols, and the first behind them.
+    pub(crate) fn span(&self) -> (usize, usize) {
+        let first = self.table as usize;
+        (first, first + self.count * size_of::<libc::Elf64_Sym>())
+    }
+
+    /// Address of the function `name`, or null.
+    pub(crate) fn find(&self, name: &CStr) -> *mut c_void {
+        self.functions().find(|(_, own)| *own == name).map_or(
+            std::ptr::null_mut(),
+            |(symbol, _)| {
+                // SAFETY: a symbol of this table. Wrapping, as the dynamic linker adds: a redirected symbol may lie below.
+                let value = unsafe { (*symbol).st_value } as usize;
+                self.base.wrapping_add(value) as *mut c_void
+            },
+        )
+    }
+}
+
+/// Number of symbols behind a GNU hash table: one more than the last index of its longest chain.
+///
+/// # Safety
+/// `table` points to a well-formed GNU hash table.
+unsafe fn gnu_count(table: *const u32) -> usize {
+    // SAFETY: header of four words, bloom filter of 64-bit words, buckets, chains.
+    unsafe {
+        let (buckets, first, bloom) = (
+            *table as usize,
+            *table.add(1) as usize,
+            *table.add(2) as usize,
+        );
+        let bucket = table.add(4 + 2 * bloom);
+        let chain = bucket.add(buckets);
+        let mut last = (0..buckets)
+            .map(|at| *bucket.add(at) as usize)
+            .max()
+            .unwrap_or(0);
+        if last < first {
+            return first;
+        }
+        while *chain.add(last - first) & 1 == 0 {
+            last += 1;
+        }
+        last + 1
+    }
+}
+
+/// Tags and values of an object's dynamic section.
+///
+/// # Safety
+/// `info` describes an object that stays mapped while the iterator is used.
+unsafe fn dynamic(info: &libc::dl_phdr_info) -> impl Iterator<Item = (i64, usize)> {
+    let at = headers(info)
+        .iter()
+        .find(|header| header.p_type == libc::PT_DYNAMIC)
+        .map(|header| (info.dlpi_addr as usize + header.p_vaddr as usize) as *const Dynamic);
+    let mut next = at.unwrap_or(std::ptr::null());
+    std::iter::from_fn(move || {
+        if next.is_null() {
+            return None;
+        }
+        // SAFETY: the dynamic section ends in a null tag, behind which nothing is read.
+        let (tag, value) = unsafe { ((*next).tag, (*next).value as usize) };
+        if tag == 0 {
+            next = std::ptr::null();
+            return None;
+        }
+        next = next.wrapping_add(1);
+        Some((tag, value))
+    })
+}
+
+/// Calls `visit` with each word of the object that the dynamic linker has filled with the address of a symbol, and with
+/// the symbol's name.
+///
+/// # Safety
+/// `info` describes an object that stays mapped, and `symbols` are its own.
+pub(crate) unsafe fn filled_words(
+    info: &libc::dl_phdr_info,
+    symbols: &Symbols,
+    mut visit: impl FnMut(usize, &CStr),
+) {
+    let base = info.dlpi_addr as usize;
+    let (mut plt, mut plt_bytes, mut data, mut data_bytes) = (0, 0, 0, 0);
+    // SAFETY: as the caller promises.
+    for (tag, value) in unsafe { dynamic(info) } {
+        match tag {
+            DT_JMPREL => plt = value,
+            DT_PLTRELSZ => plt_bytes = value,
+            DT_RELA => data = value,
+            DT_RELASZ => data_bytes = value,
+            _ => {}
+        }
+    }
+    for (at, bytes) in [(plt, plt_bytes), (data, data_bytes)] {
+        if at == 0 {
+            continue;
+        }
+        let at = if at < base { at + base } else { at } as *const libc::Elf64_Rela;
+        for index in 0..bytes / size_of::<libc::Elf64_Rela>() {
+            // SAFETY: below the length that the object itself gives.
+            let entry = unsafe { &*at.add(index) };
+            // CAST: the low half is the kind, the high half the symbol.
+            let (kind, symbol) = (entry.r_info as u32, (entry.r_info >> 32) as usize);
+            if matches!(kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT)
+                && symbol != 0
+                && let Some(name) = symbols.name(symbol)
+            {
+                visit(base + entry.r_offset as usize, name);
+            }
+        }
+    }
+}
+
+fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
+    // SAFETY: the object's own program headers.
+    unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
+}
+
+/// The part of an object that the dynamic linker has made read-only after filling it: first address, first behind.
+pub(crate) fn sealed(info: &libc::dl_phdr_info) -> Option<(usize, usize)> {
+    headers(info)
+        .iter()
+        .find(|header| header.p_type == libc::PT_GNU_RELRO)
+        .map(|header| {
+            let first = info.dlpi_addr as usize + header.p_vaddr as usize;
+            (first, first + header.p_memsz as usize)
+        })
+}
+
+/// The loadable segments of an object: first address, first behind, and flags of each.
+pub(crate) fn segments(info: &libc::dl_phdr_info) -> impl Iterator<Item = (usize, usize, u32)> {
+    headers(info)
+        .iter()
+        .filter(|header| header.p_type == libc::PT_LOAD)
+        .map(|header| {
+            let first = info.dlpi_addr as usize + header.p_vaddr as usize;
+            (first, first + header.p_memsz as usize, header.p_flags)
+        })
+}
+
+/// Whether `address` lies in a loadable segment of the object.
+pub(crate) fn holds(info: &libc::dl_phdr_info, address: usize) -> bool {
+    segments(info).any(|(first, end, _)| (first..end).contains(&address))
+}

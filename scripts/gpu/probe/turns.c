@@ -1,0 +1,81 @@
+/* A tenant that is always busy, and when it was not on the device: gaps in the device's own clock (probe_stamp) and in what
+ * the host sees. Two of these side by side tell what a hand-over costs. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEPTH = 4, MOST_KERNELS = 1 << 18, MOST_GAPS = 1 << 14 };
+
+static double gap[MOST_GAPS][2];
+
+static void print_gaps(const char *name, size_t count) {
+  json_array(name);
+  for (size_t i = 0; i < count; i++) json_list(NULL, gap[i], 2);
+  json_end();
+}
+
+/* turns SECONDS KERNEL_US GAP_US [host]: kernels without pause on the NULL stream, DEPTH in flight. Gaps longer than GAP_US
+ * are printed as [end of the one before, begin of the one after]. With `host` the kernel writes no stamps. */
+int mode_turns(int argc, char **argv) {
+  if (argc < 3) fail("turns SECONDS KERNEL_US GAP_US [host]");
+  const double seconds = atof(argv[0]);
+  uint64_t us = strtoull(argv[1], NULL, 10);
+  const double least_gap_ns = atof(argv[2]) * 1000;
+  const int stamped = argc < 4 || strcmp(argv[3], "host");
+  driver_start();
+  CUfunction function = kernel(stamped ? "probe_stamp" : "sublet_busy_us");
+  CUdeviceptr stamps;
+  CUevent done[DEPTH];
+  check(cu.MemAlloc(&stamps, MOST_KERNELS * 16), "cuMemAlloc");
+  check(cu.MemsetD8(stamps, 0, MOST_KERNELS * 16), "cuMemsetD8");
+  for (int i = 0; i < DEPTH; i++) check(cu.EventCreate(&done[i], 2), "cuEventCreate");
+
+  size_t kernels = 0, gaps = 0;
+  const uint64_t begun = now_ns(), end = begun + (uint64_t)(seconds * 1e9);
+  uint64_t last = begun;
+  while (last < end && kernels < MOST_KERNELS) {
+    CUdeviceptr at = stamps + kernels * 16;
+    void *parameters[] = {stamped ? (void *)&at : (void *)&us, &us};
+    CUevent event = done[kernels % DEPTH];
+    if (kernels >= DEPTH) check(cu.EventSynchronize(event), "cuEventSynchronize");
+    check(cu.LaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL), "cuLaunchKernel");
+    check(cu.EventRecord(event, NULL), "cuEventRecord");
+    kernels++;
+    const uint64_t now = now_ns();
+    /* While it has its turn a launch comes once per kernel. */
+    if ((double)(now - last) > least_gap_ns + (double)us * 1000 && gaps < MOST_GAPS) {
+      gap[gaps][0] = (double)last;
+      gap[gaps++][1] = (double)now;
+    }
+    last = now;
+  }
+  check(cu.CtxSynchronize(), "cuCtxSynchronize");
+  json_open();
+  json_number("kernels", (double)kernels);
+  json_number("kernel_us", (double)us);
+  json_number("begun_mono_ns", (double)begun);
+  json_number("end_mono_ns", (double)now_ns());
+  print_gaps("host_gaps", gaps);
+  if (stamped) {
+    uint64_t(*stamp)[2] = malloc(MOST_KERNELS * 16);
+    if (!stamp) fail("no memory for %zu stamps", kernels);
+    check(cu.MemcpyDtoH(stamp, stamps, kernels * 16), "cuMemcpyDtoH");
+    double busy_ns = 0;
+    gaps = 0;
+    for (size_t i = 0; i < kernels; i++) {
+      busy_ns += (double)(stamp[i][1] - stamp[i][0]);
+      if (i && (double)stamp[i][0] - (double)stamp[i - 1][1] > least_gap_ns && gaps < MOST_GAPS) {
+        gap[gaps][0] = (double)stamp[i - 1][1];
+        gap[gaps++][1] = (double)stamp[i][0];
+      }
+    }
+    json_flag("stamps_written", kernels && stamp[0][0] && stamp[kernels - 1][1]);
+    json_number("busy_device_ns", busy_ns);
+    if (kernels) json_number("first_device_ns", (double)stamp[0][0]), json_number("last_device_ns", (double)stamp[kernels - 1][1]);
+    print_gaps("device_gaps", gaps);
+  }
+  json_close();
+  return 0;
+}

@@ -1,0 +1,35 @@
+"""The sections, in the order in which they run: what decides most comes first, since a run has one budget of time.
+
+A new section is a function of a Context in one of these modules, and a row here.
+"""
+
+import collections
+
+from . import calls, frameworks, host, memory, torch_jobs, turns
+
+# needs: "torch", "cupy" or "jax": a module that must be importable and see a GPU; None: also on the simulated GPU.
+Section = collections.namedtuple("Section", "name run limit_s needs what")
+
+ALL = [
+    Section("device", host.device, 30, None, "driver, NVML, MIG and MPS state"),
+    Section("law", host.law, 60, None, "behaviour of the driver bare, interposed and governed: differences"),
+    Section("mlp", turns.mlp, 75, None, "train_mlp alone and two at 0.75/0.25: shares, losses equal to the bit"),
+    Section("write_value", memory.write_value, 20, None, "completion marks: cost, visibility, order"),
+    Section("overheads", calls.overheads, 60, None, "what each call costs, bare and governed"),
+    Section("pytorch_solo", torch_jobs.solo, 75, "torch", "CNN and GPT alone, bare and governed: step time, losses"),
+    Section("pytorch_pair", torch_jobs.pair, 75, "torch", "two GPT jobs at 0.5/0.5 and 0.75/0.25"),
+    Section("pytorch_quota", torch_jobs.quota, 60, "torch", "three jobs under quotas, one at its limit"),
+    Section("ways", host.ways, 40, None, "sublet doctor: is every call seen"),
+    Section("handover", turns.handover, 30, None, "hand-over between two busy tenants"),
+    Section("vmm", memory.vmm, 20, None, "cost of physical handles"),
+    Section("pcie", memory.pcie, 20, None, "pinned, duplex and pageable copies; cost of pinning"),
+    Section("context_memory", memory.context_memory, 45, None, "device memory of a context and its libraries"),
+    Section("expandable", torch_jobs.expandable, 45, "torch", "PyTorch's expandable segments under a quota"),
+    Section("async_alloc", torch_jobs.async_alloc, 45, "torch", "PyTorch on cudaMallocAsync under a quota"),
+    Section("graphs", torch_jobs.graphs, 40, "torch", "CUDA graph capture and replay"),
+    Section("workers", torch_jobs.workers, 45, "torch", "DataLoader with forked workers"),
+    Section("amp", torch_jobs.amp, 45, "torch", "automatic mixed precision"),
+    Section("cupy", frameworks.cupy, 40, "cupy", "CuPy bare and governed"),
+    Section("jax", frameworks.jax, 50, "jax", "JAX bare and governed"),
+    Section("compile", torch_jobs.compiled, 80, "torch", "torch.compile, with its compiler processes"),
+]

@@ -1,0 +1,122 @@
+"""Sections about the driver as a whole."""
+
+import os
+import sys
+
+from ..context import Skip, last_json
+from ..frameworks import importable
+from ..processes import Failure, describe
+
+
+def device(ctx):
+    found = ctx.probe("device")
+    result = ctx.result
+    result.check("a device is there", found["device_count"] > 0)
+    first = found["devices"][0]
+    nvml = found["nvml"]
+    result.note(f"{first['name']}, {first['uuid']}, PCI {first['pci']}, compute capability {first['compute_major']}.{first['compute_minor']}")
+    result.note(f"CUDA {found['cuda_version']}, driver {nvml.get('driver', 'unknown')}, MIG {nvml.get('mig', 'unknown')}, "
+                f"compute mode {nvml.get('compute_mode')}, MPS {'seen' if found['mps_pipe'] or nvml.get('mps_processes', 0) > 0 else 'not seen'}")
+    result.check("NVML answers", nvml["there"], nvml.get("why", ""))
+    if nvml["there"]:
+        result.check("NVML and the driver name the same device", nvml.get("uuid", "").lower() == first["uuid"].lower(),
+                     f"{nvml.get('uuid')} and {first['uuid']}")
+        result.figure("memory_used_at_start", nvml["used_bytes"], "bytes")
+        result.figure("compute_processes", nvml["compute_processes"], "processes")
+    result.figure("memory_total", first["total_bytes"], "bytes")
+    for name in ("multiprocessors", "copy_engines", "virtual_memory", "memory_pools", "host_register", "stream_mem_ops", "multicast",
+                 "compute_preemption"):
+        result.figure(name, first.get(name), "")
+    ctx.shared["device"] = {"name": first["name"], "driver": nvml.get("driver"), "cuda": found["cuda_version"]}
+
+    # The same questions under us, without a limit, must have the same answers.
+    arbiter = ctx.arbiter()
+    governed = arbiter.json_of([ctx.place.probe(), "device"], "governed-device")
+    for row in (first, governed["devices"][0]):
+        row.pop("compute_mode", None)
+    result.check("governed without a limit, the device answers the same", governed["devices"] == found["devices"],
+                 differences(found["devices"][0], governed["devices"][0]))
+    status = arbiter.status()
+    names = [row["name"] for row in status["devices"]]
+    result.check("the arbiter knows the device", first["name"] in names, ", ".join(names))
+
+
+def differences(one, other):
+    return ", ".join(f"{key}: {one.get(key)} and {other.get(key)}" for key in one if one.get(key) != other.get(key))
+
+
+FIND_DRIVER = """
+import ctypes
+ctypes.CDLL("libcuda.so.1")
+print(next(line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "/libcuda.so" in line))
+"""
+FIRST_CALLS, MOST_CALLS = 2000, 400_000
+
+
+def law(ctx):
+    """The behaviour test of the project on this driver: first a little, then as much as the time allows."""
+    program = ctx.place.program("law")
+    if program is None:
+        raise Skip("the program `law` is not in this build")
+    words = [program, "--json", "--seed", "1", "--commit", ctx.place.commit(), "--preload", ctx.place.library, "--sublet", ctx.place.sublet]
+    if ctx.simulated:
+        words += ["--driver", ctx.place.sim_dir / "libcuda.so.1"]
+    else:
+        # Without calls that vendors' drivers do not survive: they do not check handles that never were.
+        found = ctx.run([sys.executable, "-c", FIND_DRIVER], "find-driver", 20).stdout().strip()
+        ctx.result.note(f"driver library {os.path.basename(found)}")
+        words += ["--driver", found, "--gentle"]
+    first = run_law(ctx, words, FIRST_CALLS, "law-first")
+    rate = first["calls"] / first["seconds"]
+    calls = int(min(MOST_CALLS, rate * (ctx.left() - 10) * 0.6))
+    if calls > 2 * FIRST_CALLS:
+        run_law(ctx, [*words, "--seed", "2"], calls, "law")
+
+
+def run_law(ctx, words, calls, name):
+    done = ctx.run([*words, "--calls", calls], name, 55, expect=None)
+    if done.returncode not in (0, 1):
+        raise Failure(f"law ended with {describe(done.returncode)}: {done.tails()}")
+    said = last_json(done)
+    metrics = {row["name"]: row["value"] for row in said["metrics"]}
+    differing = [line.removeprefix("DIFFERENCE ") for line in done.stdout().splitlines() if line.startswith("DIFFERENCE ")]
+    ctx.result.check(f"{name}: no difference in {said['calls']} calls", said["differences"] == 0, " // ".join(differing[:4])[:1200])
+    for metric in ("calls", "sequences", "probes", "modes", "differences", "symbols_called", "categories_called", "fatal_probes", "seconds"):
+        ctx.result.figure(f"{name}_{metric}", metrics.get(metric), "", "0" if metric == "differences" else None)
+    for line in done.stdout().splitlines():
+        if line.startswith(("categories ", "not survived")):
+            ctx.result.note(f"{name}: {line}"[:600])
+    return {"calls": max(1, said["calls"]), "seconds": max(0.1, metrics["seconds"])}
+
+
+DOCTORED = "import torch; x = torch.ones(1024, 1024, device='cuda'); print(float((x @ x).sum()))"
+
+
+def ways(ctx):
+    """Asks `sublet doctor` whether anything gets past us."""
+    usage = ctx.run([ctx.place.sublet, "--help"], "help", 10).stdout()
+    if "doctor" not in usage:
+        raise Skip("this build has no `sublet doctor`")
+    commands = {}
+    if ctx.simulated:
+        commands["probe"] = [ctx.place.probe(), "context"]
+        if program := ctx.place.program("train_mlp"):
+            commands["train_mlp"] = [program, "--epochs", "2"]
+    else:
+        commands["probe"] = [ctx.place.probe(), "context"]
+        if importable(ctx, "torch") is None:
+            commands["python_torch"] = [sys.executable, "-c", DOCTORED]
+    arbiter = ctx.arbiter()
+    for name, command in commands.items():
+        flags = ["--sim"] if ctx.simulated else []
+        done = ctx.processes.run([ctx.place.sublet, "doctor", "--json", *flags, "--", *command], arbiter.env, f"doctor-{name}", ctx.limit(30), None)
+        try:
+            judge_doctor(ctx, name, done)
+        except Failure as failure:
+            ctx.result.check(f"{name}: doctor answers", False, failure)
+
+
+def judge_doctor(ctx, name, done):
+    said = last_json(done)
+    ctx.result.check(f"{name}: doctor finds nothing that escapes", done.returncode == 0, f"exit code {done.returncode}: {done.stdout()[-600:]}")
+    ctx.result.note(f"{name}: {', '.join(f'{key} {value}' for key, value in said.items() if isinstance(value, (int, float, str, bool)))}"[:600])

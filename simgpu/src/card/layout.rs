@@ -1,0 +1,112 @@
+//! Layout of the shared file. Everything that processes write is an atomic.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::profile::{BadConfig, MAX_DEVICES};
+
+/// Processes that one host can have on its devices.
+pub const SLOTS: usize = 256;
+/// Layout of the file; another one is refused.
+pub(super) const LAYOUT: u32 = 1;
+const CONFIG_BYTES: usize = 8192;
+pub(super) const WAITER_WORDS: usize = SLOTS / 64;
+
+#[repr(C)]
+pub(super) struct Header {
+    /// Stored last; zero means "not ready".
+    pub(super) layout: AtomicU32,
+    pub(super) config_len: AtomicU32,
+    pub(super) config: [AtomicU64; CONFIG_BYTES / 8],
+    padding: [u64; 15],
+}
+
+#[repr(C, align(128))]
+pub(super) struct DeviceShared {
+    /// 0: free; else the holder's slot + 1 and generation.
+    pub(super) turn: AtomicU64,
+    /// Until when the compute engine is taken by work already accounted (CLOCK_MONOTONIC ns).
+    pub(super) compute_until_ns: AtomicU64,
+    /// The same for the two copy engines.
+    pub(super) copy_until_ns: [AtomicU64; 2],
+    /// Times that the compute engine changed hands between processes.
+    pub(super) switches: AtomicU64,
+    /// Slot + generation of the process that ran last.
+    pub(super) last: AtomicU64,
+    /// One bit per slot that wants the compute engine.
+    pub(super) waiters: [AtomicU64; WAITER_WORDS],
+    padding: [u64; 6],
+}
+
+#[repr(C, align(128))]
+pub(super) struct SlotDevice {
+    pub(super) used_bytes: AtomicU64,
+    pub(super) compute_ns: AtomicU64,
+    pub(super) copy_ns: AtomicU64,
+    pub(super) launches: AtomicU64,
+    /// Engine time beyond earlier slices, to be made up for by skipped turns.
+    pub(super) debt_ns: AtomicU64,
+    /// Bumped at every hand-over to this slot; futex.
+    pub(super) bell: AtomicU32,
+    pub(super) contexts: AtomicU32,
+    /// Start of the last interval in which it computed, for utilisation samples.
+    pub(super) last_busy_ns: AtomicU64,
+    padding: [u64; 9],
+}
+
+#[repr(C, align(128))]
+pub(super) struct Slot {
+    pub(super) pid: AtomicU32,
+    padding0: u32,
+    /// The kernel's random number for the program's image: tells it from a later one with its pid, after exec as well.
+    pub(super) image: AtomicU64,
+    /// Bumped at every claim, never reset.
+    pub(super) generation: AtomicU64,
+    padding: [u64; 13],
+    pub(super) devices: [SlotDevice; MAX_DEVICES],
+}
+
+#[repr(C)]
+pub(super) struct State {
+    pub(super) header: Header,
+    pub(super) devices: [DeviceShared; MAX_DEVICES],
+    pub(super) slots: [Slot; SLOTS],
+}
+
+const _: () = assert!(size_of::<DeviceShared>() == 128 && size_of::<SlotDevice>() == 128);
+const _: () = assert!(size_of::<Slot>() == 128 + 128 * MAX_DEVICES);
+const _: () = assert!(size_of::<Header>().is_multiple_of(128));
+
+/// Who holds a compute engine: a slot and its generation, never 0.
+pub(super) fn turn_word(slot: usize, generation: u64) -> u64 {
+    (generation << 16) | (slot as u64 + 1)
+}
+
+impl Header {
+    pub(super) fn config(&self) -> String {
+        let len = (self.config_len.load(Relaxed) as usize).min(CONFIG_BYTES);
+        let bytes: Vec<u8> = self
+            .config
+            .iter()
+            .flat_map(|word| word.load(Relaxed).to_ne_bytes())
+            .take(len)
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    pub(super) fn set_config(&self, text: &str) -> Result<(), BadConfig> {
+        if text.len() > CONFIG_BYTES {
+            return Err(BadConfig(format!(
+                "the profile is {} bytes long, at most {CONFIG_BYTES} fit",
+                text.len()
+            )));
+        }
+        for (at, chunk) in text.as_bytes().chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.config[at].store(u64::from_ne_bytes(word), Relaxed);
+        }
+        self.config_len.store(text.len() as u32, Relaxed);
+        Ok(())
+    }
+}
