@@ -102,7 +102,7 @@ def pair(ctx):
             arbiter.set("a", shares["a"])
         label = "/".join(f"{share:g}" for share in shares.values())
         for worker in workers.values():
-            worker.tell("train_for", model="gpt", seconds=seconds + 2)
+            worker.tell("train_for", model="gpt", seconds=seconds + 3)
         got = measured_shares(ctx, arbiter, names, seconds)
         rates = {name: worker.answer(60, "train_for")["steps_per_s"] for name, worker in workers.items()}
         for name in names:

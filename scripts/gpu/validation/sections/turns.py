@@ -44,7 +44,7 @@ def measured_shares(ctx, arbiter, names, seconds):
         return {name: known[name]["device_time_ns"] if name in known else 0 for name in names}
 
     before = first = device_ns()
-    while min(first[name] - before[name] for name in names) < 300_000_000:
+    while min(first[name] - before[name] for name in names) < 100_000_000:
         if time.monotonic() > deadline:
             raise Failure(f"not all jobs came to run: device time in ns went from {before} to {first}")
         time.sleep(0.1)
