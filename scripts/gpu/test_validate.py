@@ -370,7 +370,7 @@ class RehearsalTest(Directory):
         return {result.name: result for result in report.results}
 
     def test_the_sections_of_the_driver_find_what_they_look_for(self):
-        found = self.rehearse("device", "write_value", "vmm", "pcie", "context_memory")
+        found = self.rehearse("device", "write_value", "ways", "vmm", "pcie", "context_memory")
         self.assertTrue(any("Simulated" in line for line in (self.directory / "out" / "report.md").read_text().splitlines()))
         self.assertGreater(len(found["vmm"].figures), 10)
 
