@@ -13,6 +13,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import textwrap
 import time
@@ -253,6 +254,17 @@ class RunnerTest(Directory):
 
         self.run_sections([("leaving", leaving, 10, None)])
         self.assertFalse(alive(pids[0]))
+
+    def test_what_programs_printed_is_kept_in_one_archive(self):
+        def talking(ctx):
+            ctx.run(["sh", "-c", "echo a word"], "talker")
+            ctx.result.check("ran", True)
+
+        self.run_sections([("talking", talking, LONG_S, None)])
+        out = self.directory / "out"
+        self.assertEqual(sorted(path.name for path in out.iterdir()), ["logs.tar.gz", "report.json", "report.md"])
+        with tarfile.open(out / "logs.tar.gz") as archive:
+            self.assertEqual(archive.extractfile("logs/talking/talker.out").read(), b"a word\n")
 
     def test_a_section_that_hangs_in_itself_is_ended_by_the_alarm(self):
         grace, runner.GRACE_S = runner.GRACE_S, 0.1
