@@ -46,7 +46,7 @@ impl Devices {
     }
 
     /// Takes over what NVML found; returns the indices of devices that are new or changed.
-    pub fn learn(&mut self, found: &[Found], simulated: bool) -> Vec<usize> {
+    pub fn learn(&mut self, found: &[Found]) -> Vec<usize> {
         let mut touched = Vec::new();
         for found in found {
             let known = self
@@ -58,11 +58,7 @@ impl Devices {
                 name: found.name.clone(),
                 total_bytes: found.total_bytes,
                 free_bytes: Some(found.free_bytes),
-                // Once told, for good: a look while no job is there to say what its driver is changes nothing.
-                simulated: match known.map(|index| &self.list[index]) {
-                    Some(device) if device.by_nvml => device.simulated,
-                    _ => simulated,
-                },
+                simulated: found.simulated,
                 by_nvml: true,
                 process_bytes: found.process_bytes.clone(),
             };
@@ -146,21 +142,8 @@ mod tests {
             total_bytes: 100,
             free_bytes: 60,
             process_bytes: BTreeMap::new(),
+            simulated: false,
         }
-    }
-
-    #[test]
-    fn a_device_stays_simulated_when_no_job_says_so() {
-        let mut devices = Devices::default();
-        devices.learn(&[found(1)], true);
-        devices.learn(
-            &[Found {
-                free_bytes: 50,
-                ..found(1)
-            }],
-            false,
-        );
-        assert!(devices.entitled(0, &[], true) && !devices.entitled(0, &[], false));
     }
 
     #[test]
@@ -171,10 +154,10 @@ mod tests {
             total_bytes: 7,
         };
         assert_eq!(devices.meet(&claim, false), Some(0));
-        assert_eq!(devices.learn(&[found(1), found(2)], false), [1, 0]);
+        assert_eq!(devices.learn(&[found(1), found(2)]), [1, 0]);
         assert_eq!(devices.meet(&claim, false), Some(0));
         assert_eq!(devices.get(0).map(|device| device.total_bytes), Some(100));
-        assert_eq!(devices.learn(&[found(1), found(2)], false), [0usize; 0]);
+        assert_eq!(devices.learn(&[found(1), found(2)]), [0usize; 0]);
     }
 
     #[test]
@@ -197,8 +180,11 @@ mod tests {
     #[test]
     fn selectors_count_the_devices_of_their_own_driver() {
         let mut devices = Devices::default();
-        devices.learn(&[found(1)], false);
-        devices.learn(&[found(2), found(3)], true);
+        devices.learn(&[found(1)]);
+        devices.learn(&[found(2), found(3)].map(|found| Found {
+            simulated: true,
+            ..found
+        }));
         let second = DeviceSelector::Index(1);
         assert!(devices.answers(2, &second, true));
         assert!(!devices.answers(1, &second, true) && !devices.answers(2, &second, false));

@@ -38,6 +38,8 @@ pub struct Found {
     pub free_bytes: u64,
     /// Memory by process in bytes.
     pub process_bytes: BTreeMap<u32, u64>,
+    /// The library says of itself that its devices are simulated.
+    pub simulated: bool,
 }
 
 /// News from the watcher.
@@ -214,6 +216,8 @@ struct Nvml {
     name: Text,
     memory: MemoryInfo,
     processes: Option<Processes>,
+    /// It exports the mark of the simulated GPU's library.
+    simulated: bool,
     /// The pointers above live in it.
     _library: Library,
 }
@@ -244,6 +248,7 @@ impl Nvml {
                     .get(b"nvmlDeviceGetComputeRunningProcesses_v3\0")
                     .ok()
                     .map(|symbol: Symbol<'_, Processes>| *symbol),
+                simulated: library.get::<Init>(b"sublet_simgpu\0").is_ok(),
                 _library: library,
             }
         };
@@ -279,6 +284,7 @@ impl Nvml {
             total_bytes: memory.total,
             free_bytes: memory.free,
             process_bytes: self.process_bytes(handle),
+            simulated: self.simulated,
         })
     }
 

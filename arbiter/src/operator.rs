@@ -88,16 +88,7 @@ impl Arbiter {
             self.drivers.insert(news.driver.clone(), true);
             match news.found {
                 Ok(found) => {
-                    let simulated = news.driver.as_ref().is_some_and(|driver| {
-                        // The host's own devices stay what they are, whatever a job says of its driver.
-                        self.parked.iter().map(|(ask, _)| &ask.request).any(|request| {
-                            matches!(request, Request::Register(job) if job.driver == *driver && job.simulated)
-                        }) || self
-                            .ledger
-                            .iter()
-                            .any(|tenant| tenant.spec.driver == *driver && tenant.spec.simulated)
-                    });
-                    if !self.devices.learn(&found, simulated).is_empty() {
+                    if !self.devices.learn(&found).is_empty() {
                         self.make_lanes();
                         self.publish_limits();
                     }

@@ -31,3 +31,9 @@ macro_rules! exports {
     ($($symbol:ident $sim:ident;)*) => { $(export! { $symbol $sim })* };
 }
 table::nvml_table!(exports);
+
+/// The mark by which a reader of NVML tells simulated devices from real ones, wherever it found the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn sublet_simgpu() -> nvml::Status {
+    nvml::unsupported()
+}
