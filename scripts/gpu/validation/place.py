@@ -1,4 +1,5 @@
-"""Where things are: inside a pack (`bin/`), or in a checkout (`target/release`, else `target/debug`)."""
+"""Where things are: inside a pack (`bin/`), or in a checkout (`target/release`, else `target/debug`, or
+the folder that SUBLET_TEST_ARTEFACTS names)."""
 
 import os
 import pathlib
@@ -21,7 +22,8 @@ class Place:
             self.bin = root / "bin"
         else:
             target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
-            profiles = [target / profile for profile in ("release", "debug")]
+            tested = os.environ.get("SUBLET_TEST_ARTEFACTS")
+            profiles = [pathlib.Path(tested)] if tested else [target / profile for profile in ("release", "debug")]
             self.bin = next((path for path in profiles if (path / "sublet").exists()), profiles[0])
         self.sim_dir = self.bin / "sim"
         self.examples = root / "examples" / "pytorch"

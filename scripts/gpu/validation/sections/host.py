@@ -126,5 +126,10 @@ def ways(ctx):
 
 def judge_doctor(ctx, name, done):
     said = last_json(done)
-    ctx.result.check(f"{name}: doctor finds nothing that escapes", done.returncode == 0, f"exit code {done.returncode}: {done.stdout()[-600:]}")
-    ctx.result.note(f"{name}: {', '.join(f'{key} {value}' for key, value in said.items() if isinstance(value, (int, float, str, bool)))}"[:600])
+    watched = said.get("command") or {}
+    findings = [f"{row.get('level')}: {row.get('text')}" for row in said.get("findings", [])]
+    ctx.result.check(f"{name}: doctor saw the command through", watched.get("exit_code") == 0, f"exit code {watched.get('exit_code')}; {done.tails()}")
+    ctx.result.check(f"{name}: doctor finds nothing that escapes", watched.get("complete") is True, " // ".join(findings)[:1200])
+    ctx.result.figure(f"{name}_calls_seen", watched.get("calls_seen"), "calls")
+    ctx.result.figure(f"{name}_functions_seen", watched.get("functions_seen"), "functions")
+    ctx.result.note(f"{name}: ways in: {watched.get('ways_in')}; doctor's exit code {done.returncode}; {'; '.join(findings) or 'no findings'}"[:900])
