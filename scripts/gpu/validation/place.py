@@ -103,5 +103,7 @@ def host():
         "python": platform.python_version(),
         "kernel": re.match(r"[\d.]*", platform.release())[0].strip(".") or "unknown",
         "cpus": len(os.sched_getaffinity(0)),
+        # Above the number of processors something else is at work, and figures of time suffer.
+        "load_at_start": round(os.getloadavg()[0], 1),
         "libc": " ".join(platform.libc_ver()).strip() or "unknown",
     }
