@@ -1,4 +1,5 @@
-"""Where things are: inside a pack (`bin/`), or in a checkout (`target/release`, else `target/debug`)."""
+"""Where things are: inside a pack (`bin/`), or in a checkout (`target/release`, else `target/debug`, or
+the folder that SUBLET_TEST_ARTEFACTS names)."""
 
 import os
 import pathlib
@@ -21,7 +22,8 @@ class Place:
             self.bin = root / "bin"
         else:
             target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
-            profiles = [target / profile for profile in ("release", "debug")]
+            tested = os.environ.get("SUBLET_TEST_ARTEFACTS")
+            profiles = [pathlib.Path(tested)] if tested else [target / profile for profile in ("release", "debug")]
             self.bin = next((path for path in profiles if (path / "sublet").exists()), profiles[0])
         self.sim_dir = self.bin / "sim"
         self.examples = root / "examples" / "pytorch"
@@ -101,5 +103,7 @@ def host():
         "python": platform.python_version(),
         "kernel": re.match(r"[\d.]*", platform.release())[0].strip(".") or "unknown",
         "cpus": len(os.sched_getaffinity(0)),
+        # Above the number of processors something else is at work, and figures of time suffer.
+        "load_at_start": round(os.getloadavg()[0], 1),
         "libc": " ".join(platform.libc_ver()).strip() or "unknown",
     }

@@ -92,7 +92,7 @@ class Report:
         lines = [f"# Validation: {head['device']}", ""]
         if head["simulated"]:
             lines += ["**Simulated.** No GPU took part: figures are those of simgpu on this machine's processor and say nothing of a GPU.", ""]
-        for key in ("commit", "date", "driver", "cuda", "torch", "python", "kernel", "cpus", "libc"):
+        for key in ("commit", "date", "driver", "cuda", "torch", "python", "kernel", "cpus", "load_at_start", "libc"):
             if head.get(key) is not None:
                 lines.append(f"- {key}: {head[key]}")
         lines += [f"- took: {head.get('seconds', 0):.0f} s of {head.get('budget_s', 0):.0f} s", ""]

@@ -126,5 +126,12 @@ def ways(ctx):
 
 def judge_doctor(ctx, name, done):
     said = last_json(done)
-    ctx.result.check(f"{name}: doctor finds nothing that escapes", done.returncode == 0, f"exit code {done.returncode}: {done.stdout()[-600:]}")
-    ctx.result.note(f"{name}: {', '.join(f'{key} {value}' for key, value in said.items() if isinstance(value, (int, float, str, bool)))}"[:600])
+    watched = said.get("command") or {}
+    findings = [f"{row.get('level')}: {row.get('text')}" for row in said.get("findings", []) if row.get("level") != "note"]
+    ended = watched.get("exit_code")
+    ctx.result.check(f"{name}: doctor saw the command through", ended == 0, "" if ended == 0 else f"exit code {ended}; {done.tails()}")
+    ctx.result.check(f"{name}: doctor finds nothing that escapes", watched.get("complete") is True, " // ".join(findings)[:1200])
+    ctx.result.figure(f"{name}_calls_seen", watched.get("calls_seen"), "calls")
+    ctx.result.figure(f"{name}_functions_seen", watched.get("functions_seen"), "functions")
+    ways_in = ", ".join(f"{way} {count}" for way, count in (watched.get("ways_in") or {}).items())
+    ctx.result.note(f"{name}: ways in: {ways_in}; doctor's exit code {done.returncode}; {'; '.join(findings) or 'nothing worse than notes'}"[:900])
