@@ -146,6 +146,7 @@ mod tests {
             total_bytes: 100,
             free_bytes: 60,
             process_bytes: BTreeMap::new(),
+            mig: None,
         }
     }
 

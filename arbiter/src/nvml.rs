@@ -38,6 +38,15 @@ pub struct Found {
     pub free_bytes: u64,
     /// Memory by process in bytes.
     pub process_bytes: BTreeMap<u32, u64>,
+    /// Whether it is cut into instances (MIG); `None`: NVML does not tell.
+    pub mig: Option<bool>,
+}
+
+impl Found {
+    /// The identity as `nvidia-smi` prints it.
+    pub fn uuid_text(&self) -> String {
+        convert::uuid_text(&self.uuid)
+    }
 }
 
 /// News from the watcher.
@@ -97,6 +106,14 @@ impl Watcher {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         self.news.try_iter().collect()
     }
+}
+
+/// What NVML says right now, for somebody who asks once. `driver`: as for [`Watcher::discover`].
+///
+/// # Errors
+/// Why there is no NVML, or what it refused.
+pub fn look(driver: Option<&Path>) -> Result<Vec<Found>, String> {
+    Nvml::open(driver)?.devices()
 }
 
 fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &OwnedFd) {
@@ -204,6 +221,7 @@ type Count = unsafe extern "C" fn(*mut c_uint) -> Status;
 type ByIndex = unsafe extern "C" fn(c_uint, *mut Handle) -> Status;
 type Text = unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Status;
 type MemoryInfo = unsafe extern "C" fn(Handle, *mut Memory) -> Status;
+type MigMode = unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint) -> Status;
 type Processes = unsafe extern "C" fn(Handle, *mut c_uint, *mut ProcessInfo) -> Status;
 
 /// An initialised NVML.
@@ -214,6 +232,7 @@ struct Nvml {
     name: Text,
     memory: MemoryInfo,
     processes: Option<Processes>,
+    mig_mode: Option<MigMode>,
     /// The pointers above live in it.
     _library: Library,
 }
@@ -244,6 +263,10 @@ impl Nvml {
                     .get(b"nvmlDeviceGetComputeRunningProcesses_v3\0")
                     .ok()
                     .map(|symbol: Symbol<'_, Processes>| *symbol),
+                mig_mode: library
+                    .get(b"nvmlDeviceGetMigMode\0")
+                    .ok()
+                    .map(|symbol: Symbol<'_, MigMode>| *symbol),
                 _library: library,
             }
         };
@@ -279,7 +302,15 @@ impl Nvml {
             total_bytes: memory.total,
             free_bytes: memory.free,
             process_bytes: self.process_bytes(handle),
+            mig: self.mig(handle),
         })
+    }
+
+    fn mig(&self, handle: Handle) -> Option<bool> {
+        let (mut now, mut pending) = (0, 0);
+        // SAFETY: the handle came from NVML, and both numbers outlive the call.
+        let status = unsafe { (self.mig_mode?)(handle, &mut now, &mut pending) };
+        (status == 0).then_some(now == 1)
     }
 
     /// Empty where NVML does not tell, as in most containers.
