@@ -5,12 +5,14 @@ mod arbiter_command;
 mod args;
 mod config;
 mod connect;
+mod doctor;
 mod exit;
 mod ps;
 mod run;
 mod set;
 mod settings;
 mod table;
+mod unmanaged;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -27,6 +29,16 @@ fn main() -> ExitCode {
         }
     };
     let printed = match cli.command {
+        Command::Doctor(args) => {
+            return match doctor::doctor(&args) {
+                Ok((text, 0)) => show(&text),
+                Ok((text, code)) => {
+                    show(&text);
+                    ExitCode::from(code)
+                }
+                Err(failure) => fail(&failure),
+            };
+        }
         Command::Run(args) => Err(run::run(args)),
         Command::Ps(args) => ps::ps(&args),
         Command::Set(args) => set::set(&args),
