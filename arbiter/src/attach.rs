@@ -272,7 +272,11 @@ impl Arbiter {
         let Some(tenant) = self.ledger.get_mut(id) else {
             return Err(NotIn::new(Outcome::UnknownToken, "the job has ended"));
         };
-        let missing = tenant.missing.iter().position(|missing| missing.pid == pid);
+        // A process may have been attached twice: once as a reader of NVML, and once when it began to use the driver.
+        let of_pid = |missing: &Missing| missing.pid == pid;
+        let same = |missing: &Missing| of_pid(missing) && hello.previous_slot == Some(missing.slot);
+        let missing = tenant.missing.iter().position(same);
+        let missing = missing.or_else(|| tenant.missing.iter().position(of_pid));
         let missing = missing.map(|at| tenant.missing.swap_remove(at));
 
         let (pages, slot, journal_next, came_back) = match (hello.previous_slot, kept) {
@@ -331,6 +335,7 @@ impl Arbiter {
                 memory.page.clear_slot(slot);
             }
             memory.page.use_slots(slot + 1);
+            memory.page.name_slot(slot, pid);
         }
         // Records of a ring whose reader is unknown were read by the arbiter before, as far as anybody can tell.
         let journal_next = journal_next.unwrap_or_else(|| {

@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 1;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 0;
+pub const LAYOUT_MINOR: u32 = 1;
 
 /// Devices that one client can talk about.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -173,13 +173,15 @@ pub struct TenantPage {
     pub(crate) slots: [TenantSlot; TENANT_SLOTS],
 }
 
-/// Memory held by one process. Its own process adds and subtracts; the arbiter zeroes it when that process is gone.
+/// Memory held by one process. Its own process adds and subtracts; the arbiter names the process, and zeroes the slot when it is
+/// gone.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct TenantSlot {
     /// Reservations being decided right now.
     pub(crate) deciding: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// Process of this slot, as the arbiter's host numbers it; 0: none, or an arbiter of layout 1.0. Only the arbiter writes it.
+    pub(crate) pid: AtomicU32,
     /// Pinned host memory in bytes.
     pub(crate) pinned_bytes: AtomicU64,
     pub(crate) reserved: [u64; 6],

@@ -105,16 +105,32 @@ pub(crate) fn attach() -> Result<(), CUresult> {
     }
 }
 
+/// Where the arbiter is, and the capability of our job; `None`: we are in none, or on our way out.
+fn job() -> Option<(PathBuf, [u8; TOKEN_BYTES])> {
+    if process::exiting() {
+        return None;
+    }
+    let (socket, token) = (variable(c"SUBLET_SOCKET")?, variable(c"SUBLET_TOKEN")?);
+    let socket = PathBuf::from(OsStr::from_bytes(socket));
+    Some((socket, <[u8; TOKEN_BYTES]>::try_from(token).ok()?))
+}
+
+/// An attachment besides the one that [`attach`] makes, for a process that only reads: it is shown the job's pages.
+pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
+    let (socket, token) = job()?;
+    process::register();
+    let introduction = Introduction {
+        token,
+        devices: devices.to_vec(),
+        command: command(),
+    };
+    // TIMEOUT: a report that takes a second is a nuisance; without the pages the physical truth is told.
+    ClientEnd::attach(&socket, &introduction, Duration::from_secs(1)).ok()
+}
+
 fn first_attach() -> Result<(), CUresult> {
     let _errno = Preserve::new();
-    if process::exiting() {
-        return Ok(());
-    }
-    let (Some(socket), Some(token)) = (variable(c"SUBLET_SOCKET"), variable(c"SUBLET_TOKEN"))
-    else {
-        return Ok(());
-    };
-    let Ok(token) = <[u8; TOKEN_BYTES]>::try_from(token) else {
+    let Some((socket, token)) = job() else {
         return Ok(());
     };
     let on_loss = match variable(c"SUBLET_ON_ARBITER_LOSS") {
@@ -128,7 +144,6 @@ fn first_attach() -> Result<(), CUresult> {
         devices: devices(),
         command: command(),
     };
-    let socket = PathBuf::from(OsStr::from_bytes(socket));
     let started = now_ns();
     loop {
         match ClientEnd::attach(&socket, &introduction, HANDSHAKE) {
@@ -170,6 +185,13 @@ impl Attached {
             .arbiter
             .device(device)
             .map_or(channel::NO_LIMIT, channel::DeviceGrant::limit_bytes)
+    }
+
+    /// Device index of the pages of the device with that UUID, if this process's driver has it and the job may use it.
+    pub(crate) fn index_of_uuid(&self, uuid: &[u8; 16]) -> Option<usize> {
+        let devices = &self.introduction.devices;
+        let ordinal = devices.iter().position(|id| id.uuid == *uuid)?;
+        (*self.end.device_map.get(ordinal)?).map(usize::from)
     }
 
     /// Whether the arbiter is known to be gone.
