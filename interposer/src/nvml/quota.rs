@@ -40,12 +40,14 @@ impl Quota {
     /// Memory as the job has it, on a device that has `physical` bytes, `physical_free` of them free. The story is that of
     /// `cuMemGetInfo`: of the quota, what the device cannot give at present is neither free nor the job's; it is reserved.
     pub(super) fn memory(&self, physical: u64, physical_free: u64) -> MemoryV2 {
-        let total = self.limit_bytes.min(physical);
+        let grant = self.arbiter.device(self.device);
+        let (most, last_looked) = grant.map_or((0, NO_LIMIT), |grant| {
+            (grant.physical_total_bytes(), grant.physical_free_bytes())
+        });
+        // The driver has a little less for programs than NVML counts.
+        let most = if most == 0 { physical } else { most };
+        let total = self.limit_bytes.min(physical).min(most);
         let used = self.tenant.used_bytes(self.device).min(total);
-        let last_looked = self
-            .arbiter
-            .device(self.device)
-            .map_or(NO_LIMIT, channel::DeviceGrant::physical_free_bytes);
         let free = (total - used).min(physical_free).min(last_looked);
         MemoryV2 {
             version: 0,

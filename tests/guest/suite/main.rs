@@ -4,6 +4,7 @@ mod children;
 mod doctor;
 mod library;
 mod linkage;
+mod memory;
 mod process;
 mod python;
 mod threads;
