@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use channel::client::{ClientEnd, Introduction};
-use channel::wire::{DeviceId, TOKEN_BYTES};
+use channel::client::{AttachError, ClientEnd, Introduction};
+use channel::wire::{DeviceId, Outcome, TOKEN_BYTES};
 use channel::{Account, Bypass, Event, MAX_DEVICES};
 use shim_ffi::*;
 
@@ -41,6 +41,8 @@ pub(crate) struct Attached {
     lost: AtomicBool,
     lost_at_ns: AtomicU64,
     next_try_ns: AtomicU64,
+    /// Set once it was told that work goes to a device that is not one of the job's.
+    told_other_device: AtomicBool,
     introduction: Introduction,
     socket: PathBuf,
 }
@@ -138,6 +140,7 @@ fn first_attach() -> Result<(), CUresult> {
         Some(b"closed") => OnLoss::Closed,
         _ => OnLoss::Open,
     };
+    let strict = variable(c"SUBLET_STRICT").is_some();
     process::register();
     let introduction = Introduction {
         token,
@@ -148,16 +151,25 @@ fn first_attach() -> Result<(), CUresult> {
     loop {
         match ClientEnd::attach(&socket, &introduction, HANDSHAKE) {
             Ok(end) => {
+                let none = end.device_map.iter().all(Option::is_none);
+                if strict && none && !introduction.devices.is_empty() {
+                    return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
+                }
                 install(Some(Box::new(Attached {
                     end,
                     on_loss,
                     lost: AtomicBool::new(false),
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
+                    told_other_device: AtomicBool::new(false),
                     introduction,
                     socket,
                 })));
                 return Ok(());
+            }
+            // The job has a limit that would hold on no device.
+            Err(AttachError::Refused(Outcome::NoDevice, _)) => {
+                return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
             }
             Err(_) => match on_loss {
                 OnLoss::Open => return Ok(()),
@@ -192,6 +204,18 @@ impl Attached {
         let devices = &self.introduction.devices;
         let ordinal = devices.iter().position(|id| id.uuid == *uuid)?;
         (*self.end.device_map.get(ordinal)?).map(usize::from)
+    }
+
+    /// Tells, once, that work goes to the device of that ordinal, which is not one of the job's.
+    pub(crate) fn tell_other_device(&self, ordinal: i32) {
+        if !self.told_other_device.swap(true, Ordering::Relaxed) {
+            let event = Event::Bypassing {
+                reason: Bypass::OtherDevice,
+            };
+            // CAST: below the number of devices.
+            self.end.client.write_record(ordinal as u32, event);
+            self.end.ring();
+        }
     }
 
     /// Whether the arbiter is known to be gone.
@@ -257,6 +281,9 @@ impl Attached {
                     lost: AtomicBool::new(false),
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
+                    told_other_device: AtomicBool::new(
+                        self.told_other_device.load(Ordering::Relaxed),
+                    ),
                     introduction: self.introduction.clone(),
                     socket: self.socket.clone(),
                 })));

@@ -2,6 +2,7 @@
 
 mod children;
 mod doctor;
+mod entitled;
 mod library;
 mod linkage;
 mod memory;
