@@ -8,4 +8,5 @@ mod linkage;
 mod memory;
 mod process;
 mod python;
+mod terminal;
 mod threads;
