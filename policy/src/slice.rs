@@ -77,6 +77,9 @@ pub struct Decision {
     pub grant: Option<Slice>,
     /// Ask again at this time at the latest, in nanoseconds; `None`: when something has changed.
     pub again_ns: Option<u64>,
+    /// Who will be given the device at `again_ns` if nothing changes until then, where that is not who has it now: it can be
+    /// woken in time. A guess that costs little where it is wrong.
+    pub next: Option<TenantId>,
 }
 
 /// Decides who holds one device.

@@ -235,6 +235,7 @@ impl SlicePolicy for Stride {
             revoke,
             grant: Some(slice),
             again_ns: (count > 1).then_some(end_ns),
+            next: None,
         };
         let Some(holder) = view.holder else {
             return begin(None);
@@ -248,8 +249,17 @@ impl SlicePolicy for Stride {
         }
         let due_ns = holder.since_ns + u64::from(holder.quantum_us) * 1000;
         if view.now_ns < due_ns {
+            // By then the holder will have been charged for the rest of its slice.
+            let rest = i128::from(due_ns - view.now_ns) * PPM;
+            let at_due = |t: &TenantView| {
+                let weight_ppm = i128::from(t.weight_ppm.max(1));
+                let ahead = if holds(t.id) { rest / weight_ppm } else { 0 };
+                (self.pass(t.id) + ahead, holds(t.id), t.id)
+            };
+            let next = wanting(class).min_by_key(|t| at_due(t)).map(|t| t.id);
             return Decision {
                 again_ns: Some(due_ns),
+                next: next.filter(|id| !holds(*id)),
                 ..Decision::default()
             };
         }
@@ -318,9 +328,34 @@ mod tests {
             decision,
             Decision {
                 again_ns: Some(5 * MS),
+                next: Some(TenantId(2)),
                 ..Decision::default()
             }
         );
+    }
+
+    #[test]
+    fn who_is_told_to_come_is_who_comes() {
+        let tenants = [
+            tenant(1, 600_000, true),
+            tenant(2, 300_000, true),
+            tenant(3, 100_000, true),
+        ];
+        let (mut stride, mut holder, mut told) = (Stride::new(), None, None);
+        for quantum in 0..100 {
+            let now = quantum * 5 * MS;
+            let decision = stride.decide(&view(now, &tenants, holder));
+            let slice = decision.grant.expect("a slice begins");
+            if let Some((before, _)) = holder {
+                let changed = (slice.tenant.0 != before).then_some(slice.tenant);
+                assert_eq!(told, changed, "quantum {quantum}");
+            }
+            holder = Some((slice.tenant.0, now));
+            // Asked in the middle of the slice, who comes next?
+            stride.charge(slice.tenant, 3 * MS);
+            told = stride.decide(&view(now + 3 * MS, &tenants, holder)).next;
+            stride.charge(slice.tenant, 2 * MS);
+        }
     }
 
     #[test]
