@@ -80,8 +80,8 @@ pub struct Lane {
     charged_ns: u64,
     crowded_until_ns: u64,
     window_us: u32,
-    /// Told that its gate is about to open.
-    announced: Option<TenantId>,
+    /// Whose gate has been told to open, and the holder's to close, at a time to come.
+    announced: Option<(TenantId, u64)>,
     busy: Recent,
     /// Scratch of `decide`, kept to allocate nothing.
     view: Vec<TenantView>,
@@ -246,6 +246,11 @@ impl Lane {
 
     /// Looks, charges, decides and moves gates. Returns when to do it again at the latest; `None`: nobody is here.
     pub fn step(&mut self, now_ns: u64) -> Option<u64> {
+        // A turn that was told beforehand has happened when it was to happen, however late it is confirmed.
+        let now_ns = match self.announced {
+            Some((_, turn_ns)) if turn_ns <= now_ns => turn_ns.max(self.charged_ns),
+            _ => now_ns,
+        };
         self.charge(now_ns);
         if self.seats.iter().all(|seat| seat.clients.is_empty()) {
             return None;
@@ -394,26 +399,42 @@ impl Lane {
         decision
     }
 
-    /// Wakes who comes next shortly before it does. Returns when to decide again, or to do this.
+    /// Shortly before a slice ends: tells the gates of the holder and of who comes next when to turn over, and wakes those who
+    /// wait there. Both go by the clock then, whether the arbiter is given a core at that moment or not. Returns
+    /// when to decide again, or to do this.
     fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
-        let again_ns = decision.again_ns;
-        let due_ns = again_ns.map(|ns| ns.saturating_sub(self.pace.lead_ns));
-        let early = decision.next.is_some() && self.pace.lead_ns > 0;
-        let due = early && due_ns.is_some_and(|due_ns| due_ns <= now_ns);
-        let next = decision.next.filter(|_| due);
-        if next != self.announced {
-            if let Some(wrong) = std::mem::replace(&mut self.announced, next)
-                && !self.holds(wrong)
-            {
-                self.end(wrong);
-            }
-            for seat in self.seats.iter().filter(|seat| Some(seat.tenant) == next) {
+        let coming = decision
+            .next
+            .zip(decision.again_ns)
+            .filter(|_| self.pace.lead_ns > 0);
+        let early_ns = coming.map(|(_, turn_ns)| turn_ns.saturating_sub(self.pace.lead_ns));
+        let due = early_ns.is_some_and(|early_ns| early_ns <= now_ns);
+        let announced = coming.filter(|_| due);
+        if announced != self.announced {
+            let before = std::mem::replace(&mut self.announced, announced);
+            let (device, hold) = (self.device, self.hold.map(|hold| hold.tenant));
+            for seat in &self.seats {
+                let holds = hold == Some(seat.tenant);
+                let told = announced.filter(|(next, _)| holds || *next == seat.tenant);
+                let was_told = before.is_some_and(|(next, _)| holds || next == seat.tenant);
                 for (_, pages) in &seat.clients {
-                    pages.arbiter.announce(self.device);
+                    match told {
+                        Some((_, turn_ns)) if holds => pages.arbiter.expire(device, turn_ns),
+                        Some((_, turn_ns)) => {
+                            pages.arbiter.announce(device, turn_ns);
+                        }
+                        None if was_told && holds => pages.arbiter.keep(device),
+                        None if was_told => pages.arbiter.close(device),
+                        None => {}
+                    }
                 }
             }
         }
-        if early && !due { due_ns } else { again_ns }
+        if due {
+            decision.again_ns
+        } else {
+            early_ns.or(decision.again_ns)
+        }
     }
 
     /// Closes the gates of a tenant.

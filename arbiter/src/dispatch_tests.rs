@@ -410,7 +410,18 @@ fn the_next_tenant_is_told_before_the_slice_ends_and_a_wrong_one_is_told_off() {
     while !coming(&bench, 0) {
         bench.run(50 * US, |pages| pages[..2].iter().for_each(greedy));
     }
+    let turn_ns = |bench: &Bench, at: usize| {
+        let gate = bench.pages[at].arbiter.device(0).expect("device");
+        gate.turn_mono_ns()
+    };
+    assert!(turn_ns(&bench, 0) > bench.now_ns);
+    assert_eq!(
+        turn_ns(&bench, 0),
+        turn_ns(&bench, 1),
+        "one closes, one opens"
+    );
     bench.wait(2);
     assert!(bench.open(2) && !bench.open(0) && !bench.open(1));
     assert!(!coming(&bench, 0), "it may sleep");
+    assert_eq!([0, 1, 2].map(|at| turn_ns(&bench, at)), [0; 3]);
 }

@@ -363,6 +363,23 @@ fn window_us(thread: &Thread, attached: &Attached) -> u32 {
         .map_or(0, channel::DeviceGrant::window_us)
 }
 
+/// How many submissions fit into what is left of a slice whose end is known, by what one takes; all of them where it is not.
+pub(crate) fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
+    let turn_ns = (thread.device_plus_one.get() as usize)
+        .checked_sub(1)
+        .and_then(|device| attached.end.arbiter.device(device))
+        .map_or(0, channel::DeviceGrant::turn_mono_ns);
+    if turn_ns == 0 {
+        return u64::MAX;
+    }
+    let Some((index, _)) = current(thread, attached) else {
+        return u64::MAX;
+    };
+    // PANIC: the pages and `PRIVATE` are of one length.
+    let each_ns = PRIVATE[index].each_ns.load(Ordering::Relaxed);
+    turn_ns.saturating_sub(now_ns()) / each_ns.max(1)
+}
+
 /// After a call that has waited for the device: the one look that a program gives us that submits a burst and sleeps until it
 /// is done.
 pub(crate) fn learn(thread: &Thread, attached: &Attached) {
