@@ -63,6 +63,8 @@ const WAKE_NS: u64 = 10_000_000;
 const DEAF_AFTER: u32 = 3;
 /// How long it is passed over, before it gets another chance.
 const DEAF_NS: u64 = 500_000_000;
+/// How long after a turn that was told it is confirmed: the threads that turn by the clock have the cores to themselves first.
+const CONFIRM_NS: u64 = 50_000;
 /// While nothing happens at all.
 const IDLE_TICK_NS: u64 = 100_000_000;
 
@@ -431,7 +433,7 @@ impl Lane {
             }
         }
         if due {
-            decision.again_ns
+            decision.again_ns.map(|turn_ns| turn_ns + CONFIRM_NS)
         } else {
             early_ns.or(decision.again_ns)
         }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::layout::{ArbiterHalf, DeviceGrant, MAX_DEVICES, NO_LIMIT};
-use crate::sync::{Acquire, Relaxed, Release};
+use crate::sync::{Acquire, Relaxed, Release, SeqCst, fence};
 
 /// Bit of the gate word that says "open".
 pub const OPEN: u32 = 1;
@@ -56,6 +56,9 @@ impl ArbiterHalf {
     pub fn close(&self, device: usize) {
         if let Some(slot) = self.devices.get(device) {
             slot.change(0);
+            // SYNC(turn told): pairs with the fence in `DeviceGrant::is_attended`. Whoever still found the gate open there has
+            // said before that it waits, and whoever looks after this sees that.
+            fence(SeqCst);
             slot.turn_mono_ns.store(0, Relaxed);
         }
     }
@@ -230,6 +233,14 @@ impl DeviceGrant {
             COMING if turned => Ok(()),
             _ => Err(word),
         }
+    }
+
+    /// Whether the arbiter is about to look who waits, and need not be rung: the holder's turn is over by the clock, and the
+    /// arbiter has yet to confirm it. To be asked after [`begin_waiting`](crate::Want::begin_waiting).
+    pub fn is_attended(&self) -> bool {
+        // SYNC(turn told): pairs with the fence in `ArbiterHalf::close`.
+        fence(SeqCst);
+        self.gate.load(Relaxed) & OPEN != 0 && self.turn_mono_ns.load(Relaxed) != 0
     }
 
     /// When the gate turns over by itself (`CLOCK_MONOTONIC`, nanoseconds); 0: it does not.

@@ -171,6 +171,28 @@ fn a_request_is_seen_by_the_arbiter_that_closed_before_it() {
 }
 
 #[test]
+fn one_whose_turn_is_over_need_not_ring() {
+    model(|| {
+        let (half, client) = (
+            Arc::new(ArbiterHalf::default()),
+            Arc::new(ClientHalf::default()),
+        );
+        half.open(0, &grant(1));
+        half.expire(0, 90);
+        let (gate, wants) = (Arc::clone(&half), Arc::clone(&client));
+        let waiter = thread::spawn(move || {
+            wants.want(0).expect("device").begin_waiting();
+            // Rings where this is false.
+            gate.device(0).expect("device").is_attended()
+        });
+        half.close(0);
+        let seen = client.waiting(0);
+        let silent = waiter.join().expect("waiter");
+        assert!(seen == 1 || !silent, "it waits, and nobody knows");
+    });
+}
+
+#[test]
 fn two_processes_never_hold_more_than_the_limit_together() {
     model(|| {
         let page = Arc::new(TenantPage::default());

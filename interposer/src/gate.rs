@@ -200,7 +200,10 @@ fn wait_for_grant(thread: &Thread, attached: &'static Attached, device: usize) -
         return Waited::Bypass;
     };
     want.begin_waiting();
-    attached.end.ring();
+    let attended = attached.end.arbiter.device(device);
+    if !attended.is_some_and(DeviceGrant::is_attended) {
+        attached.end.ring();
+    }
     let waited = wait_at_gate(attached, device);
     want.end_waiting();
     waited

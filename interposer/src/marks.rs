@@ -363,21 +363,26 @@ fn window_us(thread: &Thread, attached: &Attached) -> u32 {
         .map_or(0, channel::DeviceGrant::window_us)
 }
 
-/// How many submissions fit into what is left of a slice whose end is known, by what one takes; all of them where it is not.
+/// How many submissions fit into what is left of a slice, by what one takes; any number where it has no end, or is past it and
+/// nobody has come.
 pub(crate) fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
-    let turn_ns = (thread.device_plus_one.get() as usize)
+    let grant = (thread.device_plus_one.get() as usize)
         .checked_sub(1)
-        .and_then(|device| attached.end.arbiter.device(device))
-        .map_or(0, channel::DeviceGrant::turn_mono_ns);
-    if turn_ns == 0 {
+        .and_then(|device| attached.end.arbiter.device(device));
+    let ends_ns = grant.map_or(0, |grant| {
+        grant.deadline_mono_ns().max(grant.turn_mono_ns())
+    });
+    if ends_ns == 0 {
         return u64::MAX;
     }
-    let Some((index, _)) = current(thread, attached) else {
+    let left_ns = ends_ns.saturating_sub(now_ns());
+    let Some((index, _)) = current(thread, attached).filter(|_| left_ns > 0) else {
         return u64::MAX;
     };
     // PANIC: the pages and `PRIVATE` are of one length.
     let each_ns = PRIVATE[index].each_ns.load(Ordering::Relaxed);
-    turn_ns.saturating_sub(now_ns()) / each_ns.max(1)
+    // Half of it, and half of the rest next time: what one takes is a guess.
+    left_ns / 2 / each_ns.max(1)
 }
 
 /// After a call that has waited for the device: the one look that a program gives us that submits a burst and sleeps until it
