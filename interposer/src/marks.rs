@@ -366,17 +366,23 @@ fn window_us(thread: &Thread, attached: &Attached) -> u32 {
 /// How many submissions fit into what is left of a slice, by what one takes; any number where it has no end, or is past it and
 /// nobody has come.
 pub(crate) fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
-    let grant = (thread.device_plus_one.get() as usize)
+    let Some(grant) = (thread.device_plus_one.get() as usize)
         .checked_sub(1)
-        .and_then(|device| attached.end.arbiter.device(device));
-    let ends_ns = grant.map_or(0, |grant| {
-        grant.deadline_mono_ns().max(grant.turn_mono_ns())
-    });
-    if ends_ns == 0 {
+        .and_then(|device| attached.end.arbiter.device(device))
+    else {
+        return u64::MAX;
+    };
+    let (turn_ns, deadline_ns) = (grant.turn_mono_ns(), grant.deadline_mono_ns());
+    if turn_ns == 0 && deadline_ns == 0 {
         return u64::MAX;
     }
-    let left_ns = ends_ns.saturating_sub(now_ns());
-    let Some((index, _)) = current(thread, attached).filter(|_| left_ns > 0) else {
+    let now_ns = now_ns();
+    let left_ns = match turn_ns {
+        0 if deadline_ns <= now_ns => return u64::MAX,
+        0 => deadline_ns - now_ns,
+        _ => turn_ns.saturating_sub(now_ns),
+    };
+    let Some((index, _)) = current(thread, attached) else {
         return u64::MAX;
     };
     // PANIC: the pages and `PRIVATE` are of one length.
