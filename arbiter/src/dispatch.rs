@@ -415,10 +415,14 @@ impl Lane {
         if announced != self.announced {
             let before = std::mem::replace(&mut self.announced, announced);
             let (device, hold) = (self.device, self.hold.map(|hold| hold.tenant));
-            for seat in &self.seats {
+            for seat in &mut self.seats {
                 let holds = hold == Some(seat.tenant);
                 let told = announced.filter(|(next, _)| holds || *next == seat.tenant);
                 let was_told = before.is_some_and(|(next, _)| holds || next == seat.tenant);
+                if let Some((_, turn_ns)) = told.filter(|_| !holds) {
+                    // When the turn is confirmed it no longer waits: it went in by the clock.
+                    seat.ready_until_ns = seat.ready_until_ns.max(turn_ns + seat.quiet_ns);
+                }
                 for (_, pages) in &seat.clients {
                     match told {
                         Some((_, turn_ns)) if holds => pages.arbiter.expire(device, turn_ns),
