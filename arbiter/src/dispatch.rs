@@ -14,7 +14,7 @@ use std::rc::Rc;
 use channel::Grant;
 use channel::arbiter::ClientPages;
 use policy::{
-    Class, Device, Holder, QuantumBounds, SlicePolicy, Stride, TenantId, TenantView, View,
+    Class, Decision, Device, Holder, QuantumBounds, SlicePolicy, Stride, TenantId, TenantView, View,
 };
 
 use crate::peer::{self, Activity};
@@ -40,6 +40,9 @@ pub struct Pace {
     pub unmarked_quiet_ns: u64,
     /// How often a tenant alone is looked at, for the accounts.
     pub tick_ns: u64,
+    /// How long before the end of a slice the next tenant is woken, so that its threads are up when their gate opens;
+    /// 0: they are woken by the opening.
+    pub lead_ns: u64,
 }
 
 /// One at a time, or all at once.
@@ -77,6 +80,8 @@ pub struct Lane {
     charged_ns: u64,
     crowded_until_ns: u64,
     window_us: u32,
+    /// Told that its gate is about to open.
+    announced: Option<TenantId>,
     busy: Recent,
     /// Scratch of `decide`, kept to allocate nothing.
     view: Vec<TenantView>,
@@ -138,6 +143,7 @@ impl Lane {
             charged_ns: now_ns,
             crowded_until_ns: 0,
             window_us: pace.lone_window_us,
+            announced: None,
             busy: Recent::default(),
             view: Vec::new(),
         }
@@ -248,7 +254,8 @@ impl Lane {
         if self.mode == Mode::Concurrent {
             return Some(now_ns + self.pace.tick_ns);
         }
-        let again_ns = self.decide(now_ns);
+        let decision = self.decide(now_ns);
+        let again_ns = self.announce(now_ns, &decision);
         self.set_windows(now_ns);
         self.mark_busy(now_ns);
 
@@ -347,7 +354,7 @@ impl Lane {
         }
     }
 
-    fn decide(&mut self, now_ns: u64) -> Option<u64> {
+    fn decide(&mut self, now_ns: u64) -> Decision {
         let hold = self.hold;
         self.view.clear();
         self.view.extend(self.seats.iter().map(|seat| {
@@ -386,7 +393,29 @@ impl Lane {
                 self.begin_tail(now_ns, *id, hold);
             }
         }
-        decision.again_ns
+        decision
+    }
+
+    /// Wakes who comes next shortly before it does. Returns when to decide again, or to do this.
+    fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
+        let again_ns = decision.again_ns;
+        let due_ns = again_ns.map(|ns| ns.saturating_sub(self.pace.lead_ns));
+        let early = decision.next.is_some() && self.pace.lead_ns > 0;
+        let due = early && due_ns.is_some_and(|due_ns| due_ns <= now_ns);
+        let next = decision.next.filter(|_| due);
+        if next != self.announced {
+            if let Some(wrong) = std::mem::replace(&mut self.announced, next)
+                && !self.holds(wrong)
+            {
+                self.end(wrong);
+            }
+            for seat in self.seats.iter().filter(|seat| Some(seat.tenant) == next) {
+                for (_, pages) in &seat.clients {
+                    pages.arbiter.announce(self.device);
+                }
+            }
+        }
+        if early && !due { due_ns } else { again_ns }
     }
 
     /// Closes the gates of a tenant.

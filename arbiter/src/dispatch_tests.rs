@@ -18,6 +18,7 @@ fn pace() -> Pace {
         quiet_max_ns: 1600 * US,
         unmarked_quiet_ns: MS,
         tick_ns: 20 * MS,
+        lead_ns: 0,
     }
 }
 
@@ -368,4 +369,48 @@ fn when_the_arbiter_leaves_every_gate_is_open() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.lane.open_all();
     assert!(bench.open(0) && bench.open(1));
+}
+
+#[test]
+fn the_next_tenant_is_told_before_the_slice_ends_and_a_wrong_one_is_told_off() {
+    let coming = |bench: &Bench, at: usize| {
+        let gate = bench.pages[at].arbiter.device(0).expect("device").look();
+        gate.is_err_and(|word| word & channel::COMING != 0)
+    };
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.pace.lead_ns = 100 * US;
+    bench.run(20 * MS, |pages| pages.iter().for_each(greedy));
+    let (mut told, mut turns) = (0, 0);
+    for _ in 0..4000 {
+        let before = [0, 1].map(|at| (bench.open(at), coming(&bench, at)));
+        bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+        for at in [0, 1] {
+            let opened = bench.open(at) && !before[at].0;
+            turns += u32::from(opened);
+            told += u32::from(opened && before[at].1);
+            assert!(!(coming(&bench, at) && coming(&bench, 1 - at)));
+        }
+    }
+    assert!(turns >= 35, "{turns}");
+    assert_eq!(told, turns);
+    // The one that was told is gone before its turn: nothing is left of it, and the other goes on.
+    while !coming(&bench, 0) {
+        bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+    }
+    bench.lane.remove(bench.now_ns, 0);
+    bench.run(20 * MS, |pages| greedy(&pages[1]));
+    assert!(bench.open(1));
+    // One that was told, and whose tenant gives way to a guaranteed one.
+    let mut bench = Bench::new(&[500_000, 500_000, 500_000]);
+    bench.lane.pace.lead_ns = 100 * US;
+    for at in [0, 1] {
+        let terms = (Class::Opportunistic, 500_000);
+        bench.lane.set_terms(TenantId(at), terms);
+    }
+    while !coming(&bench, 0) {
+        bench.run(50 * US, |pages| pages[..2].iter().for_each(greedy));
+    }
+    bench.wait(2);
+    assert!(bench.open(2) && !bench.open(0) && !bench.open(1));
+    assert!(!coming(&bench, 0), "it may sleep");
 }

@@ -12,6 +12,10 @@ use crate::ledger::Ceiling;
 /// Looks the ceiling of a user up, by number and login name.
 pub type Ceilings = Box<dyn Fn(u32, &str) -> Ceiling + Send>;
 
+/// How long before its slice a tenant is woken. TIMEOUT: the wake-ups of the arbiter and of one thread, with a margin for a
+/// busy host; a hundredth of the usual slice.
+const LEAD_NS: u64 = 80_000;
+
 /// What a daemon is told at its start.
 pub struct Options {
     /// Where its sockets and files are. It has to exist.
@@ -32,6 +36,8 @@ pub struct Options {
     pub lone_window: Duration,
     /// How long a holder that does nothing keeps a device that others want.
     pub quiet: Duration,
+    /// Wakes the next tenant before its slice begins, where a device's own rule says nothing.
+    pub early_wake: bool,
     /// Settings of single devices; the first that matches is the one a device gets.
     pub devices: Vec<DeviceRule>,
     /// What users may have.
@@ -49,6 +55,8 @@ pub struct DeviceRule {
     pub mode: Option<SliceMode>,
     /// Longest slice.
     pub quantum: Option<Duration>,
+    /// Whether the next tenant is woken before its slice begins.
+    pub early_wake: Option<bool>,
     /// Memory kept from every quota.
     pub mem_reserve: Option<MemLimit>,
 }
@@ -66,6 +74,7 @@ impl Options {
             window: Duration::from_millis(2),
             lone_window: Duration::from_millis(20),
             quiet: Duration::from_micros(300),
+            early_wake: true,
             devices: Vec::new(),
             ceilings: Box::new(|_, _| Ceiling::default()),
             host_nvml: true,
@@ -86,6 +95,9 @@ impl Options {
         let quantum = rule.and_then(|rule| rule.quantum).unwrap_or(self.quantum);
         // Below that a hand-over would cost more than the slice.
         let max_us = micros(quantum).max(200);
+        let early_wake = rule
+            .and_then(|rule| rule.early_wake)
+            .unwrap_or(self.early_wake);
         let look_ns = (u64::from(max_us) * 1000 / 16).clamp(100_000, 400_000);
         Pace {
             quantum: policy::QuantumBounds {
@@ -99,6 +111,7 @@ impl Options {
             quiet_max_ns: nanos(self.quiet).max(u64::from(max_us) * 1000 / 3),
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),
             tick_ns: 20_000_000,
+            lead_ns: if early_wake { LEAD_NS } else { 0 },
         }
     }
 
