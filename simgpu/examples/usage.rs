@@ -35,7 +35,11 @@ fn main() -> ExitCode {
             devices.join(",")
         );
         let mut out = std::io::stdout().lock();
-        if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
+        if out
+            .write_all(line.as_bytes())
+            .and_then(|()| out.flush())
+            .is_err()
+        {
             return ExitCode::SUCCESS;
         }
         drop(out);

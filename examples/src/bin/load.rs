@@ -35,7 +35,12 @@ struct Args {
     #[arg(long, default_value_t = 0, requires = "burst")]
     pause_us: u64,
     /// Bursts start at this interval, in microseconds; one that is late makes those behind it late
-    #[arg(long, default_value_t = 0, requires = "burst", conflicts_with = "pause_us")]
+    #[arg(
+        long,
+        default_value_t = 0,
+        requires = "burst",
+        conflicts_with = "pause_us"
+    )]
     every_us: u64,
     /// How long a phase of work lasts, in milliseconds; 0: until the end
     #[arg(long, default_value_t = 0)]
