@@ -34,6 +34,8 @@ pub struct Options {
     pub window: Duration,
     /// The same for a tenant alone.
     pub lone_window: Duration,
+    /// How long the next slice waits for the end of what the one before it has queued; then both run at once.
+    pub drain: Duration,
     /// How long a holder that does nothing keeps a device that others want.
     pub quiet: Duration,
     /// Wakes the next tenant before its slice begins, where a device's own rule says nothing.
@@ -73,6 +75,7 @@ impl Options {
             quantum_min: Duration::from_millis(2),
             window: Duration::from_millis(2),
             lone_window: Duration::from_millis(20),
+            drain: Duration::from_millis(100),
             quiet: Duration::from_micros(300),
             early_wake: true,
             devices: Vec::new(),
@@ -107,6 +110,8 @@ impl Options {
             window_us: micros(self.window).clamp(1, max_us / 2),
             lone_window_us: micros(self.lone_window).max(1),
             look_ns,
+            drain_look_ns: 50_000,
+            drain_ns: nanos(self.drain),
             quiet_ns: nanos(self.quiet),
             quiet_max_ns: nanos(self.quiet).max(u64::from(max_us) * 1000 / 3),
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),

@@ -63,10 +63,11 @@ impl ArbiterHalf {
         }
     }
 
-    /// Says that the closed gate of `device` opens by itself at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds), and wakes whoever
-    /// waits: waking a thread takes longer than for one that is awake to look at the clock. Returns how many waited. To be
-    /// confirmed by [`open`](Self::open) or taken back by [`close`](Self::close). An open gate stays open.
-    pub fn announce(&self, device: usize, mono_ns: u64) -> usize {
+    /// Says that the closed gate of `device` is about to open, by itself at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds) or, where
+    /// the time is not known, when it is opened; and wakes whoever waits: waking a thread takes longer than for one that is
+    /// awake to look. Returns how many waited. To be confirmed by [`open`](Self::open) or taken back by
+    /// [`close`](Self::close). An open gate stays open.
+    pub fn announce(&self, device: usize, mono_ns: Option<u64>) -> usize {
         let Some(slot) = self.devices.get(device) else {
             return 0;
         };
@@ -74,7 +75,7 @@ impl ArbiterHalf {
             return 0;
         }
         // SYNC(turn): published by the gate's Release store.
-        slot.turn_mono_ns.store(mono_ns, Relaxed);
+        slot.turn_mono_ns.store(mono_ns.unwrap_or(0), Relaxed);
         if slot.change(COMING) {
             slot.gate.wake_all()
         } else {

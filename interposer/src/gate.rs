@@ -280,7 +280,10 @@ fn poll(grant: &DeviceGrant, seen: u32) -> bool {
         return false;
     }
     let begun_ns = now_ns();
-    let until_ns = grant.turn_mono_ns();
+    let until_ns = match grant.turn_mono_ns() {
+        0 => begun_ns + POLL_NS,
+        turn_ns => turn_ns,
+    };
     if until_ns < begun_ns || until_ns - begun_ns > POLL_NS {
         return false;
     }
@@ -293,18 +296,22 @@ fn poll(grant: &DeviceGrant, seen: u32) -> bool {
     if begun_ns < polled_ns || !claim(polled_ns, until_ns) {
         return false;
     }
-    'polling: loop {
+    let changed = 'polling: loop {
         for _ in 0..LOOKS {
-            if grant.pass(now_ns()) != Err(seen) {
-                break 'polling;
+            let now_ns = now_ns();
+            if grant.pass(now_ns) != Err(seen) {
+                break 'polling true;
+            }
+            if now_ns > until_ns {
+                break 'polling false;
             }
             std::hint::spin_loop();
         }
         rustix::thread::sched_yield();
-    }
+    };
     // One that is gone by a jump out of a signal handler never comes here; its claim ends by itself.
     claim(until_ns, 0);
-    true
+    changed
 }
 
 /// After a call that has waited for the device.
