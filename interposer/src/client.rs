@@ -12,7 +12,7 @@ use channel::{Account, Bypass, Event, MAX_DEVICES};
 use shim_ffi::*;
 
 use crate::errno::Preserve;
-use crate::{marks, process, real};
+use crate::{marks, nvml, process, real};
 
 /// How long the handshake may take. TIMEOUT: the arbiter answers in well under a millisecond; a machine that is swapping
 /// may need much longer, and a job that starts ungoverned is worse than one that starts late.
@@ -141,6 +141,7 @@ fn first_attach() -> Result<(), CUresult> {
         _ => OnLoss::Open,
     };
     let strict = variable(c"SUBLET_STRICT").is_some();
+    nvml::meet();
     process::register();
     let introduction = Introduction {
         token,

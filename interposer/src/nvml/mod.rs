@@ -92,6 +92,17 @@ pub(crate) fn answer(
     Answer::None
 }
 
+/// Where the library is loaded already, leads its symbol table to us: for those who look it up past our `dlsym`.
+pub(crate) fn meet() {
+    if REAL
+        .iter()
+        .all(|real| real.load(Ordering::Acquire).is_null())
+        && let Some(library) = Library::loaded()
+    {
+        library.spread();
+    }
+}
+
 /// Whether `found` is a function of the library that this process uses; the library is redirected to us if it was not yet.
 fn adopt(found: *mut c_void) -> bool {
     if REAL

@@ -187,3 +187,30 @@ fn nvml_absent() {
         assert!(outcome.stdout.contains(line), "{outcome:?}");
     }
 }
+
+#[test]
+fn a_deepbound_library_is_told_the_quota_once_the_driver_is_in_use() {
+    let artefacts = Artefacts::get();
+    let source = "deepbound_nvml.c";
+    let flags = ["-DLIBRARY", "-shared", "-fPIC"];
+    let library = artefacts
+        .compile("deepbound_nvml.so", source, None, &flags)
+        .unwrap();
+    let program = artefacts
+        .compile("deepbound_nvml", source, None, &[])
+        .unwrap();
+    let library = library.to_str().unwrap();
+    let used = Host::new(&program, &[library, "1"]);
+    let bare = used.run(Way::Bare);
+    assert_eq!(bare.code, Some(0), "{bare:?}");
+    assert_eq!(used.run(Way::Preloaded), bare);
+    let job = used.run_job(&["--mem", QUOTA]);
+    assert_eq!(
+        job.stdout,
+        format!("total {QUOTA_BYTES} used 0\n"),
+        "{job:?}"
+    );
+    // Before anything else has asked, nothing of ours is in the way: documented, and no more than the truth is told.
+    let first = Host::new(&program, &[library, "0"]);
+    assert_eq!(first.run_job(&["--mem", QUOTA]), first.run(Way::Bare));
+}
