@@ -86,6 +86,12 @@ pub fn spec(job: JobSpec, name: String) -> Spec {
         name,
         class: class(job.class),
         share: job.share,
+        share_min: job.share_min,
+        share_max: job.share_max,
+        gang: job.gang,
+        deadline_unix_ms: job.deadline_unix_ms,
+        work_ns: job.work_ns,
+        paused: job.paused,
         mem: job.mem,
         devices: job.devices,
         pid: job.pid,
@@ -102,6 +108,12 @@ pub fn job_spec(spec: &Spec) -> JobSpec {
         name: spec.name.clone(),
         class: wire_class(spec.class),
         share: spec.share,
+        share_min: spec.share_min,
+        share_max: spec.share_max,
+        gang: spec.gang,
+        deadline_unix_ms: spec.deadline_unix_ms,
+        work_ns: spec.work_ns,
+        paused: spec.paused,
         mem: spec.mem,
         devices: spec.devices.clone(),
         pid: spec.pid,
@@ -131,6 +143,18 @@ pub fn refusal(refusal: &Refusal) -> ControlError {
             format!("a share of {share} makes no sense"),
             "write a part of the device above 0 and up to 1, such as 0.5".into(),
         ),
+        Refusal::Bounds { min, share, max } => {
+            let told = [("at least", min), ("", share), ("at most", max)]
+                .into_iter()
+                .filter_map(|(word, share)| Some(format!("{word} {}", short((*share)?))))
+                .map(|text| text.trim_start().to_owned())
+                .collect::<Vec<_>>();
+            error(
+                ErrorCode::Invalid,
+                format!("a share of {} makes no sense", told.join(", ")),
+                "write bounds with the share between them".into(),
+            )
+        }
         Refusal::ShareSum { asked, promised } => error(
             ErrorCode::Refused,
             format!(
@@ -260,6 +284,12 @@ mod tests {
             name: "a".into(),
             class: WireClass::Opportunistic,
             share: Some(0.25),
+            share_min: Some(0.125),
+            share_max: Some(0.5),
+            gang: Some(false),
+            deadline_unix_ms: Some(7),
+            work_ns: Some(8),
+            paused: true,
             pid: 3,
             command: vec!["é".repeat(1000); 100],
             simulated: true,

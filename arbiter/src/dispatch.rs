@@ -13,9 +13,10 @@ use std::rc::Rc;
 
 use channel::Grant;
 use channel::arbiter::ClientPages;
-use policy::{Class, Holder, QuantumBounds, SlicePolicy, Stride, TenantId, TenantView, View};
+use policy::{Holder, QuantumBounds, SlicePolicy, Stride, TenantId, TenantView, View};
 
 use crate::peer::{self, Activity};
+use crate::terms::Terms;
 use crate::usage::{Recent, Usage};
 
 /// How a lane runs; times in nanoseconds unless named otherwise.
@@ -47,6 +48,15 @@ pub enum Mode {
     Exclusive,
     /// Every gate is open; only memory is limited.
     Concurrent,
+}
+
+/// How a device is run.
+#[derive(Debug)]
+pub struct Setup {
+    /// One at a time, or all at once.
+    pub mode: Mode,
+    /// How fast.
+    pub pace: Pace,
 }
 
 /// For how long after a moment of contention the small window stays.
@@ -84,8 +94,7 @@ pub struct Lane {
 #[derive(Debug)]
 struct Seat {
     tenant: TenantId,
-    class: Class,
-    weight_ppm: u32,
+    terms: Terms,
     clients: Vec<(u64, Rc<ClientPages>)>,
     /// Somebody waits at its gate.
     waits: bool,
@@ -124,7 +133,8 @@ struct Hold {
 
 impl Lane {
     /// A device without tenants.
-    pub fn new(device: usize, mode: Mode, pace: Pace, now_ns: u64) -> Self {
+    pub fn new(device: usize, setup: Setup, now_ns: u64) -> Self {
+        let Setup { mode, pace } = setup;
         Self {
             device,
             mode,
@@ -146,7 +156,7 @@ impl Lane {
         &mut self,
         now_ns: u64,
         tenant: TenantId,
-        terms: (Class, u32),
+        terms: Terms,
         client: u64,
         pages: Rc<ClientPages>,
     ) {
@@ -156,8 +166,7 @@ impl Lane {
             None => {
                 self.seats.push(Seat {
                     tenant,
-                    class: terms.0,
-                    weight_ppm: terms.1,
+                    terms,
                     clients: Vec::new(),
                     waits: false,
                     busy: false,
@@ -220,10 +229,33 @@ impl Lane {
     }
 
     /// New terms of a tenant.
-    pub fn set_terms(&mut self, tenant: TenantId, (class, weight_ppm): (Class, u32)) {
+    pub fn set_terms(&mut self, tenant: TenantId, terms: Terms) {
         for seat in &mut self.seats {
             if seat.tenant == tenant {
-                (seat.class, seat.weight_ppm) = (class, weight_ppm);
+                seat.terms = terms;
+            }
+        }
+    }
+
+    /// Runs the device in another way from here on. Slices that have begun end as they were granted.
+    pub fn run_as(&mut self, now_ns: u64, setup: Setup) {
+        self.charge(now_ns);
+        self.pace = setup.pace;
+        if setup.mode == self.mode {
+            return;
+        }
+        self.mode = setup.mode;
+        match self.mode {
+            Mode::Concurrent => {
+                self.hold = None;
+                self.open_all();
+            }
+            Mode::Exclusive => {
+                for seat in &self.seats {
+                    for (_, pages) in &seat.clients {
+                        pages.arbiter.close(self.device);
+                    }
+                }
             }
         }
     }
@@ -350,8 +382,8 @@ impl Lane {
         self.view.clear();
         self.view.extend(self.seats.iter().map(|seat| TenantView {
             id: seat.tenant,
-            class: seat.class,
-            weight_ppm: seat.weight_ppm,
+            class: seat.terms.class,
+            weight_ppm: seat.terms.weight_ppm,
             wants: if hold.is_some_and(|hold| hold.tenant == seat.tenant) {
                 seat.busy
             } else {
@@ -510,9 +542,9 @@ impl Lane {
         self.mode
     }
 
-    /// Longest slice in microseconds.
-    pub fn quantum_us(&self) -> u32 {
-        self.pace.quantum.max_us
+    /// Between what a slice lasts.
+    pub fn quantum(&self) -> QuantumBounds {
+        self.pace.quantum
     }
 
     /// Who holds the device.

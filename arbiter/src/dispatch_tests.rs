@@ -1,5 +1,7 @@
 //! The lane in virtual time, on real pages.
 
+use policy::Class;
+
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -21,6 +23,10 @@ fn pace() -> Pace {
     }
 }
 
+fn setup(mode: Mode) -> Setup {
+    Setup { mode, pace: pace() }
+}
+
 /// A lane and the clock that drives it, with one client per tenant.
 struct Bench {
     lane: Lane,
@@ -31,13 +37,13 @@ struct Bench {
 
 impl Bench {
     fn new(weights: &[u32]) -> Self {
-        let mut lane = Lane::new(0, Mode::Exclusive, pace(), 0);
+        let mut lane = Lane::new(0, setup(Mode::Exclusive), 0);
         let pages: Vec<Rc<ClientPages>> = weights
             .iter()
             .map(|_| Rc::new(ClientPages::create().expect("pages")))
             .collect();
         for (at, weight) in weights.iter().enumerate() {
-            let terms = (Class::Guaranteed, *weight);
+            let terms = Terms::plain(Class::Guaranteed, *weight);
             lane.add(
                 0,
                 TenantId(at as u64),
@@ -314,7 +320,7 @@ fn the_dead_want_nothing() {
 fn all_processes_of_a_tenant_pass_together() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let second = Rc::new(ClientPages::create().expect("pages"));
-    let terms = (Class::Guaranteed, 500_000);
+    let terms = Terms::plain(Class::Guaranteed, 500_000);
     bench
         .lane
         .add(bench.now_ns, TenantId(0), terms, 77, Rc::clone(&second));
@@ -333,7 +339,7 @@ fn an_opportunistic_tenant_yields_at_once() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench
         .lane
-        .set_terms(TenantId(0), (Class::Opportunistic, 500_000));
+        .set_terms(TenantId(0), Terms::plain(Class::Opportunistic, 500_000));
     bench.run(2 * MS, |pages| greedy(&pages[0]));
     assert!(bench.open(0));
     bench.wait(1);
@@ -342,12 +348,12 @@ fn an_opportunistic_tenant_yields_at_once() {
 
 #[test]
 fn concurrent_devices_have_open_gates_and_split_accounts() {
-    let mut lane = Lane::new(0, Mode::Concurrent, pace(), 0);
+    let mut lane = Lane::new(0, setup(Mode::Concurrent), 0);
     let pages: Vec<Rc<ClientPages>> = (0..2)
         .map(|_| Rc::new(ClientPages::create().expect("pages")))
         .collect();
     for at in 0..2u64 {
-        let terms = (Class::Guaranteed, 500_000);
+        let terms = Terms::plain(Class::Guaranteed, 500_000);
         lane.add(0, TenantId(at), terms, at, Rc::clone(&pages[at as usize]));
         assert!(pages[at as usize].arbiter.is_open(0));
     }

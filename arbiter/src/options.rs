@@ -1,16 +1,32 @@
 //! How an arbiter is to run.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use control::paths::RuntimeDir;
-use control::{DeviceSelector, MemLimit, SliceMode};
+use control::{DeviceSelector, DeviceSettings, MemLimit, SliceMode};
 
-use crate::dispatch::{Mode, Pace};
+use crate::dispatch::{Mode, Pace, Setup};
 use crate::ledger::Ceiling;
 
 /// Looks the ceiling of a user up, by number and login name.
 pub type Ceilings = Box<dyn Fn(u32, &str) -> Ceiling + Send>;
+
+/// Reads the rules again; an error is one line for people, and changes nothing.
+pub type Reload = Box<dyn Fn() -> Result<Rules, String> + Send>;
+
+/// What the quota file says to the daemon.
+pub struct Rules {
+    /// The file; `None`: there is none.
+    pub file: Option<PathBuf>,
+    /// Settings of single devices; the first that matches is the one a device gets.
+    pub devices: Vec<DeviceRule>,
+    /// What users may have.
+    pub ceilings: Ceilings,
+    /// Number of sections behind the ceilings.
+    pub tenant_rules: usize,
+}
 
 /// What a daemon is told at its start.
 pub struct Options {
@@ -36,6 +52,8 @@ pub struct Options {
     pub devices: Vec<DeviceRule>,
     /// What users may have.
     pub ceilings: Ceilings,
+    /// Reads devices and ceilings anew, where they came from.
+    pub reload: Option<Reload>,
     /// Looks for the host's own NVML, beside those of simulated drivers.
     pub host_nvml: bool,
 }
@@ -45,10 +63,8 @@ pub struct Options {
 pub struct DeviceRule {
     /// `None`: every device.
     pub device: Option<DeviceSelector>,
-    /// `None` and `Auto`: slices.
-    pub mode: Option<SliceMode>,
-    /// Longest slice.
-    pub quantum: Option<Duration>,
+    /// How it is run.
+    pub settings: DeviceSettings,
     /// Memory kept from every quota.
     pub mem_reserve: Option<MemLimit>,
 }
@@ -68,6 +84,7 @@ impl Options {
             quiet: Duration::from_micros(300),
             devices: Vec::new(),
             ceilings: Box::new(|_, _| Ceiling::default()),
+            reload: None,
             host_nvml: true,
         }
     }
@@ -81,15 +98,25 @@ impl Options {
         }
     }
 
-    /// The pace of a device with this rule.
-    pub(crate) fn pace(&self, rule: Option<&DeviceRule>) -> Pace {
-        let quantum = rule.and_then(|rule| rule.quantum).unwrap_or(self.quantum);
+    /// How a device with these settings is run.
+    pub(crate) fn setup(&self, settings: &DeviceSettings) -> Setup {
+        Setup {
+            mode: Self::mode(settings),
+            pace: self.pace(settings),
+        }
+    }
+
+    /// The pace of a device with these settings.
+    fn pace(&self, settings: &DeviceSettings) -> Pace {
+        let micros_of = |us: Option<u64>| us.map(|us| u32::try_from(us).unwrap_or(u32::MAX));
+        let quantum_us = micros_of(settings.quantum_max_us).unwrap_or(micros(self.quantum));
+        let min_us = micros_of(settings.quantum_min_us).unwrap_or(micros(self.quantum_min));
         // Below that a hand-over would cost more than the slice.
-        let max_us = micros(quantum).max(200);
+        let max_us = quantum_us.max(200);
         let look_ns = (u64::from(max_us) * 1000 / 16).clamp(100_000, 400_000);
         Pace {
             quantum: policy::QuantumBounds {
-                min_us: micros(self.quantum_min).min(max_us),
+                min_us: min_us.max(200).min(max_us),
                 max_us,
             },
             window_us: micros(self.window).clamp(1, max_us / 2),
@@ -102,9 +129,9 @@ impl Options {
         }
     }
 
-    /// The mode of a device with this rule.
-    pub(crate) fn mode(rule: Option<&DeviceRule>) -> Mode {
-        match rule.and_then(|rule| rule.mode) {
+    /// The mode of a device with these settings.
+    fn mode(settings: &DeviceSettings) -> Mode {
+        match settings.mode {
             Some(SliceMode::Concurrent) => Mode::Concurrent,
             _ => Mode::Exclusive,
         }

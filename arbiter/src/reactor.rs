@@ -18,6 +18,8 @@ pub enum Event {
     ChannelAccept,
     /// An operator connects.
     ControlAccept,
+    /// The daemon is asked to read its quota file again.
+    Reload,
     /// The device watcher has news.
     Devices,
     /// A connected client says hello, or hangs up.
@@ -177,6 +179,7 @@ impl Event {
             Self::ClientHungUp(id) => (8, id),
             Self::JobEnded(id) => (9, id),
             Self::Control(id) => (10, id),
+            Self::Reload => (11, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -194,6 +197,7 @@ impl Event {
             8 => Self::ClientHungUp(id),
             9 => Self::JobEnded(id),
             10 => Self::Control(id),
+            11 => Self::Reload,
             _ => return None,
         })
     }
@@ -210,6 +214,7 @@ mod tests {
             Event::ChannelAccept,
             Event::ControlAccept,
             Event::Devices,
+            Event::Reload,
             Event::Greeting(1),
             Event::Doorbell(2),
             Event::ClientEnded(3),

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use channel::arbiter::Listener;
-use control::JobStatus;
 use control::paths::Source;
+use control::{DeviceSettings, JobStatus};
 use policy::TenantId;
 use serde_json::Value;
 
@@ -65,7 +65,8 @@ impl Error {
     }
 }
 
-/// Serves until SIGTERM, SIGINT, a request to shut down, or the end of an idle time. Every gate is left open.
+/// Serves until SIGTERM, SIGINT, a request to shut down, or the end of an idle time. Every gate is left open. SIGHUP has the
+/// quota file read again.
 ///
 /// # Errors
 /// [`Error`]; nothing was served where the start failed.
@@ -78,13 +79,22 @@ pub fn run(options: Options) -> Result<(), Error> {
     let blocked = |errno: nix::Error| Error::io("take signals")(errno.into());
     // Before any thread is started, so that all of them have the signals blocked.
     signals.thread_block().map_err(blocked)?;
+    let mut hangup = SigSet::empty();
+    hangup.add(Signal::SIGHUP);
+    hangup.thread_block().map_err(blocked)?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signalled = SignalFd::with_flags(&signals, flags).map_err(blocked)?;
-    let arbiter = Arbiter::start(options)?;
+    let mut arbiter = Arbiter::start(options)?;
     arbiter
         .poller
         .add(&signalled, Event::Stop, Interest::Read)
         .map_err(Error::io("wait for signals"))?;
+    let hangups = SignalFd::with_flags(&hangup, flags).map_err(blocked)?;
+    arbiter
+        .poller
+        .add(&hangups, Event::Reload, Interest::Read)
+        .map_err(Error::io("wait for signals"))?;
+    arbiter.hangups = Hangups(Some(hangups));
     arbiter.serve()
 }
 
@@ -96,6 +106,17 @@ impl Stopper {
     /// Asks.
     pub fn stop(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// Where SIGHUP is read from.
+#[derive(Default)]
+pub(crate) struct Hangups(Option<nix::sys::signalfd::SignalFd>);
+
+impl Hangups {
+    /// Takes those that are there.
+    fn take(&self) {
+        while let Some(Ok(Some(_))) = self.0.as_ref().map(|signals| signals.read_signal()) {}
     }
 }
 
@@ -134,6 +155,9 @@ pub struct Arbiter {
     pub(crate) watching: bool,
     pub(crate) stopping: bool,
     stop: Arc<OwnedFd>,
+    hangups: Hangups,
+    /// Settings of devices that were made by hand, over those of the quota file.
+    pub(crate) by_hand: BTreeMap<[u8; 16], DeviceSettings>,
     _lock: File,
 }
 
@@ -205,6 +229,8 @@ impl Arbiter {
             watching: false,
             stopping: false,
             stop: Arc::new(stop),
+            hangups: Hangups::default(),
+            by_hand: BTreeMap::new(),
             _lock: lock,
         };
         let added = arbiter
@@ -310,6 +336,12 @@ impl Arbiter {
                 self.answer(ask);
             }
             Event::Devices => self.on_devices(),
+            Event::Reload => {
+                self.hangups.take();
+                if let Err(error) = self.reload() {
+                    tracing::error!("{error}");
+                }
+            }
         }
     }
 
