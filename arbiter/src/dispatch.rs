@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use channel::Grant;
 use channel::arbiter::ClientPages;
-use policy::{Holder, QuantumBounds, SlicePolicy, Stride, TenantId, TenantView, View};
+use policy::{Device, Holder, QuantumBounds, SlicePolicy, Stride, TenantId, TenantView, View};
 
 use crate::peer::{self, Activity};
 use crate::terms::Terms;
@@ -380,39 +380,41 @@ impl Lane {
     fn decide(&mut self, now_ns: u64) -> Option<u64> {
         let hold = self.hold;
         self.view.clear();
-        self.view.extend(self.seats.iter().map(|seat| TenantView {
-            id: seat.tenant,
-            class: seat.terms.class,
-            weight_ppm: seat.terms.weight_ppm,
-            wants: if hold.is_some_and(|hold| hold.tenant == seat.tenant) {
+        self.view.extend(self.seats.iter().map(|seat| {
+            let wants = if hold.is_some_and(|hold| hold.tenant == seat.tenant) {
                 seat.busy
             } else {
                 seat.wants(now_ns)
-            },
+            };
+            TenantView::new(seat.tenant, seat.terms.class, seat.terms.weight_ppm, wants)
         }));
         let wanting = self.view.iter().filter(|tenant| tenant.wants).count();
         if wanting >= 2 {
             self.crowded_until_ns = now_ns + CROWDED_NS;
         }
+        let holder = hold.map(|hold| Holder {
+            id: hold.tenant,
+            since_ns: hold.since_ns,
+            quantum_us: hold.quantum_us,
+        });
         let decision = self.policy.decide(&View {
             now_ns,
             tenants: &self.view,
-            holder: hold.map(|hold| Holder {
-                id: hold.tenant,
-                since_ns: hold.since_ns,
-                quantum_us: hold.quantum_us,
-            }),
+            holders: holder.as_slice(),
             quantum: self.pace.quantum,
+            device: Device::EXCLUSIVE,
         });
         // One gate closes, the next one opens, and then there is time to look at what was left behind.
-        if let Some(id) = decision.revoke {
-            self.end(id);
+        for id in &decision.revoke {
+            self.end(*id);
         }
-        if let Some(slice) = decision.grant {
+        for slice in &decision.grant {
             self.begin(now_ns, slice.tenant, slice.quantum_us, wanting >= 2);
         }
-        if let (Some(id), Some(hold)) = (decision.revoke, hold) {
-            self.begin_tail(now_ns, id, hold);
+        if let Some(hold) = hold {
+            for id in &decision.revoke {
+                self.begin_tail(now_ns, *id, hold);
+            }
         }
         decision.again_ns
     }
