@@ -1,8 +1,10 @@
 //! Between what travels and what is meant: the only file that knows both the wire's types and the arbiter's own.
 
 use channel::wire::{Outcome, TOKEN_BYTES};
-use control::{Class as WireClass, ControlError, ErrorCode, JobSpec, exact_bytes};
-use policy::Class;
+use control::{
+    Class as WireClass, ControlError, ErrorCode, JobSpec, Parameter, PolicyChoice, exact_bytes,
+};
+use policy::{Class, Param, SlicePolicy, Value};
 
 use crate::ledger::{LEAST_SHARE, Refusal};
 use crate::tenant::Spec;
@@ -70,6 +72,28 @@ pub fn wire_class(class: Class) -> WireClass {
     match class {
         Class::Guaranteed => WireClass::Guaranteed,
         Class::Opportunistic => WireClass::Opportunistic,
+    }
+}
+
+/// The policy that an operator names.
+///
+/// # Errors
+/// It is not known, or a parameter makes no sense.
+pub fn policy(choice: &PolicyChoice) -> Result<Box<dyn SlicePolicy>, ControlError> {
+    let parameters: Vec<Param> = choice
+        .parameters
+        .iter()
+        .map(|(name, value)| Param::new(name.as_str(), policy_value(value)))
+        .collect();
+    policy::by_name(&choice.name, &parameters)
+        .map_err(|error| ControlError::new(ErrorCode::Invalid, error.to_string()))
+}
+
+fn policy_value(value: &Parameter) -> Value {
+    match value {
+        Parameter::Flag(flag) => Value::Flag(*flag),
+        Parameter::Number(number) => Value::Number(*number),
+        Parameter::Word(word) => Value::Word(word.clone()),
     }
 }
 

@@ -4,14 +4,15 @@
 //! again. Whatever makes no sense is refused before anything has changed.
 
 use control::{
-    ControlError, DeviceSelector, DeviceSettings, DeviceStatus, ErrorCode, Reloaded, Reply,
-    SliceMode,
+    ControlError, DeviceSelector, DeviceSettings, DeviceStatus, ErrorCode, PolicyChoice, Reloaded,
+    Reply, SliceMode,
 };
 use serde_json::Value;
 
 use crate::clock::mono_ns;
 use crate::control_server::Peer;
 use crate::convert;
+use crate::dispatch::Setup;
 use crate::serve::Arbiter;
 use crate::state::SavedDevice;
 
@@ -149,11 +150,28 @@ impl Arbiter {
 
     /// Runs a device as its settings say from here on.
     pub(crate) fn run_as_set(&mut self, index: usize) {
-        let setup = self.options.setup(&self.settings_of(index));
+        let settings = self.settings_of(index);
+        let mut setup = self.setup_of(index);
+        // The policy that is there goes on with its accounts, unless another one was chosen.
+        let chosen = settings.policy.unwrap_or_else(default_policy);
+        if self.policies.get(index) == Some(&chosen) {
+            setup.policy = None;
+        } else if let Some(before) = self.policies.get_mut(index) {
+            *before = chosen;
+        }
         if let Some(lane) = self.lanes.get_mut(index) {
             lane.run_as(mono_ns(), setup);
             self.dirty |= 1 << index;
         }
+    }
+
+    /// How a device is run.
+    pub(crate) fn setup_of(&self, index: usize) -> Setup {
+        let total = self.devices.get(index).map_or(0, |d| d.total_bytes);
+        let usable = total.saturating_sub(self.ledger.reserved[index]);
+        let mut settings = self.settings_of(index);
+        settings.policy.get_or_insert_with(default_policy);
+        self.options.setup(&settings, usable)
     }
 
     /// What was set by hand, for the state file.
@@ -179,6 +197,11 @@ impl Arbiter {
     }
 }
 
+/// The policy of a device of which nothing is said.
+pub(crate) fn default_policy() -> PolicyChoice {
+    PolicyChoice::named("stride")
+}
+
 /// Whether settings make sense together.
 pub(crate) fn check(settings: &DeviceSettings) -> Result<(), ControlError> {
     let invalid = |message: String, hint: &str| {
@@ -188,6 +211,18 @@ pub(crate) fn check(settings: &DeviceSettings) -> Result<(), ControlError> {
         return invalid(
             "the mode is not known to this arbiter".into(),
             "write exclusive, concurrent or auto",
+        );
+    }
+    if let Some(policy) = &settings.policy {
+        convert::policy(policy)?;
+    }
+    if let Some(holders) = settings
+        .holders
+        .filter(|holders| !(1..=64).contains(holders))
+    {
+        return invalid(
+            format!("{holders} holders at once make no sense"),
+            "write a number from 1 to 64",
         );
     }
     for (name, us) in [
@@ -218,6 +253,7 @@ fn described(index: usize, change: &DeviceSettings) -> Vec<(&'static str, Value)
     add("mode", change.mode.map(|mode| mode.as_str().into()));
     let policy = change.policy.as_ref();
     add("policy", policy.map(|policy| policy.to_string().into()));
+    add("holders", change.holders.map(Value::from));
     add("quantum_min_us", change.quantum_min_us.map(Value::from));
     add("quantum_max_us", change.quantum_max_us.map(Value::from));
     add("early_wake", change.early_wake.map(Value::from));
@@ -246,6 +282,20 @@ mod tests {
             (of(Some(499), None), ["499", "0.5"]),
             (of(None, Some(1_000_001)), ["1000001", "1000 ms"]),
             (of(Some(6000), Some(5000)), ["6000", "5000"]),
+            (
+                DeviceSettings {
+                    policy: Some(PolicyChoice::named("strid")),
+                    ..DeviceSettings::default()
+                },
+                ["\"strid\"", "did you mean \"stride\"?"],
+            ),
+            (
+                DeviceSettings {
+                    holders: Some(0),
+                    ..DeviceSettings::default()
+                },
+                ["0 holders", "1 to 64"],
+            ),
             (
                 DeviceSettings {
                     mode: Some(SliceMode::Unknown),

@@ -240,7 +240,10 @@ impl Arbiter {
     pub(crate) fn make_lanes(&mut self) {
         for index in self.lanes.len()..self.devices.iter().count() {
             self.reserve_memory(index);
-            let setup = self.options.setup(&self.settings_of(index));
+            let setup = self.setup_of(index);
+            let chosen = self.settings_of(index).policy;
+            self.policies
+                .push(chosen.unwrap_or_else(device_control::default_policy));
             let device = self.devices.get(index);
             let total = device.map_or(0, |device| device.total_bytes);
             if let Some(device) = device {
@@ -282,6 +285,7 @@ impl Arbiter {
                 lane.set_terms(tenant, terms);
             }
         }
+        self.conductor.form(&mut self.lanes);
         self.dirty = u32::MAX;
     }
 
@@ -336,6 +340,7 @@ impl Arbiter {
                 self.dirty |= 1 << index;
             }
         }
+        self.conductor.form(&mut self.lanes);
     }
 
     /// A client is gone: its memory is free, its gates are no more, and whoever waits goes on.
@@ -350,6 +355,7 @@ impl Arbiter {
                 self.dirty |= 1 << index;
             }
         }
+        self.conductor.form(&mut self.lanes);
         let mut held = 0;
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);

@@ -5,10 +5,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use control::paths::RuntimeDir;
-use control::{DeviceSelector, DeviceSettings, MemLimit, SliceMode};
+use control::{DeviceSelector, DeviceSettings, MemLimit, Misbehaviour, SliceMode};
 
-use crate::dispatch::{Mode, Pace, Setup};
+use crate::convert;
+use crate::dispatch::{Answer, Mode, Pace, Setup};
 use crate::ledger::Ceiling;
+
+/// What an opportunistic job may have queued beside a guaranteed one, in microseconds: a tenth of the least slice.
+const GAP_WINDOW_US: u32 = 500;
+/// How long a guaranteed job's silence is borne at most while only opportunistic ones wait.
+const GAP_QUIET_NS: u64 = 600_000;
 
 /// Looks the ceiling of a user up, by number and login name.
 pub type Ceilings = Box<dyn Fn(u32, &str) -> Ceiling + Send>;
@@ -99,10 +105,25 @@ impl Options {
     }
 
     /// How a device with these settings is run.
-    pub(crate) fn setup(&self, settings: &DeviceSettings) -> Setup {
+    pub(crate) fn setup(&self, settings: &DeviceSettings, memory_bytes: u64) -> Setup {
+        let policy = settings.policy.as_ref().map(convert::policy);
         Setup {
-            mode: Self::mode(settings),
+            mode: match settings.mode {
+                Some(SliceMode::Concurrent) => Mode::Concurrent,
+                Some(SliceMode::Auto) => Mode::Auto,
+                _ => Mode::Exclusive,
+            },
             pace: self.pace(settings),
+            // CAST: a small number.
+            holders: settings.holders.unwrap_or(1) as usize,
+            // What makes no sense was refused when it was said.
+            policy: policy.and_then(Result::ok),
+            answer: match settings.misbehaviour.unwrap_or_default() {
+                Misbehaviour::Report => Answer::Report,
+                Misbehaviour::Demote => Answer::Demote,
+                Misbehaviour::Kill => Answer::Kill,
+            },
+            memory_bytes,
         }
     }
 
@@ -121,19 +142,13 @@ impl Options {
             },
             window_us: micros(self.window).clamp(1, max_us / 2),
             lone_window_us: micros(self.lone_window).max(1),
+            gap_window_us: micros(self.window).clamp(1, max_us / 2).min(GAP_WINDOW_US),
             look_ns,
             quiet_ns: nanos(self.quiet),
             quiet_max_ns: nanos(self.quiet).max(u64::from(max_us) * 1000 / 3),
+            gap_quiet_max_ns: nanos(self.quiet).max(GAP_QUIET_NS),
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),
             tick_ns: 20_000_000,
-        }
-    }
-
-    /// The mode of a device with these settings.
-    fn mode(settings: &DeviceSettings) -> Mode {
-        match settings.mode {
-            Some(SliceMode::Concurrent) => Mode::Concurrent,
-            _ => Mode::Exclusive,
         }
     }
 }

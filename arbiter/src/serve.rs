@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use channel::arbiter::Listener;
 use control::paths::Source;
-use control::{DeviceSettings, JobStatus};
+use control::{DeviceSettings, JobStatus, PolicyChoice};
 use policy::TenantId;
 use serde_json::Value;
 
 use crate::clock::{mono_ns, unix_ms};
 use crate::control_server::{Ask, ControlServer};
 use crate::devices::Devices;
-use crate::dispatch::Lane;
+use crate::dispatch::{Conductor, Lane};
 use crate::journal::{Allowance, Journal};
 use crate::ledger::Ledger;
 use crate::nvml::Watcher;
@@ -131,6 +131,10 @@ pub struct Arbiter {
     pub(crate) devices: Devices,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) lane_next_ns: Vec<Option<u64>>,
+    /// The slice policy of each lane, as it was chosen.
+    pub(crate) policies: Vec<PolicyChoice>,
+    pub(crate) conductor: Conductor,
+    conduct_ns: Option<u64>,
     /// Lanes to be stepped whatever the time.
     pub(crate) dirty: u32,
     pub(crate) clients: BTreeMap<u64, Client>,
@@ -211,6 +215,9 @@ impl Arbiter {
             devices: Devices::default(),
             lanes: Vec::new(),
             lane_next_ns: Vec::new(),
+            policies: Vec::new(),
+            conductor: Conductor::default(),
+            conduct_ns: None,
             dirty: 0,
             clients: BTreeMap::new(),
             greetings: BTreeMap::new(),
@@ -348,12 +355,15 @@ impl Arbiter {
     /// Steps the lanes that are due and sees to the house. Returns when to wake up at the latest.
     fn step(&mut self) -> Option<u64> {
         let now_ns = mono_ns();
-        self.step_dirty_lanes();
         for at in 0..self.lanes.len() {
             if self.lane_next_ns[at].is_some_and(|next_ns| next_ns <= now_ns) {
-                self.lane_next_ns[at] = self.lanes[at].step(mono_ns());
+                self.dirty |= 1 << at;
             }
         }
+        if self.conduct_ns.is_some_and(|next_ns| next_ns <= now_ns) {
+            self.dirty |= self.conductor.lanes();
+        }
+        self.step_dirty_lanes();
         if now_ns >= self.house_ns {
             self.keep_house(now_ns);
             self.house_ns = now_ns + HOUSE_NS;
@@ -363,7 +373,8 @@ impl Arbiter {
         if self.state_is_old {
             self.save_state();
         }
-        let lanes = self.lane_next_ns.iter().copied().flatten().min();
+        let lanes = self.lane_next_ns.iter().copied().chain([self.conduct_ns]);
+        let lanes = lanes.flatten().min();
         let quiet = self.clients.is_empty()
             && self.greetings.is_empty()
             && self.parked.is_empty()
@@ -383,10 +394,24 @@ impl Arbiter {
         lanes.into_iter().chain(house).min()
     }
 
-    /// Steps the lanes in which something has changed.
+    /// Steps the lanes in which something has changed or that are due, then deals the turns of gangs.
     pub(crate) fn step_dirty_lanes(&mut self) {
         let dirty = std::mem::take(&mut self.dirty);
-        for at in (0..self.lanes.len()).filter(|at| dirty & (1 << at) != 0) {
+        if dirty == 0 {
+            return;
+        }
+        self.step_lanes(dirty);
+        if self.conductor.is_idle() {
+            self.conduct_ns = None;
+        } else if dirty & self.conductor.lanes() != 0 {
+            let (touched, again_ns) = self.conductor.step(mono_ns(), &mut self.lanes);
+            self.conduct_ns = again_ns;
+            self.step_lanes(touched);
+        }
+    }
+
+    fn step_lanes(&mut self, lanes: u32) {
+        for at in (0..self.lanes.len()).filter(|at| lanes & (1 << at) != 0) {
             self.lane_next_ns[at] = self.lanes[at].step(mono_ns());
         }
     }
@@ -413,6 +438,8 @@ impl Arbiter {
             }
         }
         self.look_for_missing(now_ns);
+        self.inform_lanes();
+        self.look_for_offenders(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.
         let watching = !self.clients.is_empty() || !self.ledger.is_empty();
         if watching != self.watching {

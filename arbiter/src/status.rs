@@ -8,7 +8,6 @@ use policy::TenantId;
 
 use crate::clock::{mono_ns, unix_ms};
 use crate::convert;
-use crate::dispatch::Mode;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
 
@@ -55,8 +54,12 @@ impl Arbiter {
             let guaranteed = there
                 .iter()
                 .filter(|tenant| tenant.spec.class == policy::Class::Guaranteed);
-            let holder = lane.and_then(|lane| lane.holder());
-            let holder = holder.and_then(|id| self.ledger.get(id));
+            let holders: Vec<String> = lane
+                .into_iter()
+                .flat_map(|lane| lane.holding())
+                .filter_map(|id| Some(self.ledger.get(id)?.spec.name.clone()))
+                .collect();
+            let (at_once, reason) = lane.map_or((false, ""), |lane| lane.running());
             let settings = self.settings_of(index);
             DeviceStatus {
                 index: u32::try_from(index).unwrap_or(u32::MAX),
@@ -66,11 +69,12 @@ impl Arbiter {
                 reserved_bytes: self.ledger.reserved[index],
                 simulated: device.simulated,
                 mode: settings.mode.unwrap_or_default(),
-                running: match lane.map(|lane| lane.mode()) {
-                    Some(Mode::Concurrent) => SliceMode::Concurrent,
-                    _ => SliceMode::Exclusive,
+                running: if at_once {
+                    SliceMode::Concurrent
+                } else {
+                    SliceMode::Exclusive
                 },
-                running_reason: String::new(),
+                running_reason: reason.to_owned(),
                 policy: settings
                     .policy
                     .as_ref()
@@ -80,8 +84,9 @@ impl Arbiter {
                 early_wake: settings.early_wake.unwrap_or(false),
                 misbehaviour: settings.misbehaviour.unwrap_or_default(),
                 set_by_hand: self.by_hand_of(index).is_some(),
-                holders: holder.iter().map(|t| t.spec.name.clone()).collect(),
-                holder: holder.map(|tenant| tenant.spec.name.clone()),
+                holders_max: settings.holders.unwrap_or(1),
+                holder: holders.first().cloned(),
+                holders,
                 jobs: there.iter().map(|t| t.spec.name.clone()).collect(),
                 share_promised: guaranteed.filter_map(|tenant| tenant.spec.share).sum(),
                 busy_fraction: lane.map_or(0.0, |lane| lane.busy_part(now_ns)),
@@ -159,6 +164,12 @@ impl Arbiter {
             })
             .filter_map(|(at, _)| tenant.limits[at])
             .collect();
+        let conduct: Vec<_> = self
+            .lanes
+            .iter()
+            .map(|lane| lane.conduct(id, now_ns))
+            .collect();
+        let demoted = conduct.iter().find_map(|(demoted, _)| *demoted);
         Some(JobStatus {
             name: tenant.spec.name.clone(),
             id: id.0,
@@ -178,8 +189,8 @@ impl Arbiter {
             share_max: tenant.spec.share_max,
             gang: tenant.spec.gang.unwrap_or(true) && devices.len() > 1,
             paused: tenant.spec.paused,
-            demoted: None,
-            misbehaved_count: 0,
+            demoted: demoted.map(|offence| offence.text()),
+            misbehaved_count: conduct.iter().map(|(_, count)| count).sum(),
             deadline_unix_ms: tenant.spec.deadline_unix_ms,
             work_ns: tenant.spec.work_ns,
             share_got_recent: mean(|device| device.share_got_recent),
@@ -228,7 +239,7 @@ impl Arbiter {
             mem_used_bytes: used,
             mem_peak_bytes: tenant.peak_bytes(index),
             unattributed_bytes: physical.saturating_sub(used),
-            holding: lane.holder() == Some(tenant.id),
+            holding: lane.holding().any(|id| id == tenant.id),
             device_time_ns: usage.device_ns,
             wait_time_ns: usage.wait_ns,
         }

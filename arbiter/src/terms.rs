@@ -5,6 +5,7 @@
 
 use policy::{Class, TenantId};
 
+use crate::clock::{mono_ns, unix_ms};
 use crate::devices::Devices;
 use crate::ledger::{LEAST_SHARE, Ledger, Refusal};
 use crate::tenant::{Spec, Tenant};
@@ -27,8 +28,8 @@ pub struct Terms {
     pub paused: bool,
     /// All of its devices at once or none, where it uses several.
     pub gang: bool,
-    /// By when its work should be done, in Unix milliseconds.
-    pub deadline_unix_ms: Option<u64>,
+    /// By when its work should be done, in nanoseconds of the lanes' clock.
+    pub deadline_ns: Option<u64>,
     /// Device time that its work takes in all, in nanoseconds.
     pub work_ns: Option<u64>,
 }
@@ -43,7 +44,7 @@ impl Terms {
             max_ppm: None,
             paused: false,
             gang: false,
-            deadline_unix_ms: None,
+            deadline_ns: None,
             work_ns: None,
         }
     }
@@ -60,6 +61,9 @@ fn promised(spec: &Spec) -> Option<f64> {
 impl Ledger {
     /// The terms of every job on a device.
     pub fn terms(&self, devices: &Devices, device: usize) -> Vec<(TenantId, Terms)> {
+        let (now_unix_ms, now_ns) = (unix_ms(), mono_ns());
+        let mono =
+            |at_ms: u64| now_ns + at_ms.saturating_sub(now_unix_ms).saturating_mul(1_000_000);
         let there = || {
             self.iter()
                 .filter(|t| devices.entitled(device, &t.spec.devices, t.spec.simulated))
@@ -88,7 +92,7 @@ impl Ledger {
                     max_ppm: spec.share_max.map(ppm),
                     paused: spec.paused,
                     gang: spec.gang.unwrap_or(true),
-                    deadline_unix_ms: spec.deadline_unix_ms,
+                    deadline_ns: spec.deadline_unix_ms.map(mono),
                     work_ns: spec.work_ns,
                     ..Terms::plain(spec.class, ppm(spec.share.unwrap_or(unnamed)))
                 };

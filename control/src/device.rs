@@ -16,6 +16,8 @@ pub struct DeviceSettings {
     pub mode: Option<SliceMode>,
     /// Who runs next.
     pub policy: Option<PolicyChoice>,
+    /// How many jobs may hold the device at once in slices, where the policy makes use of it.
+    pub holders: Option<u32>,
     /// Slices never last less, in microseconds.
     pub quantum_min_us: Option<u64>,
     /// Slices never last longer, in microseconds.
@@ -36,6 +38,7 @@ impl DeviceSettings {
         Self {
             mode: self.mode.or(other.mode),
             policy: self.policy.or_else(|| other.policy.clone()),
+            holders: self.holders.or(other.holders),
             quantum_min_us: self.quantum_min_us.or(other.quantum_min_us),
             quantum_max_us: self.quantum_max_us.or(other.quantum_max_us),
             early_wake: self.early_wake.or(other.early_wake),
@@ -49,8 +52,27 @@ impl DeviceSettings {
 #[serde(default)]
 pub struct PolicyChoice {
     pub name: String,
-    /// Numbers by name; which there are is the policy's own affair.
-    pub parameters: BTreeMap<String, f64>,
+    /// By name; which there are is the policy's own affair.
+    pub parameters: BTreeMap<String, Parameter>,
+}
+
+/// What a parameter of a policy is given.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Parameter {
+    Flag(bool),
+    Number(f64),
+    Word(String),
+}
+
+impl fmt::Display for Parameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => write!(f, "{flag}"),
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Word(word) => f.write_str(word),
+        }
+    }
 }
 
 impl PolicyChoice {
@@ -91,9 +113,14 @@ impl FromStr for PolicyChoice {
         let mut parameters = BTreeMap::new();
         for pair in rest.split(',').filter(|_| !rest.is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(bad)?;
-            let value: f64 = value.trim().parse().map_err(|_| bad())?;
-            let key = key.trim();
-            if !word(key) || !value.is_finite() {
+            let (key, value) = (key.trim(), value.trim());
+            let value = match (value.parse::<bool>(), value.parse::<f64>()) {
+                (Ok(flag), _) => Parameter::Flag(flag),
+                (_, Ok(number)) if number.is_finite() => Parameter::Number(number),
+                (_, Err(_)) if word(value) => Parameter::Word(value.to_owned()),
+                _ => return Err(bad()),
+            };
+            if !word(key) {
                 return Err(bad());
             }
             if parameters.insert(key.to_owned(), value).is_some() {
@@ -109,7 +136,9 @@ impl FromStr for PolicyChoice {
 
 /// Not a policy with its parameters.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no policy: write its name, or its name and numbers as in name:key=2,other=0.5")]
+#[error(
+    "`{0}` is no policy: write its name, or its name and parameters as in name:key=2,other=true"
+)]
 pub struct BadPolicyText(pub String);
 
 /// What happens to a job that harms the others: keeps the device beyond all bounds, never comes when it is let in, floods the
@@ -164,7 +193,11 @@ mod tests {
 
     #[test]
     fn policies_parse_back() {
-        for text in ["stride", "guard:gain=0.5,limit=2", "salus-fair:lanes=3"] {
+        for text in [
+            "stride",
+            "guard:gain=0.5,limit=2",
+            "salus:kind=fair,lanes=3,strict=true",
+        ] {
             let choice: PolicyChoice = text.parse().unwrap();
             assert_eq!(choice.to_string(), text);
             let wire = serde_json::to_string(&choice).unwrap();

@@ -20,7 +20,7 @@ mod span;
 pub mod wire;
 
 pub use client::{Client, ClientError};
-pub use device::{BadPolicyText, DeviceSettings, Misbehaviour, PolicyChoice};
+pub use device::{BadPolicyText, DeviceSettings, Misbehaviour, Parameter, PolicyChoice};
 pub use error::{ControlError, ErrorCode};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use report::{

@@ -180,6 +180,8 @@ pub struct DeviceStatus {
     pub quantum_us: u64,
     /// Shortest slice.
     pub quantum_min_us: u64,
+    /// How many jobs may hold it at once in slices.
+    pub holders_max: u32,
     pub early_wake: bool,
     pub misbehaviour: Misbehaviour,
     /// Something of this was set by hand, and stays until the quota file is read again.

@@ -15,16 +15,25 @@ fn pace() -> Pace {
         },
         window_us: 2000,
         lone_window_us: 20_000,
+        gap_window_us: 500,
         look_ns: 300 * US,
         quiet_ns: 300 * US,
         quiet_max_ns: 1600 * US,
+        gap_quiet_max_ns: 600 * US,
         unmarked_quiet_ns: MS,
         tick_ns: 20 * MS,
     }
 }
 
 fn setup(mode: Mode) -> Setup {
-    Setup { mode, pace: pace() }
+    Setup {
+        mode,
+        pace: pace(),
+        holders: 1,
+        policy: None,
+        answer: Answer::Demote,
+        memory_bytes: 0,
+    }
 }
 
 /// A lane and the clock that drives it, with one client per tenant.
