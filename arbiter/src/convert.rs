@@ -4,7 +4,7 @@ use channel::wire::{Outcome, TOKEN_BYTES};
 use control::{
     Class as WireClass, ControlError, ErrorCode, JobSpec, Parameter, PolicyChoice, exact_bytes,
 };
-use policy::{Class, Param, SlicePolicy, Value};
+use policy::{Class, Param, PolicyError, SlicePolicy, Value};
 
 use crate::ledger::{LEAST_SHARE, Refusal};
 use crate::tenant::Spec;
@@ -79,14 +79,23 @@ pub fn wire_class(class: Class) -> WireClass {
 ///
 /// # Errors
 /// It is not known, or a parameter makes no sense.
-pub fn policy(choice: &PolicyChoice) -> Result<Box<dyn SlicePolicy>, ControlError> {
+pub fn policy(choice: &PolicyChoice) -> Result<Box<dyn SlicePolicy>, PolicyError> {
     let parameters: Vec<Param> = choice
         .parameters
         .iter()
         .map(|(name, value)| Param::new(name.as_str(), policy_value(value)))
         .collect();
     policy::by_name(&choice.name, &parameters)
-        .map_err(|error| ControlError::new(ErrorCode::Invalid, error.to_string()))
+}
+
+/// Whether there is such a policy.
+///
+/// # Errors
+/// The parameter that is wrong, where it is not the name, and a sentence.
+pub fn check_policy(choice: &PolicyChoice) -> Result<(), (Option<String>, String)> {
+    policy(choice)
+        .map(|_| ())
+        .map_err(|error| (error.param().map(ToOwned::to_owned), error.to_string()))
 }
 
 fn policy_value(value: &Parameter) -> Value {

@@ -214,7 +214,8 @@ pub(crate) fn check(settings: &DeviceSettings) -> Result<(), ControlError> {
         );
     }
     if let Some(policy) = &settings.policy {
-        convert::policy(policy)?;
+        convert::policy(policy)
+            .map_err(|error| ControlError::new(ErrorCode::Invalid, error.to_string()))?;
     }
     if let Some(holders) = settings
         .holders

@@ -28,6 +28,7 @@ mod tenant;
 mod terms;
 mod usage;
 
+pub use convert::check_policy;
 pub use ledger::Ceiling;
 pub use options::{DeviceRule, Options, Reload, Rules};
 pub use serve::{Arbiter, Error, Stopper, run};

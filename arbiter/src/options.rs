@@ -33,6 +33,9 @@ pub struct Rules {
     /// Number of sections behind the ceilings.
     pub tenant_rules: usize,
 }
+/// How long before its slice a tenant is woken. TIMEOUT: the wake-ups of the arbiter and of one thread, with a margin for a
+/// busy host; a hundredth of the usual slice.
+const LEAD_NS: u64 = 80_000;
 
 /// What a daemon is told at its start.
 pub struct Options {
@@ -52,8 +55,12 @@ pub struct Options {
     pub window: Duration,
     /// The same for a tenant alone.
     pub lone_window: Duration,
+    /// How long the next slice waits for the end of what the one before it has queued; then both run at once.
+    pub drain: Duration,
     /// How long a holder that does nothing keeps a device that others want.
     pub quiet: Duration,
+    /// Wakes the next tenant before its slice begins, where a device's own rule says nothing.
+    pub early_wake: bool,
     /// Settings of single devices; the first that matches is the one a device gets.
     pub devices: Vec<DeviceRule>,
     /// What users may have.
@@ -87,7 +94,9 @@ impl Options {
             quantum_min: Duration::from_millis(2),
             window: Duration::from_millis(2),
             lone_window: Duration::from_millis(20),
+            drain: Duration::from_millis(100),
             quiet: Duration::from_micros(300),
+            early_wake: true,
             devices: Vec::new(),
             ceilings: Box::new(|_, _| Ceiling::default()),
             reload: None,
@@ -134,6 +143,7 @@ impl Options {
         let min_us = micros_of(settings.quantum_min_us).unwrap_or(micros(self.quantum_min));
         // Below that a hand-over would cost more than the slice.
         let max_us = quantum_us.max(200);
+        let early_wake = settings.early_wake.unwrap_or(self.early_wake);
         let look_ns = (u64::from(max_us) * 1000 / 16).clamp(100_000, 400_000);
         Pace {
             quantum: policy::QuantumBounds {
@@ -144,11 +154,14 @@ impl Options {
             lone_window_us: micros(self.lone_window).max(1),
             gap_window_us: micros(self.window).clamp(1, max_us / 2).min(GAP_WINDOW_US),
             look_ns,
+            drain_look_ns: 50_000,
+            drain_ns: nanos(self.drain),
             quiet_ns: nanos(self.quiet),
             quiet_max_ns: nanos(self.quiet).max(u64::from(max_us) * 1000 / 3),
             gap_quiet_max_ns: nanos(self.quiet).max(GAP_QUIET_NS),
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),
             tick_ns: 20_000_000,
+            lead_ns: if early_wake { LEAD_NS } else { 0 },
         }
     }
 }

@@ -172,6 +172,9 @@ pub struct Set {
     /// Slice policy, with parameters: stride, or NAME:key=number,key=number
     #[arg(long, value_name = "POLICY")]
     pub policy: Option<PolicyChoice>,
+    /// How many jobs may hold the device at once in slices, where the policy makes use of it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub holders: Option<u32>,
     /// Longest slice in milliseconds
     #[arg(long, value_name = "MS", value_parser = parse_quantum)]
     pub quantum_ms: Option<f64>,

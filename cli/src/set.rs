@@ -25,7 +25,7 @@ pub fn set(args: &Set) -> Result<String> {
     if let Some(device) = &args.device {
         let settings = settings_of(args);
         if settings.is_empty() {
-            let what = "nothing to change on a device: give --mode, --policy, --quantum-ms, --quantum-min-ms, --early-wake or --misbehaviour";
+            let what = "nothing to change on a device: give --mode, --policy, --holders, --quantum-ms, --quantum-min-ms, --early-wake or --misbehaviour";
             return Err(anyhow!(what).into());
         }
         let device = match device {
@@ -85,6 +85,7 @@ fn settings_of(args: &Set) -> DeviceSettings {
     DeviceSettings {
         mode: args.mode,
         policy: args.policy.clone(),
+        holders: args.holders,
         quantum_min_us: args.quantum_min_ms.map(micros),
         quantum_max_us: args.quantum_ms.map(micros),
         early_wake: args.early_wake,

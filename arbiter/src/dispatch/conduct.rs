@@ -5,8 +5,10 @@
 
 use super::pace::Answer;
 
-/// How long it runs last after it was found out for the last time.
+/// How long it runs last after it was found out for the last time. One that does not come gives no sign of having come back
+/// to its senses but to come when it is let in, so it is given a chance more often; what that costs the others is a slice.
 const PENANCE_NS: u64 = 10_000_000_000;
+const DEAF_PENANCE_NS: u64 = 2_000_000_000;
 /// The same offence is told again after this long.
 const SILENCE_NS: u64 = 10_000_000_000;
 
@@ -78,7 +80,11 @@ impl Conduct {
             .is_some_and(|before| before.word() == offence.word());
         self.offence = Some(offence);
         if answer != Answer::Report {
-            self.demoted_until_ns = now_ns + PENANCE_NS;
+            let penance_ns = match offence {
+                Offence::Deaf => DEAF_PENANCE_NS,
+                _ => PENANCE_NS,
+            };
+            self.demoted_until_ns = self.demoted_until_ns.max(now_ns + penance_ns);
         }
         let silent = same
             && self
@@ -117,13 +123,16 @@ mod tests {
     fn an_offender_runs_last_until_some_time_after_its_last_offence() {
         let mut conduct = Conduct::default();
         assert_eq!(conduct.demoted(0), None);
-        assert!(conduct.find(S, Offence::Deaf, Answer::Demote));
-        assert!(!conduct.find(2 * S, Offence::Deaf, Answer::Demote), "told");
-        assert_eq!(conduct.demoted(11 * S), Some(Offence::Deaf));
+        assert!(conduct.find(S, Offence::Flood, Answer::Demote));
+        assert!(!conduct.find(2 * S, Offence::Flood, Answer::Demote), "told");
+        assert_eq!(conduct.demoted(11 * S), Some(Offence::Flood));
         assert!(!conduct.forgive(11 * S));
         assert_eq!(conduct.demoted(12 * S), None);
         assert!(conduct.forgive(12 * S) && !conduct.forgive(13 * S));
         assert_eq!(conduct.count, 1);
+        assert!(conduct.find(20 * S, Offence::Deaf, Answer::Demote));
+        assert_eq!(conduct.demoted(21 * S), Some(Offence::Deaf));
+        assert_eq!(conduct.demoted(22 * S), None, "it has another chance soon");
     }
 
     #[test]

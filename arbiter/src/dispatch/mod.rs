@@ -1,9 +1,9 @@
 //! The fast loop of one device: looks at its tenants, charges them, asks the policy and moves the gates.
 //!
 //! In slices the gates of the tenants that hold the device are open, all others closed; usually one holds it, and a policy with
-//! lanes may have several. What a tenant has queued when its gate closes (its *tail*) is still charged to it while it lasts,
-//! and overlaps with the next tenant; time in which several are busy is split equally between them. All at once, everybody
-//! holds the device.
+//! lanes may have several. What a tenant has queued when its gate closes (its *tail*) is still charged to it while it lasts;
+//! the next tenant's gate opens when it has ended. A tail that is too long to wait for overlaps with the next tenant; time in
+//! which several are busy is split equally between them. All at once, everybody holds the device.
 //!
 //! A tenant alone pays nothing: its gate stays open, without a deadline, until another tenant waits. Only then does the lane
 //! look at the holder every few hundred microseconds, to pass the device on as soon as it is idle.
@@ -28,8 +28,8 @@ use std::rc::Rc;
 use channel::Grant;
 use channel::arbiter::ClientPages;
 use policy::{
-    Class, Decision, Device, Holder, Iterations, Memory, QuantumBounds, SlicePolicy, TenantId,
-    TenantView, View,
+    Class, Decision, Device, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy,
+    TenantId, TenantView, View,
 };
 
 use crate::terms::Terms;
@@ -64,6 +64,10 @@ pub struct Lane {
     turn: Option<Turn>,
     /// Who runs for the sake of its floor, likewise.
     floor: Option<TenantId>,
+    /// The slice that begins when the tails before it have ended.
+    coming: Option<Slice>,
+    /// Told that its gate is about to open.
+    announced: Option<TenantId>,
     grants: u64,
     /// When time was charged last.
     charged_ns: u64,
@@ -105,6 +109,8 @@ impl Lane {
             seats: Vec::new(),
             turn: None,
             floor: None,
+            coming: None,
+            announced: None,
             grants: 0,
             charged_ns: now_ns,
             crowded_until_ns: 0,
@@ -157,7 +163,8 @@ impl Lane {
                 self.seats.len() - 1
             }
         };
-        let free = self.seats.iter().all(|seat| seat.hold.is_none()) && self.turn.is_none();
+        let nobody = self.seats.iter().all(|seat| seat.hold.is_none());
+        let free = nobody && self.turn.is_none() && self.coming.is_none();
         let grant = self.grant_of(&self.seats[at], now_ns, 0, 0);
         let seat = &mut self.seats[at];
         seat.clients.push((client, Rc::clone(&pages)));
@@ -237,14 +244,17 @@ impl Lane {
         if self.at_once() {
             self.let_all_in(now_ns);
         } else {
-            sooner(self.decide(now_ns));
+            let decision = self.decide(now_ns);
+            sooner(self.announce(now_ns, &decision));
         }
         self.set_windows(now_ns);
         self.mark_busy(now_ns);
 
         let contended = self.is_contended(now_ns);
         let tails = self.seats.iter().any(|seat| seat.tail_since_ns.is_some());
-        let next_ns = if contended || tails {
+        let next_ns = if self.at_once() {
+            now_ns + self.pace.tick_ns
+        } else if contended || tails {
             now_ns + self.pace.look_ns
         } else if self.seats.iter().any(|seat| seat.busy) {
             now_ns + self.pace.tick_ns
@@ -347,7 +357,7 @@ impl Lane {
 
     /// Everybody who may holds the device.
     fn let_all_in(&mut self, now_ns: u64) {
-        (self.turn, self.floor) = (None, None);
+        (self.turn, self.floor, self.coming) = (None, None, None);
         for at in 0..self.seats.len() {
             let seat = &self.seats[at];
             if seat.hold.is_none() && seat.may_run() && !seat.clients.is_empty() {
@@ -356,24 +366,37 @@ impl Lane {
         }
     }
 
-    /// Who holds the device. Returns when to decide again.
-    fn decide(&mut self, now_ns: u64) -> Option<u64> {
+    /// Who holds the device, when to decide again, and who comes next.
+    fn decide(&mut self, now_ns: u64) -> Decision {
         let competing = self.seats.iter().filter(|seat| seat.competes(now_ns));
         let contended = competing.count() >= 2;
         if contended {
             self.crowded_until_ns = now_ns + CROWDED_NS;
         }
+        if let Some(slice) = self.coming {
+            // Who has gone in the meantime, or been stopped, does not keep the others waiting.
+            let there = |seat: &Seat| {
+                let its_turn = match self.turn {
+                    Some(turn) => turn.tenant == seat.tenant && seat.may_run(),
+                    None => !seat.gang && seat.competes(now_ns),
+                };
+                seat.tenant == slice.tenant && !seat.clients.is_empty() && its_turn
+            };
+            if self.seats.iter().any(there) {
+                return self.begin_after_tails(now_ns, slice);
+            }
+            self.coming = None;
+        }
         if let Some(turn) = self.turn {
-            self.hand_to(now_ns, turn.tenant, turn.quantum_us, turn.contended);
-            return None;
+            return self.hand_to(now_ns, turn.tenant, turn.quantum_us, turn.contended);
         }
         for at in 0..self.seats.len() {
             if self.seats[at].gang && self.seats[at].hold.is_some() {
                 self.take(now_ns, at);
             }
         }
-        if let Some(again_ns) = self.serve_floor(now_ns) {
-            return Some(again_ns);
+        if let Some(decision) = self.serve_floor(now_ns) {
+            return decision;
         }
         self.view.clear();
         self.held.clear();
@@ -390,63 +413,148 @@ impl Lane {
                 memory_bytes: self.memory_bytes,
             },
         });
-        self.carry_out(now_ns, &decision, contended);
-        decision.again_ns
+        self.carry_out(now_ns, decision, contended)
     }
 
-    /// One gate closes, the next one opens, and then there is time to look at what was left behind.
-    fn carry_out(&mut self, now_ns: u64, decision: &Decision, contended: bool) {
-        let mut left = policy::Few::<(TenantId, Hold)>::new();
-        let device = self.device;
+    /// Gates close, tails end, gates open.
+    fn carry_out(&mut self, now_ns: u64, decision: Decision, contended: bool) -> Decision {
         for id in &decision.revoke {
-            let hold = self.seat_mut(*id).and_then(|seat| seat.end(now_ns, device));
-            if let Some(hold) = hold {
-                left.push((*id, hold));
+            if let Some(at) = self.seats.iter().position(|seat| seat.tenant == *id) {
+                self.take(now_ns, at);
             }
         }
+        // Several at once are told apart by nobody anyway.
+        let drains = self.holders == 1 && !decision.revoke.is_empty();
         for slice in &decision.grant {
             let at = self.seats.iter().position(|s| s.tenant == slice.tenant);
-            if let Some(at) = at.filter(|at| self.seats[*at].may_run()) {
-                self.begin(now_ns, at, slice.quantum_us, contended);
+            let Some(at) = at.filter(|at| self.seats[*at].may_run()) else {
+                continue;
+            };
+            if drains {
+                return self.begin_after_tails(now_ns, *slice);
+            }
+            self.begin(now_ns, at, slice.quantum_us, contended);
+        }
+        let holds = self
+            .seats
+            .iter()
+            .filter_map(|seat| Some((seat, seat.hold?)));
+        // Where a tail is to be waited for there is time to wake the next one after the end of the slice.
+        let ends = holds.map(|(seat, hold)| (hold.due_ns(), seat.tail_ns));
+        let (Some(again_ns), Some((due_ns, tail_ns))) = (decision.again_ns, ends.min()) else {
+            return decision;
+        };
+        Decision {
+            // One that is over was left to its holder by the policy.
+            again_ns: Some(if due_ns > now_ns {
+                again_ns.min(due_ns)
+            } else {
+                again_ns
+            }),
+            next: decision.next.filter(|_| tail_ns < self.pace.lead_ns),
+            ..decision
+        }
+    }
+
+    /// Begins a slice once the tails before it have ended; says when to look again, and whom to wake.
+    ///
+    /// Two tenants on the device at once are told apart by nobody: the hardware slices between them as it likes, and their
+    /// time can only be split by halves, which is wrong for each by a good part of every tail. So a tail ends first. That
+    /// costs nothing but the moment between its end and our look at it, for the device has work until then. A tail that
+    /// lasts is not waited for for ever: a guaranteed tenant waits for an opportunistic one's no longer than the window, and
+    /// nobody waits for that of a gang, whose kernels may be waiting for others of the same gang.
+    fn begin_after_tails(&mut self, now_ns: u64, slice: Slice) -> Decision {
+        let class = self.seat(slice.tenant).map(|seat| seat.class(now_ns));
+        let window_ns = u64::from(self.pace.window_us) * 1000;
+        let patience_ns = |seat: &Seat| match (class, seat.class(now_ns)) {
+            _ if seat.gang => window_ns,
+            (Some(Class::Guaranteed), Class::Opportunistic) => window_ns,
+            _ => self.pace.drain_ns,
+        };
+        let waited_for = self.seats.iter().filter_map(|seat| {
+            let since_ns = seat.tail_since_ns?;
+            let own = seat.tenant == slice.tenant;
+            (!own && now_ns < since_ns + patience_ns(seat)).then_some(since_ns + seat.tail_ns)
+        });
+        if let Some(ends_ns) = waited_for.max() {
+            self.coming = Some(slice);
+            let soon = ends_ns <= now_ns + self.pace.lead_ns;
+            return Decision {
+                again_ns: Some(now_ns + self.pace.drain_look_ns),
+                next: soon.then_some(slice.tenant),
+                ..Decision::default()
+            };
+        }
+        self.coming = None;
+        let mut again_ns = None;
+        if let Some(at) = self.seats.iter().position(|s| s.tenant == slice.tenant) {
+            self.begin(now_ns, at, slice.quantum_us, true);
+            again_ns = self.seats[at].hold.map(|hold| hold.due_ns());
+        }
+        Decision {
+            again_ns,
+            ..Decision::default()
+        }
+    }
+
+    /// Wakes who comes next shortly before it does. Returns when to decide again, or to do this.
+    fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
+        let again_ns = decision.again_ns;
+        let due_ns = again_ns.map(|ns| ns.saturating_sub(self.pace.lead_ns));
+        let early = decision.next.is_some() && self.pace.lead_ns > 0;
+        let due = early && due_ns.is_some_and(|due_ns| due_ns <= now_ns);
+        let next = decision.next.filter(|_| due);
+        if next != self.announced {
+            let wrong = std::mem::replace(&mut self.announced, next);
+            for seat in &self.seats {
+                for (_, pages) in &seat.clients {
+                    if Some(seat.tenant) == next {
+                        pages.arbiter.announce(self.device);
+                    } else if Some(seat.tenant) == wrong && seat.hold.is_none() {
+                        pages.arbiter.close(self.device);
+                    }
+                }
             }
         }
-        for (id, hold) in &left {
-            if let Some(at) = self.seats.iter().position(|seat| seat.tenant == *id) {
-                self.leave_behind(now_ns, at, *hold);
-            }
-        }
+        if early && !due { due_ns } else { again_ns }
     }
 
     /// Gives the device to one tenant alone, unless it has it.
-    fn hand_to(&mut self, now_ns: u64, tenant: TenantId, quantum_us: u32, contended: bool) {
+    fn hand_to(
+        &mut self,
+        now_ns: u64,
+        tenant: TenantId,
+        quantum_us: u32,
+        contended: bool,
+    ) -> Decision {
         let mut decision = Decision::default();
         for seat in &self.seats {
             if seat.hold.is_some() && seat.tenant != tenant {
                 decision.revoke.push(seat.tenant);
             }
             if seat.tenant == tenant && seat.hold.is_none() && !seat.clients.is_empty() {
-                decision.grant.push(policy::Slice { tenant, quantum_us });
+                decision.grant.push(Slice { tenant, quantum_us });
             }
         }
-        self.carry_out(now_ns, &decision, contended);
+        self.carry_out(now_ns, decision, contended)
     }
 
-    /// Begins and sees through a slice for one that is owed its floor. Returns when to decide again; `None`: there is none.
-    fn serve_floor(&mut self, now_ns: u64) -> Option<u64> {
+    /// Begins and sees through a slice for one that is owed its floor; `None`: there is none.
+    fn serve_floor(&mut self, now_ns: u64) -> Option<Decision> {
         let slices = self.slices();
         if let Some(seat) = self.floor.and_then(|id| self.seat(id)) {
             let due_ns = seat.hold.map_or(0, |hold| hold.due_ns());
             if seat.competes(now_ns) && seat.bounds.is_owed() && now_ns < due_ns {
-                return Some(due_ns);
+                return Some(Decision {
+                    again_ns: Some(due_ns),
+                    ..Decision::default()
+                });
             }
         }
         self.floor = None;
         // Whoever has begun a slice ends it.
-        if self
-            .seats
-            .iter()
-            .any(|seat| seat.hold.is_some_and(|hold| now_ns < hold.due_ns()) && seat.busy)
-        {
+        let begun = |seat: &Seat| seat.hold.is_some_and(|hold| now_ns < hold.due_ns());
+        if self.seats.iter().any(|seat| begun(seat) && seat.busy) {
             return None;
         }
         let (tenant, owed_ns) = self
@@ -459,8 +567,12 @@ impl Lane {
         let QuantumBounds { min_us, max_us } = self.pace.quantum;
         let quantum_us = owed_us.clamp(min_us.min(max_us), max_us);
         self.floor = Some(tenant);
-        self.hand_to(now_ns, tenant, quantum_us, true);
-        Some(now_ns + u64::from(quantum_us) * 1000)
+        let decision = self.hand_to(now_ns, tenant, quantum_us, true);
+        let due_ns = now_ns + u64::from(quantum_us) * 1000;
+        Some(Decision {
+            again_ns: decision.again_ns.or(Some(due_ns)),
+            ..decision
+        })
     }
 
     /// Opens the gates of a tenant, or begins its slice anew.
@@ -475,9 +587,11 @@ impl Lane {
         self.seats[at].begin(now_ns, self.device, &grant);
     }
 
-    /// Takes the device from a tenant.
+    /// Takes the device from a tenant that holds it.
     fn take(&mut self, now_ns: u64, at: usize) {
-        if let Some(hold) = self.seats[at].end(now_ns, self.device) {
+        if self.seats[at].hold.is_some()
+            && let Some(hold) = self.seats[at].end(now_ns, self.device)
+        {
             self.leave_behind(now_ns, at, hold);
         }
     }

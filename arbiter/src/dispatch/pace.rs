@@ -15,6 +15,10 @@ pub struct Pace {
     pub gap_window_us: u32,
     /// How often the holder is looked at while somebody waits, and a tail while it lasts.
     pub look_ns: u64,
+    /// How often the end of a tail is looked for while the next slice waits for it.
+    pub drain_look_ns: u64,
+    /// How long the next slice waits for a tail.
+    pub drain_ns: u64,
     /// How long a holder without work in flight must have submitted nothing to count as idle, at first.
     pub quiet_ns: u64,
     /// The same for one that was passed over again and again and came back at once (anticipation: S. Iyer, P. Druschel,
@@ -27,6 +31,9 @@ pub struct Pace {
     pub unmarked_quiet_ns: u64,
     /// How often a tenant alone is looked at, for the accounts.
     pub tick_ns: u64,
+    /// How long before the end of a slice the next tenant is woken, so that its threads are up when their gate opens;
+    /// 0: they are woken by the opening.
+    pub lead_ns: u64,
 }
 
 /// One at a time, or all at once.

@@ -18,8 +18,12 @@ use crate::usage::Usage;
 const WAKE_NS: u64 = 10_000_000;
 /// One that was let in, said nothing for so many whole slices and still waits is a stopped process.
 const DEAF_AFTER: u32 = 3;
-/// How long it is passed over, before it gets another chance.
-const DEAF_NS: u64 = 500_000_000;
+/// How long it is passed over before it gets another chance: at first, and at most after twice as long each time. A host
+/// with more threads than processors lets a thread wait for tens of milliseconds; a stopped process stays away.
+const DEAF_NS: u64 = 20_000_000;
+const DEAF_MAX_NS: u64 = 1_000_000_000;
+/// From here on that is told. TIMEOUT: it was given a dozen slices in vain by then.
+const DEAF_TOLD_NS: u64 = 300_000_000;
 /// A tail that lasts so long is not the rest of a slice any more. TIMEOUT: kernels of tens of milliseconds are common, of a
 /// second rare.
 const ENDLESS_NS: u64 = 1_000_000_000;
@@ -43,6 +47,8 @@ pub(super) struct Seat {
     pub busy: bool,
     /// When its gate was closed, where its tail has not ended.
     pub tail_since_ns: Option<u64>,
+    /// How long its tails are, the recent ones weighing most.
+    pub tail_ns: u64,
     /// How long it may be silent before it counts as idle.
     pub quiet_ns: u64,
     /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
@@ -52,6 +58,8 @@ pub(super) struct Seat {
     passed_over: bool,
     /// It does not come when it is let in, and is passed over until then.
     deaf_until_ns: u64,
+    /// How long it was passed over the last time.
+    deaf_ns: u64,
     /// Slices in a row to which it did not come.
     missed: u32,
     /// It has given a sign of life since its gate opened.
@@ -78,6 +86,7 @@ pub(super) struct Hold {
     pub since_ns: u64,
     /// When the gate opened.
     pub opened_ns: u64,
+    /// How long its gate stays open, in microseconds.
     pub quantum_us: u32,
 }
 
@@ -101,10 +110,12 @@ impl Seat {
             waits: false,
             busy: false,
             tail_since_ns: None,
+            tail_ns: 0,
             quiet_ns: pace.quiet_ns,
             ready_until_ns: 0,
             passed_over: false,
             deaf_until_ns: 0,
+            deaf_ns: 0,
             missed: 0,
             came: true,
             launches: 0,
@@ -220,8 +231,12 @@ impl Seat {
         } else {
             quiet_ns
         };
-        if self.hold.is_some() || !(seen.in_flight || seen.blocking) {
+        if self.hold.is_some() {
             self.tail_since_ns = None;
+        } else if !(seen.in_flight || seen.blocking)
+            && let Some(since_ns) = self.tail_since_ns.take()
+        {
+            self.learn_tail(now_ns.saturating_sub(since_ns));
         }
         if self.tail_since_ns.is_some() {
             self.ready_until_ns = now_ns + self.quiet_ns;
@@ -232,6 +247,11 @@ impl Seat {
         } else {
             self.tail_since_ns.is_some()
         };
+    }
+
+    /// Its tail has ended.
+    fn learn_tail(&mut self, tail_ns: u64) {
+        self.tail_ns = self.tail_ns - self.tail_ns / 8 + tail_ns / 8;
     }
 
     /// One that comes back after a pause that could have been waited for is waited for longer next time.
@@ -267,10 +287,12 @@ impl Seat {
                 now_ns
             }
         };
+        // Its gate closes so much earlier that the slice ends with the tail, but is open for half of it at least.
+        let tail_us = u32::try_from(self.tail_ns / 1000).unwrap_or(u32::MAX);
         self.hold = Some(Hold {
             since_ns: now_ns,
             opened_ns,
-            quantum_us: grant.quantum_us,
+            quantum_us: grant.quantum_us - (grant.quantum_us / 2).min(tail_us),
         });
     }
 
@@ -284,11 +306,14 @@ impl Seat {
     }
 
     /// What a tenant whose gates were closed has still on the device, and what its slice has taught. True where it turned out
-    /// to be deaf.
+    /// to be deaf for good.
     pub fn begin_tail(&mut self, now_ns: u64, device: usize, hold: Hold) -> bool {
         let seen = self.sample(device);
         self.passed_over = !self.busy;
         self.tail_since_ns = (seen.in_flight || seen.blocking).then_some(now_ns);
+        if self.tail_since_ns.is_none() {
+            self.learn_tail(0);
+        }
         if self.busy || self.tail_since_ns.is_some() {
             self.ready_until_ns = now_ns + self.quiet_ns;
         }
@@ -296,16 +321,17 @@ impl Seat {
         self.came |= !seen.waits || seen.launches != self.launches;
         let whole = now_ns >= hold.due_ns();
         if self.came {
-            self.missed = 0;
+            (self.missed, self.deaf_ns) = (0, 0);
         } else if whole {
             self.missed += 1;
         }
         let deaf = self.missed >= DEAF_AFTER;
         if deaf {
-            self.deaf_until_ns = now_ns + DEAF_NS;
+            self.deaf_ns = (self.deaf_ns * 2).clamp(DEAF_NS, DEAF_MAX_NS);
+            self.deaf_until_ns = now_ns + self.deaf_ns;
         }
         self.waits = !deaf && seen.waits;
-        deaf
+        deaf && self.deaf_ns >= DEAF_TOLD_NS
     }
 
     /// All of its clients are gone.

@@ -36,6 +36,8 @@ pub enum Kind {
     Quantum,
     /// A policy's name, or a table of its name and its parameters
     Policy,
+    /// A whole number, 1 to 64
+    Holders,
     /// `"report"`, `"demote"` or `"kill"`
     Misbehaviour,
     /// `true` or `false`
@@ -146,6 +148,11 @@ pub static DEVICES: Section = Section {
             "policy",
             Kind::Policy,
             "Who runs next: the name of a slice policy, or { name = \"...\", parameter = number }.",
+        ),
+        key(
+            "holders",
+            Kind::Holders,
+            "How many jobs may hold the device at once in slices, where the policy makes use of it.",
         ),
         key(
             "quantum_ms",

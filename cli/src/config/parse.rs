@@ -8,7 +8,8 @@ use toml::de::{DeTable, DeValue};
 use super::error::{ConfigError, Source, nearest};
 use super::keys::{self, Key, Section};
 use super::value::{
-    Value, device_match, devices, flag, mode, pattern, policy, quantum_us, share, size, span, word,
+    Value, device_match, devices, flag, holders, mode, pattern, policy, quantum_us, share, size,
+    span, word,
 };
 use super::{Config, DeviceRule, JobRule, JobSettings, TenantRule};
 use control::DeviceSettings;
@@ -77,11 +78,13 @@ fn job(reader: &mut Reader<'_, '_>) -> Result<JobRule, ConfigError> {
 }
 
 fn device(reader: &mut Reader<'_, '_>) -> Result<DeviceRule, ConfigError> {
+    let named = reader.policy_names();
     let rule = DeviceRule {
         device: reader.take("device", device_match)?.flatten(),
         settings: DeviceSettings {
             mode: reader.take("mode", mode)?,
             policy: reader.take("policy", policy)?,
+            holders: reader.take("holders", holders)?,
             quantum_max_us: reader.take("quantum_ms", quantum_us)?,
             quantum_min_us: reader.take("quantum_min_ms", quantum_us)?,
             early_wake: reader.take("early_wake", flag)?,
@@ -89,6 +92,20 @@ fn device(reader: &mut Reader<'_, '_>) -> Result<DeviceRule, ConfigError> {
         },
         mem_reserve: reader.take("mem_reserve", size)?,
     };
+    if let Some(choice) = &rule.settings.policy
+        && let Err((parameter, message)) = arbiter::check_policy(choice)
+    {
+        // The parameter that is wrong, where it stands; else the policy.
+        let at = named
+            .iter()
+            .find(|(name, _)| Some(name) == parameter.as_ref());
+        return Err(match at {
+            Some((_, at)) => reader
+                .source
+                .wrong(at.clone(), format!("policy: {message}")),
+            None => reader.wrong_at("policy", &format!("policy: {message}")),
+        });
+    }
     if let (Some(min_us), Some(max_us)) =
         (rule.settings.quantum_min_us, rule.settings.quantum_max_us)
         && min_us > max_us
@@ -242,6 +259,25 @@ impl<'s, 't> Reader<'s, 't> {
             })
     }
 
+    /// Names of parameters in the policy's table, with their places.
+    fn policy_names(&self) -> Vec<(String, Range<usize>)> {
+        let policy = self.table.get("policy").map(Spanned::get_ref);
+        let Some(DeValue::Table(table)) = policy else {
+            return Vec::new();
+        };
+        let names = table
+            .keys()
+            .map(|key| (key.get_ref().to_string(), key.span()));
+        names.collect()
+    }
+
+    /// Says what is wrong, at the place of a value that was taken.
+    fn wrong_at(&self, name: &str, message: &str) -> ConfigError {
+        let taken = self.taken.iter().find(|(taken, _)| *taken == name);
+        let at = taken.map_or(0..0, |(_, span)| span.clone());
+        self.source.wrong(at, message)
+    }
+
     /// Says what is wrong with a value that was taken, in the light of others.
     fn wrong(&self, name: &str, message: &str) -> ConfigError {
         let taken = self.taken.iter().find(|(taken, _)| *taken == name);
@@ -296,6 +332,7 @@ mod tests {
                     Kind::Mode => "\"auto\"",
                     Kind::Quantum => "2.5",
                     Kind::Policy => "\"stride\"",
+                    Kind::Holders => "2",
                     Kind::Misbehaviour => "\"report\"",
                     Kind::Flag => "true",
                     Kind::Span => "\"1.5h\"",
@@ -332,6 +369,7 @@ mod tests {
                     settings: DeviceSettings {
                         mode: Some(SliceMode::Auto),
                         policy: Some(PolicyChoice::named("stride")),
+                        holders: Some(2),
                         quantum_min_us: Some(2500),
                         quantum_max_us: Some(2500),
                         early_wake: Some(true),
@@ -456,11 +494,23 @@ mod tests {
         for (line, words) in [
             ("quantum_ms = 0.1", &["`0.1`", "0.5 to 1000"][..]),
             ("quantum_ms = 5000", &["`5000`", "0.5 to 1000"]),
+            ("early_wake = \"no\"", &["neither true nor false"]),
             ("mode = \"shared\"", &["`shared`", "concurrent"]),
             ("quantum_ms = 5\nquantum_min_ms = 6", &["`6`", "quantum_ms"]),
             ("early_wake = \"yes\"", &["`\"yes\"`", "true"]),
             ("misbehaviour = \"shoot\"", &["`shoot`", "demote"]),
             ("policy = 3", &["`3`", "name"]),
+            (
+                "policy = \"strid\"",
+                &["f.toml:3:10:", "\"strid\"", "did you mean \"stride\"?"],
+            ),
+            (
+                "policy = { name = \"stride\", tickets = 3 }",
+                &["f.toml:3:29:", "\"tickets\"", "it has none"],
+            ),
+            ("policy = { tickets = 3 }", &["names no policy"]),
+            ("holders = 0", &["`0`", "1 to 64"]),
+            ("holders = 1.5", &["`1.5`", "1 to 64"]),
         ] {
             let error = wrong(&format!("[[device]]\ndevice = \"*\"\n{line}\n"));
             for word in words {

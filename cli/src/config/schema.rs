@@ -83,10 +83,11 @@ fn kind(kind: Kind) -> Value {
                     "type": "object",
                     "properties": { "name": name },
                     "required": ["name"],
-                    "additionalProperties": { "type": "number" },
+                    "additionalProperties": { "type": ["number", "string", "boolean"] },
                 },
             ] })
         }
+        Kind::Holders => json!({ "type": "integer", "minimum": 1, "maximum": 64 }),
         Kind::Misbehaviour => {
             json!({ "enum": control::Misbehaviour::ALL.map(control::Misbehaviour::as_str) })
         }

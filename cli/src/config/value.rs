@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-use control::{DeviceSelector, MemLimit, PolicyChoice, SliceMode};
+use control::{DeviceSelector, MemLimit, Parameter, PolicyChoice, SliceMode};
 use toml::Spanned;
 use toml::de::DeValue;
 
@@ -45,6 +45,16 @@ impl<'v, 't> Value<'v, 't> {
             _ => None,
         };
         number.ok_or_else(|| format!("`{}` is no number: {remedy}", self.quote()))
+    }
+
+    fn parameter(&self) -> Result<Parameter, String> {
+        match self.value.get_ref() {
+            DeValue::Boolean(flag) => Ok(Parameter::Flag(*flag)),
+            DeValue::String(word) => Ok(Parameter::Word(word.to_string())),
+            _ => self
+                .number("a parameter is a number, a word in quotes, true or false")
+                .map(Parameter::Number),
+        }
     }
 
     fn parsed<T: FromStr<Err: Display>>(&self, remedy: &str) -> Result<T, String> {
@@ -99,8 +109,9 @@ pub fn policy(value: &Value<'_, '_>) -> Result<PolicyChoice, String> {
                 if key.get_ref() == "name" {
                     choice.name = inner.text(remedy)?.to_owned();
                 } else {
-                    let number = inner.number(&format!("{} is a number", key.get_ref()))?;
-                    choice.parameters.insert(key.get_ref().to_string(), number);
+                    choice
+                        .parameters
+                        .insert(key.get_ref().to_string(), inner.parameter()?);
                 }
             }
             if choice.name.is_empty() {
@@ -111,6 +122,16 @@ pub fn policy(value: &Value<'_, '_>) -> Result<PolicyChoice, String> {
         _ => return Err(format!("`{}` is no policy: {remedy}", value.quote())),
     };
     Ok(choice)
+}
+
+pub fn holders(value: &Value<'_, '_>) -> Result<u32, String> {
+    let remedy = "write a whole number from 1 to 64";
+    let number = value.number(remedy)?;
+    if !(1.0..=64.0).contains(&number) || number.fract() != 0.0 {
+        return Err(format!("`{}` is out of range: {remedy}", value.quote()));
+    }
+    // CAST: whole and in range.
+    Ok(number as u32)
 }
 
 pub fn flag(value: &Value<'_, '_>) -> Result<bool, String> {
