@@ -62,6 +62,8 @@ pub struct Lane {
     seats: Vec<Seat>,
     /// A gang's turn, which no policy touches.
     turn: Option<Turn>,
+    /// Everybody was let in.
+    all_in: bool,
     /// Who runs for the sake of its floor, likewise.
     floor: Option<TenantId>,
     /// The slice that begins when the tails before it have ended.
@@ -108,6 +110,7 @@ impl Lane {
             auto: Auto::new(now_ns),
             seats: Vec::new(),
             turn: None,
+            all_in: false,
             floor: None,
             coming: None,
             announced: None,
@@ -244,6 +247,9 @@ impl Lane {
         if self.at_once() {
             self.let_all_in(now_ns);
         } else {
+            if std::mem::take(&mut self.all_in) {
+                (0..self.seats.len()).for_each(|at| self.take(now_ns, at));
+            }
             let decision = self.decide(now_ns);
             sooner(self.announce(now_ns, &decision));
         }
@@ -358,6 +364,7 @@ impl Lane {
     /// Everybody who may holds the device.
     fn let_all_in(&mut self, now_ns: u64) {
         (self.turn, self.floor, self.coming) = (None, None, None);
+        self.all_in = true;
         for at in 0..self.seats.len() {
             let seat = &self.seats[at];
             if seat.hold.is_none() && seat.may_run() && !seat.clients.is_empty() {
@@ -768,3 +775,5 @@ impl Lane {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_control;

@@ -4,8 +4,8 @@ use policy::Class;
 
 use super::*;
 
-const MS: u64 = 1_000_000;
-const US: u64 = 1000;
+pub(super) const MS: u64 = 1_000_000;
+pub(super) const US: u64 = 1000;
 
 fn pace() -> Pace {
     Pace {
@@ -28,7 +28,7 @@ fn pace() -> Pace {
     }
 }
 
-fn setup(mode: Mode) -> Setup {
+pub(super) fn setup(mode: Mode) -> Setup {
     Setup {
         mode,
         pace: pace(),
@@ -40,15 +40,15 @@ fn setup(mode: Mode) -> Setup {
 }
 
 /// A lane and the clock that drives it, with one client per tenant.
-struct Bench {
-    lane: Lane,
-    now_ns: u64,
+pub(super) struct Bench {
+    pub lane: Lane,
+    pub now_ns: u64,
     next_ns: Option<u64>,
-    pages: Vec<Rc<ClientPages>>,
+    pub pages: Vec<Rc<ClientPages>>,
 }
 
 impl Bench {
-    fn new(weights: &[u32]) -> Self {
+    pub fn new(weights: &[u32]) -> Self {
         let mut lane = Lane::new(0, setup(Mode::Exclusive), 0);
         let pages: Vec<Rc<ClientPages>> = weights
             .iter()
@@ -74,13 +74,13 @@ impl Bench {
         bench
     }
 
-    fn step(&mut self) {
+    pub fn step(&mut self) {
         self.next_ns = self.lane.step(self.now_ns);
     }
 
     /// Lets time pass, stepping the lane when it asks for it and when somebody begins to wait (who would ring a doorbell);
     /// `live` is what the clients do every 50 us.
-    fn run(&mut self, ns: u64, mut live: impl FnMut(&[Rc<ClientPages>])) {
+    pub fn run(&mut self, ns: u64, mut live: impl FnMut(&[Rc<ClientPages>])) {
         let end_ns = self.now_ns + ns;
         while self.now_ns < end_ns {
             self.now_ns += 50 * US;
@@ -95,11 +95,11 @@ impl Bench {
         }
     }
 
-    fn open(&self, at: usize) -> bool {
+    pub fn open(&self, at: usize) -> bool {
         self.pages[at].arbiter.is_open(0)
     }
 
-    fn wait(&mut self, at: usize) {
+    pub fn wait(&mut self, at: usize) {
         self.pages[at]
             .client
             .want(0)
@@ -108,13 +108,13 @@ impl Bench {
         self.step();
     }
 
-    fn usage(&self, at: u64) -> &Usage {
+    pub fn usage(&self, at: u64) -> &Usage {
         self.lane.usage(TenantId(at)).expect("a seat")
     }
 }
 
 /// A client that always has more to submit: waits where its gate is closed, launches where it is open.
-fn greedy(pages: &Rc<ClientPages>) {
+pub(super) fn greedy(pages: &Rc<ClientPages>) {
     let want = pages.client.want(0).expect("device");
     if pages.arbiter.is_open(0) {
         if pages.client.waiting(0) > 0 {
