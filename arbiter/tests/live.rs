@@ -270,18 +270,20 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
                 tenant_rules: 0,
             })
         };
-        let options = Options {
-            host_nvml: false,
-            devices: rules().map(|rules| rules.devices).unwrap_or_default(),
-            reload: Some(Box::new(rules)),
-            ..Options::new(dir.1.clone())
-        };
-        let arbiter = arbiter::Arbiter::start(options).expect("started");
-        let stopper = arbiter.stopper();
-        (
-            std::thread::spawn(move || arbiter.serve().expect("served")),
-            stopper,
-        )
+        let runtime = dir.1.clone();
+        let (send, started) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let options = Options {
+                host_nvml: false,
+                devices: rules().map(|rules| rules.devices).unwrap_or_default(),
+                reload: Some(Box::new(rules)),
+                ..Options::new(runtime)
+            };
+            let arbiter = arbiter::Arbiter::start(options).expect("started");
+            send.send(arbiter.stopper()).expect("somebody waits");
+            arbiter.serve().expect("served");
+        });
+        (thread, started.recv().expect("it has started"))
     };
     let (first, stop) = serve();
     let mut operator = bench::operator(&dir.1).expect("listens");

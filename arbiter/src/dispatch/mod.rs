@@ -45,6 +45,8 @@ use seat::{Hold, Seat};
 const CROWDED_NS: u64 = 1_000_000_000;
 /// A tenant that has not wanted the device for so long is not at work.
 const AT_WORK_NS: u64 = 1_000_000_000;
+/// How long after a turn that was told it is confirmed: the threads that turn by the clock have the cores to themselves first.
+const CONFIRM_NS: u64 = 50_000;
 /// While nothing happens at all.
 const IDLE_TICK_NS: u64 = 100_000_000;
 
@@ -68,8 +70,8 @@ pub struct Lane {
     floor: Option<TenantId>,
     /// The slice that begins when the tails before it have ended.
     coming: Option<Slice>,
-    /// Told that its gate is about to open.
-    announced: Option<TenantId>,
+    /// Whose gate is about to open; at a time that it and the holder have been told, or when a tail has ended.
+    announced: Option<(TenantId, Option<u64>)>,
     grants: u64,
     /// When time was charged last.
     charged_ns: u64,
@@ -231,6 +233,11 @@ impl Lane {
 
     /// Looks, charges, decides and moves gates. Returns when to do it again at the latest; `None`: nobody is here.
     pub fn step(&mut self, now_ns: u64) -> Option<u64> {
+        // A turn that was told beforehand has happened when it was to happen, however late it is confirmed.
+        let now_ns = match self.announced {
+            Some((_, Some(turn_ns))) if turn_ns <= now_ns => turn_ns.max(self.charged_ns),
+            _ => now_ns,
+        };
         self.charge(now_ns);
         if self.seats.iter().all(|seat| seat.clients.is_empty()) {
             return None;
@@ -363,6 +370,7 @@ impl Lane {
 
     /// Everybody who may holds the device.
     fn let_all_in(&mut self, now_ns: u64) {
+        self.tell(None);
         (self.turn, self.floor, self.coming) = (None, None, None);
         self.all_in = true;
         for at in 0..self.seats.len() {
@@ -437,7 +445,9 @@ impl Lane {
             let Some(at) = at.filter(|at| self.seats[*at].may_run()) else {
                 continue;
             };
-            if drains {
+            // One that was told when to come is there already; the tail before it is short.
+            let there = self.announced == Some((slice.tenant, Some(now_ns)));
+            if drains && !there {
                 return self.begin_after_tails(now_ns, *slice);
             }
             self.begin(now_ns, at, slice.quantum_us, contended);
@@ -458,7 +468,10 @@ impl Lane {
             } else {
                 again_ns
             }),
-            next: decision.next.filter(|_| tail_ns < self.pace.lead_ns),
+            // With several holders nobody knows whose slice it is that ends then.
+            next: decision
+                .next
+                .filter(|_| self.holders == 1 && tail_ns < self.pace.lead_ns),
             ..decision
         }
     }
@@ -474,7 +487,7 @@ impl Lane {
         let class = self.seat(slice.tenant).map(|seat| seat.class(now_ns));
         let window_ns = u64::from(self.pace.window_us) * 1000;
         let patience_ns = |seat: &Seat| match (class, seat.class(now_ns)) {
-            _ if seat.gang => window_ns,
+            _ if seat.gang || seat.conduct.demoted(now_ns).is_some() => window_ns,
             (Some(Class::Guaranteed), Class::Opportunistic) => window_ns,
             _ => self.pace.drain_ns,
         };
@@ -504,26 +517,57 @@ impl Lane {
         }
     }
 
-    /// Wakes who comes next shortly before it does. Returns when to decide again, or to do this.
+    /// Shortly before a slice begins: wakes who waits for it. Where it begins at the end of another one the gates of both are
+    /// told when to turn over, and their threads go by the clock then, whether the arbiter is given a core at that
+    /// moment or not; where it begins at the end of a tail the threads look at their gate. Returns when to decide again, or to do
+    /// this.
     fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
-        let again_ns = decision.again_ns;
-        let due_ns = again_ns.map(|ns| ns.saturating_sub(self.pace.lead_ns));
-        let early = decision.next.is_some() && self.pace.lead_ns > 0;
-        let due = early && due_ns.is_some_and(|due_ns| due_ns <= now_ns);
-        let next = decision.next.filter(|_| due);
-        if next != self.announced {
-            let wrong = std::mem::replace(&mut self.announced, next);
-            for seat in &self.seats {
-                for (_, pages) in &seat.clients {
-                    if Some(seat.tenant) == next {
-                        pages.arbiter.announce(self.device);
-                    } else if Some(seat.tenant) == wrong && seat.hold.is_none() {
-                        pages.arbiter.close(self.device);
+        let drains = self.coming.is_some();
+        let next = decision.next.filter(|_| self.pace.lead_ns > 0);
+        let early_ns = decision
+            .again_ns
+            .filter(|_| next.is_some() && !drains)
+            .map(|turn_ns| turn_ns.saturating_sub(self.pace.lead_ns));
+        if let Some(early_ns) = early_ns.filter(|early_ns| now_ns < *early_ns) {
+            self.tell(None);
+            return Some(early_ns);
+        }
+        let turn_ns = decision.again_ns.filter(|_| !drains);
+        self.tell(next.map(|next| (next, turn_ns)));
+        match next.and(turn_ns) {
+            Some(turn_ns) => Some(turn_ns + CONFIRM_NS),
+            None => decision.again_ns,
+        }
+    }
+
+    /// Tells the gates who comes next, and takes back what they were told before.
+    fn tell(&mut self, announced: Option<(TenantId, Option<u64>)>) {
+        if announced == self.announced {
+            return;
+        }
+        let before = std::mem::replace(&mut self.announced, announced);
+        let device = self.device;
+        for seat in &mut self.seats {
+            let holds = seat.hold.is_some();
+            let told = announced.filter(|(next, _)| holds || *next == seat.tenant);
+            let was_told = before.is_some_and(|(next, _)| holds || next == seat.tenant);
+            if let Some((_, Some(turn_ns))) = told.filter(|_| !holds) {
+                // When the turn is confirmed it no longer waits: it went in by the clock.
+                seat.ready_until_ns = seat.ready_until_ns.max(turn_ns + seat.quiet_ns);
+            }
+            for (_, pages) in &seat.clients {
+                match told {
+                    Some((_, Some(turn_ns))) if holds => pages.arbiter.expire(device, turn_ns),
+                    Some(_) if holds => pages.arbiter.keep(device),
+                    Some((_, turn_ns)) => {
+                        pages.arbiter.announce(device, turn_ns);
                     }
+                    None if was_told && holds => pages.arbiter.keep(device),
+                    None if was_told => pages.arbiter.close(device),
+                    None => {}
                 }
             }
         }
-        if early && !due { due_ns } else { again_ns }
     }
 
     /// Gives the device to one tenant alone, unless it has it.
