@@ -143,6 +143,7 @@ mod tests {
             free_bytes: 60,
             process_bytes: BTreeMap::new(),
             simulated: false,
+            mig: None,
         }
     }
 

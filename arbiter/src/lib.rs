@@ -14,7 +14,7 @@ mod dispatch;
 mod journal;
 mod ledger;
 mod lifecycle;
-mod nvml;
+pub mod nvml;
 mod operator;
 mod options;
 mod peer;

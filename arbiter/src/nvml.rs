@@ -40,6 +40,15 @@ pub struct Found {
     pub process_bytes: BTreeMap<u32, u64>,
     /// The library says of itself that its devices are simulated.
     pub simulated: bool,
+    /// Whether it is cut into instances (MIG); `None`: NVML does not tell.
+    pub mig: Option<bool>,
+}
+
+impl Found {
+    /// The identity as `nvidia-smi` prints it.
+    pub fn uuid_text(&self) -> String {
+        convert::uuid_text(&self.uuid)
+    }
 }
 
 /// News from the watcher.
@@ -99,6 +108,14 @@ impl Watcher {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         self.news.try_iter().collect()
     }
+}
+
+/// What NVML says right now, for somebody who asks once. `driver`: as for [`Watcher::discover`].
+///
+/// # Errors
+/// Why there is no NVML, or what it refused.
+pub fn look(driver: Option<&Path>) -> Result<Vec<Found>, String> {
+    Nvml::open(driver)?.devices()
 }
 
 fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &OwnedFd) {
@@ -206,6 +223,7 @@ type Count = unsafe extern "C" fn(*mut c_uint) -> Status;
 type ByIndex = unsafe extern "C" fn(c_uint, *mut Handle) -> Status;
 type Text = unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Status;
 type MemoryInfo = unsafe extern "C" fn(Handle, *mut Memory) -> Status;
+type MigMode = unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint) -> Status;
 type Processes = unsafe extern "C" fn(Handle, *mut c_uint, *mut ProcessInfo) -> Status;
 
 /// An initialised NVML.
@@ -218,6 +236,7 @@ struct Nvml {
     processes: Option<Processes>,
     /// It exports the mark of the simulated GPU's library.
     simulated: bool,
+    mig_mode: Option<MigMode>,
     /// The pointers above live in it.
     _library: Library,
 }
@@ -249,6 +268,10 @@ impl Nvml {
                     .ok()
                     .map(|symbol: Symbol<'_, Processes>| *symbol),
                 simulated: library.get::<Init>(b"sublet_simgpu\0").is_ok(),
+                mig_mode: library
+                    .get(b"nvmlDeviceGetMigMode\0")
+                    .ok()
+                    .map(|symbol: Symbol<'_, MigMode>| *symbol),
                 _library: library,
             }
         };
@@ -285,7 +308,15 @@ impl Nvml {
             free_bytes: memory.free,
             process_bytes: self.process_bytes(handle),
             simulated: self.simulated,
+            mig: self.mig(handle),
         })
+    }
+
+    fn mig(&self, handle: Handle) -> Option<bool> {
+        let (mut now, mut pending) = (0, 0);
+        // SAFETY: the handle came from NVML, and both numbers outlive the call.
+        let status = unsafe { (self.mig_mode?)(handle, &mut now, &mut pending) };
+        (status == 0).then_some(now == 1)
     }
 
     /// Empty where NVML does not tell, as in most containers.

@@ -2,7 +2,7 @@
 
 use control::{
     ArbiterStatus, DeviceBytes, DeviceStatus, JobDevice, JobState, JobStatus, ProcessStatus,
-    SliceMode,
+    SliceMode, UnmanagedProcess,
 };
 use policy::TenantId;
 
@@ -73,9 +73,34 @@ impl Arbiter {
                 jobs: there.iter().map(|t| t.spec.name.clone()).collect(),
                 share_promised: guaranteed.filter_map(|tenant| tenant.spec.share).sum(),
                 busy_fraction: lane.map_or(0.0, |lane| lane.busy_part(now_ns)),
+                unmanaged: self.unmanaged(device),
             }
         });
         statuses.collect()
+    }
+
+    /// Who is on the device by NVML's word, and has not attached. NVML may have been asked a while ago: who has ended since
+    /// is left out.
+    fn unmanaged(&self, device: &crate::devices::Device) -> Vec<UnmanagedProcess> {
+        let attached = |pid: u32| self.clients.values().any(|client| client.pid == pid);
+        device
+            .process_bytes
+            .iter()
+            .filter(|(pid, _)| !attached(**pid))
+            .filter_map(|(pid, used_bytes)| {
+                let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+                let words: Vec<_> = words
+                    .split(|byte| *byte == 0)
+                    .filter(|word| !word.is_empty())
+                    .map(String::from_utf8_lossy)
+                    .collect();
+                Some(UnmanagedProcess {
+                    pid: *pid,
+                    used_bytes: *used_bytes,
+                    command: words.join(" "),
+                })
+            })
+            .collect()
     }
 
     /// A job as it stands.

@@ -33,6 +33,8 @@ pub enum Command {
     Ps(Ps),
     /// Change a running job
     Set(Set),
+    /// Show driver, devices and quotas, and whether a command's driver calls are all seen
+    Doctor(Doctor),
     /// Run the arbiter: the daemon that decides who uses a GPU when
     Arbiter(Arbiter),
     /// Print the JSON Schema of the quota file
@@ -80,6 +82,23 @@ pub struct Ps {
     /// Print one JSON object: arbiter, devices, jobs
     #[arg(long)]
     pub json: bool,
+}
+
+/// Exits with 1 where something gets past the library, or would.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print one JSON object; the command's own output is dropped
+    #[arg(long)]
+    pub json: bool,
+    /// Use the simulated GPU, also where there is a real one
+    #[arg(long)]
+    pub sim: bool,
+    /// Use this driver library instead of searching for libcuda.so.1
+    #[arg(long, value_name = "FILE", conflicts_with = "sim")]
+    pub driver: Option<PathBuf>,
+    /// A command to run as a job and to watch, with its arguments
+    #[arg(value_name = "CMD", trailing_var_arg = true)]
+    pub command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@ mod arbiter_command;
 mod args;
 mod config;
 mod connect;
+mod doctor;
 mod exit;
 mod ps;
 mod run;
@@ -27,6 +28,16 @@ fn main() -> ExitCode {
         }
     };
     let printed = match cli.command {
+        Command::Doctor(args) => {
+            return match doctor::doctor(&args) {
+                Ok((text, 0)) => show(&text),
+                Ok((text, code)) => {
+                    show(&text);
+                    ExitCode::from(code)
+                }
+                Err(failure) => fail(&failure),
+            };
+        }
         Command::Run(args) => Err(run::run(args)),
         Command::Ps(args) => ps::ps(&args),
         Command::Set(args) => set::set(&args),

@@ -48,6 +48,18 @@ fn text_of(status: &ArbiterStatus) -> String {
     for device in &status.devices {
         text += &device_line(device);
         text.push('\n');
+        for process in &device.unmanaged {
+            text += &format!(
+                "  not managed: process {} ({}) has {}\n",
+                process.pid,
+                if process.command.is_empty() {
+                    "unknown"
+                } else {
+                    &process.command
+                },
+                short_bytes(process.used_bytes)
+            );
+        }
     }
     if status.jobs.is_empty() {
         text += "no jobs\n";

@@ -22,7 +22,7 @@ pub use error::{ControlError, ErrorCode};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use report::{
     ArbiterStatus, DeviceBytes, DeviceStatus, Event, JobDevice, JobState, JobStatus, ProcessStatus,
-    Registered, SliceMode,
+    Registered, SliceMode, UnmanagedProcess,
 };
 pub use request::{
     BadDevice, Change, Class, DeviceSelector, FailMode, JobSpec, Reply, Request, UnknownWord,

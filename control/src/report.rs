@@ -157,6 +157,19 @@ pub struct DeviceStatus {
     pub share_promised: f64,
     /// Part of the last window in which some job held the device.
     pub busy_fraction: f64,
+    /// Processes that the driver knows on the device, and that are part of no job: nobody limits them.
+    pub unmanaged: Vec<UnmanagedProcess>,
+}
+
+/// A process on a device that is part of no job.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UnmanagedProcess {
+    pub pid: u32,
+    /// Device memory that it has, its context included.
+    pub used_bytes: u64,
+    /// Its command line; empty where that cannot be read.
+    pub command: String,
 }
 
 impl DeviceStatus {

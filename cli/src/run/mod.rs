@@ -5,11 +5,11 @@
 //! terminal need no forwarding.
 
 mod command;
-mod driver;
-mod elf;
+pub mod driver;
+pub mod elf;
 mod environment;
 mod exec;
-mod install;
+pub mod install;
 mod ld_cache;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,410 @@
+//! Runs the command as a job with the diagnosis switched on, and watches its processes until the last has ended.
+//!
+//! Processes are looked at a few hundred times a second: one that lives for less than that may not be seen, but one that uses a
+//! GPU lives far longer. On the simulated GPU the driver counts as well, and nothing is missed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use shim_ffi::counts::{RECEIVED_VARIABLE, SEEN_VARIABLE};
+
+use super::host;
+use super::pages::{self, Counted};
+use super::process::{self, Seen};
+use crate::args::Doctor;
+use crate::exit::Result;
+use crate::run::driver::Driver;
+use crate::run::install::Install;
+
+/// Between two looks at the processes.
+const LOOK: Duration = Duration::from_millis(3);
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Watched {
+    words: Vec<String>,
+    status: ExitStatus,
+    /// First process of the command.
+    first: u32,
+    seen: Vec<Seen>,
+    counted: BTreeMap<u32, Counted>,
+}
+
+/// # Errors
+/// Where nothing could be started.
+pub fn run(
+    args: &Doctor,
+    executable: &Path,
+    install: &Install,
+    driver: &Driver,
+) -> Result<Watched> {
+    let directory = Pages::create()?;
+    // Daemons of the command come to us when their parents end.
+    nix::sys::prctl::set_child_subreaper(true).context("cannot adopt the command's processes")?;
+    let mut command = Command::new(executable);
+    command.args(["run", "--name", "doctor"]);
+    if driver.simulated.is_some() {
+        command.arg("--sim");
+    } else {
+        command.arg("--driver").arg(&driver.path);
+    }
+    command
+        .arg("--")
+        .args(&args.command)
+        .env(SEEN_VARIABLE, &directory.0)
+        .env(RECEIVED_VARIABLE, &directory.0)
+        .stdin(Stdio::inherit());
+    if args.json {
+        // What the command prints is not to be mixed up with the report.
+        command.stdout(Stdio::null());
+    }
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot start {}", executable.display()))?;
+    let mut tree = Tree::new(child.id(), executable, install.library());
+    let status = loop {
+        tree.look();
+        if let Some(status) = child.try_wait().context("cannot wait for the command")? {
+            break status;
+        }
+        std::thread::sleep(LOOK);
+    };
+    // What it has left behind in the background goes on by itself; what is there now has been looked at.
+    tree.look();
+    Ok(Watched {
+        words: args
+            .command
+            .iter()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect(),
+        status,
+        first: child.id(),
+        seen: tree.images.into_values().collect(),
+        counted: pages::read(&directory.0),
+    })
+}
+
+/// A directory for the pages of calls, which processes of other users can write to as well; gone when dropped.
+struct Pages(PathBuf);
+
+impl Pages {
+    fn create() -> Result<Self> {
+        let base = std::env::temp_dir();
+        let mut tries = 0;
+        loop {
+            let path = base.join(format!("sublet-doctor-{}-{tries}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => {
+                    fs::set_permissions(&path, fs::Permissions::from_mode(0o1733))
+                        .with_context(|| format!("cannot open {} to others", path.display()))?;
+                    return Ok(Self(path));
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && tries < 100 => {
+                    tries += 1;
+                }
+                Err(error) => {
+                    let context = format!("cannot create {}", path.display());
+                    return Err(anyhow::Error::new(error).context(context).into());
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The processes below one, and the programs that each has executed.
+struct Tree<'a> {
+    root: u32,
+    /// Processes that still execute this are on their way to the command.
+    executable: &'a Path,
+    library: &'a Path,
+    images: BTreeMap<(u32, PathBuf), Seen>,
+}
+
+impl<'a> Tree<'a> {
+    fn new(root: u32, executable: &'a Path, library: &'a Path) -> Self {
+        Self {
+            root,
+            executable,
+            library,
+            images: BTreeMap::new(),
+        }
+    }
+
+    fn look(&mut self) {
+        let parents: BTreeMap<u32, u32> = host::processes()
+            .filter_map(|pid| Some((pid, parent(pid)?)))
+            .collect();
+        // Those that we have adopted are ours as well.
+        let roots = [self.root, std::process::id()];
+        let mut below = BTreeSet::from(roots);
+        loop {
+            let found: Vec<u32> = parents
+                .iter()
+                .filter(|(pid, parent)| below.contains(parent) && !below.contains(pid))
+                .map(|(pid, _)| *pid)
+                .collect();
+            if found.is_empty() {
+                break;
+            }
+            below.extend(found);
+        }
+        below.remove(&std::process::id());
+        for pid in below {
+            let Some(seen) = process::look(pid, self.library) else {
+                continue;
+            };
+            // An arbiter that was started for the job is no part of it.
+            if fs::canonicalize(self.executable).is_ok_and(|own| own == seen.program) {
+                continue;
+            }
+            let known = self
+                .images
+                .entry((pid, seen.program.clone()))
+                .or_insert_with(|| seen.clone());
+            merge(known, seen);
+        }
+    }
+}
+
+/// What was true once stays in the record; why the library is absent is as of the last look.
+fn merge(known: &mut Seen, seen: Seen) {
+    known.drivers = known.drivers.max(seen.drivers);
+    known.ours = known.ours.max(seen.ours);
+    known.device_open |= seen.device_open;
+    for file in seen.driver_files {
+        if !known.driver_files.contains(&file) {
+            known.driver_files.push(file);
+        }
+    }
+    known.absent = if known.ours > 0 { None } else { seen.absent };
+    known.audited |= seen.audited;
+    known.command = seen.command;
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    // pid (comm) state ppid ...; the name may hold anything, brackets too.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
+}
+
+impl Watched {
+    /// As JSON: the command, how it ended, calls, ways in, escapes.
+    pub fn report(&self) -> Value {
+        let mut all = Counted::default();
+        self.counted.values().for_each(|counted| all.add(counted));
+        let (escapes, out_of_reach) = self.outside();
+        let sum = |calls: &BTreeMap<String, u64>| calls.values().sum::<u64>();
+        json!({
+            "words": self.words,
+            "exit_code": self.status.code(),
+            "signal": self.status.signal(),
+            "processes": self.seen.iter().map(|seen| seen.pid).collect::<BTreeSet<_>>().len(),
+            "calls_seen": sum(&all.seen),
+            "calls_received": (!all.received.is_empty()).then(|| sum(&all.received)),
+            "functions_seen": all.seen.len(),
+            "most_called": most_called(&all.seen),
+            "ways_in": all.ways(),
+            "complete": escapes.is_empty(),
+            "escapes": escapes,
+            "out_of_reach": out_of_reach,
+        })
+    }
+
+    /// Processes that use the driver past the library (or are the command itself, without it), and others that the
+    /// library is not in.
+    fn outside(&self) -> (Vec<Value>, Vec<Value>) {
+        let (mut escapes, mut out_of_reach) = (Vec::new(), Vec::new());
+        let mut told = BTreeSet::new();
+        for seen in &self.seen {
+            let counted = self.counted.get(&seen.pid);
+            let (past, symbol) = counted.map_or((0, None), Counted::escaped);
+            let uses = seen.drivers > 0 || seen.device_open || past > 0;
+            let who = format!("process {} ({})", seen.pid, seen.command);
+            if let Some(absent) = seen.absent {
+                let text = format!("{who} {}", absent.reason());
+                let text = match (uses, past) {
+                    (true, 0) => format!("{text}, and it has the driver loaded"),
+                    (true, _) => format!("{text}; {past} driver calls went past"),
+                    (false, _) => format!("{text}; it was not seen to use a GPU"),
+                };
+                let value = json!({
+                    "pid": seen.pid, "command": seen.command, "kind": absent.as_str(), "calls": past, "text": text,
+                });
+                if uses || seen.pid == self.first {
+                    told.insert(seen.pid);
+                    escapes.push(value);
+                } else {
+                    out_of_reach.push(value);
+                }
+                continue;
+            }
+            // A link namespace that the auditor is in counts as one of ours, and has no driver.
+            let namespaces = seen.ours.saturating_sub(usize::from(seen.audited));
+            let (kind, text) = if past > 0 && seen.drivers > namespaces {
+                (
+                    "namespace",
+                    format!(
+                        "{who} has opened the driver in a link namespace of its own (dlmopen), where the library is not; {past} driver calls went past (LD_AUDIT reaches there: see docs/guest.md)"
+                    ),
+                )
+            } else if past > 0 {
+                (
+                    "past_the_library",
+                    format!(
+                        "{who} made {past} driver calls past the library, {} among them (an RTLD_DEEPBIND library that opens the driver by path? LD_AUDIT reaches there: see docs/guest.md)",
+                        symbol.unwrap_or("unnamed")
+                    ),
+                )
+            } else if seen.drivers > namespaces && seen.driver_files.len() < 2 {
+                (
+                    "namespace",
+                    format!(
+                        "{who} has the driver loaded {} times and the library {namespaces} times: a link namespace of its own (dlmopen), where the library is not",
+                        seen.drivers
+                    ),
+                )
+            } else if seen.drivers > 0 && counted.is_none() {
+                (
+                    "past_the_library",
+                    format!(
+                        "{who} has the driver loaded, and no call of it went through the library (an RTLD_DEEPBIND library that opens the driver by path?)"
+                    ),
+                )
+            } else if counted.is_some_and(|counted| counted.unknown_functions() > 0) {
+                let unknown = counted.map_or(0, Counted::unknown_functions);
+                (
+                    "unknown_function",
+                    format!(
+                        "{who} was given {unknown} driver functions that this version of sublet does not know (is the driver newer? update sublet)"
+                    ),
+                )
+            } else {
+                continue;
+            };
+            told.insert(seen.pid);
+            escapes.push(json!({
+                "pid": seen.pid, "command": seen.command, "kind": kind, "calls": past, "text": text,
+            }));
+        }
+        // Too short-lived to be looked at, but the simulated driver has heard of them.
+        for (pid, counted) in &self.counted {
+            let (past, symbol) = counted.escaped();
+            if past > 0 && told.insert(*pid) {
+                let text = format!(
+                    "process {pid}, which has ended since, made {past} driver calls past the library, {} among them",
+                    symbol.unwrap_or("unnamed")
+                );
+                escapes.push(json!({
+                    "pid": pid, "command": null, "kind": "unseen", "calls": past, "text": text,
+                }));
+            }
+        }
+        (escapes, out_of_reach)
+    }
+}
+
+fn most_called(calls: &BTreeMap<String, u64>) -> Value {
+    /// SHOWN: what a person takes in at a glance.
+    const SHOWN: usize = 8;
+    let mut calls: Vec<_> = calls.iter().collect();
+    calls.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), (*name).clone()));
+    calls
+        .iter()
+        .take(SHOWN)
+        .map(|(name, count)| json!({ "function": name, "calls": count }))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::process::Absent;
+    use super::*;
+
+    fn watched(seen: Vec<Seen>) -> Watched {
+        Watched {
+            words: vec!["x".into()],
+            status: ExitStatus::from_raw(0),
+            first: 1,
+            seen,
+            counted: BTreeMap::new(),
+        }
+    }
+
+    fn seen(pid: u32, ours: usize, drivers: usize, absent: Option<Absent>) -> Seen {
+        Seen {
+            pid,
+            ours,
+            drivers,
+            absent,
+            driver_files: vec!["/usr/lib/libcuda.so.1".into()],
+            ..Seen::default()
+        }
+    }
+
+    fn kinds(seen: Vec<Seen>) -> (Vec<String>, usize) {
+        let (escapes, others) = watched(seen).outside();
+        let kinds = escapes
+            .iter()
+            .map(|one| one["kind"].as_str().unwrap().to_owned());
+        (kinds.collect(), others.len())
+    }
+
+    #[test]
+    fn who_is_outside_and_who_escapes() {
+        let absent = Some(Absent::Cleared);
+        assert_eq!(kinds(vec![seen(2, 1, 0, None)]), (vec![], 0));
+        assert_eq!(
+            kinds(vec![seen(2, 0, 0, absent)]),
+            (vec![], 1),
+            "uses no GPU"
+        );
+        assert_eq!(
+            kinds(vec![seen(2, 0, 1, absent)]),
+            (vec!["preload_cleared".into()], 0)
+        );
+        assert_eq!(
+            kinds(vec![seen(1, 0, 0, Some(Absent::Static))]),
+            (vec!["static".into()], 0),
+            "the command itself"
+        );
+        assert_eq!(
+            kinds(vec![seen(2, 1, 2, None)]),
+            (vec!["namespace".into()], 0)
+        );
+        assert_eq!(
+            kinds(vec![seen(2, 1, 1, None)]),
+            (vec!["past_the_library".into()], 0)
+        );
+        let mut audited = seen(2, 3, 2, None);
+        audited.audited = true;
+        let mut watched = watched(vec![audited]);
+        watched.counted.insert(2, Counted::default());
+        assert_eq!(watched.outside().0, Vec::<Value>::new());
+    }
+
+    #[test]
+    fn the_parent_of_this_process_is_found() {
+        assert_eq!(
+            parent(std::process::id()),
+            Some(std::os::unix::process::parent_id())
+        );
+    }
+}
