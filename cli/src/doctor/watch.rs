@@ -15,7 +15,6 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use shim_ffi::counts::{RECEIVED_VARIABLE, SEEN_VARIABLE};
 
-use super::host;
 use super::pages::{self, Counted};
 use super::process::{self, Seen};
 use crate::args::Doctor;
@@ -24,7 +23,7 @@ use crate::run::driver::Driver;
 use crate::run::install::Install;
 
 /// Between two looks at the processes.
-const LOOK: Duration = Duration::from_millis(3);
+const LOOK: Duration = Duration::from_millis(1);
 
 /// What came of it.
 #[derive(Debug)]
@@ -126,6 +125,7 @@ impl Drop for Pages {
 
 /// The processes below one, and the programs that each has executed.
 struct Tree<'a> {
+    /// The command's first process.
     root: u32,
     /// Processes that still execute this are on their way to the command.
     executable: &'a Path,
@@ -144,24 +144,16 @@ impl<'a> Tree<'a> {
     }
 
     fn look(&mut self) {
-        let parents: BTreeMap<u32, u32> = host::processes()
-            .filter_map(|pid| Some((pid, parent(pid)?)))
-            .collect();
         // Those that we have adopted are ours as well.
-        let roots = [self.root, std::process::id()];
-        let mut below = BTreeSet::from(roots);
-        loop {
-            let found: Vec<u32> = parents
-                .iter()
-                .filter(|(pid, parent)| below.contains(parent) && !below.contains(pid))
-                .map(|(pid, _)| *pid)
-                .collect();
-            if found.is_empty() {
-                break;
+        let mut below = BTreeSet::from([self.root]);
+        let mut next = vec![std::process::id(), self.root];
+        while let Some(pid) = next.pop() {
+            for child in children(pid) {
+                if below.insert(child) {
+                    next.push(child);
+                }
             }
-            below.extend(found);
         }
-        below.remove(&std::process::id());
         for pid in below {
             let Some(seen) = process::look(pid, self.library) else {
                 continue;
@@ -194,15 +186,17 @@ fn merge(known: &mut Seen, seen: Seen) {
     known.command = seen.command;
 }
 
-fn parent(pid: u32) -> Option<u32> {
-    // pid (comm) state ppid ...; the name may hold anything, brackets too.
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?
-        .1
-        .split_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()
+/// The children of a process, of all its threads.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let threads = threads.into_iter().flatten().flatten();
+    threads
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok())
+        .flat_map(|list| {
+            let children = list.split_whitespace().filter_map(|pid| pid.parse().ok());
+            children.collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 impl Watched {
@@ -401,10 +395,11 @@ mod tests {
     }
 
     #[test]
-    fn the_parent_of_this_process_is_found() {
-        assert_eq!(
-            parent(std::process::id()),
-            Some(std::os::unix::process::parent_id())
-        );
+    fn children_are_found() {
+        let mut child = Command::new("sleep").arg("30").spawn().unwrap();
+        assert!(children(std::process::id()).contains(&child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!children(std::process::id()).contains(&child.id()));
     }
 }

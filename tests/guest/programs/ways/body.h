@@ -5,7 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef void *(*lookup_fn)(const char *symbol);
 
@@ -69,6 +71,8 @@ end:
 #undef DO
     printf("%d\n", made);
     fflush(stdout);
+    if (getenv("WAYS_LINGER"))
+        usleep(200000); /* so that whoever watches can look */
     return bad;
 }
 #endif
