@@ -381,7 +381,8 @@ impl Arbiter {
             }
         }
         self.look_for_missing(now_ns);
-        let watching = !self.clients.is_empty();
+        // A job that has not touched its device yet may still wonder who else is there.
+        let watching = !self.clients.is_empty() || !self.ledger.is_empty();
         if watching != self.watching {
             self.watching = watching;
             self.watcher.watch(watching);

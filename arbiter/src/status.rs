@@ -79,9 +79,12 @@ impl Arbiter {
         statuses.collect()
     }
 
-    /// Who is on the device by NVML's word, and has not attached. NVML may have been asked a while ago: who has ended since
-    /// is left out.
+    /// Who is on the device by NVML's word, and has not attached. Nobody while no job is there, for then nobody looks; who has
+    /// ended since the last look is left out.
     fn unmanaged(&self, device: &crate::devices::Device) -> Vec<UnmanagedProcess> {
+        if !self.watching {
+            return Vec::new();
+        }
         let attached = |pid: u32| self.clients.values().any(|client| client.pid == pid);
         device
             .process_bytes

@@ -66,6 +66,12 @@ pub struct Run {
     /// What the job does while the arbiter is gone [env: SUBLET_ON_ARBITER_LOSS]
     #[arg(long, value_name = "open|freeze|closed")]
     pub on_arbiter_loss: Option<FailMode>,
+    /// Fail where a process uses the job's devices that is part of no job
+    #[arg(long)]
+    pub strict: bool,
+    /// Reach link namespaces (LD_AUDIT) and children that lose LD_PRELOAD (CUDA_INJECTION64_PATH) as well
+    #[arg(long)]
+    pub deep: bool,
     /// Use the simulated GPU, also where there is a real one
     #[arg(long)]
     pub sim: bool,
@@ -90,6 +96,9 @@ pub struct Doctor {
     /// Print one JSON object; the command's own output is dropped
     #[arg(long)]
     pub json: bool,
+    /// Run the command as `sublet run --deep` does
+    #[arg(long)]
+    pub deep: bool,
     /// Use the simulated GPU, also where there is a real one
     #[arg(long)]
     pub sim: bool,

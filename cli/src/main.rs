@@ -12,6 +12,7 @@ mod run;
 mod set;
 mod settings;
 mod table;
+mod unmanaged;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

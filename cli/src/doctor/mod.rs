@@ -24,6 +24,7 @@ use crate::connect;
 use crate::exit::Result;
 use crate::run::driver::{self, Driver, Wish};
 use crate::run::install::Install;
+use crate::unmanaged::{command_line, job_of};
 
 /// Exit code where something gets past the library, or would.
 pub const ESCAPES: u8 = 1;
@@ -113,14 +114,6 @@ fn devices(driver: &Driver, status: Option<&ArbiterStatus>) -> (Value, Option<St
         Ok(found) => found,
         Err(reason) => return (json!([]), Some(reason)),
     };
-    let job_of = |pid: u32| {
-        let jobs = status
-            .map(|status| status.jobs.as_slice())
-            .unwrap_or_default();
-        jobs.iter()
-            .find(|job| job.processes.iter().any(|process| process.pid == pid))
-            .map(|job| job.name.clone())
-    };
     let devices = found.iter().enumerate().map(|(index, device)| {
         let processes: Value = device
             .process_bytes
@@ -130,8 +123,8 @@ fn devices(driver: &Driver, status: Option<&ArbiterStatus>) -> (Value, Option<St
                 json!({
                     "pid": pid,
                     "used_bytes": used_bytes,
-                    "command": process::command_line(*pid),
-                    "job": job_of(*pid),
+                    "command": command_line(*pid),
+                    "job": job_of(status, *pid),
                     "container": host::container(Path::new(&at)),
                 })
             })

@@ -7,14 +7,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::run::elf;
+use crate::unmanaged::command_line;
 
-/// `AT_SECURE` of getauxval(3).
+/// Keys of getauxval(3).
 const AT_SECURE: u64 = 23;
+const AT_RANDOM: u64 = 25;
 
 /// What a process was seen to be.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
     pub pid: u32,
+    /// Another number for each program that the process executes, also for the same one again; 0 where it cannot be told.
+    pub image: u64,
     pub command: String,
     /// The program that it executes.
     pub program: PathBuf,
@@ -73,17 +77,6 @@ impl Absent {
     }
 }
 
-/// The words of a process's command line; empty where it cannot be read.
-pub fn command_line(pid: u32) -> String {
-    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<_> = words
-        .split(|byte| *byte == 0)
-        .filter(|word| !word.is_empty())
-        .map(String::from_utf8_lossy)
-        .collect();
-    words.join(" ")
-}
-
 /// Looks at a process; `None` where it is gone, is a zombie, or is still on its way to its program.
 pub fn look(pid: u32, library: &Path) -> Option<Seen> {
     let proc = PathBuf::from(format!("/proc/{pid}"));
@@ -93,6 +86,8 @@ pub fn look(pid: u32, library: &Path) -> Option<Seen> {
     let mapped = Mapped::of(&maps, library);
     let mut seen = Seen {
         pid,
+        // An address that the kernel picks at each exec.
+        image: auxiliary(&proc, AT_RANDOM).unwrap_or(0),
         command: command_line(pid),
         ours: mapped.ours,
         drivers: mapped.drivers,
@@ -173,18 +168,22 @@ fn names_us(environment: &[u8], variable: &str, library: &Path) -> bool {
         })
 }
 
-/// Whether the kernel started it with another's rights: `AT_SECURE`, or where that cannot be read, a program of that kind.
+/// Whether the kernel started it with another's rights: by its word, or where that cannot be read, by the program's kind.
 fn is_secure(proc: &Path) -> bool {
-    if let Ok(vector) = fs::read(proc.join("auxv"))
-        && !vector.is_empty()
-    {
-        let (pairs, _) = vector.as_chunks::<16>();
-        return pairs.iter().any(|pair| {
-            let (tag, value) = pair.split_at(8);
-            tag == AT_SECURE.to_le_bytes() && value != [0; 8]
-        });
+    match auxiliary(proc, AT_SECURE) {
+        Some(value) => value != 0,
+        None => fs::metadata(proc.join("exe")).is_ok_and(|meta| meta.mode() & 0o6000 != 0),
     }
-    fs::metadata(proc.join("exe")).is_ok_and(|meta| meta.mode() & 0o6000 != 0)
+}
+
+/// A value of the vector that the kernel hands to each program.
+fn auxiliary(proc: &Path, key: u64) -> Option<u64> {
+    let vector = fs::read(proc.join("auxv")).ok()?;
+    let (pairs, _) = vector.as_chunks::<16>();
+    pairs.iter().find_map(|pair| {
+        let (tag, value) = pair.split_at(8);
+        (tag == key.to_le_bytes()).then(|| value.try_into().ok().map(u64::from_le_bytes))?
+    })
 }
 
 fn device_open(proc: &Path) -> bool {

@@ -49,6 +49,9 @@ pub fn run(
     nix::sys::prctl::set_child_subreaper(true).context("cannot adopt the command's processes")?;
     let mut command = Command::new(executable);
     command.args(["run", "--name", "doctor"]);
+    if args.deep {
+        command.arg("--deep");
+    }
     if driver.simulated.is_some() {
         command.arg("--sim");
     } else {
@@ -130,7 +133,7 @@ struct Tree<'a> {
     /// Processes that still execute this are on their way to the command.
     executable: &'a Path,
     library: &'a Path,
-    images: BTreeMap<(u32, PathBuf), Seen>,
+    images: BTreeMap<(u32, u64, PathBuf), Seen>,
 }
 
 impl<'a> Tree<'a> {
@@ -164,7 +167,7 @@ impl<'a> Tree<'a> {
             }
             let known = self
                 .images
-                .entry((pid, seen.program.clone()))
+                .entry((pid, seen.image, seen.program.clone()))
                 .or_insert_with(|| seen.clone());
             merge(known, seen);
         }
@@ -256,14 +259,14 @@ impl Watched {
                 (
                     "namespace",
                     format!(
-                        "{who} has opened the driver in a link namespace of its own (dlmopen), where the library is not; {past} driver calls went past (LD_AUDIT reaches there: see docs/guest.md)"
+                        "{who} has opened the driver in a link namespace of its own (dlmopen), where the library is not; {past} driver calls went past (`sublet run --deep` reaches there)"
                     ),
                 )
             } else if past > 0 {
                 (
                     "past_the_library",
                     format!(
-                        "{who} made {past} driver calls past the library, {} among them (an RTLD_DEEPBIND library that opens the driver by path? LD_AUDIT reaches there: see docs/guest.md)",
+                        "{who} made {past} driver calls past the library, {} among them (an RTLD_DEEPBIND library that opens the driver by path? `sublet run --deep` reaches there)",
                         symbol.unwrap_or("unnamed")
                     ),
                 )

@@ -8,6 +8,7 @@
 //! | `SUBLET_JOB` | the job's name |
 //! | `SUBLET_DRIVER` | the driver to open, by absolute path |
 //! | `SUBLET_ON_ARBITER_LOSS` | `open`, `freeze` or `closed` |
+//! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
 //! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
 
 use std::ffi::{OsStr, OsString};
@@ -48,6 +49,21 @@ pub fn of_job(
                 matches!(b, b':' | b';')
             }),
         ));
+    }
+    vars
+}
+
+/// What `--deep` adds: the library audits the dynamic linker, and the driver is told to load it where a child has lost
+/// LD_PRELOAD. A tool that is to be injected already stays the one.
+pub fn of_deep_job(
+    install: &Install,
+    var: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(&'static str, OsString)> {
+    let library = install.library().as_os_str();
+    let auditors = var("LD_AUDIT").unwrap_or_default();
+    let mut vars = vec![("LD_AUDIT", prepend(library, &auditors, |b| b == b':'))];
+    if var("CUDA_INJECTION64_PATH").is_none_or(|tool| tool.is_empty()) {
+        vars.push(("CUDA_INJECTION64_PATH", library.to_owned()));
     }
     vars
 }
@@ -117,6 +133,17 @@ mod tests {
             None,
             "a real driver needs no path"
         );
+    }
+
+    #[test]
+    fn a_deep_job_keeps_the_tools_that_are_there() {
+        let install = Install::at("/s/libsublet.so".into(), "/s/sim".into());
+        let vars = of_deep_job(&install, |_| None);
+        assert_eq!(get(&vars, "LD_AUDIT"), Some("/s/libsublet.so"));
+        assert_eq!(get(&vars, "CUDA_INJECTION64_PATH"), Some("/s/libsublet.so"));
+        let vars = of_deep_job(&install, |_| Some("/tool.so".into()));
+        assert_eq!(get(&vars, "LD_AUDIT"), Some("/s/libsublet.so:/tool.so"));
+        assert_eq!(get(&vars, "CUDA_INJECTION64_PATH"), None);
     }
 
     #[test]

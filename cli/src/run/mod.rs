@@ -18,14 +18,14 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use control::paths::{RuntimeDir, Surroundings};
-use control::{ClientError, JobSpec};
+use control::{Client, ClientError, JobSpec};
 
 use crate::args::Run;
 use crate::config::{Config, JobSettings, Places, Subject};
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
-use crate::{connect, settings};
+use crate::{connect, settings, unmanaged};
 use command::CommandError;
 use driver::{Driver, Wish};
 use install::Install;
@@ -109,6 +109,9 @@ fn prepare(args: Run) -> Result<Ready> {
         on_arbiter_loss,
     };
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
+    if args.strict {
+        nobody_else(&dir, &driver, &spec)?;
+    }
     let registered = connect::ask(
         || connect::or_start(&dir, &executable, config.path.as_deref()),
         |arbiter| arbiter.register(spec.clone()),
@@ -124,12 +127,43 @@ fn prepare(args: Run) -> Result<Ready> {
         env::var_os(name)
     });
     environment.extend(ours.into_iter().map(|(name, value)| (name.into(), value)));
+    if args.deep {
+        let deeper = environment::of_deep_job(&install, |name| env::var_os(name));
+        environment.extend(deeper.into_iter().map(|(name, value)| (name.into(), value)));
+    }
     Ok(Ready {
         driver,
         program,
         words: args.command,
         environment,
     })
+}
+
+/// For `--strict`: an error where somebody uses the job's devices outside of every job, or where that cannot be known.
+fn nobody_else(dir: &RuntimeDir, driver: &Driver, spec: &JobSpec) -> anyhow::Result<()> {
+    let status = match connect::ask(|| connect::existing(dir), Client::status) {
+        Ok(status) => Some(status),
+        Err(error) if error.is_absence() => None,
+        Err(error) => return Err(error.into()),
+    };
+    let simulated = driver.simulated.map(|_| driver.path.as_path());
+    let found = arbiter::nvml::look(simulated).map_err(|reason| {
+        anyhow!("--strict: who uses the GPU is not known, because NVML does not answer: {reason}")
+    })?;
+    let others = unmanaged::on(&found, status.as_ref(), &spec.devices);
+    let Some(first) = others.first() else {
+        return Ok(());
+    };
+    let more = match others.len() {
+        1 => String::new(),
+        all => format!(", and {} more", all - 1),
+    };
+    bail!(
+        "--strict: GPU {} is used by process {} ({}), which is part of no job{more}: end it, or start it by `sublet run`",
+        first.device,
+        first.pid,
+        unmanaged::command_line(first.pid)
+    );
 }
 
 fn flags(args: &Run) -> JobSettings {
