@@ -131,7 +131,7 @@ pub struct Arbiter {
     pub(crate) deaf_until_ns: Option<u64>,
     house_ns: u64,
     idle_since_ns: Option<u64>,
-    watching: bool,
+    pub(crate) watching: bool,
     pub(crate) stopping: bool,
     stop: Arc<OwnedFd>,
     _lock: File,

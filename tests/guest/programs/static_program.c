@@ -6,5 +6,7 @@
 int main(void) {
     printf("static\n");
     fflush(stdout);
+    if (getenv("WAYS_LINGER"))
+        usleep(300000); /* so that whoever watches can look */
     return system("exit 4") == 4 << 8 ? 5 : 6;
 }
