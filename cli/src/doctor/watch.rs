@@ -230,9 +230,21 @@ impl Watched {
     fn outside(&self) -> (Vec<Value>, Vec<Value>) {
         let (mut escapes, mut out_of_reach) = (Vec::new(), Vec::new());
         let mut told = BTreeSet::new();
+        // Counts are by process. Where it has executed a program with the library and one without, the latter made them.
+        let without: BTreeSet<u32> = self
+            .seen
+            .iter()
+            .filter(|seen| seen.absent.is_some())
+            .map(|seen| seen.pid)
+            .collect();
         for seen in &self.seen {
             let counted = self.counted.get(&seen.pid);
-            let (past, symbol) = counted.map_or((0, None), Counted::escaped);
+            let (past, symbol) = match counted {
+                Some(counted) if seen.absent.is_some() || !without.contains(&seen.pid) => {
+                    counted.escaped()
+                }
+                _ => (0, None),
+            };
             let uses = seen.drivers > 0 || seen.device_open || past > 0;
             let who = format!("process {} ({})", seen.pid, seen.command);
             if let Some(absent) = seen.absent {
@@ -395,6 +407,21 @@ mod tests {
         let mut watched = watched(vec![audited]);
         watched.counted.insert(2, Counted::default());
         assert_eq!(watched.outside().0, Vec::<Value>::new());
+    }
+
+    #[test]
+    fn of_two_programs_in_one_process_the_one_without_us_made_the_calls() {
+        let mut watched = watched(vec![
+            seen(2, 1, 0, None),
+            seen(2, 0, 1, Some(Absent::Cleared)),
+        ]);
+        let mut counted = Counted::default();
+        counted.received.insert("cuInit".into(), 3);
+        watched.counted.insert(2, counted);
+        let (escapes, _) = watched.outside();
+        assert_eq!(escapes.len(), 1, "{escapes:?}");
+        assert_eq!(escapes[0]["kind"], "preload_cleared");
+        assert_eq!(escapes[0]["calls"], 3);
     }
 
     #[test]

@@ -95,6 +95,12 @@ pub fn out_of_reach(program: &Path) -> Option<String> {
     if elf::is_static_program(&file) {
         return Some(format!("{} is statically linked", file.display()));
     }
+    if elf::is_musl_program(&file) {
+        return Some(format!(
+            "{} is a program of musl's, whose loader cannot load the library",
+            file.display()
+        ));
+    }
     let meta = fs::metadata(&file).ok()?;
     // The loader takes no library from a path for a program that runs with another's rights (ld.so(8)).
     let gains = (meta.mode() & 0o4000 != 0 && meta.uid() != geteuid().as_raw())
@@ -105,6 +111,11 @@ pub fn out_of_reach(program: &Path) -> Option<String> {
             file.display()
         )
     })
+}
+
+/// Whether `program`, or its interpreter, does not even start with the preload library in its environment.
+pub fn must_be_without(program: &Path) -> bool {
+    elf::is_musl_program(&interpreter(program).unwrap_or_else(|| program.to_owned()))
 }
 
 /// The interpreter on a script's first line, where it is an absolute path.

@@ -9,6 +9,8 @@ const ET_EXEC: u16 = 2;
 const ET_DYN: u16 = 3;
 const PT_INTERP: u32 = 3;
 const HEADER_BYTES: usize = 64;
+/// Of a program header, as far as it is looked at (its whole, in a 64-bit file).
+const HEADER_BYTES_OF_PROGRAM: u64 = 56;
 /// The kernel takes no program whose program headers are longer than a page.
 const PROGRAM_HEADERS_MAX_BYTES: u64 = 4096;
 
@@ -26,25 +28,52 @@ pub fn is_library(file: &Path) -> bool {
 
 /// Whether `file` is a program that asks for no dynamic loader. False for scripts and whatever else is no ELF file.
 pub fn is_static_program(file: &Path) -> bool {
-    let Some((file, header)) = header(file) else {
-        return false;
-    };
+    matches!(loader(file), Some(None))
+}
+
+/// Whether `file` is a program of musl's, whose loader cannot load what is made for glibc.
+pub fn is_musl_program(file: &Path) -> bool {
+    let name = loader(file).flatten();
+    name.is_some_and(|name| {
+        let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(&name);
+        file.starts_with(b"ld-musl-")
+    })
+}
+
+/// The dynamic loader that a program asks for; `Some(None)` for none. `None` where `file` is no program of this machine.
+fn loader(file: &Path) -> Option<Option<Vec<u8>>> {
+    /// The kernel takes no longer path.
+    const PATH_MAX_BYTES: u64 = 4096;
+    let (file, header) = header(file)?;
     let (at, size) = (long(&header, 32), u64::from(half(&header, 54)));
     let bytes = size * u64::from(half(&header, 56));
     if !matches!(half(&header, 16), ET_EXEC | ET_DYN)
-        || size < 4
+        || size < HEADER_BYTES_OF_PROGRAM
         || bytes > PROGRAM_HEADERS_MAX_BYTES
     {
-        return false;
+        return None;
     }
     // CAST: at most a page, and at most 65,535.
     let mut headers = vec![0; bytes as usize];
-    if file.read_exact_at(&mut headers, at).is_err() {
-        return false;
-    }
-    !headers
+    file.read_exact_at(&mut headers, at).ok()?;
+    let interp = headers
         .chunks(size as usize)
-        .any(|header| header.starts_with(&PT_INTERP.to_le_bytes()))
+        .find(|header| header.starts_with(&PT_INTERP.to_le_bytes()));
+    let Some(interp) = interp else {
+        return Some(None);
+    };
+    let word = |at: usize| {
+        let word = interp.get(at..at + 8).and_then(|word| word.try_into().ok());
+        word.map_or(0, u64::from_le_bytes)
+    };
+    let (offset, length) = (word(8), word(32).min(PATH_MAX_BYTES));
+    // CAST: at most a page.
+    let mut name = vec![0; length as usize];
+    file.read_exact_at(&mut name, offset).ok()?;
+    while name.last() == Some(&0) {
+        name.pop();
+    }
+    Some(Some(name))
 }
 
 /// The file and its first bytes, where it is a 64-bit little-endian ELF file for this machine.
@@ -90,6 +119,24 @@ mod tests {
         assert!(!write(&|bytes| bytes.truncate(10)), "cut off");
         assert!(!write(&|bytes| bytes[0] = b'/'), "a linker script");
         assert!(!is_library(dir.path()));
+    }
+
+    #[test]
+    fn programs_of_musl_are_known_by_their_loader() {
+        let itself = std::env::current_exe().unwrap();
+        assert!(!is_musl_program(&itself));
+        let mut bytes = std::fs::read(&itself).unwrap();
+        let glibc = b"/lib64/ld-linux-x86-64.so.2";
+        let at = bytes
+            .windows(glibc.len())
+            .position(|window| window == glibc);
+        let Some(at) = at else { return };
+        bytes[at..at + glibc.len()].copy_from_slice(b"/lib/ld-musl-x86_64.so.1\0\0\0");
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("musl");
+        std::fs::write(&program, &bytes).unwrap();
+        assert!(is_musl_program(&program));
+        assert!(!is_static_program(&program));
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod ld_cache;
 
 use std::collections::BTreeMap;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -130,6 +130,10 @@ fn prepare(args: Run) -> Result<Ready> {
     if args.deep {
         let deeper = environment::of_deep_job(&install, |name| env::var_os(name));
         environment.extend(deeper.into_iter().map(|(name, value)| (name.into(), value)));
+    }
+    if command::must_be_without(&program) {
+        environment.remove(OsStr::new("LD_PRELOAD"));
+        environment.remove(OsStr::new("LD_AUDIT"));
     }
     Ok(Ready {
         driver,

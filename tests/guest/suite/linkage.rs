@@ -40,6 +40,25 @@ fn static_programs_of_musl() {
 }
 
 #[test]
+fn dynamic_programs_of_musl_run_outside_of_the_job_and_are_named() {
+    let compiled =
+        Artefacts::get().compile("dynamic_musl", "static_program.c", Some("musl-gcc"), &[]);
+    let Ok(program) = compiled else {
+        return eprintln!("skipped: a program of musl's: there is no musl-gcc here");
+    };
+    let host = Host::new::<&str>(program, &[]);
+    let bare = host.run(Way::Bare);
+    assert_eq!(bare.code, Some(5), "{bare:?}");
+    let job = host.run(Way::Job);
+    assert_eq!(
+        (job.code, &job.stdout),
+        (bare.code, &bare.stdout),
+        "{job:?}"
+    );
+    assert!(job.stderr.contains("musl"), "{job:?}");
+}
+
+#[test]
 fn programs_with_anothers_rights_run_and_are_named() {
     let artefacts = Artefacts::get();
     let program = artefacts
