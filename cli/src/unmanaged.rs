@@ -77,6 +77,7 @@ mod tests {
             total_bytes: 100,
             free_bytes: 60,
             process_bytes: pids.iter().map(|pid| (*pid, 7)).collect::<BTreeMap<_, _>>(),
+            simulated: false,
             mig: None,
         }
     }
