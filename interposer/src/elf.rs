@@ -10,6 +10,8 @@ pub(crate) struct Symbols {
     strings: *const c_char,
     count: usize,
     soname: Option<usize>,
+    /// GNU hash table, or null.
+    hash: *const u32,
 }
 
 #[repr(C)]
@@ -69,6 +71,11 @@ impl Symbols {
             strings: mapped(strings) as *const c_char,
             count,
             soname,
+            hash: if gnu == 0 {
+                std::ptr::null()
+            } else {
+                mapped(gnu) as *const u32
+            },
         })
     }
 
@@ -81,17 +88,23 @@ impl Symbols {
 
     /// The functions that the object defines: each symbol and its name.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (*const libc::Elf64_Sym, &CStr)> {
-        (0..self.count).filter_map(|at| {
-            // SAFETY: below the table's length; names are NUL-terminated strings of the string table.
-            unsafe {
-                let symbol = self.table.add(at);
-                let defined = (*symbol).st_shndx != 0 && (*symbol).st_info & 0xf == STT_FUNC;
-                defined.then(|| {
-                    let name = CStr::from_ptr(self.strings.add((*symbol).st_name as usize));
-                    (symbol, name)
-                })
-            }
-        })
+        (0..self.count).filter_map(|at| self.function(at))
+    }
+
+    /// Symbol `at` and its name, if it is a function that the object defines.
+    fn function(&self, at: usize) -> Option<(*const libc::Elf64_Sym, &CStr)> {
+        if at >= self.count {
+            return None;
+        }
+        // SAFETY: below the table's length; names are NUL-terminated strings of the string table.
+        unsafe {
+            let symbol = self.table.add(at);
+            let defined = (*symbol).st_shndx != 0 && (*symbol).st_info & 0xf == STT_FUNC;
+            defined.then(|| {
+                let name = CStr::from_ptr(self.strings.add((*symbol).st_name as usize));
+                (symbol, name)
+            })
+        }
     }
 
     /// Name of symbol `index`, which may be undefined here.
@@ -110,15 +123,58 @@ impl Symbols {
 
     /// Address of the function `name`, or null.
     pub(crate) fn find(&self, name: &CStr) -> *mut c_void {
-        self.functions().find(|(_, own)| *own == name).map_or(
-            std::ptr::null_mut(),
-            |(symbol, _)| {
-                // SAFETY: a symbol of this table. Wrapping, as the dynamic linker adds: a redirected symbol may lie below.
-                let value = unsafe { (*symbol).st_value } as usize;
-                self.base.wrapping_add(value) as *mut c_void
-            },
-        )
+        let found = if self.hash.is_null() {
+            self.functions().find(|(_, own)| *own == name)
+        } else {
+            // SAFETY: the object's own hash table.
+            let mut at = unsafe { gnu_chain(self.hash, gnu_hash(name.to_bytes())) };
+            at.find_map(|at| self.function(at).filter(|(_, own)| *own == name))
+        };
+        found.map_or(std::ptr::null_mut(), |(symbol, _)| {
+            // SAFETY: a symbol of this table. Wrapping, as the dynamic linker adds: a redirected symbol may lie below.
+            let value = unsafe { (*symbol).st_value } as usize;
+            self.base.wrapping_add(value) as *mut c_void
+        })
     }
+}
+
+/// The hash of a name in a GNU hash table.
+fn gnu_hash(name: &[u8]) -> u32 {
+    name.iter().fold(5381u32, |hash, byte| {
+        hash.wrapping_mul(33).wrapping_add(u32::from(*byte))
+    })
+}
+
+/// Indices of the symbols whose names may have this hash.
+///
+/// # Safety
+/// `table` points to a well-formed GNU hash table, which stays mapped while the iterator is used.
+unsafe fn gnu_chain(table: *const u32, hash: u32) -> impl Iterator<Item = usize> {
+    // SAFETY: header of four words, bloom filter of 64-bit words, buckets, chains.
+    let (first, chain, mut next) = unsafe {
+        let (buckets, first, bloom) = (*table, *table.add(1) as usize, *table.add(2) as usize);
+        let bucket = table.add(4 + 2 * bloom);
+        let start = if buckets == 0 {
+            0
+        } else {
+            *bucket.add((hash % buckets) as usize) as usize
+        };
+        (first, bucket.add(buckets as usize), start)
+    };
+    std::iter::from_fn(move || {
+        loop {
+            if next < first {
+                return None;
+            }
+            let at = next;
+            // SAFETY: at or above the first symbol that is hashed; a chain ends in a word with its lowest bit set.
+            let word = unsafe { *chain.add(at - first) };
+            next = if word & 1 == 1 { 0 } else { at + 1 };
+            if word | 1 == hash | 1 {
+                return Some(at);
+            }
+        }
+    })
 }
 
 /// Number of symbols behind a GNU hash table: one more than the last index of its longest chain.
