@@ -134,10 +134,12 @@ impl<'a> Account<'a> {
         }
     }
 
+    /// Whether anybody but the caller is deciding: another process, or another thread of this one.
     fn others_deciding(&self) -> bool {
-        self.page
-            .in_use()
-            .any(|slot| !std::ptr::eq(slot, self.own) && slot.deciding.load(Relaxed) > 0)
+        self.page.in_use().any(|slot| {
+            let callers = u32::from(std::ptr::eq(slot, self.own));
+            slot.deciding.load(Relaxed) > callers
+        })
     }
 }
 

@@ -252,3 +252,24 @@ fn refusals_reach_the_client_with_their_text() {
         }
     });
 }
+
+#[test]
+fn threads_of_one_process_that_fit_one_by_one_are_never_refused_for_each_other() {
+    let tenant = TenantMemory::create().expect("tenant");
+    tenant.page.use_slots(1);
+    let account = Account::new(&tenant.page, 0).expect("slot");
+    // Room for all four at once, and none to spare.
+    const LIMIT: u64 = 400;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..20_000 {
+                    account.reserve(0, 100, LIMIT).expect("fits");
+                    account.release(0, 100);
+                }
+            });
+        }
+    });
+    assert_eq!(tenant.page.used_bytes(0), 0);
+    assert!(tenant.page.peak_bytes(0) <= LIMIT);
+}

@@ -38,12 +38,17 @@ impl Artefacts {
                 .expect("a target directory")
                 .to_owned();
             let release = dir.ends_with("release");
-            let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
-            cargo.args(["build", "--workspace", "--quiet"]);
-            if release {
-                cargo.arg("--release");
+            for what in [
+                &["--workspace"][..],
+                &["-p", "simgpu", "--example", "usage"],
+            ] {
+                let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
+                cargo.args(["build", "--quiet"]).args(what);
+                if release {
+                    cargo.arg("--release");
+                }
+                run(&root, &mut cargo);
             }
-            run(&root, &mut cargo);
             let profile = if release { "release" } else { "debug" };
             run(&root, Command::new(root.join("scripts/stage")).arg(profile));
             Self { root, dir }

@@ -2,6 +2,9 @@
 
 mod documents;
 mod exports;
+mod guest;
 mod hooks;
 mod imports;
 mod quota;
+mod shares;
+mod survival;

@@ -2,8 +2,10 @@
 
 import datetime
 import pathlib
+import shutil
 import signal
 import sys
+import tarfile
 import time
 import traceback
 
@@ -64,7 +66,19 @@ class Runner:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        self.archive_logs()
         return self.report
+
+    def archive_logs(self):
+        """One file instead of hundreds: the report often has to travel."""
+        logs = self.out / "logs"
+        if not logs.is_dir():
+            return
+        new = self.out / ".logs.tar.gz.new"
+        with tarfile.open(new, "w:gz") as archive:
+            archive.add(logs, "logs")
+        new.replace(self.out / "logs.tar.gz")
+        shutil.rmtree(logs)
 
     def run_all(self):
         interrupted = None

@@ -89,25 +89,33 @@ def run_law(ctx, words, calls, name):
     return {"calls": max(1, said["calls"]), "seconds": max(0.1, metrics["seconds"])}
 
 
-DOCTORED = "import torch; x = torch.ones(1024, 1024, device='cuda'); print(float((x @ x).sum()))"
+ALLOC_BYTES = 64 << 20
+TORCH_LINE = (
+    "import torch; x = torch.ones(4096, 4096, device='cuda'); print(float((x @ x).sum())); "
+    "print(torch.cuda.memory_reserved())"
+)
 
 
 def ways(ctx):
-    """Asks `sublet doctor` whether anything gets past us."""
+    """Is every call seen: by what the arbiter metered, and by `sublet doctor` where the build has it."""
+    # Name, command, and what the program took at least as it says itself.
+    commands = {"probe": ([ctx.place.probe(), "context"], lambda done: ALLOC_BYTES)}
+    if ctx.simulated:
+        if program := ctx.place.program("train_mlp"):
+            commands["train_mlp"] = ([program, "--epochs", "2", "--json"], lambda done: last_json(done)["mem_bytes"])
+    elif importable(ctx, "torch") is None:
+        commands["python_torch"] = ([sys.executable, "-c", TORCH_LINE], lambda done: int(done.stdout().split()[-1]))
+    arbiter = ctx.arbiter()
+    for name, (command, least_bytes) in commands.items():
+        done = arbiter.run(command, name, mem="8GiB", timeout_s=30)
+        job, least = arbiter.job(name), least_bytes(done)
+        ctx.result.check(f"{name}: its launches were seen", job["launches"] > 0, f"{job['launches']} launches")
+        ctx.result.check(f"{name}: its memory was seen", job["mem_peak_bytes"] >= least > 0, f"{job['mem_peak_bytes']} metered, {least} taken")
     usage = ctx.run([ctx.place.sublet, "--help"], "help", 10).stdout()
     if "doctor" not in usage:
-        raise Skip("this build has no `sublet doctor`")
-    commands = {}
-    if ctx.simulated:
-        commands["probe"] = [ctx.place.probe(), "context"]
-        if program := ctx.place.program("train_mlp"):
-            commands["train_mlp"] = [program, "--epochs", "2"]
-    else:
-        commands["probe"] = [ctx.place.probe(), "context"]
-        if importable(ctx, "torch") is None:
-            commands["python_torch"] = [sys.executable, "-c", DOCTORED]
-    arbiter = ctx.arbiter()
-    for name, command in commands.items():
+        ctx.result.note("This build has no `sublet doctor`, so nothing was asked of it.")
+        return
+    for name, (command, _) in commands.items():
         flags = ["--sim"] if ctx.simulated else []
         done = ctx.processes.run([ctx.place.sublet, "doctor", "--json", *flags, "--", *command], arbiter.env, f"doctor-{name}", ctx.limit(30), None)
         try:

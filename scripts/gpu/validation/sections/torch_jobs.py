@@ -102,13 +102,26 @@ def pair(ctx):
             arbiter.set("a", shares["a"])
         label = "/".join(f"{share:g}" for share in shares.values())
         for worker in workers.values():
-            worker.tell("train_for", model="gpt", seconds=seconds + 2)
+            worker.tell("train_for", model="gpt", seconds=seconds + 3)
         got = measured_shares(ctx, arbiter, names, seconds)
         rates = {name: worker.answer(60, "train_for")["steps_per_s"] for name, worker in workers.items()}
         for name in names:
             judge_share(ctx, f"{label}_share_got_{name}", got[name], shares[name])
             ctx.result.figure(f"{label}_slowdown_{name}", alone[name] / rates[name], "x", f"about {1 / shares[name]:.2f} for a job that fills the device")
         ctx.result.figure(f"{label}_sum_of_speeds", sum(rates[name] / alone[name] for name in names), "x", ">= 0.98; above 1 where one alone leaves the device idle")
+    close_all(ctx, workers)
+    # TIMEOUT: two starts of PyTorch, warm now, and a few seconds of training.
+    if ctx.left() < 25:
+        ctx.result.note("No time was left for the same pair without us.")
+        return
+    started = {name: ctx.start(command(ctx), f"unmanaged_{name}", talk=True) for name in names}
+    workers = {name: Worker(ctx, process) for name, process in started.items()}
+    ask_all(workers, "setup", 60, model="gpt", small=small(ctx))
+    ask_all(workers, "train", 60, model="gpt", steps=20)
+    rates = {name: row["steps_per_s"] for name, row in ask_all(workers, "train_for", 60, model="gpt", seconds=seconds * 0.6).items()}
+    for name in names:
+        ctx.result.figure(f"unmanaged_slowdown_{name}", alone[name] / rates[name], "x", "without us: the hardware's own slices")
+    ctx.result.figure("unmanaged_sum_of_speeds", sum(rates[name] / alone[name] for name in names), "x")
     close_all(ctx, workers)
 
 

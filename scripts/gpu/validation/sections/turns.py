@@ -44,7 +44,7 @@ def measured_shares(ctx, arbiter, names, seconds):
         return {name: known[name]["device_time_ns"] if name in known else 0 for name in names}
 
     before = first = device_ns()
-    while min(first[name] - before[name] for name in names) < 300_000_000:
+    while min(first[name] - before[name] for name in names) < 100_000_000:
         if time.monotonic() > deadline:
             raise Failure(f"not all jobs came to run: device time in ns went from {before} to {first}")
         time.sleep(0.1)
@@ -97,11 +97,29 @@ def handover(ctx):
             ctx.result.figure("handover_device_idle_p90", sorted(idle)[len(idle) * 9 // 10], "us")
     rate = [row["kernels"] / (row["end_mono_ns"] - row["begun_mono_ns"]) for row in (*found, alone)]
     ctx.result.figure("pair_against_alone", (rate[0] + rate[1]) / rate[2], "x", ">= 0.98 while both run; their start and end are in it")
+    if not ctx.simulated:
+        unmanaged(ctx)
     host, _ = ctx.place.stub_bench()
     wakes = [float(line) / 1000 for line in ctx.run([host, "futex", "300"], "futex", 10).stdout().split()]
     ctx.result.figure("futex_wake", statistics.median(wakes), "us")
     if hands:
         ctx.result.figure("handover_wakes", statistics.median(hands) / statistics.median(wakes), "wakes", "2.5 on a stub driver")
+
+
+def unmanaged(ctx):
+    """The same two without us: how long the hardware's own slices are, and what changing them costs."""
+    words = [ctx.place.probe(), "turns", "2", str(KERNEL_US), "200"]
+    running = [ctx.start(words, f"unmanaged{n}") for n in range(2)]
+    for process in running:
+        if process.wait(ctx.limit(15)):
+            raise Failure(f"{process.name} failed: {process.tails()}")
+    found = [last_json(process) for process in running]
+    away = [(after - before) / 1000 for row in found for before, after in row.get("device_gaps", [])]
+    if away:
+        ctx.result.figure("hardware_away", statistics.median(away), "us", "without us: the other's slice and two switches")
+    idle = paired(found, "device_gaps")
+    if idle:
+        ctx.result.figure("hardware_switch", statistics.median(idle), "us", "without us; negative: kernels that were cut by the slice overlap")
 
 
 def paired(found, name):

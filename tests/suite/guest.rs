@@ -1,0 +1,180 @@
+//! The preload library in programs that never asked for it, and in those that do strange things.
+
+use std::process::Command;
+
+use tests::fake::{Listening, TOKEN};
+use tests::{Artefacts, Outcome, Room, programs};
+
+/// With the library, and with an arbiter that would notice any knock at its door.
+fn with_library(room: &Room, listening: &Listening, program: &str) -> Command {
+    let mut command = room.preloaded(program);
+    command
+        .env("SUBLET_SOCKET", listening.path())
+        .env("SUBLET_TOKEN", TOKEN);
+    command
+}
+
+#[test]
+fn programs_that_never_touch_cuda_are_left_alone() {
+    let room = Room::new();
+    let listening = Listening::at(&room.path("channel.sock"));
+    for words in [
+        &["bash", "-c", "true"][..],
+        &["sh", "-c", "echo out; echo err >&2; exit 7"],
+        &["env"],
+        &["sh", "-c", "ulimit -n; umask; echo $PPID > /dev/null"],
+        &["sh", "-c", "kill -TERM $$"],
+    ] {
+        let bare = Outcome::of(room.bare(words[0]).args(&words[1..]));
+        let mut command = with_library(&room, &listening, words[0]);
+        let mut interposed = Outcome::of(command.args(&words[1..]));
+        if words[0] == "env" {
+            let ours = [
+                "LD_PRELOAD=",
+                "SUBLET_DRIVER=",
+                "SUBLET_SOCKET=",
+                "SUBLET_TOKEN=",
+            ];
+            interposed.stdout = interposed
+                .stdout
+                .lines()
+                .filter(|line| !ours.iter().any(|name| line.starts_with(name)))
+                .flat_map(|line| [line, "\n"])
+                .collect();
+        }
+        let sorted = |outcome: &Outcome| {
+            let mut lines: Vec<String> = outcome.stdout.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
+        };
+        assert_eq!(sorted(&interposed), sorted(&bare), "{words:?}");
+        assert_eq!(interposed.stderr, bare.stderr, "{words:?}");
+        assert_eq!(
+            (interposed.code, interposed.signal),
+            (bare.code, bare.signal),
+            "{words:?}"
+        );
+        assert!(
+            !listening.has_caller(),
+            "{words:?} knocked at the arbiter's door"
+        );
+    }
+}
+
+#[test]
+fn loading_it_maps_no_driver_and_starts_nothing() {
+    let room = Room::new();
+    let listening = Listening::at(&room.path("channel.sock"));
+    let mut command = with_library(&room, &listening, "sh");
+    let maps = Outcome::of(command.args(["-c", "cat /proc/self/maps /proc/self/status"]))
+        .succeeded()
+        .quiet();
+    assert!(maps.contains("libsublet.so"), "it is loaded");
+    assert!(
+        !maps.contains("sim/libcuda"),
+        "the driver is opened on first use"
+    );
+    assert!(!maps.contains("nvidia-ml"));
+    assert!(maps.contains("Threads:\t1\n"), "no thread of ours");
+}
+
+#[test]
+fn a_missing_driver_is_an_answer_and_not_an_end() {
+    let room = Room::new();
+    let mut command = room.preloaded(programs::program("init_once"));
+    command.env("SUBLET_DRIVER", "/nowhere/libcuda.so.1");
+    // CUDA_ERROR_NO_DEVICE
+    assert_eq!(Outcome::of(&mut command).succeeded().quiet(), "100\n");
+}
+
+#[test]
+fn an_unreachable_arbiter_is_none_of_the_programs_business() {
+    let room = Room::new();
+    let mut command = room.preloaded(programs::program("init_once"));
+    command
+        .env("SUBLET_SOCKET", room.path("nobody.sock"))
+        .env("SUBLET_TOKEN", TOKEN);
+    assert_eq!(Outcome::of(&mut command).succeeded().quiet(), "0\n");
+    // Unless the job must not run ungoverned: CUDA_ERROR_SYSTEM_NOT_READY.
+    command.env("SUBLET_ON_ARBITER_LOSS", "closed");
+    assert_eq!(Outcome::of(&mut command).succeeded().quiet(), "802\n");
+}
+
+#[test]
+fn errno_signals_and_exit_handlers_are_the_programs_own() {
+    let program = programs::program("guest");
+    for (way, code) in [
+        ("errno", 0),
+        ("signals", 0),
+        ("atexit", 0),
+        ("thread", 0),
+        ("exit-in-thread", 5),
+        ("small-stack", 0),
+        ("underscore-exit", 6),
+    ] {
+        let room = Room::new();
+        let bare = Outcome::of(room.bare(&program).arg(way));
+        assert_eq!(bare.code, Some(code), "{way}, bare: {bare:?}");
+        let interposed = Outcome::of(room.preloaded(&program).arg(way));
+        assert_eq!(interposed, bare, "{way}, interposed");
+        let attached = Outcome::of(room.job(&[], &program).arg(way));
+        assert_eq!(
+            (attached.code, attached.stdout.as_str()),
+            (bare.code, bare.stdout.as_str()),
+            "{way}, attached: {attached:?}"
+        );
+        assert_eq!(attached.stderr.lines().count(), 1, "{way}: {attached:?}");
+    }
+}
+
+#[test]
+fn exit_codes_and_signals_are_the_commands() {
+    let room = Room::new();
+    for (script, code, signal) in [
+        ("exit 0", Some(0), None),
+        ("exit 42", Some(42), None),
+        ("kill -KILL $$", None, Some(9)),
+        ("kill -USR1 $$", None, Some(10)),
+    ] {
+        let mut command = room.job(&[], "sh");
+        let outcome = Outcome::of(command.args(["-c", script]));
+        assert_eq!((outcome.code, outcome.signal), (code, signal), "{script}");
+    }
+}
+
+#[test]
+fn a_program_in_python_finds_the_driver_by_its_name() {
+    let room = Room::new();
+    let script = "import ctypes\n\
+        cuda = ctypes.CDLL('libcuda.so.1')\n\
+        total = ctypes.c_size_t()\n\
+        print(cuda.cuInit(0), cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0), total.value)\n\
+        print(bool(cuda.sublet_version()))\n";
+    if Command::new("python3").arg("--version").output().is_err() {
+        return; // Python is not needed for anything else here
+    }
+    let mut command = room.job(&["--mem", "3GiB"], "python3");
+    let outcome = Outcome::of(command.args(["-c", script])).succeeded();
+    assert_eq!(outcome.stdout, format!("0 0 {}\nTrue\n", 3u64 << 30));
+}
+
+#[test]
+fn the_library_is_found_by_every_name_of_the_driver() {
+    let room = Room::new();
+    let driver = Artefacts::get().simulated_driver();
+    let script = format!(
+        "import ctypes\n\
+         for name in ['libcuda.so.1', '{}']:\n\
+         \x20   cuda = ctypes.CDLL(name)\n\
+         \x20   total = ctypes.c_size_t()\n\
+         \x20   print(cuda.cuInit(0), cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0), total.value)\n",
+        driver.display()
+    );
+    if Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    let mut command = room.job(&["--mem", "2GiB"], "python3");
+    let outcome = Outcome::of(command.args(["-c", &script])).succeeded();
+    let line = format!("0 0 {}\n", 2u64 << 30);
+    assert_eq!(outcome.stdout, line.repeat(2), "the absolute path too");
+}

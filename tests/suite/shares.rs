@@ -1,0 +1,129 @@
+//! Shares of the device's time, by the arbiter's account and by the device's own.
+//!
+//! Bounds are generous: the machine that runs the suite may be busy with other things, and the jobs then do not want the
+//! device all the time. `scripts/demo` holds the arbiter to two points.
+
+use std::process::Command;
+
+use serde_json::Value;
+use tests::{Artefacts, Outcome, Room, Running, wait_until};
+
+/// Points of the device's time that either account may be off, as a fraction.
+const OFF: f64 = 0.06;
+/// Device time that both together must have had before shares mean something, in nanoseconds.
+const ENOUGH_NS: u64 = 2_000_000_000;
+
+/// Device time by process id, as the simulated device counts it. Asks in a process of its own: the device belongs to the room.
+fn device_time(room: &Room) -> std::collections::BTreeMap<u64, u64> {
+    let program = Artefacts::get().program("examples/usage");
+    let usage: Value = Outcome::of(&mut room.command(program)).succeeded().json();
+    usage["devices"][0]["processes"]
+        .as_array()
+        .expect("processes")
+        .iter()
+        .map(|process| {
+            let number = |field: &str| process[field].as_u64().expect("a number");
+            (number("pid"), number("compute_ns"))
+        })
+        .collect()
+}
+
+fn spin(room: &Room, name: &str, flags: &[&str]) -> Running {
+    let mut all = vec!["--name", name];
+    all.extend_from_slice(flags);
+    let mut command: Command = room.job(&all, Artefacts::get().program("spin"));
+    // Longer than any test waits; the test ends it.
+    command.args(["--kernel-us", "200", "--seconds", "600"]);
+    Running::start(&mut command)
+}
+
+/// What each job got of what all got while both ran, by both accounts: arbiter's, device's.
+fn shares(room: &Room, jobs: &[(&str, &Running)]) -> Vec<(f64, f64)> {
+    let charged = |name: &str| room.job_status(name).map_or(0, |job| job.device_time_ns);
+    wait_until("all jobs are at work", || {
+        jobs.iter()
+            .all(|(name, _)| charged(name) > 100_000_000)
+            .then_some(())
+    });
+    let read = || {
+        let device = device_time(room);
+        jobs.iter()
+            .map(|(name, running)| {
+                let pid = u64::from(running.pid());
+                (charged(name), device.get(&pid).copied().unwrap_or(0))
+            })
+            .collect::<Vec<_>>()
+    };
+    let before = read();
+    let after = wait_until("enough device time was given", || {
+        let now = read();
+        let given: u64 = now
+            .iter()
+            .zip(&before)
+            .map(|(now, then)| now.0 - then.0)
+            .sum();
+        (given > ENOUGH_NS).then_some(now)
+    });
+    let got: Vec<(f64, f64)> = after
+        .iter()
+        .zip(&before)
+        // CAST: below 2^53 nanoseconds.
+        .map(|(now, then)| ((now.0 - then.0) as f64, (now.1 - then.1) as f64))
+        .collect();
+    let whole = got
+        .iter()
+        .fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    got.iter()
+        .map(|one| (one.0 / whole.0, one.1 / whole.1))
+        .collect()
+}
+
+#[track_caller]
+fn agree(got: &[(f64, f64)], asked: &[f64]) {
+    for (got, asked) in got.iter().zip(asked) {
+        assert!(
+            (got.0 - asked).abs() < OFF,
+            "charged {got:?}, asked {asked}"
+        );
+        assert!(
+            (got.1 - asked).abs() < OFF,
+            "device gave {got:?}, asked {asked}"
+        );
+    }
+}
+
+#[test]
+fn busy_jobs_get_the_shares_they_asked_for() {
+    let room = Room::new();
+    let a = spin(&room, "a", &["--share", "0.75"]);
+    let b = spin(&room, "b", &["--share", "0.25"]);
+    agree(&shares(&room, &[("a", &a), ("b", &b)]), &[0.75, 0.25]);
+
+    // And the other way round, on the running jobs: the smaller one first, the sum may not exceed 1.
+    for (name, share) in [("a", "0.25"), ("b", "0.75")] {
+        Outcome::of(&mut room.sublet(["set", name, "--share", share])).succeeded();
+    }
+    agree(&shares(&room, &[("a", &a), ("b", &b)]), &[0.25, 0.75]);
+}
+
+#[test]
+fn a_job_alone_has_all_of_the_device() {
+    let room = Room::new();
+    let _a = spin(&room, "a", &["--share", "0.25"]);
+    wait_until("it has more than its share", || {
+        let job = room.job_status("a")?;
+        (job.share_got_recent > 0.9).then_some(())
+    });
+}
+
+#[test]
+fn shares_above_the_whole_are_refused() {
+    let room = Room::new();
+    let _a = spin(&room, "a", &["--share", "0.75"]);
+    wait_until("the first is registered", || room.job_status("a"));
+    let outcome = Outcome::of(room.job(&["--share", "0.5"], "true").env("LC_ALL", "C"));
+    assert_eq!(outcome.code, Some(125), "{outcome:?}");
+    assert_eq!(outcome.stdout, "", "{outcome:?}");
+    assert!(outcome.stderr.starts_with("sublet: "), "{outcome:?}");
+    assert!(outcome.stderr.contains("0.5"), "{outcome:?}");
+}
