@@ -61,7 +61,9 @@ impl Devices {
                 // Once told, for good: a look while no job is there to say what its driver is changes nothing.
                 simulated: match known.map(|index| &self.list[index]) {
                     Some(device) if device.by_nvml => device.simulated,
-                    _ => simulated,
+                    // The library path of whoever started us may lead to the simulated NVML before any job has said
+                    // what its driver is; the simulated devices' names say so.
+                    _ => simulated || found.name.ends_with("(simulated)"),
                 },
                 by_nvml: true,
                 process_bytes: found.process_bytes.clone(),
@@ -156,6 +158,19 @@ mod tests {
         devices.learn(
             &[Found {
                 free_bytes: 50,
+                ..found(1)
+            }],
+            false,
+        );
+        assert!(devices.entitled(0, &[], true) && !devices.entitled(0, &[], false));
+    }
+
+    #[test]
+    fn a_simulated_device_is_one_even_before_any_job_has_said_so() {
+        let mut devices = Devices::default();
+        devices.learn(
+            &[Found {
+                name: "NVIDIA H200 (simulated)".into(),
                 ..found(1)
             }],
             false,

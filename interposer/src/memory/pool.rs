@@ -282,9 +282,11 @@ fn allocate(
         return call();
     }
     let most = granules(bytes as u64);
-    if meter.try_reserve(most).is_err() {
+    if let Err(over) = meter.try_reserve(most) {
         // What the stream is about to free may be enough; the driver waits for that, too, when the device is full.
-        wait_idle(stream);
+        if !wait_idle(stream) {
+            return meter.refuse(over);
+        }
         if let Err(over) = meter.try_reserve(most) {
             return meter.refuse(over);
         }
@@ -313,18 +315,21 @@ fn allocate(
     result
 }
 
-/// Waits until a stream has nothing left to do, or for long enough.
-fn wait_idle(stream: usize) {
+/// Waits until a stream has nothing left to do, or for long enough. False where it had nothing to do.
+fn wait_idle(stream: usize) -> bool {
     // TIMEOUT: a stream that waits for the program itself would never be idle.
     const LONG_ENOUGH_NS: u64 = 1_000_000_000;
     let stream = CUstream(std::ptr::without_provenance_mut(stream));
     let begun = client::now_ns();
+    let mut waited = false;
     // SAFETY: the stream that the program allocates in; the query changes nothing.
     while unsafe { real::cuStreamQuery(stream) } == CUresult::CUDA_ERROR_NOT_READY
         && client::now_ns().saturating_sub(begun) < LONG_ENOUGH_NS
     {
+        waited = true;
         client::pause(std::time::Duration::from_micros(100));
     }
+    waited
 }
 
 /// The pool that `cuMemAllocAsync` uses on the calling thread, and its device.

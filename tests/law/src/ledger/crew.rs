@@ -31,8 +31,8 @@ impl Worker {
                 "worker",
                 &(options.seed ^ crate::rng::mix(number)).to_string(),
                 &threads.to_string(),
-                // Together they want half as much again as there is.
-                &(options.quota_mib * 3 / 2 / options.threads as u64)
+                // Together they want a little more than there is.
+                &(options.quota_mib * 9 / 8 / options.threads as u64)
                     .max(4)
                     .to_string(),
                 &options.families,

@@ -119,7 +119,9 @@ fn fork(world: &mut World, handle: u64, to: usize) {
     );
     let (e0, e1) = (Name(first.0 as u64), Name(second.0 as u64));
     let (s0, s1) = (stream(handle), stream(other));
-    let _ = call!(world, cuEventRecord(first, s0) [e0, Name(handle)] => []);
+    if !call!(world, cuEventRecord(first, s0) [e0, Name(handle)] => []).is_ok() {
+        return;
+    }
     let _ = call!(world, cuStreamWaitEvent(s1, first, 0) [Name(other), e0] => []);
     if !status(world, other) {
         // The capture has been invalidated: work would run now, and race.
