@@ -337,12 +337,15 @@ impl<'a> Thread<'a> {
                     pool: self.pools,
                 });
             }
-            if self.rng.one_in(10) {
+            if self.rng.one_in(24) {
                 // What is in use lives on.
                 let destroyed = self.api.cuMemPoolDestroy(self.pool);
                 self.heard("cuMemPoolDestroy", destroyed.ok());
                 self.pool = CUmemoryPool::NULL;
                 self.pools += 1;
+                if !self.rng.one_in(3) {
+                    self.give_back_orphans();
+                }
             }
         }
     }
@@ -611,6 +614,19 @@ impl<'a> Thread<'a> {
         }
     }
 
+    /// What is left of a destroyed pool is charged as a whole until it is all given back.
+    fn give_back_orphans(&mut self) {
+        let pools = self.pools;
+        let orphan =
+            |held: &Held| matches!(held, Held::Pooled { pool, .. } if (1..pools).contains(pool));
+        while let Some(which) = self.held.iter().position(orphan) {
+            self.give_back(which);
+        }
+        // SAFETY: a plain call.
+        let waited = unsafe { self.api.cuStreamSynchronize(self.stream) };
+        self.heard("cuStreamSynchronize", waited.ok());
+    }
+
     /// The end of a round: some of it goes, and everything submitted is waited for.
     fn rest(&mut self) {
         if self.rng.one_in(4) {
@@ -618,13 +634,7 @@ impl<'a> Thread<'a> {
                 self.give_back_one();
             }
         }
-        // What is left of a destroyed pool is charged as a whole until it is all given back.
-        let pools = self.pools;
-        let orphan =
-            |held: &Held| matches!(held, Held::Pooled { pool, .. } if (1..pools).contains(pool));
-        while let Some(which) = self.held.iter().position(orphan) {
-            self.give_back(which);
-        }
+        self.give_back_orphans();
         // SAFETY: a plain call.
         let waited = unsafe { self.api.cuStreamSynchronize(self.stream) };
         self.heard("cuStreamSynchronize", waited.ok());
