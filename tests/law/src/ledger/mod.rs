@@ -29,7 +29,7 @@ pub struct Options {
     pub seed: u64,
     /// The job's limit in MiB.
     pub quota_mib: u64,
-    /// The families of operations, by letter; empty for all (see [`worker`]).
+    /// The families of operations, by letter; empty for all (see the module `worker`).
     pub families: String,
     /// The `sublet` program.
     pub sublet: PathBuf,
