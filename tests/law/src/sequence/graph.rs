@@ -158,7 +158,9 @@ fn forbidden(world: &mut World, handle: u64) {
         }
         4 => {
             // In the legacy stream, where the capture's mode lets it run: on a buffer that was last used there.
-            let Some(which) = world.buffer_where(|buffer| buffer.lane == Lane::Legacy) else {
+            let Some(which) = world
+                .buffer_where(|buffer| buffer.lane == Lane::Legacy && buffer.before == [None; 2])
+            else {
                 return;
             };
             let buffer = world.context().buffers[which];
