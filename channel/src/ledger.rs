@@ -14,6 +14,9 @@ use crate::sync::{Relaxed, SeqCst, total_order};
 /// How often a refused request tries again while other processes are deciding.
 const RETRIES: u32 = if cfg!(loom) { 1 } else { 200 };
 
+/// Tries between which the caller only spins; a decision takes far less.
+const SPINS: u32 = 32;
+
 /// A reservation that did not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OverLimit {
@@ -79,8 +82,14 @@ impl<'a> Account<'a> {
                     requested_bytes: bytes,
                 });
             }
-            for _ in 0..tries.min(64) {
-                std::hint::spin_loop();
+            if tries <= SPINS {
+                for _ in 0..tries {
+                    std::hint::spin_loop();
+                }
+            } else {
+                // Whoever is deciding is not running: spinning would only keep it from it.
+                #[cfg(not(loom))]
+                std::thread::yield_now();
             }
         }
     }

@@ -5,6 +5,7 @@
 //! driver's business alone.
 
 mod array;
+mod graph;
 mod host;
 mod live;
 mod plain;
@@ -20,8 +21,9 @@ use crate::context;
 use crate::thread::thread;
 
 pub(crate) use array::*;
+pub(crate) use graph::*;
 pub(crate) use host::*;
-pub(crate) use live::Live;
+pub(crate) use live::{Live, granules};
 pub(crate) use plain::*;
 pub(crate) use pool::*;
 pub(crate) use report::*;
@@ -74,35 +76,53 @@ impl Meter {
     pub(crate) fn reserve(&self, bytes: u64) -> Result<(), CUresult> {
         match self.account.reserve(self.device, bytes, self.limit_bytes()) {
             Ok(()) => Ok(()),
-            Err(over) => self.over(bytes, over),
+            Err(first) => self
+                .reserve_again(bytes, first)
+                .map_err(|over| self.refuse(over)),
         }
     }
 
+    /// Reserves `bytes` if they can be had; tells nobody of a refusal.
+    pub(crate) fn try_reserve(&self, bytes: u64) -> Result<(), OverLimit> {
+        self.account
+            .reserve(self.device, bytes, self.limit_bytes())
+            .or_else(|first| self.reserve_again(bytes, first))
+    }
+
+    /// Pools may have shrunk behind our back, at a synchronisation; and what lies unused in them may be in the way.
     #[cold]
     #[inline(never)]
-    fn over(&self, bytes: u64, _first: OverLimit) -> Result<(), CUresult> {
-        // Pools may have shrunk behind our back, at a synchronisation.
-        pool::reconcile();
-        match self.account.reserve(self.device, bytes, self.limit_bytes()) {
-            Ok(()) => Ok(()),
-            Err(OverLimit {
-                limit_bytes,
-                used_bytes,
-                requested_bytes,
-            }) => {
-                let event = Event::OverLimit {
-                    limit_bytes,
-                    used_bytes,
-                    requested_bytes,
-                };
-                self.attached
-                    .end
-                    .client
-                    .write_record(self.device as u32, event);
-                self.attached.end.ring();
-                Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    fn reserve_again(&self, bytes: u64, first: OverLimit) -> Result<(), OverLimit> {
+        let mut outcome = Err(first);
+        for effort in pool::Effort::ALL {
+            if outcome.is_ok() || !pool::relieve(effort) {
+                break;
             }
+            outcome = self.account.reserve(self.device, bytes, self.limit_bytes());
         }
+        outcome
+    }
+
+    /// What a program is told for want of memory; the journal hears of it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn refuse(&self, over: OverLimit) -> CUresult {
+        let OverLimit {
+            limit_bytes,
+            used_bytes,
+            requested_bytes,
+        } = over;
+        let event = Event::OverLimit {
+            limit_bytes,
+            used_bytes,
+            requested_bytes,
+        };
+        self.attached
+            .end
+            .client
+            .write_record(self.device as u32, event);
+        self.attached.end.ring();
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY
     }
 
     /// Charges `bytes` that are taken already, whatever the limit.
@@ -134,7 +154,20 @@ impl Meter {
     }
 }
 
-/// Reserves `bytes` on the current device, makes the call, and remembers what it made under `key`, or rolls back.
+/// Brings a reservation of `reserved` bytes to what was taken.
+#[inline]
+fn correct(meter: &Meter, reserved: u64, taken: u64) {
+    if taken > reserved {
+        meter.force(taken - reserved);
+    } else if taken < reserved {
+        meter.release(reserved - taken);
+    }
+}
+
+/// Reserves what `bytes` can take on the current device, makes the call, and remembers what it made at `key`, or rolls back.
+///
+/// A whole granule is reserved for a small allocation, and given back when another one's granule had room: nobody can
+/// know before the driver has chosen. So the last granule of a quota is not given to small allocations.
 #[inline]
 pub(crate) fn metered(
     bytes: u64,
@@ -144,14 +177,15 @@ pub(crate) fn metered(
     let Some(meter) = Meter::here() else {
         return call();
     };
-    if let Err(refusal) = meter.reserve(bytes) {
+    let most = granules(bytes);
+    if let Err(refusal) = meter.reserve(most) {
         return refusal;
     }
     let result = call();
     if result.is_ok() {
-        live::insert(key(), meter.live(bytes));
+        correct(&meter, most, live::insert(key(), meter.live(bytes)));
     } else {
-        meter.release(bytes);
+        meter.release(most);
     }
     result
 }
@@ -168,20 +202,22 @@ pub(crate) fn freed(key: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     if let Some(known) = known {
         if result.is_ok() {
-            give_back(&known);
+            give_back(key, &known);
         } else {
-            live::insert(key, known);
+            live::put_back(key, known);
         }
     }
     result
 }
 
-/// Gives back what one live entry holds.
-fn give_back(known: &Live) {
+/// Gives back what one live entry held.
+fn give_back(key: u64, known: &Live) {
+    let bytes = live::uncover(key, known);
     if let Some(account) = client::current().and_then(Attached::account) {
         match known.kind {
-            live::Kind::Device => account.release(known.device as usize, known.bytes),
-            live::Kind::Host => account.unpin(known.bytes),
+            live::Kind::Device | live::Kind::Whole => account.release(known.device as usize, bytes),
+            live::Kind::Pooled => pool::given_back(known.context),
+            live::Kind::Host => account.unpin(bytes),
         }
     }
 }

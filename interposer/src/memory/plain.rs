@@ -2,7 +2,7 @@
 
 use shim_ffi::*;
 
-use super::{freed, metered, pool};
+use super::{freed, metered};
 use crate::real;
 
 /// Row pitch that current devices give at least (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and up); corrected by what
@@ -95,10 +95,8 @@ fn pitched(
     let Some(meter) = super::Meter::here() else {
         return call();
     };
-    let guess = width
-        .div_ceil(PITCH)
-        .saturating_mul(PITCH)
-        .saturating_mul(height);
+    let rows = width.div_ceil(PITCH).saturating_mul(PITCH);
+    let guess = super::granules(rows.saturating_mul(height));
     if let Err(refusal) = meter.reserve(guess) {
         return refusal;
     }
@@ -109,12 +107,8 @@ fn pitched(
     }
     let (address, pitch) = made();
     let bytes = pitch.saturating_mul(height);
-    if bytes > guess {
-        meter.force(bytes - guess);
-    } else {
-        meter.release(guess - bytes);
-    }
-    super::live::insert(address, meter.live(bytes));
+    let taken = super::live::insert(address, meter.live(bytes));
+    super::correct(&meter, guess, taken);
     result
 }
 
@@ -123,10 +117,7 @@ fn pitched(
 #[inline]
 pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
     // SAFETY: the caller's own argument.
-    let result = freed(dptr.0, || unsafe { real::cuMemFree_v2(dptr) });
-    // Also frees memory of pools.
-    pool::after_free();
-    result
+    freed(dptr.0, || unsafe { real::cuMemFree_v2(dptr) })
 }
 
 /// # Safety

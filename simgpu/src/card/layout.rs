@@ -35,7 +35,9 @@ pub(super) struct DeviceShared {
     pub(super) last: AtomicU64,
     /// One bit per slot that wants the compute engine.
     pub(super) waiters: [AtomicU64; WAITER_WORDS],
-    padding: [u64; 6],
+    /// Most bytes that live processes ever had together.
+    pub(super) peak_bytes: AtomicU64,
+    padding: [u64; 5],
 }
 
 #[repr(C, align(128))]

@@ -211,6 +211,7 @@ impl Card {
                 .map_err(CardError::Config)?;
             for device in &shared.devices {
                 device.turn.store(0, Relaxed);
+                device.peak_bytes.store(0, Relaxed);
                 device
                     .waiters
                     .iter()
@@ -312,11 +313,12 @@ impl Card {
         if lock(self.fd, lock_at, libc::F_SETLKW).is_err() {
             return false;
         }
-        let fits = self
-            .used_with(device, Some(mine))
-            .checked_add(bytes)
-            .is_some_and(|sum| sum <= self.profile.usable_bytes());
+        let sum = self.used_with(device, Some(mine)).saturating_add(bytes);
+        let fits = sum <= self.profile.usable_bytes();
         if fits {
+            self.state().devices[device]
+                .peak_bytes
+                .fetch_max(sum, Relaxed);
             self.slot_device(mine.slot, device)
                 .used_bytes
                 .fetch_add(bytes, AcqRel);
@@ -331,6 +333,12 @@ impl Card {
             let used = &self.slot_device(own.slot, device).used_bytes;
             let _ = used.fetch_update(AcqRel, Acquire, |now| Some(now.saturating_sub(bytes)));
         }
+    }
+
+    /// Most bytes of a device that live processes ever had together. Exact, for it is noted where memory is taken and
+    /// nobody else takes any.
+    pub fn peak(&self, device: usize) -> u64 {
+        self.state().devices[device].peak_bytes.load(Relaxed)
     }
 
     /// Bytes of a device that live processes have.
