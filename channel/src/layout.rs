@@ -177,13 +177,12 @@ pub struct TenantPage {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct TenantSlot {
-    /// Reservations being decided right now.
-    pub(crate) deciding: AtomicU32,
-    pub(crate) reserved0: u32,
+    pub(crate) reserved0: u64,
     /// Pinned host memory in bytes.
     pub(crate) pinned_bytes: AtomicU64,
     pub(crate) reserved: [u64; 6],
-    /// Device memory in bytes, reservations included, per device.
+    /// Device memory per device: bytes, reservations included, in the lower 44 bits; above, what of them may yet be given back,
+    /// in units of 2 MiB.
     pub(crate) held_bytes: [AtomicU64; MAX_DEVICES],
 }
 

@@ -32,7 +32,7 @@ pub use layout::{
     NO_LIMIT, STREAM_SLOTS, StreamSlot, TENANT_SLOTS, THREAD_SLOTS, TenantPage, TenantSlot,
     ThreadSlot, Want,
 };
-pub use ledger::{Account, OverLimit};
+pub use ledger::{Account, OverLimit, Prepaid};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
 pub use sync::FutexWord;

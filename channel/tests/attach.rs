@@ -127,6 +127,7 @@ fn grants_requests_memory_and_records_cross_the_channel() {
         limit_bytes: 100,
         used_bytes: 60,
         requested_bytes: 41,
+        charged_bytes: 42,
     };
     let mut next = 0;
     client.client.write_record(0, event);

@@ -240,6 +240,7 @@ fn a_record_is_read_whole_or_not_at_all() {
             limit_bytes: value,
             used_bytes: value,
             requested_bytes: value,
+            charged_bytes: value,
         }
     }
     model(|| {

@@ -281,7 +281,7 @@ macro_rules! observed_context {
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             let _ = std::panic::catch_unwind(|| {
                 gate::before_sync();
-                context::before(Symbol::$symbol);
+                context::before(Symbol::$symbol, &[$($arg),*]);
             });
             let result = call_words!($symbol $($arg)*);
             let _ = std::panic::catch_unwind(|| context::after(Symbol::$symbol, &[$($arg),*], result));

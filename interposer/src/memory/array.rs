@@ -68,7 +68,7 @@ fn metered(
         return call();
     };
     let guess = granules(bytes);
-    if let Err(refusal) = meter.reserve(guess) {
+    if let Err(refusal) = meter.reserve(guess, bytes) {
         return refusal;
     }
     let result = call();

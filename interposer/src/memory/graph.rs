@@ -58,7 +58,7 @@ pub(super) fn allocate(bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult 
         return call();
     };
     let most = granules(bytes);
-    if let Err(refusal) = meter.reserve(most) {
+    if let Err(refusal) = meter.reserve(most, bytes) {
         return refusal;
     }
     let result = call();
@@ -190,7 +190,7 @@ pub(crate) fn before_graph(exec: usize) -> Result<Option<Prepaid>, CUresult> {
     if bytes != 0
         && let Some(meter) = Meter::of(ordinal)
     {
-        meter.reserve(bytes)?;
+        meter.reserve(bytes, bytes)?;
     }
     Ok(Some(Prepaid {
         ordinal,

@@ -18,11 +18,18 @@ pub(crate) fn granules(bytes: u64) -> u64 {
     bytes.div_ceil(GRANULE).saturating_mul(GRANULE)
 }
 
+/// Allocations up to this size may share granules.
+pub(crate) const SMALL: u64 = GRANULE / 2;
+/// Least bytes that drivers hand out, and what they align to.
+const UNIT: u64 = 512;
+
 /// Which account an entry was charged to.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// A device's memory: the granules that `bytes` from the key on lie in.
     Device,
+    /// The same, with granules that allocations of other kinds do not share.
+    Apart,
     /// A device's memory that has no address: `bytes`.
     Whole,
     /// A block of a pool, which is charged as a whole; `context` is the pool.
@@ -32,14 +39,22 @@ pub(crate) enum Kind {
 }
 
 /// One live allocation.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Live {
     pub(crate) bytes: u64,
-    /// Device index of the pages.
-    pub(crate) device: u32,
-    pub(crate) kind: Kind,
     /// Context that it goes with, 0 for none.
     pub(crate) context: usize,
+    /// Device index of the pages.
+    pub(crate) device: u16,
+    pub(crate) kind: Kind,
+    /// Allocations that were at this address before and whose frees have not come back yet, see [`insert`].
+    pub(crate) overtaken: u8,
+}
+
+impl Live {
+    fn by_address(&self) -> bool {
+        matches!(self.kind, Kind::Device | Kind::Apart)
+    }
 }
 
 /// Keeps neighbours together: programs allocate and free close to what they touched last, and a table that scatters
@@ -167,14 +182,28 @@ fn lock(shard: &'static Padded) -> MutexGuard<'static, Shard> {
     shard.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Remembers an allocation of device memory; bytes of the device that are newly taken by it.
-#[inline]
-pub(crate) fn insert(key: u64, live: Live) -> u64 {
-    let Cover {
-        filled,
-        first,
-        last,
-    } = if live.kind == Kind::Device {
+/// Contexts that are being destroyed: what they held goes without a free of its own.
+static DYING: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+fn dying() -> MutexGuard<'static, Vec<usize>> {
+    DYING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Before the driver destroys a context.
+pub(crate) fn context_dies(context: usize) {
+    dying().push(context);
+}
+
+/// After the driver has been asked to destroy a context, and what it held has been drained.
+pub(crate) fn context_died(context: usize) {
+    let mut dying = dying();
+    if let Some(at) = dying.iter().position(|one| *one == context) {
+        dying.swap_remove(at);
+    }
+}
+
+fn shape(key: u64, live: &Live) -> Cover {
+    if live.by_address() {
         cover(key, live.bytes)
     } else {
         Cover {
@@ -182,13 +211,29 @@ pub(crate) fn insert(key: u64, live: Live) -> u64 {
             first: None,
             last: None,
         }
-    };
+    }
+}
+
+/// Remembers an allocation of device memory; bytes of the device that are newly taken by it.
+///
+/// Frees are noted after the driver's call. So there may still be an entry of what was at this address before, whose free
+/// has not come back yet: it is given back here, and that free will find nothing to do.
+#[inline]
+pub(crate) fn insert(key: u64, live: Live) -> u64 {
+    let Cover {
+        filled,
+        first,
+        last,
+    } = shape(key, &live);
     let mut taken = filled;
     let home = key / GRANULE;
     let before;
     {
         let mut shard = shard(key);
         before = shard.live.insert(key, live);
+        if let Some(before) = &before {
+            overtake(&mut shard, key, before);
+        }
         for granule in [first, last].into_iter().flatten() {
             if granule == home {
                 taken += shard.enter(granule);
@@ -201,34 +246,65 @@ pub(crate) fn insert(key: u64, live: Live) -> u64 {
         }
     }
     if let Some(before) = before {
-        // The driver gives an address away once: what was there went with its context, whose call has not come back yet.
-        super::give_back(key, &before);
+        super::give_back(&before, uncover(key, &before));
     }
     taken
 }
 
-/// Remembers again what was taken out for a call that then failed.
-pub(crate) fn put_back(key: u64, live: Live) {
-    shard(key).live.insert(key, live);
+/// A new entry has taken the place of `before`. Unless that went with its context, its free is still to come, and must not take
+/// the new entry for it.
+#[cold]
+fn overtake(shard: &mut Shard, key: u64, before: &Live) {
+    let goes_without_free = before.kind != Kind::Pooled && dying().contains(&before.context);
+    if let Some(live) = shard.live.get_mut(&key) {
+        live.overtaken = before
+            .overtaken
+            .saturating_add(u8::from(!goes_without_free));
+    }
 }
 
-/// Takes an allocation out and says what it was. What it covers stays charged until [`uncover`].
+/// After the driver has freed what was at `key`: takes the entry out; it, and bytes of the device that are no longer taken.
 #[inline]
-pub(crate) fn remove(key: u64) -> Option<Live> {
-    shard(key).live.remove(&key)
-}
-
-/// After the driver has freed what was at `key`: bytes of the device that are no longer taken.
-#[inline]
-pub(crate) fn uncover(key: u64, live: &Live) -> u64 {
-    if live.kind != Kind::Device {
-        return live.bytes;
+pub(crate) fn remove(key: u64) -> Option<(Live, u64)> {
+    let mut home = shard(key);
+    let mut live = home.live.remove(&key)?;
+    if live.overtaken != 0 {
+        // Whoever was given the address after it has given it back already.
+        live.overtaken -= 1;
+        home.live.insert(key, live);
+        return None;
+    }
+    if !live.by_address() {
+        return Some((live, live.bytes));
     }
     let Cover {
         filled,
         first,
         last,
     } = cover(key, live.bytes);
+    let mut freed = filled;
+    let mut elsewhere = None;
+    for granule in [first, last].into_iter().flatten() {
+        if granule == key / GRANULE {
+            freed += home.leave(granule);
+        } else {
+            elsewhere = Some(granule);
+        }
+    }
+    drop(home);
+    if let Some(granule) = elsewhere {
+        freed += shard(granule * GRANULE).leave(granule);
+    }
+    Some((live, freed))
+}
+
+/// Bytes of the device that are no longer taken when `live` at `key`, whose entry is gone, is gone.
+fn uncover(key: u64, live: &Live) -> u64 {
+    let Cover {
+        filled,
+        first,
+        last,
+    } = shape(key, live);
     [first, last]
         .into_iter()
         .flatten()
@@ -237,8 +313,8 @@ pub(crate) fn uncover(key: u64, live: &Live) -> u64 {
         })
 }
 
-/// Forgets everything of one context.
-pub(crate) fn drain_context(context: usize, mut each: impl FnMut(u64, &Live)) {
+/// Forgets everything of one context: entries, and bytes of the device that are no longer taken.
+pub(crate) fn drain_context(context: usize, mut each: impl FnMut(&Live, u64)) {
     for padded in &TABLE {
         let mut gone = Vec::new();
         lock(padded).live.retain(|key, live| {
@@ -248,8 +324,46 @@ pub(crate) fn drain_context(context: usize, mut each: impl FnMut(u64, &Live)) {
             }
             !goes
         });
-        gone.iter().for_each(|(key, live)| each(*key, live));
+        gone.iter()
+            .for_each(|(key, live)| each(live, uncover(*key, live)));
     }
+}
+
+/// Whether there is room for `bytes` between small allocations of `context` in a granule that they have already.
+/// Entries outlive the driver's free, so that what looks free here is free there; unless it was just given to
+/// somebody whose allocation has not come back yet.
+#[cold]
+pub(crate) fn room(context: usize, device: u16, bytes: u64) -> bool {
+    let mut pieces = Vec::new();
+    for padded in &TABLE {
+        for (start, live) in &lock(padded).live {
+            if !live.by_address() || live.device != device {
+                continue;
+            }
+            let fits_in =
+                live.kind == Kind::Device && live.bytes <= SMALL && live.context == context;
+            let end = start.saturating_add(live.bytes).next_multiple_of(UNIT);
+            let (head, tail) = (start / GRANULE, end.saturating_sub(1) / GRANULE);
+            pieces.push((head, *start, end.min((head + 1) * GRANULE), fits_in));
+            if tail != head {
+                pieces.push((tail, tail * GRANULE, end, fits_in));
+            }
+        }
+    }
+    pieces.sort_unstable();
+    pieces
+        .chunk_by(|one, other| one.0 == other.0)
+        .filter(|granule| granule.iter().all(|piece| piece.3))
+        .any(|granule| {
+            let begin = granule.first().map_or(0, |piece| piece.0 * GRANULE);
+            let mut free_from = begin;
+            let between = granule.iter().any(|(_, start, end, _)| {
+                let fits = start.saturating_sub(free_from) >= bytes.next_multiple_of(UNIT);
+                free_from = free_from.max(*end);
+                fits
+            });
+            between || (begin + GRANULE).saturating_sub(free_from) >= bytes.next_multiple_of(UNIT)
+        })
 }
 
 #[cfg(test)]
@@ -259,15 +373,15 @@ mod tests {
     fn plain(bytes: u64) -> Live {
         Live {
             bytes,
+            context: 0,
             device: 0,
             kind: Kind::Device,
-            context: 0,
+            overtaken: 0,
         }
     }
 
     fn free(key: u64) -> u64 {
-        let live = remove(key).unwrap();
-        uncover(key, &live)
+        remove(key).unwrap().1
     }
 
     #[test]
@@ -297,5 +411,30 @@ mod tests {
         assert_eq!(free(base + 512), GRANULE);
         assert_eq!(free(base), GRANULE);
         assert_eq!(free(base + 3 * GRANULE - 512), GRANULE);
+    }
+
+    #[test]
+    fn room_is_between_small_allocations_of_the_same_context_only() {
+        let base = 0x7400_0000_0000;
+        let of = |context: usize, bytes: u64| Live {
+            context,
+            device: 7,
+            ..plain(bytes)
+        };
+        assert!(!room(11, 7, 512), "nothing is there");
+        insert(base, of(11, GRANULE / 2));
+        assert!(room(11, 7, GRANULE / 2));
+        assert!(!room(11, 7, GRANULE / 2 + 1));
+        assert!(!room(12, 7, 512), "another context's granule");
+        insert(base + GRANULE / 2 + 1024, of(11, GRANULE / 2 - 1024 - 600));
+        assert!(room(11, 7, 1024));
+        assert!(!room(11, 7, 1025));
+        insert(base + GRANULE / 2, of(11, 1000));
+        assert!(room(11, 7, 512), "what is left of a granule");
+        assert!(!room(11, 7, 513));
+        insert(base + GRANULE - 512, of(12, 1));
+        assert!(!room(11, 7, 1));
+        insert(base + GRANULE, of(11, 3 * SMALL));
+        assert!(!room(11, 7, 1), "large allocations share with nobody");
     }
 }

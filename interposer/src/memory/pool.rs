@@ -192,25 +192,22 @@ pub(super) fn given_back(pool: usize) {
 
 /// As [`super::freed`], in the order of a stream.
 fn freed_in(key: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
-    let known = client::current().and_then(|_| live::remove(key));
     let result = call();
-    let Some(known) = known else {
-        return result;
-    };
-    if !result.is_ok() {
-        live::put_back(key, known);
-        return result;
+    if result.is_ok()
+        && client::current().is_some()
+        && let Some((known, bytes)) = live::remove(key)
+    {
+        if known.kind == Kind::Pooled {
+            with(|sources| {
+                if let Some(charge) = sources.get_mut(&Source::Pool(known.context))
+                    && !charge.freeing.contains(&stream)
+                {
+                    charge.freeing.push(stream);
+                }
+            });
+        }
+        super::give_back(&known, bytes);
     }
-    if known.kind == Kind::Pooled {
-        with(|sources| {
-            if let Some(charge) = sources.get_mut(&Source::Pool(known.context))
-                && !charge.freeing.contains(&stream)
-            {
-                charge.freeing.push(stream);
-            }
-        });
-    }
-    super::give_back(key, &known);
     result
 }
 
@@ -285,10 +282,10 @@ fn allocate(
     if let Err(over) = meter.try_reserve(most) {
         // What the stream is about to free may be enough; the driver waits for that, too, when the device is full.
         if !wait_idle(stream) {
-            return meter.refuse(over);
+            return meter.refuse(over, bytes as u64);
         }
         if let Err(over) = meter.try_reserve(most) {
-            return meter.refuse(over);
+            return meter.refuse(over, bytes as u64);
         }
     }
     let result = call();
@@ -310,6 +307,7 @@ fn allocate(
         });
         live::insert(key(), live);
     } else {
+        live.kind = Kind::Apart;
         super::correct(&meter, most, live::insert(key(), live));
     }
     result

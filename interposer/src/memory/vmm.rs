@@ -83,7 +83,7 @@ pub(crate) unsafe fn cuMemCreate(
     let Some(meter) = Meter::of(location.id) else {
         return call();
     };
-    if let Err(refusal) = meter.reserve(bytes as u64) {
+    if let Err(refusal) = meter.reserve(bytes as u64, bytes as u64) {
         return refusal;
     }
     let result = call();
