@@ -13,6 +13,8 @@
 //! Some requests cannot know what they will take before the driver has answered: they are held undecided over the call
 //! ([`Account::prepay`]) and settled afterwards.
 
+#[cfg(loom)]
+use crate::layout::SharedBlocks;
 use crate::layout::{MAX_DEVICES, NO_LIMIT, TENANT_SLOTS, TenantPage, TenantSlot};
 use crate::sync::{Relaxed, SeqCst, total_order};
 
@@ -85,15 +87,16 @@ impl Look {
 /// One process's account in its tenant's page.
 #[derive(Clone, Copy, Debug)]
 pub struct Account<'a> {
-    page: &'a TenantPage,
+    pub(crate) page: &'a TenantPage,
     own: &'a TenantSlot,
+    pub(crate) slot: u32,
 }
 
 impl<'a> Account<'a> {
     /// The account of slot `slot`, if there is such a slot.
     pub fn new(page: &'a TenantPage, slot: u32) -> Option<Self> {
         let own = page.slots.get(slot as usize)?;
-        Some(Self { page, own })
+        Some(Self { page, own, slot })
     }
 
     /// Reserves `bytes` on `device` within `limit_bytes`.
@@ -192,7 +195,8 @@ impl<'a> Account<'a> {
         let own = &self.own.held_bytes[device]; // PANIC: callers have looked the device up.
         for looks in 1.. {
             let before = self.page.words(device);
-            let look = Look::of(&before);
+            let shared = self.page.shared_bytes(device);
+            let look = Look::of(&before, shared);
             if look.held.saturating_add(bytes) <= limit_bytes {
                 // SYNC(reserve): as in `hold`.
                 own.fetch_add(undecided(bytes), SeqCst);
@@ -206,7 +210,10 @@ impl<'a> Account<'a> {
                 // Bytes that move from one slot to another while we look would be counted twice: what is seen twice the
                 // same was so at one time.
                 let full = look.settled().saturating_add(bytes) > limit_bytes;
-                let sure = full && (bytes > limit_bytes || self.page.words(device) == before);
+                let same = || {
+                    self.page.words(device) == before && self.page.shared_bytes(device) == shared
+                };
+                let sure = full && (bytes > limit_bytes || same());
                 if sure || (!full && !patient) || looks > LOOKS {
                     return Err(OverLimit {
                         limit_bytes,
@@ -274,7 +281,7 @@ impl<'a> Account<'a> {
     }
 
     #[inline]
-    fn raise_peak(&self, device: usize, sum: u64) {
+    pub(crate) fn raise_peak(&self, device: usize, sum: u64) {
         let peak = &self.page.peak_bytes[device]; // PANIC: callers have looked the device up.
         if sum > peak.load(Relaxed) {
             peak.fetch_max(sum, Relaxed);
@@ -297,10 +304,10 @@ fn pause(looks: u32) {
 }
 
 impl Look {
-    fn of(words: &[u64; TENANT_SLOTS]) -> Self {
+    fn of(words: &[u64; TENANT_SLOTS], shared_bytes: u64) -> Self {
         words.iter().fold(
             Self {
-                held: 0,
+                held: shared_bytes,
                 undecided: 0,
             },
             |sum, word| Self {
@@ -320,10 +327,11 @@ impl Default for TenantPage {
         Self {
             header: Default::default(),
             slots_used: Default::default(),
-            reserved0: 0,
             reserved: Default::default(),
             peak_bytes: Default::default(),
+            sharing: Default::default(),
             slots: std::array::from_fn::<_, TENANT_SLOTS, _>(|_| TenantSlot::default()),
+            shared: std::array::from_fn::<_, TENANT_SLOTS, _>(|_| SharedBlocks::default()),
         }
     }
 }
@@ -348,11 +356,14 @@ impl TenantPage {
     /// Sum on `device`, in bytes, saturating; what is undecided included.
     #[inline]
     pub(crate) fn sum(&self, device: usize) -> u64 {
-        self.in_use()
+        let held = self
+            .in_use()
             .filter_map(|slot| slot.held_bytes.get(device))
             .fold(0, |sum: u64, held| {
                 sum.saturating_add(held.load(SeqCst) & BYTES)
-            })
+            });
+        // What a process comes to share it adds there before it takes it off its own: so read in the opposite order.
+        held.saturating_add(self.shared_bytes(device))
     }
 
     /// Every process's word on `device`.
@@ -365,7 +376,7 @@ impl TenantPage {
     }
 
     fn look(&self, device: usize) -> Look {
-        Look::of(&self.words(device))
+        Look::of(&self.words(device), self.shared_bytes(device))
     }
 
     /// Takes a dead process's slot back: everything it held is free at once.
@@ -376,14 +387,16 @@ impl TenantPage {
             }
             slot.pinned_bytes.store(0, Relaxed);
         }
+        self.clear_shared(slot);
     }
 
-    /// What slot `slot` holds on `device`, in bytes.
+    /// What slot `slot` holds on `device`, in bytes; what it shares with a lower slot is counted there.
     pub fn slot_bytes(&self, slot: u32, device: usize) -> u64 {
         self.slots
             .get(slot as usize)
-            .and_then(|slot| slot.held_bytes.get(device))
+            .and_then(|held| held.held_bytes.get(device))
             .map_or(0, |held| held.load(SeqCst) & BYTES)
+            .saturating_add(self.slot_shared_bytes(slot, device))
     }
 
     /// Pinned host memory of slot `slot`, in bytes.

@@ -11,6 +11,7 @@ mod grant;
 mod journal;
 mod layout;
 mod ledger;
+mod shared;
 mod sync;
 
 #[cfg(not(loom))]
@@ -35,4 +36,5 @@ pub use layout::{
 pub use ledger::{Account, OverLimit, Prepaid};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
+pub use shared::Block;
 pub use sync::FutexWord;

@@ -351,6 +351,10 @@ macro_rules! export {
     (cuGraphAddMemAllocNode $variant:ident track_handle $params:tt $stream:tt $signature:tt) => {
         hooked! { cuGraphAddMemAllocNode $signature }
     };
+    // Comes to hold memory that may be nobody else's any more.
+    (cuMemImportFromShareableHandle $variant:ident track_handle $params:tt $stream:tt $signature:tt) => {
+        hooked! { cuMemImportFromShareableHandle $signature }
+    };
     // By action.
     ($symbol:ident $variant:ident pass_through $($rest:tt)*) => {
         forward! { $symbol }
@@ -486,6 +490,9 @@ mod track {
         }
         let arg = |at: usize| args.get(at).copied().unwrap_or(0);
         match symbol {
+            Symbol::cuMemExportToShareableHandle => {
+                memory::exported(arg(1) as u64, arg(0), arg(2) as u32)
+            }
             Symbol::cuMemMap => memory::mapped(arg(0) as u64, arg(1) as u64, arg(3) as u64),
             Symbol::cuMemRetainAllocationHandle => {
                 // SAFETY: the driver has just written a handle there.

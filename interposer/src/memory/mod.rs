@@ -63,7 +63,12 @@ impl Meter {
     /// The meter of a device by its driver ordinal. Memory charged here outlives contexts.
     pub(crate) fn of(ordinal: i32) -> Option<Self> {
         let attached = client::current()?;
-        let device = context::index_of(attached, ordinal)?;
+        Self::on(context::index_of(attached, ordinal)?)
+    }
+
+    /// The meter of a device by its index in the pages. Memory charged here outlives contexts.
+    pub(crate) fn on(device: usize) -> Option<Self> {
+        let attached = client::current()?;
         Some(Self {
             attached,
             account: attached.account()?,

@@ -14,6 +14,7 @@
 
 mod host;
 mod layout;
+mod shared;
 mod turns;
 
 use std::fs;
@@ -263,6 +264,7 @@ impl Card {
                 }
                 device.contexts.store(0, Relaxed);
             }
+            shared.forget_shared();
             let generation = shared.generation.fetch_add(1, AcqRel) + 1;
             shared.image.store(image_number(), Relaxed);
             shared.pid.store(std::process::id(), Release);
@@ -347,7 +349,7 @@ impl Card {
     }
 
     fn used_with(&self, device: usize, own: Option<Own>) -> u64 {
-        (0..SLOTS)
+        let held: u64 = (0..SLOTS)
             .map(|slot| {
                 (
                     slot,
@@ -356,7 +358,9 @@ impl Card {
             })
             .filter(|(slot, used)| *used > 0 && self.alive_without_own(*slot, own))
             .map(|(_, used)| used)
-            .sum()
+            .sum();
+        // In this order: what comes to be shared is listed before it is taken off.
+        held + self.shared_bytes(device, own)
     }
 
     /// Every live process's use of a device, processes without any included.
@@ -365,9 +369,10 @@ impl Card {
             .filter(|slot| self.alive(*slot))
             .map(|slot| {
                 let shared = self.slot_device(slot, device);
+                let used_bytes = shared.used_bytes.load(Acquire);
                 Usage {
                     pid: self.state().slots[slot].pid.load(Relaxed),
-                    used_bytes: shared.used_bytes.load(Acquire),
+                    used_bytes: used_bytes + self.shared_bytes_of(slot, device, self.own()),
                     compute_ns: shared.compute_ns.load(Relaxed),
                     copy_ns: shared.copy_ns.load(Relaxed),
                     launches: shared.launches.load(Relaxed),

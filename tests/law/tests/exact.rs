@@ -8,7 +8,7 @@ use artefacts::{object, run, text};
 fn the_quotas_account_is_what_the_device_says_and_the_device_never_gave_more() {
     let words = [
         "--threads",
-        "12",
+        "4",
         "--processes",
         "3",
         "--ops",

@@ -46,7 +46,7 @@ fn parse(words: &[String]) -> Result<Options, String> {
         .and_then(|path| path.parent().map(PathBuf::from))
         .unwrap_or_default();
     let mut options = Options {
-        threads: 16,
+        threads: 4,
         processes: 4,
         ops: 200_000,
         rounds: 12,
@@ -77,12 +77,6 @@ fn parse(words: &[String]) -> Result<Options, String> {
             "--json" => options.json = true,
             _ => return Err(format!("{word}: there is no such option")),
         }
-    }
-    if options.threads < options.processes {
-        return Err(format!(
-            "--threads {} is less than --processes {}: each process needs one",
-            options.threads, options.processes
-        ));
     }
     Ok(options)
 }

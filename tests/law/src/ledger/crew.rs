@@ -5,6 +5,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::Options;
+use super::post::Post;
 
 /// How long the arbiter may take to notice that a process has died, at most.
 const AT_REST: Duration = Duration::from_secs(5);
@@ -24,19 +25,18 @@ struct Sums {
 }
 
 impl Worker {
-    fn start(options: &Options, number: u64) -> std::io::Result<Self> {
-        let threads = options.threads.div_ceil(options.processes);
+    fn start(options: &Options, number: u64, post: &Post) -> std::io::Result<Self> {
+        let all = (options.threads * options.processes) as u64;
         let mut child = Command::new(std::env::current_exe()?)
             .args([
                 "worker",
                 &(options.seed ^ crate::rng::mix(number)).to_string(),
-                &threads.to_string(),
+                &options.threads.to_string(),
                 // Together they want a little more than there is.
-                &(options.quota_mib * 9 / 8 / options.threads as u64)
-                    .max(4)
-                    .to_string(),
+                &(options.quota_mib * 9 / 8 / all).max(4).to_string(),
                 &options.families,
             ])
+            .args(post.words())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -139,9 +139,10 @@ fn difference(options: &Options) -> std::io::Result<(u64, u64, u64)> {
 /// A worker cannot be started, or dies unbidden; the arbiter does not answer.
 pub fn run(options: &Options) -> std::io::Result<bool> {
     let started = Instant::now();
+    let post = Post::new()?;
     let mut next = options.processes as u64;
     let mut workers = (0..next)
-        .map(|number| Worker::start(options, number))
+        .map(|number| Worker::start(options, number, &post))
         .collect::<std::io::Result<Vec<_>>>()?;
     let per_round = options
         .ops
@@ -159,7 +160,7 @@ pub fn run(options: &Options) -> std::io::Result<bool> {
             // In the middle of its work, at whatever instruction.
             let which = round / 3 % workers.len();
             std::thread::sleep(Duration::from_millis(3 + 7 * (round as u64 % 5)));
-            let worker = Worker::start(options, next)?;
+            let worker = Worker::start(options, next, &post)?;
             next += 1;
             std::mem::replace(&mut workers[which], worker).kill()?;
             kills += 1;

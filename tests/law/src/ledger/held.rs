@@ -23,6 +23,8 @@ pub enum Held {
         mapped: Vec<CUdeviceptr>,
         bytes: u64,
     },
+    /// Another process's allocation, charged to that one.
+    Opened { at: CUdeviceptr },
     /// An array.
     Array { array: CUarray, bytes: u64 },
     /// A graph with an allocation node, instantiated or not.
@@ -45,6 +47,7 @@ impl Held {
             | Self::Array { bytes, .. }
             | Self::Graph { bytes, .. }
             | Self::Context { bytes, .. } => *bytes,
+            Self::Opened { .. } => 0,
         }
     }
 
@@ -74,6 +77,7 @@ impl Held {
                     }
                     Ok(())
                 }
+                Self::Opened { at } => api.cuIpcCloseMemHandle(at).ok(),
                 Self::Array { array, .. } => api.cuArrayDestroy(array).ok(),
                 Self::Graph { graph, exec, .. } => {
                     if !exec.is_null() {

@@ -6,6 +6,7 @@
 
 mod crew;
 mod held;
+mod post;
 mod worker;
 
 use std::path::PathBuf;
@@ -17,9 +18,9 @@ pub use worker::run as worker;
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Threads in all.
+    /// Threads of each process.
     pub threads: usize,
-    /// Processes that they are spread over.
+    /// Processes of the job.
     pub processes: usize,
     /// Operations in all.
     pub ops: u64,

@@ -7,6 +7,7 @@
 //! | `a` | the default pool, with thresholds and trims |
 //! | `o` | pools of a thread's own, destroyed with and without memory in use |
 //! | `v` | physical handles: several references, several mappings, either gone first; exported and imported |
+//! | `s` | handles and addresses of other processes: handed over while their owner keeps them, gives them back, or is killed |
 //! | `r` | arrays |
 //! | `g` | graphs with allocation nodes: built or captured, launched, trimmed |
 //! | `c` | contexts destroyed with memory in them |
@@ -22,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use shim_ffi::*;
 
 use super::held::Held;
+use super::post::{Letter, Post};
 use crate::api::Api;
 use crate::rng::{Rng, mix};
 
@@ -29,7 +31,7 @@ const GRANULE: usize = 2 << 20;
 /// Things that a thread holds at most.
 const MOST: usize = 40;
 /// Every family.
-const ALL: &[u8] = b"ppppppmaaaaoovvrrggcx";
+const ALL: &[u8] = b"ppppppmaaaaoovvsssrrggcx";
 
 #[derive(Default)]
 struct Figures {
@@ -51,9 +53,10 @@ struct Thread<'a> {
     cap_bytes: u64,
     families: &'a [u8],
     figures: &'a Figures,
+    post: &'a Post,
 }
 
-/// Serves the parent until its pipe ends. `words`: seed, threads, MiB that a thread wants, families.
+/// Serves the parent until its pipe ends. `words`: seed, threads, MiB that a thread wants, families, the post's two ends.
 ///
 /// # Errors
 /// Wrong words, or no driver.
@@ -71,15 +74,18 @@ pub fn run(words: &[String]) -> std::io::Result<()> {
         .map(|word| word.as_bytes())
         .filter(|word| !word.is_empty());
     let families = families.unwrap_or(ALL);
+    let [to, from] = [4, 5].map(|at| words.get(at).map_or("", String::as_str));
+    let post = Post::from_words(to, from)?;
     let (begin, end) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
     let (per_thread, figures) = (AtomicU64::new(0), Figures::default());
     let main = prepare().map_err(std::io::Error::other)?;
     std::thread::scope(|scope| -> std::io::Result<()> {
         for number in 0..threads as u64 {
             let (begin, end, per_thread, figures) = (&begin, &end, &per_thread, &figures);
+            let post = &post;
             scope.spawn(move || {
                 let Ok(mut thread) =
-                    Thread::new(mix(seed ^ number), cap_mib << 20, families, figures)
+                    Thread::new(mix(seed ^ number), cap_mib << 20, families, figures, post)
                 else {
                     eprintln!("ledger: a thread has no driver");
                     std::process::exit(1);
@@ -149,6 +155,7 @@ impl<'a> Thread<'a> {
         cap_bytes: u64,
         families: &'a [u8],
         figures: &'a Figures,
+        post: &'a Post,
     ) -> Result<Self, String> {
         let api = prepare()?;
         let (mut own, mut stream) = (CUcontext::NULL, CUstream::NULL);
@@ -169,6 +176,7 @@ impl<'a> Thread<'a> {
             cap_bytes,
             families,
             figures,
+            post,
         })
     }
 
@@ -229,6 +237,7 @@ impl<'a> Thread<'a> {
             b'a' => self.pooled(),
             b'o' => self.own_pool(),
             b'v' => self.physical(),
+            b's' => self.shared(),
             b'r' => self.array(),
             b'g' => self.graph(),
             b'c' => self.context(),
@@ -433,6 +442,114 @@ impl<'a> Thread<'a> {
                 self.heard("cuMemRelease (imported)", self.api.cuMemRelease(again).ok());
             }
         }
+    }
+
+    /// Hands something over to whichever process comes first, or takes what another has handed over.
+    fn shared(&mut self) {
+        match self.rng.below(4) {
+            0 => self.hand_over_physical(),
+            1 => self.hand_over_address(),
+            _ => self.take_over(),
+        }
+    }
+
+    fn hand_over_physical(&mut self) {
+        let physical = |held: &Held| match held {
+            Held::Physical {
+                handle,
+                references: 1..,
+                bytes,
+                ..
+            } => Some((*handle, *bytes)),
+            _ => None,
+        };
+        let Some((handle, bytes)) = self.held.iter().find_map(physical) else {
+            return self.physical();
+        };
+        let mut fd = -1i32;
+        // SAFETY: a handle of this thread's own and a valid output; the descriptor is ours to close.
+        unsafe {
+            let kind = CUmemAllocationHandleType(1);
+            let exported =
+                self.api
+                    .cuMemExportToShareableHandle((&raw mut fd).cast(), handle, kind, 0);
+            if self.heard("cuMemExportToShareableHandle", exported.ok()) {
+                self.post.put_physical(fd, bytes);
+                libc::close(fd);
+            }
+        }
+    }
+
+    fn hand_over_address(&mut self) {
+        let plain = |held: &Held| match held {
+            Held::Plain { at, .. } => Some(*at),
+            _ => None,
+        };
+        let Some(at) = self.held.iter().find_map(plain) else {
+            return self.plain();
+        };
+        let mut handle = CUipcMemHandle::default();
+        // SAFETY: an allocation of this thread's own and a valid output.
+        let got = unsafe { self.api.cuIpcGetMemHandle(&raw mut handle, at) };
+        // Managed memory cannot be shared.
+        if got.is_ok() {
+            self.post.put_address(&handle);
+        }
+    }
+
+    fn take_over(&mut self) {
+        match self.post.take() {
+            None => {}
+            Some(Letter::Physical { descriptor, bytes }) => {
+                let mut handle = CUmemGenericAllocationHandle(0);
+                let fd = std::os::fd::AsRawFd::as_raw_fd(&descriptor);
+                // SAFETY: a valid output and a descriptor that stays ours.
+                let imported = unsafe {
+                    self.api.cuMemImportFromShareableHandle(
+                        &raw mut handle,
+                        fd as usize as *mut c_void,
+                        CUmemAllocationHandleType(1),
+                    )
+                };
+                drop(descriptor);
+                if self.heard("cuMemImportFromShareableHandle", imported.ok()) {
+                    self.keep_imported(handle, bytes);
+                }
+            }
+            Some(Letter::Address(handle)) => {
+                let mut at = CUdeviceptr(0);
+                // SAFETY: a valid output. The allocation may be gone, its process may be dead or this one.
+                let opened = unsafe { self.api.cuIpcOpenMemHandle_v2(&raw mut at, handle, 1) };
+                if opened.is_ok() {
+                    self.keep(Held::Opened { at });
+                }
+            }
+        }
+    }
+
+    /// Keeps an imported handle, mapped or not.
+    fn keep_imported(&mut self, handle: CUmemGenericAllocationHandle, bytes: u64) {
+        let (mut at, mut mapped) = (CUdeviceptr(0), Vec::new());
+        // SAFETY: a valid output and a handle of this thread's own.
+        unsafe {
+            if self.rng.one_in(2) {
+                let length = bytes as usize;
+                let taken = self
+                    .api
+                    .cuMemAddressReserve(&raw mut at, length, 0, CUdeviceptr(0), 0);
+                if self.heard("cuMemAddressReserve", taken.ok())
+                    && self.heard("cuMemMap", self.api.cuMemMap(at, length, 0, handle, 0).ok())
+                {
+                    mapped.push(at);
+                }
+            }
+        }
+        self.keep(Held::Physical {
+            handle,
+            references: 1,
+            mapped,
+            bytes,
+        });
     }
 
     fn array(&mut self) {
