@@ -26,7 +26,7 @@ mod page;
 pub mod wire;
 
 pub use activity::InFlight;
-pub use grant::{Grant, OPEN};
+pub use grant::{COMING, Grant, OPEN};
 pub use journal::{BadRecord, Bypass, Event, Record};
 pub use layout::{
     ArbiterHalf, ClientHalf, DeviceGrant, JOURNAL_SLOTS, LAYOUT_MAJOR, LAYOUT_MINOR, MAX_DEVICES,
