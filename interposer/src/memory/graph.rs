@@ -184,7 +184,7 @@ pub(crate) fn before_graph(exec: usize) -> Result<Option<Prepaid>, CUresult> {
         if weight.taken_at == trims {
             0
         } else {
-            weight.bytes
+            granules(weight.bytes)
         }
     });
     if bytes != 0

@@ -12,10 +12,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Bytes that a device gives out at least.
 pub(crate) const GRANULE: u64 = 2 << 20;
 
+/// More than any device has: what is asked for beyond this is accounted as this, so that no sum outgrows its word.
+const MOST: u64 = 8 << 40;
+
 /// Whole granules for `bytes`.
 #[inline]
 pub(crate) fn granules(bytes: u64) -> u64 {
-    bytes.div_ceil(GRANULE).saturating_mul(GRANULE)
+    bytes.div_ceil(GRANULE).saturating_mul(GRANULE).min(MOST)
 }
 
 /// Allocations up to this size may share granules.

@@ -134,7 +134,7 @@ impl Meter {
             limit_bytes,
             used_bytes,
             requested_bytes: asked,
-            charged_bytes: requested_bytes,
+            charged_bytes: requested_bytes.max(asked),
         };
         self.attached
             .end

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use channel::{Block, NO_LIMIT, OverLimit};
 use shim_ffi::*;
 
-use super::{GRANULE, Meter};
+use super::{GRANULE, Meter, granules};
 use crate::{client, real};
 
 #[derive(Default)]
@@ -259,7 +259,9 @@ pub(crate) unsafe fn cuMemCreate(
     let Some(meter) = Meter::of(location.id) else {
         return call();
     };
-    if let Err(refusal) = meter.reserve(bytes as u64, bytes as u64) {
+    // Drivers take multiples of the granule only.
+    let whole = granules(bytes as u64);
+    if let Err(refusal) = meter.reserve(whole, bytes as u64) {
         return refusal;
     }
     let result = call();
@@ -267,7 +269,7 @@ pub(crate) unsafe fn cuMemCreate(
         // SAFETY: the driver has written the handle.
         let handle = unsafe { (*handle).0 };
         let physical = Physical {
-            bytes: bytes as u64,
+            bytes: whole,
             device: meter.device,
             references: 1,
             mappings: 0,
@@ -275,7 +277,7 @@ pub(crate) unsafe fn cuMemCreate(
         };
         with(|vmm| vmm.handles.insert(handle, physical));
     } else {
-        meter.release(bytes as u64);
+        meter.release(whole);
     }
     result
 }
