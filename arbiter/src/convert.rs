@@ -3,6 +3,7 @@
 use channel::wire::{Outcome, TOKEN_BYTES};
 use control::{Class as WireClass, ControlError, ErrorCode, JobSpec, exact_bytes};
 use policy::Class;
+use serde_json::Value;
 
 use crate::ledger::{LEAST_SHARE, Refusal};
 use crate::tenant::Spec;
@@ -231,6 +232,41 @@ impl NotIn {
             text: text.into(),
         }
     }
+}
+
+/// What the journal says of a process whose devices the job may not use: a line for people, and fields.
+pub fn ungoverned(
+    job: &str,
+    pid: u32,
+    command: &str,
+    devices: &[[u8; 16]],
+) -> (String, Vec<(&'static str, Value)>) {
+    let (names, fields) = of_devices(pid, devices);
+    let message = format!(
+        "process {pid} ({command}) of job `{job}` uses {names}, which the job may not use: quota and share do not hold there"
+    );
+    (message, fields)
+}
+
+/// What the journal says of a process that is not let in, because its job's memory limit would hold on no device.
+pub fn nowhere(
+    job: &str,
+    pid: u32,
+    command: &str,
+    devices: &[[u8; 16]],
+) -> (String, Vec<(&'static str, Value)>) {
+    let (names, fields) = of_devices(pid, devices);
+    let message = format!(
+        "process {pid} ({command}) of job `{job}` has {names} only, of which the job may use none, and the job has a memory limit: it does not start (see --device, CUDA_VISIBLE_DEVICES, and the driver)"
+    );
+    (message, fields)
+}
+
+fn of_devices(pid: u32, devices: &[[u8; 16]]) -> (String, Vec<(&'static str, Value)>) {
+    let names: Vec<String> = devices.iter().map(uuid_text).collect();
+    let text = names.join(", ");
+    let fields = vec![("pid", Value::from(pid)), ("devices", Value::from(names))];
+    (text, fields)
 }
 
 #[cfg(test)]
