@@ -234,6 +234,7 @@ impl Arbiter {
                 self.dirty |= 1 << index;
             }
         }
+        self.conductor.form(&mut self.lanes);
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);
             tenant.missing.push(Missing {
@@ -425,6 +426,8 @@ impl Arbiter {
             journal_next,
             rings: 0,
             muted: false,
+            floods: 0,
+            bad_records: 0,
         };
         self.publish_to(&client);
         let command = client.command.clone();
@@ -503,6 +506,7 @@ impl Arbiter {
             return;
         };
         client.rings = 0;
+        client.floods = if client.muted { client.floods + 1 } else { 0 };
         if client.muted {
             client.muted = false;
             let doorbell = client.pages.doorbell();

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::clock::{mono_ns, unix_ms};
 use crate::convert;
+use crate::device_control;
 use crate::dispatch::Lane;
-use crate::options::Options;
 use crate::peer::{self, Client};
 use crate::reactor::{Event, Interest};
 use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSE_NS};
@@ -21,6 +21,13 @@ use crate::tenant::{Missing, Tenant};
 impl Arbiter {
     /// Takes the jobs of an earlier arbiter back, as far as something of them lives.
     pub(crate) fn restore(&mut self, state: State, now_ns: u64) {
+        for saved in state.devices {
+            if let Some(uuid) = convert::uuid_bytes(&saved.uuid)
+                && device_control::check(&saved.settings).is_ok()
+            {
+                self.by_hand.insert(uuid, saved.settings);
+            }
+        }
         for saved in state.tenants {
             let Some(token) = convert::token_bytes(&saved.token) else {
                 continue;
@@ -148,6 +155,7 @@ impl Arbiter {
             epoch: self.epoch,
             next_id: self.next_id,
             tenants: tenants.collect(),
+            devices: self.saved_devices(),
             ..State::default()
         };
         let path = self.options.dir.state_file();
@@ -231,12 +239,13 @@ impl Arbiter {
     /// The lane of a device, made where it is new.
     pub(crate) fn make_lanes(&mut self) {
         for index in self.lanes.len()..self.devices.iter().count() {
-            let rule = self.rule_of(index);
-            let (pace, mode) = (self.options.pace(rule), Options::mode(rule));
+            self.reserve_memory(index);
+            let setup = self.setup_of(index);
+            let chosen = self.settings_of(index).policy;
+            self.policies
+                .push(chosen.unwrap_or_else(device_control::default_policy));
             let device = self.devices.get(index);
             let total = device.map_or(0, |device| device.total_bytes);
-            let reserve = rule.and_then(|rule| rule.mem_reserve);
-            self.ledger.reserved[index] = reserve.map_or(0, |reserve| reserve.resolve(total));
             if let Some(device) = device {
                 tracing::info!(
                     "device {index}: {} {}, {}",
@@ -245,12 +254,23 @@ impl Arbiter {
                     control::short_bytes(total)
                 );
             }
-            self.lanes.push(Lane::new(index, mode, pace, mono_ns()));
+            self.lanes.push(Lane::new(index, setup, mono_ns()));
             self.lane_next_ns.push(None);
         }
     }
 
-    fn rule_of(&self, index: usize) -> Option<&crate::options::DeviceRule> {
+    /// Keeps memory of a device from all quotas, as its rule says.
+    pub(crate) fn reserve_memory(&mut self, index: usize) {
+        let total = self
+            .devices
+            .get(index)
+            .map_or(0, |device| device.total_bytes);
+        let reserve = self.rule_of(index).and_then(|rule| rule.mem_reserve);
+        self.ledger.reserved[index] = reserve.map_or(0, |reserve| reserve.resolve(total));
+    }
+
+    /// The rule of the quota file for a device.
+    pub(crate) fn rule_of(&self, index: usize) -> Option<&crate::options::DeviceRule> {
         let simulated = self.devices.get(index)?.simulated;
         self.options.devices.iter().find(|rule| {
             let selector = rule.device.as_ref();
@@ -265,6 +285,7 @@ impl Arbiter {
                 lane.set_terms(tenant, terms);
             }
         }
+        self.conductor.form(&mut self.lanes);
         self.dirty = u32::MAX;
     }
 
@@ -319,6 +340,7 @@ impl Arbiter {
                 self.dirty |= 1 << index;
             }
         }
+        self.conductor.form(&mut self.lanes);
     }
 
     /// A client is gone: its memory is free, its gates are no more, and whoever waits goes on.
@@ -333,6 +355,7 @@ impl Arbiter {
                 self.dirty |= 1 << index;
             }
         }
+        self.conductor.form(&mut self.lanes);
         let mut held = 0;
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);

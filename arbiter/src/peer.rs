@@ -62,6 +62,10 @@ pub struct Client {
     pub rings: u32,
     /// Its doorbell is not listened to until the period ends.
     pub muted: bool,
+    /// Periods in a row in which that was so.
+    pub floods: u32,
+    /// Records in its ring that no library of ours writes, since that was looked at last.
+    pub bad_records: u32,
 }
 
 impl Client {

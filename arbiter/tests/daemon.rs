@@ -526,7 +526,8 @@ fn a_client_that_lies_about_its_work_gets_its_share_and_no_more() {
         let met = jobs[1].contended_ns > 1_000_000_000;
         met.then(|| jobs[1].share_got_contended.expect("contended"))
     });
-    assert!(share > 0.45, "{share}");
+    // Half, but for the tails without end that it has waited for before the liar was found out.
+    assert!(share > 0.4, "{share}");
     let events = operator.events(0, 0).expect("events");
     assert!(events.len() < 60, "{} lines", events.len());
 }

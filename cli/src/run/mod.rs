@@ -84,6 +84,9 @@ fn prepare(args: Run) -> Result<Ready> {
         user: &user_name(),
     });
     let settings = flags(&args).or(&from_environment).or(&from_file);
+    settings
+        .check()
+        .map_err(|(name, message)| anyhow!("the job's {name} is {message}"))?;
 
     let program = find_command(&args)?;
     let executable = env::current_exe().context("cannot tell where `sublet` itself lies")?;
@@ -100,6 +103,12 @@ fn prepare(args: Run) -> Result<Ready> {
         name,
         class: settings.class.unwrap_or_default(),
         share: settings.share,
+        share_min: settings.share_min,
+        share_max: settings.share_max,
+        gang: settings.gang,
+        deadline_unix_ms: settings.deadline.map(settings::unix_ms_in),
+        work_ns: settings.work.map(settings::nanos),
+        paused: false,
         mem: settings.mem,
         devices: settings.devices.unwrap_or_default(),
         pid: std::process::id(),
@@ -215,7 +224,12 @@ fn flags(args: &Run) -> JobSettings {
     JobSettings {
         mem: args.mem,
         share: args.share,
+        share_min: args.share_min,
+        share_max: args.share_max,
         class: args.class,
+        gang: args.gang,
+        deadline: args.deadline,
+        work: args.work,
         devices: (!args.devices.is_empty()).then(|| args.devices.clone()),
         on_arbiter_loss: args.on_arbiter_loss,
     }
