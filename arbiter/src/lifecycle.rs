@@ -386,6 +386,9 @@ impl Arbiter {
         }
         self.state_is_old = true;
         let (job, pid) = (tenant.spec.name.clone(), client.pid);
+        let nonsense = |record: &&Result<channel::Record, channel::BadRecord>| !matches!(record, Ok(record) if (record.device as usize) < MAX_DEVICES);
+        let bad = records.iter().filter(nonsense).count();
+        client.bad_records += u32::try_from(bad).unwrap_or(u32::MAX);
         for record in records {
             if let Ok(channel::Record {
                 event: channel::Event::OverLimit { .. },
