@@ -4,7 +4,8 @@ use channel::wire::{Outcome, TOKEN_BYTES};
 use control::{
     Class as WireClass, ControlError, ErrorCode, JobSpec, Parameter, PolicyChoice, exact_bytes,
 };
-use policy::{Class, Param, PolicyError, SlicePolicy, Value};
+use policy::{Class, Param, PolicyError, SlicePolicy};
+use serde_json::Value;
 
 use crate::ledger::{LEAST_SHARE, Refusal};
 use crate::tenant::Spec;
@@ -98,11 +99,11 @@ pub fn check_policy(choice: &PolicyChoice) -> Result<(), (Option<String>, String
         .map_err(|error| (error.param().map(ToOwned::to_owned), error.to_string()))
 }
 
-fn policy_value(value: &Parameter) -> Value {
+fn policy_value(value: &Parameter) -> policy::Value {
     match value {
-        Parameter::Flag(flag) => Value::Flag(*flag),
-        Parameter::Number(number) => Value::Number(*number),
-        Parameter::Word(word) => Value::Word(word.clone()),
+        Parameter::Flag(flag) => policy::Value::Flag(*flag),
+        Parameter::Number(number) => policy::Value::Number(*number),
+        Parameter::Word(word) => policy::Value::Word(word.clone()),
     }
 }
 
@@ -288,6 +289,41 @@ impl NotIn {
             text: text.into(),
         }
     }
+}
+
+/// What the journal says of a process whose devices the job may not use: a line for people, and fields.
+pub fn ungoverned(
+    job: &str,
+    pid: u32,
+    command: &str,
+    devices: &[[u8; 16]],
+) -> (String, Vec<(&'static str, Value)>) {
+    let (names, fields) = of_devices(pid, devices);
+    let message = format!(
+        "process {pid} ({command}) of job `{job}` uses {names}, which the job may not use: quota and share do not hold there"
+    );
+    (message, fields)
+}
+
+/// What the journal says of a process that is not let in, because its job's memory limit would hold on no device.
+pub fn nowhere(
+    job: &str,
+    pid: u32,
+    command: &str,
+    devices: &[[u8; 16]],
+) -> (String, Vec<(&'static str, Value)>) {
+    let (names, fields) = of_devices(pid, devices);
+    let message = format!(
+        "process {pid} ({command}) of job `{job}` has {names} only, of which the job may use none, and the job has a memory limit: it does not start (see --device, CUDA_VISIBLE_DEVICES, and the driver)"
+    );
+    (message, fields)
+}
+
+fn of_devices(pid: u32, devices: &[[u8; 16]]) -> (String, Vec<(&'static str, Value)>) {
+    let names: Vec<String> = devices.iter().map(uuid_text).collect();
+    let text = names.join(", ");
+    let fields = vec![("pid", Value::from(pid)), ("devices", Value::from(names))];
+    (text, fields)
 }
 
 #[cfg(test)]

@@ -386,9 +386,13 @@ impl Arbiter {
         }
         self.state_is_old = true;
         let (job, pid) = (tenant.spec.name.clone(), client.pid);
-        let nonsense = |record: &&Result<channel::Record, channel::BadRecord>| !matches!(record, Ok(record) if (record.device as usize) < MAX_DEVICES);
-        let bad = records.iter().filter(nonsense).count();
+        let sound = |record: &channel::Record| (record.device as usize) < MAX_DEVICES;
+        let bad = records
+            .iter()
+            .filter(|read| !read.as_ref().is_ok_and(sound));
+        let bad = bad.count();
         client.bad_records += u32::try_from(bad).unwrap_or(u32::MAX);
+        let mut newly_ungoverned = Vec::new();
         for record in records {
             if let Ok(channel::Record {
                 event: channel::Event::OverLimit { .. },
@@ -396,6 +400,24 @@ impl Arbiter {
             }) = record
             {
                 tenant.oom_count += 1;
+            }
+            if let Ok(channel::Record {
+                device: ordinal,
+                event:
+                    channel::Event::Bypassing {
+                        reason: Bypass::OtherDevice,
+                    },
+            }) = record
+            {
+                let other = client.other_devices.iter().find(|(at, _)| *at == ordinal);
+                if let Some((_, uuid)) = other
+                    && !client.ungoverned.contains(uuid)
+                {
+                    client.ungoverned.push(*uuid);
+                    newly_ungoverned.push(*uuid);
+                }
+                // Told below, with the device's name.
+                continue;
             }
             let Some(left_out) = tenant.allowance.spend(now_ns) else {
                 continue;
@@ -406,6 +428,11 @@ impl Arbiter {
                 fields.push(("left_out", Value::from(left_out)));
             }
             self.journal.write(kind, &job, message, &fields);
+        }
+        if !newly_ungoverned.is_empty() && tenant.allowance.spend(now_ns).is_some() {
+            let (message, fields) =
+                convert::ungoverned(&job, pid, &client.command, &newly_ungoverned);
+            self.journal.write("ungoverned", &job, message, &fields);
         }
         if missed > 0 && tenant.allowance.spend(now_ns).is_some() {
             let message = format!("{missed} events of process {pid} were overwritten unread");
@@ -448,6 +475,7 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
                 Bypass::ArbiterLost => "the arbiter was lost",
                 Bypass::GateStuck => "its gate stayed closed past every deadline",
                 Bypass::NoMarks => "the driver gives no way to follow completion",
+                Bypass::OtherDevice => "to a device that the job may not use",
             };
             fields.push(("reason", Value::from(reason)));
             let message = format!("job `{job}` submits without grants: {reason}");

@@ -48,6 +48,10 @@ pub struct Client {
     pub devices: u32,
     /// What its own driver says that each device has, in bytes: a little less than NVML says. 0: not told.
     pub totals: [u64; channel::MAX_DEVICES],
+    /// Devices of its driver that the job may not use: ordinal and UUID.
+    pub other_devices: Vec<(u32, [u8; 16])>,
+    /// Of those, the ones that it uses, or would if it used any.
+    pub ungoverned: Vec<[u8; 16]>,
     /// Name of the program, for people.
     pub command: String,
     /// When it attached.

@@ -247,7 +247,7 @@ impl Arbiter {
 
     fn processes(&self, tenant: &Tenant) -> Vec<ProcessStatus> {
         let clients = tenant.clients.iter().filter_map(|id| self.clients.get(id));
-        clients
+        let mut all: Vec<ProcessStatus> = clients
             .map(|client| ProcessStatus {
                 pid: client.pid,
                 command: client.command.clone(),
@@ -258,8 +258,28 @@ impl Arbiter {
                         .map(|index| memory.page.slot_bytes(client.slot, index))
                         .fold(0, u64::saturating_add)
                 }),
+                ungoverned: client.ungoverned.iter().map(convert::uuid_text).collect(),
             })
-            .collect()
+            .collect();
+        // A process that read NVML before it used the driver has attached twice; it is one process.
+        let mut seen = std::collections::BTreeMap::new();
+        let mut at = 0;
+        while at < all.len() {
+            match seen.get(&all[at].pid) {
+                None => {
+                    seen.insert(all[at].pid, at);
+                    at += 1;
+                }
+                Some(first) => {
+                    let again = all.remove(at);
+                    let first: &mut ProcessStatus = &mut all[*first];
+                    first.launches += again.launches;
+                    first.mem_used_bytes += again.mem_used_bytes;
+                    first.ungoverned.extend(again.ungoverned);
+                }
+            }
+        }
+        all
     }
 
     /// The limits of a job on its devices, as far as they are known.

@@ -39,6 +39,8 @@ pub enum Bypass {
     GateStuck,
     /// The driver gave no way to follow completion; marks are off.
     NoMarks,
+    /// The device is not one of the job's: the record's device is the driver's ordinal.
+    OtherDevice,
 }
 
 /// A record that makes no sense: the peer is broken or lying.
@@ -84,6 +86,9 @@ impl Event {
             },
             (2, [2, ..]) => Self::Bypassing {
                 reason: Bypass::NoMarks,
+            },
+            (2, [3, ..]) => Self::Bypassing {
+                reason: Bypass::OtherDevice,
             },
             (3, [gap_ns, ..]) => Self::Reattached { gap_ns },
             (kind, _) => return Err(BadRecord { kind }),

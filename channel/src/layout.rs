@@ -176,13 +176,15 @@ pub struct TenantPage {
     pub(crate) slots: [TenantSlot; TENANT_SLOTS],
 }
 
-/// Memory held by one process. Its own process adds and subtracts; the arbiter zeroes it when that process is gone.
+/// Memory held by one process. Its own process adds and subtracts; the arbiter names the process, and zeroes the slot when it is
+/// gone.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct TenantSlot {
     /// Reservations being decided right now.
     pub(crate) deciding: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// Process of this slot, as the arbiter's host numbers it; 0: none, or an arbiter of layout 1.0. Only the arbiter writes it.
+    pub(crate) pid: AtomicU32,
     /// Pinned host memory in bytes.
     pub(crate) pinned_bytes: AtomicU64,
     pub(crate) reserved: [u64; 6],

@@ -190,7 +190,33 @@ impl TenantPage {
             }
             slot.pinned_bytes.store(0, Relaxed);
             slot.deciding.store(0, Relaxed);
+            slot.pid.store(0, Relaxed);
         }
+    }
+
+    /// Notes whose slot `slot` is, by the process id on the arbiter's host. Only the arbiter calls this.
+    pub fn name_slot(&self, slot: u32, pid: u32) {
+        if let Some(slot) = self.slots.get(slot as usize) {
+            slot.pid.store(pid, Relaxed);
+        }
+    }
+
+    /// Whether the arbiter says whose slots are whose: one of layout 1.0 does not.
+    pub fn names_slots(&self) -> bool {
+        self.in_use().any(|slot| slot.pid.load(Relaxed) != 0)
+    }
+
+    /// What process `pid` of this tenant holds on `device`, in bytes; `None`: no process of this tenant.
+    pub fn process_bytes(&self, pid: u32, device: usize) -> Option<u64> {
+        let mut own = self
+            .in_use()
+            .filter(|slot| pid != 0 && slot.pid.load(Relaxed) == pid)
+            .peekable();
+        own.peek()?;
+        Some(own.fold(0, |sum: u64, slot| {
+            let held = slot.held_bytes.get(device);
+            sum.saturating_add(held.map_or(0, |held| held.load(Relaxed)))
+        }))
     }
 
     /// What slot `slot` holds on `device`, in bytes.

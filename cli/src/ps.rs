@@ -61,6 +61,21 @@ fn text_of(status: &ArbiterStatus) -> String {
             );
         }
     }
+    for job in &status.jobs {
+        for process in job
+            .processes
+            .iter()
+            .filter(|one| !one.ungoverned.is_empty())
+        {
+            text += &format!(
+                "  not governed: process {} ({}) of job `{}` uses {}, which the job may not use\n",
+                process.pid,
+                process.command,
+                job.name,
+                process.ungoverned.join(", ")
+            );
+        }
+    }
     if status.jobs.is_empty() {
         text += "no jobs\n";
         return text;

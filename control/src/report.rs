@@ -121,6 +121,8 @@ pub struct ProcessStatus {
     pub attached_unix_ms: u64,
     pub launches: u64,
     pub mem_used_bytes: u64,
+    /// UUIDs of devices that it uses and that the job may not use: quota and share do not hold there.
+    pub ungoverned: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]

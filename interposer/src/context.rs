@@ -63,6 +63,8 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
             .client
             .thread(thread.slot_plus_one.get() as usize - 1)
             .set_device(u32::from(index));
+    } else {
+        attached.tell_other_device(device.0);
     }
     thread.context_known.set(true);
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::{CUgraphNode, CUresult, c_void};
 
 use crate::context::thread_number;

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::{CUevent, CUresult, CUstream};
 
 use super::Done;

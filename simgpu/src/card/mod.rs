@@ -23,7 +23,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use crate::clock;
 use crate::profile::{BadConfig, Profile};

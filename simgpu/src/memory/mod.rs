@@ -13,7 +13,7 @@ pub mod window;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use parking_lot::RwLock;
+use crate::lock::RwLock;
 use shim_ffi::{CUmemoryPool, CUresult};
 
 use crate::card::Card;
@@ -115,7 +115,7 @@ pub struct Memory {
     inner: RwLock<Inner>,
     next_id: AtomicU64,
     /// VMM handles.
-    pub(crate) handles: parking_lot::Mutex<vmm::Handles>,
+    pub(crate) handles: crate::lock::Mutex<vmm::Handles>,
 }
 
 impl Memory {
@@ -136,7 +136,7 @@ impl Memory {
                 ..Inner::default()
             }),
             next_id: AtomicU64::new(1),
-            handles: parking_lot::Mutex::new(vmm::Handles::default()),
+            handles: crate::lock::Mutex::new(vmm::Handles::default()),
         })
     }
 
