@@ -322,7 +322,7 @@ fn a_quota_file_is_read_again_on_request_and_on_sighup_and_a_bad_one_is_not() {
     run("0.7").is_error(125, &["0.6"]);
 
     write("0.9");
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(host.arbiter_pid().unwrap()).unwrap());
+    let pid = host.arbiter_pid().unwrap();
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGHUP).unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while run("0.7").code != Some(0) {
