@@ -386,6 +386,12 @@ impl Arbiter {
         }
         self.state_is_old = true;
         let (job, pid) = (tenant.spec.name.clone(), client.pid);
+        let sound = |record: &channel::Record| (record.device as usize) < MAX_DEVICES;
+        let bad = records
+            .iter()
+            .filter(|read| !read.as_ref().is_ok_and(sound));
+        let bad = bad.count();
+        client.bad_records += u32::try_from(bad).unwrap_or(u32::MAX);
         let mut newly_ungoverned = Vec::new();
         for record in records {
             if let Ok(channel::Record {
