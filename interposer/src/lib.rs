@@ -27,5 +27,6 @@ mod old_libc;
 mod proc_address;
 mod process;
 mod real;
+mod signature;
 mod thread;
 mod trace;
