@@ -4,10 +4,12 @@
 //! clock and imports nothing of ours, so that the daemon, the tests and a simulator run the very same code:
 //!
 //! * [`SlicePolicy`]: which tenant holds one device, and for how long. [`Stride`] is the one in use.
+//! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
 //! * [`stepper`]: drives a [`SlicePolicy`] through virtual time with simulated tenants.
 
 #![forbid(unsafe_code)]
 
+pub mod iterations;
 mod slice;
 pub mod stepper;
 mod stride;
