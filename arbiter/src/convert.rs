@@ -93,6 +93,7 @@ pub fn spec(job: JobSpec, name: String) -> Spec {
         driver: job.driver,
         simulated: job.simulated,
         on_loss: job.on_arbiter_loss,
+        iteration_launches: job.iteration_launches.filter(|launches| *launches > 0),
     }
 }
 
@@ -109,6 +110,7 @@ pub fn job_spec(spec: &Spec) -> JobSpec {
         driver: spec.driver.clone(),
         simulated: spec.simulated,
         on_arbiter_loss: spec.on_loss,
+        iteration_launches: spec.iteration_launches,
     }
 }
 

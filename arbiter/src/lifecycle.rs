@@ -148,6 +148,7 @@ impl Arbiter {
             epoch: self.epoch,
             next_id: self.next_id,
             tenants: tenants.collect(),
+            baselines: self.profiles.saved(),
             ..State::default()
         };
         let path = self.options.dir.state_file();

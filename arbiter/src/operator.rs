@@ -228,7 +228,7 @@ impl Arbiter {
         }
         if change.is_empty() {
             return Err(ControlError::new(ErrorCode::Invalid, "nothing to change")
-                .with_hint("give --mem, --share or --class"));
+                .with_hint("give --mem, --share, --class or --solo-iteration-us"));
         }
         let (id, uid, user) = (tenant.id, tenant.uid, tenant.user.clone());
         let mut spec = tenant.spec.clone();
@@ -254,6 +254,13 @@ impl Arbiter {
         );
         if let Some(tenant) = self.ledger.get_mut(id) {
             tenant.spec = spec;
+        }
+        if let Some(us) = change.solo_iteration_us {
+            fields.push(("solo_iteration_us", Value::from(us)));
+            // CAST: far below 2^53.
+            let iteration_ns = (us > 0).then_some(us as f64 * 1000.0);
+            self.profiles
+                .set_baseline(job, iteration_ns, crate::clock::unix_ms());
         }
         self.publish_limits();
         self.publish_terms();

@@ -183,6 +183,7 @@ impl Arbiter {
             on_arbiter_loss: tenant.spec.on_loss,
             devices,
             processes,
+            profile: Some(self.profiles.of(id, &tenant.spec.name)),
         })
     }
 

@@ -66,6 +66,9 @@ pub struct Run {
     /// What the job does while the arbiter is gone [env: SUBLET_ON_ARBITER_LOSS]
     #[arg(long, value_name = "open|freeze|closed")]
     pub on_arbiter_loss: Option<FailMode>,
+    /// Submissions that make an iteration of the job, where they are not to be found out [env: SUBLET_LAUNCHES_PER_ITERATION]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iteration_launches: Option<u64>,
     /// Fail where a process uses the job's devices that is part of no job
     #[arg(long)]
     pub strict: bool,
@@ -88,6 +91,9 @@ pub struct Ps {
     /// Print one JSON object: arbiter, devices, jobs
     #[arg(long)]
     pub json: bool,
+    /// Show what is known of each job's iterations, memory and copies instead; with --json that is part of it anyway
+    #[arg(long)]
+    pub profile: bool,
 }
 
 /// Exits with 1 where something gets past the library, or would.
@@ -123,6 +129,9 @@ pub struct Set {
     /// New class
     #[arg(long, value_name = "guaranteed|opportunistic")]
     pub class: Option<Class>,
+    /// What an iteration takes without other jobs, in microseconds, against which the slowdown is told; 0 forgets it
+    #[arg(long, value_name = "US")]
+    pub solo_iteration_us: Option<u64>,
 }
 
 #[derive(Debug, Args)]

@@ -17,10 +17,11 @@ pub fn set(args: &Set) -> Result<String> {
         mem: args.mem,
         share: args.share,
         class: args.class,
+        solo_iteration_us: args.solo_iteration_us,
     };
     if change.is_empty() {
         return Err(anyhow!(
-            "nothing to change on `{}`: give --mem, --share or --class",
+            "nothing to change on `{}`: give --mem, --share, --class or --solo-iteration-us",
             args.name
         )
         .into());

@@ -12,6 +12,7 @@ mod client;
 mod error;
 mod name;
 pub mod paths;
+mod profile;
 mod report;
 mod request;
 mod size;
@@ -20,6 +21,7 @@ pub mod wire;
 pub use client::{Client, ClientError};
 pub use error::{ControlError, ErrorCode};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
+pub use profile::{IterationSource, Profile, SoloSource};
 pub use report::{
     ArbiterStatus, DeviceBytes, DeviceStatus, Event, JobDevice, JobState, JobStatus, ProcessStatus,
     Registered, SliceMode, UnmanagedProcess,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::profile::Profile;
 use crate::request::{Class, DeviceSelector, FailMode};
 
 /// A registration that was accepted.
@@ -75,6 +76,8 @@ pub struct JobStatus {
     pub on_arbiter_loss: FailMode,
     pub devices: Vec<JobDevice>,
     pub processes: Vec<ProcessStatus>,
+    /// `None`: from an arbiter that makes none.
+    pub profile: Option<Profile>,
 }
 
 /// A job's part in one device.

@@ -67,6 +67,8 @@ pub struct JobSpec {
     pub driver: PathBuf,
     pub simulated: bool,
     pub on_arbiter_loss: FailMode,
+    /// Submissions that make an iteration; `None` leaves it to be found out.
+    pub iteration_launches: Option<u64>,
 }
 
 /// What may be changed on a running job; `None` leaves it as it is.
@@ -76,6 +78,8 @@ pub struct Change {
     pub mem: Option<MemLimit>,
     pub share: Option<f64>,
     pub class: Option<Class>,
+    /// Time of an iteration without other jobs, in microseconds; 0 forgets it.
+    pub solo_iteration_us: Option<u64>,
 }
 
 impl Change {
