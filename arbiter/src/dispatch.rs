@@ -1,8 +1,8 @@
 //! The fast loop of one device: looks at its tenants, charges them, asks the policy and moves the gates.
 //!
 //! Exclusive slices: the gates of one tenant's clients are open, all others closed. What a tenant has queued when its gate
-//! closes (its *tail*) is still charged to it while it lasts, and overlaps with the next tenant; time in which several
-//! are busy is split equally between them.
+//! closes (its *tail*) is still charged to it while it lasts; the next tenant's gate opens when it has ended. A tail that is
+//! too long to wait for overlaps with the next tenant; time in which several are busy is split equally between them.
 //!
 //! A tenant alone pays nothing: its gate stays open, without a deadline, until another tenant waits. Only then does the lane
 //! look at the holder every few hundred microseconds, to pass the device on as soon as it is idle.
@@ -13,7 +13,10 @@ use std::rc::Rc;
 
 use channel::Grant;
 use channel::arbiter::ClientPages;
-use policy::{Class, Holder, QuantumBounds, SlicePolicy, Stride, TenantId, TenantView, View};
+use policy::{
+    Class, Decision, Device, Holder, QuantumBounds, Slice, SlicePolicy, Stride, TenantId,
+    TenantView, View,
+};
 
 use crate::peer::{self, Activity};
 use crate::usage::{Recent, Usage};
@@ -29,6 +32,10 @@ pub struct Pace {
     pub lone_window_us: u32,
     /// How often the holder is looked at while somebody waits, and a tail while it lasts.
     pub look_ns: u64,
+    /// How often the end of a tail is looked for while the next slice waits for it.
+    pub drain_look_ns: u64,
+    /// How long the next slice waits for a tail.
+    pub drain_ns: u64,
     /// How long a holder without work in flight must have submitted nothing to count as idle, at first.
     pub quiet_ns: u64,
     /// The same for one that was passed over again and again and came back at once (anticipation: S. Iyer, P. Druschel,
@@ -38,6 +45,9 @@ pub struct Pace {
     pub unmarked_quiet_ns: u64,
     /// How often a tenant alone is looked at, for the accounts.
     pub tick_ns: u64,
+    /// How long before the end of a slice the next tenant is woken, so that its threads are up when their gate opens;
+    /// 0: they are woken by the opening.
+    pub lead_ns: u64,
 }
 
 /// One at a time, or all at once.
@@ -56,8 +66,10 @@ const CROWDED_NS: u64 = 1_000_000_000;
 const WAKE_NS: u64 = 10_000_000;
 /// One that was let in, said nothing for so many whole slices and still waits is a stopped process.
 const DEAF_AFTER: u32 = 3;
-/// How long it is passed over, before it gets another chance.
-const DEAF_NS: u64 = 500_000_000;
+/// How long it is passed over before it gets another chance: at first, and at most after twice as long each time. A host
+/// with more threads than processors lets a thread wait for tens of milliseconds; a stopped process stays away.
+const DEAF_NS: u64 = 20_000_000;
+const DEAF_MAX_NS: u64 = 1_000_000_000;
 /// While nothing happens at all.
 const IDLE_TICK_NS: u64 = 100_000_000;
 
@@ -70,11 +82,15 @@ pub struct Lane {
     policy: Stride,
     seats: Vec<Seat>,
     hold: Option<Hold>,
+    /// The slice that begins when the tails before it have ended.
+    coming: Option<Slice>,
     grants: u64,
     /// When time was charged last.
     charged_ns: u64,
     crowded_until_ns: u64,
     window_us: u32,
+    /// Told that its gate is about to open.
+    announced: Option<TenantId>,
     busy: Recent,
     /// Scratch of `decide`, kept to allocate nothing.
     view: Vec<TenantView>,
@@ -93,6 +109,10 @@ struct Seat {
     busy: bool,
     /// Its gate was closed and its tail has not ended.
     tail: bool,
+    /// When its gate was closed last.
+    tail_since_ns: u64,
+    /// How long its tails are, the recent ones weighing most.
+    tail_ns: u64,
     /// How long it may be silent before it counts as idle.
     quiet_ns: u64,
     /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
@@ -102,6 +122,8 @@ struct Seat {
     passed_over: bool,
     /// It does not come when it is let in, and is passed over until then.
     deaf_until_ns: u64,
+    /// How long it was passed over the last time.
+    deaf_ns: u64,
     /// Slices in a row to which it did not come.
     missed: u32,
     /// It has given a sign of life since its gate opened.
@@ -119,7 +141,14 @@ struct Hold {
     since_ns: u64,
     /// When its gate opened.
     opened_ns: u64,
+    /// How long its gate stays open, in microseconds.
     quantum_us: u32,
+}
+
+impl Hold {
+    fn end_ns(&self) -> u64 {
+        self.since_ns + u64::from(self.quantum_us) * 1000
+    }
 }
 
 impl Lane {
@@ -132,10 +161,12 @@ impl Lane {
             policy: Stride::new(),
             seats: Vec::new(),
             hold: None,
+            coming: None,
             grants: 0,
             charged_ns: now_ns,
             crowded_until_ns: 0,
             window_us: pace.lone_window_us,
+            announced: None,
             busy: Recent::default(),
             view: Vec::new(),
         }
@@ -162,10 +193,13 @@ impl Lane {
                     waits: false,
                     busy: false,
                     tail: false,
+                    tail_since_ns: 0,
+                    tail_ns: 0,
                     quiet_ns: self.pace.quiet_ns,
                     ready_until_ns: 0,
                     passed_over: false,
                     deaf_until_ns: 0,
+                    deaf_ns: 0,
                     missed: 0,
                     came: true,
                     launches: 0,
@@ -184,7 +218,7 @@ impl Lane {
         let open = self.mode == Mode::Concurrent || self.holds(tenant);
         if open {
             pages.arbiter.open(self.device, &self.grant_of(0, 0));
-        } else if self.hold.is_none() {
+        } else if self.hold.is_none() && self.coming.is_none() {
             self.begin(now_ns, tenant, self.pace.quantum.max_us, false);
         }
     }
@@ -246,7 +280,8 @@ impl Lane {
         if self.mode == Mode::Concurrent {
             return Some(now_ns + self.pace.tick_ns);
         }
-        let again_ns = self.decide(now_ns);
+        let decision = self.decide(now_ns);
+        let again_ns = self.announce(now_ns, &decision);
         self.set_windows(now_ns);
         self.mark_busy(now_ns);
 
@@ -332,7 +367,11 @@ impl Lane {
             } else {
                 seat.quiet_ns
             };
-            seat.tail = seat.tail && hold.is_none() && (seen.in_flight || seen.blocking);
+            let tail = seat.tail && hold.is_none() && (seen.in_flight || seen.blocking);
+            if seat.tail && !tail {
+                seat.learn_tail(now_ns);
+            }
+            seat.tail = tail;
             if seat.tail {
                 seat.ready_until_ns = now_ns + seat.quiet_ns;
             }
@@ -345,44 +384,130 @@ impl Lane {
         }
     }
 
-    fn decide(&mut self, now_ns: u64) -> Option<u64> {
+    fn decide(&mut self, now_ns: u64) -> Decision {
+        if let Some(slice) = self.coming {
+            // Who has gone in the meantime, or been stopped, does not keep the others waiting.
+            let there = |seat: &Seat| seat.tenant == slice.tenant && seat.wants(now_ns);
+            if self.seats.iter().any(there) {
+                return self.begin_after_tails(now_ns, slice);
+            }
+            self.coming = None;
+        }
         let hold = self.hold;
         self.view.clear();
-        self.view.extend(self.seats.iter().map(|seat| TenantView {
-            id: seat.tenant,
-            class: seat.class,
-            weight_ppm: seat.weight_ppm,
-            wants: if hold.is_some_and(|hold| hold.tenant == seat.tenant) {
+        self.view.extend(self.seats.iter().map(|seat| {
+            let wants = if hold.is_some_and(|hold| hold.tenant == seat.tenant) {
                 seat.busy
             } else {
                 seat.wants(now_ns)
-            },
+            };
+            TenantView::new(seat.tenant, seat.class, seat.weight_ppm, wants)
         }));
         let wanting = self.view.iter().filter(|tenant| tenant.wants).count();
         if wanting >= 2 {
             self.crowded_until_ns = now_ns + CROWDED_NS;
         }
+        let holder = hold.map(|hold| Holder {
+            id: hold.tenant,
+            since_ns: hold.since_ns,
+            quantum_us: hold.quantum_us,
+        });
         let decision = self.policy.decide(&View {
             now_ns,
             tenants: &self.view,
-            holder: hold.map(|hold| Holder {
-                id: hold.tenant,
-                since_ns: hold.since_ns,
-                quantum_us: hold.quantum_us,
-            }),
+            holders: holder.as_slice(),
             quantum: self.pace.quantum,
+            device: Device::EXCLUSIVE,
         });
         // One gate closes, the next one opens, and then there is time to look at what was left behind.
-        if let Some(id) = decision.revoke {
-            self.end(id);
+        if let Some(hold) = hold {
+            for id in &decision.revoke {
+                self.end(*id);
+                self.begin_tail(now_ns, *id, hold);
+            }
         }
-        if let Some(slice) = decision.grant {
+        for slice in &decision.grant {
+            if !decision.revoke.is_empty() {
+                return self.begin_after_tails(now_ns, *slice);
+            }
             self.begin(now_ns, slice.tenant, slice.quantum_us, wanting >= 2);
         }
-        if let (Some(id), Some(hold)) = (decision.revoke, hold) {
-            self.begin_tail(now_ns, id, hold);
+        let (Some(again_ns), Some(hold)) = (decision.again_ns, self.hold) else {
+            return decision;
+        };
+        // Where a tail is to be waited for there is time to wake the next one after the end of the slice.
+        let tail_ns = self
+            .seats
+            .iter()
+            .find(|seat| seat.tenant == hold.tenant)
+            .map_or(0, |seat| seat.tail_ns);
+        Decision {
+            again_ns: Some(again_ns.min(hold.end_ns())),
+            next: decision.next.filter(|_| tail_ns < self.pace.lead_ns),
+            ..decision
         }
-        decision.again_ns
+    }
+
+    /// Begins a slice once the tails before it have ended; returns when to look again, and whom to wake.
+    ///
+    /// Two tenants on the device at once are told apart by nobody: the hardware slices between them as it likes, and their
+    /// time can only be split by halves, which is wrong for each by a good part of every tail. So a tail ends first. That
+    /// costs nothing but the moment between its end and our look at it, for the device has work until then. A tail that
+    /// lasts is not waited for for ever, and a guaranteed tenant waits for an opportunistic one's no longer than the window.
+    fn begin_after_tails(&mut self, now_ns: u64, slice: Slice) -> Decision {
+        let class = self
+            .seats
+            .iter()
+            .find(|seat| seat.tenant == slice.tenant)
+            .map(|seat| seat.class);
+        let tails = self.seats.iter().filter(|seat| seat.tail);
+        let patience_ns = |seat: &Seat| match (class, seat.class) {
+            (Some(Class::Guaranteed), Class::Opportunistic) => {
+                u64::from(self.pace.window_us) * 1000
+            }
+            _ => self.pace.drain_ns,
+        };
+        let waited_for = tails.filter(|seat| now_ns < seat.tail_since_ns + patience_ns(seat));
+        if let Some(ends_ns) = waited_for
+            .map(|seat| seat.tail_since_ns + seat.tail_ns)
+            .max()
+        {
+            self.coming = Some(slice);
+            let soon = ends_ns <= now_ns + self.pace.lead_ns;
+            return Decision {
+                again_ns: Some(now_ns + self.pace.drain_look_ns),
+                next: soon.then_some(slice.tenant),
+                ..Decision::default()
+            };
+        }
+        self.coming = None;
+        self.begin(now_ns, slice.tenant, slice.quantum_us, true);
+        Decision {
+            again_ns: self.hold.map(|hold| hold.end_ns()),
+            ..Decision::default()
+        }
+    }
+
+    /// Wakes who comes next shortly before it does. Returns when to decide again, or to do this.
+    fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
+        let again_ns = decision.again_ns;
+        let due_ns = again_ns.map(|ns| ns.saturating_sub(self.pace.lead_ns));
+        let early = decision.next.is_some() && self.pace.lead_ns > 0;
+        let due = early && due_ns.is_some_and(|due_ns| due_ns <= now_ns);
+        let next = decision.next.filter(|_| due);
+        if next != self.announced {
+            if let Some(wrong) = std::mem::replace(&mut self.announced, next)
+                && !self.holds(wrong)
+            {
+                self.end(wrong);
+            }
+            for seat in self.seats.iter().filter(|seat| Some(seat.tenant) == next) {
+                for (_, pages) in &seat.clients {
+                    pages.arbiter.announce(self.device);
+                }
+            }
+        }
+        if early && !due { due_ns } else { again_ns }
     }
 
     /// Closes the gates of a tenant.
@@ -404,6 +529,10 @@ impl Lane {
             let seen = seat.sample(device);
             seat.passed_over = !seat.busy;
             seat.tail = seen.in_flight || seen.blocking;
+            seat.tail_since_ns = now_ns;
+            if !seat.tail {
+                seat.learn_tail(now_ns);
+            }
             if seat.busy || seat.tail {
                 seat.ready_until_ns = now_ns + seat.quiet_ns;
             }
@@ -411,12 +540,13 @@ impl Lane {
             seat.came |= !seen.waits || seen.launches != seat.launches;
             let whole = now_ns >= hold.since_ns + u64::from(hold.quantum_us) * 1000;
             if seat.came {
-                seat.missed = 0;
+                (seat.missed, seat.deaf_ns) = (0, 0);
             } else if whole {
                 seat.missed += 1;
             }
             if seat.missed >= DEAF_AFTER {
-                seat.deaf_until_ns = now_ns + DEAF_NS;
+                seat.deaf_ns = (seat.deaf_ns * 2).clamp(DEAF_NS, DEAF_MAX_NS);
+                seat.deaf_until_ns = now_ns + seat.deaf_ns;
             }
             seat.waits = seat.missed < DEAF_AFTER && seen.waits;
         }
@@ -450,11 +580,15 @@ impl Lane {
             .hold
             .filter(|_| anew)
             .map_or(now_ns, |hold| hold.opened_ns);
+        // Its gate closes so much earlier that the slice ends with the tail, but is open for half of it at least.
+        let tail_ns = self.seats.iter().find(|seat| seat.tenant == tenant);
+        let tail_us = tail_ns.map_or(0, |seat| seat.tail_ns / 1000);
+        let open_us = quantum_us - (quantum_us / 2).min(u32::try_from(tail_us).unwrap_or(u32::MAX));
         self.hold = Some(Hold {
             tenant,
             since_ns: now_ns,
             opened_ns,
-            quantum_us,
+            quantum_us: open_us,
         });
     }
 
@@ -541,6 +675,12 @@ impl Lane {
 }
 
 impl Seat {
+    /// Its tail has ended.
+    fn learn_tail(&mut self, now_ns: u64) {
+        let tail_ns = now_ns.saturating_sub(self.tail_since_ns);
+        self.tail_ns = self.tail_ns - self.tail_ns / 8 + tail_ns / 8;
+    }
+
     /// One that comes back after a pause that could have been waited for is waited for longer next time.
     fn learn_quiet(&mut self, now_ns: u64, pace: &Pace) {
         if !self.waits || !std::mem::take(&mut self.passed_over) {

@@ -12,6 +12,10 @@ use crate::ledger::Ceiling;
 /// Looks the ceiling of a user up, by number and login name.
 pub type Ceilings = Box<dyn Fn(u32, &str) -> Ceiling + Send>;
 
+/// How long before its slice a tenant is woken. TIMEOUT: the wake-ups of the arbiter and of one thread, with a margin for a
+/// busy host; a hundredth of the usual slice.
+const LEAD_NS: u64 = 80_000;
+
 /// What a daemon is told at its start.
 pub struct Options {
     /// Where its sockets and files are. It has to exist.
@@ -30,8 +34,12 @@ pub struct Options {
     pub window: Duration,
     /// The same for a tenant alone.
     pub lone_window: Duration,
+    /// How long the next slice waits for the end of what the one before it has queued; then both run at once.
+    pub drain: Duration,
     /// How long a holder that does nothing keeps a device that others want.
     pub quiet: Duration,
+    /// Wakes the next tenant before its slice begins, where a device's own rule says nothing.
+    pub early_wake: bool,
     /// Settings of single devices; the first that matches is the one a device gets.
     pub devices: Vec<DeviceRule>,
     /// What users may have.
@@ -49,6 +57,8 @@ pub struct DeviceRule {
     pub mode: Option<SliceMode>,
     /// Longest slice.
     pub quantum: Option<Duration>,
+    /// Whether the next tenant is woken before its slice begins.
+    pub early_wake: Option<bool>,
     /// Memory kept from every quota.
     pub mem_reserve: Option<MemLimit>,
 }
@@ -65,7 +75,9 @@ impl Options {
             quantum_min: Duration::from_millis(2),
             window: Duration::from_millis(2),
             lone_window: Duration::from_millis(20),
+            drain: Duration::from_millis(100),
             quiet: Duration::from_micros(300),
+            early_wake: true,
             devices: Vec::new(),
             ceilings: Box::new(|_, _| Ceiling::default()),
             host_nvml: true,
@@ -86,6 +98,9 @@ impl Options {
         let quantum = rule.and_then(|rule| rule.quantum).unwrap_or(self.quantum);
         // Below that a hand-over would cost more than the slice.
         let max_us = micros(quantum).max(200);
+        let early_wake = rule
+            .and_then(|rule| rule.early_wake)
+            .unwrap_or(self.early_wake);
         let look_ns = (u64::from(max_us) * 1000 / 16).clamp(100_000, 400_000);
         Pace {
             quantum: policy::QuantumBounds {
@@ -95,10 +110,13 @@ impl Options {
             window_us: micros(self.window).clamp(1, max_us / 2),
             lone_window_us: micros(self.lone_window).max(1),
             look_ns,
+            drain_look_ns: 50_000,
+            drain_ns: nanos(self.drain),
             quiet_ns: nanos(self.quiet),
             quiet_max_ns: nanos(self.quiet).max(u64::from(max_us) * 1000 / 3),
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),
             tick_ns: 20_000_000,
+            lead_ns: if early_wake { LEAD_NS } else { 0 },
         }
     }
 

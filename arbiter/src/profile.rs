@@ -126,23 +126,6 @@ impl Source {
     }
 }
 
-/// What a policy may want to know of a job's iterations. Times in nanoseconds.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct IterationView {
-    /// Mean of the last ones.
-    pub last_ns: Option<u64>,
-    /// Without other jobs.
-    pub solo_ns: Option<u64>,
-    /// How sure it is that these are iterations, between 0 and 1.
-    pub confidence: f64,
-    /// Memory that survives an iteration, in bytes.
-    pub persistent_bytes: Option<u64>,
-    /// Memory beyond that within an iteration, at most, in bytes.
-    pub ephemeral_bytes: Option<u64>,
-    /// Iterations so far.
-    pub iterations: u64,
-}
-
 impl Profiles {
     /// Of no job yet; with what an earlier arbiter has learnt.
     ///
@@ -229,22 +212,29 @@ impl Profiles {
         }
     }
 
-    /// The part of it that slice policies look at; `None`: no iterations are known.
-    pub fn view(&self, id: TenantId, name: &str) -> Option<IterationView> {
-        let job = self.jobs.get(&id)?;
-        if job.source == Source::None {
-            return None;
-        }
+    /// The part of it that slice policies look at; zeros and `None` where nothing is known.
+    pub fn view(&self, id: TenantId, name: &str) -> (policy::Iterations, policy::Memory) {
+        let Some(job) = self.jobs.get(&id).filter(|job| job.source != Source::None) else {
+            return Default::default();
+        };
         let kept = self.baselines.get(name).map(|kept| &kept.baseline);
-        let memory = job.meter.memory_bytes();
-        Some(IterationView {
-            last_ns: job.meter.last_iteration_ns(),
+        let iterations = policy::Iterations {
+            ended: job.meter.iterations(),
+            last_ns: job.meter.last_iteration_ns().unwrap_or(0),
             solo_ns: job.meter.solo_ns(kept),
-            confidence: job.confidence,
-            persistent_bytes: memory.map(|(persistent, _)| persistent),
-            ephemeral_bytes: memory.map(|(_, ephemeral)| ephemeral),
-            iterations: job.meter.iterations(),
-        })
+            device_ns: job.meter.device_ns(),
+            // CAST: at most a million.
+            confidence_ppm: (job.confidence * 1e6) as u32,
+            ..policy::Iterations::default()
+        };
+        let memory = job
+            .meter
+            .memory_bytes()
+            .map(|(persistent, ephemeral)| policy::Memory {
+                persistent_bytes: persistent,
+                ephemeral_bytes: ephemeral,
+            });
+        (iterations, memory.unwrap_or_default())
     }
 }
 

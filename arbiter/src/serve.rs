@@ -25,7 +25,7 @@ use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::peer::{Client, Greeting};
 use crate::profile::Profiles;
-use crate::reactor::{Event, Interest, Poller};
+use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::state::State;
 
 /// How often the slow things are seen to: deadlines of strangers, journals, the file of the state.
@@ -260,8 +260,7 @@ impl Arbiter {
     /// # Errors
     /// [`Error`], where waiting itself fails.
     pub fn serve(mut self) -> Result<(), Error> {
-        // Timers of this thread are as exact as the hardware allows: a slice ends when it ends.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+        be_prompt();
         let mut events = Vec::new();
         let mut deadline_ns = Some(mono_ns());
         while !self.stopping {

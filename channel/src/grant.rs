@@ -11,6 +11,10 @@ use crate::sync::{Acquire, Relaxed, Release};
 
 /// Bit of the gate word that says "open".
 pub const OPEN: u32 = 1;
+/// Bit of the gate word that says "closed, and about to open": whoever waits may look again and again instead of sleeping.
+pub const COMING: u32 = 2;
+/// The gate word counts its changes in steps of this.
+const CHANGE: u32 = 4;
 
 /// One grant, as the arbiter sends it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,17 +40,30 @@ impl ArbiterHalf {
         slot.quantum_us.store(grant.quantum_us, Relaxed);
         slot.deadline_mono_ns.store(grant.deadline_mono_ns, Relaxed);
         slot.window_us.store(grant.window_us, Relaxed);
-        if slot.change(true) {
+        if slot.change(OPEN) {
             slot.gate.wake_all()
         } else {
             0
         }
     }
 
-    /// Closes the gate of `device`. What was submitted before stays in flight.
+    /// Closes the gate of `device`, or takes back that it is about to open. What was submitted before stays in flight.
     pub fn close(&self, device: usize) {
         if let Some(slot) = self.devices.get(device) {
-            slot.change(false);
+            slot.change(0);
+        }
+    }
+
+    /// Says that the closed gate of `device` is about to open, and wakes whoever waits: waking a thread takes longer than
+    /// telling one that is awake. Returns how many waited. An open gate stays open.
+    pub fn announce(&self, device: usize) -> usize {
+        let Some(slot) = self.devices.get(device) else {
+            return 0;
+        };
+        if slot.gate.load(Relaxed) & OPEN == 0 && slot.change(COMING) {
+            slot.gate.wake_all()
+        } else {
+            0
         }
     }
 
@@ -141,13 +158,13 @@ impl Default for ArbiterHalf {
 }
 
 impl DeviceGrant {
-    /// Moves the gate to `open`; false where it is there already. Only the arbiter calls this.
-    fn change(&self, open: bool) -> bool {
+    /// Moves the gate to `state` ([`OPEN`], [`COMING`] or 0); false where it is there already. Only the arbiter calls this.
+    fn change(&self, state: u32) -> bool {
         let word = self.gate.load(Relaxed);
-        if (word & OPEN != 0) == open {
+        if word % CHANGE == state {
             return false;
         }
-        let next = (word & !OPEN).wrapping_add(2) | u32::from(open);
+        let next = (word - word % CHANGE).wrapping_add(CHANGE) | state;
         // SYNC(grant): pairs with the Acquire load in `look`; publishes the grant words written above.
         self.gate.store(next, Release);
         true

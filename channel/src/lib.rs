@@ -27,7 +27,7 @@ mod signature;
 pub mod wire;
 
 pub use activity::InFlight;
-pub use grant::{Grant, OPEN};
+pub use grant::{COMING, Grant, OPEN};
 pub use journal::{BadRecord, Bypass, Event, Record};
 pub use layout::{
     ArbiterHalf, BOUNDARY_SLOTS, BoundaryRing, ClientHalf, DeviceGrant, JOURNAL_SLOTS,

@@ -63,6 +63,40 @@ fn a_gate_that_closes_and_opens_again_wakes_everybody_in_the_end() {
 }
 
 #[test]
+fn an_announcement_wakes_and_the_opening_after_it_is_not_missed() {
+    // The waiter may be woken by the announcement, sleep on it again (it has polled for long enough) or miss it altogether.
+    model(|| {
+        let half = Arc::new(ArbiterHalf::default());
+        let arbiter = Arc::clone(&half);
+        let opener = thread::spawn(move || {
+            arbiter.announce(0);
+            arbiter.open(0, &grant(1));
+            // Too late to mean anything: an open gate stays open.
+            arbiter.announce(0);
+        });
+        enter(&half);
+        assert_eq!(half.device(0).expect("device").window_us(), 2000);
+        opener.join().expect("opener");
+        assert!(half.is_open(0));
+    });
+}
+
+#[test]
+fn an_announcement_that_is_taken_back_leaves_a_gate_that_opens() {
+    model(|| {
+        let half = Arc::new(ArbiterHalf::default());
+        let arbiter = Arc::clone(&half);
+        let opener = thread::spawn(move || {
+            arbiter.announce(0);
+            arbiter.close(0);
+            arbiter.open(0, &grant(1));
+        });
+        enter(&half);
+        opener.join().expect("opener");
+    });
+}
+
+#[test]
 fn a_request_is_seen_by_the_arbiter_that_closed_before_it() {
     // The client looks, finds the gate closed, says that it waits and rings; the arbiter answers the bell and reads. The
     // bell is a system call, modelled as a lock that both take.

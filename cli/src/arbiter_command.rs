@@ -68,6 +68,7 @@ fn device_rule(rule: DeviceRule) -> arbiter::DeviceRule {
         device: rule.device,
         mode: rule.mode,
         quantum: rule.quantum_us.map(Duration::from_micros),
+        early_wake: rule.early_wake,
         mem_reserve: rule.mem_reserve,
     }
 }
@@ -152,6 +153,7 @@ mod tests {
                 device: Some(DeviceSelector::Index(1)),
                 mode: Some(SliceMode::Concurrent),
                 quantum_us: Some(2500),
+                early_wake: Some(false),
                 mem_reserve: Some(MemLimit::Bytes(7)),
             }],
             tenants: vec![tenant("al*", 0.7), tenant("1234", 0.2)],
@@ -162,6 +164,7 @@ mod tests {
             device: Some(DeviceSelector::Index(1)),
             mode: Some(SliceMode::Concurrent),
             quantum: Some(Duration::from_micros(2500)),
+            early_wake: Some(false),
             mem_reserve: Some(MemLimit::Bytes(7)),
         };
         assert_eq!(options.devices, [rule]);

@@ -4,10 +4,10 @@
 //! (which device, which stream, waiting for a grant, completion marks) is the slow path, due every few hundred
 //! submissions. The call blocks here and nowhere later: nothing is queued behind the program's back.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use channel::{Bypass, Event, OPEN};
+use channel::{Bypass, COMING, DeviceGrant, Event, OPEN};
 
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::signature::{self, Seen};
@@ -22,6 +22,14 @@ const STEP: Duration = Duration::from_millis(50);
 const SILENCE_NS: u64 = 5_000_000_000;
 /// How often a thread that never waits looks after the arbiter, in nanoseconds.
 const CHECK_EVERY_NS: u64 = 100_000_000;
+
+/// How long a thread looks again and again at a gate that is about to open, before it goes to sleep after all. TIMEOUT: twice
+/// the time by which the arbiter announces an opening, so that only an announcement that was wrong uses it up.
+const POLL_NS: u64 = 200_000;
+/// Looks between two offers of the core to others, about a microsecond.
+const LOOKS: u32 = 32;
+/// Until when a thread of this process polls; one is enough to be first, and the others leave it a core.
+static POLLED_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The legacy default stream as a key.
 pub(crate) const LEGACY: usize = 1;
@@ -252,8 +260,12 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
                 }
             }
         }
+        if poll(grant, seen) {
+            continue;
+        }
         grant.wait(seen, STEP);
-        if grant.look().is_ok() {
+        // Open, or about to: nothing was late.
+        if grant.look().map_or_else(|now| now != seen, |()| true) {
             continue;
         }
         let now = now_ns();
@@ -272,6 +284,44 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
             return Waited::Bypass;
         }
     }
+}
+
+/// Looks at a gate that is about to open until it does; true where it has changed. The core is offered to others between
+/// looks: the holder, or the arbiter itself, may need it to get there.
+fn poll(grant: &DeviceGrant, seen: u32) -> bool {
+    if seen & COMING == 0 {
+        return false;
+    }
+    let begun_ns = now_ns();
+    let until_ns = begun_ns + POLL_NS;
+    let polled_ns = POLLED_UNTIL_NS.load(Ordering::Relaxed);
+    let claim = |from, to| {
+        POLLED_UNTIL_NS
+            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    };
+    if begun_ns < polled_ns || !claim(polled_ns, until_ns) {
+        return false;
+    }
+    let changed = loop {
+        let mut changed = false;
+        for _ in 0..LOOKS {
+            changed = grant.look() != Err(seen);
+            if changed {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        if changed || now_ns() >= until_ns {
+            break changed;
+        }
+        rustix::thread::sched_yield();
+    };
+    // A thread that is gone by a jump out of a signal handler never comes here; its claim ends by itself.
+    if changed {
+        claim(until_ns, 0);
+    }
+    changed
 }
 
 /// After a call that has waited for the device.

@@ -29,6 +29,11 @@ pub fn card() -> Result<&'static Card, &'static CardError> {
     CARD.get_or_init(open_card).as_ref()
 }
 
+/// The clock of the devices' timelines: `CLOCK_MONOTONIC` in nanoseconds.
+pub fn now_ns() -> u64 {
+    crate::clock::now_ns()
+}
+
 /// All devices now.
 ///
 /// # Errors

@@ -411,6 +411,11 @@ impl Meter {
         self.baseline(kept).map(|(ns, _)| ns as u64) // CAST: rounded down.
     }
 
+    /// Device time of an iteration, in nanoseconds.
+    pub fn device_ns(&self) -> Option<u64> {
+        self.rates().map(|rates| rates.device_ns as u64) // CAST: rounded down.
+    }
+
     /// Persistent and ephemeral bytes, once known.
     pub fn memory_bytes(&self) -> Option<(u64, u64)> {
         self.memory()

@@ -40,6 +40,8 @@ pub enum Kind {
     DeviceMatch,
     /// Text with `*` and `?`
     Pattern,
+    /// `true` or `false`
+    Switch,
 }
 
 /// Shortest and longest slice, in milliseconds.
@@ -102,6 +104,11 @@ pub static DEVICES: Section = Section {
             "quantum_ms",
             Kind::Quantum,
             "Length of a slice in milliseconds.",
+        ),
+        key(
+            "early_wake",
+            Kind::Switch,
+            "Wakes the next job shortly before its slice begins, so that it is up when it does.",
         ),
         key(
             "mem_reserve",

@@ -71,6 +71,7 @@ pub struct DeviceRule {
     pub device: Option<DeviceSelector>,
     pub mode: Option<SliceMode>,
     pub quantum_us: Option<u64>,
+    pub early_wake: Option<bool>,
     /// Kept from every quota.
     pub mem_reserve: Option<MemLimit>,
 }

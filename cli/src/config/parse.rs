@@ -7,7 +7,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, Source, nearest};
 use super::keys::{self, Key, Section};
-use super::value::{Value, device_match, devices, mode, pattern, quantum_us, share, size, word};
+use super::value::{
+    Value, device_match, devices, mode, pattern, quantum_us, share, size, switch, word,
+};
 use super::{Config, DeviceRule, JobRule, JobSettings, TenantRule};
 
 pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
@@ -69,6 +71,7 @@ fn device(reader: &mut Reader<'_, '_>) -> Result<DeviceRule, ConfigError> {
         device: reader.take("device", device_match)?.flatten(),
         mode: reader.take("mode", mode)?,
         quantum_us: reader.take("quantum_ms", quantum_us)?,
+        early_wake: reader.take("early_wake", switch)?,
         mem_reserve: reader.take("mem_reserve", size)?,
     })
 }
@@ -255,6 +258,7 @@ mod tests {
                     Kind::Devices => "[0, \"GPU-ff\"]",
                     Kind::DeviceMatch => "1",
                     Kind::Pattern => "\"a*\"",
+                    Kind::Switch => "false",
                 };
                 text += &format!("{} = {value}\n", key.name);
             }
@@ -279,6 +283,7 @@ mod tests {
                     device: Some(DeviceSelector::Index(1)),
                     mode: Some(SliceMode::Auto),
                     quantum_us: Some(2500),
+                    early_wake: Some(false),
                     mem_reserve: Some(MemLimit::Bytes(8 << 30)),
                 }],
                 tenants: vec![TenantRule {
@@ -373,6 +378,7 @@ mod tests {
         for (line, words) in [
             ("quantum_ms = 0.1", &["`0.1`", "0.5 to 1000"][..]),
             ("quantum_ms = 5000", &["`5000`", "0.5 to 1000"]),
+            ("early_wake = \"no\"", &["neither true nor false"]),
             ("mode = \"shared\"", &["`shared`", "concurrent"]),
         ] {
             let error = wrong(&format!("[[device]]\ndevice = \"*\"\n{line}\n"));

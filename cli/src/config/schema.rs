@@ -81,6 +81,7 @@ fn kind(kind: Kind) -> Value {
             { "type": "array", "minItems": 1, "items": { "anyOf": [index, uuid] } },
         ] }),
         Kind::DeviceMatch => json!({ "anyOf": [index, uuid, { "const": "*" }] }),
+        Kind::Switch => json!({ "type": "boolean" }),
         Kind::Pattern => json!({ "type": "string", "minLength": 1, "examples": ["train*"] }),
     }
 }

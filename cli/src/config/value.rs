@@ -84,6 +84,16 @@ pub fn quantum_us(value: &Value<'_, '_>) -> Result<u64, String> {
     Ok((ms * 1000.0).round() as u64)
 }
 
+pub fn switch(value: &Value<'_, '_>) -> Result<bool, String> {
+    match value.value.get_ref() {
+        DeValue::Boolean(switch) => Ok(*switch),
+        _ => Err(format!(
+            "`{}` is neither true nor false: write one of them, without quotes",
+            value.quote()
+        )),
+    }
+}
+
 pub fn word<T: FromStr<Err: Display>>(value: &Value<'_, '_>) -> Result<T, String> {
     value.parsed("write one of its words in quotes")
 }
