@@ -35,8 +35,8 @@ const IDLE_NS: u64 = 100_000_000;
 /// Launches in a look above which the next one comes sooner, so that the ring is not overrun.
 const MANY: u64 = channel::SIGNATURE_SLOTS as u64 / 3;
 /// Iterations from this length on are timed one by one, down to the second.
-const SINGLE_NS: u64 = 500_000;
-const SINGLE_UNTIL_NS: u64 = 300_000;
+const SINGLE_NS: u64 = 1_000_000;
+const SINGLE_UNTIL_NS: u64 = 250_000;
 /// A period that fits less of the launches than this is given up.
 const FIT: f64 = 0.6;
 /// Least confidence with which a period is used.

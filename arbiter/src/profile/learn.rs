@@ -4,6 +4,7 @@
 //! Collecting costs a copy of some kilobytes every few milliseconds, so it is done by turns: until the answer is certain,
 //! then a rest, then again, because programs change.
 
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use channel::arbiter::ClientPages;
@@ -18,6 +19,22 @@ const PIECE: usize = 512;
 const REST_NS: u64 = 5_000_000_000;
 /// Certain enough to rest.
 const CERTAIN: f64 = 0.9;
+
+/// For those who want to look at what is searched: a directory into which each history is written, the latest of each thread.
+/// Numbers of 32 bits, little endian, oldest first.
+const RECORD: &str = "SUBLET_RECORD_LAUNCHES";
+
+fn write_down(directory: &Path, ask: &Ask) {
+    let file = directory.join(format!("{}-{}.u32", ask.client, ask.slot));
+    let bytes: Vec<u8> = ask
+        .history
+        .iter()
+        .flat_map(|signature| signature.to_le_bytes())
+        .collect();
+    if let Err(error) = std::fs::write(&file, bytes) {
+        tracing::warn!("{} cannot be written: {error}", file.display());
+    }
+}
 
 /// The thread that searches. Ends when dropped.
 #[derive(Debug)]
@@ -56,7 +73,11 @@ impl Detector {
             .spawn(move || {
                 // On Linux this is the calling thread's: searches come after everything else.
                 let _ = rustix::process::nice(10);
+                let record = std::env::var_os(RECORD).map(PathBuf::from);
                 for ask in asked {
+                    if let Some(directory) = &record {
+                        write_down(directory, &ask);
+                    }
                     let told = answer.send(Answer {
                         client: ask.client,
                         slot: ask.slot,

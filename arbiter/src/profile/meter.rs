@@ -17,8 +17,10 @@ const NOW_FEW: usize = 4;
 /// Where iterations are not timed one by one: what is timed together.
 const BLOCK_NS: u64 = 250_000_000;
 /// A baseline is made of that many iterations and that much time.
-const SOLO_ITERATIONS: f64 = 8.0;
-const SOLO_NS: f64 = 300_000_000.0;
+const SOLO_ITERATIONS: f64 = 10.0;
+const SOLO_NS: f64 = 1_000_000_000.0;
+/// What comes first is no measure: memory is allocated, kernels are chosen.
+const WARM_UP_NS: u64 = 1_000_000_000;
 /// Older iterations count half in it when there are more than that.
 const SOLO_MANY: f64 = 512.0;
 /// Nanoseconds, or launches, between two boundaries above which they are nonsense: three days.
@@ -81,6 +83,8 @@ pub struct Meter {
     /// When contention was last seen to have been.
     contended_ns: u64,
     contended_seen_ns: u64,
+    /// When the first interval began.
+    since_ns: Option<u64>,
     solo_ns: f64,
     solo_iterations: f64,
     snapshots: VecDeque<(u64, Counters, f64)>,
@@ -101,6 +105,7 @@ impl Meter {
     pub fn restart(&mut self) {
         self.intervals.clear();
         self.last = None;
+        self.since_ns = None;
         self.iterations = 0.0;
         (self.between, self.fitting) = (0, 0);
         (self.solo_ns, self.solo_iterations) = (0.0, 0.0);
@@ -234,7 +239,10 @@ impl Meter {
         if self.intervals.len() > KEPT {
             self.intervals.pop_front();
         }
-        if self.contended_seen_ns <= end_ns.saturating_sub(ns) {
+        let begun_ns = end_ns.saturating_sub(ns);
+        let since_ns = *self.since_ns.get_or_insert(begun_ns);
+        let warm = begun_ns >= since_ns.saturating_add(WARM_UP_NS);
+        if warm && self.contended_seen_ns <= begun_ns {
             self.solo_ns += ns as f64; // CAST: far below 2^53.
             self.solo_iterations += iterations;
             if self.solo_iterations > SOLO_MANY {
@@ -280,6 +288,25 @@ impl Meter {
             (ns + interval.ns as f64, iterations + interval.iterations)
         });
         (iterations > 0.0).then(|| ns / iterations)
+    }
+
+    /// Standard deviation over mean of the iterations that were timed alone, where those are most.
+    fn cov(&self, end_ns: u64) -> Option<f64> {
+        let recent = || self.recent(end_ns, WINDOW_NS, FEW);
+        let all: f64 = recent().map(|interval| interval.iterations).sum();
+        // CAST: far below 2^53.
+        let single = || {
+            recent()
+                .filter(|interval| interval.single)
+                .map(|i| i.ns as f64)
+        };
+        let count = single().count();
+        if count < FEW / 2 || (count as f64) < all / 2.0 {
+            return None;
+        }
+        let mean = single().sum::<f64>() / count as f64;
+        let squares: f64 = single().map(|ns| (ns - mean).powi(2)).sum();
+        Some((squares / (count as f64 - 1.0)).sqrt() / mean)
     }
 
     fn recent(&self, end_ns: u64, window_ns: u64, few: usize) -> impl Iterator<Item = &Interval> {
@@ -365,15 +392,7 @@ impl Meter {
             .collect();
         each.sort_unstable_by(f64::total_cmp);
         profile.iteration_p50_ns = each.get(each.len() / 2).map(|ns| *ns as u64);
-        let single = self
-            .recent(end_ns, WINDOW_NS, FEW)
-            .all(|interval| interval.single);
-        if single && each.len() >= FEW / 2 {
-            let count = each.len() as f64;
-            let mean = each.iter().sum::<f64>() / count;
-            let variance = each.iter().map(|ns| (ns - mean).powi(2)).sum::<f64>() / (count - 1.0);
-            profile.iteration_cov = Some(variance.sqrt() / mean);
-        }
+        profile.iteration_cov = self.cov(end_ns);
         if let Some(rates) = self.rates() {
             profile.launches_per_iteration = Some(rates.launches);
             profile.device_ns_per_iteration = Some(rates.device_ns as u64);
@@ -391,9 +410,12 @@ impl Meter {
         profile
     }
 
-    /// Mean time of an iteration, in nanoseconds.
+    /// Mean time of an iteration, in nanoseconds; `None` while it is over too little.
     pub fn mean_iteration_ns(&self) -> Option<u64> {
-        self.mean_ns(NOW_NS, NOW_FEW).map(|ns| ns as u64) // CAST: rounded down.
+        if self.intervals.len() < NOW_FEW {
+            return None;
+        }
+        self.mean_ns(WINDOW_NS, FEW).map(|ns| ns as u64) // CAST: rounded down.
     }
 
     /// Iterations counted.

@@ -41,12 +41,12 @@ fn run(meter: &mut Meter, from_ns: u64, count: u64, ns: u64, contended: bool) ->
 #[test]
 fn a_steady_job_alone_has_a_period_a_baseline_and_no_slowdown() {
     let mut meter = Meter::default();
-    run(&mut meter, 1_000 * MS, 200, 7 * MS, false);
+    run(&mut meter, 1_000 * MS, 500, 7 * MS, false);
     let profile = meter.profile(None, 2);
     assert_eq!(profile.iteration_ns, Some(7 * MS));
     assert_eq!(profile.iteration_p50_ns, Some(7 * MS));
     assert_eq!(profile.iteration_cov, Some(0.0));
-    assert_eq!(profile.iterations, 199);
+    assert_eq!(profile.iterations, 499);
     assert_eq!(
         (profile.solo_iteration_ns, profile.solo_source),
         (Some(7 * MS), SoloSource::Learnt)
@@ -69,7 +69,7 @@ fn a_steady_job_alone_has_a_period_a_baseline_and_no_slowdown() {
 #[test]
 fn iterations_among_others_do_not_make_a_baseline_and_show_as_slowdown() {
     let mut meter = Meter::default();
-    let now_ns = run(&mut meter, 1_000 * MS, 100, 10 * MS, false);
+    let now_ns = run(&mut meter, 1_000 * MS, 300, 10 * MS, false);
     run(&mut meter, now_ns, 400, 25 * MS, true);
     let profile = meter.profile(None, 0);
     assert_eq!(profile.solo_iteration_ns, Some(10 * MS));
