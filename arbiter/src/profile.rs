@@ -74,6 +74,10 @@ struct Job {
     copy_bytes_per_us: u64,
     /// Next boundary to read.
     next_boundary: u64,
+    /// Iterations by which the anchor was chosen.
+    anchor_repeats: usize,
+    /// Part of the launches that the period explains.
+    coverage: f64,
 }
 
 /// Where boundaries are from.
@@ -92,6 +96,11 @@ enum Source {
         launches: u64,
         anchor: Option<u32>,
     },
+}
+
+/// Launches from one iteration to the next on the average: those of the period, and the share of those that it leaves unexplained.
+fn per_iteration(launches: u64, coverage: f64) -> f64 {
+    launches as f64 / coverage.clamp(0.5, 1.0) // CAST: far below 2^53.
 }
 
 impl Source {
@@ -415,6 +424,7 @@ impl Job {
             (.., Some((client, slot, found))) => {
                 let launches = found.launches as u64; // CAST: at most the history.
                 let anchor = self.anchor(launches, &found);
+                self.coverage = found.coverage;
                 let source = Source::Found {
                     client: client.id,
                     slot,
@@ -435,6 +445,7 @@ impl Job {
             self.meter.restart();
         }
         self.source = source;
+        self.anchor_repeats = lead.map_or(0, |(.., found)| found.repeats);
         self.next_boundary = 0;
         for client in watched {
             let anchor = match source {
@@ -478,10 +489,15 @@ impl Job {
         } else {
             SINGLE_NS
         };
-        // The one in use stays: another would be as good, and everything would begin anew.
-        (mean_ns >= floor_ns)
-            .then(|| anchor.or(found.anchor.map(|anchor| anchor.signature)))
-            .flatten()
+        if mean_ns < floor_ns {
+            return None;
+        }
+        // The one in use stays where another would be as good; one that was chosen by a few iterations gives way.
+        let better = found.repeats > 2 * self.anchor_repeats;
+        match (anchor, found.anchor) {
+            (Some(anchor), _) if !better => Some(anchor),
+            (_, found) => found.map(|found| found.signature),
+        }
     }
 
     /// Reads boundaries, and takes note of the counters.
@@ -516,7 +532,8 @@ impl Job {
             } => {
                 if let Some(client) = find(client) {
                     let now = client.pages.client.launches_of(slot);
-                    self.meter.progress(now_ns, now, launches as f64); // CAST: as above.
+                    self.meter
+                        .progress(now_ns, now, per_iteration(launches, self.coverage));
                 }
             }
             Source::Found {

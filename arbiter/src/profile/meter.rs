@@ -183,9 +183,11 @@ impl Meter {
         if period.is_some_and(|period| launches * 100 < period * 98) {
             return;
         }
-        // Several where boundaries were overwritten before they were read. CAST: small numbers.
+        // Several where boundaries were overwritten before they were read, or where an iteration had another shape and so no
+        // anchor: then there are as many launches as in several to the last one. CAST: small numbers.
         let numbers = noted.number.wrapping_sub(last.number).max(1) as f64;
         let iterations = match period {
+            Some(period) if launches.is_multiple_of(period) => launches as f64 / period as f64,
             Some(period) => (launches as f64 / period as f64)
                 .round()
                 .clamp(1.0, numbers),

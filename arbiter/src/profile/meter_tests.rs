@@ -141,7 +141,7 @@ fn a_period_that_does_not_fit_is_seen() {
     for number in 0..100u64 {
         let noted = Noted {
             number,
-            launches: number * 40 + number % 2 * 10,
+            launches: number * 35 + number % 2 * 10,
             mono_ns: number * MS + 1,
             held_bytes: 0,
         };
