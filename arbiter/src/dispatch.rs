@@ -66,6 +66,8 @@ const CROWDED_NS: u64 = 1_000_000_000;
 const WAKE_NS: u64 = 10_000_000;
 /// One that was let in, said nothing for so many whole slices and still waits is a stopped process.
 const DEAF_AFTER: u32 = 3;
+/// How long after a turn that was told it is confirmed: the threads that turn by the clock have the cores to themselves first.
+const CONFIRM_NS: u64 = 50_000;
 /// How long it is passed over before it gets another chance: at first, and at most after twice as long each time. A host
 /// with more threads than processors lets a thread wait for tens of milliseconds; a stopped process stays away.
 const DEAF_NS: u64 = 20_000_000;
@@ -89,8 +91,8 @@ pub struct Lane {
     charged_ns: u64,
     crowded_until_ns: u64,
     window_us: u32,
-    /// Told that its gate is about to open.
-    announced: Option<TenantId>,
+    /// Whose gate is about to open; at a time that it and the holder have been told, or when a tail has ended.
+    announced: Option<(TenantId, Option<u64>)>,
     busy: Recent,
     /// Scratch of `decide`, kept to allocate nothing.
     view: Vec<TenantView>,
@@ -272,6 +274,11 @@ impl Lane {
 
     /// Looks, charges, decides and moves gates. Returns when to do it again at the latest; `None`: nobody is here.
     pub fn step(&mut self, now_ns: u64) -> Option<u64> {
+        // A turn that was told beforehand has happened when it was to happen, however late it is confirmed.
+        let now_ns = match self.announced {
+            Some((_, Some(turn_ns))) if turn_ns <= now_ns => turn_ns.max(self.charged_ns),
+            _ => now_ns,
+        };
         self.charge(now_ns);
         if self.seats.iter().all(|seat| seat.clients.is_empty()) {
             return None;
@@ -427,7 +434,11 @@ impl Lane {
             }
         }
         for slice in &decision.grant {
-            if !decision.revoke.is_empty() {
+            // One that was told when to come is there already; the tail before it is short.
+            let there = self
+                .announced
+                .is_some_and(|(next, turn_ns)| next == slice.tenant && turn_ns == Some(now_ns));
+            if !decision.revoke.is_empty() && !there {
                 return self.begin_after_tails(now_ns, *slice);
             }
             self.begin(now_ns, slice.tenant, slice.quantum_us, wanting >= 2);
@@ -488,26 +499,56 @@ impl Lane {
         }
     }
 
-    /// Wakes who comes next shortly before it does. Returns when to decide again, or to do this.
+    /// Shortly before a slice begins: wakes who waits for it. Where it begins at the end of another one the gates of both are
+    /// told when to turn over, and their threads go by the clock then, whether the arbiter is given a core at that
+    /// moment or not; where it begins at the end of a tail the threads look at their gate. Returns when to decide again, or to do this.
     fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
-        let again_ns = decision.again_ns;
-        let due_ns = again_ns.map(|ns| ns.saturating_sub(self.pace.lead_ns));
-        let early = decision.next.is_some() && self.pace.lead_ns > 0;
-        let due = early && due_ns.is_some_and(|due_ns| due_ns <= now_ns);
-        let next = decision.next.filter(|_| due);
-        if next != self.announced {
-            if let Some(wrong) = std::mem::replace(&mut self.announced, next)
-                && !self.holds(wrong)
-            {
-                self.end(wrong);
+        let drains = self.coming.is_some();
+        let next = decision.next.filter(|_| self.pace.lead_ns > 0);
+        let early_ns = decision
+            .again_ns
+            .filter(|_| next.is_some() && !drains)
+            .map(|turn_ns| turn_ns.saturating_sub(self.pace.lead_ns));
+        if let Some(early_ns) = early_ns.filter(|early_ns| now_ns < *early_ns) {
+            self.tell(None);
+            return Some(early_ns);
+        }
+        let turn_ns = decision.again_ns.filter(|_| !drains);
+        self.tell(next.map(|next| (next, turn_ns)));
+        match next.and(turn_ns) {
+            Some(turn_ns) => Some(turn_ns + CONFIRM_NS),
+            None => decision.again_ns,
+        }
+    }
+
+    /// Tells the gates who comes next, and takes back what they were told before.
+    fn tell(&mut self, announced: Option<(TenantId, Option<u64>)>) {
+        if announced == self.announced {
+            return;
+        }
+        let before = std::mem::replace(&mut self.announced, announced);
+        let (device, hold) = (self.device, self.hold.map(|hold| hold.tenant));
+        for seat in &mut self.seats {
+            let holds = hold == Some(seat.tenant);
+            let told = announced.filter(|(next, _)| holds || *next == seat.tenant);
+            let was_told = before.is_some_and(|(next, _)| holds || next == seat.tenant);
+            if let Some((_, Some(turn_ns))) = told.filter(|_| !holds) {
+                // When the turn is confirmed it no longer waits: it went in by the clock.
+                seat.ready_until_ns = seat.ready_until_ns.max(turn_ns + seat.quiet_ns);
             }
-            for seat in self.seats.iter().filter(|seat| Some(seat.tenant) == next) {
-                for (_, pages) in &seat.clients {
-                    pages.arbiter.announce(self.device);
+            for (_, pages) in &seat.clients {
+                match told {
+                    Some((_, Some(turn_ns))) if holds => pages.arbiter.expire(device, turn_ns),
+                    Some(_) if holds => pages.arbiter.keep(device),
+                    Some((_, turn_ns)) => {
+                        pages.arbiter.announce(device, turn_ns);
+                    }
+                    None if was_told && holds => pages.arbiter.keep(device),
+                    None if was_told => pages.arbiter.close(device),
+                    None => {}
                 }
             }
         }
-        if early && !due { due_ns } else { again_ns }
     }
 
     /// Closes the gates of a tenant.

@@ -100,8 +100,19 @@ impl Bench {
 
 /// A client that always has more to submit: waits where its gate is closed, launches where it is open.
 fn greedy(pages: &Rc<ClientPages>) {
+    let open = pages.arbiter.is_open(0);
+    submit(pages, open);
+}
+
+/// The same for one that looks at the clock as well.
+fn punctual(pages: &Rc<ClientPages>, now_ns: u64) {
+    let gate = pages.arbiter.device(0).expect("device");
+    submit(pages, gate.pass(now_ns).is_ok());
+}
+
+fn submit(pages: &Rc<ClientPages>, open: bool) {
     let want = pages.client.want(0).expect("device");
-    if pages.arbiter.is_open(0) {
+    if open {
         if pages.client.waiting(0) > 0 {
             want.end_waiting();
         }
@@ -472,7 +483,56 @@ fn the_next_tenant_is_told_before_the_slice_ends_and_a_wrong_one_is_told_off() {
     while !coming(&bench, 0) {
         bench.run(50 * US, |pages| pages[..2].iter().for_each(greedy));
     }
+    let turn_ns = |bench: &Bench, at: usize| {
+        let gate = bench.pages[at].arbiter.device(0).expect("device");
+        gate.turn_mono_ns()
+    };
+    assert!(turn_ns(&bench, 0) > bench.now_ns);
+    assert_eq!(
+        turn_ns(&bench, 0),
+        turn_ns(&bench, 1),
+        "one closes, one opens"
+    );
     bench.wait(2);
     assert!(bench.open(2) && !bench.open(0) && !bench.open(1));
     assert!(!coming(&bench, 0), "it may sleep");
+    assert_eq!([0, 1, 2].map(|at| turn_ns(&bench, at)), [0; 3]);
+}
+
+#[test]
+fn who_goes_in_by_the_clock_is_confirmed_and_charged_from_its_turn() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.pace.lead_ns = 100 * US;
+    let (mut turns, mut by_clock) = (0, 0);
+    let mut last = None;
+    for _ in 0..40_000 {
+        bench.now_ns += 10 * US;
+        for pages in &bench.pages {
+            punctual(pages, bench.now_ns);
+        }
+        let may = |at: usize| {
+            let gate = bench.pages[at].arbiter.device(0).expect("device");
+            gate.pass(bench.now_ns).is_ok()
+        };
+        assert!(may(0) != may(1), "one of them, always");
+        let holder = usize::from(may(1));
+        if last.is_some_and(|last| last != holder) {
+            turns += 1;
+            by_clock += u32::from(!bench.open(holder));
+        }
+        last = Some(holder);
+        if bench.next_ns.is_some_and(|next_ns| next_ns <= bench.now_ns) {
+            bench.step();
+            let holder = usize::from(bench.open(1));
+            if by_clock > 0 {
+                assert_eq!(last, Some(holder), "a turn that was told is confirmed");
+            }
+        }
+    }
+    // Nobody rings here: the first is found after 100 ms.
+    assert!((60..=61).contains(&turns), "{turns}");
+    assert!(by_clock >= turns - 2, "{by_clock} of {turns}");
+    let (a, b) = (bench.usage(0), bench.usage(1));
+    let difference = a.contended_device_ns.abs_diff(b.contended_device_ns);
+    assert!(difference <= 5 * MS, "{difference}");
 }

@@ -84,7 +84,7 @@ pub struct ArbiterHalf {
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
 pub struct DeviceGrant {
-    /// Bit 0: open. Upper bits: number of changes. Clients wait on this word.
+    /// Bit 0: open. Bit 1: closed and about to open. Upper bits: number of changes. Clients wait on this word.
     pub(crate) gate: FutexWord,
     /// How long work may stay queued on the device, in microseconds; 0: no bound.
     pub(crate) window_us: AtomicU32,
@@ -101,7 +101,10 @@ pub struct DeviceGrant {
     pub(crate) physical_total_bytes: AtomicU64,
     /// Physical memory of the device that was free when last looked, in bytes; [`NO_LIMIT`]: never looked.
     pub(crate) physical_free_bytes: AtomicU64,
-    pub(crate) reserved1: [u64; 8],
+    /// `CLOCK_MONOTONIC` time at which the gate turns over without the arbiter, in nanoseconds: from about to open to open, or
+    /// from open to closed; 0: it does not.
+    pub(crate) turn_mono_ns: AtomicU64,
+    pub(crate) reserved1: [u64; 7],
 }
 
 /// client --activity, completion, journal--> arbiter.
@@ -254,6 +257,7 @@ mod promise {
     const _: () =
         assert!(offset_of!(DeviceGrant, gate) == 0 && offset_of!(DeviceGrant, grant) == 8);
     const _: () = assert!(offset_of!(DeviceGrant, limit_bytes) == 32);
+    const _: () = assert!(offset_of!(DeviceGrant, turn_mono_ns) == 56);
     const _: () = assert!(size_of::<ArbiterHalf>() == 128 + 128 * MAX_DEVICES);
     const _: () = assert!(offset_of!(ArbiterHalf, devices) == 128);
     const _: () = assert!(offset_of!(ArbiterHalf, anchor) == 120);

@@ -69,15 +69,19 @@ fn an_announcement_wakes_and_the_opening_after_it_is_not_missed() {
         let half = Arc::new(ArbiterHalf::default());
         let arbiter = Arc::clone(&half);
         let opener = thread::spawn(move || {
-            arbiter.announce(0);
+            arbiter.announce(0, Some(70));
             arbiter.open(0, &grant(1));
             // Too late to mean anything: an open gate stays open.
-            arbiter.announce(0);
+            arbiter.announce(0, Some(80));
         });
         enter(&half);
         assert_eq!(half.device(0).expect("device").window_us(), 2000);
         opener.join().expect("opener");
-        assert!(half.is_open(0));
+        assert_eq!(
+            half.device(0).expect("device").pass(100),
+            Ok(()),
+            "it stays open"
+        );
     });
 }
 
@@ -87,13 +91,64 @@ fn an_announcement_that_is_taken_back_leaves_a_gate_that_opens() {
         let half = Arc::new(ArbiterHalf::default());
         let arbiter = Arc::clone(&half);
         let opener = thread::spawn(move || {
-            arbiter.announce(0);
+            arbiter.announce(0, None);
             arbiter.close(0);
             arbiter.open(0, &grant(1));
         });
         enter(&half);
         opener.join().expect("opener");
     });
+}
+
+/// As `enter`, for one whose clock stands at 100.
+fn enter_by_clock(half: &ArbiterHalf) {
+    let gate = half.device(0).expect("device");
+    while let Err(seen) = gate.pass(100) {
+        gate.wait(seen, std::time::Duration::ZERO);
+    }
+}
+
+#[test]
+fn a_gate_that_turns_over_by_itself_lets_pass_with_or_without_the_arbiter() {
+    model(|| {
+        let half = Arc::new(ArbiterHalf::default());
+        let arbiter = Arc::clone(&half);
+        let opener = thread::spawn(move || {
+            // Its time has come already; the arbiter is late with the confirmation, or never comes.
+            arbiter.announce(0, Some(90));
+        });
+        enter_by_clock(&half);
+        opener.join().expect("opener");
+        half.open(0, &grant(1));
+        assert_eq!(half.device(0).expect("device").pass(100), Ok(()));
+    });
+}
+
+#[test]
+fn one_that_found_its_time_over_is_let_in_when_that_is_taken_back_or_it_is_its_turn_again() {
+    for how in 0..3 {
+        model(move || {
+            let half = Arc::new(ArbiterHalf::default());
+            half.open(0, &grant(1));
+            half.expire(0, 90);
+            let arbiter = Arc::clone(&half);
+            let opener = thread::spawn(move || {
+                match how {
+                    0 => arbiter.keep(0),
+                    1 => {
+                        arbiter.close(0);
+                        arbiter.open(0, &grant(2));
+                    }
+                    // Its slice begins anew.
+                    _ => {
+                        arbiter.open(0, &grant(2));
+                    }
+                }
+            });
+            enter_by_clock(&half);
+            opener.join().expect("opener");
+        });
+    }
 }
 
 #[test]
@@ -112,6 +167,28 @@ fn a_request_is_seen_by_the_arbiter_that_closed_before_it() {
             assert_eq!(half.waiting(0), 1, "rung and nobody there");
         }
         waiter.join().expect("waiter");
+    });
+}
+
+#[test]
+fn one_whose_turn_is_over_need_not_ring() {
+    model(|| {
+        let (half, client) = (
+            Arc::new(ArbiterHalf::default()),
+            Arc::new(ClientHalf::default()),
+        );
+        half.open(0, &grant(1));
+        half.expire(0, 90);
+        let (gate, wants) = (Arc::clone(&half), Arc::clone(&client));
+        let waiter = thread::spawn(move || {
+            wants.want(0).expect("device").begin_waiting();
+            // Rings where this is false.
+            gate.device(0).expect("device").is_attended()
+        });
+        half.close(0);
+        let seen = client.waiting(0);
+        let silent = waiter.join().expect("waiter");
+        assert!(seen == 1 || !silent, "it waits, and nobody knows");
     });
 }
 
