@@ -104,6 +104,8 @@ struct Seat {
     tenant: TenantId,
     class: Class,
     weight_ppm: u32,
+    /// What is known of its iterations and their memory.
+    profile: (policy::Iterations, policy::Memory),
     clients: Vec<(u64, Rc<ClientPages>)>,
     /// Somebody waits at its gate.
     waits: bool,
@@ -191,6 +193,7 @@ impl Lane {
                     tenant,
                     class: terms.0,
                     weight_ppm: terms.1,
+                    profile: Default::default(),
                     clients: Vec::new(),
                     waits: false,
                     busy: false,
@@ -261,6 +264,13 @@ impl Lane {
             if seat.tenant == tenant {
                 (seat.class, seat.weight_ppm) = (class, weight_ppm);
             }
+        }
+    }
+
+    /// What is known of a tenant's iterations by now.
+    pub fn set_profile(&mut self, tenant: TenantId, profile: (policy::Iterations, policy::Memory)) {
+        for seat in self.seats.iter_mut().filter(|seat| seat.tenant == tenant) {
+            seat.profile = profile;
         }
     }
 
@@ -408,7 +418,11 @@ impl Lane {
             } else {
                 seat.wants(now_ns)
             };
-            TenantView::new(seat.tenant, seat.class, seat.weight_ppm, wants)
+            TenantView {
+                iterations: seat.profile.0,
+                memory: seat.profile.1,
+                ..TenantView::new(seat.tenant, seat.class, seat.weight_ppm, wants)
+            }
         }));
         let wanting = self.view.iter().filter(|tenant| tenant.wants).count();
         if wanting >= 2 {

@@ -313,12 +313,7 @@ impl Arbiter {
             .collect();
         let counters = self.counters_of(tenant, &watched);
         let (name, fixed) = (tenant.spec.name.clone(), tenant.spec.iteration_launches);
-        let Profiles {
-            learners,
-            jobs,
-            baselines,
-            ..
-        } = &mut self.profiles;
+        let Profiles { learners, jobs, .. } = &mut self.profiles;
         let job = jobs.entry(id).or_default();
         job.choose(&watched, learners, fixed);
         job.copy_bytes_per_us = watched
@@ -327,10 +322,14 @@ impl Arbiter {
             .max()
             .unwrap_or(0);
         job.count(&watched, learners, now_ns, &counters);
+        let learnt = job.meter.learnt();
+        let view = self.profiles.view(id, &name);
+        for lane in &mut self.lanes {
+            lane.set_profile(id, view);
+        }
         // What was learnt is kept for the next run.
-        let Some(learnt) = job.meter.learnt() else {
-            return;
-        };
+        let Some(learnt) = learnt else { return };
+        let baselines = &self.profiles.baselines;
         let old = baselines.get(&name).map(|kept| kept.baseline);
         let worth = old.is_none_or(|old| {
             let off = |new: f64, old: f64| (new - old).abs() > CHANGED * old;

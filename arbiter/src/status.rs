@@ -183,7 +183,7 @@ impl Arbiter {
             on_arbiter_loss: tenant.spec.on_loss,
             devices,
             processes,
-            profile: Some(self.profiles.of(id, &tenant.spec.name)),
+            profile: Some(Box::new(self.profiles.of(id, &tenant.spec.name))),
         })
     }
 

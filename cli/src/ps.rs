@@ -118,7 +118,7 @@ fn profiles_of(status: &ArbiterStatus) -> String {
 
 fn profile_row(job: &JobStatus) -> Vec<String> {
     let unknown = Profile::default();
-    let profile = job.profile.as_ref().unwrap_or(&unknown);
+    let profile = job.profile.as_deref().unwrap_or(&unknown);
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     let percent = |part: f64| format!("{:.0}%", part * 100.0);
     let found = match (profile.found, profile.periodic) {
@@ -279,7 +279,7 @@ infer-with-a-name  opportunistic  starting      -  0.00       0B    0B      -   
     #[test]
     fn profiles_are_a_table_of_their_own() {
         let mut status = status();
-        status.jobs[0].profile = Some(Profile {
+        status.jobs[0].profile = Some(Box::new(Profile {
             found: control::IterationSource::Detected,
             periodic: Some(true),
             confidence: 0.985,
@@ -295,11 +295,11 @@ infer-with-a-name  opportunistic  starting      -  0.00       0B    0B      -   
             solo_iteration_ns: Some(6_000_000_000),
             slowdown: Some(2.057),
             ..Profile::default()
-        });
-        status.jobs[1].profile = Some(Profile {
+        }));
+        status.jobs[1].profile = Some(Box::new(Profile {
             periodic: Some(false),
             ..Profile::default()
-        });
+        }));
         assert_eq!(
             profiles_of(&status),
             "\

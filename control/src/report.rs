@@ -77,7 +77,7 @@ pub struct JobStatus {
     pub devices: Vec<JobDevice>,
     pub processes: Vec<ProcessStatus>,
     /// `None`: from an arbiter that makes none.
-    pub profile: Option<Profile>,
+    pub profile: Option<Box<Profile>>,
 }
 
 /// A job's part in one device.

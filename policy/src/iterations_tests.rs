@@ -239,3 +239,37 @@ proptest! {
         prop_assert!(matches!(verdict, Sequence::Irregular { .. }), "{:?}", verdict);
     }
 }
+
+/// Every recording of `tests/data/launches`, with the launches of an iteration of its program.
+#[test]
+fn recorded_programs_are_judged_as_they_are() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/launches");
+    let mut judged = 0;
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "u32") {
+            continue;
+        }
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let bytes = std::fs::read(&path).unwrap();
+        let words = bytes.chunks_exact(4).map(|word| word.try_into().unwrap());
+        let signatures: Vec<u32> = words.map(u32::from_le_bytes).collect();
+        let expected = match name.as_str() {
+            "train_mlp" => Some(15),
+            "train_mlp_extra" => Some(16),
+            "infer_loop" => Some(6),
+            "irregular_random" | "irregular_requests" => None,
+            other => panic!("{other} is not known: say here how long its iteration is"),
+        };
+        match (find(&signatures, KIND_BITS), expected) {
+            (Sequence::Periodic(found), Some(launches)) => {
+                assert_eq!(found.launches, launches, "{name}");
+                assert!(found.confidence > 0.85, "{name}: {found:?}");
+            }
+            (Sequence::Irregular { .. }, None) => {}
+            (verdict, _) => panic!("{name}: {verdict:?}"),
+        }
+        judged += 1;
+    }
+    assert_eq!(judged, 5);
+}

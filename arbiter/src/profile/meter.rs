@@ -188,8 +188,9 @@ impl Meter {
         let numbers = noted.number.wrapping_sub(last.number).max(1) as f64;
         let iterations = match period {
             Some(period) if launches.is_multiple_of(period) => launches as f64 / period as f64,
-            Some(period) => (launches as f64 / period as f64)
-                .round()
+            // What was inserted is less than an iteration more often than not.
+            Some(period) => (launches as f64 / period as f64 + 0.1)
+                .floor()
                 .clamp(1.0, numbers),
             None => numbers,
         };
