@@ -265,6 +265,7 @@ mod tests {
             pid: 3,
             command: vec!["é".repeat(1000); 100],
             simulated: true,
+            iteration_launches: Some(12),
             ..JobSpec::default()
         };
         let back = job_spec(&spec(job.clone(), "a".into()));

@@ -271,6 +271,7 @@ mod tests {
             driver: "/usr/lib/libcuda.so.1".into(),
             simulated: true,
             on_arbiter_loss: FailMode::Freeze,
+            iteration_launches: Some(15),
         }));
     }
 

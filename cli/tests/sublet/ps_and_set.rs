@@ -97,6 +97,7 @@ fn set_says_what_holds_now() {
         mem: Some(MemLimit::Percent(50.0)),
         share: Some(0.25),
         class: Some(Class::Opportunistic),
+        ..Change::default()
     };
     let asked = &fixture.heard()[0].request;
     assert_eq!(
