@@ -323,9 +323,9 @@ impl Arbiter {
             .unwrap_or(0);
         job.count(&watched, learners, now_ns, &counters);
         let learnt = job.meter.learnt();
-        let view = self.profiles.view(id, &name);
+        let (iterations, memory) = self.profiles.view(id, &name);
         for lane in &mut self.lanes {
-            lane.set_profile(id, view);
+            lane.inform(id, memory, iterations);
         }
         // What was learnt is kept for the next run.
         let Some(learnt) = learnt else { return };

@@ -18,6 +18,8 @@ pub enum Event {
     ChannelAccept,
     /// An operator connects.
     ControlAccept,
+    /// The daemon is asked to read its quota file again.
+    Reload,
     /// The device watcher has news.
     Devices,
     /// A connected client says hello, or hangs up.
@@ -217,6 +219,7 @@ impl Event {
             Self::ClientHungUp(id) => (8, id),
             Self::JobEnded(id) => (9, id),
             Self::Control(id) => (10, id),
+            Self::Reload => (11, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -234,6 +237,7 @@ impl Event {
             8 => Self::ClientHungUp(id),
             9 => Self::JobEnded(id),
             10 => Self::Control(id),
+            11 => Self::Reload,
             _ => return None,
         })
     }
@@ -250,6 +254,7 @@ mod tests {
             Event::ChannelAccept,
             Event::ControlAccept,
             Event::Devices,
+            Event::Reload,
             Event::Greeting(1),
             Event::Doorbell(2),
             Event::ClientEnded(3),

@@ -11,6 +11,7 @@ mod grant;
 mod journal;
 mod layout;
 mod ledger;
+mod shared;
 mod sync;
 
 #[cfg(not(loom))]
@@ -35,9 +36,10 @@ pub use layout::{
     STREAM_SLOTS, SignaturePage, SignatureRing, StreamSlot, TENANT_SLOTS, THREAD_SLOTS, TenantPage,
     TenantSlot, ThreadSlot, Want,
 };
-pub use ledger::{Account, OverLimit};
+pub use ledger::{Account, OverLimit, Prepaid};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
+pub use shared::Block;
 #[cfg(not(loom))]
 pub use signature::{KIND_BITS, Noted, SIGNATURES};
 pub use sync::FutexWord;

@@ -1,9 +1,11 @@
 //! The lane in virtual time, on real pages.
 
+use policy::Class;
+
 use super::*;
 
-const MS: u64 = 1_000_000;
-const US: u64 = 1000;
+pub(super) const MS: u64 = 1_000_000;
+pub(super) const US: u64 = 1000;
 
 fn pace() -> Pace {
     Pace {
@@ -13,34 +15,47 @@ fn pace() -> Pace {
         },
         window_us: 2000,
         lone_window_us: 20_000,
+        gap_window_us: 500,
         look_ns: 300 * US,
         drain_look_ns: 50 * US,
         drain_ns: 100 * MS,
         quiet_ns: 300 * US,
         quiet_max_ns: 1600 * US,
+        gap_quiet_max_ns: 600 * US,
         unmarked_quiet_ns: MS,
         tick_ns: 20 * MS,
         lead_ns: 0,
     }
 }
 
+pub(super) fn setup(mode: Mode) -> Setup {
+    Setup {
+        mode,
+        pace: pace(),
+        holders: 1,
+        policy: None,
+        answer: Answer::Demote,
+        memory_bytes: 0,
+    }
+}
+
 /// A lane and the clock that drives it, with one client per tenant.
-struct Bench {
-    lane: Lane,
-    now_ns: u64,
+pub(super) struct Bench {
+    pub lane: Lane,
+    pub now_ns: u64,
     next_ns: Option<u64>,
-    pages: Vec<Rc<ClientPages>>,
+    pub pages: Vec<Rc<ClientPages>>,
 }
 
 impl Bench {
-    fn new(weights: &[u32]) -> Self {
-        let mut lane = Lane::new(0, Mode::Exclusive, pace(), 0);
+    pub fn new(weights: &[u32]) -> Self {
+        let mut lane = Lane::new(0, setup(Mode::Exclusive), 0);
         let pages: Vec<Rc<ClientPages>> = weights
             .iter()
             .map(|_| Rc::new(ClientPages::create().expect("pages")))
             .collect();
         for (at, weight) in weights.iter().enumerate() {
-            let terms = (Class::Guaranteed, *weight);
+            let terms = Terms::plain(Class::Guaranteed, *weight);
             lane.add(
                 0,
                 TenantId(at as u64),
@@ -59,13 +74,13 @@ impl Bench {
         bench
     }
 
-    fn step(&mut self) {
+    pub fn step(&mut self) {
         self.next_ns = self.lane.step(self.now_ns);
     }
 
     /// Lets time pass, stepping the lane when it asks for it and when somebody begins to wait (who would ring a doorbell);
     /// `live` is what the clients do every 50 us.
-    fn run(&mut self, ns: u64, mut live: impl FnMut(&[Rc<ClientPages>])) {
+    pub fn run(&mut self, ns: u64, mut live: impl FnMut(&[Rc<ClientPages>])) {
         let end_ns = self.now_ns + ns;
         while self.now_ns < end_ns {
             self.now_ns += 50 * US;
@@ -80,11 +95,11 @@ impl Bench {
         }
     }
 
-    fn open(&self, at: usize) -> bool {
+    pub fn open(&self, at: usize) -> bool {
         self.pages[at].arbiter.is_open(0)
     }
 
-    fn wait(&mut self, at: usize) {
+    pub fn wait(&mut self, at: usize) {
         self.pages[at]
             .client
             .want(0)
@@ -93,13 +108,13 @@ impl Bench {
         self.step();
     }
 
-    fn usage(&self, at: u64) -> &Usage {
+    pub fn usage(&self, at: u64) -> &Usage {
         self.lane.usage(TenantId(at)).expect("a seat")
     }
 }
 
 /// A client that always has more to submit: waits where its gate is closed, launches where it is open.
-fn greedy(pages: &Rc<ClientPages>) {
+pub(super) fn greedy(pages: &Rc<ClientPages>) {
     let open = pages.arbiter.is_open(0);
     submit(pages, open);
 }
@@ -228,7 +243,8 @@ fn one_that_waits_and_never_comes_costs_next_to_nothing() {
     bench.run(5000 * MS, |pages| greedy(&pages[1]));
     let got = bench.usage(1).device_ns - before;
     assert!(got > 4900 * MS, "{got}");
-    // It goes on.
+    // It goes on, and runs after all others for a while.
+    bench.run(2000 * MS, |pages| pages.iter().for_each(greedy));
     let before = bench.usage(0).device_ns;
     bench.run(5000 * MS, |pages| pages.iter().for_each(greedy));
     let got = bench.usage(0).device_ns - before;
@@ -318,7 +334,7 @@ fn a_third_one_comes_while_a_tail_is_on_the_device() {
     bench.wait(1);
     bench.run(4 * MS, |pages| greedy(&pages[0]));
     let third = Rc::new(ClientPages::create().expect("pages"));
-    let terms = (Class::Guaranteed, 200_000);
+    let terms = Terms::plain(Class::Guaranteed, 200_000);
     bench
         .lane
         .add(bench.now_ns, TenantId(2), terms, 2, Rc::clone(&third));
@@ -334,7 +350,7 @@ fn a_guaranteed_tenant_waits_for_an_opportunistic_tail_no_longer_than_the_window
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench
         .lane
-        .set_terms(TenantId(0), (Class::Opportunistic, 500_000));
+        .set_terms(TenantId(0), Terms::plain(Class::Opportunistic, 500_000));
     let client = Rc::clone(&bench.pages[0]);
     client.client.claim_stream(0).expect("slot").1.issue();
     bench.run(2 * MS, |pages| greedy(&pages[0]));
@@ -388,7 +404,7 @@ fn the_dead_want_nothing() {
 fn all_processes_of_a_tenant_pass_together() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let second = Rc::new(ClientPages::create().expect("pages"));
-    let terms = (Class::Guaranteed, 500_000);
+    let terms = Terms::plain(Class::Guaranteed, 500_000);
     bench
         .lane
         .add(bench.now_ns, TenantId(0), terms, 77, Rc::clone(&second));
@@ -407,7 +423,7 @@ fn an_opportunistic_tenant_yields_at_once() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench
         .lane
-        .set_terms(TenantId(0), (Class::Opportunistic, 500_000));
+        .set_terms(TenantId(0), Terms::plain(Class::Opportunistic, 500_000));
     bench.run(2 * MS, |pages| greedy(&pages[0]));
     assert!(bench.open(0));
     bench.wait(1);
@@ -416,12 +432,12 @@ fn an_opportunistic_tenant_yields_at_once() {
 
 #[test]
 fn concurrent_devices_have_open_gates_and_split_accounts() {
-    let mut lane = Lane::new(0, Mode::Concurrent, pace(), 0);
+    let mut lane = Lane::new(0, setup(Mode::Concurrent), 0);
     let pages: Vec<Rc<ClientPages>> = (0..2)
         .map(|_| Rc::new(ClientPages::create().expect("pages")))
         .collect();
     for at in 0..2u64 {
-        let terms = (Class::Guaranteed, 500_000);
+        let terms = Terms::plain(Class::Guaranteed, 500_000);
         lane.add(0, TenantId(at), terms, at, Rc::clone(&pages[at as usize]));
         assert!(pages[at as usize].arbiter.is_open(0));
     }
@@ -477,7 +493,7 @@ fn the_next_tenant_is_told_before_the_slice_ends_and_a_wrong_one_is_told_off() {
     let mut bench = Bench::new(&[500_000, 500_000, 500_000]);
     bench.lane.pace.lead_ns = 100 * US;
     for at in [0, 1] {
-        let terms = (Class::Opportunistic, 500_000);
+        let terms = Terms::plain(Class::Opportunistic, 500_000);
         bench.lane.set_terms(TenantId(at), terms);
     }
     while !coming(&bench, 0) {
