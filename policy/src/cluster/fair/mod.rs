@@ -1,0 +1,1 @@
+//! Division of resources in closed form: small exact problems that the orders approximate.
