@@ -11,4 +11,5 @@ pub mod plot;
 pub mod report;
 pub mod sim;
 pub mod spec;
+pub mod sweep;
 pub mod trace;

@@ -2,9 +2,10 @@
 //!
 //! Chronus (SoCC'21) cuts time into leases. A job with `left` seconds of work needs r = ceil(left / lease) of them before floor(deadline /
 //! lease). Going through the promised jobs by deadline and giving each its *latest* possible r leases tells two things: whether all
-//! promises can be kept with one more (admission), and who must run in the present lease (those that got it). Everything else
-//! is free for best-effort jobs now: a deadline is kept, not beaten. Ranks: 0 must run now; 1 best effort, and jobs whose
-//! deadline was not promised; 2 promised, but in time later. Inside a rank the order decides (Chronus: the shortest remaining first).
+//! promises can be kept with one more (admission), and who must run in the present lease (those that got it). Ranks: 0 must
+//! run now; 1 all others, promised or not. Inside a rank the order decides (Chronus: the shortest remaining first). Holding promised
+//! jobs back behind all best-effort ones was tried and is worse for both: work put off comes back all at once (on the
+//! trace of the calibration 1.4 % instead of 0.2 % of the deadlines are missed, and best-effort jobs take 5 % longer).
 //!
 //! A new job is first booked into what the present bookings leave; only where that fails is everything booked anew by
 //! deadline. The exact answer (a mixed-integer program in the paper) may admit a few more.
@@ -129,11 +130,7 @@ impl Admission for Leases {
         self.rebook(state, promises);
     }
     fn rank(&self, _: &ClusterState, _: &Promises, job: &Job) -> u32 {
-        match self.now.get(&job.id) {
-            Some(true) => 0,
-            None => 1,
-            Some(false) => 2,
-        }
+        u32::from(self.now.get(&job.id) != Some(&true))
     }
     fn ranks_drift(&self) -> bool {
         true
@@ -162,11 +159,11 @@ mod tests {
             (admit, leases.rank(state, &promises, state.job(id)))
         };
         // Two leases of work, five until the deadline: not now.
-        assert_eq!(come(&mut state, job(4, 20.0, 50.0)), (Admit::Accept, 2));
+        assert_eq!(come(&mut state, job(4, 20.0, 50.0)), (Admit::Accept, 1));
         // Three leases before 50 are left: all of them, the present one too.
         assert_eq!(come(&mut state, job(4, 30.0, 50.0)), (Admit::Accept, 0));
         assert_eq!(come(&mut state, job(1, 10.0, 50.0)).0, Admit::BestEffort);
-        assert_eq!(come(&mut state, job(4, 10.0, 60.0)), (Admit::Accept, 2));
+        assert_eq!(come(&mut state, job(4, 10.0, 60.0)), (Admit::Accept, 1));
         assert_eq!(come(&mut state, job(5, 10.0, 600.0)).0, Admit::BestEffort);
     }
 }
