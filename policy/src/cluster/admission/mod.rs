@@ -1,5 +1,6 @@
 //! Whether a deadline is promised.
 
+pub mod cells;
 mod leases;
 
 pub use leases::Leases;

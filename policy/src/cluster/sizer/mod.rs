@@ -10,6 +10,7 @@ mod marginal;
 mod maxmin;
 mod minimum_share;
 mod rigid;
+pub mod sia;
 
 pub use afs::Afs;
 pub use edf::EdfElastic;
