@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 1;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 0;
+pub const LAYOUT_MINOR: u32 = 1;
 
 /// Devices that one client can talk about.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -23,6 +23,8 @@ pub const THREAD_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 pub const STREAM_SLOTS: usize = if cfg!(loom) { 2 } else { 512 };
 /// Processes of one tenant.
 pub const TENANT_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
+/// Blocks of device memory that one process can share with others and have counted once.
+pub const SHARED_BLOCKS: usize = if cfg!(loom) { 2 } else { 128 };
 /// Records in the journal ring of a client.
 pub const JOURNAL_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 
@@ -72,7 +74,7 @@ pub struct ArbiterHalf {
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
 pub struct DeviceGrant {
-    /// Bit 0: open. Upper bits: number of changes. Clients wait on this word.
+    /// Bit 0: open. Bit 1: closed and about to open. Upper bits: number of changes. Clients wait on this word.
     pub(crate) gate: FutexWord,
     /// How long work may stay queued on the device, in microseconds; 0: no bound.
     pub(crate) window_us: AtomicU32,
@@ -89,7 +91,10 @@ pub struct DeviceGrant {
     pub(crate) physical_total_bytes: AtomicU64,
     /// Physical memory of the device that was free when last looked, in bytes; [`NO_LIMIT`]: never looked.
     pub(crate) physical_free_bytes: AtomicU64,
-    pub(crate) reserved1: [u64; 8],
+    /// `CLOCK_MONOTONIC` time at which the gate turns over without the arbiter, in nanoseconds: from about to open to open, or
+    /// from open to closed; 0: it does not.
+    pub(crate) turn_mono_ns: AtomicU64,
+    pub(crate) reserved1: [u64; 7],
 }
 
 /// client --activity, completion, journal--> arbiter.
@@ -166,24 +171,55 @@ pub struct TenantPage {
     pub(crate) header: Header,
     /// Number of slots that were ever used; only the arbiter writes it.
     pub(crate) slots_used: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// Not 0 once any process of the tenant has shared a block; set for good, by whichever process comes first.
+    pub(crate) sharing: AtomicU32,
     pub(crate) reserved: [u64; 7],
     /// Most memory ever held at once, in bytes, per device.
     pub(crate) peak_bytes: [AtomicU64; MAX_DEVICES],
     pub(crate) slots: [TenantSlot; TENANT_SLOTS],
+    /// Blocks that processes hold together with others, by slot.
+    pub(crate) shared: [SharedBlocks; TENANT_SLOTS],
 }
 
-/// Memory held by one process. Its own process adds and subtracts; the arbiter zeroes it when that process is gone.
+/// Blocks of device memory that one process holds and that others may hold as well. Each counts once for the tenant,
+/// however many processes have it here. Written like the slot of the same number.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SharedBlocks {
+    /// Additions begun.
+    pub(crate) begun: AtomicU64,
+    /// Additions done.
+    pub(crate) done: AtomicU64,
+    /// Entries that were ever used.
+    pub(crate) used: AtomicU32,
+    pub(crate) reserved0: u32,
+    pub(crate) reserved: [u64; 5],
+    pub(crate) blocks: [SharedBlock; SHARED_BLOCKS],
+}
+
+/// One shared block.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct SharedBlock {
+    /// Which block, the same in every process; 0: none here.
+    pub(crate) id: AtomicU64,
+    /// Bytes in the lower 56 bits, device index above. Stored before the id.
+    pub(crate) bytes_and_device: AtomicU64,
+}
+
+/// Memory held by one process. Its own process adds and subtracts; the arbiter names the process, and zeroes the slot when it is
+/// gone.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct TenantSlot {
-    /// Reservations being decided right now.
-    pub(crate) deciding: AtomicU32,
     pub(crate) reserved0: u32,
+    /// Process of this slot, as the arbiter's host numbers it; 0: none, or an arbiter of layout 1.0. Only the arbiter writes it.
+    pub(crate) pid: AtomicU32,
     /// Pinned host memory in bytes.
     pub(crate) pinned_bytes: AtomicU64,
     pub(crate) reserved: [u64; 6],
-    /// Device memory in bytes, reservations included, per device.
+    /// Device memory per device: bytes, reservations included, in the lower 44 bits; above, what of them may yet be given back,
+    /// in units of 2 MiB.
     pub(crate) held_bytes: [AtomicU64; MAX_DEVICES],
 }
 
@@ -197,6 +233,7 @@ mod promise {
     const _: () =
         assert!(offset_of!(DeviceGrant, gate) == 0 && offset_of!(DeviceGrant, grant) == 8);
     const _: () = assert!(offset_of!(DeviceGrant, limit_bytes) == 32);
+    const _: () = assert!(offset_of!(DeviceGrant, turn_mono_ns) == 56);
     const _: () = assert!(size_of::<ArbiterHalf>() == 128 + 128 * MAX_DEVICES);
     const _: () = assert!(offset_of!(ArbiterHalf, devices) == 128);
     const _: () = assert!(size_of::<Want>() == 64 && size_of::<ThreadSlot>() == 64);
@@ -214,6 +251,12 @@ mod promise {
         assert!(size_of::<ClientHalf>() == offset_of!(ClientHalf, journal) + 64 * JOURNAL_SLOTS);
     const _: () = assert!(size_of::<TenantSlot>() == 64 + 8 * MAX_DEVICES);
     const _: () = assert!(
-        size_of::<TenantPage>() == 128 + 8 * MAX_DEVICES + size_of::<TenantSlot>() * TENANT_SLOTS
+        size_of::<TenantPage>()
+            == offset_of!(TenantPage, shared) + size_of::<SharedBlocks>() * TENANT_SLOTS
     );
+    const _: () = assert!(
+        offset_of!(TenantPage, shared)
+            == 128 + 8 * MAX_DEVICES + size_of::<TenantSlot>() * TENANT_SLOTS
+    );
+    const _: () = assert!(size_of::<SharedBlocks>() == 64 + 16 * SHARED_BLOCKS);
 }

@@ -2,12 +2,14 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
-use control::{Class, DeviceSelector, FailMode, MemLimit};
+use control::{Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, PolicyChoice, SliceMode};
 
-use crate::settings::parse_share;
+use crate::config::keys::QUANTUM_MS;
+use crate::settings::{parse_flag, parse_share};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -31,7 +33,7 @@ pub enum Command {
     Run(Run),
     /// Show the jobs and devices of the arbiter
     Ps(Ps),
-    /// Change a running job
+    /// Change a running job, or how a device is run
     Set(Set),
     /// Show driver, devices and quotas, and whether a command's driver calls are all seen
     Doctor(Doctor),
@@ -53,6 +55,12 @@ pub struct Run {
     /// Part of the device's time, above 0 and at most 1 [env: SUBLET_SHARE]
     #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
     pub share: Option<f64>,
+    /// Part of the device's time that the job gets at the least while it wants it [env: SUBLET_SHARE_MIN]
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share_min: Option<f64>,
+    /// Part of the device's time that it gets at the most, also when alone [env: SUBLET_SHARE_MAX]
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share_max: Option<f64>,
     /// guaranteed: gets its share whenever it wants it; opportunistic: runs in what others leave [env: SUBLET_CLASS]
     #[arg(long, value_name = "guaranteed|opportunistic")]
     pub class: Option<Class>,
@@ -62,6 +70,15 @@ pub struct Run {
     /// Device of the job, by UUID or index; several by comma or by repeating it [env: SUBLET_DEVICE]
     #[arg(long = "device", value_name = "UUID|INDEX", value_delimiter = ',')]
     pub devices: Vec<DeviceSelector>,
+    /// All devices of the job at once or none [default: true where it has several] [env: SUBLET_GANG]
+    #[arg(long, value_name = "true|false", value_parser = parse_flag)]
+    pub gang: Option<bool>,
+    /// When its work should be done, from now: 90s, 20m, 1.5h; needs --work [env: SUBLET_DEADLINE]
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub deadline: Option<Duration>,
+    /// Device time that its work takes in all [env: SUBLET_WORK]
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub work: Option<Duration>,
     /// Quota file [default: sublet.toml here, in ~/.config/sublet or /etc/sublet] [env: SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -112,19 +129,110 @@ pub struct Doctor {
     pub command: Vec<OsString>,
 }
 
+/// Takes effect within a slice, and outlives the arbiter. What is refused changes nothing.
 #[derive(Debug, Args)]
 pub struct Set {
     /// Name of the job, as `sublet ps` shows it
-    pub name: String,
+    #[arg(required_unless_present_any = ["device", "reload"])]
+    pub name: Option<String>,
     /// New memory limit: 8GiB, 512M, or 50% of the device
     #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
     pub mem: Option<MemLimit>,
     /// New part of the device's time, above 0 and at most 1
     #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
     pub share: Option<f64>,
+    /// New least part of the device's time
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share_min: Option<f64>,
+    /// New largest part of the device's time
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share_max: Option<f64>,
     /// New class
     #[arg(long, value_name = "guaranteed|opportunistic")]
     pub class: Option<Class>,
+    /// All devices of the job at once or none
+    #[arg(long, value_name = "true|false", value_parser = parse_flag)]
+    pub gang: Option<bool>,
+    /// When its work should be done, from now: 90s, 20m, 1.5h
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub deadline: Option<Duration>,
+    /// Device time that its work takes in all, what is done included
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub work: Option<Duration>,
+    /// Give the job no device time until it is resumed
+    #[arg(long, conflicts_with = "resume")]
+    pub pause: bool,
+    /// Give a paused job its turns again
+    #[arg(long)]
+    pub resume: bool,
+    /// Change a device instead of a job: UUID, index, or `all`
+    #[arg(long, value_name = "UUID|INDEX|all", value_parser = parse_one_or_all, conflicts_with_all = JOB_FLAGS)]
+    pub device: Option<OneOrAll>,
+    /// exclusive: slices; concurrent: all at once; auto: whichever serves better
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<SliceMode>,
+    /// Slice policy, with parameters: stride, or NAME:key=number,key=number
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<PolicyChoice>,
+    /// How many jobs may hold the device at once in slices, where the policy makes use of it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub holders: Option<u32>,
+    /// Longest slice in milliseconds
+    #[arg(long, value_name = "MS", value_parser = parse_quantum)]
+    pub quantum_ms: Option<f64>,
+    /// Shortest slice in milliseconds
+    #[arg(long, value_name = "MS", value_parser = parse_quantum)]
+    pub quantum_min_ms: Option<f64>,
+    /// Wake the next job shortly before its turn
+    #[arg(long, value_name = "true|false", value_parser = parse_flag)]
+    pub early_wake: Option<bool>,
+    /// What happens to a job that harms the others
+    #[arg(long, value_name = "report|demote|kill")]
+    pub misbehaviour: Option<Misbehaviour>,
+    /// Have the arbiter read its quota file again; what was set on devices by hand gives way to it
+    #[arg(long, exclusive = true)]
+    pub reload: bool,
+}
+
+/// Flags of `set` that are about a job.
+const JOB_FLAGS: [&str; 11] = [
+    "name",
+    "mem",
+    "share",
+    "share_min",
+    "share_max",
+    "class",
+    "gang",
+    "deadline",
+    "work",
+    "pause",
+    "resume",
+];
+
+/// One device, or every one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OneOrAll {
+    One(DeviceSelector),
+    All,
+}
+
+fn parse_one_or_all(text: &str) -> Result<OneOrAll, String> {
+    if text == "all" {
+        return Ok(OneOrAll::All);
+    }
+    text.parse()
+        .map(OneOrAll::One)
+        .map_err(|error: control::BadDevice| format!("{error}, or `all`"))
+}
+
+fn parse_quantum(text: &str) -> Result<f64, String> {
+    let (least, most) = QUANTUM_MS;
+    text.parse()
+        .ok()
+        .filter(|ms| (least..=most).contains(ms))
+        .ok_or_else(|| {
+            format!("`{text}` is no slice: write milliseconds from {least} to {most}, such as 5")
+        })
 }
 
 #[derive(Debug, Args)]
@@ -364,6 +472,26 @@ mod tests {
             (&["runn"], &["'runn'", "'run'"]),
             (&[], &["`sublet run CMD...`"]),
             (&["set"], &["NAME", "`sublet set --help`"]),
+            (&["set", "a", "--device", "0"], &["NAME", "--device"]),
+            (
+                &["set", "--device", "gpu", "--mode", "auto"],
+                &["`gpu`", "`all`"],
+            ),
+            (
+                &["set", "--device", "0", "--mode", "shared"],
+                &["`shared`", "auto"],
+            ),
+            (&["set", "--device", "0", "--policy", "a b"], &["`a b`"]),
+            (
+                &["set", "--device", "0", "--quantum-ms", "0"],
+                &["`0`", "1000"],
+            ),
+            (
+                &["set", "a", "--pause", "--resume"],
+                &["--pause", "--resume"],
+            ),
+            (&["set", "a", "--deadline", "soon"], &["`soon`", "90s"]),
+            (&["set", "a", "--reload"], &["--reload"]),
             (&["arbiter", "--idle-exit", "x"], &["'x'", "--idle-exit"]),
             (&["ps", "extra"], &["'extra'"]),
         ] {

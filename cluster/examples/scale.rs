@@ -1,6 +1,6 @@
 //! How long a simulation takes and how much memory, by the number of jobs and GPUs. The trace is synthetic, from a seed: gang sizes
-//! and durations as they are spread in public traces (most jobs small and short, a heavy tail), arrivals at a load just below
-//! what the cluster can do.
+//! and durations as they are spread in public traces (most jobs small and short, a heavy tail), arrivals at 1.3 times
+//! what the cluster can do, so that tens of thousands of jobs wait.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -26,8 +26,8 @@ fn synthetic(jobs: usize, gpus: u32, load: f64, seed: u64) -> Trace {
             97..99 => 16,
             _ => 32,
         };
-        // Log-normal: median 20 minutes, mean about 5 hours, at most 10 days.
-        let duration_s = (1200.0 * (2.35 * random.normal()).exp()).clamp(10.0, 864_000.0);
+        // Log-normal: median 20 minutes, mean about 3 hours, at most 2 days.
+        let duration_s = (1200.0 * (2.35 * random.normal()).exp()).clamp(10.0, 172_800.0);
         work += duration_s * f64::from(wanted.min(gpus));
         drawn.push((wanted.min(gpus), duration_s));
     }
@@ -58,7 +58,7 @@ fn run(
     round_s: Option<f64>,
     seed: u64,
 ) -> Result<Value, String> {
-    let trace = synthetic(jobs, gpus, 0.95, seed);
+    let trace = synthetic(jobs, gpus, 1.3, seed);
     let spec: ClusterSpec = format!("{gpus}xV100")
         .parse()
         .map_err(|error| format!("{error}"))?;

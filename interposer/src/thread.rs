@@ -32,6 +32,8 @@ pub(crate) struct Thread {
     pub(crate) context_known: Cell<bool>,
     /// Whether the thread is inside a call of ours into the driver.
     pub(crate) inside: Cell<bool>,
+    /// Whether the thread is changing an answer of NVML, which may call its own functions for it.
+    pub(crate) inside_nvml: Cell<bool>,
     /// Stream that the credit is for.
     pub(crate) stream: Cell<usize>,
     /// Gate word of the device that the credit is for.

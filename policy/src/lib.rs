@@ -3,18 +3,25 @@
 //! A policy sees a read-only view and a time, is fed with charges, and answers with a decision. It does no I/O, owns no
 //! clock and imports nothing of ours, so that the daemon, the tests and a simulator run the very same code:
 //!
-//! * [`SlicePolicy`]: which tenant holds one device, and for how long. [`Stride`] is the one in use.
+//! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
 //! * [`cluster`]: what runs where above the node: the slots, the policies that fill them, and the scheduler that asks them.
 //! * [`stepper`]: drives a [`SlicePolicy`] through virtual time with simulated tenants.
 
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+mod few;
+mod registry;
 mod slice;
 pub mod stepper;
 mod stride;
 
+pub use few::Few;
+pub use registry::{
+    Kind, POLICIES, Param, ParamSpec, PolicyError, PolicySpec, Value, by_name, spec,
+};
 pub use slice::{
-    Class, Decision, Holder, QuantumBounds, Slice, SlicePolicy, TenantId, TenantView, View,
+    Class, Decision, Device, GangId, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy,
+    TenantId, TenantView, View,
 };
 pub use stride::Stride;

@@ -1,20 +1,70 @@
 //! The words between a slice policy and whoever drives it: what it may see, and what it may decide.
+//!
+//! Whoever drives it fills in what is known and leaves the rest at its default: a policy that lacks a figure falls back to
+//! measured device time, and says in its module how.
+
+use crate::few::Few;
 
 /// A tenant, as its owner numbers it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct TenantId(pub u64);
 
+/// A group of tenants on several devices that run at the same time or not at all.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct GangId(pub u64);
+
 /// How firmly a share is promised.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Class {
     /// Gets its share whenever it wants it.
+    #[default]
     Guaranteed,
     /// Runs while no guaranteed tenant wants the device.
     Opportunistic,
 }
 
-/// One tenant of the device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Memory of one tenant on the device. Both zero: not known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Memory {
+    /// What survives the end of an iteration (model, optimiser, framework), in bytes.
+    pub persistent_bytes: u64,
+    /// What an iteration needs at its peak beyond that, in bytes. Where it is not known yet: the whole peak here.
+    pub ephemeral_bytes: u64,
+}
+
+impl Memory {
+    /// Whether there is a figure.
+    pub fn is_known(&self) -> bool {
+        self.persistent_bytes > 0 || self.ephemeral_bytes > 0
+    }
+
+    /// Both together, in bytes.
+    pub fn peak_bytes(&self) -> u64 {
+        self.persistent_bytes.saturating_add(self.ephemeral_bytes)
+    }
+}
+
+/// What is known of a tenant's iterations (training steps, requests). Zeros and `None`: nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Iterations {
+    /// Iterations ended so far.
+    pub ended: u64,
+    /// Wall time of the last one, from end to end, in nanoseconds.
+    pub last_ns: u64,
+    /// Wall time of one while the tenant has the device to itself, in nanoseconds.
+    pub solo_ns: Option<u64>,
+    /// Device time one takes, in nanoseconds.
+    pub device_ns: Option<u64>,
+    /// Device time spent in the present one so far, in nanoseconds.
+    pub done_ns: u64,
+    /// The tenant stands between two iterations now: nothing of one is on the device.
+    pub at_boundary: bool,
+    /// How sure the detector is of the figures, in millionths; told by the program itself: 1,000,000.
+    pub confidence_ppm: u32,
+}
+
+/// One tenant of the device. Build it with [`TenantView::new`] and add what is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TenantView {
     /// Which one.
     pub id: TenantId,
@@ -22,12 +72,51 @@ pub struct TenantView {
     pub class: Class,
     /// Its weight in millionths of the device; 0 counts as 1. Only the ratio between tenants of one class matters.
     pub weight_ppm: u32,
+    /// Never less than this part of the device while it wants it, in millionths; 0: no floor.
+    pub min_share_ppm: u32,
+    /// Never more than this part of the device, in millionths; `None`: no cap.
+    pub max_share_ppm: Option<u32>,
     /// It waits for the device, or holds it and uses it.
     pub wants: bool,
+    /// It was told to stop: it does not run, and loses the device if it holds it.
+    pub paused: bool,
+    /// When it came, in nanoseconds of the view's clock.
+    pub arrived_ns: u64,
+    /// Its memory on the device.
+    pub memory: Memory,
+    /// Device time it has had since it came, in nanoseconds.
+    pub attained_ns: u64,
+    /// Device time it still needs until it is done, in nanoseconds; with a deadline: until what the deadline is for is
+    /// done.
+    pub remaining_ns: Option<u64>,
+    /// By when its remaining work should be done, in nanoseconds of the view's clock.
+    pub deadline_ns: Option<u64>,
+    /// Its iterations.
+    pub iterations: Iterations,
+    /// The gang it belongs to.
+    pub gang: Option<GangId>,
 }
 
-/// Who holds the device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+impl TenantView {
+    /// A tenant of which no more is known than this.
+    pub fn new(id: TenantId, class: Class, weight_ppm: u32, wants: bool) -> Self {
+        Self {
+            id,
+            class,
+            weight_ppm,
+            wants,
+            ..Self::default()
+        }
+    }
+
+    /// It wants to run and may.
+    pub fn is_ready(&self) -> bool {
+        self.wants && !self.paused
+    }
+}
+
+/// One that holds the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Holder {
     /// Which tenant.
     pub id: TenantId,
@@ -35,6 +124,14 @@ pub struct Holder {
     pub since_ns: u64,
     /// How long its slice is, in microseconds.
     pub quantum_us: u32,
+}
+
+impl Holder {
+    /// When its slice ends, in nanoseconds.
+    pub fn due_ns(&self) -> u64 {
+        self.since_ns
+            .saturating_add(u64::from(self.quantum_us) * 1000)
+    }
 }
 
 /// Between what a policy may choose the length of a slice, in microseconds.
@@ -46,6 +143,29 @@ pub struct QuantumBounds {
     pub max_us: u32,
 }
 
+/// The device itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Device {
+    /// How many tenants may hold it at once; 0 counts as 1. One: exclusive slices.
+    pub holders: usize,
+    /// Its memory in bytes; 0: not known, nothing is refused for lack of it.
+    pub memory_bytes: u64,
+}
+
+impl Device {
+    /// One holder at a time, memory not known.
+    pub const EXCLUSIVE: Self = Self {
+        holders: 1,
+        memory_bytes: 0,
+    };
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        Self::EXCLUSIVE
+    }
+}
+
 /// All that a policy may look at.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
@@ -53,14 +173,28 @@ pub struct View<'a> {
     pub now_ns: u64,
     /// Every tenant of the device, each once. One that is missing has gone for good.
     pub tenants: &'a [TenantView],
-    /// Who holds the device.
-    pub holder: Option<Holder>,
+    /// Who holds the device, each once.
+    pub holders: &'a [Holder],
     /// How long slices may be.
     pub quantum: QuantumBounds,
+    /// The device.
+    pub device: Device,
+}
+
+impl View<'_> {
+    /// The tenant of this number.
+    pub fn tenant(&self, id: TenantId) -> Option<&TenantView> {
+        self.tenants.iter().find(|tenant| tenant.id == id)
+    }
+
+    /// The slice that `id` holds.
+    pub fn held(&self, id: TenantId) -> Option<&Holder> {
+        self.holders.iter().find(|holder| holder.id == id)
+    }
 }
 
 /// A slice to be granted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Slice {
     /// To whom.
     pub tenant: TenantId,
@@ -69,21 +203,52 @@ pub struct Slice {
 }
 
 /// What is to be done now, and when to ask again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Decision {
-    /// Take the device from this tenant.
-    pub revoke: Option<TenantId>,
-    /// Give it to this one. Where that is the holder and nothing is revoked, its slice begins anew.
-    pub grant: Option<Slice>,
+    /// Take the device from these.
+    pub revoke: Few<TenantId>,
+    /// Then give it to these. Where one of them is a holder that is not revoked, its slice begins anew.
+    pub grant: Few<Slice>,
+    /// Who will probably hold it next, when a slice of now has ended: it can be woken early. Never one that holds it or
+    /// is granted it now.
+    pub next: Option<TenantId>,
     /// Ask again at this time at the latest, in nanoseconds; `None`: when something has changed.
     pub again_ns: Option<u64>,
 }
 
 /// Decides who holds one device.
-pub trait SlicePolicy {
+pub trait SlicePolicy: std::fmt::Debug + Send {
+    /// By what name it is chosen.
+    fn name(&self) -> &'static str;
+
     /// `id` has used the device for `device_ns` nanoseconds, inside its slice or beyond it.
     fn charge(&mut self, id: TenantId, device_ns: u64);
 
-    /// What to do, given the view.
+    /// What to do, given the view. After carrying it out there are at most `view.device.holders` holders.
     fn decide(&mut self, view: &View<'_>) -> Decision;
+
+    /// How far `id` is ahead of what it is due, in nanoseconds of device time: above zero it owes, below it is owed.
+    /// `None` where the policy keeps no such account.
+    fn debt_ns(&self, id: TenantId) -> Option<i64> {
+        let _ = id;
+        None
+    }
+}
+
+impl<P: SlicePolicy + ?Sized> SlicePolicy for Box<P> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn charge(&mut self, id: TenantId, device_ns: u64) {
+        (**self).charge(id, device_ns);
+    }
+
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        (**self).decide(view)
+    }
+
+    fn debt_ns(&self, id: TenantId) -> Option<i64> {
+        (**self).debt_ns(id)
+    }
 }

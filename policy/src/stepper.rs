@@ -4,7 +4,7 @@
 //! each. A tenant that loses the device finishes the kernel it has begun; that tail overlaps with the next tenant, and
 //! both are charged for their half. This is what the daemon measures on hardware, and why it charges the way it does.
 
-use crate::slice::{Class, Holder, QuantumBounds, SlicePolicy, TenantId, TenantView, View};
+use crate::slice::{Class, Device, Holder, QuantumBounds, SlicePolicy, TenantId, TenantView, View};
 
 /// A piece of a simulated tenant's life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -225,23 +225,23 @@ impl<P: SlicePolicy> Stepper<P> {
         let tenants: Vec<TenantView> = self
             .lives
             .iter()
-            .map(|life| TenantView {
-                id: life.tenant.id,
-                class: life.tenant.class,
-                weight_ppm: life.tenant.weight_ppm,
-                wants: life.wants(),
+            .map(|life| {
+                let tenant = &life.tenant;
+                TenantView::new(tenant.id, tenant.class, tenant.weight_ppm, life.wants())
             })
             .collect();
+        let holders: Vec<Holder> = self.holder.into_iter().collect();
         let decision = self.policy.decide(&View {
             now_ns: self.now_ns,
             tenants: &tenants,
-            holder: self.holder,
+            holders: &holders,
             quantum: self.quantum,
+            device: Device::EXCLUSIVE,
         });
-        if let Some(slice) = decision.grant {
+        if let Some(slice) = decision.grant.first() {
             let is_new = self.holder.is_none_or(|holder| holder.id != slice.tenant);
             assert!(
-                !is_new || decision.revoke == self.holder.map(|holder| holder.id),
+                !is_new || decision.revoke.first().copied() == self.holder.map(|holder| holder.id),
                 "a grant beside a holder that keeps the device"
             );
             self.holder = Some(Holder {
@@ -254,7 +254,7 @@ impl<P: SlicePolicy> Stepper<P> {
             {
                 life.got.grants += 1;
             }
-        } else if decision.revoke.is_some() {
+        } else if !decision.revoke.is_empty() {
             self.holder = None;
         }
         self.again_ns = decision.again_ns;

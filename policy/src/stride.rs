@@ -126,7 +126,7 @@ impl Stride {
             let competes = matches!(member.standing, Standing::Competing { .. });
             member.class == tenant.class
                 && member.weight_ppm == weight_ppm
-                && competes == tenant.wants
+                && competes == tenant.is_ready()
         });
         if unchanged {
             return;
@@ -144,7 +144,7 @@ impl Stride {
         }
         member.class = tenant.class;
         member.weight_ppm = weight_ppm;
-        if tenant.wants {
+        if tenant.is_ready() {
             let Standing::Away { remain } = member.standing else {
                 return;
             };
@@ -180,6 +180,23 @@ impl Stride {
             _ => i128::MAX,
         }
     }
+
+    /// Who has the lowest pass once the holder has used `left_ns` more; nobody where that is the holder itself.
+    fn next<'a>(
+        &self,
+        wanting: impl Iterator<Item = &'a TenantView>,
+        holder: TenantId,
+        left_ns: u64,
+    ) -> Option<TenantId> {
+        let weight_ppm = self.members.get(&holder).map_or(PPM, |m| m.weight_ppm);
+        let after = self.pass(holder) + i128::from(left_ns) * PPM / weight_ppm;
+        wanting
+            .filter(|tenant| tenant.id != holder)
+            .map(|tenant| (self.pass(tenant.id), tenant.id))
+            .min()
+            .filter(|(pass, _)| *pass <= after)
+            .map(|(_, id)| id)
+    }
 }
 
 /// Two tenants get the longest slices; more of them shorter ones, so that a round of all stays about as long.
@@ -191,6 +208,10 @@ fn quantum_us(bounds: QuantumBounds, wanting: usize) -> u32 {
 }
 
 impl SlicePolicy for Stride {
+    fn name(&self) -> &'static str {
+        "stride"
+    }
+
     fn charge(&mut self, id: TenantId, device_ns: u64) {
         let Some(member) = self.members.get_mut(&id) else {
             return;
@@ -212,31 +233,42 @@ impl SlicePolicy for Stride {
         let wanting = |class| {
             view.tenants
                 .iter()
-                .filter(move |tenant| tenant.wants && tenant.class == class)
+                .filter(move |tenant| tenant.is_ready() && tenant.class == class)
         };
         let class = if wanting(Class::Guaranteed).next().is_some() {
             Class::Guaranteed
         } else {
             Class::Opportunistic
         };
-        let holds = |id| view.holder.is_some_and(|holder| holder.id == id);
+        let holder = view.holders.first();
+        let holds = |id| holder.is_some_and(|holder| holder.id == id);
+        let paused = |id| view.tenant(id).is_some_and(|tenant| tenant.paused);
         // At equal passes somebody else comes first.
-        let Some(next) = wanting(class).min_by_key(|t| (self.pass(t.id), holds(t.id), t.id)) else {
-            return Decision::default();
+        let Some(first) = wanting(class).min_by_key(|t| (self.pass(t.id), holds(t.id), t.id))
+        else {
+            return Decision {
+                revoke: holder
+                    .map(|holder| holder.id)
+                    .filter(|id| paused(*id))
+                    .into_iter()
+                    .collect(),
+                ..Decision::default()
+            };
         };
         let count = wanting(class).count();
         let quantum_us = quantum_us(view.quantum, count);
-        let slice = Slice {
-            tenant: next.id,
-            quantum_us,
+        let begin = |revoke: Option<TenantId>| Decision {
+            revoke: revoke.into_iter().collect(),
+            grant: [Slice {
+                tenant: first.id,
+                quantum_us,
+            }]
+            .into_iter()
+            .collect(),
+            next: self.next(wanting(class), first.id, u64::from(quantum_us) * 1000),
+            again_ns: (count > 1).then_some(view.now_ns + u64::from(quantum_us) * 1000),
         };
-        let end_ns = view.now_ns + u64::from(quantum_us) * 1000;
-        let begin = |revoke| Decision {
-            revoke,
-            grant: Some(slice),
-            again_ns: (count > 1).then_some(end_ns),
-        };
-        let Some(holder) = view.holder else {
+        let Some(holder) = holder else {
             return begin(None);
         };
         let competes = wanting(class).any(|tenant| tenant.id == holder.id);
@@ -246,20 +278,25 @@ impl SlicePolicy for Stride {
         if count == 1 {
             return Decision::default();
         }
-        let due_ns = holder.since_ns + u64::from(holder.quantum_us) * 1000;
-        if view.now_ns < due_ns {
+        if view.now_ns < holder.due_ns() {
             return Decision {
-                again_ns: Some(due_ns),
+                next: self.next(wanting(class), holder.id, holder.due_ns() - view.now_ns),
+                again_ns: Some(holder.due_ns()),
                 ..Decision::default()
             };
         }
-        begin((next.id != holder.id).then_some(holder.id))
+        begin((first.id != holder.id).then_some(holder.id))
+    }
+
+    fn debt_ns(&self, id: TenantId) -> Option<i64> {
+        Some(self.debt_ns(id))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slice::{Device, Holder};
 
     const QUANTUM: QuantumBounds = QuantumBounds {
         min_us: 2000,
@@ -268,25 +305,30 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn tenant(id: u64, weight_ppm: u32, wants: bool) -> TenantView {
-        TenantView {
-            id: TenantId(id),
-            class: Class::Guaranteed,
-            weight_ppm,
-            wants,
-        }
+        TenantView::new(TenantId(id), Class::Guaranteed, weight_ppm, wants)
     }
 
-    fn view<'a>(now_ns: u64, tenants: &'a [TenantView], holder: Option<(u64, u64)>) -> View<'a> {
-        View {
-            now_ns,
-            tenants,
-            holder: holder.map(|(id, since_ns)| crate::Holder {
+    fn decide(
+        stride: &mut Stride,
+        now_ns: u64,
+        tenants: &[TenantView],
+        holder: Option<(u64, u64)>,
+    ) -> Decision {
+        let holders: Vec<Holder> = holder
+            .map(|(id, since_ns)| Holder {
                 id: TenantId(id),
                 since_ns,
                 quantum_us: 5000,
-            }),
+            })
+            .into_iter()
+            .collect();
+        stride.decide(&View {
+            now_ns,
+            tenants,
+            holders: &holders,
             quantum: QUANTUM,
-        }
+            device: Device::EXCLUSIVE,
+        })
     }
 
     #[test]
@@ -298,8 +340,8 @@ mod tests {
             if let Some((id, _)) = holder {
                 stride.charge(TenantId(id), 5 * MS);
             }
-            let decision = stride.decide(&view(now, &tenants, holder));
-            let slice = decision.grant.expect("a slice begins");
+            let decision = decide(&mut stride, now, &tenants, holder);
+            let slice = decision.grant.first().expect("a slice begins");
             assert_eq!(decision.again_ns, Some(now + 5 * MS));
             holder = Some((slice.tenant.0, now));
             order.push(if slice.tenant.0 == 1 { 'A' } else { 'B' });
@@ -311,12 +353,13 @@ mod tests {
     fn inside_its_slice_the_holder_keeps_the_device() {
         let tenants = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
         let mut stride = Stride::new();
-        stride.decide(&view(0, &tenants, None));
+        decide(&mut stride, 0, &tenants, None);
         stride.charge(TenantId(1), 3 * MS);
-        let decision = stride.decide(&view(3 * MS, &tenants, Some((1, 0))));
+        let decision = decide(&mut stride, 3 * MS, &tenants, Some((1, 0)));
         assert_eq!(
             decision,
             Decision {
+                next: Some(TenantId(2)),
                 again_ns: Some(5 * MS),
                 ..Decision::default()
             }
@@ -324,22 +367,49 @@ mod tests {
     }
 
     #[test]
+    fn who_is_told_to_come_is_who_comes() {
+        let tenants = [
+            tenant(1, 600_000, true),
+            tenant(2, 300_000, true),
+            tenant(3, 100_000, true),
+        ];
+        let (mut stride, mut holder, mut told) = (Stride::new(), None, None);
+        for quantum in 0..100 {
+            let now = quantum * 5 * MS;
+            let decision = decide(&mut stride, now, &tenants, holder);
+            let slice = *decision.grant.first().expect("a slice begins");
+            if let Some((before, _)) = holder {
+                let changed = (slice.tenant.0 != before).then_some(slice.tenant);
+                assert_eq!(told, changed, "quantum {quantum}");
+            }
+            holder = Some((slice.tenant.0, now));
+            // Asked in the middle of the slice, who comes next?
+            stride.charge(slice.tenant, 3 * MS);
+            told = decide(&mut stride, now + 3 * MS, &tenants, holder).next;
+            stride.charge(slice.tenant, 2 * MS);
+        }
+    }
+
+    #[test]
     fn a_holder_that_stops_wanting_is_followed_at_once() {
         let mut stride = Stride::new();
         let both = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
-        stride.decide(&view(0, &both, None));
+        decide(&mut stride, 0, &both, None);
         stride.charge(TenantId(1), MS);
         let one = [tenant(1, 500_000, false), tenant(2, 500_000, true)];
-        let decision = stride.decide(&view(MS, &one, Some((1, 0))));
-        assert_eq!(decision.revoke, Some(TenantId(1)));
-        assert_eq!(decision.grant.map(|slice| slice.tenant), Some(TenantId(2)));
+        let decision = decide(&mut stride, MS, &one, Some((1, 0)));
+        assert_eq!(*decision.revoke, [TenantId(1)]);
+        assert_eq!(
+            decision.grant.first().map(|slice| slice.tenant),
+            Some(TenantId(2))
+        );
         assert_eq!(decision.again_ns, None, "alone it runs without end");
     }
 
     #[test]
     fn with_nobody_wanting_the_holder_is_left_alone() {
         let tenants = [tenant(1, 1, false), tenant(2, 1, false)];
-        let decision = Stride::new().decide(&view(9, &tenants, Some((1, 0))));
+        let decision = decide(&mut Stride::new(), 9, &tenants, Some((1, 0)));
         assert_eq!(decision, Decision::default());
     }
 
@@ -348,17 +418,17 @@ mod tests {
         let mut stride = Stride::new();
         let both = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
         let alone = [tenant(1, 500_000, true), tenant(2, 500_000, false)];
-        stride.decide(&view(0, &both, None));
+        decide(&mut stride, 0, &both, None);
         stride.charge(TenantId(1), 5 * MS);
         stride.charge(TenantId(2), 5 * MS);
-        stride.decide(&view(0, &alone, None));
+        decide(&mut stride, 0, &alone, None);
         assert_eq!(stride.debt_ns(TenantId(2)), 0);
         // Its last kernel is still running and ends 40 ms later.
         stride.charge(TenantId(2), 40 * MS);
         stride.charge(TenantId(1), 3_600_000 * MS);
-        stride.decide(&view(0, &alone, None));
+        decide(&mut stride, 0, &alone, None);
         assert_eq!(stride.debt_ns(TenantId(2)) / 1_000_000, 40);
-        stride.decide(&view(0, &both, None));
+        decide(&mut stride, 0, &both, None);
         assert_eq!(stride.debt_ns(TenantId(2)) / 1_000_000, 40);
         assert_eq!(stride.debt_ns(TenantId(1)), 0);
     }
@@ -368,29 +438,31 @@ mod tests {
         let mut stride = Stride::new();
         let both = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
         let alone = [tenant(1, 500_000, true), tenant(2, 500_000, false)];
-        stride.decide(&view(0, &both, None));
+        decide(&mut stride, 0, &both, None);
         stride.charge(TenantId(1), 400 * MS);
         assert_eq!(stride.debt_ns(TenantId(2)), -200_000_000);
-        stride.decide(&view(0, &alone, None));
-        stride.decide(&view(0, &both, None));
+        decide(&mut stride, 0, &alone, None);
+        decide(&mut stride, 0, &both, None);
         assert_eq!(stride.debt_ns(TenantId(2)), -5_000_000);
     }
 
     #[test]
     fn a_new_weight_keeps_the_debt_in_device_time() {
         let mut stride = Stride::new();
-        stride.decide(&view(
+        decide(
+            &mut stride,
             0,
             &[tenant(1, 500_000, true), tenant(2, 500_000, true)],
             None,
-        ));
+        );
         stride.charge(TenantId(1), 10 * MS);
         assert_eq!(stride.debt_ns(TenantId(1)), 5_000_000);
-        stride.decide(&view(
+        decide(
+            &mut stride,
             0,
             &[tenant(1, 100_000, true), tenant(2, 500_000, true)],
             None,
-        ));
+        );
         assert_eq!(stride.debt_ns(TenantId(1)), 5_000_000);
     }
 
@@ -401,15 +473,22 @@ mod tests {
             class: Class::Opportunistic,
             ..tenant(1, 900_000, true)
         };
-        let first = stride.decide(&view(0, &[opportunistic, tenant(2, 1, false)], None));
-        assert_eq!(first.grant.map(|slice| slice.tenant), Some(TenantId(1)));
-        let then = stride.decide(&view(
+        let first = decide(&mut stride, 0, &[opportunistic, tenant(2, 1, false)], None);
+        assert_eq!(
+            first.grant.first().map(|slice| slice.tenant),
+            Some(TenantId(1))
+        );
+        let then = decide(
+            &mut stride,
             MS,
             &[opportunistic, tenant(2, 1, true)],
             Some((1, 0)),
-        ));
-        assert_eq!(then.revoke, Some(TenantId(1)));
-        assert_eq!(then.grant.map(|slice| slice.tenant), Some(TenantId(2)));
+        );
+        assert_eq!(*then.revoke, [TenantId(1)]);
+        assert_eq!(
+            then.grant.first().map(|slice| slice.tenant),
+            Some(TenantId(2))
+        );
     }
 
     #[test]
