@@ -39,6 +39,8 @@ pub enum Command {
     Doctor(Doctor),
     /// Run the arbiter: the daemon that decides who uses a GPU when
     Arbiter(Arbiter),
+    /// Simulate a cluster: a trace of jobs under scheduling and packing policies, in virtual time
+    Sim(Sim),
     /// Print the JSON Schema of the quota file
     Schema,
 }
@@ -260,6 +262,84 @@ pub struct Arbiter {
     /// Quota file, for its device and tenant sections [env: SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// Several orders, packers, placers or sizers make a sweep: every combination is run, in parallel.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Sim {
+    #[command(subcommand)]
+    pub command: Option<SimCommand>,
+    /// The trace: a CSV file of any known format, told by its header
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// The cluster: 96xV100, 16x4xT4 (nodes x GPUs x type), several by comma, or a file
+    #[arg(long, value_name = "SPEC")]
+    pub cluster: Option<String>,
+    /// Who is next; name[:key=value,...]; repeat for a sweep
+    #[arg(long, value_name = "NAME", default_value = "fifo")]
+    pub order: Vec<String>,
+    /// Who shares a GPU; `none` for nobody, in a sweep
+    #[arg(long, value_name = "NAME")]
+    pub packer: Vec<String>,
+    /// Which GPUs a job gets
+    #[arg(long, value_name = "NAME", default_value = "anywhere")]
+    pub placer: Vec<String>,
+    /// Whose deadline is promised
+    #[arg(long, value_name = "NAME")]
+    pub admission: Option<String>,
+    /// How many GPUs a job gets; the order then has no say
+    #[arg(long, value_name = "NAME")]
+    pub sizer: Vec<String>,
+    /// Only this part of the trace: a virtual cluster, a cluster
+    #[arg(long, value_name = "NAME")]
+    pub part: Option<String>,
+    /// Only the first so many jobs
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Leave out jobs that ask for more GPUs than this
+    #[arg(long, value_name = "N")]
+    pub max_gpus: Option<u32>,
+    /// Where the speed tables are [default: beside the trace]
+    #[arg(long, value_name = "DIR")]
+    pub speeds: Option<PathBuf>,
+    /// Take durations from the speed tables where jobs have speed curves, without a sizer too
+    #[arg(long)]
+    pub elastic: bool,
+    /// GPU-seconds of past jobs, one a line after a header: for `gittins`
+    #[arg(long, value_name = "FILE")]
+    pub past: Option<PathBuf>,
+    /// Decide in rounds of so many seconds [default: at every event]
+    #[arg(long, value_name = "SECS")]
+    pub round: Option<f64>,
+    /// What a job loses when it gets GPUs again, in seconds
+    #[arg(long, value_name = "SECS", default_value_t = 0.0)]
+    pub restart: f64,
+    /// How far estimates and measurements are off: 0.1 is about 10 %
+    #[arg(long, value_name = "F", default_value_t = 0.0)]
+    pub noise: f64,
+    /// Seed of all chance
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Write a picture: distribution and means of the completion times
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SimCommand {
+    /// Print every policy with its tags and parameters
+    Policies(Policies),
+}
+
+#[derive(Debug, Args)]
+pub struct Policies {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
 }
 
 fn parse_name(name: &str) -> Result<String, control::BadName> {

@@ -5,10 +5,12 @@
 //!
 //! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
 //! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
+//! * [`cluster`]: what runs where above the node: the slots, the policies that fill them, and the scheduler that asks them.
 //! * [`stepper`]: drives a [`SlicePolicy`] through virtual time with simulated tenants.
 
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 mod few;
 pub mod iterations;
 mod registry;
