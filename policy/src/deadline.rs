@@ -21,7 +21,9 @@
 //! 3. with a deadline and no credit: what nobody else wants goes to them, the earliest deadline first.
 //!
 //! A deadline that has passed, or that the whole device could not meet any more, binds nobody: such a job is one without, from its
-//! attained service on. (To chase it would make the next one miss as well.) A job that tells a deadline and not how much work is left is
+//! attained service on. (To chase it would make the next one miss as well.) Where not all deadlines can be met, the fewest are
+//! given up (J. Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs", Management
+//! Science 15(1), 1968): taken by deadline, whenever the work up to one does not fit before it, the job with most work left of those. A job that tells a deadline and not how much work is left is
 //! in the first order until then.
 
 use std::collections::BTreeMap;
@@ -42,6 +44,8 @@ pub(crate) struct Deadline {
     pub(crate) strict: bool,
     pub(crate) at_ns: Option<u64>,
     pub(crate) members: BTreeMap<TenantId, Member>,
+    /// Scratch of `give_up`: deadline, work left, who.
+    pub(crate) booked: Vec<(u64, u64, TenantId)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,6 +57,8 @@ pub(crate) struct Member {
     attained_ns: u64,
     /// It has waited for so long since it ran last, in nanoseconds.
     waited_ns: u64,
+    /// Its deadline cannot be met together with the others.
+    given_up: bool,
 }
 
 /// How many queues there are.
@@ -78,13 +84,51 @@ impl Deadline {
         };
         let left_ns = deadline_ns - now_ns;
         let needs_ns = tenant.remaining_ns.unwrap_or(left_ns);
-        if needs_ns > left_ns {
+        let given_up = (self.members.get(&tenant.id)).is_some_and(|member| member.given_up);
+        if needs_ns > left_ns || given_up {
             return Promise::None;
         }
         Promise::Rate {
             deadline_ns,
             rate: (self.margin * needs_ns as f64 / left_ns as f64).min(1.0),
             spare_ns: left_ns - needs_ns,
+        }
+    }
+
+    /// Finds the deadlines that cannot be met together with the others.
+    fn give_up(&mut self, view: &View<'_>) {
+        self.booked.clear();
+        for tenant in view.tenants {
+            let deadline_ns = tenant.deadline_ns.filter(|ns| *ns > view.now_ns);
+            if let (Some(deadline_ns), Some(remaining_ns)) = (deadline_ns, tenant.remaining_ns)
+                && !tenant.paused
+            {
+                self.booked.push((deadline_ns, remaining_ns, tenant.id));
+            }
+        }
+        self.booked.sort_unstable();
+        self.members
+            .values_mut()
+            .for_each(|member| member.given_up = false);
+        let mut kept_ns = 0u64;
+        for at in 0..self.booked.len() {
+            let (deadline_ns, remaining_ns, _) = self.booked[at];
+            kept_ns = kept_ns.saturating_add(remaining_ns);
+            while kept_ns > deadline_ns - view.now_ns {
+                let kept = self.booked[..=at].iter().enumerate();
+                let Some((most, _)) = kept.max_by_key(|(_, (_, left_ns, _))| *left_ns) else {
+                    break;
+                };
+                let (_, left_ns, id) = self.booked[most];
+                if left_ns == 0 {
+                    break;
+                }
+                kept_ns -= left_ns;
+                self.booked[most].1 = 0;
+                if let Some(member) = self.members.get_mut(&id) {
+                    member.given_up = true;
+                }
+            }
         }
     }
 
@@ -125,6 +169,7 @@ impl Order for Deadline {
         self.at_ns = Some(view.now_ns);
         self.members.retain(|id, _| view.tenant(*id).is_some());
         let slice_ns = f64::from(view.quantum.max_us) * 1000.0;
+        self.give_up(view);
         for tenant in view.tenants {
             let promise = self.promise(tenant, view.now_ns);
             let promote = self.promote;

@@ -349,6 +349,7 @@ fn deadline(settings: &Settings<'_>) -> Box<dyn Order> {
         strict: settings.flag("deadlines_first"),
         at_ns: None,
         members: BTreeMap::new(),
+        booked: Vec::new(),
     })
 }
 

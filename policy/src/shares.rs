@@ -105,7 +105,7 @@ impl Shares {
         self.buckets.get(&id).is_some_and(|buckets| buckets.capped)
     }
 
-    /// When to look again because of caps: the first capped tenant may run again, or the first holder may run out.
+    /// When to look again because of caps: the first capped tenant may run again, or the first other may run out.
     pub(crate) fn again_ns(&self, view: &View<'_>) -> Option<u64> {
         let slice_ns = i64::from(view.quantum.max_us) * 1000;
         view.tenants
@@ -118,7 +118,6 @@ impl Shares {
                     let lacks_ns = (slice_ns / 2).saturating_sub(buckets.cap_ns).max(1);
                     lacks_ns.saturating_mul(PPM) / cap_ppm.max(1) + 1
                 } else {
-                    view.held(tenant.id)?;
                     buckets.cap_ns.max(1)
                 };
                 Some(view.now_ns.saturating_add(in_ns.unsigned_abs()))

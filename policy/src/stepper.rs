@@ -8,6 +8,8 @@
 //! tenant got, the stepper keeps what it was *due*: its weight's part of the passing time among those of its class that want
 //! the device (the fluid ideal), the measure of every fairness figure.
 
+use std::collections::BTreeMap;
+
 use crate::slice::{
     Class, Decision, Device, Holder, Iterations, Memory, QuantumBounds, SlicePolicy, TenantId,
     TenantView, View,
@@ -144,6 +146,8 @@ pub struct Stepper<P> {
     slices: u64,
     most_holders: usize,
     lives: Vec<Life>,
+    /// Those that are done.
+    done: BTreeMap<TenantId, Got>,
     holders: Vec<Holder>,
     again_ns: Option<u64>,
     next: Option<TenantId>,
@@ -168,6 +172,7 @@ impl<P: SlicePolicy> Stepper<P> {
             slices: 0,
             most_holders: 0,
             lives: Vec::new(),
+            done: BTreeMap::new(),
             holders: Vec::new(),
             again_ns: None,
             next: None,
@@ -244,7 +249,9 @@ impl<P: SlicePolicy> Stepper<P> {
         self.lives
             .iter()
             .find(|life| life.tenant.id == id)
-            .map_or(Got::default(), |life| life.got)
+            .map(|life| life.got)
+            .or_else(|| self.done.get(&id).copied())
+            .unwrap_or_default()
     }
 
     /// Wall time of the last round of `id`, in nanoseconds.
@@ -314,18 +321,20 @@ impl<P: SlicePolicy> Stepper<P> {
             until_ns = until_ns.min(again_ns.max(self.now_ns));
         }
         let Self { lives, holders, .. } = self;
-        for holder in holders.iter() {
-            let alone = lives
-                .iter()
-                .all(|life| life.tenant.id == holder.id || life.kernel_left_ns == 0);
-            for life in lives.iter_mut().filter(|life| life.tenant.id == holder.id) {
-                // Alone, a row of kernels up to the next decision is one.
-                life.submit(if alone { until_ns - self.now_ns } else { 0 });
-            }
-        }
-        let running = (lives.iter().filter(|life| life.kernel_left_ns > 0)).count() as u64;
+        let submits = |life: &Life| {
+            holders.iter().any(|holder| holder.id == life.tenant.id) && life.can_submit()
+        };
+        let runs = |life: &&Life| life.kernel_left_ns > 0 || submits(life);
+        let running = lives.iter().filter(runs).count() as u64;
         for life in lives.iter().filter(|life| life.kernel_left_ns > 0) {
             until_ns = until_ns.min(self.now_ns + life.kernel_left_ns * running);
+        }
+        for life in lives.iter_mut() {
+            if submits(life) {
+                // Nothing is decided before then: a row of kernels is one.
+                life.submit((until_ns - self.now_ns) / running);
+                until_ns = until_ns.min(self.now_ns + life.kernel_left_ns * running);
+            }
         }
         let dt = until_ns - self.now_ns;
         self.account(dt, running);
@@ -351,6 +360,12 @@ impl<P: SlicePolicy> Stepper<P> {
             if life.left_ns == 0 && life.kernel_left_ns == 0 {
                 life.enter_next(self.now_ns);
             }
+        }
+        if self.lives.iter().any(|life| !life.is_here()) {
+            let gone = self.lives.iter().filter(|life| !life.is_here());
+            self.done
+                .extend(gone.map(|life| (life.tenant.id, life.got)));
+            self.lives.retain(Life::is_here);
         }
         self.decide();
     }
@@ -507,12 +522,13 @@ impl Life {
         !self.sleeps() && (self.left_ns > 0 || self.kernel_left_ns > 0)
     }
 
+    fn can_submit(&self) -> bool {
+        self.is_here() && !self.sleeps() && self.kernel_left_ns == 0
+    }
+
     /// The next kernel, or a row of them that fills `row_ns`.
     fn submit(&mut self, row_ns: u64) {
-        if let Some(Phase::Busy { kernel_us, .. }) = self.tenant.phases.get(self.phase)
-            && self.is_here()
-            && self.kernel_left_ns == 0
-        {
+        if let Some(Phase::Busy { kernel_us, .. }) = self.tenant.phases.get(self.phase) {
             let kernel_ns = (kernel_us * 1000).max(1);
             let row_ns = row_ns.div_ceil(kernel_ns).max(1).saturating_mul(kernel_ns);
             self.kernel_left_ns = row_ns.clamp(1, self.left_ns.max(1));
