@@ -330,6 +330,7 @@ fn guard(settings: &Settings<'_>) -> Box<dyn Order> {
         part: settings.number("start_percent") / 100.0,
         harm: 1.0 + settings.number("harm_percent") / 100.0,
         breach: 1.0 + settings.number("breach_percent") / 100.0,
+        present: 0.0,
         beside: settings.flag("beside"),
         learn_iterations: settings.number("learn_iterations") as u64,
         at_ns: None,

@@ -154,6 +154,8 @@ pub(crate) struct Candidate {
 pub(crate) struct Turns<O> {
     pub(crate) order: O,
     shares: Shares,
+    /// Since when somebody competes who holds nothing.
+    crowded_ns: Option<u64>,
     /// The tenants as the order sees them. Kept to allocate nothing, as the lists below.
     tenants: Vec<TenantView>,
     candidates: Vec<Candidate>,
@@ -165,6 +167,7 @@ impl<O: Order> Turns<O> {
         Self {
             order,
             shares: Shares::default(),
+            crowded_ns: None,
             tenants: Vec::new(),
             candidates: Vec::new(),
             chosen: Vec::new(),
@@ -210,6 +213,25 @@ impl<O: Order> Turns<O> {
         {
             self.candidates.retain(|candidate| !candidate.opportunistic);
         }
+        let crowded = (self.candidates.iter()).any(|candidate| view.held(candidate.id).is_none());
+        self.crowded_ns = crowded.then(|| self.crowded_ns.unwrap_or(view.now_ns));
+    }
+
+    /// When a holder's slice ends: one that was given while fewer competed is cut to the length of now.
+    fn due_ns(&self, holder: &Holder, view: &View<'_>) -> u64 {
+        let quantum_us = holder.quantum_us.min(self.quantum_us(view));
+        holder.since_ns.saturating_add(u64::from(quantum_us) * 1000)
+    }
+
+    /// When the patience with a holder ends.
+    fn patient_until_ns(&self, holder: &Holder, patience_ns: u64, view: &View<'_>) -> u64 {
+        let due_ns = self.due_ns(holder, view);
+        let from_ns = due_ns.max(self.crowded_ns.unwrap_or(0));
+        if patience_ns == 0 {
+            due_ns
+        } else {
+            from_ns.saturating_add(patience_ns)
+        }
     }
 
     /// Who competes, the first first.
@@ -242,7 +264,7 @@ impl<O: Order> Turns<O> {
         } else {
             self.order.patience_ns(tenant)
         };
-        seen.now_ns < holder.due_ns().saturating_add(patience_ns)
+        seen.now_ns < self.patient_until_ns(holder, patience_ns, seen)
     }
 
     /// The decision, after [`Turns::rank_all`] with the same view. `barred` compete, but get no place now.
@@ -322,7 +344,9 @@ impl<O: Order> Turns<O> {
             let id = self.candidates[*at].id;
             let begins = match seen.held(id) {
                 None => true,
-                Some(holder) => nth >= stay && contended && view.now_ns >= holder.due_ns(),
+                Some(holder) => {
+                    nth >= stay && contended && view.now_ns >= self.due_ns(holder, view)
+                }
             };
             if begins {
                 decision.grant.push(Slice {
@@ -373,10 +397,12 @@ impl<O: Order> Turns<O> {
             .map(|(nth, at)| {
                 let candidate = &self.candidates[*at];
                 match seen.held(candidate.id).filter(|_| nth < stay) {
-                    Some(holder) if seen.now_ns < holder.due_ns() => holder.due_ns(),
+                    Some(holder) if seen.now_ns < self.due_ns(holder, seen) => {
+                        self.due_ns(holder, seen)
+                    }
                     Some(holder) => {
                         let patience_ns = self.order.patience_ns(&self.tenants[candidate.at]);
-                        holder.due_ns().saturating_add(patience_ns)
+                        self.patient_until_ns(holder, patience_ns, seen)
                     }
                     None => seen.now_ns + u64::from(quantum_us) * 1000,
                 }
@@ -397,7 +423,7 @@ impl<O: Order> Turns<O> {
         let overtaken = chosen.iter().enumerate().any(|(nth, at)| {
             let candidate = &self.candidates[*at];
             let left_ns = match seen.held(candidate.id).filter(|_| nth < stay) {
-                Some(holder) => holder.due_ns().saturating_sub(seen.now_ns),
+                Some(holder) => self.due_ns(holder, seen).saturating_sub(seen.now_ns),
                 None => u64::from(quantum_us) * 1000,
             };
             let tenant = &self.tenants[candidate.at];

@@ -15,11 +15,13 @@
 //! stall_i          <=  l_i / f_i - l_i + (sum of l_j over the others)      <=  2 turns,   turn_i = max(l_i / f_i, sum of all l)
 //! ```
 //!
-//! A turn is a slice and the kernel that runs over its end. Eight tenants with slices of 2 ms are bound to 3.5 ms, a third of a point
+//! A turn is a slice, the kernel that runs over its end, and one that was still running when the turn began (a kernel is charged as it runs,
+//! so its owner may come again before it has been charged for all of it). Eight tenants with slices of 2 ms are bound to 3.5 ms, a third of a point
 //! in a second. One with kernels of 50 ms is bound to tens of milliseconds: what cannot be interrupted cannot be shared
 //! more finely, and no order of turns changes it. So the promise of one point in windows of a second is for kernels up to 2 ms; for longer ones
 //! the row says what is left over the bound, and over a longer time the error stays what it is and its part vanishes. Windows in which a
-//! tenant comes back or goes are counted too; a return adds the slice of credit that is kept, so there the bound has another l.
+//! tenant comes back or goes are counted too; who comes back brings up to a slice of credit,
+//! so there the bound has another l.
 
 use policy::stepper::{Phase, SimTenant, Stepper};
 use policy::{QuantumBounds, Stride, TenantId};
@@ -87,7 +89,7 @@ impl Mix {
             slice_us
         };
         (self.kernels_us.iter())
-            .map(|kernel_us| (f64::from(slice_us) + *kernel_us as f64) * 1e3)
+            .map(|kernel_us| (f64::from(slice_us) + 2.0 * *kernel_us as f64) * 1e3)
             .collect()
     }
 
@@ -152,9 +154,9 @@ pub fn windows(mix: &Mix, seconds: u64) -> Windows {
             let over = 100.0 * (error_ns - bound_ns) / window_ns;
             seen.over_bound_points = seen.over_bound_points.max(over);
         }
+        let stall_ns = sim.got(TenantId(id as u64)).longest_wait_ns as f64;
         let turn_ns = (turns_ns[id] / part).max(all_ns);
-        let stall = sim.got(TenantId(id as u64)).longest_wait_ns as f64 / turn_ns;
-        seen.stall_turns = seen.stall_turns.max(stall);
+        seen.stall_turns = seen.stall_turns.max(stall_ns / turn_ns);
     }
     seen
 }

@@ -1,4 +1,4 @@
-//! The figures that the policies have to show, computed in virtual time.
+//! The figures that the policies have to show, computed in virtual time. Used by the example and by the tests.
 
 #[path = "carbyne.rs"]
 pub mod carbyne;
@@ -21,6 +21,7 @@ pub struct Row {
 
 #[derive(Clone, Copy)]
 pub enum Limit {
+    /// Infinite: told, and no limit.
     AtMost(f64),
     AtLeast(f64),
 }
@@ -39,6 +40,16 @@ impl Row {
         match self.limit {
             Limit::AtMost(most) => self.value <= most,
             Limit::AtLeast(least) => self.value >= least,
+        }
+    }
+
+    pub fn verdict(&self) -> String {
+        match self.limit {
+            Limit::AtMost(most) if most.is_infinite() => "-".to_owned(),
+            Limit::AtMost(most) => format!("{} {most}", if self.holds() { "<=" } else { "NOT <=" }),
+            Limit::AtLeast(least) => {
+                format!("{} {least}", if self.holds() { ">=" } else { "NOT >=" })
+            }
         }
     }
 }
