@@ -10,15 +10,26 @@
 
 #![forbid(unsafe_code)]
 
+mod altruistic;
 pub mod cluster;
+mod deadline;
 mod few;
+mod fifo;
+mod gangs;
+mod guard;
 pub mod iterations;
+mod lanes;
 mod registry;
+mod salus;
+mod shares;
 mod slice;
 pub mod stepper;
 mod stride;
+mod turns;
 
 pub use few::Few;
+pub use gangs::Gangs;
+pub use lanes::{HOLD_BACK_BYTES, LaneTable, NoLane};
 pub use registry::{
     Kind, POLICIES, Param, ParamSpec, PolicyError, PolicySpec, Value, by_name, spec,
 };
@@ -27,3 +38,4 @@ pub use slice::{
     TenantId, TenantView, View,
 };
 pub use stride::Stride;
+pub use turns::LaneId;

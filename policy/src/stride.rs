@@ -32,16 +32,19 @@
 
 use std::collections::BTreeMap;
 
-use crate::slice::{
-    Class, Decision, QuantumBounds, Slice, SlicePolicy, TenantId, TenantView, View,
-};
+use crate::slice::{Class, Decision, QuantumBounds, SlicePolicy, TenantId, TenantView, View};
+use crate::turns::{Order, Rank, Turns};
 
 /// Weights are millionths.
 const PPM: i128 = 1_000_000;
 
 /// See the module's documentation.
+#[derive(Debug)]
+pub struct Stride(Turns<Passes>);
+
+/// The order of the passes.
 #[derive(Debug, Default)]
-pub struct Stride {
+pub(crate) struct Passes {
     members: BTreeMap<TenantId, Member>,
     guaranteed: Field,
     opportunistic: Field,
@@ -74,21 +77,40 @@ enum Standing {
 impl Stride {
     /// Without tenants; they come with the first view that names them.
     pub fn new() -> Self {
-        Self::default()
+        Self(Turns::new(Passes::default()))
     }
 
     /// How far `id` is ahead of its schedule, in nanoseconds of device time: above zero it owes, below it is owed.
     pub fn debt_ns(&self, id: TenantId) -> i64 {
-        let Some(member) = self.members.get(&id) else {
-            return 0;
-        };
-        let ahead = match member.standing {
-            Standing::Competing { pass } => pass - self.field(member.class).global_pass,
-            Standing::Away { remain } => remain,
-        };
-        i64::try_from(ahead * member.weight_ppm / PPM).unwrap_or(i64::MAX)
+        self.0.order.debt_ns(id).unwrap_or(0)
+    }
+}
+
+impl Default for Stride {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl SlicePolicy for Stride {
+    fn name(&self) -> &'static str {
+        self.0.name()
     }
 
+    fn charge(&mut self, id: TenantId, device_ns: u64) {
+        self.0.charge(id, device_ns);
+    }
+
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        self.0.decide(view)
+    }
+
+    fn debt_ns(&self, id: TenantId) -> Option<i64> {
+        self.0.debt_ns(id)
+    }
+}
+
+impl Passes {
     fn field(&self, class: Class) -> &Field {
         match class {
             Class::Guaranteed => &self.guaranteed,
@@ -100,23 +122,6 @@ impl Stride {
         match class {
             Class::Guaranteed => &mut self.guaranteed,
             Class::Opportunistic => &mut self.opportunistic,
-        }
-    }
-
-    /// Brings the members in line with the view: who came, left, began or ceased to want, or has another weight.
-    fn follow(&mut self, view: &View<'_>) {
-        let gone: Vec<TenantId> = self
-            .members
-            .keys()
-            .copied()
-            .filter(|id| !view.tenants.iter().any(|tenant| tenant.id == *id))
-            .collect();
-        for id in gone {
-            self.retire(id);
-            self.members.remove(&id);
-        }
-        for tenant in view.tenants {
-            self.follow_one(tenant, view.quantum);
         }
     }
 
@@ -173,41 +178,9 @@ impl Stride {
             }
         }
     }
-
-    fn pass(&self, id: TenantId) -> i128 {
-        match self.members.get(&id).map(|member| member.standing) {
-            Some(Standing::Competing { pass }) => pass,
-            _ => i128::MAX,
-        }
-    }
-
-    /// Who has the lowest pass once the holder has used `left_ns` more; nobody where that is the holder itself.
-    fn next<'a>(
-        &self,
-        wanting: impl Iterator<Item = &'a TenantView>,
-        holder: TenantId,
-        left_ns: u64,
-    ) -> Option<TenantId> {
-        let weight_ppm = self.members.get(&holder).map_or(PPM, |m| m.weight_ppm);
-        let after = self.pass(holder) + i128::from(left_ns) * PPM / weight_ppm;
-        wanting
-            .filter(|tenant| tenant.id != holder)
-            .map(|tenant| (self.pass(tenant.id), tenant.id))
-            .min()
-            .filter(|(pass, _)| *pass <= after)
-            .map(|(_, id)| id)
-    }
 }
 
-/// Two tenants get the longest slices; more of them shorter ones, so that a round of all stays about as long.
-fn quantum_us(bounds: QuantumBounds, wanting: usize) -> u32 {
-    let wanting = u32::try_from(wanting).unwrap_or(u32::MAX).max(2);
-    (bounds.max_us / wanting)
-        .saturating_mul(2)
-        .clamp(bounds.min_us.min(bounds.max_us), bounds.max_us)
-}
-
-impl SlicePolicy for Stride {
+impl Order for Passes {
     fn name(&self) -> &'static str {
         "stride"
     }
@@ -228,68 +201,64 @@ impl SlicePolicy for Stride {
         }
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Decision {
-        self.follow(view);
-        let wanting = |class| {
-            view.tenants
-                .iter()
-                .filter(move |tenant| tenant.is_ready() && tenant.class == class)
-        };
-        let class = if wanting(Class::Guaranteed).next().is_some() {
-            Class::Guaranteed
-        } else {
-            Class::Opportunistic
-        };
-        let holder = view.holders.first();
-        let holds = |id| holder.is_some_and(|holder| holder.id == id);
-        let paused = |id| view.tenant(id).is_some_and(|tenant| tenant.paused);
-        // At equal passes somebody else comes first.
-        let Some(first) = wanting(class).min_by_key(|t| (self.pass(t.id), holds(t.id), t.id))
-        else {
-            return Decision {
-                revoke: holder
-                    .map(|holder| holder.id)
-                    .filter(|id| paused(*id))
-                    .into_iter()
-                    .collect(),
-                ..Decision::default()
-            };
-        };
-        let count = wanting(class).count();
-        let quantum_us = quantum_us(view.quantum, count);
-        let begin = |revoke: Option<TenantId>| Decision {
-            revoke: revoke.into_iter().collect(),
-            grant: [Slice {
-                tenant: first.id,
-                quantum_us,
-            }]
-            .into_iter()
-            .collect(),
-            next: self.next(wanting(class), first.id, u64::from(quantum_us) * 1000),
-            again_ns: (count > 1).then_some(view.now_ns + u64::from(quantum_us) * 1000),
-        };
-        let Some(holder) = holder else {
-            return begin(None);
-        };
-        let competes = wanting(class).any(|tenant| tenant.id == holder.id);
-        if !competes {
-            return begin(Some(holder.id));
+    /// Brings the members in line with the view: who came, left, began or ceased to want, or has another weight.
+    fn follow(&mut self, view: &View<'_>) {
+        while let Some(id) = (self.members.keys().copied()).find(|id| view.tenant(*id).is_none()) {
+            self.retire(id);
+            self.members.remove(&id);
         }
-        if count == 1 {
-            return Decision::default();
+        for tenant in view.tenants {
+            self.follow_one(tenant, view.quantum);
         }
-        if view.now_ns < holder.due_ns() {
-            return Decision {
-                next: self.next(wanting(class), holder.id, holder.due_ns() - view.now_ns),
-                again_ns: Some(holder.due_ns()),
-                ..Decision::default()
-            };
-        }
-        begin((first.id != holder.id).then_some(holder.id))
+    }
+
+    /// The pass; of equal ones somebody else's than the holder's comes first.
+    fn rank(&self, tenant: &TenantView, view: &View<'_>, ahead_ns: u64) -> Option<Rank> {
+        let member = self.members.get(&tenant.id)?;
+        let Standing::Competing { pass } = member.standing else {
+            return None;
+        };
+        Some(Rank {
+            tier: 0,
+            key: pass + i128::from(ahead_ns) * PPM / member.weight_ppm,
+            tie: u64::from(view.held(tenant.id).is_some()),
+        })
     }
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
-        Some(self.debt_ns(id))
+        let member = self.members.get(&id)?;
+        let ahead = match member.standing {
+            Standing::Competing { pass } => pass - self.field(member.class).global_pass,
+            Standing::Away { remain } => remain,
+        };
+        Some(i64::try_from(ahead * member.weight_ppm / PPM).unwrap_or(i64::MAX))
+    }
+
+    /// What it is forgiven the others are no longer ahead by: its pass rises and takes the global pass along by its part of
+    /// the weights, so that all debts still add up to nothing.
+    fn forgive(&mut self, id: TenantId, keep_ns: u64) {
+        let Some(member) = self.members.get(&id) else {
+            return;
+        };
+        let Standing::Competing { pass } = member.standing else {
+            return;
+        };
+        let (class, weight) = (member.class, member.weight_ppm);
+        let field = self.field_mut(class);
+        let others = field.weight_ppm - weight;
+        let behind = field.global_pass - pass;
+        let keep = i128::from(keep_ns) * PPM / weight;
+        if behind <= keep || others <= 0 {
+            return;
+        }
+        // Raised by r, it is behind - r + r * weight / sum, and that is to be what it keeps.
+        let raised = (behind - keep) * field.weight_ppm / others;
+        field.global_pass += raised * weight / field.weight_ppm;
+        if let Some(member) = self.members.get_mut(&id) {
+            member.standing = Standing::Competing {
+                pass: pass + raised,
+            };
+        }
     }
 }
 
@@ -489,18 +458,5 @@ mod tests {
             then.grant.first().map(|slice| slice.tenant),
             Some(TenantId(2))
         );
-    }
-
-    #[test]
-    fn more_tenants_get_shorter_slices_down_to_the_minimum() {
-        assert_eq!(quantum_us(QUANTUM, 1), 5000);
-        assert_eq!(quantum_us(QUANTUM, 2), 5000);
-        assert_eq!(quantum_us(QUANTUM, 4), 2500);
-        assert_eq!(quantum_us(QUANTUM, 100), 2000);
-        let inverted = QuantumBounds {
-            min_us: 9,
-            max_us: 5,
-        };
-        assert_eq!(quantum_us(inverted, 3), 5);
     }
 }

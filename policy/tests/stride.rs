@@ -15,12 +15,7 @@ fn stepper() -> Stepper<Stride> {
 }
 
 fn tenant(id: u64, share: f64, phases: Vec<Phase>) -> SimTenant {
-    SimTenant {
-        id: TenantId(id),
-        class: Class::Guaranteed,
-        weight_ppm: (share * 1e6) as u32,
-        phases,
-    }
+    SimTenant::new(id, (share * 1e6) as u32, phases)
 }
 
 fn busy(id: u64, share: f64, kernel_us: u64) -> SimTenant {

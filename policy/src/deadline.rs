@@ -1,0 +1,248 @@
+//! Just enough for the deadline, the rest by attained service.
+//!
+//! Source: L. Chen, K. Chen, W. Bai, M. Alizadeh, "Scheduling Mix-flows in Commodity Datacenters with Karuna", SIGCOMM 2016;
+//! there for flows in a network. The queues of the rest: J. Gu et al., "Tiresias", NSDI 2019 (discretised least attained service).
+//!
+//! A job with a deadline gains nothing by being done early. So it gets the rate that makes it just in time,
+//!
+//! ```text
+//! rate = margin x remaining device time / time left          margin = 1.05
+//! ```
+//!
+//! and not the whole device. A job of 2 s with 10 s to go gets 21 % at once, and if it falls behind the rate rises by itself: with 1 s of
+//! work and 1.5 s to go it is 70 %. Under strict priority it would take all of the first 2 s, and whoever has no deadline would
+//! stand still for so long.
+//!
+//! The rate fills a credit, charges drain it. Order:
+//!
+//! 1. with credit for half a slice (the holder: with any), or with no more time to spare than `reserve`: by deadline, the earliest first;
+//! 2. without a deadline: by queue of attained service (up to `first_queue_ms`, then `queue_factor` times as much each), inside a queue by
+//!    arrival. Who has waited `promote` times as long as it has run starts again in the first queue;
+//! 3. with a deadline and no credit: what nobody else wants goes to them, the earliest deadline first.
+//!
+//! A deadline that has passed, or that the whole device could not meet any more, binds nobody: such a job is one without, from its
+//! attained service on. (To chase it would make the next one miss as well.) Where not all deadlines can be met, the fewest are
+//! given up (J. Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs", Management
+//! Science 15(1), 1968): taken by deadline, whenever the work up to one does not fit before it, the job with most work left of those. A job that tells a deadline and not how much work is left is
+//! in the first order until then.
+
+use std::collections::BTreeMap;
+
+use crate::slice::{TenantId, TenantView, View};
+use crate::turns::{Order, Rank};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Deadline {
+    /// Over what is needed.
+    pub(crate) margin: f64,
+    pub(crate) first_queue_ns: u64,
+    pub(crate) queue_factor: u64,
+    /// 0: never.
+    pub(crate) promote: f64,
+    /// Every job with a deadline first, as fast as it can: what the policy is measured against.
+    pub(crate) strict: bool,
+    pub(crate) at_ns: Option<u64>,
+    pub(crate) members: BTreeMap<TenantId, Member>,
+    /// Scratch of `give_up`: deadline, work left, who.
+    pub(crate) booked: Vec<(u64, u64, TenantId)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Member {
+    /// Of device time that its rate has earned, in nanoseconds.
+    credit_ns: f64,
+    /// Attained service at which it was promoted last, in nanoseconds.
+    since_ns: u64,
+    attained_ns: u64,
+    /// It has waited for so long since it ran last, in nanoseconds.
+    waited_ns: u64,
+    /// Its deadline cannot be met together with the others.
+    given_up: bool,
+}
+
+/// How many queues there are.
+const QUEUES: u32 = 8;
+
+/// What is promised to a tenant at a moment.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Promise {
+    /// It has no deadline, or none that could be met.
+    None,
+    /// Its deadline at this rate of the device.
+    Rate {
+        deadline_ns: u64,
+        rate: f64,
+        spare_ns: u64,
+    },
+}
+
+impl Deadline {
+    fn promise(&self, tenant: &TenantView, now_ns: u64) -> Promise {
+        let Some(deadline_ns) = tenant.deadline_ns.filter(|ns| *ns > now_ns) else {
+            return Promise::None;
+        };
+        let left_ns = deadline_ns - now_ns;
+        let needs_ns = tenant.remaining_ns.unwrap_or(left_ns);
+        let given_up = (self.members.get(&tenant.id)).is_some_and(|member| member.given_up);
+        if needs_ns > left_ns || given_up {
+            return Promise::None;
+        }
+        Promise::Rate {
+            deadline_ns,
+            rate: (self.margin * needs_ns as f64 / left_ns as f64).min(1.0),
+            spare_ns: left_ns - needs_ns,
+        }
+    }
+
+    /// Finds the deadlines that cannot be met together with the others.
+    fn give_up(&mut self, view: &View<'_>) {
+        self.booked.clear();
+        for tenant in view.tenants {
+            let deadline_ns = tenant.deadline_ns.filter(|ns| *ns > view.now_ns);
+            if let (Some(deadline_ns), Some(remaining_ns)) = (deadline_ns, tenant.remaining_ns)
+                && !tenant.paused
+            {
+                self.booked.push((deadline_ns, remaining_ns, tenant.id));
+            }
+        }
+        self.booked.sort_unstable();
+        self.members
+            .values_mut()
+            .for_each(|member| member.given_up = false);
+        let mut kept_ns = 0u64;
+        for at in 0..self.booked.len() {
+            let (deadline_ns, remaining_ns, _) = self.booked[at];
+            kept_ns = kept_ns.saturating_add(remaining_ns);
+            while kept_ns > deadline_ns - view.now_ns {
+                let kept = self.booked[..=at].iter().enumerate();
+                let Some((most, _)) = kept.max_by_key(|(_, (_, left_ns, _))| *left_ns) else {
+                    break;
+                };
+                let (_, left_ns, id) = self.booked[most];
+                if left_ns == 0 {
+                    break;
+                }
+                kept_ns -= left_ns;
+                self.booked[most].1 = 0;
+                if let Some(member) = self.members.get_mut(&id) {
+                    member.given_up = true;
+                }
+            }
+        }
+    }
+
+    /// Two slices: less would be lost to the slices of others.
+    fn reserve_ns(view: &View<'_>) -> u64 {
+        u64::from(view.quantum.max_us) * 2000
+    }
+
+    fn queue(&self, member: &Member, ahead_ns: u64) -> u32 {
+        let attained_ns = (member.attained_ns + ahead_ns).saturating_sub(member.since_ns);
+        let mut bound_ns = self.first_queue_ns;
+        for queue in 0..QUEUES {
+            if attained_ns < bound_ns {
+                return queue;
+            }
+            bound_ns = bound_ns.saturating_mul(self.queue_factor);
+        }
+        QUEUES
+    }
+}
+
+impl Order for Deadline {
+    fn name(&self) -> &'static str {
+        "deadline"
+    }
+
+    fn charge(&mut self, id: TenantId, device_ns: u64) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.credit_ns -= device_ns as f64;
+            member.attained_ns += device_ns;
+        }
+    }
+
+    fn follow(&mut self, view: &View<'_>) {
+        let dt_ns = view
+            .now_ns
+            .saturating_sub(self.at_ns.unwrap_or(view.now_ns));
+        self.at_ns = Some(view.now_ns);
+        self.members.retain(|id, _| view.tenant(*id).is_some());
+        let slice_ns = f64::from(view.quantum.max_us) * 1000.0;
+        self.give_up(view);
+        for tenant in view.tenants {
+            let promise = self.promise(tenant, view.now_ns);
+            let promote = self.promote;
+            let member = self.members.entry(tenant.id).or_default();
+            match promise {
+                Promise::Rate { rate, .. } => {
+                    // What it did beyond its credit has lowered its rate already.
+                    let credit_ns = member.credit_ns + rate * dt_ns as f64;
+                    member.credit_ns = credit_ns.clamp(-slice_ns, 2.0 * slice_ns);
+                }
+                Promise::None => member.credit_ns = 0.0,
+            }
+            if !tenant.is_ready() || view.held(tenant.id).is_some() {
+                member.waited_ns = 0;
+            } else {
+                member.waited_ns += dt_ns;
+                let ran_ns = member.attained_ns.saturating_sub(member.since_ns);
+                if promote > 0.0 && ran_ns > 0 && member.waited_ns as f64 > promote * ran_ns as f64
+                {
+                    member.since_ns = member.attained_ns;
+                    member.waited_ns = 0;
+                }
+            }
+        }
+    }
+
+    fn rank(&self, tenant: &TenantView, view: &View<'_>, ahead_ns: u64) -> Option<Rank> {
+        let member = self.members.get(&tenant.id)?;
+        let arrived_ns = tenant.arrived_ns;
+        Some(match self.promise(tenant, view.now_ns) {
+            Promise::Rate {
+                deadline_ns,
+                spare_ns,
+                ..
+            } => {
+                let needs_ns = if view.held(tenant.id).is_some() {
+                    0.0
+                } else {
+                    f64::from(view.quantum.max_us) * 500.0
+                };
+                let due = self.strict
+                    || tenant.remaining_ns.is_none()
+                    || spare_ns <= Self::reserve_ns(view)
+                    || member.credit_ns - ahead_ns as f64 > needs_ns;
+                Rank::new(if due { 0 } else { 2 }, i128::from(deadline_ns))
+            }
+            Promise::None => Rank {
+                tier: 1,
+                key: i128::from(self.queue(member, ahead_ns)),
+                tie: arrived_ns,
+            },
+        })
+    }
+
+    /// What nobody else wanted is given back at once.
+    fn goes_for(&self, holder: &TenantView, better: &TenantView, view: &View<'_>) -> bool {
+        let tier = |tenant| self.rank(tenant, view, 0).map(|rank| rank.tier);
+        tier(holder) == Some(2) && tier(better) < Some(2)
+    }
+
+    /// When the first credit is enough for half a slice.
+    fn again_ns(&self, view: &View<'_>) -> Option<u64> {
+        let half_ns = f64::from(view.quantum.max_us) * 500.0;
+        (view.tenants.iter())
+            .filter(|tenant| tenant.is_ready() && view.held(tenant.id).is_none())
+            .filter_map(|tenant| {
+                let Promise::Rate { rate, .. } = self.promise(tenant, view.now_ns) else {
+                    return None;
+                };
+                let lacks_ns = half_ns - self.members.get(&tenant.id)?.credit_ns;
+                (lacks_ns > 0.0 && rate > 0.0)
+                    .then(|| view.now_ns.saturating_add((lacks_ns / rate) as u64 + 1))
+            })
+            .min()
+    }
+}

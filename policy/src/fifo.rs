@@ -1,0 +1,29 @@
+//! First come, first served: the tenant that came first has the device whenever it wants it, the others use its pauses.
+//!
+//! What a device does without sharing, apart from the pauses, and the yardstick of the other policies: with jobs of 100, 10 and 1
+//! seconds in this order the completions are 100, 110 and 111 s, on average 107 s, where the shortest first gives 1, 11 and 111
+//! s, on average 41 s.
+//!
+//! Weights mean nothing here; classes, pauses, floors and caps do. A later tenant that got the device in a pause gives it
+//! back at the end of its slice. No debt: nobody was promised a part.
+
+use crate::slice::{TenantId, TenantView, View};
+use crate::turns::{Order, Rank};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Fifo;
+
+impl Order for Fifo {
+    fn name(&self) -> &'static str {
+        "fifo"
+    }
+
+    fn charge(&mut self, _id: TenantId, _device_ns: u64) {}
+
+    fn follow(&mut self, _view: &View<'_>) {}
+
+    fn rank(&self, tenant: &TenantView, _view: &View<'_>, _ahead_ns: u64) -> Option<Rank> {
+        Some(Rank::new(0, i128::from(tenant.arrived_ns)))
+    }
+}

@@ -1,0 +1,257 @@
+//! AntMan's guard: opportunistic tenants get as much as the protected one does not feel.
+//!
+//! Source: W. Xiao et al., "AntMan: Dynamic Scaling on GPU Clusters for Deep Learning", OSDI 2020, and the authors' artifact. The
+//! rule is additive increase, multiplicative decrease (D. Chiu, R. Jain, "Analysis of the increase and decrease algorithms for congestion
+//! avoidance in computer networks", 1989): it settles where the harm begins, whatever the harm is made of.
+//!
+//! Guaranteed tenants share the device by stride. What opportunistic ones may use is a part p of the time: of the gaps in which no guaranteed
+//! tenant wants the device or, with `beside`, of all time, on a place of their own next to a guaranteed holder. Feedback is not the device's
+//! utilisation but the guaranteed tenant's own progress: the wall time of its iterations against that of the same iterations without
+//! opportunistic company.
+//!
+//! ```text
+//! three iterations above baseline x 1.02:            p <- p / 2        (below 1 %: 0)
+//! ten iterations in a row not above it:              p <- p + 2 %
+//! one iteration above baseline x 1.20:               p <- 0
+//! ```
+//!
+//! The three need not follow each other; ten calm ones in a row between them forget them. (In a row, a tenant with long kernels that hits every second
+//! iteration would never be cut back.)
+//!
+//! So p falls from 100 % to 12.5 % in nine iterations and comes back by 0.2 % per iteration: 90 ms and 43 s at 10 ms each. At p = 40 % of
+//! the gaps, after a slice of 5 ms the opportunistic tenants pause for 7.5 ms of gap.
+//!
+//! *Baseline.* The iterations in which no opportunistic tenant ran, as a running mean (a quarter of each new one), for the present set of
+//! guaranteed tenants; before there are any, the solo time that the view tells, if the tenant is the only guaranteed one. While
+//! there is neither, opportunistic tenants stay out for `learn_iterations` to let it be learnt. A tenant whose iterations are not known
+//! is protected by its class alone: opportunistic ones run in its gaps only, whatever `beside` says.
+
+use std::collections::BTreeMap;
+
+use crate::salus::{SURE_PPM, knows_iterations};
+use crate::slice::{Class, TenantId, TenantView, View};
+use crate::stride::Passes;
+use crate::turns::{Order, Rank};
+
+/// Iterations above the baseline that count as harm.
+const HARM_ITERATIONS: u32 = 3;
+/// Iterations in a row without harm before there is more.
+const CALM_ITERATIONS: u32 = 10;
+/// How much more, as a part.
+const STEP: f64 = 0.02;
+/// Below this part it is none.
+const LEAST: f64 = 0.01;
+/// How much of the difference a new iteration teaches.
+const LEARNT_BY: f64 = 0.25;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    pub(crate) passes: Passes,
+    /// The part of the time that opportunistic tenants get.
+    pub(crate) part: f64,
+    /// An iteration this much longer than the baseline is harm, as a factor.
+    pub(crate) harm: f64,
+    /// One this much longer ends it, as a factor.
+    pub(crate) breach: f64,
+    /// The same while a baseline is learnt: none then.
+    pub(crate) present: f64,
+    pub(crate) beside: bool,
+    pub(crate) learn_iterations: u64,
+    pub(crate) at_ns: Option<u64>,
+    /// Device time that opportunistic tenants may use now, in nanoseconds.
+    pub(crate) tokens_ns: f64,
+    /// They have used their tokens up and wait until there are some again.
+    pub(crate) spent: bool,
+    pub(crate) watched: BTreeMap<TenantId, Watched>,
+    pub(crate) classes: BTreeMap<TenantId, Class>,
+}
+
+/// A guaranteed tenant.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Watched {
+    ended: u64,
+    baseline_ns: Option<f64>,
+    learnt: u64,
+    harmed: u32,
+    calm: u32,
+    /// Opportunistic device time since its iteration began, in nanoseconds.
+    company_ns: u64,
+}
+
+impl Guard {
+    fn step(&mut self, tenant: &TenantView, alone: bool) {
+        let iterations = tenant.iterations;
+        let watched = self.watched.entry(tenant.id).or_default();
+        if iterations.confidence_ppm < SURE_PPM || iterations.ended <= watched.ended {
+            watched.ended = iterations.ended.min(watched.ended.max(1));
+            return;
+        }
+        let first = watched.ended == 0;
+        watched.ended = iterations.ended;
+        let company_ns = std::mem::take(&mut watched.company_ns);
+        if first || iterations.last_ns == 0 {
+            return;
+        }
+        let took_ns = iterations.last_ns as f64;
+        if company_ns == 0 {
+            watched.baseline_ns = Some(match watched.baseline_ns {
+                Some(baseline_ns) => baseline_ns + LEARNT_BY * (took_ns - baseline_ns),
+                None => took_ns,
+            });
+            watched.learnt += 1;
+        }
+        let told_ns = iterations.solo_ns.filter(|_| alone).map(|ns| ns as f64);
+        let Some(baseline_ns) = watched.baseline_ns.or(told_ns) else {
+            return;
+        };
+        if company_ns > 0 && took_ns > baseline_ns * self.breach {
+            (watched.harmed, watched.calm) = (0, 0);
+            self.part = 0.0;
+        } else if company_ns > 0 && took_ns > baseline_ns * self.harm {
+            watched.calm = 0;
+            watched.harmed += 1;
+            if watched.harmed >= HARM_ITERATIONS {
+                watched.harmed = 0;
+                self.part /= 2.0;
+                if self.part < LEAST {
+                    self.part = 0.0;
+                }
+            }
+        } else {
+            watched.calm += 1;
+            if watched.calm >= CALM_ITERATIONS {
+                (watched.harmed, watched.calm) = (0, 0);
+                self.part = (self.part + STEP).min(1.0);
+            }
+        }
+    }
+
+    /// Somebody's baseline is not known and can be learnt.
+    fn learns(&self, view: &View<'_>, alone: bool) -> bool {
+        (view.tenants.iter())
+            .filter(|tenant| tenant.class == Class::Guaranteed && !tenant.paused)
+            .filter(|tenant| tenant.iterations.confidence_ppm >= SURE_PPM)
+            .filter(|tenant| !(alone && tenant.iterations.solo_ns.is_some()))
+            .any(|tenant| {
+                let learnt = self
+                    .watched
+                    .get(&tenant.id)
+                    .map_or(0, |watched| watched.learnt);
+                learnt < self.learn_iterations
+            })
+    }
+
+    /// Everybody who is protected can be watched.
+    fn sees(view: &View<'_>) -> bool {
+        (view.tenants.iter())
+            .filter(|tenant| tenant.class == Class::Guaranteed && tenant.is_ready())
+            .all(knows_iterations)
+    }
+
+    fn half_slice_ns(view: &View<'_>) -> f64 {
+        f64::from(view.quantum.max_us) * 500.0
+    }
+}
+
+impl Order for Guard {
+    fn name(&self) -> &'static str {
+        "antman"
+    }
+
+    fn charge(&mut self, id: TenantId, device_ns: u64) {
+        self.passes.charge(id, device_ns);
+        if self.classes.get(&id) == Some(&Class::Opportunistic) {
+            self.tokens_ns -= device_ns as f64;
+            for watched in self.watched.values_mut() {
+                watched.company_ns += device_ns;
+            }
+        }
+    }
+
+    fn follow(&mut self, view: &View<'_>) {
+        self.passes.follow(view);
+        let dt_ns = view
+            .now_ns
+            .saturating_sub(self.at_ns.unwrap_or(view.now_ns));
+        self.at_ns = Some(view.now_ns);
+        let guaranteed =
+            || (view.tenants.iter()).filter(|tenant| tenant.class == Class::Guaranteed);
+        let known = self.watched.len();
+        self.watched
+            .retain(|id, _| guaranteed().any(|tenant| tenant.id == *id));
+        let changed = self.watched.len() != known
+            || guaranteed().any(|tenant| !self.watched.contains_key(&tenant.id));
+        if changed {
+            // With other company the same iterations take another time.
+            for watched in self.watched.values_mut() {
+                (watched.baseline_ns, watched.learnt) = (None, 0);
+            }
+        }
+        let alone = guaranteed().count() <= 1;
+        for tenant in view.tenants {
+            self.classes.insert(tenant.id, tenant.class);
+            if tenant.class == Class::Guaranteed {
+                self.step(tenant, alone);
+            }
+        }
+        self.classes.retain(|id, _| view.tenant(*id).is_some());
+        let gap = !guaranteed().any(TenantView::is_ready);
+        let part = if self.learns(view, alone) {
+            0.0
+        } else {
+            self.part
+        };
+        self.present = part;
+        if part <= 0.0 {
+            self.tokens_ns = self.tokens_ns.min(0.0);
+        } else if part >= 1.0 {
+            self.tokens_ns = 2.0 * Self::half_slice_ns(view);
+        } else if gap || self.beside {
+            self.tokens_ns += dt_ns as f64 * part;
+        }
+        self.tokens_ns = self.tokens_ns.min(2.0 * Self::half_slice_ns(view));
+        self.spent = if self.spent {
+            self.tokens_ns < Self::half_slice_ns(view)
+        } else {
+            self.tokens_ns <= 0.0
+        };
+    }
+
+    fn rank(&self, tenant: &TenantView, view: &View<'_>, ahead_ns: u64) -> Option<Rank> {
+        if tenant.class == Class::Opportunistic {
+            let crowded = !self.beside || !Self::sees(view);
+            let gap = !(view.tenants.iter())
+                .any(|tenant| tenant.class == Class::Guaranteed && tenant.is_ready());
+            if self.spent || (crowded && !gap) {
+                return None;
+            }
+        }
+        self.passes.rank(tenant, view, ahead_ns)
+    }
+
+    fn runs_beside(&self) -> bool {
+        self.beside
+    }
+
+    fn again_ns(&self, view: &View<'_>) -> Option<u64> {
+        let mut wanting = (view.tenants.iter())
+            .filter(|tenant| tenant.class == Class::Opportunistic && tenant.is_ready());
+        wanting.next()?;
+        if self.present <= 0.0 {
+            return None;
+        }
+        let in_ns = if self.spent {
+            (Self::half_slice_ns(view) - self.tokens_ns) / self.present
+        } else if self.present >= 1.0 {
+            return None;
+        } else {
+            self.tokens_ns
+        };
+        Some(view.now_ns.saturating_add(in_ns.max(0.0) as u64 + 1))
+    }
+
+    fn debt_ns(&self, id: TenantId) -> Option<i64> {
+        self.passes.debt_ns(id)
+    }
+}

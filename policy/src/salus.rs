@@ -1,0 +1,199 @@
+//! Salus: jobs in lanes of memory, switched between iterations.
+//!
+//! Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning Applications", MLSys 2020
+//! (arXiv:1902.04610), and the authors' artifact. Published: mean completion 3.19 times better by shortest remaining time than
+//! first come first served without sharing.
+//!
+//! A tenant runs once its memory has a place in a lane ([`crate::LaneTable`]: sum P + max E <= size); tenants of one lane
+//! run one at a time. Whose memory is not known is not held back. Four orders:
+//!
+//! | name | runs first | at once |
+//! |---|---|---|
+//! | `salus-fair` | the smallest integral of device time over weight (or of bytes held while running x time, the authors' own) since the last arrival, which sets all integrals to zero | 1 |
+//! | `salus-pack` | the same, but one of each lane at once | every lane |
+//! | `salus-preempt` | the newest; it waits for the end of the iteration that runs, or not at all where none is known | 1 |
+//! | `salus-srtf` | the shortest remaining device time over weight; where it is not told, as much again as it has had (so the least served first) | 1 |
+//!
+//! The device changes hands between two iterations, when the ephemeral memory is free: a holder whose slice is over stays until its iteration
+//! ends, `patience_ms` at most, if its iterations are known. Overrun is in the integral. One that comes back from a pause starts at
+//! the lowest integral of those that run, less a slice: a pause earns nothing.
+//!
+//! Numbers: jobs of 11,266, 1,144 and 116 s (90th, 50th and 10th percentile of a cluster's jobs) that come together, in
+//! this order: first come first served 11,266, 12,410, 12,526 s, mean 12,067 s; shortest remaining first 116, 1,260, 12,526 s, mean
+//! 4,634 s, 0.38 of it.
+
+use std::collections::BTreeMap;
+
+use crate::lanes::LaneTable;
+use crate::slice::{TenantId, TenantView, View};
+use crate::turns::{LaneId, Order, Rank};
+
+/// Below this confidence a tenant's iterations count as unknown, in millionths.
+pub(crate) const SURE_PPM: u32 = 500_000;
+
+/// Which of the four.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Fair,
+    Pack,
+    Preempt,
+    Srtf,
+}
+
+/// What an integral is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Measure {
+    DeviceTime,
+    MemoryTime,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Salus {
+    pub(crate) kind: Kind,
+    pub(crate) measure: Measure,
+    /// How many lanes run at once.
+    pub(crate) at_once: usize,
+    pub(crate) patience_ns: u64,
+    pub(crate) lanes: LaneTable,
+    pub(crate) meters: BTreeMap<TenantId, Meter>,
+}
+
+/// What a tenant has had.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Meter {
+    /// Over its weight.
+    integral: f64,
+    weight: f64,
+    bytes: f64,
+    ready: bool,
+}
+
+impl Salus {
+    fn cost(&self, meter: &Meter, device_ns: u64) -> f64 {
+        let bytes = match self.measure {
+            Measure::DeviceTime => 1.0,
+            Measure::MemoryTime => meter.bytes,
+        };
+        device_ns as f64 * bytes / meter.weight
+    }
+}
+
+pub(crate) fn knows_iterations(tenant: &TenantView) -> bool {
+    tenant.iterations.device_ns.is_some() && tenant.iterations.confidence_ppm >= SURE_PPM
+}
+
+impl Order for Salus {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Fair => "salus-fair",
+            Kind::Pack => "salus-pack",
+            Kind::Preempt => "salus-preempt",
+            Kind::Srtf => "salus-srtf",
+        }
+    }
+
+    fn charge(&mut self, id: TenantId, device_ns: u64) {
+        let Some(meter) = self.meters.get(&id).copied() else {
+            return;
+        };
+        let integral = meter.integral + self.cost(&meter, device_ns);
+        self.meters.insert(id, Meter { integral, ..meter });
+    }
+
+    fn follow(&mut self, view: &View<'_>) {
+        self.lanes.set_device_bytes(view.device.memory_bytes);
+        self.lanes.retain(|id| view.tenant(id).is_some());
+        self.meters.retain(|id, _| view.tenant(*id).is_some());
+        if (view.tenants.iter()).any(|tenant| !self.meters.contains_key(&tenant.id)) {
+            for meter in self.meters.values_mut() {
+                meter.integral = 0.0;
+            }
+        }
+        let lowest = (self.meters.values())
+            .filter(|meter| meter.ready)
+            .map(|meter| meter.integral)
+            .min_by(f64::total_cmp);
+        for tenant in view.tenants {
+            let before = self.meters.get(&tenant.id).copied();
+            let mut meter = Meter {
+                integral: before.map_or(0.0, |meter| meter.integral),
+                weight: f64::from(tenant.weight_ppm.max(1)),
+                bytes: tenant.memory.peak_bytes().max(1) as f64,
+                ready: tenant.is_ready(),
+            };
+            if let (Some(before), Some(lowest)) = (before, lowest)
+                && meter.ready
+                && !before.ready
+            {
+                let slice = self.cost(&meter, u64::from(view.quantum.max_us) * 1000);
+                meter.integral = meter.integral.max(lowest - slice);
+            }
+            self.meters.insert(tenant.id, meter);
+        }
+        // In the order in which they came, so that a small one does not pass a big one by for ever.
+        let mut queue: Vec<&TenantView> = (view.tenants.iter())
+            .filter(|tenant| tenant.memory.is_known())
+            .collect();
+        queue.sort_unstable_by_key(|tenant| {
+            (
+                self.lanes.lane(tenant.id).is_none(),
+                tenant.arrived_ns,
+                tenant.id,
+            )
+        });
+        for tenant in queue {
+            let waits = self.lanes.admit(tenant.id, tenant.memory).is_err();
+            if waits {
+                break;
+            }
+        }
+    }
+
+    fn rank(&self, tenant: &TenantView, _view: &View<'_>, ahead_ns: u64) -> Option<Rank> {
+        if tenant.memory.is_known() && self.lanes.lane(tenant.id).is_none() {
+            return None;
+        }
+        let meter = self.meters.get(&tenant.id)?;
+        let arrived = i128::from(tenant.arrived_ns);
+        Some(match self.kind {
+            Kind::Fair | Kind::Pack => {
+                let integral = meter.integral + self.cost(meter, ahead_ns);
+                // In thousandths of a nanosecond over a weight of one: weights are up to a million.
+                Rank::new(0, (integral * 1e9) as i128)
+            }
+            Kind::Preempt => Rank::new(0, -arrived),
+            Kind::Srtf => {
+                let left_ns = match tenant.remaining_ns {
+                    Some(remaining_ns) => remaining_ns.saturating_sub(ahead_ns),
+                    None => tenant.attained_ns.saturating_add(ahead_ns),
+                };
+                Rank {
+                    tier: 0,
+                    key: i128::from(left_ns) * 1_000_000 / i128::from(tenant.weight_ppm.max(1)),
+                    tie: tenant.arrived_ns,
+                }
+            }
+        })
+    }
+
+    fn goes_for(&self, holder: &TenantView, _better: &TenantView, _view: &View<'_>) -> bool {
+        self.kind == Kind::Preempt && (holder.iterations.at_boundary || !knows_iterations(holder))
+    }
+
+    fn patience_ns(&self, holder: &TenantView) -> u64 {
+        if knows_iterations(holder) {
+            self.patience_ns
+        } else {
+            0
+        }
+    }
+
+    fn places(&self, view: &View<'_>) -> usize {
+        self.at_once.min(view.device.holders.max(1))
+    }
+
+    fn lane(&self, id: TenantId) -> Option<LaneId> {
+        self.lanes.lane(id)
+    }
+}
