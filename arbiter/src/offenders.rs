@@ -44,19 +44,6 @@ impl Arbiter {
         }
     }
 
-    /// Tells the lanes what is known of their tenants' memory.
-    pub(crate) fn inform_lanes(&mut self) {
-        for (at, lane) in self.lanes.iter_mut().enumerate() {
-            for tenant in self.ledger.iter() {
-                let memory = policy::Memory {
-                    persistent_bytes: 0,
-                    ephemeral_bytes: tenant.peak_bytes(at),
-                };
-                lane.inform(tenant.id, memory, policy::Iterations::default());
-            }
-        }
-    }
-
     fn on_offence(&mut self, device: usize, id: TenantId, offence: Offence) {
         let answer = self.lanes[device].answer();
         let Some(tenant) = self.ledger.get(id) else {

@@ -13,6 +13,8 @@ use crate::ledger::Ceiling;
 
 /// What an opportunistic job may have queued beside a guaranteed one, in microseconds: a tenth of the least slice.
 const GAP_WINDOW_US: u32 = 500;
+/// How often a guaranteed job is looked at while only opportunistic ones wait, in nanoseconds.
+const GAP_LOOK_NS: u64 = 200_000;
 /// How long a guaranteed job's silence is borne at most while only opportunistic ones wait.
 const GAP_QUIET_NS: u64 = 600_000;
 
@@ -154,6 +156,7 @@ impl Options {
             lone_window_us: micros(self.lone_window).max(1),
             gap_window_us: micros(self.window).clamp(1, max_us / 2).min(GAP_WINDOW_US),
             look_ns,
+            gap_look_ns: look_ns.min(GAP_LOOK_NS),
             drain_look_ns: 50_000,
             drain_ns: nanos(self.drain),
             quiet_ns: nanos(self.quiet),

@@ -66,6 +66,8 @@ pub struct Lane {
     turn: Option<Turn>,
     /// Everybody was let in.
     all_in: bool,
+    /// Only opportunistic tenants wait.
+    gap: bool,
     /// Who runs for the sake of its floor, likewise.
     floor: Option<TenantId>,
     /// The slice that begins when the tails before it have ended.
@@ -113,6 +115,7 @@ impl Lane {
             seats: Vec::new(),
             turn: None,
             all_in: false,
+            gap: false,
             floor: None,
             coming: None,
             announced: None,
@@ -267,6 +270,8 @@ impl Lane {
         let tails = self.seats.iter().any(|seat| seat.tail_since_ns.is_some());
         let next_ns = if self.at_once() {
             now_ns + self.pace.tick_ns
+        } else if contended && self.gap {
+            now_ns + self.pace.gap_look_ns
         } else if contended || tails {
             now_ns + self.pace.look_ns
         } else if self.seats.iter().any(|seat| seat.busy) {
@@ -308,19 +313,16 @@ impl Lane {
 
     /// Copies out what the clients claim.
     fn look(&mut self, now_ns: u64) {
-        let waits = |seat: &Seat| seat.waits && seat.hold.is_none();
-        let opportunistic = self
+        let mut waiting = self
             .seats
             .iter()
-            .filter(|seat| waits(seat))
-            .all(|seat| seat.class(now_ns) == Class::Opportunistic);
+            .filter(|seat| seat.waits && seat.hold.is_none())
+            .map(|seat| seat.class(now_ns))
+            .peekable();
+        self.gap = waiting.peek().is_some() && waiting.all(|class| class == Class::Opportunistic);
         for seat in &mut self.seats {
-            let patience_ns = if opportunistic && seat.terms.class == Class::Guaranteed {
-                self.pace.gap_quiet_max_ns
-            } else {
-                u64::MAX
-            };
-            seat.look(now_ns, self.device, &self.pace, patience_ns);
+            let gap = self.gap && seat.terms.class == Class::Guaranteed;
+            seat.look(now_ns, self.device, &self.pace, gap);
         }
     }
 

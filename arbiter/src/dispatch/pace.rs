@@ -15,6 +15,8 @@ pub struct Pace {
     pub gap_window_us: u32,
     /// How often the holder is looked at while somebody waits, and a tail while it lasts.
     pub look_ns: u64,
+    /// The same while only opportunistic tenants wait.
+    pub gap_look_ns: u64,
     /// How often the end of a tail is looked for while the next slice waits for it.
     pub drain_look_ns: u64,
     /// How long the next slice waits for a tail.

@@ -207,8 +207,9 @@ impl Seat {
             .fold(Activity::default(), Activity::and)
     }
 
-    /// Copies out what the clients claim. `patience_ns`: how long it may be silent, where less than it has learnt.
-    pub fn look(&mut self, now_ns: u64, device: usize, pace: &Pace, patience_ns: u64) {
+    /// Copies out what the clients claim. `gap`: only opportunistic tenants wait for it to fall silent. Giving way to them too
+    /// early costs no more than their window, so less silence will do.
+    pub fn look(&mut self, now_ns: u64, device: usize, pace: &Pace, gap: bool) {
         if self.hold.is_none() && self.tail_since_ns.is_none() {
             let waits = |(_, pages): &(u64, Rc<ClientPages>)| peer::waits(pages, device);
             self.waits = now_ns >= self.deaf_until_ns && self.clients.iter().any(waits);
@@ -232,7 +233,11 @@ impl Seat {
             self.active_ns = Some(now_ns);
         }
         self.launches = seen.launches;
-        let quiet_ns = self.quiet_ns.min(patience_ns);
+        let quiet_ns = if gap {
+            (self.quiet_ns / 3 * 2).min(pace.gap_quiet_max_ns)
+        } else {
+            self.quiet_ns
+        };
         let quiet_ns = if seen.unmarked {
             pace.unmarked_quiet_ns.max(quiet_ns)
         } else {

@@ -17,6 +17,7 @@ fn pace() -> Pace {
         lone_window_us: 20_000,
         gap_window_us: 500,
         look_ns: 300 * US,
+        gap_look_ns: 200 * US,
         drain_look_ns: 50 * US,
         drain_ns: 100 * MS,
         quiet_ns: 300 * US,
