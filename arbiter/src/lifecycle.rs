@@ -386,6 +386,12 @@ impl Arbiter {
         }
         self.state_is_old = true;
         let (job, pid) = (tenant.spec.name.clone(), client.pid);
+        let sound = |record: &channel::Record| (record.device as usize) < MAX_DEVICES;
+        let bad = records
+            .iter()
+            .filter(|read| !read.as_ref().is_ok_and(sound));
+        let bad = bad.count();
+        client.bad_records += u32::try_from(bad).unwrap_or(u32::MAX);
         let mut newly_ungoverned = Vec::new();
         for record in records {
             if let Ok(channel::Record {
@@ -450,16 +456,25 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             limit_bytes,
             used_bytes,
             requested_bytes,
+            charged_bytes,
         } => {
+            // An older client does not tell what the device would have lacked.
+            let charged_bytes = charged_bytes.max(requested_bytes);
             fields.extend([
                 ("limit_bytes", Value::from(limit_bytes)),
                 ("used_bytes", Value::from(used_bytes)),
                 ("requested_bytes", Value::from(requested_bytes)),
+                ("charged_bytes", Value::from(charged_bytes)),
             ]);
-            let [limit, used, requested] =
-                [limit_bytes, used_bytes, requested_bytes].map(control::short_bytes);
+            let [limit, used, requested, charged] =
+                [limit_bytes, used_bytes, requested_bytes, charged_bytes].map(control::short_bytes);
+            let on_device = if charged == requested {
+                String::new()
+            } else {
+                format!(" ({charged} on the device)")
+            };
             let message = format!(
-                "job `{job}` is out of memory on device {}: {requested} requested with {used} of {limit} used",
+                "job `{job}` is out of memory on device {}: {requested} requested{on_device} with {used} of {limit} used",
                 record.device
             );
             ("oom", message, fields)

@@ -437,6 +437,7 @@ impl Arbiter {
             }
         }
         self.look_for_missing(now_ns);
+        self.conductor.form(&mut self.lanes);
         self.inform_lanes();
         self.look_for_offenders(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.

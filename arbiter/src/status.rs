@@ -187,7 +187,7 @@ impl Arbiter {
             share_asked: tenant.spec.share,
             share_min: tenant.spec.share_min,
             share_max: tenant.spec.share_max,
-            gang: tenant.spec.gang.unwrap_or(true) && devices.len() > 1,
+            gang: self.lanes.iter().any(|lane| lane.is_gang(id)),
             paused: tenant.spec.paused,
             demoted: demoted.map(|offence| offence.text()),
             misbehaved_count: conduct.iter().map(|(_, count)| count).sum(),

@@ -84,6 +84,7 @@ fn a_job_alone_finds_its_gate_open_its_limit_set_and_itself_listed() {
             limit_bytes: over.limit_bytes,
             used_bytes: over.used_bytes,
             requested_bytes: over.requested_bytes,
+            charged_bytes: 2 << 20,
         },
     );
     client.client.write_record(
@@ -99,6 +100,12 @@ fn a_job_alone_finds_its_gate_open_its_limit_set_and_itself_listed() {
         assert_eq!(oom.fields["limit_bytes"], 512 << 20);
         assert_eq!(oom.fields["used_bytes"], GIB);
         assert_eq!(oom.fields["requested_bytes"], 1);
+        assert_eq!(oom.fields["charged_bytes"], 2 << 20);
+        assert!(
+            oom.message.contains("(2MiB on the device)"),
+            "{}",
+            oom.message
+        );
         events
             .iter()
             .find(|event| event.kind == "bypass")

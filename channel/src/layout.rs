@@ -23,6 +23,8 @@ pub const THREAD_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 pub const STREAM_SLOTS: usize = if cfg!(loom) { 2 } else { 512 };
 /// Processes of one tenant.
 pub const TENANT_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
+/// Blocks of device memory that one process can share with others and have counted once.
+pub const SHARED_BLOCKS: usize = if cfg!(loom) { 2 } else { 128 };
 /// Records in the journal ring of a client.
 pub const JOURNAL_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 
@@ -169,11 +171,40 @@ pub struct TenantPage {
     pub(crate) header: Header,
     /// Number of slots that were ever used; only the arbiter writes it.
     pub(crate) slots_used: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// Not 0 once any process of the tenant has shared a block; set for good, by whichever process comes first.
+    pub(crate) sharing: AtomicU32,
     pub(crate) reserved: [u64; 7],
     /// Most memory ever held at once, in bytes, per device.
     pub(crate) peak_bytes: [AtomicU64; MAX_DEVICES],
     pub(crate) slots: [TenantSlot; TENANT_SLOTS],
+    /// Blocks that processes hold together with others, by slot.
+    pub(crate) shared: [SharedBlocks; TENANT_SLOTS],
+}
+
+/// Blocks of device memory that one process holds and that others may hold as well. Each counts once for the tenant,
+/// however many processes have it here. Written like the slot of the same number.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SharedBlocks {
+    /// Additions begun.
+    pub(crate) begun: AtomicU64,
+    /// Additions done.
+    pub(crate) done: AtomicU64,
+    /// Entries that were ever used.
+    pub(crate) used: AtomicU32,
+    pub(crate) reserved0: u32,
+    pub(crate) reserved: [u64; 5],
+    pub(crate) blocks: [SharedBlock; SHARED_BLOCKS],
+}
+
+/// One shared block.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct SharedBlock {
+    /// Which block, the same in every process; 0: none here.
+    pub(crate) id: AtomicU64,
+    /// Bytes in the lower 56 bits, device index above. Stored before the id.
+    pub(crate) bytes_and_device: AtomicU64,
 }
 
 /// Memory held by one process. Its own process adds and subtracts; the arbiter names the process, and zeroes the slot when it is
@@ -181,14 +212,14 @@ pub struct TenantPage {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct TenantSlot {
-    /// Reservations being decided right now.
-    pub(crate) deciding: AtomicU32,
+    pub(crate) reserved0: u32,
     /// Process of this slot, as the arbiter's host numbers it; 0: none, or an arbiter of layout 1.0. Only the arbiter writes it.
     pub(crate) pid: AtomicU32,
     /// Pinned host memory in bytes.
     pub(crate) pinned_bytes: AtomicU64,
     pub(crate) reserved: [u64; 6],
-    /// Device memory in bytes, reservations included, per device.
+    /// Device memory per device: bytes, reservations included, in the lower 44 bits; above, what of them may yet be given back,
+    /// in units of 2 MiB.
     pub(crate) held_bytes: [AtomicU64; MAX_DEVICES],
 }
 
@@ -220,6 +251,12 @@ mod promise {
         assert!(size_of::<ClientHalf>() == offset_of!(ClientHalf, journal) + 64 * JOURNAL_SLOTS);
     const _: () = assert!(size_of::<TenantSlot>() == 64 + 8 * MAX_DEVICES);
     const _: () = assert!(
-        size_of::<TenantPage>() == 128 + 8 * MAX_DEVICES + size_of::<TenantSlot>() * TENANT_SLOTS
+        size_of::<TenantPage>()
+            == offset_of!(TenantPage, shared) + size_of::<SharedBlocks>() * TENANT_SLOTS
     );
+    const _: () = assert!(
+        offset_of!(TenantPage, shared)
+            == 128 + 8 * MAX_DEVICES + size_of::<TenantSlot>() * TENANT_SLOTS
+    );
+    const _: () = assert!(size_of::<SharedBlocks>() == 64 + 16 * SHARED_BLOCKS);
 }

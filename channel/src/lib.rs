@@ -11,6 +11,7 @@ mod grant;
 mod journal;
 mod layout;
 mod ledger;
+mod shared;
 mod sync;
 
 #[cfg(not(loom))]
@@ -32,7 +33,8 @@ pub use layout::{
     NO_LIMIT, STREAM_SLOTS, StreamSlot, TENANT_SLOTS, THREAD_SLOTS, TenantPage, TenantSlot,
     ThreadSlot, Want,
 };
-pub use ledger::{Account, OverLimit};
+pub use ledger::{Account, OverLimit, Prepaid};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
+pub use shared::Block;
 pub use sync::FutexWord;

@@ -2,7 +2,7 @@
 
 #![cfg(loom)]
 
-use channel::{Account, ArbiterHalf, ClientHalf, Event, Grant, TenantPage};
+use channel::{Account, ArbiterHalf, Block, ClientHalf, Event, Grant, TenantPage};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -292,6 +292,57 @@ fn a_second_process_that_is_welcomed_is_counted_by_the_first() {
 }
 
 #[test]
+fn a_block_that_goes_from_its_owner_to_an_importer_is_never_missed() {
+    model(|| {
+        let page = Arc::new(TenantPage::default());
+        page.use_slots(2);
+        let block = Block {
+            id: 7,
+            device: 0,
+            bytes: 6,
+        };
+        let owner = Account::new(&page, 1).expect("slot");
+        owner.reserve(0, 6, 10).expect("fits");
+        assert!(owner.share_own(block));
+        let theirs = Arc::clone(&page);
+        let other = thread::spawn(move || {
+            // The importer has it before the owner gives it back.
+            let importer = Account::new(&theirs, 0).expect("slot");
+            assert_eq!(importer.share(block, 10), Ok(true));
+            Account::new(&theirs, 1).expect("slot").unshare(7);
+        });
+        let account = Account::new(&page, 1).expect("slot");
+        let over = account.reserve(0, 6, 10).expect_err("12 of 10 bytes");
+        assert_eq!(over.limit_bytes, 10);
+        other.join().expect("other");
+        assert_eq!(page.used_bytes(0), 6);
+    });
+}
+
+#[test]
+fn what_is_prepaid_and_given_back_refuses_nobody_who_waits() {
+    model(|| {
+        let page = Arc::new(TenantPage::default());
+        page.use_slots(2);
+        let theirs = Arc::clone(&page);
+        let other = thread::spawn(move || {
+            let account = Account::new(&theirs, 1).expect("slot");
+            if let Ok(prepaid) = account.prepay(0, 6, 10, true) {
+                account.settle(0, prepaid, 2);
+            }
+        });
+        let account = Account::new(&page, 0).expect("slot");
+        let ours = account.reserve(0, 6, 10).is_ok();
+        other.join().expect("other");
+        let held = page.used_bytes(0);
+        assert!(held <= 10 && page.peak_bytes(0) <= 10);
+        // Whoever came first, and nothing undecided is left behind.
+        assert!([2, 6, 8].contains(&held), "{held} of {ours}");
+        account.reserve(0, 10 - held, 10).expect("the rest");
+    });
+}
+
+#[test]
 fn work_is_in_flight_until_its_mark_is_passed() {
     model(|| {
         let half = Arc::new(ClientHalf::default());
@@ -351,6 +402,7 @@ fn a_record_is_read_whole_or_not_at_all() {
             limit_bytes: value,
             used_bytes: value,
             requested_bytes: value,
+            charged_bytes: value,
         }
     }
     model(|| {

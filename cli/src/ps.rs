@@ -1,7 +1,7 @@
 //! `sublet ps`: the jobs and devices of the arbiter, for people or as JSON.
 
 use control::paths::{RuntimeDir, Surroundings};
-use control::{ArbiterStatus, Client, DeviceStatus, JobStatus, short_bytes};
+use control::{ArbiterStatus, Client, DeviceStatus, JobStatus, SliceMode, short_bytes};
 use serde_json::{Value, json};
 
 use crate::args::Ps;
@@ -98,7 +98,13 @@ fn text_of(status: &ArbiterStatus) -> String {
     for job in &status.jobs {
         table.row(job_row(job));
     }
-    text + &table.render()
+    text += &table.render();
+    for job in &status.jobs {
+        if let Some(why) = &job.demoted {
+            text += &format!("{} runs after all others: it {why}\n", job.name);
+        }
+    }
+    text
 }
 
 fn device_line(device: &DeviceStatus) -> String {
@@ -115,7 +121,9 @@ fn device_line(device: &DeviceStatus) -> String {
         },
         short_bytes(device.total_bytes),
         device.mode.as_str(),
-        if device.quantum_us > 0 {
+        if device.mode == SliceMode::Auto {
+            format!(" ({})", device.running_reason)
+        } else if device.quantum_us > 0 && device.mode != SliceMode::Concurrent {
             format!(" slices of {quantum_ms} ms")
         } else {
             String::new()
@@ -159,7 +167,7 @@ fn job_row(job: &JobStatus) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use control::{Class, JobDevice, JobState, ProcessStatus, SliceMode};
+    use control::{Class, JobDevice, JobState, ProcessStatus};
 
     use super::*;
 
@@ -214,6 +222,19 @@ train              guaranteed     running    0.75  0.75  1.50GiB  2GiB   8GiB   
 infer-with-a-name  opportunistic  starting      -  0.00       0B    0B      -     0         0    0  -    1001
 "
         );
+    }
+
+    #[test]
+    fn what_a_device_chose_and_who_misbehaves_is_told() {
+        let mut status = status();
+        status.devices[0].mode = SliceMode::Auto;
+        status.devices[0].running_reason = "slices: nothing is known yet".into();
+        status.jobs[1].demoted = Some("floods the arbiter with requests".into());
+        let text = text_of(&status);
+        assert!(text.contains(", auto (slices: nothing is known yet), busy 100%"));
+        assert!(text.ends_with(
+            "\ninfer-with-a-name runs after all others: it floods the arbiter with requests\n"
+        ));
     }
 
     #[test]

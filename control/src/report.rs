@@ -53,7 +53,7 @@ pub struct JobStatus {
     pub share_min: Option<f64>,
     /// Never more.
     pub share_max: Option<f64>,
-    /// Granted all of its devices at once or none.
+    /// It uses several devices, and is granted all of them at once or none.
     pub gang: bool,
     /// Gets no device time until it is resumed.
     pub paused: bool,

@@ -14,6 +14,8 @@ pub struct DeviceView {
     pub usable_bytes: u64,
     /// Bytes that they have.
     pub used_bytes: u64,
+    /// Most bytes that they ever had together.
+    pub peak_bytes: u64,
     /// Times that the compute engine went from one process to another.
     pub switches: u64,
     /// Live processes.
@@ -45,6 +47,7 @@ pub fn snapshot() -> Result<Vec<DeviceView>, &'static CardError> {
             name: card.profile().name.clone(),
             usable_bytes: card.profile().usable_bytes(),
             used_bytes: card.used(device),
+            peak_bytes: card.peak(device),
             switches: card.switches(device),
             processes: card.usages(device),
         })

@@ -24,6 +24,9 @@ use super::{Lane, Turn};
 /// The tenants with one device, as one tenant of a group.
 const SINGLES: TenantId = TenantId(u64::MAX);
 
+/// A device that a job has not wanted for so long is not one that it uses.
+const IN_USE_NS: u64 = 10_000_000_000;
+
 /// Deals the turns of all groups.
 #[derive(Debug, Default)]
 pub struct Conductor {
@@ -296,14 +299,23 @@ impl Group {
 
 /// What a conductor asks of a lane, and tells it.
 impl Lane {
-    /// Tenants that would be gangs if they used another device as well.
+    /// Tenants that are gangs if they use another device as well. A process can be granted every device that its driver
+    /// shows it; used is one that it has wanted lately.
     fn gang_candidates(&self) -> impl Iterator<Item = TenantId> {
         let sliced = !matches!(self.mode, super::Mode::Concurrent);
-        let candidates = self
-            .seats
-            .iter()
-            .filter(move |seat| sliced && seat.terms.gang && !seat.clients.is_empty());
+        let now_ns = self.charged_ns;
+        let candidates = self.seats.iter().filter(move |seat| {
+            sliced
+                && seat.terms.gang
+                && !seat.clients.is_empty()
+                && (seat.waits || seat.usage.was_at_work(now_ns, IN_USE_NS))
+        });
         candidates.map(|seat| seat.tenant)
+    }
+
+    /// Whether a tenant has its turns here together with those on other devices.
+    pub fn is_gang(&self, tenant: TenantId) -> bool {
+        self.seat(tenant).is_some_and(|seat| seat.gang)
     }
 
     fn mark_gangs(&mut self, is_gang: impl Fn(TenantId) -> bool) {

@@ -49,6 +49,9 @@ pub(super) struct Seat {
     pub tail_since_ns: Option<u64>,
     /// How long its tails are, the recent ones weighing most.
     pub tail_ns: u64,
+    /// Since when it has had work on the device that was there when a slice of it ended, without submitting any more: a
+    /// slice in between, in a gap that the others left, does not end that.
+    unfinished_since_ns: Option<u64>,
     /// How long it may be silent before it counts as idle.
     pub quiet_ns: u64,
     /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
@@ -111,6 +114,7 @@ impl Seat {
             busy: false,
             tail_since_ns: None,
             tail_ns: 0,
+            unfinished_since_ns: None,
             quiet_ns: pace.quiet_ns,
             ready_until_ns: 0,
             passed_over: false,
@@ -214,6 +218,9 @@ impl Seat {
         let seen = self.sample(device);
         self.waits = seen.waits;
         self.came |= !seen.waits || seen.launches != self.launches;
+        if !(seen.in_flight || seen.blocking) || seen.launches != self.launches {
+            self.unfinished_since_ns = None;
+        }
         let woken = self
             .hold
             .is_some_and(|hold| now_ns < hold.opened_ns + WAKE_NS);
@@ -313,6 +320,9 @@ impl Seat {
         self.tail_since_ns = (seen.in_flight || seen.blocking).then_some(now_ns);
         if self.tail_since_ns.is_none() {
             self.learn_tail(0);
+            self.unfinished_since_ns = None;
+        } else {
+            self.unfinished_since_ns.get_or_insert(now_ns);
         }
         if self.busy || self.tail_since_ns.is_some() {
             self.ready_until_ns = now_ns + self.quiet_ns;
@@ -337,7 +347,7 @@ impl Seat {
     /// All of its clients are gone.
     pub fn empty(&mut self) {
         (self.waits, self.busy) = (false, false);
-        self.tail_since_ns = None;
+        (self.tail_since_ns, self.unfinished_since_ns) = (None, None);
         self.ready_until_ns = 0;
         self.hold = None;
     }
@@ -374,7 +384,7 @@ impl Seat {
 
     /// How it behaves, looked at a few times a second.
     pub fn inspect(&mut self, now_ns: u64, device: usize) -> Option<Offence> {
-        if let Some(since_ns) = self.tail_since_ns {
+        if let Some(since_ns) = self.unfinished_since_ns {
             let ns = now_ns.saturating_sub(since_ns);
             if ns >= ENDLESS_NS {
                 return Some(Offence::Endless { ms: ns / 1_000_000 });

@@ -290,9 +290,15 @@ fn a_quota_file_is_read_again_on_request_and_on_sighup_and_a_bad_one_is_not() {
         let text = format!("[[tenant]]\nuser = \"*\"\nshare_max = {share}\n");
         host.0.write("sublet.toml", &text);
     };
-    let run = |share: &str| host.0.run(&["run", "--sim", "--share", share, "true"]);
     write("0.2");
-    run("0.5").is_error(125, &["refused", "0.2"]);
+    let first = ["run", "--sim", "--share", "0.5", "true"];
+    host.0.run(&first).is_error(125, &["refused", "0.2"]);
+    // Jobs have a file of their own from here on: a bad one is bad for them as well.
+    host.0.write("job.toml", "");
+    let run = |share: &str| {
+        let args = ["run", "--sim", "--config", "job.toml", "--share", share];
+        host.0.run(&[&args[..], &["true"]].concat())
+    };
     write("0.6");
     run("0.5").is_error(125, &["refused", "0.2"]);
     let outcome = host.0.run(&["set", "--reload"]);
@@ -316,7 +322,7 @@ fn a_quota_file_is_read_again_on_request_and_on_sighup_and_a_bad_one_is_not() {
     run("0.7").is_error(125, &["0.6"]);
 
     write("0.9");
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(host.arbiter_pid().unwrap()).unwrap());
+    let pid = host.arbiter_pid().unwrap();
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGHUP).unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while run("0.7").code != Some(0) {
