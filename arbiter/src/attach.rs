@@ -351,6 +351,15 @@ impl Arbiter {
             memory.page.name_slot(slot, pid);
         }
         // Records of a ring whose reader is unknown were read by the arbiter before, as far as anybody can tell.
+        let mut pages = pages;
+        if hello.features & channel::SIGNATURES != 0
+            && let Err(error) = pages.ask_for_signatures()
+        {
+            tracing::warn!(
+                "process {pid} of job `{}` will have no profile: {error}",
+                tenant.spec.name
+            );
+        }
         let journal_next = journal_next.unwrap_or_else(|| {
             let mut next = 0;
             pages.client.read_records(&mut next, |_| {});

@@ -133,6 +133,7 @@ pub fn spec(job: JobSpec, name: String) -> Spec {
         driver: job.driver,
         simulated: job.simulated,
         on_loss: job.on_arbiter_loss,
+        iteration_launches: job.iteration_launches.filter(|launches| *launches > 0),
     }
 }
 
@@ -155,6 +156,7 @@ pub fn job_spec(spec: &Spec) -> JobSpec {
         driver: spec.driver.clone(),
         simulated: spec.simulated,
         on_arbiter_loss: spec.on_loss,
+        iteration_launches: spec.iteration_launches,
     }
 }
 
@@ -362,6 +364,7 @@ mod tests {
             pid: 3,
             command: vec!["é".repeat(1000); 100],
             simulated: true,
+            iteration_launches: Some(12),
             ..JobSpec::default()
         };
         let back = job_spec(&spec(job.clone(), "a".into()));

@@ -2,7 +2,8 @@
 //!
 //! One thread, one loop ([`serve`](Arbiter::serve)): `reactor` waits, `serve` turns events into calls, `attach` lets
 //! clients in, `lifecycle` sees jobs through, `operator` answers requests, `device_control` those about devices and the quota file, `dispatch` runs the fast loop of each device, `offenders` sees to jobs that harm the others, `ledger` says what was promised,
-//! `state` and `journal` outlive the process. A second thread asks NVML (`nvml`). Clients and operators are strangers: what
+//! `profile` watches iterations, `state` and `journal` outlive the process. A second thread asks NVML (`nvml`), a third one searches
+//! for iterations. Clients and operators are strangers: what
 //! they send is bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
 
 mod attach;
@@ -20,6 +21,7 @@ mod offenders;
 mod operator;
 mod options;
 mod peer;
+mod profile;
 mod reactor;
 mod serve;
 mod state;

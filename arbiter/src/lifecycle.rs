@@ -155,6 +155,7 @@ impl Arbiter {
             epoch: self.epoch,
             next_id: self.next_id,
             tenants: tenants.collect(),
+            baselines: self.profiles.saved(),
             devices: self.saved_devices(),
             ..State::default()
         };

@@ -233,7 +233,7 @@ impl Arbiter {
         if change.is_empty() {
             return Err(
                 ControlError::new(ErrorCode::Invalid, "nothing to change").with_hint(
-                    "give memory, a share or its bounds, a class, a deadline, pause or resume",
+                    "give memory, a share or its bounds, a class, a deadline, pause or resume, or the time of a solo iteration",
                 ),
             );
         }
@@ -275,6 +275,13 @@ impl Arbiter {
         add("paused", change.paused.map(Value::from));
         if let Some(tenant) = self.ledger.get_mut(id) {
             tenant.spec = spec;
+        }
+        if let Some(us) = change.solo_iteration_us {
+            fields.push(("solo_iteration_us", Value::from(us)));
+            // CAST: far below 2^53.
+            let iteration_ns = (us > 0).then_some(us as f64 * 1000.0);
+            self.profiles
+                .set_baseline(job, iteration_ns, crate::clock::unix_ms());
         }
         self.publish_limits();
         self.publish_terms();

@@ -24,6 +24,7 @@ use crate::ledger::Ledger;
 use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::peer::{Client, Greeting};
+use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::state::State;
 
@@ -146,6 +147,7 @@ pub struct Arbiter {
     /// With the time of their end.
     pub(crate) gone: VecDeque<(u64, JobStatus)>,
     pub(crate) journal: Journal,
+    pub(crate) profiles: Profiles,
     pub(crate) epoch: u64,
     pub(crate) next_id: u64,
     pub(crate) started_unix_ms: u64,
@@ -182,7 +184,7 @@ impl Arbiter {
         let journal_path = dir.journal_file();
         let journal = Journal::open(&journal_path)
             .map_err(Error::io(format!("write {}", journal_path.display())))?;
-        let (state, damage) = State::load(&dir.state_file());
+        let (mut state, damage) = State::load(&dir.state_file());
 
         let path = dir.channel_socket();
         let listen = |path: &std::path::Path| format!("listen at {}", path.display());
@@ -203,6 +205,8 @@ impl Arbiter {
                 .map_err(Error::io(format!("set the mode of {}", path.display())))?;
         }
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
+        let profiles = Profiles::new(std::mem::take(&mut state.baselines))
+            .map_err(Error::io("start a thread"))?;
 
         let now_ns = mono_ns();
         let mut arbiter = Self {
@@ -225,6 +229,7 @@ impl Arbiter {
             drivers: BTreeMap::new(),
             gone: VecDeque::new(),
             journal,
+            profiles,
             epoch: state.epoch + 1,
             next_id: state.next_id.max(1),
             started_unix_ms: unix_ms(),
@@ -367,6 +372,7 @@ impl Arbiter {
             self.keep_house(now_ns);
             self.house_ns = now_ns + HOUSE_NS;
         }
+        let profiles_ns = self.look_at_profiles(now_ns);
         // What changed in the house may open gates.
         self.step_dirty_lanes();
         if self.state_is_old {
@@ -390,7 +396,7 @@ impl Arbiter {
                 since_ns.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX))
             })
         };
-        lanes.into_iter().chain(house).min()
+        lanes.into_iter().chain(house).chain(profiles_ns).min()
     }
 
     /// Steps the lanes in which something has changed or that are due, then deals the turns of gangs.

@@ -22,8 +22,23 @@ pub struct State {
     pub next_id: u64,
     /// Its jobs.
     pub tenants: Vec<SavedTenant>,
+    /// What iterations take without others, by the job's name.
+    pub baselines: Vec<SavedBaseline>,
     /// Devices of which something was set by hand.
     pub devices: Vec<SavedDevice>,
+}
+
+/// What an iteration of a job of this name takes without others.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedBaseline {
+    pub name: String,
+    pub iteration_ns: f64,
+    /// Submissions per iteration; 0: whatever they are.
+    pub launches: f64,
+    /// An operator has set it.
+    pub set: bool,
+    pub unix_ms: u64,
 }
 
 /// What was set on a device by hand.

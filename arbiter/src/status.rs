@@ -215,6 +215,7 @@ impl Arbiter {
             on_arbiter_loss: tenant.spec.on_loss,
             devices,
             processes,
+            profile: Some(Box::new(self.profiles.of(id, &tenant.spec.name))),
         })
     }
 

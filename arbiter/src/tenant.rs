@@ -47,6 +47,8 @@ pub struct Spec {
     pub simulated: bool,
     /// What it does without an arbiter.
     pub on_loss: FailMode,
+    /// Submissions that make an iteration, if its owner says so.
+    pub iteration_launches: Option<u64>,
 }
 
 /// A job.
@@ -223,6 +225,7 @@ pub(crate) fn example(id: u64, name: &str) -> Tenant {
         driver: PathBuf::new(),
         simulated: true,
         on_loss: FailMode::Open,
+        iteration_launches: None,
     };
     Tenant::new(
         TenantId(id),

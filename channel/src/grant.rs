@@ -191,6 +191,7 @@ impl Default for ArbiterHalf {
             reserved0: 0,
             heartbeat_mono_ns: Default::default(),
             reserved: Default::default(),
+            anchor: Default::default(),
             devices: std::array::from_fn::<_, MAX_DEVICES, _>(|_| DeviceGrant::default()),
         }
     }

@@ -1,10 +1,11 @@
 //! What lies where in the shared pages. A promise between versions: see `docs/channel.md` before changing a byte.
 //!
-//! Three kinds of page, each its own sealed memfd:
+//! Four kinds of page, each its own sealed memfd:
 //!
 //! * [`ArbiterHalf`]: arbiter -> client, one per client, read-only for the client;
 //! * [`ClientHalf`]: client -> arbiter, one per client;
-//! * [`TenantPage`]: one per tenant, shared by the processes of that tenant, in which each process owns one slot.
+//! * [`TenantPage`]: one per tenant, shared by the processes of that tenant, in which each process owns one slot;
+//! * [`SignaturePage`]: client -> arbiter, one per client that asks for it.
 //!
 //! No pointers, no `bool`, no `usize`; every reserved byte is spelt out; the readiness word is stored last.
 
@@ -27,6 +28,12 @@ pub const TENANT_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 pub const SHARED_BLOCKS: usize = if cfg!(loom) { 2 } else { 128 };
 /// Records in the journal ring of a client.
 pub const JOURNAL_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
+/// Threads of a client whose submissions are followed one by one.
+pub const SIGNATURE_RINGS: usize = if cfg!(loom) { 1 } else { 8 };
+/// Submissions of a thread that are remembered.
+pub const SIGNATURE_SLOTS: usize = if cfg!(loom) { 2 } else { 2048 };
+/// Boundaries between iterations that are remembered.
+pub const BOUNDARY_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// Limit word that means "no limit".
 pub const NO_LIMIT: u64 = u64::MAX;
@@ -53,6 +60,9 @@ pub const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"subletCL");
 /// `magic` of a [`TenantPage`].
 #[cfg(not(loom))]
 pub const TENANT_MAGIC: u64 = u64::from_le_bytes(*b"subletTE");
+/// `magic` of a [`SignaturePage`].
+#[cfg(not(loom))]
+pub const SIGNATURE_MAGIC: u64 = u64::from_le_bytes(*b"subletSI");
 
 /// arbiter --grants, limits--> client.
 #[repr(C, align(64))]
@@ -66,7 +76,9 @@ pub struct ArbiterHalf {
     pub(crate) reserved0: u32,
     /// `CLOCK_MONOTONIC` time at which the arbiter was last seen at work, in nanoseconds.
     pub(crate) heartbeat_mono_ns: AtomicU64,
-    pub(crate) reserved: [u64; 5],
+    pub(crate) reserved: [u64; 4],
+    /// Which submissions are boundaries: thread slot plus one above, signature below; 0: none. Since 1.1.
+    pub(crate) anchor: AtomicU64,
     pub(crate) devices: [DeviceGrant; MAX_DEVICES],
 }
 
@@ -136,7 +148,11 @@ pub struct ThreadSlot {
     /// Device that they went to, last.
     pub(crate) device: AtomicU32,
     pub(crate) reserved0: u32,
-    pub(crate) reserved: [u64; 5],
+    pub(crate) reserved: [u64; 3],
+    /// Bytes copied between host and device. Since 1.1.
+    pub(crate) copied_bytes: AtomicU64,
+    /// Fastest such copy seen, in bytes per microsecond; 0: none that tells. Since 1.1.
+    pub(crate) copy_bytes_per_us: AtomicU64,
 }
 
 /// Completion of one thread's work in one stream.
@@ -223,6 +239,47 @@ pub struct TenantSlot {
     pub(crate) held_bytes: [AtomicU64; MAX_DEVICES],
 }
 
+/// client --what it submits--> arbiter. Since 1.1, and only where both sides know it.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SignaturePage {
+    pub(crate) header: Header,
+    /// Boundaries that the program notes itself; any of its threads.
+    pub(crate) steps: BoundaryRing,
+    /// One for each of the first threads, by thread slot.
+    pub(crate) rings: [SignatureRing; SIGNATURE_RINGS],
+}
+
+/// The last submissions of one thread.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SignatureRing {
+    pub(crate) boundaries: BoundaryRing,
+    /// Signature of submission `n` at `n` modulo the length.
+    pub(crate) words: [AtomicU32; SIGNATURE_SLOTS],
+}
+
+/// The last boundaries between iterations.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct BoundaryRing {
+    /// Boundaries ever noted.
+    pub(crate) head: AtomicU64,
+    pub(crate) reserved: [u64; 7],
+    pub(crate) boundaries: [Boundary; BOUNDARY_SLOTS],
+}
+
+/// One boundary.
+#[repr(C, align(32))]
+#[derive(Debug, Default)]
+pub struct Boundary {
+    /// Number of the boundary plus one, stored last; 0 while it is being written.
+    pub(crate) sequence: AtomicU64,
+    pub(crate) launches: AtomicU64,
+    pub(crate) mono_ns: AtomicU64,
+    pub(crate) held_bytes: AtomicU64,
+}
+
 #[cfg(not(loom))]
 mod promise {
     use super::*;
@@ -236,7 +293,15 @@ mod promise {
     const _: () = assert!(offset_of!(DeviceGrant, turn_mono_ns) == 56);
     const _: () = assert!(size_of::<ArbiterHalf>() == 128 + 128 * MAX_DEVICES);
     const _: () = assert!(offset_of!(ArbiterHalf, devices) == 128);
+    const _: () = assert!(offset_of!(ArbiterHalf, anchor) == 120);
     const _: () = assert!(size_of::<Want>() == 64 && size_of::<ThreadSlot>() == 64);
+    const _: () = assert!(offset_of!(ThreadSlot, copied_bytes) == 48);
+    const _: () = assert!(size_of::<Boundary>() == 32);
+    const _: () = assert!(size_of::<BoundaryRing>() == 64 + 32 * BOUNDARY_SLOTS);
+    const _: () = assert!(offset_of!(SignatureRing, words) == size_of::<BoundaryRing>());
+    const _: () =
+        assert!(size_of::<SignatureRing>() == size_of::<BoundaryRing>() + 4 * SIGNATURE_SLOTS);
+    const _: () = assert!(offset_of!(SignaturePage, rings) == 64 + size_of::<BoundaryRing>());
     const _: () = assert!(size_of::<StreamSlot>() == 32 && offset_of!(StreamSlot, done) == 0);
     const _: () = assert!(size_of::<JournalSlot>() == 64);
     const _: () = assert!(offset_of!(ClientHalf, wants) == 128);

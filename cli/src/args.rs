@@ -83,6 +83,9 @@ pub struct Run {
     /// What the job does while the arbiter is gone [env: SUBLET_ON_ARBITER_LOSS]
     #[arg(long, value_name = "open|freeze|closed")]
     pub on_arbiter_loss: Option<FailMode>,
+    /// Submissions that make an iteration of the job, where they are not to be found out [env: SUBLET_LAUNCHES_PER_ITERATION]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iteration_launches: Option<u64>,
     /// Fail where a process uses the job's devices that is part of no job
     #[arg(long)]
     pub strict: bool,
@@ -105,6 +108,9 @@ pub struct Ps {
     /// Print one JSON object: arbiter, devices, jobs
     #[arg(long)]
     pub json: bool,
+    /// Show what is known of each job's iterations, memory and copies instead; with --json that is part of it anyway
+    #[arg(long)]
+    pub profile: bool,
 }
 
 /// Exits with 1 where something gets past the library, or would.
@@ -148,6 +154,9 @@ pub struct Set {
     /// New class
     #[arg(long, value_name = "guaranteed|opportunistic")]
     pub class: Option<Class>,
+    /// What an iteration takes without other jobs, in microseconds, against which the slowdown is told; 0 forgets it
+    #[arg(long, value_name = "US")]
+    pub solo_iteration_us: Option<u64>,
     /// All devices of the job at once or none
     #[arg(long, value_name = "true|false", value_parser = parse_flag)]
     pub gang: Option<bool>,
@@ -193,7 +202,7 @@ pub struct Set {
 }
 
 /// Flags of `set` that are about a job.
-const JOB_FLAGS: [&str; 11] = [
+const JOB_FLAGS: [&str; 12] = [
     "name",
     "mem",
     "share",
@@ -205,6 +214,7 @@ const JOB_FLAGS: [&str; 11] = [
     "work",
     "pause",
     "resume",
+    "solo_iteration_us",
 ];
 
 /// One device, or every one.

@@ -126,9 +126,48 @@ pub fn from_environment(
     Ok((settings, name))
 }
 
+/// `SUBLET_LAUNCHES_PER_ITERATION`, if it is set and not empty.
+///
+/// # Errors
+/// [`BadVariable`] for what is no count above 0.
+pub fn launches_per_iteration(
+    var: impl Fn(&str) -> Option<OsString>,
+) -> Result<Option<u64>, BadVariable> {
+    const NAME: &str = "SUBLET_LAUNCHES_PER_ITERATION";
+    let Some(value) = var(NAME).filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    let launches = value.to_str().and_then(|text| text.trim().parse().ok());
+    match launches {
+        Some(launches) if launches > 0 => Ok(Some(launches)),
+        _ => Err(BadVariable {
+            name: NAME,
+            message: format!(
+                "`{}` is no number of launches: write a whole number above 0, or unset it",
+                value.display()
+            ),
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_count_of_launches_is_a_count() {
+        let read = |value: &str| launches_per_iteration(|_| Some(value.into()));
+        assert_eq!(launches_per_iteration(|_| None).unwrap(), None);
+        assert_eq!(read("").unwrap(), None);
+        assert_eq!(read(" 12 ").unwrap(), Some(12));
+        for wrong in ["0", "-3", "many", "1.5"] {
+            let message = read(wrong).unwrap_err().to_string();
+            assert!(
+                message.contains(wrong) && message.contains("above 0"),
+                "{message}"
+            );
+        }
+    }
 
     fn read(vars: &[(&str, &str)]) -> Result<(JobSettings, Option<String>), BadVariable> {
         from_environment(|name| {

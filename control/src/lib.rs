@@ -13,6 +13,7 @@ mod device;
 mod error;
 mod name;
 pub mod paths;
+mod profile;
 mod report;
 mod request;
 mod size;
@@ -23,6 +24,7 @@ pub use client::{Client, ClientError};
 pub use device::{BadPolicyText, DeviceSettings, Misbehaviour, Parameter, PolicyChoice};
 pub use error::{ControlError, ErrorCode};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
+pub use profile::{IterationSource, Profile, SoloSource};
 pub use report::{
     ArbiterStatus, DeviceBytes, DeviceStatus, Event, JobDevice, JobState, JobStatus, ProcessStatus,
     Registered, Reloaded, SliceMode, UnmanagedProcess,

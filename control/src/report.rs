@@ -10,6 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Misbehaviour;
+use crate::profile::Profile;
 use crate::request::{Class, DeviceSelector, FailMode, UnknownWord};
 
 /// A registration that was accepted.
@@ -93,6 +94,8 @@ pub struct JobStatus {
     pub on_arbiter_loss: FailMode,
     pub devices: Vec<JobDevice>,
     pub processes: Vec<ProcessStatus>,
+    /// `None`: from an arbiter that makes none.
+    pub profile: Option<Box<Profile>>,
 }
 
 /// A job's part in one device.

@@ -91,6 +91,8 @@ pub struct JobSpec {
     pub driver: PathBuf,
     pub simulated: bool,
     pub on_arbiter_loss: FailMode,
+    /// Submissions that make an iteration; `None` leaves it to be found out.
+    pub iteration_launches: Option<u64>,
 }
 
 /// What may be changed on a running job; `None` leaves it as it is.
@@ -102,6 +104,8 @@ pub struct Change {
     pub share_min: Option<f64>,
     pub share_max: Option<f64>,
     pub class: Option<Class>,
+    /// Time of an iteration without other jobs, in microseconds; 0 forgets it.
+    pub solo_iteration_us: Option<u64>,
     pub gang: Option<bool>,
     pub deadline_unix_ms: Option<u64>,
     pub work_ns: Option<u64>,
@@ -312,6 +316,7 @@ mod tests {
             driver: "/usr/lib/libcuda.so.1".into(),
             simulated: true,
             on_arbiter_loss: FailMode::Freeze,
+            iteration_launches: Some(15),
         }));
     }
 

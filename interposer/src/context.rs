@@ -6,7 +6,7 @@ use shim_ffi::*;
 
 use crate::client::{self, Attached};
 use crate::thread::{Thread, thread};
-use crate::{injection, marks, memory, real};
+use crate::{injection, marks, memory, real, signature};
 
 /// Primary context of each device, as far as we have seen it retained. For implicit frees.
 static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
@@ -27,13 +27,12 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         thread.batch.set(1);
     }
     // Also back from the counter of an ungoverned thread.
-    thread.launches.set(
-        attached
-            .end
-            .client
-            .thread(thread.slot_plus_one.get() as usize - 1)
-            .launches_word(),
-    );
+    let line = attached
+        .end
+        .client
+        .thread(thread.slot_plus_one.get() as usize - 1);
+    thread.launches.set(line);
+    signature::arm(thread, attached);
     if thread.context_known.get() {
         return;
     }

@@ -20,7 +20,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
-use crate::{capture, context, gate, memory, real};
+use crate::{capture, context, gate, memory, real, signature};
 
 /// Runs a hook; a panic in it becomes `fallback`'s answer, and never leaves the entry.
 #[inline(always)]
@@ -213,13 +213,15 @@ macro_rules! gated {
                         Err(refusal) => (refusal, None),
                     };
                     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                        gate::settle(ticket);
+                        gate::settle(ticket, signature::of(Symbol::$symbol, &[$($arg),*], stream));
                         memory::after_graph(prepaid, result);
                     }));
                     return result;
                 }
                 let result = call_words!($symbol $($arg)*);
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket)));
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    gate::settle(ticket, signature::of(Symbol::$symbol, &[$($arg),*], stream));
+                }));
                 result
             }
             let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
@@ -228,7 +230,7 @@ macro_rules! gated {
             if !blocks!($stream)
                 && !track::may_allocate(Symbol::$symbol)
                 && !function.is_null()
-                && gate::open(stream)
+                && gate::open(stream, signature::of(Symbol::$symbol, &[$($arg),*], stream))
             {
                 // SAFETY: the driver's function of this name, which takes these words.
                 next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
@@ -401,7 +403,9 @@ macro_rules! gated_list {
                 return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
             }
             let result = call_words!($symbol $list $count $flags);
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket)));
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                gate::settle(ticket, signature::of(Symbol::$symbol, &[], stream));
+            }));
             result
         }
     };

@@ -10,6 +10,7 @@ use std::time::Duration;
 use channel::{Bypass, COMING, DeviceGrant, Event, OPEN};
 
 use crate::client::{self, Attached, OnLoss, now_ns};
+use crate::signature::{self, Seen};
 use crate::thread::{Thread, thread};
 use crate::{capture, context, marks, process};
 
@@ -41,31 +42,36 @@ pub(crate) enum Ticket {
     Pass,
     /// Count it and mark it when due.
     Count,
-    /// The call blocked until its work was done, on this device index.
-    Blocked(usize),
+    /// The call blocked until its work was done, on this device index; when it began, 0 where other work was before it.
+    Blocked(usize, u64),
     /// The call must not be made.
     Deny,
 }
 
 /// The fast path: whether a submission to `stream` may go to the driver right now, and is counted.
 #[inline(always)]
-pub(crate) fn open(stream: usize) -> bool {
+pub(crate) fn open(stream: usize, seen: Seen) -> bool {
     let thread = thread();
     let credit = thread.credit.get();
     if credit <= 0 || thread.stream.get() != stream || capture::any() {
         return false;
     }
-    // SAFETY: with credit both pointers are set, to words that are never unmapped.
+    // SAFETY: with credit the first two pointers are set; all three are to words that are never unmapped.
     unsafe {
-        if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0 {
+        if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0
+            || seen.signature == thread.anchor.get()
+        {
             return false;
         }
         thread.credit.set(credit - 1);
-        let launches = &*thread.launches.get();
-        launches.store(
-            launches.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
+        let line = &*thread.launches.get();
+        if let Some(ring) = thread.ring.get().as_ref() {
+            ring.record(line.launches(), seen.signature);
+        }
+        line.count_launch();
+        if seen.copies != 0 {
+            line.count_copied(seen.copies);
+        }
     }
     true
 }
@@ -127,7 +133,9 @@ fn admit_attached(
         if let Some(want) = attached.end.client.want(device) {
             want.begin_blocking();
         }
-        return Ticket::Blocked(device);
+        let client = attached.end.client;
+        let idle = !client.unmarked(device) && client.in_flight(device).marks == 0;
+        return Ticket::Blocked(device, if idle { now_ns() } else { 0 });
     }
     Ticket::Count
 }
@@ -135,7 +143,7 @@ fn admit_attached(
 /// The slow path, after the driver call.
 #[cold]
 #[inline(never)]
-pub(crate) fn settle(ticket: Ticket) {
+pub(crate) fn settle(ticket: Ticket, seen: Seen) {
     let thread = thread();
     let Some(attached) = client::current() else {
         return;
@@ -147,10 +155,17 @@ pub(crate) fn settle(ticket: Ticket) {
         .end
         .client
         .thread(thread.slot_plus_one.get() as usize - 1);
+    if matches!(ticket, Ticket::Count | Ticket::Blocked(..)) {
+        signature::record(thread, attached, line.launches(), seen);
+        line.count_copied(seen.copies);
+    }
     match ticket {
         Ticket::Pass | Ticket::Deny => return,
         Ticket::Count => line.count_launch(),
-        Ticket::Blocked(device) => {
+        Ticket::Blocked(device, begun_ns) => {
+            if begun_ns != 0 {
+                signature::learn_rate(line, seen, begun_ns);
+            }
             line.count_launch();
             if let Some(want) = attached.end.client.want(device) {
                 want.end_blocking();
@@ -180,6 +195,8 @@ pub(crate) fn settle(ticket: Ticket) {
 fn ungoverned(thread: &Thread, stream: usize) {
     thread.gate.set(&raw const ALWAYS_OPEN);
     thread.launches.set(&raw const thread.unmanaged);
+    thread.ring.set(std::ptr::null());
+    thread.anchor.set(0);
     thread.stream.set(stream);
     thread.stream_slot_plus_one.set(0);
     // Look again now and then: an attachment may have come.

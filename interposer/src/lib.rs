@@ -30,5 +30,6 @@ mod old_libc;
 mod proc_address;
 mod process;
 mod real;
+mod signature;
 mod thread;
 mod trace;

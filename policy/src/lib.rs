@@ -4,11 +4,13 @@
 //! clock and imports nothing of ours, so that the daemon, the tests and a simulator run the very same code:
 //!
 //! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
+//! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
 //! * [`stepper`]: drives a [`SlicePolicy`] through virtual time with simulated tenants.
 
 #![forbid(unsafe_code)]
 
 mod few;
+pub mod iterations;
 mod registry;
 mod slice;
 pub mod stepper;

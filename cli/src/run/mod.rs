@@ -116,6 +116,10 @@ fn prepare(args: Run) -> Result<Ready> {
         driver: driver.path.clone(),
         simulated: driver.simulated.is_some(),
         on_arbiter_loss,
+        iteration_launches: match args.iteration_launches {
+            Some(launches) => Some(launches),
+            None => settings::launches_per_iteration(|name| env::var_os(name))?,
+        },
     };
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
     if args.strict {

@@ -9,7 +9,7 @@
 //! charged and the owner pays until it gives the block back.
 
 use std::collections::{BTreeMap, HashMap};
-use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, PoisonError};
 
 use channel::{Block, NO_LIMIT, OverLimit};
@@ -85,37 +85,21 @@ impl Vmm {
     }
 }
 
-/// What a descriptor says of the block that it stands for: a number that is the same in all processes, and its size where the
+/// What a descriptor says of the block that it stands for (a raw system call: errno is left alone): a number that is the same in all processes, and its size where the
 /// descriptor is a file of that size.
 fn identity(fd: i32) -> Option<(u64, Option<u64>)> {
-    let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: room for the answer; a number that is no descriptor fails cleanly.
-    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+    if fd < 0 {
         return None;
     }
-    // SAFETY: filled in by the call that has succeeded.
-    let status = unsafe { status.assume_init() };
-    if matches!(
-        status.st_mode & libc::S_IFMT,
-        libc::S_IFCHR | libc::S_IFBLK | libc::S_IFSOCK | libc::S_IFIFO
-    ) {
+    // SAFETY: not -1, and borrowed for one system call, which fails cleanly where the number is no descriptor.
+    let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
+    let kind = rustix::fs::FileType::from_raw_mode(status.st_mode);
+    if kind.is_char_device() || kind.is_block_device() || kind.is_socket() || kind.is_fifo() {
         return None;
     }
     let id = (status.st_ino ^ status.st_dev.rotate_left(40)).max(1);
     let bytes = u64::try_from(status.st_size).unwrap_or(0) / GRANULE * GRANULE;
     Some((id, (bytes != 0).then_some(bytes)))
-}
-
-/// [`identity`], leaving the program's errno alone.
-fn quiet_identity(fd: i32) -> Option<(u64, Option<u64>)> {
-    // SAFETY: the thread's own errno.
-    unsafe {
-        let errno = libc::__errno_location();
-        let before = *errno;
-        let found = identity(fd);
-        *errno = before;
-        found
-    }
 }
 
 const DESCRIPTOR: CUmemAllocationHandleType =
@@ -128,7 +112,7 @@ pub(crate) fn exported(handle: u64, to: usize, kind: u32) {
     }
     // SAFETY: the driver has just written a descriptor there.
     let fd = unsafe { *(to as *const i32) };
-    let Some((id, _)) = quiet_identity(fd) else {
+    let Some((id, _)) = identity(fd) else {
         return;
     };
     with(|vmm| {
@@ -182,7 +166,7 @@ fn list(meter: &Meter, id: u64, size: Option<u64>) -> Result<Option<Block>, Over
 fn import(fd: i32) -> Result<Option<Import>, CUresult> {
     // Where no context is current, the first device stands for the one that is not known yet.
     let meter = Meter::here().or_else(|| Meter::of(0));
-    let (Some(meter), Some((id, size))) = (meter, quiet_identity(fd)) else {
+    let (Some(meter), Some((id, size))) = (meter, identity(fd)) else {
         return Ok(None);
     };
     let once = || list(&meter, id, size);
