@@ -288,6 +288,7 @@ impl Arbiter {
         for id in ids {
             self.look_at_job(id, now_ns);
         }
+        self.inform_lanes();
         let profiles = &mut self.profiles;
         profiles.every_ns = match (moves, collects) {
             (false, _) => IDLE_NS,
@@ -297,6 +298,26 @@ impl Arbiter {
         };
         profiles.next_ns = now_ns + profiles.every_ns;
         Some(profiles.next_ns)
+    }
+
+    /// Tells the lanes what is known of their tenants' memory and iterations.
+    fn inform_lanes(&mut self) {
+        for (at, lane) in self.lanes.iter_mut().enumerate() {
+            for tenant in self.ledger.iter() {
+                let (iterations, memory) = self.profiles.view(tenant.id, &tenant.spec.name);
+                let peak_bytes = tenant.peak_bytes(at);
+                // The profile's figures are of all devices together: of this one where all is here.
+                let memory = if memory.is_known() && memory.peak_bytes() <= peak_bytes {
+                    memory
+                } else {
+                    policy::Memory {
+                        persistent_bytes: 0,
+                        ephemeral_bytes: peak_bytes,
+                    }
+                };
+                lane.inform(tenant.id, memory, iterations);
+            }
+        }
     }
 
     fn look_at_job(&mut self, id: TenantId, now_ns: u64) {
@@ -323,10 +344,6 @@ impl Arbiter {
             .unwrap_or(0);
         job.count(&watched, learners, now_ns, &counters);
         let learnt = job.meter.learnt();
-        let (iterations, memory) = self.profiles.view(id, &name);
-        for lane in &mut self.lanes {
-            lane.inform(id, memory, iterations);
-        }
         // What was learnt is kept for the next run.
         let Some(learnt) = learnt else { return };
         let baselines = &self.profiles.baselines;
