@@ -44,15 +44,22 @@ impl Arbiter {
         }
     }
 
-    /// Tells the lanes what is known of their tenants' memory.
+    /// Tells the lanes what is known of their tenants' memory and iterations.
     pub(crate) fn inform_lanes(&mut self) {
         for (at, lane) in self.lanes.iter_mut().enumerate() {
             for tenant in self.ledger.iter() {
-                let memory = policy::Memory {
-                    persistent_bytes: 0,
-                    ephemeral_bytes: tenant.peak_bytes(at),
+                let (iterations, memory) = self.profiles.view(tenant.id, &tenant.spec.name);
+                let peak_bytes = tenant.peak_bytes(at);
+                // The profile's figures are of all devices together: of this one where all is here.
+                let memory = if memory.is_known() && memory.peak_bytes() <= peak_bytes {
+                    memory
+                } else {
+                    policy::Memory {
+                        persistent_bytes: 0,
+                        ephemeral_bytes: peak_bytes,
+                    }
                 };
-                lane.inform(tenant.id, memory, policy::Iterations::default());
+                lane.inform(tenant.id, memory, iterations);
             }
         }
     }

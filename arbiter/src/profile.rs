@@ -288,6 +288,7 @@ impl Arbiter {
         for id in ids {
             self.look_at_job(id, now_ns);
         }
+        self.inform_lanes();
         let profiles = &mut self.profiles;
         profiles.every_ns = match (moves, collects) {
             (false, _) => IDLE_NS,
@@ -323,10 +324,6 @@ impl Arbiter {
             .unwrap_or(0);
         job.count(&watched, learners, now_ns, &counters);
         let learnt = job.meter.learnt();
-        let (iterations, memory) = self.profiles.view(id, &name);
-        for lane in &mut self.lanes {
-            lane.inform(id, memory, iterations);
-        }
         // What was learnt is kept for the next run.
         let Some(learnt) = learnt else { return };
         let baselines = &self.profiles.baselines;
