@@ -10,7 +10,7 @@ use policy::TenantId;
 use serde_json::Value;
 
 use crate::clock::{mono_ns, unix_ms};
-use crate::convert::NotIn;
+use crate::convert::{self, NotIn};
 use crate::peer::{self, Client, Greeting};
 use crate::reactor::{Event, Interest};
 use crate::serve::Arbiter;
@@ -234,6 +234,7 @@ impl Arbiter {
                 self.dirty |= 1 << index;
             }
         }
+        self.conductor.form(&mut self.lanes);
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);
             tenant.missing.push(Missing {
@@ -272,7 +273,23 @@ impl Arbiter {
         let Some(tenant) = self.ledger.get_mut(id) else {
             return Err(NotIn::new(Outcome::UnknownToken, "the job has ended"));
         };
-        let missing = tenant.missing.iter().position(|missing| missing.pid == pid);
+        // A limit that holds on no device is none: better no process than one without a limit.
+        let nowhere = !hello.devices.is_empty() && device_map.iter().all(Option::is_none);
+        if nowhere && tenant.spec.mem.is_some() {
+            let uuids: Vec<_> = hello.devices.iter().map(|device| device.uuid).collect();
+            let (message, fields) =
+                convert::nowhere(&tenant.spec.name, pid, &hello.command, &uuids);
+            if tenant.allowance.spend(mono_ns()).is_some() {
+                self.journal
+                    .write("refused", &tenant.spec.name, message.clone(), &fields);
+            }
+            return Err(NotIn::new(Outcome::NoDevice, message));
+        }
+        // A process may have been attached twice: once as a reader of NVML, and once when it began to use the driver.
+        let of_pid = |missing: &Missing| missing.pid == pid;
+        let same = |missing: &Missing| of_pid(missing) && hello.previous_slot == Some(missing.slot);
+        let missing = tenant.missing.iter().position(same);
+        let missing = missing.or_else(|| tenant.missing.iter().position(of_pid));
         let missing = missing.map(|at| tenant.missing.swap_remove(at));
 
         let (pages, slot, journal_next, came_back) = match (hello.previous_slot, kept) {
@@ -331,8 +348,18 @@ impl Arbiter {
                 memory.page.clear_slot(slot);
             }
             memory.page.use_slots(slot + 1);
+            memory.page.name_slot(slot, pid);
         }
         // Records of a ring whose reader is unknown were read by the arbiter before, as far as anybody can tell.
+        let mut pages = pages;
+        if hello.features & channel::SIGNATURES != 0
+            && let Err(error) = pages.ask_for_signatures()
+        {
+            tracing::warn!(
+                "process {pid} of job `{}` will have no profile: {error}",
+                tenant.spec.name
+            );
+        }
         let journal_next = journal_next.unwrap_or_else(|| {
             let mut next = 0;
             pages.client.read_records(&mut next, |_| {});
@@ -379,6 +406,16 @@ impl Arbiter {
                 *total = device.total_bytes;
             }
         }
+        let other_devices: Vec<(u32, [u8; 16])> = (0..)
+            .zip(hello.devices.iter().zip(device_map))
+            .filter(|(_, (_, index))| index.is_none())
+            .map(|(ordinal, (device, _))| (ordinal, device.uuid))
+            .collect();
+        // Where some device is the job's, it is not told before work goes to another.
+        let ungoverned: Vec<[u8; 16]> = match devices {
+            0 => other_devices.iter().map(|(_, uuid)| *uuid).collect(),
+            _ => Vec::new(),
+        };
         let pages = Rc::new(pages);
         let client = Client {
             tenant: tenant_id,
@@ -391,11 +428,15 @@ impl Arbiter {
             slot,
             devices,
             totals,
+            other_devices,
+            ungoverned: ungoverned.clone(),
             command: hello.command,
             attached_unix_ms: unix_ms(),
             journal_next,
             rings: 0,
             muted: false,
+            floods: 0,
+            bad_records: 0,
         };
         self.publish_to(&client);
         let command = client.command.clone();
@@ -445,6 +486,11 @@ impl Arbiter {
             self.journal
                 .write(kind, &tenant.spec.name, message, &fields);
         }
+        if !ungoverned.is_empty() && tenant.allowance.spend(now_ns).is_some() {
+            let name = &tenant.spec.name;
+            let (message, fields) = convert::ungoverned(name, pid, &command, &ungoverned);
+            self.journal.write("ungoverned", name, message, &fields);
+        }
         self.state_is_old = true;
     }
 
@@ -469,6 +515,7 @@ impl Arbiter {
             return;
         };
         client.rings = 0;
+        client.floods = if client.muted { client.floods + 1 } else { 0 };
         if client.muted {
             client.muted = false;
             let doorbell = client.pages.doorbell();

@@ -1,8 +1,11 @@
 //! Between what travels and what is meant: the only file that knows both the wire's types and the arbiter's own.
 
 use channel::wire::{Outcome, TOKEN_BYTES};
-use control::{Class as WireClass, ControlError, ErrorCode, JobSpec, exact_bytes};
-use policy::Class;
+use control::{
+    Class as WireClass, ControlError, ErrorCode, JobSpec, Parameter, PolicyChoice, exact_bytes,
+};
+use policy::{Class, Param, PolicyError, SlicePolicy};
+use serde_json::Value;
 
 use crate::ledger::{LEAST_SHARE, Refusal};
 use crate::tenant::Spec;
@@ -73,6 +76,37 @@ pub fn wire_class(class: Class) -> WireClass {
     }
 }
 
+/// The policy that an operator names.
+///
+/// # Errors
+/// It is not known, or a parameter makes no sense.
+pub fn policy(choice: &PolicyChoice) -> Result<Box<dyn SlicePolicy>, PolicyError> {
+    let parameters: Vec<Param> = choice
+        .parameters
+        .iter()
+        .map(|(name, value)| Param::new(name.as_str(), policy_value(value)))
+        .collect();
+    policy::by_name(&choice.name, &parameters)
+}
+
+/// Whether there is such a policy.
+///
+/// # Errors
+/// The parameter that is wrong, where it is not the name, and a sentence.
+pub fn check_policy(choice: &PolicyChoice) -> Result<(), (Option<String>, String)> {
+    policy(choice)
+        .map(|_| ())
+        .map_err(|error| (error.param().map(ToOwned::to_owned), error.to_string()))
+}
+
+fn policy_value(value: &Parameter) -> policy::Value {
+    match value {
+        Parameter::Flag(flag) => policy::Value::Flag(*flag),
+        Parameter::Number(number) => policy::Value::Number(*number),
+        Parameter::Word(word) => policy::Value::Word(word.clone()),
+    }
+}
+
 /// A registration as the arbiter keeps it, under `name`.
 pub fn spec(job: JobSpec, name: String) -> Spec {
     let cut = |word: &String| {
@@ -86,6 +120,12 @@ pub fn spec(job: JobSpec, name: String) -> Spec {
         name,
         class: class(job.class),
         share: job.share,
+        share_min: job.share_min,
+        share_max: job.share_max,
+        gang: job.gang,
+        deadline_unix_ms: job.deadline_unix_ms,
+        work_ns: job.work_ns,
+        paused: job.paused,
         mem: job.mem,
         devices: job.devices,
         pid: job.pid,
@@ -93,6 +133,7 @@ pub fn spec(job: JobSpec, name: String) -> Spec {
         driver: job.driver,
         simulated: job.simulated,
         on_loss: job.on_arbiter_loss,
+        iteration_launches: job.iteration_launches.filter(|launches| *launches > 0),
     }
 }
 
@@ -102,6 +143,12 @@ pub fn job_spec(spec: &Spec) -> JobSpec {
         name: spec.name.clone(),
         class: wire_class(spec.class),
         share: spec.share,
+        share_min: spec.share_min,
+        share_max: spec.share_max,
+        gang: spec.gang,
+        deadline_unix_ms: spec.deadline_unix_ms,
+        work_ns: spec.work_ns,
+        paused: spec.paused,
         mem: spec.mem,
         devices: spec.devices.clone(),
         pid: spec.pid,
@@ -109,6 +156,7 @@ pub fn job_spec(spec: &Spec) -> JobSpec {
         driver: spec.driver.clone(),
         simulated: spec.simulated,
         on_arbiter_loss: spec.on_loss,
+        iteration_launches: spec.iteration_launches,
     }
 }
 
@@ -131,6 +179,18 @@ pub fn refusal(refusal: &Refusal) -> ControlError {
             format!("a share of {share} makes no sense"),
             "write a part of the device above 0 and up to 1, such as 0.5".into(),
         ),
+        Refusal::Bounds { min, share, max } => {
+            let told = [("at least", min), ("", share), ("at most", max)]
+                .into_iter()
+                .filter_map(|(word, share)| Some(format!("{word} {}", short((*share)?))))
+                .map(|text| text.trim_start().to_owned())
+                .collect::<Vec<_>>();
+            error(
+                ErrorCode::Invalid,
+                format!("a share of {} makes no sense", told.join(", ")),
+                "write bounds with the share between them".into(),
+            )
+        }
         Refusal::ShareSum { asked, promised } => error(
             ErrorCode::Refused,
             format!(
@@ -233,6 +293,41 @@ impl NotIn {
     }
 }
 
+/// What the journal says of a process whose devices the job may not use: a line for people, and fields.
+pub fn ungoverned(
+    job: &str,
+    pid: u32,
+    command: &str,
+    devices: &[[u8; 16]],
+) -> (String, Vec<(&'static str, Value)>) {
+    let (names, fields) = of_devices(pid, devices);
+    let message = format!(
+        "process {pid} ({command}) of job `{job}` uses {names}, which the job may not use: quota and share do not hold there"
+    );
+    (message, fields)
+}
+
+/// What the journal says of a process that is not let in, because its job's memory limit would hold on no device.
+pub fn nowhere(
+    job: &str,
+    pid: u32,
+    command: &str,
+    devices: &[[u8; 16]],
+) -> (String, Vec<(&'static str, Value)>) {
+    let (names, fields) = of_devices(pid, devices);
+    let message = format!(
+        "process {pid} ({command}) of job `{job}` has {names} only, of which the job may use none, and the job has a memory limit: it does not start (see --device, CUDA_VISIBLE_DEVICES, and the driver)"
+    );
+    (message, fields)
+}
+
+fn of_devices(pid: u32, devices: &[[u8; 16]]) -> (String, Vec<(&'static str, Value)>) {
+    let names: Vec<String> = devices.iter().map(uuid_text).collect();
+    let text = names.join(", ");
+    let fields = vec![("pid", Value::from(pid)), ("devices", Value::from(names))];
+    (text, fields)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,9 +355,16 @@ mod tests {
             name: "a".into(),
             class: WireClass::Opportunistic,
             share: Some(0.25),
+            share_min: Some(0.125),
+            share_max: Some(0.5),
+            gang: Some(false),
+            deadline_unix_ms: Some(7),
+            work_ns: Some(8),
+            paused: true,
             pid: 3,
             command: vec!["é".repeat(1000); 100],
             simulated: true,
+            iteration_launches: Some(12),
             ..JobSpec::default()
         };
         let back = job_spec(&spec(job.clone(), "a".into()));

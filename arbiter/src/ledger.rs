@@ -7,15 +7,14 @@
 use std::collections::BTreeMap;
 
 use control::MemLimit;
-use policy::{Class, TenantId};
+use policy::TenantId;
 
 use crate::devices::Devices;
 use crate::tenant::{Spec, Tenant};
+use crate::terms::{AIR, admit_bounds, admit_share};
 
 /// The least that a guaranteed job without a share of its own is let in for.
 pub const LEAST_SHARE: f64 = 0.01;
-/// Shares are decimal fractions of people; sums are compared with this much air.
-const AIR: f64 = 1e-9;
 
 /// What the jobs of one user may have together.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -35,6 +34,12 @@ pub enum Refusal {
     NameTaken(String),
     /// Not in (0, 1].
     ShareRange(f64),
+    /// They leave no room for each other.
+    Bounds {
+        min: Option<f64>,
+        share: Option<f64>,
+        max: Option<f64>,
+    },
     /// The sum would be above 1.
     ShareSum { asked: f64, promised: f64 },
     /// Nothing is left for those who named no share.
@@ -168,11 +173,7 @@ impl Ledger {
         if self.named(&spec.name).is_some_and(|t| Some(t.id) != own) {
             return Err(Refusal::NameTaken(spec.name.clone()));
         }
-        if let Some(share) = spec.share
-            && !(share > 0.0 && share <= 1.0)
-        {
-            return Err(Refusal::ShareRange(share));
-        }
+        admit_bounds(spec)?;
         let count = devices.iter().count();
         let entitled =
             |spec: &Spec, device| devices.entitled(device, &spec.devices, spec.simulated);
@@ -267,73 +268,13 @@ impl Ledger {
             _ => Ok(()),
         }
     }
-
-    /// The terms of every job on a device.
-    pub fn terms(&self, devices: &Devices, device: usize) -> Vec<(TenantId, (Class, u32))> {
-        let there = || {
-            self.iter()
-                .filter(|t| devices.entitled(device, &t.spec.devices, t.spec.simulated))
-        };
-        let of = |class| there().filter(move |tenant| tenant.spec.class == class);
-        let rest = |class, whole: f64| {
-            let named: f64 = of(class).filter_map(|tenant| tenant.spec.share).sum();
-            let unnamed = of(class)
-                .filter(|tenant| tenant.spec.share.is_none())
-                .count();
-            ((whole - named) / unnamed.max(1) as f64).max(LEAST_SHARE)
-        };
-        let guaranteed = rest(Class::Guaranteed, 1.0);
-        let unnamed = of(Class::Opportunistic)
-            .filter(|t| t.spec.share.is_none())
-            .count();
-        let opportunistic = 1.0 / unnamed.max(1) as f64;
-        there()
-            .map(|tenant| {
-                let unnamed = match tenant.spec.class {
-                    Class::Guaranteed => guaranteed,
-                    Class::Opportunistic => opportunistic,
-                };
-                let share = tenant.spec.share.unwrap_or(unnamed);
-                // CAST: shares are in (0, 1].
-                (
-                    tenant.id,
-                    (tenant.spec.class, (share * 1e6).round().max(1.0) as u32),
-                )
-            })
-            .collect()
-    }
-}
-
-fn admit_share<'a>(spec: &Spec, others: impl Iterator<Item = &'a Tenant>) -> Result<(), Refusal> {
-    if spec.class == Class::Opportunistic {
-        return Ok(());
-    }
-    let (mut promised, mut unnamed) = (0.0, usize::from(spec.share.is_none()));
-    for other in others.filter(|tenant| tenant.spec.class == Class::Guaranteed) {
-        match other.spec.share {
-            Some(share) => promised += share,
-            None => unnamed += 1,
-        }
-    }
-    if let Some(asked) = spec.share
-        && promised + asked > 1.0 + AIR
-    {
-        return Err(Refusal::ShareSum { asked, promised });
-    }
-    let promised = promised + spec.share.unwrap_or(0.0);
-    if 1.0 - promised < LEAST_SHARE * unnamed as f64 - AIR {
-        return Err(Refusal::NothingLeft {
-            promised,
-            waiting: unnamed,
-        });
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use channel::wire::DeviceId;
     use control::DeviceSelector;
+    use policy::Class;
 
     use super::*;
     use crate::tenant::example;
@@ -412,7 +353,11 @@ mod tests {
         let devices = devices(&[100]);
         let plain = |name| with(name, |_| ());
         let ledger = ledger(&[share("a", 0.5), plain("b"), plain("c")]);
-        let weights: Vec<u32> = ledger.terms(&devices, 0).iter().map(|t| t.1.1).collect();
+        let weights: Vec<u32> = ledger
+            .terms(&devices, 0)
+            .iter()
+            .map(|t| t.1.weight_ppm)
+            .collect();
         assert_eq!(weights, [500_000, 250_000, 250_000]);
         assert_eq!(ledger.admit(&plain("d"), None, ANYBODY, &devices), Ok(()));
         let greedy = ledger.admit(&share("d", 0.49), None, ANYBODY, &devices);

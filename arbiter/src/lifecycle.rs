@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::clock::{mono_ns, unix_ms};
 use crate::convert;
+use crate::device_control;
 use crate::dispatch::Lane;
-use crate::options::Options;
 use crate::peer::{self, Client};
 use crate::reactor::{Event, Interest};
 use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSE_NS};
@@ -21,6 +21,13 @@ use crate::tenant::{Missing, Tenant};
 impl Arbiter {
     /// Takes the jobs of an earlier arbiter back, as far as something of them lives.
     pub(crate) fn restore(&mut self, state: State, now_ns: u64) {
+        for saved in state.devices {
+            if let Some(uuid) = convert::uuid_bytes(&saved.uuid)
+                && device_control::check(&saved.settings).is_ok()
+            {
+                self.by_hand.insert(uuid, saved.settings);
+            }
+        }
         for saved in state.tenants {
             let Some(token) = convert::token_bytes(&saved.token) else {
                 continue;
@@ -148,6 +155,8 @@ impl Arbiter {
             epoch: self.epoch,
             next_id: self.next_id,
             tenants: tenants.collect(),
+            baselines: self.profiles.saved(),
+            devices: self.saved_devices(),
             ..State::default()
         };
         let path = self.options.dir.state_file();
@@ -231,12 +240,13 @@ impl Arbiter {
     /// The lane of a device, made where it is new.
     pub(crate) fn make_lanes(&mut self) {
         for index in self.lanes.len()..self.devices.iter().count() {
-            let rule = self.rule_of(index);
-            let (pace, mode) = (self.options.pace(rule), Options::mode(rule));
+            self.reserve_memory(index);
+            let setup = self.setup_of(index);
+            let chosen = self.settings_of(index).policy;
+            self.policies
+                .push(chosen.unwrap_or_else(device_control::default_policy));
             let device = self.devices.get(index);
             let total = device.map_or(0, |device| device.total_bytes);
-            let reserve = rule.and_then(|rule| rule.mem_reserve);
-            self.ledger.reserved[index] = reserve.map_or(0, |reserve| reserve.resolve(total));
             if let Some(device) = device {
                 tracing::info!(
                     "device {index}: {} {}, {}",
@@ -245,12 +255,23 @@ impl Arbiter {
                     control::short_bytes(total)
                 );
             }
-            self.lanes.push(Lane::new(index, mode, pace, mono_ns()));
+            self.lanes.push(Lane::new(index, setup, mono_ns()));
             self.lane_next_ns.push(None);
         }
     }
 
-    fn rule_of(&self, index: usize) -> Option<&crate::options::DeviceRule> {
+    /// Keeps memory of a device from all quotas, as its rule says.
+    pub(crate) fn reserve_memory(&mut self, index: usize) {
+        let total = self
+            .devices
+            .get(index)
+            .map_or(0, |device| device.total_bytes);
+        let reserve = self.rule_of(index).and_then(|rule| rule.mem_reserve);
+        self.ledger.reserved[index] = reserve.map_or(0, |reserve| reserve.resolve(total));
+    }
+
+    /// The rule of the quota file for a device.
+    pub(crate) fn rule_of(&self, index: usize) -> Option<&crate::options::DeviceRule> {
         let simulated = self.devices.get(index)?.simulated;
         self.options.devices.iter().find(|rule| {
             let selector = rule.device.as_ref();
@@ -265,6 +286,7 @@ impl Arbiter {
                 lane.set_terms(tenant, terms);
             }
         }
+        self.conductor.form(&mut self.lanes);
         self.dirty = u32::MAX;
     }
 
@@ -319,6 +341,7 @@ impl Arbiter {
                 self.dirty |= 1 << index;
             }
         }
+        self.conductor.form(&mut self.lanes);
     }
 
     /// A client is gone: its memory is free, its gates are no more, and whoever waits goes on.
@@ -333,6 +356,7 @@ impl Arbiter {
                 self.dirty |= 1 << index;
             }
         }
+        self.conductor.form(&mut self.lanes);
         let mut held = 0;
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);
@@ -363,6 +387,13 @@ impl Arbiter {
         }
         self.state_is_old = true;
         let (job, pid) = (tenant.spec.name.clone(), client.pid);
+        let sound = |record: &channel::Record| (record.device as usize) < MAX_DEVICES;
+        let bad = records
+            .iter()
+            .filter(|read| !read.as_ref().is_ok_and(sound));
+        let bad = bad.count();
+        client.bad_records += u32::try_from(bad).unwrap_or(u32::MAX);
+        let mut newly_ungoverned = Vec::new();
         for record in records {
             if let Ok(channel::Record {
                 event: channel::Event::OverLimit { .. },
@@ -370,6 +401,24 @@ impl Arbiter {
             }) = record
             {
                 tenant.oom_count += 1;
+            }
+            if let Ok(channel::Record {
+                device: ordinal,
+                event:
+                    channel::Event::Bypassing {
+                        reason: Bypass::OtherDevice,
+                    },
+            }) = record
+            {
+                let other = client.other_devices.iter().find(|(at, _)| *at == ordinal);
+                if let Some((_, uuid)) = other
+                    && !client.ungoverned.contains(uuid)
+                {
+                    client.ungoverned.push(*uuid);
+                    newly_ungoverned.push(*uuid);
+                }
+                // Told below, with the device's name.
+                continue;
             }
             let Some(left_out) = tenant.allowance.spend(now_ns) else {
                 continue;
@@ -380,6 +429,11 @@ impl Arbiter {
                 fields.push(("left_out", Value::from(left_out)));
             }
             self.journal.write(kind, &job, message, &fields);
+        }
+        if !newly_ungoverned.is_empty() && tenant.allowance.spend(now_ns).is_some() {
+            let (message, fields) =
+                convert::ungoverned(&job, pid, &client.command, &newly_ungoverned);
+            self.journal.write("ungoverned", &job, message, &fields);
         }
         if missed > 0 && tenant.allowance.spend(now_ns).is_some() {
             let message = format!("{missed} events of process {pid} were overwritten unread");
@@ -403,16 +457,25 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             limit_bytes,
             used_bytes,
             requested_bytes,
+            charged_bytes,
         } => {
+            // An older client does not tell what the device would have lacked.
+            let charged_bytes = charged_bytes.max(requested_bytes);
             fields.extend([
                 ("limit_bytes", Value::from(limit_bytes)),
                 ("used_bytes", Value::from(used_bytes)),
                 ("requested_bytes", Value::from(requested_bytes)),
+                ("charged_bytes", Value::from(charged_bytes)),
             ]);
-            let [limit, used, requested] =
-                [limit_bytes, used_bytes, requested_bytes].map(control::short_bytes);
+            let [limit, used, requested, charged] =
+                [limit_bytes, used_bytes, requested_bytes, charged_bytes].map(control::short_bytes);
+            let on_device = if charged == requested {
+                String::new()
+            } else {
+                format!(" ({charged} on the device)")
+            };
             let message = format!(
-                "job `{job}` is out of memory on device {}: {requested} requested with {used} of {limit} used",
+                "job `{job}` is out of memory on device {}: {requested} requested{on_device} with {used} of {limit} used",
                 record.device
             );
             ("oom", message, fields)
@@ -422,6 +485,7 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
                 Bypass::ArbiterLost => "the arbiter was lost",
                 Bypass::GateStuck => "its gate stayed closed past every deadline",
                 Bypass::NoMarks => "the driver gives no way to follow completion",
+                Bypass::OtherDevice => "to a device that the job may not use",
             };
             fields.push(("reason", Value::from(reason)));
             let message = format!("job `{job}` submits without grants: {reason}");

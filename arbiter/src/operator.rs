@@ -32,6 +32,10 @@ impl Arbiter {
                 Request::Status => Ok(Reply::Status(self.status())),
                 Request::List => Ok(Reply::Jobs(self.jobs())),
                 Request::Set { job, change } => self.change(&job, change, peer),
+                Request::SetDevice { device, settings } => {
+                    self.change_devices(device.as_ref(), settings, peer)
+                }
+                Request::Reload => self.reload_for(peer),
                 Request::Shutdown => self.shut_down(peer),
                 Request::Events { since_seq, limit } => {
                     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -227,14 +231,28 @@ impl Arbiter {
                 .with_hint("ask its owner, or root"));
         }
         if change.is_empty() {
-            return Err(ControlError::new(ErrorCode::Invalid, "nothing to change")
-                .with_hint("give --mem, --share or --class"));
+            return Err(
+                ControlError::new(ErrorCode::Invalid, "nothing to change").with_hint(
+                    "give memory, a share or its bounds, a class, a deadline, pause or resume, or the time of a solo iteration",
+                ),
+            );
         }
         let (id, uid, user) = (tenant.id, tenant.uid, tenant.user.clone());
         let mut spec = tenant.spec.clone();
         spec.mem = change.mem.or(spec.mem);
         spec.share = change.share.or(spec.share);
         spec.class = change.class.map_or(spec.class, convert::class);
+        spec.share_min = change.share_min.or(spec.share_min);
+        spec.share_max = change.share_max.or(spec.share_max);
+        spec.gang = change.gang.or(spec.gang);
+        spec.deadline_unix_ms = change.deadline_unix_ms.or(spec.deadline_unix_ms);
+        spec.work_ns = change.work_ns.or(spec.work_ns);
+        spec.paused = change.paused.unwrap_or(spec.paused);
+        if spec.deadline_unix_ms.is_some() && spec.work_ns.is_none() {
+            let message = "a deadline is no use without the device time that the work takes";
+            return Err(ControlError::new(ErrorCode::Invalid, message)
+                .with_hint("give --work as well, such as --work 40m"));
+        }
         // Root may go beyond what the configuration allows a user.
         let ceiling = if peer.uid == 0 && uid != 0 {
             crate::Ceiling::default()
@@ -245,15 +263,25 @@ impl Arbiter {
             .admit(&spec, Some(id), (uid, &user, ceiling), &self.devices)
             .map_err(|refusal| convert::refusal(&refusal))?;
         let mut fields = Vec::new();
-        fields.extend(change.mem.map(|mem| ("mem", Value::from(mem.to_string()))));
-        fields.extend(change.share.map(|share| ("share", Value::from(share))));
-        fields.extend(
-            change
-                .class
-                .map(|class| ("class", Value::from(class.as_str()))),
-        );
+        let mut add = |name, value: Option<Value>| fields.extend(value.map(|value| (name, value)));
+        add("mem", change.mem.map(|mem| mem.to_string().into()));
+        add("share", change.share.map(Value::from));
+        add("share_min", change.share_min.map(Value::from));
+        add("share_max", change.share_max.map(Value::from));
+        add("class", change.class.map(|class| class.as_str().into()));
+        add("gang", change.gang.map(Value::from));
+        add("deadline_unix_ms", change.deadline_unix_ms.map(Value::from));
+        add("work_ns", change.work_ns.map(Value::from));
+        add("paused", change.paused.map(Value::from));
         if let Some(tenant) = self.ledger.get_mut(id) {
             tenant.spec = spec;
+        }
+        if let Some(us) = change.solo_iteration_us {
+            fields.push(("solo_iteration_us", Value::from(us)));
+            // CAST: far below 2^53.
+            let iteration_ns = (us > 0).then_some(us as f64 * 1000.0);
+            self.profiles
+                .set_baseline(job, iteration_ns, crate::clock::unix_ms());
         }
         self.publish_limits();
         self.publish_terms();

@@ -1,16 +1,41 @@
 //! How an arbiter is to run.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use control::paths::RuntimeDir;
-use control::{DeviceSelector, MemLimit, SliceMode};
+use control::{DeviceSelector, DeviceSettings, MemLimit, Misbehaviour, SliceMode};
 
-use crate::dispatch::{Mode, Pace};
+use crate::convert;
+use crate::dispatch::{Answer, Mode, Pace, Setup};
 use crate::ledger::Ceiling;
+
+/// What an opportunistic job may have queued beside a guaranteed one, in microseconds: a tenth of the least slice.
+const GAP_WINDOW_US: u32 = 500;
+/// How long a guaranteed job's silence is borne at most while only opportunistic ones wait.
+const GAP_QUIET_NS: u64 = 600_000;
 
 /// Looks the ceiling of a user up, by number and login name.
 pub type Ceilings = Box<dyn Fn(u32, &str) -> Ceiling + Send>;
+
+/// Reads the rules again; an error is one line for people, and changes nothing.
+pub type Reload = Box<dyn Fn() -> Result<Rules, String> + Send>;
+
+/// What the quota file says to the daemon.
+pub struct Rules {
+    /// The file; `None`: there is none.
+    pub file: Option<PathBuf>,
+    /// Settings of single devices; the first that matches is the one a device gets.
+    pub devices: Vec<DeviceRule>,
+    /// What users may have.
+    pub ceilings: Ceilings,
+    /// Number of sections behind the ceilings.
+    pub tenant_rules: usize,
+}
+/// How long before its slice a tenant is woken. TIMEOUT: the wake-ups of the arbiter and of one thread, with a margin for a
+/// busy host; a hundredth of the usual slice.
+const LEAD_NS: u64 = 80_000;
 
 /// What a daemon is told at its start.
 pub struct Options {
@@ -30,12 +55,18 @@ pub struct Options {
     pub window: Duration,
     /// The same for a tenant alone.
     pub lone_window: Duration,
+    /// How long the next slice waits for the end of what the one before it has queued; then both run at once.
+    pub drain: Duration,
     /// How long a holder that does nothing keeps a device that others want.
     pub quiet: Duration,
+    /// Wakes the next tenant before its slice begins, where a device's own rule says nothing.
+    pub early_wake: bool,
     /// Settings of single devices; the first that matches is the one a device gets.
     pub devices: Vec<DeviceRule>,
     /// What users may have.
     pub ceilings: Ceilings,
+    /// Reads devices and ceilings anew, where they came from.
+    pub reload: Option<Reload>,
     /// Looks for the host's own NVML, beside those of simulated drivers.
     pub host_nvml: bool,
 }
@@ -45,10 +76,8 @@ pub struct Options {
 pub struct DeviceRule {
     /// `None`: every device.
     pub device: Option<DeviceSelector>,
-    /// `None` and `Auto`: slices.
-    pub mode: Option<SliceMode>,
-    /// Longest slice.
-    pub quantum: Option<Duration>,
+    /// How it is run.
+    pub settings: DeviceSettings,
     /// Memory kept from every quota.
     pub mem_reserve: Option<MemLimit>,
 }
@@ -65,9 +94,12 @@ impl Options {
             quantum_min: Duration::from_millis(2),
             window: Duration::from_millis(2),
             lone_window: Duration::from_millis(20),
+            drain: Duration::from_millis(100),
             quiet: Duration::from_micros(300),
+            early_wake: true,
             devices: Vec::new(),
             ceilings: Box::new(|_, _| Ceiling::default()),
+            reload: None,
             host_nvml: true,
         }
     }
@@ -81,32 +113,55 @@ impl Options {
         }
     }
 
-    /// The pace of a device with this rule.
-    pub(crate) fn pace(&self, rule: Option<&DeviceRule>) -> Pace {
-        let quantum = rule.and_then(|rule| rule.quantum).unwrap_or(self.quantum);
+    /// How a device with these settings is run.
+    pub(crate) fn setup(&self, settings: &DeviceSettings, memory_bytes: u64) -> Setup {
+        let policy = settings.policy.as_ref().map(convert::policy);
+        Setup {
+            mode: match settings.mode {
+                Some(SliceMode::Concurrent) => Mode::Concurrent,
+                Some(SliceMode::Auto) => Mode::Auto,
+                _ => Mode::Exclusive,
+            },
+            pace: self.pace(settings),
+            // CAST: a small number.
+            holders: settings.holders.unwrap_or(1) as usize,
+            // What makes no sense was refused when it was said.
+            policy: policy.and_then(Result::ok),
+            answer: match settings.misbehaviour.unwrap_or_default() {
+                Misbehaviour::Report => Answer::Report,
+                Misbehaviour::Demote => Answer::Demote,
+                Misbehaviour::Kill => Answer::Kill,
+            },
+            memory_bytes,
+        }
+    }
+
+    /// The pace of a device with these settings.
+    fn pace(&self, settings: &DeviceSettings) -> Pace {
+        let micros_of = |us: Option<u64>| us.map(|us| u32::try_from(us).unwrap_or(u32::MAX));
+        let quantum_us = micros_of(settings.quantum_max_us).unwrap_or(micros(self.quantum));
+        let min_us = micros_of(settings.quantum_min_us).unwrap_or(micros(self.quantum_min));
         // Below that a hand-over would cost more than the slice.
-        let max_us = micros(quantum).max(200);
+        let max_us = quantum_us.max(200);
+        let early_wake = settings.early_wake.unwrap_or(self.early_wake);
         let look_ns = (u64::from(max_us) * 1000 / 16).clamp(100_000, 400_000);
         Pace {
             quantum: policy::QuantumBounds {
-                min_us: micros(self.quantum_min).min(max_us),
+                min_us: min_us.max(200).min(max_us),
                 max_us,
             },
             window_us: micros(self.window).clamp(1, max_us / 2),
             lone_window_us: micros(self.lone_window).max(1),
+            gap_window_us: micros(self.window).clamp(1, max_us / 2).min(GAP_WINDOW_US),
             look_ns,
+            drain_look_ns: 50_000,
+            drain_ns: nanos(self.drain),
             quiet_ns: nanos(self.quiet),
             quiet_max_ns: nanos(self.quiet).max(u64::from(max_us) * 1000 / 3),
+            gap_quiet_max_ns: nanos(self.quiet).max(GAP_QUIET_NS),
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),
             tick_ns: 20_000_000,
-        }
-    }
-
-    /// The mode of a device with this rule.
-    pub(crate) fn mode(rule: Option<&DeviceRule>) -> Mode {
-        match rule.and_then(|rule| rule.mode) {
-            Some(SliceMode::Concurrent) => Mode::Concurrent,
-            _ => Mode::Exclusive,
+            lead_ns: if early_wake { LEAD_NS } else { 0 },
         }
     }
 }

@@ -48,6 +48,10 @@ pub struct Client {
     pub devices: u32,
     /// What its own driver says that each device has, in bytes: a little less than NVML says. 0: not told.
     pub totals: [u64; channel::MAX_DEVICES],
+    /// Devices of its driver that the job may not use: ordinal and UUID.
+    pub other_devices: Vec<(u32, [u8; 16])>,
+    /// Of those, the ones that it uses, or would if it used any.
+    pub ungoverned: Vec<[u8; 16]>,
     /// Name of the program, for people.
     pub command: String,
     /// When it attached.
@@ -58,6 +62,10 @@ pub struct Client {
     pub rings: u32,
     /// Its doorbell is not listened to until the period ends.
     pub muted: bool,
+    /// Periods in a row in which that was so.
+    pub floods: u32,
+    /// Records in its ring that no library of ours writes, since that was looked at last.
+    pub bad_records: u32,
 }
 
 impl Client {

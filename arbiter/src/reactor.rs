@@ -18,6 +18,8 @@ pub enum Event {
     ChannelAccept,
     /// An operator connects.
     ControlAccept,
+    /// The daemon is asked to read its quota file again.
+    Reload,
     /// The device watcher has news.
     Devices,
     /// A connected client says hello, or hangs up.
@@ -151,6 +153,46 @@ impl Poller {
     }
 }
 
+/// Makes the calling thread one that runs soon after it wakes up.
+///
+/// Its timers are as exact as the hardware allows: a slice ends when it ends. And it asks the scheduler for turns of 0.1 ms, the
+/// shortest there are: among threads of equal weight the one with the earliest deadline goes first, and a
+/// thread with a shorter turn that wakes up takes the core from one with a longer one (Linux 6.12; see sched(7) and
+/// sched_setattr(2)). It gets no more time for it, only sooner. Older kernels take no notice.
+pub fn be_prompt() {
+    use nix::libc;
+    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+    let mut attributes = libc::sched_attr {
+        // CAST: 48 bytes.
+        size: size_of::<libc::sched_attr>() as u32,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: a valid pointer to a structure of the size that is told; 0 is the calling thread.
+    let got = unsafe {
+        libc::syscall(
+            libc::SYS_sched_getattr,
+            0,
+            &raw mut attributes,
+            attributes.size,
+            0,
+        )
+    };
+    // A class that somebody has chosen for the daemon is left alone.
+    // CAST: the constant is 0.
+    if got != 0 || attributes.sched_policy != libc::SCHED_OTHER as u32 {
+        return;
+    }
+    attributes.sched_runtime = 100_000;
+    // SAFETY: as above; the structure is the thread's own, but for the length of a turn.
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
+
 impl Interest {
     fn flags(self) -> EventFlags {
         match self {
@@ -177,6 +219,7 @@ impl Event {
             Self::ClientHungUp(id) => (8, id),
             Self::JobEnded(id) => (9, id),
             Self::Control(id) => (10, id),
+            Self::Reload => (11, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -194,6 +237,7 @@ impl Event {
             8 => Self::ClientHungUp(id),
             9 => Self::JobEnded(id),
             10 => Self::Control(id),
+            11 => Self::Reload,
             _ => return None,
         })
     }
@@ -210,6 +254,7 @@ mod tests {
             Event::ChannelAccept,
             Event::ControlAccept,
             Event::Devices,
+            Event::Reload,
             Event::Greeting(1),
             Event::Doorbell(2),
             Event::ClientEnded(3),

@@ -10,21 +10,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use channel::arbiter::Listener;
-use control::JobStatus;
 use control::paths::Source;
+use control::{DeviceSettings, JobStatus, PolicyChoice};
 use policy::TenantId;
 use serde_json::Value;
 
 use crate::clock::{mono_ns, unix_ms};
 use crate::control_server::{Ask, ControlServer};
 use crate::devices::Devices;
-use crate::dispatch::Lane;
+use crate::dispatch::{Conductor, Lane};
 use crate::journal::{Allowance, Journal};
 use crate::ledger::Ledger;
 use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::peer::{Client, Greeting};
-use crate::reactor::{Event, Interest, Poller};
+use crate::profile::Profiles;
+use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::state::State;
 
 /// How often the slow things are seen to: deadlines of strangers, journals, the file of the state.
@@ -65,7 +66,8 @@ impl Error {
     }
 }
 
-/// Serves until SIGTERM, SIGINT, a request to shut down, or the end of an idle time. Every gate is left open.
+/// Serves until SIGTERM, SIGINT, a request to shut down, or the end of an idle time. Every gate is left open. SIGHUP has the
+/// quota file read again.
 ///
 /// # Errors
 /// [`Error`]; nothing was served where the start failed.
@@ -78,13 +80,22 @@ pub fn run(options: Options) -> Result<(), Error> {
     let blocked = |errno: nix::Error| Error::io("take signals")(errno.into());
     // Before any thread is started, so that all of them have the signals blocked.
     signals.thread_block().map_err(blocked)?;
+    let mut hangup = SigSet::empty();
+    hangup.add(Signal::SIGHUP);
+    hangup.thread_block().map_err(blocked)?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signalled = SignalFd::with_flags(&signals, flags).map_err(blocked)?;
-    let arbiter = Arbiter::start(options)?;
+    let mut arbiter = Arbiter::start(options)?;
     arbiter
         .poller
         .add(&signalled, Event::Stop, Interest::Read)
         .map_err(Error::io("wait for signals"))?;
+    let hangups = SignalFd::with_flags(&hangup, flags).map_err(blocked)?;
+    arbiter
+        .poller
+        .add(&hangups, Event::Reload, Interest::Read)
+        .map_err(Error::io("wait for signals"))?;
+    arbiter.hangups = Hangups(Some(hangups));
     arbiter.serve()
 }
 
@@ -99,6 +110,17 @@ impl Stopper {
     }
 }
 
+/// Where SIGHUP is read from.
+#[derive(Default)]
+pub(crate) struct Hangups(Option<nix::sys::signalfd::SignalFd>);
+
+impl Hangups {
+    /// Takes those that are there.
+    fn take(&self) {
+        while let Some(Ok(Some(_))) = self.0.as_ref().map(|signals| signals.read_signal()) {}
+    }
+}
+
 /// The daemon.
 pub struct Arbiter {
     pub(crate) options: Options,
@@ -110,6 +132,10 @@ pub struct Arbiter {
     pub(crate) devices: Devices,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) lane_next_ns: Vec<Option<u64>>,
+    /// The slice policy of each lane, as it was chosen.
+    pub(crate) policies: Vec<PolicyChoice>,
+    pub(crate) conductor: Conductor,
+    conduct_ns: Option<u64>,
     /// Lanes to be stepped whatever the time.
     pub(crate) dirty: u32,
     pub(crate) clients: BTreeMap<u64, Client>,
@@ -121,6 +147,7 @@ pub struct Arbiter {
     /// With the time of their end.
     pub(crate) gone: VecDeque<(u64, JobStatus)>,
     pub(crate) journal: Journal,
+    pub(crate) profiles: Profiles,
     pub(crate) epoch: u64,
     pub(crate) next_id: u64,
     pub(crate) started_unix_ms: u64,
@@ -134,6 +161,9 @@ pub struct Arbiter {
     pub(crate) watching: bool,
     pub(crate) stopping: bool,
     stop: Arc<OwnedFd>,
+    hangups: Hangups,
+    /// Settings of devices that were made by hand, over those of the quota file.
+    pub(crate) by_hand: BTreeMap<[u8; 16], DeviceSettings>,
     _lock: File,
 }
 
@@ -154,7 +184,7 @@ impl Arbiter {
         let journal_path = dir.journal_file();
         let journal = Journal::open(&journal_path)
             .map_err(Error::io(format!("write {}", journal_path.display())))?;
-        let (state, damage) = State::load(&dir.state_file());
+        let (mut state, damage) = State::load(&dir.state_file());
 
         let path = dir.channel_socket();
         let listen = |path: &std::path::Path| format!("listen at {}", path.display());
@@ -175,6 +205,8 @@ impl Arbiter {
                 .map_err(Error::io(format!("set the mode of {}", path.display())))?;
         }
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
+        let profiles = Profiles::new(std::mem::take(&mut state.baselines))
+            .map_err(Error::io("start a thread"))?;
 
         let now_ns = mono_ns();
         let mut arbiter = Self {
@@ -187,6 +219,9 @@ impl Arbiter {
             devices: Devices::default(),
             lanes: Vec::new(),
             lane_next_ns: Vec::new(),
+            policies: Vec::new(),
+            conductor: Conductor::default(),
+            conduct_ns: None,
             dirty: 0,
             clients: BTreeMap::new(),
             greetings: BTreeMap::new(),
@@ -194,6 +229,7 @@ impl Arbiter {
             drivers: BTreeMap::new(),
             gone: VecDeque::new(),
             journal,
+            profiles,
             epoch: state.epoch + 1,
             next_id: state.next_id.max(1),
             started_unix_ms: unix_ms(),
@@ -205,6 +241,8 @@ impl Arbiter {
             watching: false,
             stopping: false,
             stop: Arc::new(stop),
+            hangups: Hangups::default(),
+            by_hand: BTreeMap::new(),
             _lock: lock,
         };
         let added = arbiter
@@ -255,8 +293,7 @@ impl Arbiter {
     /// # Errors
     /// [`Error`], where waiting itself fails.
     pub fn serve(mut self) -> Result<(), Error> {
-        // Timers of this thread are as exact as the hardware allows: a slice ends when it ends.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+        be_prompt();
         let mut events = Vec::new();
         let mut deadline_ns = Some(mono_ns());
         while !self.stopping {
@@ -310,28 +347,39 @@ impl Arbiter {
                 self.answer(ask);
             }
             Event::Devices => self.on_devices(),
+            Event::Reload => {
+                self.hangups.take();
+                if let Err(error) = self.reload() {
+                    tracing::error!("{error}");
+                }
+            }
         }
     }
 
     /// Steps the lanes that are due and sees to the house. Returns when to wake up at the latest.
     fn step(&mut self) -> Option<u64> {
         let now_ns = mono_ns();
-        self.step_dirty_lanes();
         for at in 0..self.lanes.len() {
             if self.lane_next_ns[at].is_some_and(|next_ns| next_ns <= now_ns) {
-                self.lane_next_ns[at] = self.lanes[at].step(mono_ns());
+                self.dirty |= 1 << at;
             }
         }
+        if self.conduct_ns.is_some_and(|next_ns| next_ns <= now_ns) {
+            self.dirty |= self.conductor.lanes();
+        }
+        self.step_dirty_lanes();
         if now_ns >= self.house_ns {
             self.keep_house(now_ns);
             self.house_ns = now_ns + HOUSE_NS;
         }
+        let profiles_ns = self.look_at_profiles(now_ns);
         // What changed in the house may open gates.
         self.step_dirty_lanes();
         if self.state_is_old {
             self.save_state();
         }
-        let lanes = self.lane_next_ns.iter().copied().flatten().min();
+        let lanes = self.lane_next_ns.iter().copied().chain([self.conduct_ns]);
+        let lanes = lanes.flatten().min();
         let quiet = self.clients.is_empty()
             && self.greetings.is_empty()
             && self.parked.is_empty()
@@ -348,13 +396,27 @@ impl Arbiter {
                 since_ns.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX))
             })
         };
-        lanes.into_iter().chain(house).min()
+        lanes.into_iter().chain(house).chain(profiles_ns).min()
     }
 
-    /// Steps the lanes in which something has changed.
+    /// Steps the lanes in which something has changed or that are due, then deals the turns of gangs.
     pub(crate) fn step_dirty_lanes(&mut self) {
         let dirty = std::mem::take(&mut self.dirty);
-        for at in (0..self.lanes.len()).filter(|at| dirty & (1 << at) != 0) {
+        if dirty == 0 {
+            return;
+        }
+        self.step_lanes(dirty);
+        if self.conductor.is_idle() {
+            self.conduct_ns = None;
+        } else if dirty & self.conductor.lanes() != 0 {
+            let (touched, again_ns) = self.conductor.step(mono_ns(), &mut self.lanes);
+            self.conduct_ns = again_ns;
+            self.step_lanes(touched);
+        }
+    }
+
+    fn step_lanes(&mut self, lanes: u32) {
+        for at in (0..self.lanes.len()).filter(|at| lanes & (1 << at) != 0) {
             self.lane_next_ns[at] = self.lanes[at].step(mono_ns());
         }
     }
@@ -381,6 +443,9 @@ impl Arbiter {
             }
         }
         self.look_for_missing(now_ns);
+        self.conductor.form(&mut self.lanes);
+        self.inform_lanes();
+        self.look_for_offenders(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.
         let watching = !self.clients.is_empty() || !self.ledger.is_empty();
         if watching != self.watching {

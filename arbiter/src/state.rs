@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use control::JobSpec;
+use control::{DeviceSettings, JobSpec};
 use serde::{Deserialize, Serialize};
 
 /// Format of the file.
@@ -22,6 +22,31 @@ pub struct State {
     pub next_id: u64,
     /// Its jobs.
     pub tenants: Vec<SavedTenant>,
+    /// What iterations take without others, by the job's name.
+    pub baselines: Vec<SavedBaseline>,
+    /// Devices of which something was set by hand.
+    pub devices: Vec<SavedDevice>,
+}
+
+/// What an iteration of a job of this name takes without others.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedBaseline {
+    pub name: String,
+    pub iteration_ns: f64,
+    /// Submissions per iteration; 0: whatever they are.
+    pub launches: f64,
+    /// An operator has set it.
+    pub set: bool,
+    pub unix_ms: u64,
+}
+
+/// What was set on a device by hand.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedDevice {
+    pub uuid: String,
+    pub settings: DeviceSettings,
 }
 
 /// A job.
@@ -105,6 +130,13 @@ mod tests {
                 token: "ab".into(),
                 clients: vec![SavedClient::default()],
                 ..SavedTenant::default()
+            }],
+            devices: vec![SavedDevice {
+                uuid: "GPU-ff".into(),
+                settings: DeviceSettings {
+                    quantum_max_us: Some(9000),
+                    ..DeviceSettings::default()
+                },
             }],
             ..State::default()
         };

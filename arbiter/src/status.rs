@@ -8,7 +8,6 @@ use policy::TenantId;
 
 use crate::clock::{mono_ns, unix_ms};
 use crate::convert;
-use crate::dispatch::Mode;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
 
@@ -40,7 +39,7 @@ impl Arbiter {
             .collect()
     }
 
-    fn device_statuses(&self) -> Vec<DeviceStatus> {
+    pub(crate) fn device_statuses(&self) -> Vec<DeviceStatus> {
         let now_ns = mono_ns();
         let statuses = self.devices.iter().map(|(index, device)| {
             let lane = self.lanes.get(index);
@@ -55,8 +54,13 @@ impl Arbiter {
             let guaranteed = there
                 .iter()
                 .filter(|tenant| tenant.spec.class == policy::Class::Guaranteed);
-            let holder = lane.and_then(|lane| lane.holder());
-            let holder = holder.and_then(|id| self.ledger.get(id));
+            let holders: Vec<String> = lane
+                .into_iter()
+                .flat_map(|lane| lane.holding())
+                .filter_map(|id| Some(self.ledger.get(id)?.spec.name.clone()))
+                .collect();
+            let (at_once, reason) = lane.map_or((false, ""), |lane| lane.running());
+            let settings = self.settings_of(index);
             DeviceStatus {
                 index: u32::try_from(index).unwrap_or(u32::MAX),
                 uuid: convert::uuid_text(&device.uuid),
@@ -64,12 +68,25 @@ impl Arbiter {
                 total_bytes: device.total_bytes,
                 reserved_bytes: self.ledger.reserved[index],
                 simulated: device.simulated,
-                mode: match lane.map(|lane| lane.mode()) {
-                    Some(Mode::Concurrent) => SliceMode::Concurrent,
-                    _ => SliceMode::Exclusive,
+                mode: settings.mode.unwrap_or_default(),
+                running: if at_once {
+                    SliceMode::Concurrent
+                } else {
+                    SliceMode::Exclusive
                 },
-                quantum_us: lane.map_or(0, |lane| u64::from(lane.quantum_us())),
-                holder: holder.map(|tenant| tenant.spec.name.clone()),
+                running_reason: reason.to_owned(),
+                policy: settings
+                    .policy
+                    .as_ref()
+                    .map_or_else(|| "stride".into(), ToString::to_string),
+                quantum_us: lane.map_or(0, |lane| u64::from(lane.quantum().max_us)),
+                quantum_min_us: lane.map_or(0, |lane| u64::from(lane.quantum().min_us)),
+                early_wake: settings.early_wake.unwrap_or(false),
+                misbehaviour: settings.misbehaviour.unwrap_or_default(),
+                set_by_hand: self.by_hand_of(index).is_some(),
+                holders_max: settings.holders.unwrap_or(1),
+                holder: holders.first().cloned(),
+                holders,
                 jobs: there.iter().map(|t| t.spec.name.clone()).collect(),
                 share_promised: guaranteed.filter_map(|tenant| tenant.spec.share).sum(),
                 busy_fraction: lane.map_or(0.0, |lane| lane.busy_part(now_ns)),
@@ -147,6 +164,12 @@ impl Arbiter {
             })
             .filter_map(|(at, _)| tenant.limits[at])
             .collect();
+        let conduct: Vec<_> = self
+            .lanes
+            .iter()
+            .map(|lane| lane.conduct(id, now_ns))
+            .collect();
+        let demoted = conduct.iter().find_map(|(demoted, _)| *demoted);
         Some(JobStatus {
             name: tenant.spec.name.clone(),
             id: id.0,
@@ -155,12 +178,21 @@ impl Arbiter {
             command: tenant.spec.command.clone(),
             class: convert::wire_class(tenant.spec.class),
             state: match (tenant.clients.is_empty(), busy, waits) {
+                _ if tenant.spec.paused => JobState::Paused,
                 (true, ..) if devices.is_empty() => JobState::Starting,
                 (_, true, _) => JobState::Running,
                 (_, _, true) => JobState::Waiting,
                 _ => JobState::Idle,
             },
             share_asked: tenant.spec.share,
+            share_min: tenant.spec.share_min,
+            share_max: tenant.spec.share_max,
+            gang: self.lanes.iter().any(|lane| lane.is_gang(id)),
+            paused: tenant.spec.paused,
+            demoted: demoted.map(|offence| offence.text()),
+            misbehaved_count: conduct.iter().map(|(_, count)| count).sum(),
+            deadline_unix_ms: tenant.spec.deadline_unix_ms,
+            work_ns: tenant.spec.work_ns,
             share_got_recent: mean(|device| device.share_got_recent),
             share_got_total: mean(|device| device.share_got_total),
             share_got_contended: all.share_contended(),
@@ -183,6 +215,7 @@ impl Arbiter {
             on_arbiter_loss: tenant.spec.on_loss,
             devices,
             processes,
+            profile: Some(Box::new(self.profiles.of(id, &tenant.spec.name))),
         })
     }
 
@@ -207,7 +240,7 @@ impl Arbiter {
             mem_used_bytes: used,
             mem_peak_bytes: tenant.peak_bytes(index),
             unattributed_bytes: physical.saturating_sub(used),
-            holding: lane.holder() == Some(tenant.id),
+            holding: lane.holding().any(|id| id == tenant.id),
             device_time_ns: usage.device_ns,
             wait_time_ns: usage.wait_ns,
         }
@@ -215,7 +248,7 @@ impl Arbiter {
 
     fn processes(&self, tenant: &Tenant) -> Vec<ProcessStatus> {
         let clients = tenant.clients.iter().filter_map(|id| self.clients.get(id));
-        clients
+        let mut all: Vec<ProcessStatus> = clients
             .map(|client| ProcessStatus {
                 pid: client.pid,
                 command: client.command.clone(),
@@ -226,8 +259,28 @@ impl Arbiter {
                         .map(|index| memory.page.slot_bytes(client.slot, index))
                         .fold(0, u64::saturating_add)
                 }),
+                ungoverned: client.ungoverned.iter().map(convert::uuid_text).collect(),
             })
-            .collect()
+            .collect();
+        // A process that read NVML before it used the driver has attached twice; it is one process.
+        let mut seen = std::collections::BTreeMap::new();
+        let mut at = 0;
+        while at < all.len() {
+            match seen.get(&all[at].pid) {
+                None => {
+                    seen.insert(all[at].pid, at);
+                    at += 1;
+                }
+                Some(first) => {
+                    let again = all.remove(at);
+                    let first: &mut ProcessStatus = &mut all[*first];
+                    first.launches += again.launches;
+                    first.mem_used_bytes += again.mem_used_bytes;
+                    first.ungoverned.extend(again.ungoverned);
+                }
+            }
+        }
+        all
     }
 
     /// The limits of a job on its devices, as far as they are known.
@@ -260,7 +313,7 @@ impl Arbiter {
             let shares = self.devices.iter().filter_map(|(index, _)| {
                 let terms = self.ledger.terms(&self.devices, index);
                 let own = terms.iter().find(|(tenant, _)| *tenant == id)?;
-                Some(f64::from(own.1.1) / 1e6)
+                Some(f64::from(own.1.weight_ppm) / 1e6)
             });
             shares.reduce(f64::min).unwrap_or(0.0)
         })

@@ -21,6 +21,18 @@ pub struct Spec {
     pub class: Class,
     /// Part of each device's time; `None`: an equal part of what is left.
     pub share: Option<f64>,
+    /// Never less while it wants a device.
+    pub share_min: Option<f64>,
+    /// Never more.
+    pub share_max: Option<f64>,
+    /// All of its devices at once or none; `None`: so where it has several.
+    pub gang: Option<bool>,
+    /// By when its work should be done, in Unix milliseconds.
+    pub deadline_unix_ms: Option<u64>,
+    /// Device time that its work takes in all, in nanoseconds.
+    pub work_ns: Option<u64>,
+    /// It gets no device time.
+    pub paused: bool,
     /// Per device.
     pub mem: Option<MemLimit>,
     /// Empty: every device of its driver.
@@ -35,6 +47,8 @@ pub struct Spec {
     pub simulated: bool,
     /// What it does without an arbiter.
     pub on_loss: FailMode,
+    /// Submissions that make an iteration, if its owner says so.
+    pub iteration_launches: Option<u64>,
 }
 
 /// A job.
@@ -198,6 +212,12 @@ pub(crate) fn example(id: u64, name: &str) -> Tenant {
         name: name.into(),
         class: Class::Guaranteed,
         share: None,
+        share_min: None,
+        share_max: None,
+        gang: None,
+        deadline_unix_ms: None,
+        work_ns: None,
+        paused: false,
         mem: None,
         devices: Vec::new(),
         pid: 0,
@@ -205,6 +225,7 @@ pub(crate) fn example(id: u64, name: &str) -> Tenant {
         driver: PathBuf::new(),
         simulated: true,
         on_loss: FailMode::Open,
+        iteration_launches: None,
     };
     Tenant::new(
         TenantId(id),

@@ -66,9 +66,16 @@ pub struct Usage {
     pub contended_device_ns: u64,
     /// The last second.
     pub recent: Recent,
+    /// When it was last charged or seen waiting.
+    pub at_work_ns: u64,
 }
 
 impl Usage {
+    /// Whether it wanted the device in the last `ns`.
+    pub fn was_at_work(&self, now_ns: u64, ns: u64) -> bool {
+        self.at_work_ns > 0 && now_ns.saturating_sub(self.at_work_ns) < ns
+    }
+
     /// Part of the device's time since it came.
     pub fn share_total(&self, now_ns: u64) -> f64 {
         part(self.device_ns, now_ns.saturating_sub(self.since_ns))

@@ -76,9 +76,31 @@ impl ClientHalf {
 
 impl ThreadSlot {
     /// Counts a submission. Only the owning thread calls this, so a load and a store are enough.
+    #[inline(always)]
     pub fn count_launch(&self) {
         self.launches
-            .store(self.launches.load(Relaxed).wrapping_add(1), Relaxed);
+            // SYNC(launches): Release, so that who sees the count sees the signature of what it counts.
+            .store(self.launches.load(Relaxed).wrapping_add(1), Release);
+    }
+
+    /// Counts bytes copied between host and device. The owning thread alone calls this, as everything here.
+    #[inline(always)]
+    pub fn count_copied(&self, bytes: u64) {
+        self.copied_bytes
+            .store(self.copied_bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
+    }
+
+    /// Notes how fast a copy was that began when the device was idle, in bytes per microsecond; the fastest one stays.
+    pub fn note_copy_rate(&self, bytes_per_us: u64) {
+        if bytes_per_us > self.copy_bytes_per_us.load(Relaxed) {
+            self.copy_bytes_per_us.store(bytes_per_us, Relaxed);
+        }
+    }
+
+    /// Submissions so far.
+    #[inline(always)]
+    pub fn launches(&self) -> u64 {
+        self.launches.load(Relaxed)
     }
 
     /// Says which device the thread submits to.
@@ -96,12 +118,6 @@ impl ThreadSlot {
         self.launches
             .load(Relaxed)
             .wrapping_sub(self.marked.load(Relaxed))
-    }
-
-    /// The counter itself, for a hot path that keeps its address.
-    #[cfg(not(loom))]
-    pub fn launches_word(&self) -> &std::sync::atomic::AtomicU64 {
-        &self.launches
     }
 }
 
@@ -192,6 +208,30 @@ impl ClientHalf {
         self.threads.iter().fold(0, |sum, thread| {
             sum.wrapping_add(thread.launches.load(Relaxed))
         })
+    }
+
+    /// Submissions so far of the thread with slot `slot`, and what came before them is visible.
+    pub fn launches_of(&self, slot: usize) -> u64 {
+        // SYNC(launches): pairs with the Release in `count_launch`.
+        self.threads
+            .get(slot)
+            .map_or(0, |thread| thread.launches.load(Acquire))
+    }
+
+    /// Bytes copied between host and device so far, all threads.
+    pub fn copied_bytes(&self) -> u64 {
+        self.threads.iter().fold(0, |sum, thread| {
+            sum.wrapping_add(thread.copied_bytes.load(Relaxed))
+        })
+    }
+
+    /// Fastest copy between host and device seen, in bytes per microsecond; 0: none that tells.
+    pub fn copy_bytes_per_us(&self) -> u64 {
+        let rates = self.threads.iter();
+        rates
+            .map(|thread| thread.copy_bytes_per_us.load(Relaxed))
+            .max()
+            .unwrap_or(0)
     }
 
     /// Submissions so far by threads that last used `device`.

@@ -8,7 +8,7 @@ use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handshake;
-use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, TenantPage};
+use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, SignaturePage, TenantPage};
 use crate::page::{Mapped, PageError, Writers};
 use crate::wire::{
     Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, Welcome, WireError,
@@ -153,6 +153,9 @@ impl Connection {
             tenant.fd.as_fd(),
             pages.doorbell.as_fd(),
         ];
+        // A client that has not asked for a fifth descriptor expects exactly four.
+        let signatures = pages.signatures.as_ref().map(|(_, fd)| fd.as_fd());
+        let fds: Vec<BorrowedFd<'_>> = fds.into_iter().chain(signatures).collect();
         handshake::send(self.socket.as_fd(), &welcome.encode(), &fds)?;
         Ok(self.socket)
     }
@@ -176,6 +179,7 @@ pub struct ClientPages {
     pub arbiter: Mapped<ArbiterHalf>,
     /// client --> arbiter.
     pub client: Mapped<ClientHalf>,
+    signatures: Option<(Mapped<SignaturePage>, OwnedFd)>,
     arbiter_fd: OwnedFd,
     client_fd: OwnedFd,
     doorbell: OwnedFd,
@@ -207,10 +211,25 @@ impl ClientPages {
         Ok(Self {
             arbiter,
             client,
+            signatures: None,
             arbiter_fd,
             client_fd,
             doorbell,
         })
+    }
+
+    /// Makes the page in which the client is to write what it submits; for a client whose greeting has the feature
+    /// [`SIGNATURES`](crate::SIGNATURES), before it is welcomed.
+    pub fn ask_for_signatures(&mut self) -> Result<(), PageError> {
+        let (page, fd) = Mapped::<SignaturePage>::create(Writers::Holders)?;
+        page.publish();
+        self.signatures = Some((page, fd));
+        Ok(())
+    }
+
+    /// client --what it submits--> arbiter; `None` for a client that does not tell.
+    pub fn signatures(&self) -> Option<&SignaturePage> {
+        self.signatures.as_ref().map(|(page, _)| &**page)
     }
 
     /// The doorbell, to poll.

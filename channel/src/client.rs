@@ -10,8 +10,9 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handshake;
-use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, TenantPage};
+use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, SignaturePage, TenantPage};
 use crate::page::{Mapped, PageError};
+use crate::signature::SIGNATURES;
 use crate::wire::{
     DeviceId, Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, TOKEN_BYTES, Welcome,
     WireError,
@@ -93,6 +94,8 @@ pub struct ClientEnd {
     pub client: &'static ClientHalf,
     /// Memory of the tenant.
     pub tenant: &'static TenantPage,
+    /// client --what it submits--> arbiter; `None`: the arbiter does not ask.
+    pub signatures: Option<&'static SignaturePage>,
     /// For each device ordinal of this process's driver, its index in the pages.
     pub device_map: [Option<u8>; MAX_DEVICES],
     /// What a later re-attachment needs.
@@ -144,7 +147,7 @@ impl ClientEnd {
         let hello = Hello {
             major: PROTOCOL_MAJOR,
             minor: PROTOCOL_MINOR,
-            features: 0,
+            features: SIGNATURES,
             token: introduction.token,
             previous_slot: last.map(|last| last.keepsake.slot),
             gap_ns: u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX),
@@ -172,6 +175,15 @@ impl ClientEnd {
             return Err(AttachError::Refused(welcome.outcome, welcome.text));
         }
         let count = fds.len();
+        // A page of its own per attachment: what an earlier arbiter saw of it means nothing to this one.
+        let signatures = match fds.get(4) {
+            Some(fd) => Mapped::<SignaturePage>::open(fd.as_fd(), true)
+                .ok()
+                .map(Mapped::leak),
+            None => None,
+        };
+        let mut fds = fds;
+        fds.truncate(4);
         let Ok([arbiter_fd, client_fd, tenant_fd, doorbell]) = <[OwnedFd; 4]>::try_from(fds) else {
             return Err(AttachError::Descriptors(count));
         };
@@ -201,6 +213,7 @@ impl ClientEnd {
             arbiter,
             client,
             tenant,
+            signatures,
             device_map: welcome.device_map,
             keepsake,
             doorbell,

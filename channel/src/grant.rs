@@ -7,10 +7,14 @@
 use std::time::Duration;
 
 use crate::layout::{ArbiterHalf, DeviceGrant, MAX_DEVICES, NO_LIMIT};
-use crate::sync::{Acquire, Relaxed, Release};
+use crate::sync::{Acquire, Relaxed, Release, SeqCst, fence};
 
 /// Bit of the gate word that says "open".
 pub const OPEN: u32 = 1;
+/// Bit of the gate word that says "closed, and about to open": whoever waits may look again and again instead of sleeping.
+pub const COMING: u32 = 2;
+/// The gate word counts its changes in steps of this.
+const CHANGE: u32 = 4;
 
 /// One grant, as the arbiter sends it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,17 +40,70 @@ impl ArbiterHalf {
         slot.quantum_us.store(grant.quantum_us, Relaxed);
         slot.deadline_mono_ns.store(grant.deadline_mono_ns, Relaxed);
         slot.window_us.store(grant.window_us, Relaxed);
-        if slot.change(true) {
+        // Who found it closed by the clock may be waiting on its word.
+        self.keep(device);
+        // SYNC(turn): before the gate's Release store, so that one that sees the gate open does not see the time at which it
+        // was to open for a time at which it closes.
+        slot.turn_mono_ns.store(0, Relaxed);
+        if slot.change(OPEN) {
             slot.gate.wake_all()
         } else {
             0
         }
     }
 
-    /// Closes the gate of `device`. What was submitted before stays in flight.
+    /// Closes the gate of `device`, or takes back that it is about to open. What was submitted before stays in flight.
     pub fn close(&self, device: usize) {
         if let Some(slot) = self.devices.get(device) {
-            slot.change(false);
+            slot.change(0);
+            // SYNC(turn told): pairs with the fence in `DeviceGrant::is_attended`. Whoever still found the gate open there has
+            // said before that it waits, and whoever looks after this sees that.
+            fence(SeqCst);
+            slot.turn_mono_ns.store(0, Relaxed);
+        }
+    }
+
+    /// Says that the closed gate of `device` is about to open, by itself at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds) or, where
+    /// the time is not known, when it is opened; and wakes whoever waits: waking a thread takes longer than for one that is
+    /// awake to look. Returns how many waited. To be confirmed by [`open`](Self::open) or taken back by
+    /// [`close`](Self::close). An open gate stays open.
+    pub fn announce(&self, device: usize, mono_ns: Option<u64>) -> usize {
+        let Some(slot) = self.devices.get(device) else {
+            return 0;
+        };
+        if slot.gate.load(Relaxed) & OPEN != 0 {
+            return 0;
+        }
+        // SYNC(turn): published by the gate's Release store.
+        slot.turn_mono_ns.store(mono_ns.unwrap_or(0), Relaxed);
+        if slot.change(COMING) {
+            slot.gate.wake_all()
+        } else {
+            0
+        }
+    }
+
+    /// Says that the open gate of `device` closes by itself at `mono_ns`. To be confirmed by [`close`](Self::close) or taken
+    /// back by [`keep`](Self::keep).
+    pub fn expire(&self, device: usize, mono_ns: u64) {
+        if let Some(slot) = self.devices.get(device)
+            && slot.gate.load(Relaxed) & OPEN != 0
+        {
+            slot.turn_mono_ns.store(mono_ns, Relaxed);
+        }
+    }
+
+    /// Takes back that the open gate of `device` closes by itself.
+    pub fn keep(&self, device: usize) {
+        if let Some(slot) = self.devices.get(device)
+            && slot.gate.load(Relaxed) & OPEN != 0
+            && slot.turn_mono_ns.load(Relaxed) != 0
+        {
+            slot.turn_mono_ns.store(0, Relaxed);
+            // A word that somebody who found it closed may be waiting on has to change, or it would wait on.
+            slot.change(0);
+            slot.change(OPEN);
+            slot.gate.wake_all();
         }
     }
 
@@ -134,19 +191,20 @@ impl Default for ArbiterHalf {
             reserved0: 0,
             heartbeat_mono_ns: Default::default(),
             reserved: Default::default(),
+            anchor: Default::default(),
             devices: std::array::from_fn::<_, MAX_DEVICES, _>(|_| DeviceGrant::default()),
         }
     }
 }
 
 impl DeviceGrant {
-    /// Moves the gate to `open`; false where it is there already. Only the arbiter calls this.
-    fn change(&self, open: bool) -> bool {
+    /// Moves the gate to `state` ([`OPEN`], [`COMING`] or 0); false where it is there already. Only the arbiter calls this.
+    fn change(&self, state: u32) -> bool {
         let word = self.gate.load(Relaxed);
-        if (word & OPEN != 0) == open {
+        if word % CHANGE == state {
             return false;
         }
-        let next = (word & !OPEN).wrapping_add(2) | u32::from(open);
+        let next = (word - word % CHANGE).wrapping_add(CHANGE) | state;
         // SYNC(grant): pairs with the Acquire load in `look`; publishes the grant words written above.
         self.gate.store(next, Release);
         true
@@ -163,6 +221,33 @@ impl DeviceGrant {
         // SYNC(grant): pairs with the Release store in `change`.
         let word = self.gate.load(Acquire);
         if word & OPEN != 0 { Ok(()) } else { Err(word) }
+    }
+
+    /// Whether somebody may pass at `now_mono_ns` (`CLOCK_MONOTONIC`, nanoseconds), by the gate or by the time at which it
+    /// turns over; else the word to wait on.
+    pub fn pass(&self, now_mono_ns: u64) -> Result<(), u32> {
+        // SYNC(grant), SYNC(turn): pairs with the Release store in `change`.
+        let word = self.gate.load(Acquire);
+        let turn_mono_ns = self.turn_mono_ns.load(Relaxed);
+        let turned = turn_mono_ns != 0 && now_mono_ns >= turn_mono_ns;
+        match word % CHANGE {
+            OPEN if !turned => Ok(()),
+            COMING if turned => Ok(()),
+            _ => Err(word),
+        }
+    }
+
+    /// Whether the arbiter is about to look who waits, and need not be rung: the holder's turn is over by the clock, and the
+    /// arbiter has yet to confirm it. To be asked after [`begin_waiting`](crate::Want::begin_waiting).
+    pub fn is_attended(&self) -> bool {
+        // SYNC(turn told): pairs with the fence in `ArbiterHalf::close`.
+        fence(SeqCst);
+        self.gate.load(Relaxed) & OPEN != 0 && self.turn_mono_ns.load(Relaxed) != 0
+    }
+
+    /// When the gate turns over by itself (`CLOCK_MONOTONIC`, nanoseconds); 0: it does not.
+    pub fn turn_mono_ns(&self) -> u64 {
+        self.turn_mono_ns.load(Relaxed)
     }
 
     /// Waits until the gate word is no longer `seen`, or `timeout` has passed, or for no reason.

@@ -9,14 +9,16 @@ use crate::sync::{Acquire, Relaxed, Release, fence};
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// An allocation did not fit: values are limit, used and requested bytes.
+    /// An allocation did not fit: values are limit, used, requested and charged bytes.
     OverLimit {
         /// Limit in bytes.
         limit_bytes: u64,
         /// Held by the tenant in bytes.
         used_bytes: u64,
-        /// Asked for in bytes.
+        /// Asked for in bytes: the program's own figure.
         requested_bytes: u64,
+        /// What it would have taken from the device, in bytes; 0 from a client that does not tell.
+        charged_bytes: u64,
     },
     /// Submissions pass without a grant from now on; `reason` is one of [`Bypass`].
     Bypassing {
@@ -39,6 +41,8 @@ pub enum Bypass {
     GateStuck,
     /// The driver gave no way to follow completion; marks are off.
     NoMarks,
+    /// The device is not one of the job's: the record's device is the driver's ordinal.
+    OtherDevice,
 }
 
 /// A record that makes no sense: the peer is broken or lying.
@@ -63,7 +67,8 @@ impl Event {
                 limit_bytes,
                 used_bytes,
                 requested_bytes,
-            } => (1, [limit_bytes, used_bytes, requested_bytes, 0]),
+                charged_bytes,
+            } => (1, [limit_bytes, used_bytes, requested_bytes, charged_bytes]),
             Self::Bypassing { reason } => (2, [reason as u64, 0, 0, 0]),
             Self::Reattached { gap_ns } => (3, [gap_ns, 0, 0, 0]),
         }
@@ -71,10 +76,11 @@ impl Event {
 
     fn decode(kind: u32, values: [u64; 4]) -> Result<Self, BadRecord> {
         Ok(match (kind, values) {
-            (1, [limit_bytes, used_bytes, requested_bytes, _]) => Self::OverLimit {
+            (1, [limit_bytes, used_bytes, requested_bytes, charged_bytes]) => Self::OverLimit {
                 limit_bytes,
                 used_bytes,
                 requested_bytes,
+                charged_bytes,
             },
             (2, [0, ..]) => Self::Bypassing {
                 reason: Bypass::ArbiterLost,
@@ -84,6 +90,9 @@ impl Event {
             },
             (2, [2, ..]) => Self::Bypassing {
                 reason: Bypass::NoMarks,
+            },
+            (2, [3, ..]) => Self::Bypassing {
+                reason: Bypass::OtherDevice,
             },
             (3, [gap_ns, ..]) => Self::Reattached { gap_ns },
             (kind, _) => return Err(BadRecord { kind }),

@@ -1,10 +1,11 @@
 //! What lies where in the shared pages. A promise between versions: see `docs/channel.md` before changing a byte.
 //!
-//! Three kinds of page, each its own sealed memfd:
+//! Four kinds of page, each its own sealed memfd:
 //!
 //! * [`ArbiterHalf`]: arbiter -> client, one per client, read-only for the client;
 //! * [`ClientHalf`]: client -> arbiter, one per client;
-//! * [`TenantPage`]: one per tenant, shared by the processes of that tenant, in which each process owns one slot.
+//! * [`TenantPage`]: one per tenant, shared by the processes of that tenant, in which each process owns one slot;
+//! * [`SignaturePage`]: client -> arbiter, one per client that asks for it.
 //!
 //! No pointers, no `bool`, no `usize`; every reserved byte is spelt out; the readiness word is stored last.
 
@@ -13,7 +14,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 1;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 0;
+pub const LAYOUT_MINOR: u32 = 1;
 
 /// Devices that one client can talk about.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -23,8 +24,16 @@ pub const THREAD_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 pub const STREAM_SLOTS: usize = if cfg!(loom) { 2 } else { 512 };
 /// Processes of one tenant.
 pub const TENANT_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
+/// Blocks of device memory that one process can share with others and have counted once.
+pub const SHARED_BLOCKS: usize = if cfg!(loom) { 2 } else { 128 };
 /// Records in the journal ring of a client.
 pub const JOURNAL_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
+/// Threads of a client whose submissions are followed one by one.
+pub const SIGNATURE_RINGS: usize = if cfg!(loom) { 1 } else { 8 };
+/// Submissions of a thread that are remembered.
+pub const SIGNATURE_SLOTS: usize = if cfg!(loom) { 2 } else { 2048 };
+/// Boundaries between iterations that are remembered.
+pub const BOUNDARY_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// Limit word that means "no limit".
 pub const NO_LIMIT: u64 = u64::MAX;
@@ -51,6 +60,9 @@ pub const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"subletCL");
 /// `magic` of a [`TenantPage`].
 #[cfg(not(loom))]
 pub const TENANT_MAGIC: u64 = u64::from_le_bytes(*b"subletTE");
+/// `magic` of a [`SignaturePage`].
+#[cfg(not(loom))]
+pub const SIGNATURE_MAGIC: u64 = u64::from_le_bytes(*b"subletSI");
 
 /// arbiter --grants, limits--> client.
 #[repr(C, align(64))]
@@ -64,7 +76,9 @@ pub struct ArbiterHalf {
     pub(crate) reserved0: u32,
     /// `CLOCK_MONOTONIC` time at which the arbiter was last seen at work, in nanoseconds.
     pub(crate) heartbeat_mono_ns: AtomicU64,
-    pub(crate) reserved: [u64; 5],
+    pub(crate) reserved: [u64; 4],
+    /// Which submissions are boundaries: thread slot plus one above, signature below; 0: none. Since 1.1.
+    pub(crate) anchor: AtomicU64,
     pub(crate) devices: [DeviceGrant; MAX_DEVICES],
 }
 
@@ -72,7 +86,7 @@ pub struct ArbiterHalf {
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
 pub struct DeviceGrant {
-    /// Bit 0: open. Upper bits: number of changes. Clients wait on this word.
+    /// Bit 0: open. Bit 1: closed and about to open. Upper bits: number of changes. Clients wait on this word.
     pub(crate) gate: FutexWord,
     /// How long work may stay queued on the device, in microseconds; 0: no bound.
     pub(crate) window_us: AtomicU32,
@@ -89,7 +103,10 @@ pub struct DeviceGrant {
     pub(crate) physical_total_bytes: AtomicU64,
     /// Physical memory of the device that was free when last looked, in bytes; [`NO_LIMIT`]: never looked.
     pub(crate) physical_free_bytes: AtomicU64,
-    pub(crate) reserved1: [u64; 8],
+    /// `CLOCK_MONOTONIC` time at which the gate turns over without the arbiter, in nanoseconds: from about to open to open, or
+    /// from open to closed; 0: it does not.
+    pub(crate) turn_mono_ns: AtomicU64,
+    pub(crate) reserved1: [u64; 7],
 }
 
 /// client --activity, completion, journal--> arbiter.
@@ -131,7 +148,11 @@ pub struct ThreadSlot {
     /// Device that they went to, last.
     pub(crate) device: AtomicU32,
     pub(crate) reserved0: u32,
-    pub(crate) reserved: [u64; 5],
+    pub(crate) reserved: [u64; 3],
+    /// Bytes copied between host and device. Since 1.1.
+    pub(crate) copied_bytes: AtomicU64,
+    /// Fastest such copy seen, in bytes per microsecond; 0: none that tells. Since 1.1.
+    pub(crate) copy_bytes_per_us: AtomicU64,
 }
 
 /// Completion of one thread's work in one stream.
@@ -166,25 +187,97 @@ pub struct TenantPage {
     pub(crate) header: Header,
     /// Number of slots that were ever used; only the arbiter writes it.
     pub(crate) slots_used: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// Not 0 once any process of the tenant has shared a block; set for good, by whichever process comes first.
+    pub(crate) sharing: AtomicU32,
     pub(crate) reserved: [u64; 7],
     /// Most memory ever held at once, in bytes, per device.
     pub(crate) peak_bytes: [AtomicU64; MAX_DEVICES],
     pub(crate) slots: [TenantSlot; TENANT_SLOTS],
+    /// Blocks that processes hold together with others, by slot.
+    pub(crate) shared: [SharedBlocks; TENANT_SLOTS],
 }
 
-/// Memory held by one process. Its own process adds and subtracts; the arbiter zeroes it when that process is gone.
+/// Blocks of device memory that one process holds and that others may hold as well. Each counts once for the tenant,
+/// however many processes have it here. Written like the slot of the same number.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SharedBlocks {
+    /// Additions begun.
+    pub(crate) begun: AtomicU64,
+    /// Additions done.
+    pub(crate) done: AtomicU64,
+    /// Entries that were ever used.
+    pub(crate) used: AtomicU32,
+    pub(crate) reserved0: u32,
+    pub(crate) reserved: [u64; 5],
+    pub(crate) blocks: [SharedBlock; SHARED_BLOCKS],
+}
+
+/// One shared block.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct SharedBlock {
+    /// Which block, the same in every process; 0: none here.
+    pub(crate) id: AtomicU64,
+    /// Bytes in the lower 56 bits, device index above. Stored before the id.
+    pub(crate) bytes_and_device: AtomicU64,
+}
+
+/// Memory held by one process. Its own process adds and subtracts; the arbiter names the process, and zeroes the slot when it is
+/// gone.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct TenantSlot {
-    /// Reservations being decided right now.
-    pub(crate) deciding: AtomicU32,
     pub(crate) reserved0: u32,
+    /// Process of this slot, as the arbiter's host numbers it; 0: none, or an arbiter of layout 1.0. Only the arbiter writes it.
+    pub(crate) pid: AtomicU32,
     /// Pinned host memory in bytes.
     pub(crate) pinned_bytes: AtomicU64,
     pub(crate) reserved: [u64; 6],
-    /// Device memory in bytes, reservations included, per device.
+    /// Device memory per device: bytes, reservations included, in the lower 44 bits; above, what of them may yet be given back,
+    /// in units of 2 MiB.
     pub(crate) held_bytes: [AtomicU64; MAX_DEVICES],
+}
+
+/// client --what it submits--> arbiter. Since 1.1, and only where both sides know it.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SignaturePage {
+    pub(crate) header: Header,
+    /// Boundaries that the program notes itself; any of its threads.
+    pub(crate) steps: BoundaryRing,
+    /// One for each of the first threads, by thread slot.
+    pub(crate) rings: [SignatureRing; SIGNATURE_RINGS],
+}
+
+/// The last submissions of one thread.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SignatureRing {
+    pub(crate) boundaries: BoundaryRing,
+    /// Signature of submission `n` at `n` modulo the length.
+    pub(crate) words: [AtomicU32; SIGNATURE_SLOTS],
+}
+
+/// The last boundaries between iterations.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct BoundaryRing {
+    /// Boundaries ever noted.
+    pub(crate) head: AtomicU64,
+    pub(crate) reserved: [u64; 7],
+    pub(crate) boundaries: [Boundary; BOUNDARY_SLOTS],
+}
+
+/// One boundary.
+#[repr(C, align(32))]
+#[derive(Debug, Default)]
+pub struct Boundary {
+    /// Number of the boundary plus one, stored last; 0 while it is being written.
+    pub(crate) sequence: AtomicU64,
+    pub(crate) launches: AtomicU64,
+    pub(crate) mono_ns: AtomicU64,
+    pub(crate) held_bytes: AtomicU64,
 }
 
 #[cfg(not(loom))]
@@ -197,9 +290,18 @@ mod promise {
     const _: () =
         assert!(offset_of!(DeviceGrant, gate) == 0 && offset_of!(DeviceGrant, grant) == 8);
     const _: () = assert!(offset_of!(DeviceGrant, limit_bytes) == 32);
+    const _: () = assert!(offset_of!(DeviceGrant, turn_mono_ns) == 56);
     const _: () = assert!(size_of::<ArbiterHalf>() == 128 + 128 * MAX_DEVICES);
     const _: () = assert!(offset_of!(ArbiterHalf, devices) == 128);
+    const _: () = assert!(offset_of!(ArbiterHalf, anchor) == 120);
     const _: () = assert!(size_of::<Want>() == 64 && size_of::<ThreadSlot>() == 64);
+    const _: () = assert!(offset_of!(ThreadSlot, copied_bytes) == 48);
+    const _: () = assert!(size_of::<Boundary>() == 32);
+    const _: () = assert!(size_of::<BoundaryRing>() == 64 + 32 * BOUNDARY_SLOTS);
+    const _: () = assert!(offset_of!(SignatureRing, words) == size_of::<BoundaryRing>());
+    const _: () =
+        assert!(size_of::<SignatureRing>() == size_of::<BoundaryRing>() + 4 * SIGNATURE_SLOTS);
+    const _: () = assert!(offset_of!(SignaturePage, rings) == 64 + size_of::<BoundaryRing>());
     const _: () = assert!(size_of::<StreamSlot>() == 32 && offset_of!(StreamSlot, done) == 0);
     const _: () = assert!(size_of::<JournalSlot>() == 64);
     const _: () = assert!(offset_of!(ClientHalf, wants) == 128);
@@ -214,6 +316,12 @@ mod promise {
         assert!(size_of::<ClientHalf>() == offset_of!(ClientHalf, journal) + 64 * JOURNAL_SLOTS);
     const _: () = assert!(size_of::<TenantSlot>() == 64 + 8 * MAX_DEVICES);
     const _: () = assert!(
-        size_of::<TenantPage>() == 128 + 8 * MAX_DEVICES + size_of::<TenantSlot>() * TENANT_SLOTS
+        size_of::<TenantPage>()
+            == offset_of!(TenantPage, shared) + size_of::<SharedBlocks>() * TENANT_SLOTS
     );
+    const _: () = assert!(
+        offset_of!(TenantPage, shared)
+            == 128 + 8 * MAX_DEVICES + size_of::<TenantSlot>() * TENANT_SLOTS
+    );
+    const _: () = assert!(size_of::<SharedBlocks>() == 64 + 16 * SHARED_BLOCKS);
 }

@@ -5,90 +5,243 @@
 //! in one total order), so the sum of what was *granted* never exceeds the limit. A slot has one owner: when that
 //! process is killed, at whatever instruction, the arbiter zeroes the slot and nothing is lost or left behind.
 //!
-//! Two requests that would each fit may refuse each other. A refused request therefore tries again while another
-//! process is deciding, a bounded number of times; a refusal with nobody else deciding is final and exact.
+//! Two requests that would each fit must not refuse each other. What has been added but may yet be taken back is
+//! therefore marked in the same word ([`UNDECIDED_SHIFT`]), by the addition that adds it. A request that does not fit even
+//! without what is undecided is refused at once, without waiting for anybody; else it waits a bounded time for the others'
+//! decisions.
+//!
+//! Some requests cannot know what they will take before the driver has answered: they are held undecided over the call
+//! ([`Account::prepay`]) and settled afterwards.
 
+#[cfg(loom)]
+use crate::layout::SharedBlocks;
 use crate::layout::{MAX_DEVICES, NO_LIMIT, TENANT_SLOTS, TenantPage, TenantSlot};
 use crate::sync::{Relaxed, SeqCst, total_order};
 
-/// How often a refused request tries again while other processes are deciding.
-const RETRIES: u32 = if cfg!(loom) { 1 } else { 200 };
+/// A held word: bytes below this bit, what of them is undecided from it on, in [`UNDECIDED_UNIT`]s. 16 TiB are more than
+/// any device has; a mark that does not fit loses upper bits, the same when it is taken back.
+const UNDECIDED_SHIFT: u32 = 44;
+const BYTES: u64 = (1 << UNDECIDED_SHIFT) - 1;
+const UNDECIDED_UNIT: u64 = 2 << 20;
+
+/// How often a request that waits for others' decisions looks again.
+const LOOKS: u32 = if cfg!(loom) { 2 } else { SPINS + 6 };
+/// Looks between which the caller only spins; a decision takes far less.
+const SPINS: u32 = 12;
+/// Time before the first of the later looks, doubled for each: whoever is to decide is not running, or inside its driver.
+/// All of them take 3 ms.
+#[cfg(not(loom))]
+const PAUSE_NS: i64 = 50_000;
 
 /// A reservation that did not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OverLimit {
     /// The limit in bytes.
     pub limit_bytes: u64,
-    /// What the tenant held, in bytes, without the request.
+    /// What the tenant held, in bytes, without the request and without what was undecided.
     pub used_bytes: u64,
     /// The request in bytes.
     pub requested_bytes: u64,
 }
 
+/// Bytes that are held but may be given back, until [`Account::settle`] says how many were taken.
+#[must_use = "what is prepaid stays undecided until it is settled"]
+#[derive(Debug)]
+pub struct Prepaid {
+    bytes: u64,
+    /// Sum over the tenant when it was made, for the peak.
+    sum: u64,
+}
+
+impl Prepaid {
+    /// How much it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// `bytes` with their mark.
+#[inline]
+fn undecided(bytes: u64) -> u64 {
+    bytes.wrapping_add(mark(bytes))
+}
+
+#[inline]
+fn mark(bytes: u64) -> u64 {
+    bytes.div_ceil(UNDECIDED_UNIT) << UNDECIDED_SHIFT
+}
+
+/// What a tenant holds on one device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Look {
+    held: u64,
+    undecided: u64,
+}
+
+impl Look {
+    fn settled(self) -> u64 {
+        self.held.saturating_sub(self.undecided)
+    }
+}
+
 /// One process's account in its tenant's page.
 #[derive(Clone, Copy, Debug)]
 pub struct Account<'a> {
-    page: &'a TenantPage,
+    pub(crate) page: &'a TenantPage,
     own: &'a TenantSlot,
+    pub(crate) slot: u32,
 }
 
 impl<'a> Account<'a> {
     /// The account of slot `slot`, if there is such a slot.
     pub fn new(page: &'a TenantPage, slot: u32) -> Option<Self> {
         let own = page.slots.get(slot as usize)?;
-        Some(Self { page, own })
+        Some(Self { page, own, slot })
     }
 
     /// Reserves `bytes` on `device` within `limit_bytes`.
+    ///
+    /// # Errors
+    /// They do not fit.
+    #[inline]
     pub fn reserve(&self, device: usize, bytes: u64, limit_bytes: u64) -> Result<(), OverLimit> {
         let Some(own) = self.own.held_bytes.get(device) else {
             return Ok(());
         };
         if limit_bytes == NO_LIMIT {
             own.fetch_add(bytes, Relaxed);
-            self.note_peak(device);
+            self.raise_peak(device, self.page.sum(device));
             return Ok(());
         }
-        // SYNC(deciding): read by `others_deciding` of other processes; only a hint that a retry may help.
-        self.own.deciding.fetch_add(1, Relaxed);
-        let outcome = self.decide(device, bytes, limit_bytes);
-        self.own.deciding.fetch_sub(1, Relaxed);
-        outcome
+        let sum = self.hold(device, bytes, limit_bytes, true)?;
+        own.fetch_sub(mark(bytes), Relaxed);
+        self.raise_peak(device, sum);
+        Ok(())
     }
 
-    fn decide(&self, device: usize, bytes: u64, limit_bytes: u64) -> Result<(), OverLimit> {
-        let own = &self.own.held_bytes[device]; // PANIC: `reserve` has looked the device up.
-        let mut tries = 0;
-        loop {
+    /// Holds `bytes` on `device` within `limit_bytes` for a call that takes at most so many; [`Account::settle`] must follow.
+    /// `patient`: whether to wait for the decisions of others where those may make room.
+    ///
+    /// # Errors
+    /// They do not fit.
+    #[inline]
+    pub fn prepay(
+        &self,
+        device: usize,
+        bytes: u64,
+        limit_bytes: u64,
+        patient: bool,
+    ) -> Result<Prepaid, OverLimit> {
+        if device >= MAX_DEVICES {
+            return Ok(Prepaid { bytes: 0, sum: 0 });
+        }
+        if limit_bytes == NO_LIMIT {
+            self.own.held_bytes[device].fetch_add(undecided(bytes), Relaxed); // PANIC: looked at above.
+            let sum = self.page.sum(device);
+            return Ok(Prepaid { bytes, sum });
+        }
+        let sum = self.hold(device, bytes, limit_bytes, patient)?;
+        Ok(Prepaid { bytes, sum })
+    }
+
+    /// Brings what was prepaid on `device` to what was `taken`, in bytes. More than was prepaid is charged whatever the limit.
+    #[inline]
+    pub fn settle(&self, device: usize, prepaid: Prepaid, taken: u64) {
+        let Some(own) = self.own.held_bytes.get(device) else {
+            return;
+        };
+        let Prepaid { bytes, sum } = prepaid;
+        if taken != 0 {
+            self.raise_peak(device, sum.saturating_sub(bytes).saturating_add(taken));
+        }
+        // Wrapping, as the word does: taken may be more.
+        own.fetch_sub(undecided(bytes).wrapping_sub(taken), Relaxed);
+    }
+
+    /// Adds `bytes`, marked, if the sum stays within the limit; the sum.
+    #[inline]
+    fn hold(
+        &self,
+        device: usize,
+        bytes: u64,
+        limit_bytes: u64,
+        patient: bool,
+    ) -> Result<u64, OverLimit> {
+        let own = &self.own.held_bytes[device]; // PANIC: callers have looked the device up.
+        if bytes <= limit_bytes {
             // SYNC(reserve): store then load in the single total order of SeqCst; the partner is the same pair in every
             // other process. One of two racers sees the other's addition.
-            own.fetch_add(bytes, SeqCst);
+            own.fetch_add(undecided(bytes), SeqCst);
             total_order();
-            let sum = self.sum(device);
+            let sum = self.page.sum(device);
             if sum <= limit_bytes {
-                self.raise_peak(device, sum);
-                return Ok(());
+                return Ok(sum);
             }
-            own.fetch_sub(bytes, SeqCst);
-            tries += 1;
-            if tries > RETRIES || !self.others_deciding() {
-                let used_bytes = self.used_bytes(device);
+            own.fetch_sub(undecided(bytes), SeqCst);
+        }
+        self.hold_after_all(device, bytes, limit_bytes, patient)
+    }
+
+    /// After it did not fit: whether that is for good.
+    #[cold]
+    #[inline(never)]
+    fn hold_after_all(
+        &self,
+        device: usize,
+        bytes: u64,
+        limit_bytes: u64,
+        patient: bool,
+    ) -> Result<u64, OverLimit> {
+        let own = &self.own.held_bytes[device]; // PANIC: callers have looked the device up.
+        for looks in 1.. {
+            let before = self.page.words(device);
+            let shared = self.page.shared_bytes(device);
+            let look = Look::of(&before, shared);
+            if look.held.saturating_add(bytes) <= limit_bytes {
+                // SYNC(reserve): as in `hold`.
+                own.fetch_add(undecided(bytes), SeqCst);
+                total_order();
+                let sum = self.page.sum(device);
+                if sum <= limit_bytes {
+                    return Ok(sum);
+                }
+                own.fetch_sub(undecided(bytes), SeqCst);
+            } else {
+                // Bytes that move from one slot to another while we look would be counted twice: what is seen twice the
+                // same was so at one time.
+                let full = look.settled().saturating_add(bytes) > limit_bytes;
+                let same = || {
+                    self.page.words(device) == before && self.page.shared_bytes(device) == shared
+                };
+                let sure = full && (bytes > limit_bytes || same());
+                if sure || (!full && !patient) || looks > LOOKS {
+                    return Err(OverLimit {
+                        limit_bytes,
+                        used_bytes: look.settled(),
+                        requested_bytes: bytes,
+                    });
+                }
+                if full {
+                    continue;
+                }
+            }
+            if looks >= LOOKS {
                 return Err(OverLimit {
                     limit_bytes,
-                    used_bytes,
+                    used_bytes: self.page.look(device).settled(),
                     requested_bytes: bytes,
                 });
             }
-            for _ in 0..tries.min(64) {
-                std::hint::spin_loop();
-            }
+            pause(looks);
         }
+        unreachable!("the loop has no end but a return")
     }
 
     /// Gives `bytes` on `device` back; more than is held gives back what is held.
+    #[inline]
     pub fn release(&self, device: usize, bytes: u64) {
         if let Some(own) = self.own.held_bytes.get(device) {
-            let before = own.fetch_sub(bytes, Relaxed);
+            let before = own.fetch_sub(bytes, Relaxed) & BYTES;
             if before < bytes {
                 // A program can free more than it took only through a defect of ours; never let the account wrap.
                 own.fetch_add(bytes - before, Relaxed);
@@ -107,8 +260,9 @@ impl<'a> Account<'a> {
     }
 
     /// What the whole tenant holds on `device`, in bytes.
+    #[inline]
     pub fn used_bytes(&self, device: usize) -> u64 {
-        self.sum(device)
+        self.page.sum(device)
     }
 
     /// What this process holds on `device`, in bytes.
@@ -116,30 +270,53 @@ impl<'a> Account<'a> {
         self.own
             .held_bytes
             .get(device)
-            .map_or(0, |held| held.load(Relaxed))
+            .map_or(0, |held| held.load(Relaxed) & BYTES)
     }
 
-    fn sum(&self, device: usize) -> u64 {
-        self.page.sum(device)
+    /// What this process holds on `device` undecided, in bytes (in whole units).
+    pub fn own_undecided_bytes(&self, device: usize) -> u64 {
+        self.own.held_bytes.get(device).map_or(0, |held| {
+            (held.load(SeqCst) >> UNDECIDED_SHIFT) * UNDECIDED_UNIT
+        })
     }
 
-    fn note_peak(&self, device: usize) {
-        self.raise_peak(device, self.sum(device));
-    }
-
-    fn raise_peak(&self, device: usize, sum: u64) {
+    #[inline]
+    pub(crate) fn raise_peak(&self, device: usize, sum: u64) {
         let peak = &self.page.peak_bytes[device]; // PANIC: callers have looked the device up.
         if sum > peak.load(Relaxed) {
             peak.fetch_max(sum, Relaxed);
         }
     }
+}
 
-    /// Whether anybody but the caller is deciding: another process, or another thread of this one.
-    fn others_deciding(&self) -> bool {
-        self.page.in_use().any(|slot| {
-            let callers = u32::from(std::ptr::eq(slot, self.own));
-            slot.deciding.load(Relaxed) > callers
-        })
+fn pause(looks: u32) {
+    if looks <= SPINS {
+        for _ in 0..looks {
+            std::hint::spin_loop();
+        }
+        return;
+    }
+    #[cfg(not(loom))]
+    let _ = rustix::thread::nanosleep(&rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: PAUSE_NS << (looks - SPINS - 1).min(5),
+    });
+}
+
+impl Look {
+    fn of(words: &[u64; TENANT_SLOTS], shared_bytes: u64) -> Self {
+        words.iter().fold(
+            Self {
+                held: shared_bytes,
+                undecided: 0,
+            },
+            |sum, word| Self {
+                held: sum.held.saturating_add(word & BYTES),
+                undecided: sum
+                    .undecided
+                    .saturating_add((word >> UNDECIDED_SHIFT) * UNDECIDED_UNIT),
+            },
+        )
     }
 }
 
@@ -150,10 +327,11 @@ impl Default for TenantPage {
         Self {
             header: Default::default(),
             slots_used: Default::default(),
-            reserved0: 0,
             reserved: Default::default(),
             peak_bytes: Default::default(),
+            sharing: Default::default(),
             slots: std::array::from_fn::<_, TENANT_SLOTS, _>(|_| TenantSlot::default()),
+            shared: std::array::from_fn::<_, TENANT_SLOTS, _>(|_| SharedBlocks::default()),
         }
     }
 }
@@ -175,11 +353,30 @@ impl TenantPage {
         }
     }
 
-    /// Sum on `device`, in bytes, saturating.
+    /// Sum on `device`, in bytes, saturating; what is undecided included.
+    #[inline]
     pub(crate) fn sum(&self, device: usize) -> u64 {
-        self.in_use()
+        let held = self
+            .in_use()
             .filter_map(|slot| slot.held_bytes.get(device))
-            .fold(0, |sum: u64, held| sum.saturating_add(held.load(SeqCst)))
+            .fold(0, |sum: u64, held| {
+                sum.saturating_add(held.load(SeqCst) & BYTES)
+            });
+        // What a process comes to share it adds there before it takes it off its own: so read in the opposite order.
+        held.saturating_add(self.shared_bytes(device))
+    }
+
+    /// Every process's word on `device`.
+    fn words(&self, device: usize) -> [u64; TENANT_SLOTS] {
+        let mut words = [0; TENANT_SLOTS];
+        for (word, slot) in words.iter_mut().zip(self.in_use()) {
+            *word = slot.held_bytes[device].load(SeqCst); // PANIC: callers have looked the device up.
+        }
+        words
+    }
+
+    fn look(&self, device: usize) -> Look {
+        Look::of(&self.words(device), self.shared_bytes(device))
     }
 
     /// Takes a dead process's slot back: everything it held is free at once.
@@ -189,16 +386,43 @@ impl TenantPage {
                 held.store(0, SeqCst);
             }
             slot.pinned_bytes.store(0, Relaxed);
-            slot.deciding.store(0, Relaxed);
+            slot.pid.store(0, Relaxed);
+        }
+        self.clear_shared(slot);
+    }
+
+    /// Notes whose slot `slot` is, by the process id on the arbiter's host. Only the arbiter calls this.
+    pub fn name_slot(&self, slot: u32, pid: u32) {
+        if let Some(slot) = self.slots.get(slot as usize) {
+            slot.pid.store(pid, Relaxed);
         }
     }
 
-    /// What slot `slot` holds on `device`, in bytes.
+    /// Whether the arbiter says whose slots are whose: one of layout 1.0 does not.
+    pub fn names_slots(&self) -> bool {
+        self.in_use().any(|slot| slot.pid.load(Relaxed) != 0)
+    }
+
+    /// What process `pid` of this tenant holds on `device`, in bytes; `None`: no process of this tenant.
+    pub fn process_bytes(&self, pid: u32, device: usize) -> Option<u64> {
+        let mut own = self
+            .in_use()
+            .filter(|slot| pid != 0 && slot.pid.load(Relaxed) == pid)
+            .peekable();
+        own.peek()?;
+        Some(own.fold(0, |sum: u64, slot| {
+            let held = slot.held_bytes.get(device);
+            sum.saturating_add(held.map_or(0, |held| held.load(Relaxed)))
+        }))
+    }
+
+    /// What slot `slot` holds on `device`, in bytes; what it shares with a lower slot is counted there.
     pub fn slot_bytes(&self, slot: u32, device: usize) -> u64 {
         self.slots
             .get(slot as usize)
-            .and_then(|slot| slot.held_bytes.get(device))
-            .map_or(0, |held| held.load(SeqCst))
+            .and_then(|held| held.held_bytes.get(device))
+            .map_or(0, |held| held.load(SeqCst) & BYTES)
+            .saturating_add(self.slot_shared_bytes(slot, device))
     }
 
     /// Pinned host memory of slot `slot`, in bytes.

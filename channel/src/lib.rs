@@ -11,6 +11,7 @@ mod grant;
 mod journal;
 mod layout;
 mod ledger;
+mod shared;
 mod sync;
 
 #[cfg(not(loom))]
@@ -22,17 +23,23 @@ mod handshake;
 #[cfg(not(loom))]
 mod page;
 #[cfg(not(loom))]
+mod signature;
+#[cfg(not(loom))]
 pub mod wire;
 
 pub use activity::InFlight;
-pub use grant::{Grant, OPEN};
+pub use grant::{COMING, Grant, OPEN};
 pub use journal::{BadRecord, Bypass, Event, Record};
 pub use layout::{
-    ArbiterHalf, ClientHalf, DeviceGrant, JOURNAL_SLOTS, LAYOUT_MAJOR, LAYOUT_MINOR, MAX_DEVICES,
-    NO_LIMIT, STREAM_SLOTS, StreamSlot, TENANT_SLOTS, THREAD_SLOTS, TenantPage, TenantSlot,
-    ThreadSlot, Want,
+    ArbiterHalf, BOUNDARY_SLOTS, BoundaryRing, ClientHalf, DeviceGrant, JOURNAL_SLOTS,
+    LAYOUT_MAJOR, LAYOUT_MINOR, MAX_DEVICES, NO_LIMIT, SIGNATURE_RINGS, SIGNATURE_SLOTS,
+    STREAM_SLOTS, SignaturePage, SignatureRing, StreamSlot, TENANT_SLOTS, THREAD_SLOTS, TenantPage,
+    TenantSlot, ThreadSlot, Want,
 };
-pub use ledger::{Account, OverLimit};
+pub use ledger::{Account, OverLimit, Prepaid};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
+pub use shared::Block;
+#[cfg(not(loom))]
+pub use signature::{KIND_BITS, Noted, SIGNATURES};
 pub use sync::FutexWord;

@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::layout::{
     ARBITER_MAGIC, ArbiterHalf, CLIENT_MAGIC, ClientHalf, Header, LAYOUT_MAJOR, LAYOUT_MINOR,
-    TENANT_MAGIC, TenantPage,
+    SIGNATURE_MAGIC, SignaturePage, TENANT_MAGIC, TenantPage,
 };
 use crate::sync::{Acquire, Relaxed, Release};
 
@@ -51,6 +51,15 @@ unsafe impl Page for ClientHalf {
 unsafe impl Page for TenantPage {
     const NAME: &'static str = "sublet-tenant";
     const MAGIC: u64 = TENANT_MAGIC;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Page for SignaturePage {
+    const NAME: &'static str = "sublet-signatures";
+    const MAGIC: u64 = SIGNATURE_MAGIC;
     fn header(&self) -> &Header {
         &self.header
     }

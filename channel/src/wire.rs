@@ -86,6 +86,8 @@ pub enum Outcome {
     Malformed,
     /// The arbiter failed.
     Failed,
+    /// The tenant has a memory limit, and may use none of the client's devices: it would run without any.
+    NoDevice,
 }
 
 /// A message that cannot be read.
@@ -122,6 +124,7 @@ impl TryFrom<u32> for Outcome {
             4 => Self::Full,
             5 => Self::Malformed,
             6 => Self::Failed,
+            7 => Self::NoDevice,
             other => return Err(WireError::Field("outcome", u64::from(other))),
         })
     }

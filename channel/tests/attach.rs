@@ -8,7 +8,7 @@ use std::time::Duration;
 use channel::arbiter::{ClientPages, Connection, Listener, TenantMemory};
 use channel::client::{AttachError, ClientEnd, Introduction};
 use channel::wire::{DeviceId, Hello, Outcome, TOKEN_BYTES};
-use channel::{Account, Event, Grant, MAX_DEVICES};
+use channel::{Account, Block, Event, Grant, MAX_DEVICES};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -123,10 +123,56 @@ fn grants_requests_memory_and_records_cross_the_channel() {
     );
     assert_eq!(tenant.page.peak_bytes(0), 100);
 
+    // What may be given back is no reason to refuse for good, and leaves no trace in the peak.
+    let prepaid = account
+        .prepay(0, 70, gate.limit_bytes(), false)
+        .expect("fits");
+    assert_eq!((prepaid.bytes(), tenant.page.used_bytes(0)), (70, 70));
+    let over = account
+        .prepay(0, 31, gate.limit_bytes(), true)
+        .expect_err("nobody decides in time");
+    assert_eq!(over.used_bytes, 0, "nothing is settled");
+    account.settle(0, prepaid, 20);
+    assert_eq!(account.own_undecided_bytes(0), 0);
+    assert_eq!(tenant.page.used_bytes(0), 20);
+    account.release(0, 20);
+
+    // A shared block counts once, for the lowest slot that has it, until nobody has it.
+    tenant.page.use_slots(5);
+    let other = Account::new(client.tenant, 4).expect("slot");
+    let block = Block {
+        id: 11,
+        device: 0,
+        bytes: 60,
+    };
+    account.reserve(0, 60, gate.limit_bytes()).expect("fits");
+    assert!(account.share_own(block));
+    assert_eq!(other.find_shared(11), Some(block));
+    assert_eq!(other.share(block, gate.limit_bytes()), Ok(true));
+    assert_eq!(tenant.page.used_bytes(0), 60);
+    let slot = client.arbiter.tenant_slot();
+    assert!(slot < 4);
+    let by_slot = || {
+        (
+            tenant.page.slot_bytes(slot, 0),
+            tenant.page.slot_bytes(4, 0),
+        )
+    };
+    assert_eq!(by_slot(), (60, 0));
+    account.unshare(11);
+    assert_eq!(by_slot(), (0, 60), "who keeps it pays");
+    let over = account
+        .share(Block { id: 12, ..block }, gate.limit_bytes())
+        .expect_err("another block, and 120 of 100 bytes");
+    assert_eq!((over.used_bytes, over.requested_bytes), (60, 60));
+    tenant.page.clear_slot(4);
+    assert_eq!(tenant.page.used_bytes(0), 0, "it dies with its last holder");
+
     let event = Event::OverLimit {
         limit_bytes: 100,
         used_bytes: 60,
         requested_bytes: 41,
+        charged_bytes: 42,
     };
     let mut next = 0;
     client.client.write_record(0, event);

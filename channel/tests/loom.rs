@@ -2,7 +2,7 @@
 
 #![cfg(loom)]
 
-use channel::{Account, ArbiterHalf, ClientHalf, Event, Grant, TenantPage};
+use channel::{Account, ArbiterHalf, Block, ClientHalf, Event, Grant, TenantPage};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -63,6 +63,95 @@ fn a_gate_that_closes_and_opens_again_wakes_everybody_in_the_end() {
 }
 
 #[test]
+fn an_announcement_wakes_and_the_opening_after_it_is_not_missed() {
+    // The waiter may be woken by the announcement, sleep on it again (it has polled for long enough) or miss it altogether.
+    model(|| {
+        let half = Arc::new(ArbiterHalf::default());
+        let arbiter = Arc::clone(&half);
+        let opener = thread::spawn(move || {
+            arbiter.announce(0, Some(70));
+            arbiter.open(0, &grant(1));
+            // Too late to mean anything: an open gate stays open.
+            arbiter.announce(0, Some(80));
+        });
+        enter(&half);
+        assert_eq!(half.device(0).expect("device").window_us(), 2000);
+        opener.join().expect("opener");
+        assert_eq!(
+            half.device(0).expect("device").pass(100),
+            Ok(()),
+            "it stays open"
+        );
+    });
+}
+
+#[test]
+fn an_announcement_that_is_taken_back_leaves_a_gate_that_opens() {
+    model(|| {
+        let half = Arc::new(ArbiterHalf::default());
+        let arbiter = Arc::clone(&half);
+        let opener = thread::spawn(move || {
+            arbiter.announce(0, None);
+            arbiter.close(0);
+            arbiter.open(0, &grant(1));
+        });
+        enter(&half);
+        opener.join().expect("opener");
+    });
+}
+
+/// As `enter`, for one whose clock stands at 100.
+fn enter_by_clock(half: &ArbiterHalf) {
+    let gate = half.device(0).expect("device");
+    while let Err(seen) = gate.pass(100) {
+        gate.wait(seen, std::time::Duration::ZERO);
+    }
+}
+
+#[test]
+fn a_gate_that_turns_over_by_itself_lets_pass_with_or_without_the_arbiter() {
+    model(|| {
+        let half = Arc::new(ArbiterHalf::default());
+        let arbiter = Arc::clone(&half);
+        let opener = thread::spawn(move || {
+            // Its time has come already; the arbiter is late with the confirmation, or never comes.
+            arbiter.announce(0, Some(90));
+        });
+        enter_by_clock(&half);
+        opener.join().expect("opener");
+        half.open(0, &grant(1));
+        assert_eq!(half.device(0).expect("device").pass(100), Ok(()));
+    });
+}
+
+#[test]
+fn one_that_found_its_time_over_is_let_in_when_that_is_taken_back_or_it_is_its_turn_again() {
+    for how in 0..3 {
+        model(move || {
+            let half = Arc::new(ArbiterHalf::default());
+            half.open(0, &grant(1));
+            half.expire(0, 90);
+            let arbiter = Arc::clone(&half);
+            let opener = thread::spawn(move || {
+                match how {
+                    0 => arbiter.keep(0),
+                    1 => {
+                        arbiter.close(0);
+                        arbiter.open(0, &grant(2));
+                    }
+                    // Its slice begins anew.
+                    _ => {
+                        arbiter.open(0, &grant(2));
+                    }
+                }
+            });
+            enter_by_clock(&half);
+            opener.join().expect("opener");
+        });
+    }
+}
+
+#[test]
 fn a_request_is_seen_by_the_arbiter_that_closed_before_it() {
     // The client looks, finds the gate closed, says that it waits and rings; the arbiter answers the bell and reads. The
     // bell is a system call, modelled as a lock that both take.
@@ -78,6 +167,28 @@ fn a_request_is_seen_by_the_arbiter_that_closed_before_it() {
             assert_eq!(half.waiting(0), 1, "rung and nobody there");
         }
         waiter.join().expect("waiter");
+    });
+}
+
+#[test]
+fn one_whose_turn_is_over_need_not_ring() {
+    model(|| {
+        let (half, client) = (
+            Arc::new(ArbiterHalf::default()),
+            Arc::new(ClientHalf::default()),
+        );
+        half.open(0, &grant(1));
+        half.expire(0, 90);
+        let (gate, wants) = (Arc::clone(&half), Arc::clone(&client));
+        let waiter = thread::spawn(move || {
+            wants.want(0).expect("device").begin_waiting();
+            // Rings where this is false.
+            gate.device(0).expect("device").is_attended()
+        });
+        half.close(0);
+        let seen = client.waiting(0);
+        let silent = waiter.join().expect("waiter");
+        assert!(seen == 1 || !silent, "it waits, and nobody knows");
     });
 }
 
@@ -181,6 +292,57 @@ fn a_second_process_that_is_welcomed_is_counted_by_the_first() {
 }
 
 #[test]
+fn a_block_that_goes_from_its_owner_to_an_importer_is_never_missed() {
+    model(|| {
+        let page = Arc::new(TenantPage::default());
+        page.use_slots(2);
+        let block = Block {
+            id: 7,
+            device: 0,
+            bytes: 6,
+        };
+        let owner = Account::new(&page, 1).expect("slot");
+        owner.reserve(0, 6, 10).expect("fits");
+        assert!(owner.share_own(block));
+        let theirs = Arc::clone(&page);
+        let other = thread::spawn(move || {
+            // The importer has it before the owner gives it back.
+            let importer = Account::new(&theirs, 0).expect("slot");
+            assert_eq!(importer.share(block, 10), Ok(true));
+            Account::new(&theirs, 1).expect("slot").unshare(7);
+        });
+        let account = Account::new(&page, 1).expect("slot");
+        let over = account.reserve(0, 6, 10).expect_err("12 of 10 bytes");
+        assert_eq!(over.limit_bytes, 10);
+        other.join().expect("other");
+        assert_eq!(page.used_bytes(0), 6);
+    });
+}
+
+#[test]
+fn what_is_prepaid_and_given_back_refuses_nobody_who_waits() {
+    model(|| {
+        let page = Arc::new(TenantPage::default());
+        page.use_slots(2);
+        let theirs = Arc::clone(&page);
+        let other = thread::spawn(move || {
+            let account = Account::new(&theirs, 1).expect("slot");
+            if let Ok(prepaid) = account.prepay(0, 6, 10, true) {
+                account.settle(0, prepaid, 2);
+            }
+        });
+        let account = Account::new(&page, 0).expect("slot");
+        let ours = account.reserve(0, 6, 10).is_ok();
+        other.join().expect("other");
+        let held = page.used_bytes(0);
+        assert!(held <= 10 && page.peak_bytes(0) <= 10);
+        // Whoever came first, and nothing undecided is left behind.
+        assert!([2, 6, 8].contains(&held), "{held} of {ours}");
+        account.reserve(0, 10 - held, 10).expect("the rest");
+    });
+}
+
+#[test]
 fn work_is_in_flight_until_its_mark_is_passed() {
     model(|| {
         let half = Arc::new(ClientHalf::default());
@@ -240,6 +402,7 @@ fn a_record_is_read_whole_or_not_at_all() {
             limit_bytes: value,
             used_bytes: value,
             requested_bytes: value,
+            charged_bytes: value,
         }
     }
     model(|| {

@@ -2,10 +2,11 @@
 //! quota file's types and the arbiter's.
 
 use std::env;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use arbiter::{Ceiling, Options};
+use arbiter::{Ceiling, Options, Reload, Rules};
 use control::Client;
 use control::paths::{RuntimeDir, Surroundings};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -39,7 +40,10 @@ pub fn run(args: Arbiter) -> Result<()> {
             .filter(|filter| !filter.is_empty()),
     )?;
     dir.ensure(around.uid)?;
-    arbiter::run(options(dir, &args, config))?;
+    arbiter::run(Options {
+        reload: Some(reload(args.config.clone())),
+        ..options(dir, &args, config)
+    })?;
     Ok(())
 }
 
@@ -54,20 +58,41 @@ fn options(dir: RuntimeDir, args: &Arbiter, config: Config) -> Options {
         Some(0) => None,
         Some(seconds) => Some(Duration::from_secs(seconds)),
     };
+    let rules = rules(config);
     Options {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         idle_exit,
-        devices: config.devices.into_iter().map(device_rule).collect(),
-        ceilings: Box::new(move |uid, user| ceiling(&config.tenants, uid, user)),
+        devices: rules.devices,
+        ceilings: rules.ceilings,
         ..defaults
     }
+}
+
+/// What the file says to the daemon.
+fn rules(config: Config) -> Rules {
+    Rules {
+        file: config.path,
+        tenant_rules: config.tenants.len(),
+        devices: config.devices.into_iter().map(device_rule).collect(),
+        ceilings: Box::new(move |uid, user| ceiling(&config.tenants, uid, user)),
+    }
+}
+
+/// Looks for the file again as it was looked for at the start.
+fn reload(named: Option<PathBuf>) -> Reload {
+    // The daemon's working directory may not be the one that a relative path was meant in.
+    let named = named.map(|path| std::path::absolute(&path).unwrap_or(path));
+    Box::new(move || {
+        Config::find(named.as_deref(), &Places::of_the_host())
+            .map(rules)
+            .map_err(|error| error.to_string())
+    })
 }
 
 fn device_rule(rule: DeviceRule) -> arbiter::DeviceRule {
     arbiter::DeviceRule {
         device: rule.device,
-        mode: rule.mode,
-        quantum: rule.quantum_us.map(Duration::from_micros),
+        settings: rule.settings,
         mem_reserve: rule.mem_reserve,
     }
 }
@@ -106,7 +131,7 @@ fn log_to_stderr(filter: Option<String>) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use control::{DeviceSelector, MemLimit, SliceMode};
+    use control::{DeviceSelector, DeviceSettings, MemLimit, SliceMode};
 
     use super::*;
     use crate::config::Pattern;
@@ -147,11 +172,15 @@ mod tests {
             share_max: Some(share_max),
             mem_max: Some(MemLimit::Percent(50.0)),
         };
+        let settings = DeviceSettings {
+            mode: Some(SliceMode::Concurrent),
+            quantum_max_us: Some(2500),
+            ..DeviceSettings::default()
+        };
         let config = Config {
             devices: vec![DeviceRule {
                 device: Some(DeviceSelector::Index(1)),
-                mode: Some(SliceMode::Concurrent),
-                quantum_us: Some(2500),
+                settings: settings.clone(),
                 mem_reserve: Some(MemLimit::Bytes(7)),
             }],
             tenants: vec![tenant("al*", 0.7), tenant("1234", 0.2)],
@@ -160,8 +189,7 @@ mod tests {
         let options = options(dir(), &args(false, None), config);
         let rule = arbiter::DeviceRule {
             device: Some(DeviceSelector::Index(1)),
-            mode: Some(SliceMode::Concurrent),
-            quantum: Some(Duration::from_micros(2500)),
+            settings,
             mem_reserve: Some(MemLimit::Bytes(7)),
         };
         assert_eq!(options.devices, [rule]);

@@ -2,12 +2,14 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
-use control::{Class, DeviceSelector, FailMode, MemLimit};
+use control::{Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, PolicyChoice, SliceMode};
 
-use crate::settings::parse_share;
+use crate::config::keys::QUANTUM_MS;
+use crate::settings::{parse_flag, parse_share};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -31,12 +33,14 @@ pub enum Command {
     Run(Run),
     /// Show the jobs and devices of the arbiter
     Ps(Ps),
-    /// Change a running job
+    /// Change a running job, or how a device is run
     Set(Set),
     /// Show driver, devices and quotas, and whether a command's driver calls are all seen
     Doctor(Doctor),
     /// Run the arbiter: the daemon that decides who uses a GPU when
     Arbiter(Arbiter),
+    /// Simulate a cluster: a trace of jobs under scheduling and packing policies, in virtual time
+    Sim(Sim),
     /// Print the JSON Schema of the quota file
     Schema,
 }
@@ -51,6 +55,12 @@ pub struct Run {
     /// Part of the device's time, above 0 and at most 1 [env: SUBLET_SHARE]
     #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
     pub share: Option<f64>,
+    /// Part of the device's time that the job gets at the least while it wants it [env: SUBLET_SHARE_MIN]
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share_min: Option<f64>,
+    /// Part of the device's time that it gets at the most, also when alone [env: SUBLET_SHARE_MAX]
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share_max: Option<f64>,
     /// guaranteed: gets its share whenever it wants it; opportunistic: runs in what others leave [env: SUBLET_CLASS]
     #[arg(long, value_name = "guaranteed|opportunistic")]
     pub class: Option<Class>,
@@ -60,12 +70,24 @@ pub struct Run {
     /// Device of the job, by UUID or index; several by comma or by repeating it [env: SUBLET_DEVICE]
     #[arg(long = "device", value_name = "UUID|INDEX", value_delimiter = ',')]
     pub devices: Vec<DeviceSelector>,
+    /// All devices of the job at once or none [default: true where it has several] [env: SUBLET_GANG]
+    #[arg(long, value_name = "true|false", value_parser = parse_flag)]
+    pub gang: Option<bool>,
+    /// When its work should be done, from now: 90s, 20m, 1.5h; needs --work [env: SUBLET_DEADLINE]
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub deadline: Option<Duration>,
+    /// Device time that its work takes in all [env: SUBLET_WORK]
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub work: Option<Duration>,
     /// Quota file [default: sublet.toml here, in ~/.config/sublet or /etc/sublet] [env: SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// What the job does while the arbiter is gone [env: SUBLET_ON_ARBITER_LOSS]
     #[arg(long, value_name = "open|freeze|closed")]
     pub on_arbiter_loss: Option<FailMode>,
+    /// Submissions that make an iteration of the job, where they are not to be found out [env: SUBLET_LAUNCHES_PER_ITERATION]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iteration_launches: Option<u64>,
     /// Fail where a process uses the job's devices that is part of no job
     #[arg(long)]
     pub strict: bool,
@@ -88,6 +110,9 @@ pub struct Ps {
     /// Print one JSON object: arbiter, devices, jobs
     #[arg(long)]
     pub json: bool,
+    /// Show what is known of each job's iterations, memory and copies instead; with --json that is part of it anyway
+    #[arg(long)]
+    pub profile: bool,
 }
 
 /// Exits with 1 where something gets past the library, or would.
@@ -110,19 +135,114 @@ pub struct Doctor {
     pub command: Vec<OsString>,
 }
 
+/// Takes effect within a slice, and outlives the arbiter. What is refused changes nothing.
 #[derive(Debug, Args)]
 pub struct Set {
     /// Name of the job, as `sublet ps` shows it
-    pub name: String,
+    #[arg(required_unless_present_any = ["device", "reload"])]
+    pub name: Option<String>,
     /// New memory limit: 8GiB, 512M, or 50% of the device
     #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
     pub mem: Option<MemLimit>,
     /// New part of the device's time, above 0 and at most 1
     #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
     pub share: Option<f64>,
+    /// New least part of the device's time
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share_min: Option<f64>,
+    /// New largest part of the device's time
+    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
+    pub share_max: Option<f64>,
     /// New class
     #[arg(long, value_name = "guaranteed|opportunistic")]
     pub class: Option<Class>,
+    /// What an iteration takes without other jobs, in microseconds, against which the slowdown is told; 0 forgets it
+    #[arg(long, value_name = "US")]
+    pub solo_iteration_us: Option<u64>,
+    /// All devices of the job at once or none
+    #[arg(long, value_name = "true|false", value_parser = parse_flag)]
+    pub gang: Option<bool>,
+    /// When its work should be done, from now: 90s, 20m, 1.5h
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub deadline: Option<Duration>,
+    /// Device time that its work takes in all, what is done included
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub work: Option<Duration>,
+    /// Give the job no device time until it is resumed
+    #[arg(long, conflicts_with = "resume")]
+    pub pause: bool,
+    /// Give a paused job its turns again
+    #[arg(long)]
+    pub resume: bool,
+    /// Change a device instead of a job: UUID, index, or `all`
+    #[arg(long, value_name = "UUID|INDEX|all", value_parser = parse_one_or_all, conflicts_with_all = JOB_FLAGS)]
+    pub device: Option<OneOrAll>,
+    /// exclusive: slices; concurrent: all at once; auto: whichever serves better
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<SliceMode>,
+    /// Slice policy, with parameters: stride, or NAME:key=number,key=number
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<PolicyChoice>,
+    /// How many jobs may hold the device at once in slices, where the policy makes use of it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub holders: Option<u32>,
+    /// Longest slice in milliseconds
+    #[arg(long, value_name = "MS", value_parser = parse_quantum)]
+    pub quantum_ms: Option<f64>,
+    /// Shortest slice in milliseconds
+    #[arg(long, value_name = "MS", value_parser = parse_quantum)]
+    pub quantum_min_ms: Option<f64>,
+    /// Wake the next job shortly before its turn
+    #[arg(long, value_name = "true|false", value_parser = parse_flag)]
+    pub early_wake: Option<bool>,
+    /// What happens to a job that harms the others
+    #[arg(long, value_name = "report|demote|kill")]
+    pub misbehaviour: Option<Misbehaviour>,
+    /// Have the arbiter read its quota file again; what was set on devices by hand gives way to it
+    #[arg(long, exclusive = true)]
+    pub reload: bool,
+}
+
+/// Flags of `set` that are about a job.
+const JOB_FLAGS: [&str; 12] = [
+    "name",
+    "mem",
+    "share",
+    "share_min",
+    "share_max",
+    "class",
+    "gang",
+    "deadline",
+    "work",
+    "pause",
+    "resume",
+    "solo_iteration_us",
+];
+
+/// One device, or every one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OneOrAll {
+    One(DeviceSelector),
+    All,
+}
+
+fn parse_one_or_all(text: &str) -> Result<OneOrAll, String> {
+    if text == "all" {
+        return Ok(OneOrAll::All);
+    }
+    text.parse()
+        .map(OneOrAll::One)
+        .map_err(|error: control::BadDevice| format!("{error}, or `all`"))
+}
+
+fn parse_quantum(text: &str) -> Result<f64, String> {
+    let (least, most) = QUANTUM_MS;
+    text.parse()
+        .ok()
+        .filter(|ms| (least..=most).contains(ms))
+        .ok_or_else(|| {
+            format!("`{text}` is no slice: write milliseconds from {least} to {most}, such as 5")
+        })
 }
 
 #[derive(Debug, Args)]
@@ -142,6 +262,84 @@ pub struct Arbiter {
     /// Quota file, for its device and tenant sections [env: SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// Several orders, packers, placers or sizers make a sweep: every combination is run, in parallel.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Sim {
+    #[command(subcommand)]
+    pub command: Option<SimCommand>,
+    /// The trace: a CSV file of any known format, told by its header
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// The cluster: 96xV100, 16x4xT4 (nodes x GPUs x type), several by comma, or a file
+    #[arg(long, value_name = "SPEC")]
+    pub cluster: Option<String>,
+    /// Who is next; name[:key=value,...]; repeat for a sweep
+    #[arg(long, value_name = "NAME", default_value = "fifo")]
+    pub order: Vec<String>,
+    /// Who shares a GPU; `none` for nobody, in a sweep
+    #[arg(long, value_name = "NAME")]
+    pub packer: Vec<String>,
+    /// Which GPUs a job gets
+    #[arg(long, value_name = "NAME", default_value = "anywhere")]
+    pub placer: Vec<String>,
+    /// Whose deadline is promised
+    #[arg(long, value_name = "NAME")]
+    pub admission: Option<String>,
+    /// How many GPUs a job gets; the order then has no say
+    #[arg(long, value_name = "NAME")]
+    pub sizer: Vec<String>,
+    /// Only this part of the trace: a virtual cluster, a cluster
+    #[arg(long, value_name = "NAME")]
+    pub part: Option<String>,
+    /// Only the first so many jobs
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Leave out jobs that ask for more GPUs than this
+    #[arg(long, value_name = "N")]
+    pub max_gpus: Option<u32>,
+    /// Where the speed tables are [default: beside the trace]
+    #[arg(long, value_name = "DIR")]
+    pub speeds: Option<PathBuf>,
+    /// Take durations from the speed tables where jobs have speed curves, without a sizer too
+    #[arg(long)]
+    pub elastic: bool,
+    /// GPU-seconds of past jobs, one a line after a header: for `gittins`
+    #[arg(long, value_name = "FILE")]
+    pub past: Option<PathBuf>,
+    /// Decide in rounds of so many seconds [default: at every event]
+    #[arg(long, value_name = "SECS")]
+    pub round: Option<f64>,
+    /// What a job loses when it gets GPUs again, in seconds
+    #[arg(long, value_name = "SECS", default_value_t = 0.0)]
+    pub restart: f64,
+    /// How far estimates and measurements are off: 0.1 is about 10 %
+    #[arg(long, value_name = "F", default_value_t = 0.0)]
+    pub noise: f64,
+    /// Seed of all chance
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Write a picture: distribution and means of the completion times
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SimCommand {
+    /// Print every policy with its tags and parameters
+    Policies(Policies),
+}
+
+#[derive(Debug, Args)]
+pub struct Policies {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
 }
 
 fn parse_name(name: &str) -> Result<String, control::BadName> {
@@ -284,6 +482,26 @@ mod tests {
             (&["runn"], &["'runn'", "'run'"]),
             (&[], &["`sublet run CMD...`"]),
             (&["set"], &["NAME", "`sublet set --help`"]),
+            (&["set", "a", "--device", "0"], &["NAME", "--device"]),
+            (
+                &["set", "--device", "gpu", "--mode", "auto"],
+                &["`gpu`", "`all`"],
+            ),
+            (
+                &["set", "--device", "0", "--mode", "shared"],
+                &["`shared`", "auto"],
+            ),
+            (&["set", "--device", "0", "--policy", "a b"], &["`a b`"]),
+            (
+                &["set", "--device", "0", "--quantum-ms", "0"],
+                &["`0`", "1000"],
+            ),
+            (
+                &["set", "a", "--pause", "--resume"],
+                &["--pause", "--resume"],
+            ),
+            (&["set", "a", "--deadline", "soon"], &["`soon`", "90s"]),
+            (&["set", "a", "--reload"], &["--reload"]),
             (&["arbiter", "--idle-exit", "x"], &["'x'", "--idle-exit"]),
             (&["ps", "extra"], &["'extra'"]),
         ] {

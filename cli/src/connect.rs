@@ -163,6 +163,7 @@ fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::
         "SUBLET_TOKEN",
         "SUBLET_JOB",
         "SUBLET_DRIVER",
+        "SUBLET_STRICT",
     ] {
         command.env_remove(name);
     }
@@ -170,11 +171,19 @@ fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::
         let config = std::path::absolute(config).unwrap_or_else(|_| PathBuf::from(config));
         command.arg("--config").arg(config);
     }
-    // SAFETY: between fork and exec this calls setsid, fork and _exit, which are async-signal-safe, and it allocates
-    // nothing.
+    // SAFETY: between fork and exec this calls setsid, close_range, fork and _exit, which are async-signal-safe, and it
+    // allocates nothing.
     unsafe {
         command.pre_exec(|| {
             setsid()?;
+            // A pipe or a terminal that our caller has left open must not wait for the arbiter's end. A kernel before 5.11 has
+            // no such call; then they stay open.
+            nix::libc::syscall(
+                nix::libc::SYS_close_range,
+                3,
+                u32::MAX,
+                nix::libc::CLOSE_RANGE_CLOEXEC,
+            );
             match fork()? {
                 ForkResult::Parent { .. } => nix::libc::_exit(0),
                 ForkResult::Child => Ok(()),

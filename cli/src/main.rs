@@ -11,6 +11,7 @@ mod ps;
 mod run;
 mod set;
 mod settings;
+mod sim;
 mod table;
 mod unmanaged;
 
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Ps(args) => ps::ps(&args),
         Command::Set(args) => set::set(&args),
         Command::Arbiter(args) => arbiter_command::run(args).map(|()| String::new()),
+        Command::Sim(args) => sim::sim(&args),
         Command::Schema => Ok(config::schema::text()),
     };
     match printed {

@@ -1,7 +1,7 @@
 //! `sublet ps`: the jobs and devices of the arbiter, for people or as JSON.
 
 use control::paths::{RuntimeDir, Surroundings};
-use control::{ArbiterStatus, Client, DeviceStatus, JobStatus, short_bytes};
+use control::{ArbiterStatus, Client, DeviceStatus, JobStatus, Profile, SliceMode, short_bytes};
 use serde_json::{Value, json};
 
 use crate::args::Ps;
@@ -22,6 +22,7 @@ pub fn ps(args: &Ps) -> Result<String> {
     };
     Ok(match (status, args.json) {
         (status, true) => format!("{}\n", json_of(status)?),
+        (Some(status), false) if args.profile => profiles_of(&status),
         (Some(status), false) => text_of(&status),
         (None, false) => format!(
             "no arbiter runs at {}, so there are no jobs\n",
@@ -61,6 +62,21 @@ fn text_of(status: &ArbiterStatus) -> String {
             );
         }
     }
+    for job in &status.jobs {
+        for process in job
+            .processes
+            .iter()
+            .filter(|one| !one.ungoverned.is_empty())
+        {
+            text += &format!(
+                "  not governed: process {} ({}) of job `{}` uses {}, which the job may not use\n",
+                process.pid,
+                process.command,
+                job.name,
+                process.ungoverned.join(", ")
+            );
+        }
+    }
     if status.jobs.is_empty() {
         text += "no jobs\n";
         return text;
@@ -83,7 +99,87 @@ fn text_of(status: &ArbiterStatus) -> String {
     for job in &status.jobs {
         table.row(job_row(job));
     }
-    text + &table.render()
+    text += &table.render();
+    for job in &status.jobs {
+        if let Some(why) = &job.demoted {
+            text += &format!("{} runs after all others: it {why}\n", job.name);
+        }
+    }
+    text
+}
+
+/// What is known of each job's iterations.
+fn profiles_of(status: &ArbiterStatus) -> String {
+    if status.jobs.is_empty() {
+        return "no jobs\n".into();
+    }
+    let mut table = Table::new(&[
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        ("FOUND", Align::Left),
+        ("SURE", Align::Right),
+        ("ITERATIONS", Align::Right),
+        ("PERIOD", Align::Right),
+        ("COV", Align::Right),
+        ("LAUNCHES", Align::Right),
+        ("DEVICE", Align::Right),
+        ("BUSY", Align::Right),
+        ("COPY/S", Align::Right),
+        ("COPYING", Align::Right),
+        ("PERSISTENT", Align::Right),
+        ("EPHEMERAL", Align::Right),
+        ("ALONE", Align::Right),
+        ("SLOWDOWN", Align::Right),
+    ]);
+    for job in &status.jobs {
+        table.row(profile_row(job));
+    }
+    table.render()
+}
+
+fn profile_row(job: &JobStatus) -> Vec<String> {
+    let unknown = Profile::default();
+    let profile = job.profile.as_deref().unwrap_or(&unknown);
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+    let percent = |part: f64| format!("{:.0}%", part * 100.0);
+    let found = match (profile.found, profile.periodic) {
+        (control::IterationSource::None, Some(false)) => "not periodic",
+        (control::IterationSource::None, _) => "-",
+        (found, _) => found.as_str(),
+    };
+    vec![
+        job.name.clone(),
+        job.state.as_str().into(),
+        found.into(),
+        format!("{:.2}", profile.confidence),
+        profile.iterations.to_string(),
+        or_dash(profile.iteration_ns.map(short_time)),
+        or_dash(profile.iteration_cov.map(|cov| format!("{cov:.2}"))),
+        or_dash(
+            profile
+                .launches_per_iteration
+                .map(|launches| format!("{launches:.1}")),
+        ),
+        or_dash(profile.device_ns_per_iteration.map(short_time)),
+        percent(profile.busy_fraction),
+        // CAST: rounded down.
+        short_bytes(profile.copy_bytes_per_s as u64),
+        or_dash(profile.copy_fraction.map(percent)),
+        or_dash(profile.persistent_bytes.map(short_bytes)),
+        or_dash(profile.ephemeral_bytes.map(short_bytes)),
+        or_dash(profile.solo_iteration_ns.map(short_time)),
+        or_dash(profile.slowdown.map(|slowdown| format!("{slowdown:.2}"))),
+    ]
+}
+
+/// Three figures or so, for people.
+fn short_time(ns: u64) -> String {
+    // CAST: for people.
+    match ns as f64 {
+        ns if ns < 1e6 => format!("{:.1}us", ns / 1e3),
+        ns if ns < 1e9 => format!("{:.2}ms", ns / 1e6),
+        ns => format!("{:.2}s", ns / 1e9),
+    }
 }
 
 fn device_line(device: &DeviceStatus) -> String {
@@ -100,7 +196,9 @@ fn device_line(device: &DeviceStatus) -> String {
         },
         short_bytes(device.total_bytes),
         device.mode.as_str(),
-        if device.quantum_us > 0 {
+        if device.mode == SliceMode::Auto {
+            format!(" ({})", device.running_reason)
+        } else if device.quantum_us > 0 && device.mode != SliceMode::Concurrent {
             format!(" slices of {quantum_ms} ms")
         } else {
             String::new()
@@ -144,7 +242,7 @@ fn job_row(job: &JobStatus) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use control::{Class, JobDevice, JobState, ProcessStatus, SliceMode};
+    use control::{Class, JobDevice, JobState, ProcessStatus};
 
     use super::*;
 
@@ -199,6 +297,53 @@ train              guaranteed     running    0.75  0.75  1.50GiB  2GiB   8GiB   
 infer-with-a-name  opportunistic  starting      -  0.00       0B    0B      -     0         0    0  -    1001
 "
         );
+    }
+
+    #[test]
+    fn profiles_are_a_table_of_their_own() {
+        let mut status = status();
+        status.jobs[0].profile = Some(Box::new(Profile {
+            found: control::IterationSource::Detected,
+            periodic: Some(true),
+            confidence: 0.985,
+            iterations: 1200,
+            iteration_ns: Some(12_345_678),
+            iteration_cov: Some(0.031),
+            launches_per_iteration: Some(17.2),
+            device_ns_per_iteration: Some(950_000),
+            busy_fraction: 0.77,
+            copy_bytes_per_s: 3.0 * 1024.0 * 1024.0,
+            persistent_bytes: Some(1 << 30),
+            ephemeral_bytes: Some(0),
+            solo_iteration_ns: Some(6_000_000_000),
+            slowdown: Some(2.057),
+            ..Profile::default()
+        }));
+        status.jobs[1].profile = Some(Box::new(Profile {
+            periodic: Some(false),
+            ..Profile::default()
+        }));
+        assert_eq!(
+            profiles_of(&status),
+            "\
+NAME               STATE     FOUND         SURE  ITERATIONS   PERIOD   COV  LAUNCHES   DEVICE  BUSY  COPY/S  COPYING  PERSISTENT  EPHEMERAL  ALONE  SLOWDOWN
+train              running   detected      0.98        1200  12.35ms  0.03      17.2  950.0us   77%    3MiB        -        1GiB         0B  6.00s      2.06
+infer-with-a-name  starting  not periodic  0.00           0        -     -         -        -    0%      0B        -           -          -      -         -
+"
+        );
+    }
+
+    #[test]
+    fn what_a_device_chose_and_who_misbehaves_is_told() {
+        let mut status = status();
+        status.devices[0].mode = SliceMode::Auto;
+        status.devices[0].running_reason = "slices: nothing is known yet".into();
+        status.jobs[1].demoted = Some("floods the arbiter with requests".into());
+        let text = text_of(&status);
+        assert!(text.contains(", auto (slices: nothing is known yet), busy 100%"));
+        assert!(text.ends_with(
+            "\ninfer-with-a-name runs after all others: it floods the arbiter with requests\n"
+        ));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::str::FromStr;
+use std::time::{Duration, SystemTime};
 
 use control::{Class, DeviceSelector, FailMode, MemLimit};
 
@@ -29,6 +30,30 @@ pub fn parse_share(text: &str) -> Result<f64, BadShare> {
     let bad = || BadShare(text.to_owned());
     let share = text.trim().parse().map_err(|_| bad())?;
     check_share(share).map_err(|_| bad())
+}
+
+/// Neither true nor false.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is neither `true` nor `false`")]
+pub struct BadFlag(pub String);
+
+/// # Errors
+/// [`BadFlag`]
+pub fn parse_flag(text: &str) -> Result<bool, BadFlag> {
+    text.parse().map_err(|_| BadFlag(text.to_owned()))
+}
+
+/// The time that is `span` from now, in Unix milliseconds.
+pub fn unix_ms_in(span: Duration) -> u64 {
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from((now + span).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// In nanoseconds.
+pub fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A variable with a value that makes no sense.
@@ -74,12 +99,21 @@ pub fn from_environment(
     let settings = JobSettings {
         mem: parsed("SUBLET_MEM", text("SUBLET_MEM")?, MemLimit::from_str)?,
         share: parsed("SUBLET_SHARE", text("SUBLET_SHARE")?, parse_share)?,
+        share_min: parsed("SUBLET_SHARE_MIN", text("SUBLET_SHARE_MIN")?, parse_share)?,
+        share_max: parsed("SUBLET_SHARE_MAX", text("SUBLET_SHARE_MAX")?, parse_share)?,
         class: parsed("SUBLET_CLASS", text("SUBLET_CLASS")?, Class::from_str)?,
         devices: parsed("SUBLET_DEVICE", text("SUBLET_DEVICE")?, |list| {
             list.split(',')
                 .map(|one| one.trim().parse::<DeviceSelector>())
                 .collect()
         })?,
+        gang: parsed("SUBLET_GANG", text("SUBLET_GANG")?, parse_flag)?,
+        deadline: parsed(
+            "SUBLET_DEADLINE",
+            text("SUBLET_DEADLINE")?,
+            control::parse_span,
+        )?,
+        work: parsed("SUBLET_WORK", text("SUBLET_WORK")?, control::parse_span)?,
         on_arbiter_loss: parsed(
             "SUBLET_ON_ARBITER_LOSS",
             text("SUBLET_ON_ARBITER_LOSS")?,
@@ -92,9 +126,48 @@ pub fn from_environment(
     Ok((settings, name))
 }
 
+/// `SUBLET_LAUNCHES_PER_ITERATION`, if it is set and not empty.
+///
+/// # Errors
+/// [`BadVariable`] for what is no count above 0.
+pub fn launches_per_iteration(
+    var: impl Fn(&str) -> Option<OsString>,
+) -> Result<Option<u64>, BadVariable> {
+    const NAME: &str = "SUBLET_LAUNCHES_PER_ITERATION";
+    let Some(value) = var(NAME).filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    let launches = value.to_str().and_then(|text| text.trim().parse().ok());
+    match launches {
+        Some(launches) if launches > 0 => Ok(Some(launches)),
+        _ => Err(BadVariable {
+            name: NAME,
+            message: format!(
+                "`{}` is no number of launches: write a whole number above 0, or unset it",
+                value.display()
+            ),
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_count_of_launches_is_a_count() {
+        let read = |value: &str| launches_per_iteration(|_| Some(value.into()));
+        assert_eq!(launches_per_iteration(|_| None).unwrap(), None);
+        assert_eq!(read("").unwrap(), None);
+        assert_eq!(read(" 12 ").unwrap(), Some(12));
+        for wrong in ["0", "-3", "many", "1.5"] {
+            let message = read(wrong).unwrap_err().to_string();
+            assert!(
+                message.contains(wrong) && message.contains("above 0"),
+                "{message}"
+            );
+        }
+    }
 
     fn read(vars: &[(&str, &str)]) -> Result<(JobSettings, Option<String>), BadVariable> {
         from_environment(|name| {
@@ -108,6 +181,11 @@ mod tests {
         let (settings, name) = read(&[
             ("SUBLET_MEM", "50%"),
             ("SUBLET_SHARE", "0.25"),
+            ("SUBLET_SHARE_MIN", "0.125"),
+            ("SUBLET_SHARE_MAX", "0.5"),
+            ("SUBLET_GANG", "false"),
+            ("SUBLET_DEADLINE", "90s"),
+            ("SUBLET_WORK", "1m"),
             ("SUBLET_CLASS", "opportunistic"),
             ("SUBLET_DEVICE", "0, GPU-ff"),
             ("SUBLET_ON_ARBITER_LOSS", "closed"),
@@ -119,6 +197,11 @@ mod tests {
             JobSettings {
                 mem: Some(MemLimit::Percent(50.0)),
                 share: Some(0.25),
+                share_min: Some(0.125),
+                share_max: Some(0.5),
+                gang: Some(false),
+                deadline: Some(Duration::from_secs(90)),
+                work: Some(Duration::from_secs(60)),
                 class: Some(Class::Opportunistic),
                 devices: Some(vec![
                     DeviceSelector::Index(0),
@@ -140,6 +223,9 @@ mod tests {
             ("SUBLET_MEM", "20"),
             ("SUBLET_SHARE", "1.01"),
             ("SUBLET_SHARE", "half"),
+            ("SUBLET_SHARE_MAX", "2"),
+            ("SUBLET_GANG", "maybe"),
+            ("SUBLET_DEADLINE", "soon"),
             ("SUBLET_CLASS", "best"),
             ("SUBLET_DEVICE", "0,x"),
             ("SUBLET_ON_ARBITER_LOSS", "die"),

@@ -1,4 +1,15 @@
-//! The cluster hook: profiles up, packing decisions down.
+//! Above the node: traces, the simulator that runs the cluster slots of `policy` on them, and what comes out.
 //!
-//! This room is furnished by the cluster milestone (see `docs/architecture.md`, "Rooms that wait"). It exists so
-//! that the direction of imports (`cluster -> policy, control`) is already checked.
+//! * [`trace`]: readers of public traces and of speed tables, with the line and column of every mistake.
+//! * [`spec`]: what a cluster consists of.
+//! * [`sim`]: discrete events in virtual time, driving the same [`policy::cluster::Scheduler`] that a live hook drives.
+//! * [`report`]: what a run was like, in numbers; [`plot`]: in pictures.
+//!
+//! The live hook itself is not here yet.
+
+pub mod plot;
+pub mod report;
+pub mod sim;
+pub mod spec;
+pub mod sweep;
+pub mod trace;

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 
+use crate::device::DeviceSettings;
 use crate::error::{ControlError, ErrorCode};
-use crate::report::{ArbiterStatus, Event, JobStatus, Registered};
-use crate::request::{Change, JobSpec, Reply, Request};
+use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
+use crate::request::{Change, DeviceSelector, JobSpec, Reply, Request};
 use crate::wire::{self, MAX_LINE_BYTES, WireError};
 
 /// Why the arbiter was not reached, or what it said. Each one is a line for people, with the remedy in it.
@@ -149,6 +150,32 @@ impl Client {
         match self.ask(&Request::Set { job, change })? {
             Reply::Changed(job) => Ok(job),
             other => Err(self.unexpected("set", &other)),
+        }
+    }
+
+    /// Changes how a device is run, or every device (`None`), and returns those as they then stand.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`]: no such device, not yours, or settings that make no sense.
+    pub fn set_device(
+        &mut self,
+        device: Option<DeviceSelector>,
+        settings: DeviceSettings,
+    ) -> Result<Vec<DeviceStatus>, ClientError> {
+        match self.ask(&Request::SetDevice { device, settings })? {
+            Reply::Devices(devices) => Ok(devices),
+            other => Err(self.unexpected("set_device", &other)),
+        }
+    }
+
+    /// Has the arbiter read its quota file again.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where the file is wrong; nothing has changed then.
+    pub fn reload(&mut self) -> Result<Reloaded, ClientError> {
+        match self.ask(&Request::Reload)? {
+            Reply::Reloaded(reloaded) => Ok(reloaded),
+            other => Err(self.unexpected("reload", &other)),
         }
     }
 

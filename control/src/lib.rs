@@ -9,27 +9,33 @@
 //! their default, and a request kind that the server does not know is answered with [`ErrorCode::Unsupported`].
 
 mod client;
+mod device;
 mod error;
 mod name;
 pub mod paths;
+mod profile;
 mod report;
 mod request;
 mod size;
+mod span;
 pub mod wire;
 
 pub use client::{Client, ClientError};
+pub use device::{BadPolicyText, DeviceSettings, Misbehaviour, Parameter, PolicyChoice};
 pub use error::{ControlError, ErrorCode};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
+pub use profile::{IterationSource, Profile, SoloSource};
 pub use report::{
     ArbiterStatus, DeviceBytes, DeviceStatus, Event, JobDevice, JobState, JobStatus, ProcessStatus,
-    Registered, SliceMode, UnmanagedProcess,
+    Registered, Reloaded, SliceMode, UnmanagedProcess,
 };
 pub use request::{
     BadDevice, Change, Class, DeviceSelector, FailMode, JobSpec, Reply, Request, UnknownWord,
 };
 pub use size::{MemLimit, SizeError, exact_bytes, parse_bytes, short_bytes};
+pub use span::{BadSpan, parse_span, short_span};
 
 /// Raised when an old peer would misunderstand a new one.
 pub const PROTOCOL_MAJOR: u32 = 1;
 /// Raised when something was added that an old peer may ignore.
-pub const PROTOCOL_MINOR: u32 = 0;
+pub const PROTOCOL_MINOR: u32 = 1;

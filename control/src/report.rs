@@ -3,11 +3,15 @@
 //! Times on the host are Unix milliseconds (`_unix_ms`), durations nanoseconds (`_ns`), sizes bytes (`_bytes`),
 //! shares fractions of one device's time between 0 and 1.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::request::{Class, DeviceSelector, FailMode};
+use crate::device::Misbehaviour;
+use crate::profile::Profile;
+use crate::request::{Class, DeviceSelector, FailMode, UnknownWord};
 
 /// A registration that was accepted.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -46,6 +50,21 @@ pub struct JobStatus {
     pub class: Class,
     pub state: JobState,
     pub share_asked: Option<f64>,
+    /// Never less while it wants the device.
+    pub share_min: Option<f64>,
+    /// Never more.
+    pub share_max: Option<f64>,
+    /// It uses several devices, and is granted all of them at once or none.
+    pub gang: bool,
+    /// Gets no device time until it is resumed.
+    pub paused: bool,
+    /// Why it runs after all others for now; `None`: it does not.
+    pub demoted: Option<String>,
+    /// How often it was found to harm the others.
+    pub misbehaved_count: u64,
+    pub deadline_unix_ms: Option<u64>,
+    /// Device time that its work takes in all, as its owner thinks.
+    pub work_ns: Option<u64>,
     /// Part of the device's time over the last window of the arbiter (about a second).
     pub share_got_recent: f64,
     /// Part of the device's time since the job started.
@@ -75,6 +94,8 @@ pub struct JobStatus {
     pub on_arbiter_loss: FailMode,
     pub devices: Vec<JobDevice>,
     pub processes: Vec<ProcessStatus>,
+    /// `None`: from an arbiter that makes none.
+    pub profile: Option<Box<Profile>>,
 }
 
 /// A job's part in one device.
@@ -103,6 +124,8 @@ pub struct ProcessStatus {
     pub attached_unix_ms: u64,
     pub launches: u64,
     pub mem_used_bytes: u64,
+    /// UUIDs of devices that it uses and that the job may not use: quota and share do not hold there.
+    pub ungoverned: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -117,6 +140,8 @@ pub enum JobState {
     Waiting,
     /// Attached and wants nothing.
     Idle,
+    /// Held back by its owner.
+    Paused,
     /// Every process has ended; kept for a while for its last figures.
     Gone,
     /// A state of a newer arbiter.
@@ -131,6 +156,7 @@ impl JobState {
             Self::Running => "running",
             Self::Waiting => "waiting",
             Self::Idle => "idle",
+            Self::Paused => "paused",
             Self::Gone => "gone",
             Self::Unknown => "unknown",
         }
@@ -147,10 +173,28 @@ pub struct DeviceStatus {
     /// Kept from every quota, by configuration.
     pub reserved_bytes: u64,
     pub simulated: bool,
+    /// As configured.
     pub mode: SliceMode,
+    /// How it runs now: exclusive or concurrent; with the mode auto either, at times.
+    pub running: SliceMode,
+    /// Why it runs so, where the mode leaves a choice; empty otherwise.
+    pub running_reason: String,
+    /// The slice policy, with the parameters that differ from their defaults.
+    pub policy: String,
+    /// Longest slice.
     pub quantum_us: u64,
-    /// The job that holds the device now.
+    /// Shortest slice.
+    pub quantum_min_us: u64,
+    /// How many jobs may hold it at once in slices.
+    pub holders_max: u32,
+    pub early_wake: bool,
+    pub misbehaviour: Misbehaviour,
+    /// Something of this was set by hand, and stays until the quota file is read again.
+    pub set_by_hand: bool,
+    /// The job that holds the device now, or one of them.
     pub holder: Option<String>,
+    /// All jobs that hold the device now.
+    pub holders: Vec<String>,
     /// Names of the jobs on it.
     pub jobs: Vec<String>,
     /// Sum of the shares promised to guaranteed jobs.
@@ -198,6 +242,26 @@ pub enum SliceMode {
     Unknown,
 }
 
+impl FromStr for SliceMode {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        [Self::Exclusive, Self::Concurrent, Self::Auto]
+            .into_iter()
+            .find(|mode| mode.as_str() == word)
+            .ok_or_else(|| UnknownWord {
+                word: word.to_owned(),
+                choices: "exclusive, concurrent or auto",
+            })
+    }
+}
+
+impl fmt::Display for SliceMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
 impl SliceMode {
     pub fn as_str(self) -> &'static str {
         match self {
@@ -229,6 +293,17 @@ pub struct ArbiterStatus {
     pub idle_exit_s: Option<u64>,
     pub devices: Vec<DeviceStatus>,
     pub jobs: Vec<JobStatus>,
+}
+
+/// What came of reading the quota file again.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reloaded {
+    /// The file; `None`: there is none, and defaults are in force.
+    pub file: Option<PathBuf>,
+    /// Its sections about devices and about users.
+    pub device_rules: u32,
+    pub tenant_rules: u32,
 }
 
 /// One line of the journal.

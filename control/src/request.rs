@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::{ArbiterStatus, Event, JobStatus, Registered};
+use crate::device::DeviceSettings;
+use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
 use crate::size::MemLimit;
 
 /// One request. On the wire `{"kind": "set", "body": {...}}`.
@@ -21,6 +22,14 @@ pub enum Request {
     List,
     /// -> [`Reply::Changed`]
     Set { job: String, change: Change },
+    /// Changes how a device is run, or every device (`None`), until the next [`Reload`](Self::Reload). -> [`Reply::Devices`]
+    SetDevice {
+        #[serde(default)]
+        device: Option<DeviceSelector>,
+        settings: DeviceSettings,
+    },
+    /// Reads the quota file again; where it is wrong the arbiter goes on as before. -> [`Reply::Reloaded`]
+    Reload,
     /// Ends the arbiter; jobs go on as their [`FailMode`] says. -> [`Reply::ShuttingDown`]
     Shutdown,
     /// Journal lines with a sequence number above `since_seq`, oldest first, `limit` at most (0: as many as the
@@ -42,6 +51,9 @@ pub enum Reply {
     Jobs(Vec<JobStatus>),
     /// The job as it stands after the change.
     Changed(JobStatus),
+    /// The devices as they stand after the change.
+    Devices(Vec<DeviceStatus>),
+    Reloaded(Reloaded),
     ShuttingDown,
     Events(Vec<Event>),
 }
@@ -55,8 +67,20 @@ pub struct JobSpec {
     pub class: Class,
     /// Part of the device's time, `0 < share <= 1`; `None` leaves it to the arbiter.
     pub share: Option<f64>,
+    /// Never less, whatever the class, while the job wants the device.
+    pub share_min: Option<f64>,
+    /// Never more, also where nobody else wants the device.
+    pub share_max: Option<f64>,
     /// Per device; `None` is no limit but the device itself.
     pub mem: Option<MemLimit>,
+    /// All devices of the job at once or none; `None`: so where it has several.
+    pub gang: Option<bool>,
+    /// It should have done its work by then.
+    pub deadline_unix_ms: Option<u64>,
+    /// Device time that the work takes in all, as its owner thinks.
+    pub work_ns: Option<u64>,
+    /// It gets no device time until it is resumed.
+    pub paused: bool,
     /// Empty: the arbiter chooses.
     pub devices: Vec<DeviceSelector>,
     /// The process that becomes the job by `exec`. The server holds it against `SO_PEERCRED`.
@@ -67,6 +91,8 @@ pub struct JobSpec {
     pub driver: PathBuf,
     pub simulated: bool,
     pub on_arbiter_loss: FailMode,
+    /// Submissions that make an iteration; `None` leaves it to be found out.
+    pub iteration_launches: Option<u64>,
 }
 
 /// What may be changed on a running job; `None` leaves it as it is.
@@ -75,7 +101,15 @@ pub struct JobSpec {
 pub struct Change {
     pub mem: Option<MemLimit>,
     pub share: Option<f64>,
+    pub share_min: Option<f64>,
+    pub share_max: Option<f64>,
     pub class: Option<Class>,
+    /// Time of an iteration without other jobs, in microseconds; 0 forgets it.
+    pub solo_iteration_us: Option<u64>,
+    pub gang: Option<bool>,
+    pub deadline_unix_ms: Option<u64>,
+    pub work_ns: Option<u64>,
+    pub paused: Option<bool>,
 }
 
 impl Change {
@@ -242,6 +276,15 @@ mod tests {
         round_trip(&Request::Status);
         round_trip(&Request::List);
         round_trip(&Request::Shutdown);
+        round_trip(&Request::Reload);
+        round_trip(&Request::SetDevice {
+            device: Some(DeviceSelector::Index(0)),
+            settings: DeviceSettings {
+                quantum_max_us: Some(9000),
+                early_wake: Some(true),
+                ..DeviceSettings::default()
+            },
+        });
         round_trip(&Request::Events {
             since_seq: 7,
             limit: 3,
@@ -257,6 +300,12 @@ mod tests {
             name: "train".into(),
             class: Class::Opportunistic,
             share: Some(0.25),
+            share_min: Some(0.1),
+            share_max: Some(0.5),
+            gang: Some(false),
+            deadline_unix_ms: Some(1_790_000_000_000),
+            work_ns: Some(7_000_000_000),
+            paused: true,
             mem: Some(MemLimit::Bytes(8 << 30)),
             devices: vec![
                 DeviceSelector::Index(1),
@@ -267,6 +316,7 @@ mod tests {
             driver: "/usr/lib/libcuda.so.1".into(),
             simulated: true,
             on_arbiter_loss: FailMode::Freeze,
+            iteration_launches: Some(15),
         }));
     }
 

@@ -100,7 +100,16 @@ pub fn decode_request(line: &[u8]) -> Result<Request, ControlError> {
     })
 }
 
-const KINDS: [&str; 6] = ["status", "register", "list", "set", "shutdown", "events"];
+const KINDS: [&str; 8] = [
+    "status",
+    "register",
+    "list",
+    "set",
+    "set_device",
+    "reload",
+    "shutdown",
+    "events",
+];
 
 /// The answer as a line, newline included. One that cannot be written becomes an [`ErrorCode::Internal`].
 pub fn encode_reply(result: &Result<Reply, ControlError>) -> Vec<u8> {
@@ -222,6 +231,11 @@ mod tests {
                 job: String::new(),
                 change: crate::Change::default(),
             },
+            Request::SetDevice {
+                device: None,
+                settings: crate::DeviceSettings::default(),
+            },
+            Request::Reload,
             Request::Shutdown,
             Request::Events {
                 since_seq: 0,

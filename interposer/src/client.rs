@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use channel::client::{ClientEnd, Introduction};
-use channel::wire::{DeviceId, TOKEN_BYTES};
+use channel::client::{AttachError, ClientEnd, Introduction};
+use channel::wire::{DeviceId, Outcome, TOKEN_BYTES};
 use channel::{Account, Bypass, Event, MAX_DEVICES};
 use shim_ffi::*;
 
 use crate::errno::Preserve;
-use crate::{marks, process, real};
+use crate::{marks, nvml, process, real};
 
 /// How long the handshake may take. TIMEOUT: the arbiter answers in well under a millisecond; a machine that is swapping
 /// may need much longer, and a job that starts ungoverned is worse than one that starts late.
@@ -41,6 +41,8 @@ pub(crate) struct Attached {
     lost: AtomicBool,
     lost_at_ns: AtomicU64,
     next_try_ns: AtomicU64,
+    /// Set once it was told that work goes to a device that is not one of the job's.
+    told_other_device: AtomicBool,
     introduction: Introduction,
     socket: PathBuf,
 }
@@ -105,16 +107,32 @@ pub(crate) fn attach() -> Result<(), CUresult> {
     }
 }
 
+/// Where the arbiter is, and the capability of our job; `None`: we are in none, or on our way out.
+fn job() -> Option<(PathBuf, [u8; TOKEN_BYTES])> {
+    if process::exiting() {
+        return None;
+    }
+    let (socket, token) = (variable(c"SUBLET_SOCKET")?, variable(c"SUBLET_TOKEN")?);
+    let socket = PathBuf::from(OsStr::from_bytes(socket));
+    Some((socket, <[u8; TOKEN_BYTES]>::try_from(token).ok()?))
+}
+
+/// An attachment besides the one that [`attach`] makes, for a process that only reads: it is shown the job's pages.
+pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
+    let (socket, token) = job()?;
+    process::register();
+    let introduction = Introduction {
+        token,
+        devices: devices.to_vec(),
+        command: command(),
+    };
+    // TIMEOUT: a report that takes a second is a nuisance; without the pages the physical truth is told.
+    ClientEnd::attach(&socket, &introduction, Duration::from_secs(1)).ok()
+}
+
 fn first_attach() -> Result<(), CUresult> {
     let _errno = Preserve::new();
-    if process::exiting() {
-        return Ok(());
-    }
-    let (Some(socket), Some(token)) = (variable(c"SUBLET_SOCKET"), variable(c"SUBLET_TOKEN"))
-    else {
-        return Ok(());
-    };
-    let Ok(token) = <[u8; TOKEN_BYTES]>::try_from(token) else {
+    let Some((socket, token)) = job() else {
         return Ok(());
     };
     let on_loss = match variable(c"SUBLET_ON_ARBITER_LOSS") {
@@ -122,27 +140,37 @@ fn first_attach() -> Result<(), CUresult> {
         Some(b"closed") => OnLoss::Closed,
         _ => OnLoss::Open,
     };
+    let strict = variable(c"SUBLET_STRICT").is_some();
+    nvml::meet();
     process::register();
     let introduction = Introduction {
         token,
         devices: devices(),
         command: command(),
     };
-    let socket = PathBuf::from(OsStr::from_bytes(socket));
     let started = now_ns();
     loop {
         match ClientEnd::attach(&socket, &introduction, HANDSHAKE) {
             Ok(end) => {
+                let none = end.device_map.iter().all(Option::is_none);
+                if strict && none && !introduction.devices.is_empty() {
+                    return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
+                }
                 install(Some(Box::new(Attached {
                     end,
                     on_loss,
                     lost: AtomicBool::new(false),
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
+                    told_other_device: AtomicBool::new(false),
                     introduction,
                     socket,
                 })));
                 return Ok(());
+            }
+            // The job has a limit that would hold on no device.
+            Err(AttachError::Refused(Outcome::NoDevice, _)) => {
+                return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
             }
             Err(_) => match on_loss {
                 OnLoss::Open => return Ok(()),
@@ -170,6 +198,25 @@ impl Attached {
             .arbiter
             .device(device)
             .map_or(channel::NO_LIMIT, channel::DeviceGrant::limit_bytes)
+    }
+
+    /// Device index of the pages of the device with that UUID, if this process's driver has it and the job may use it.
+    pub(crate) fn index_of_uuid(&self, uuid: &[u8; 16]) -> Option<usize> {
+        let devices = &self.introduction.devices;
+        let ordinal = devices.iter().position(|id| id.uuid == *uuid)?;
+        (*self.end.device_map.get(ordinal)?).map(usize::from)
+    }
+
+    /// Tells, once, that work goes to the device of that ordinal, which is not one of the job's.
+    pub(crate) fn tell_other_device(&self, ordinal: i32) {
+        if !self.told_other_device.swap(true, Ordering::Relaxed) {
+            let event = Event::Bypassing {
+                reason: Bypass::OtherDevice,
+            };
+            // CAST: below the number of devices.
+            self.end.client.write_record(ordinal as u32, event);
+            self.end.ring();
+        }
     }
 
     /// Whether the arbiter is known to be gone.
@@ -235,6 +282,9 @@ impl Attached {
                     lost: AtomicBool::new(false),
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
+                    told_other_device: AtomicBool::new(
+                        self.told_other_device.load(Ordering::Relaxed),
+                    ),
                     introduction: self.introduction.clone(),
                     socket: self.socket.clone(),
                 })));

@@ -6,7 +6,7 @@ use shim_ffi::*;
 
 use crate::client::{self, Attached};
 use crate::thread::{Thread, thread};
-use crate::{injection, marks, memory, real};
+use crate::{injection, marks, memory, real, signature};
 
 /// Primary context of each device, as far as we have seen it retained. For implicit frees.
 static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
@@ -27,13 +27,12 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         thread.batch.set(1);
     }
     // Also back from the counter of an ungoverned thread.
-    thread.launches.set(
-        attached
-            .end
-            .client
-            .thread(thread.slot_plus_one.get() as usize - 1)
-            .launches_word(),
-    );
+    let line = attached
+        .end
+        .client
+        .thread(thread.slot_plus_one.get() as usize - 1);
+    thread.launches.set(line);
+    signature::arm(thread, attached);
     if thread.context_known.get() {
         return;
     }
@@ -63,6 +62,8 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
             .client
             .thread(thread.slot_plus_one.get() as usize - 1)
             .set_device(u32::from(index));
+    } else {
+        attached.tell_other_device(device.0);
     }
     thread.context_known.set(true);
 }
@@ -76,8 +77,11 @@ pub(crate) fn index_of(attached: &Attached, ordinal: i32) -> Option<usize> {
 }
 
 /// Before a call that may change or destroy a context.
-pub(crate) fn before(symbol: Symbol) {
+pub(crate) fn before(symbol: Symbol, args: &[usize]) {
     injection::attach_if_due();
+    if let Some(context) = destroyed(symbol, args) {
+        memory::context_dies(context);
+    }
     if matches!(
         symbol,
         Symbol::cuCtxDestroy
@@ -98,6 +102,9 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
     let thread = thread();
     thread.context_known.set(false);
     thread.credit.set(0);
+    if let Some(context) = destroyed(symbol, args) {
+        memory::context_died(context, result.is_ok());
+    }
     if !result.is_ok() {
         return;
     }
@@ -115,9 +122,6 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
                 primary.store(context, Ordering::Relaxed);
             }
         }
-        Symbol::cuDevicePrimaryCtxReset | Symbol::cuDevicePrimaryCtxReset_v2 => {
-            release_primary(device(0))
-        }
         Symbol::cuDevicePrimaryCtxRelease | Symbol::cuDevicePrimaryCtxRelease_v2 => {
             let (mut flags, mut active) = (0, 0);
             // SAFETY: valid pointers to locals.
@@ -128,25 +132,32 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
                     &raw mut active,
                 )
             };
-            if state.is_ok() && active == 0 {
-                release_primary(device(0));
+            if state.is_ok()
+                && active == 0
+                && let Some(context) = primary(device(0))
+            {
+                memory::context_died(context, true);
             }
-        }
-        Symbol::cuCtxDestroy | Symbol::cuCtxDestroy_v2 => {
-            memory::context_gone(args.first().copied().unwrap_or(0))
         }
         _ => {}
     }
 }
 
-fn release_primary(device: i32) {
-    if let Some(primary) = usize::try_from(device)
-        .ok()
-        .and_then(|device| PRIMARY.get(device))
-    {
-        let context = primary.load(Ordering::Relaxed);
-        if context != 0 {
-            memory::context_gone(context);
+/// The context that a call destroys for certain if it succeeds.
+fn destroyed(symbol: Symbol, args: &[usize]) -> Option<usize> {
+    let first = args.first().copied()?;
+    match symbol {
+        Symbol::cuCtxDestroy | Symbol::cuCtxDestroy_v2 => Some(first),
+        // CAST: arguments arrive as machine words; a CUdevice is the low half.
+        Symbol::cuDevicePrimaryCtxReset | Symbol::cuDevicePrimaryCtxReset_v2 => {
+            primary(first as i32)
         }
+        _ => None,
     }
+}
+
+/// A device's primary context, where the program has ever retained it.
+fn primary(device: i32) -> Option<usize> {
+    let primary = PRIMARY.get(usize::try_from(device).ok()?)?;
+    Some(primary.load(Ordering::Relaxed)).filter(|context| *context != 0)
 }

@@ -20,7 +20,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
-use crate::{capture, context, gate, memory, real};
+use crate::{capture, context, gate, memory, real, signature};
 
 /// Runs a hook; a panic in it becomes `fallback`'s answer, and never leaves the entry.
 #[inline(always)]
@@ -205,11 +205,23 @@ macro_rules! gated {
                 if matches!(ticket, gate::Ticket::Deny) {
                     return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
                 }
-                let result = call_words!($symbol $($arg)*);
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket)));
                 if track::may_allocate(Symbol::$symbol) {
-                    memory::after_graph();
+                    let exec = [$($arg),*][0];
+                    let prepaid = std::panic::catch_unwind(|| memory::before_graph(exec)).unwrap_or(Ok(None));
+                    let (result, prepaid) = match prepaid {
+                        Ok(prepaid) => (call_words!($symbol $($arg)*), prepaid),
+                        Err(refusal) => (refusal, None),
+                    };
+                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                        gate::settle(ticket, signature::of(Symbol::$symbol, &[$($arg),*], stream));
+                        memory::after_graph(prepaid, result);
+                    }));
+                    return result;
                 }
+                let result = call_words!($symbol $($arg)*);
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    gate::settle(ticket, signature::of(Symbol::$symbol, &[$($arg),*], stream));
+                }));
                 result
             }
             let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
@@ -218,7 +230,7 @@ macro_rules! gated {
             if !blocks!($stream)
                 && !track::may_allocate(Symbol::$symbol)
                 && !function.is_null()
-                && gate::open(stream)
+                && gate::open(stream, signature::of(Symbol::$symbol, &[$($arg),*], stream))
             {
                 // SAFETY: the driver's function of this name, which takes these words.
                 next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
@@ -253,7 +265,10 @@ macro_rules! observed_sync {
             if !track::only_asks(Symbol::$symbol) {
                 let _ = std::panic::catch_unwind(gate::after_sync);
                 // Pools give memory back to the device when the program synchronises.
-                memory::after_free();
+                if let Some(stream) = track::waited_for(Symbol::$symbol, &[$($arg),*]) {
+                    memory::after_wait(stream);
+                }
+                memory::after_sync();
             }
             result
         }
@@ -268,7 +283,7 @@ macro_rules! observed_context {
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             let _ = std::panic::catch_unwind(|| {
                 gate::before_sync();
-                context::before(Symbol::$symbol);
+                context::before(Symbol::$symbol, &[$($arg),*]);
             });
             let result = call_words!($symbol $($arg)*);
             let _ = std::panic::catch_unwind(|| context::after(Symbol::$symbol, &[$($arg),*], result));
@@ -334,6 +349,14 @@ macro_rules! export {
     (cuIpcOpenEventHandle $($rest:tt)*) => {
         forward! { cuIpcOpenEventHandle }
     };
+    // Takes memory, where the classification says that it makes a handle.
+    (cuGraphAddMemAllocNode $variant:ident track_handle $params:tt $stream:tt $signature:tt) => {
+        hooked! { cuGraphAddMemAllocNode $signature }
+    };
+    // Comes to hold memory that may be nobody else's any more.
+    (cuMemImportFromShareableHandle $variant:ident track_handle $params:tt $stream:tt $signature:tt) => {
+        hooked! { cuMemImportFromShareableHandle $signature }
+    };
     // By action.
     ($symbol:ident $variant:ident pass_through $($rest:tt)*) => {
         forward! { $symbol }
@@ -380,7 +403,9 @@ macro_rules! gated_list {
                 return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
             }
             let result = call_words!($symbol $list $count $flags);
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket)));
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                gate::settle(ticket, signature::of(Symbol::$symbol, &[], stream));
+            }));
             result
         }
     };
@@ -469,6 +494,9 @@ mod track {
         }
         let arg = |at: usize| args.get(at).copied().unwrap_or(0);
         match symbol {
+            Symbol::cuMemExportToShareableHandle => {
+                memory::exported(arg(1) as u64, arg(0), arg(2) as u32)
+            }
             Symbol::cuMemMap => memory::mapped(arg(0) as u64, arg(1) as u64, arg(3) as u64),
             Symbol::cuMemRetainAllocationHandle => {
                 // SAFETY: the driver has just written a handle there.
@@ -485,7 +513,16 @@ mod track {
                 };
                 memory::pool_created(pool, properties.location);
             }
-            Symbol::cuGraphAddMemAllocNode => memory::graph_allocates(),
+            Symbol::cuGraphInstantiate
+            | Symbol::cuGraphInstantiate_v2
+            | Symbol::cuGraphInstantiateWithFlags
+            | Symbol::cuGraphInstantiateWithParams
+            | Symbol::cuGraphInstantiateWithParams_ptsz => {
+                // SAFETY: the driver has just written a handle there.
+                let exec = unsafe { *(arg(0) as *const usize) };
+                memory::instantiated(exec, CUgraph(arg(1) as *mut c_void));
+            }
+            Symbol::cuGraphExecDestroy => memory::exec_destroyed(arg(0)),
             Symbol::cuGraphAddNode | Symbol::cuGraphAddNode_v2 | Symbol::cuGraphAddNode_v3 => {
                 let parameters = if symbol as u16 == Symbol::cuGraphAddNode as u16 {
                     arg(4)
@@ -495,10 +532,25 @@ mod track {
                 // SAFETY: the driver has just read the structure.
                 let kind = unsafe { (*(parameters as *const CUgraphNodeParams)).r#type };
                 if kind == CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC {
-                    memory::graph_allocates();
+                    memory::after_node();
                 }
             }
             _ => {}
+        }
+    }
+
+    /// What has nothing left to do afterwards: a stream, by its key, or (`Some(None)`) a whole context.
+    #[inline(always)]
+    pub(super) fn waited_for(symbol: Symbol, args: &[usize]) -> Option<Option<usize>> {
+        let key = |default: usize| match args.first() {
+            Some(0) | None => default,
+            Some(stream) => *stream,
+        };
+        match symbol {
+            Symbol::cuCtxSynchronize | Symbol::cuCtxSynchronize_v2 => Some(None),
+            Symbol::cuStreamSynchronize => Some(Some(key(gate::LEGACY))),
+            Symbol::cuStreamSynchronize_ptsz => Some(Some(key(gate::PER_THREAD))),
+            _ => None,
         }
     }
 

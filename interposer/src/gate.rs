@@ -4,12 +4,13 @@
 //! (which device, which stream, waiting for a grant, completion marks) is the slow path, due every few hundred
 //! submissions. The call blocks here and nowhere later: nothing is queued behind the program's back.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use channel::{Bypass, Event, OPEN};
+use channel::{Bypass, COMING, DeviceGrant, Event, OPEN};
 
 use crate::client::{self, Attached, OnLoss, now_ns};
+use crate::signature::{self, Seen};
 use crate::thread::{Thread, thread};
 use crate::{capture, context, marks, process};
 
@@ -22,6 +23,14 @@ const SILENCE_NS: u64 = 5_000_000_000;
 /// How often a thread that never waits looks after the arbiter, in nanoseconds.
 const CHECK_EVERY_NS: u64 = 100_000_000;
 
+/// For how long a thread looks again and again at a gate that is about to open, at most; for one that opens later it sleeps.
+/// TIMEOUT: twice the time by which the arbiter announces an opening.
+const POLL_NS: u64 = 200_000;
+/// Looks between two offers of the core to others, about a microsecond.
+const LOOKS: u32 = 16;
+/// Until when a thread of this process polls; one is enough to be first, and the others leave it a core.
+static POLLED_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+
 /// The legacy default stream as a key.
 pub(crate) const LEGACY: usize = 1;
 /// The calling thread's default stream as a key.
@@ -33,31 +42,36 @@ pub(crate) enum Ticket {
     Pass,
     /// Count it and mark it when due.
     Count,
-    /// The call blocked until its work was done, on this device index.
-    Blocked(usize),
+    /// The call blocked until its work was done, on this device index; when it began, 0 where other work was before it.
+    Blocked(usize, u64),
     /// The call must not be made.
     Deny,
 }
 
 /// The fast path: whether a submission to `stream` may go to the driver right now, and is counted.
 #[inline(always)]
-pub(crate) fn open(stream: usize) -> bool {
+pub(crate) fn open(stream: usize, seen: Seen) -> bool {
     let thread = thread();
     let credit = thread.credit.get();
     if credit <= 0 || thread.stream.get() != stream || capture::any() {
         return false;
     }
-    // SAFETY: with credit both pointers are set, to words that are never unmapped.
+    // SAFETY: with credit the first two pointers are set; all three are to words that are never unmapped.
     unsafe {
-        if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0 {
+        if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0
+            || seen.signature == thread.anchor.get()
+        {
             return false;
         }
         thread.credit.set(credit - 1);
-        let launches = &*thread.launches.get();
-        launches.store(
-            launches.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
+        let line = &*thread.launches.get();
+        if let Some(ring) = thread.ring.get().as_ref() {
+            ring.record(line.launches(), seen.signature);
+        }
+        line.count_launch();
+        if seen.copies != 0 {
+            line.count_copied(seen.copies);
+        }
     }
     true
 }
@@ -103,7 +117,7 @@ fn admit_attached(
         thread.last_check_ns.set(now);
         attached.look_after(now);
     }
-    if grant.look().is_err() || attached.is_lost() {
+    if grant.pass(now).is_err() || attached.is_lost() {
         match wait_for_grant(thread, attached, device) {
             Waited::Granted => marks::begin_slice(thread, attached),
             Waited::Bypass => {
@@ -119,7 +133,9 @@ fn admit_attached(
         if let Some(want) = attached.end.client.want(device) {
             want.begin_blocking();
         }
-        return Ticket::Blocked(device);
+        let client = attached.end.client;
+        let idle = !client.unmarked(device) && client.in_flight(device).marks == 0;
+        return Ticket::Blocked(device, if idle { now_ns() } else { 0 });
     }
     Ticket::Count
 }
@@ -127,7 +143,7 @@ fn admit_attached(
 /// The slow path, after the driver call.
 #[cold]
 #[inline(never)]
-pub(crate) fn settle(ticket: Ticket) {
+pub(crate) fn settle(ticket: Ticket, seen: Seen) {
     let thread = thread();
     let Some(attached) = client::current() else {
         return;
@@ -139,10 +155,17 @@ pub(crate) fn settle(ticket: Ticket) {
         .end
         .client
         .thread(thread.slot_plus_one.get() as usize - 1);
+    if matches!(ticket, Ticket::Count | Ticket::Blocked(..)) {
+        signature::record(thread, attached, line.launches(), seen);
+        line.count_copied(seen.copies);
+    }
     match ticket {
         Ticket::Pass | Ticket::Deny => return,
         Ticket::Count => line.count_launch(),
-        Ticket::Blocked(device) => {
+        Ticket::Blocked(device, begun_ns) => {
+            if begun_ns != 0 {
+                signature::learn_rate(line, seen, begun_ns);
+            }
             line.count_launch();
             if let Some(want) = attached.end.client.want(device) {
                 want.end_blocking();
@@ -160,7 +183,8 @@ pub(crate) fn settle(ticket: Ticket) {
     // The next mark is issued by the slow path of the submission that uses up the credit: one less than the batch.
     let left = u64::from(thread.batch.get())
         .saturating_sub(line.unmarked())
-        .saturating_sub(1);
+        .saturating_sub(1)
+        .min(marks::until_turn(thread, attached));
     let followed = thread.stream_slot_plus_one.get() != 0;
     // CAST: at most the largest batch.
     thread.credit.set(if followed { left as i32 } else { 0 });
@@ -171,6 +195,8 @@ pub(crate) fn settle(ticket: Ticket) {
 fn ungoverned(thread: &Thread, stream: usize) {
     thread.gate.set(&raw const ALWAYS_OPEN);
     thread.launches.set(&raw const thread.unmanaged);
+    thread.ring.set(std::ptr::null());
+    thread.anchor.set(0);
     thread.stream.set(stream);
     thread.stream_slot_plus_one.set(0);
     // Look again now and then: an attachment may have come.
@@ -191,7 +217,10 @@ fn wait_for_grant(thread: &Thread, attached: &'static Attached, device: usize) -
         return Waited::Bypass;
     };
     want.begin_waiting();
-    attached.end.ring();
+    let attended = attached.end.arbiter.device(device);
+    if !attended.is_some_and(DeviceGrant::is_attended) {
+        attached.end.ring();
+    }
     let waited = wait_at_gate(attached, device);
     want.end_waiting();
     waited
@@ -211,7 +240,7 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
         if process::exiting() {
             return Waited::Bypass;
         }
-        let seen = match grant.look() {
+        let seen = match grant.pass(now_ns()) {
             Ok(()) if !attached.is_lost() => return Waited::Granted,
             Ok(()) => 0,
             Err(seen) => seen,
@@ -235,11 +264,15 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
                 }
             }
         }
-        grant.wait(seen, STEP);
-        if grant.look().is_ok() {
+        if poll(grant, seen) {
             continue;
         }
+        grant.wait(seen, STEP);
         let now = now_ns();
+        // Open, or about to: nothing is late.
+        if grant.pass(now).map_or_else(|word| word != seen, |()| true) {
+            continue;
+        }
         if attached.look_after(now) {
             continue;
         }
@@ -255,6 +288,47 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
             return Waited::Bypass;
         }
     }
+}
+
+/// Looks at a gate that is about to open, and at the clock, until it opens or its time has come; true where one may be let in. The core is
+/// offered to others between looks: the holder may need it to get there.
+fn poll(grant: &DeviceGrant, seen: u32) -> bool {
+    if seen & COMING == 0 {
+        return false;
+    }
+    let begun_ns = now_ns();
+    let until_ns = match grant.turn_mono_ns() {
+        0 => begun_ns + POLL_NS,
+        turn_ns => turn_ns,
+    };
+    if until_ns < begun_ns || until_ns - begun_ns > POLL_NS {
+        return false;
+    }
+    let polled_ns = POLLED_UNTIL_NS.load(Ordering::Relaxed);
+    let claim = |from, to| {
+        POLLED_UNTIL_NS
+            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    };
+    if begun_ns < polled_ns || !claim(polled_ns, until_ns) {
+        return false;
+    }
+    let changed = 'polling: loop {
+        for _ in 0..LOOKS {
+            let now_ns = now_ns();
+            if grant.pass(now_ns) != Err(seen) {
+                break 'polling true;
+            }
+            if now_ns > until_ns {
+                break 'polling false;
+            }
+            std::hint::spin_loop();
+        }
+        rustix::thread::sched_yield();
+    };
+    // One that is gone by a jump out of a signal handler never comes here; its claim ends by itself.
+    claim(until_ns, 0);
+    changed
 }
 
 /// After a call that has waited for the device.

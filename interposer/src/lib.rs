@@ -5,6 +5,8 @@
 //! grant ([`gate`]), or note what happened. Answers of `cuGetProcAddress` and `dlsym` are swapped for our own by address
 //! ([`proc_address`], [`loader`]), and the driver's own symbol table is made to lead to us ([`net`]). The first successful `cuInit` attaches to the arbiter ([`client`]).
 //!
+//! Where the program has loaded NVML, what that says of memory and processes is made to agree ([`nvml`]).
+//!
 //! What it must not do, ever: print, exit, hang, install a handler, change errno, the current context or the environment,
 //! hold a lock across a driver call, call the driver on a capturing stream.
 
@@ -23,9 +25,11 @@ mod loader;
 mod marks;
 mod memory;
 mod net;
+mod nvml;
 mod old_libc;
 mod proc_address;
 mod process;
 mod real;
+mod signature;
 mod thread;
 mod trace;

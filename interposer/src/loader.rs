@@ -12,7 +12,7 @@ use shim_ffi::counts::Note;
 
 use crate::elf::{self, Symbols};
 use crate::errno::Preserve;
-use crate::{exports, real, trace};
+use crate::{exports, nvml, real, trace};
 
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -124,7 +124,63 @@ unsafe extern "C" fn visit(
     c_int::from(!search.found.is_null())
 }
 
-/// What a look-up of `name` through `handle` is to answer, or null for "ask the C library, by jumping there".
+/// Fails a look-up of `name` through the C library, so that `dlerror` has something to say. The name of the object that it
+/// mentions is the C library's and not the caller's.
+pub(crate) fn fail_to_find(name: &CStr) {
+    find_real();
+    let (open, look_up) = (in_c_library(c"dlopen"), REAL_DLSYM.load(Ordering::Acquire));
+    if open.is_null() || look_up.is_null() {
+        return;
+    }
+    // SAFETY: the C library's `dlopen` and `dlsym`; its own SONAME, which is loaded, and a NUL-terminated name.
+    unsafe {
+        let open = std::mem::transmute::<*mut c_void, Dlopen>(open);
+        let handle = open(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if !handle.is_null() {
+            std::mem::transmute::<*mut c_void, Dlsym>(look_up)(handle, name.as_ptr());
+        }
+    }
+}
+
+/// In place of an address: the look-up has failed, and null is the answer.
+const NOT_FOUND: *mut c_void = std::ptr::without_provenance_mut(1);
+
+/// What a look-up of a function of the management library is to answer.
+fn nvml_filter(
+    function: shim_ffi::nvml::Function,
+    handle: *mut c_void,
+    name: &CStr,
+    version: *const c_char,
+) -> *mut c_void {
+    let _errno = Preserve::new();
+    let found = if version.is_null() {
+        real_dlsym(handle, name)
+    } else {
+        versioned(handle, name, version)
+    };
+    match nvml::answer(function, handle, name, found) {
+        nvml::Answer::Pass => std::ptr::null_mut(),
+        nvml::Answer::Own(own) => own,
+        nvml::Answer::None => NOT_FOUND,
+    }
+}
+
+/// `dlvsym` of the C library, for handles.
+fn versioned(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
+    let at = REAL_DLVSYM.load(Ordering::Acquire);
+    if at.is_null() {
+        return at;
+    }
+    // SAFETY: the C library's `dlvsym` with the caller's own arguments; an explicit handle needs no return address.
+    let found =
+        unsafe { std::mem::transmute::<*mut c_void, Dlvsym>(at)(handle, name.as_ptr(), version) };
+    if found.is_null() {
+        forget_error();
+    }
+    found
+}
+
+/// What a look-up of `name` through `handle` is to answer, [`NOT_FOUND`], or null for "ask the C library, by jumping there".
 extern "C" fn filter(
     handle: *mut c_void,
     name: *const c_char,
@@ -132,12 +188,19 @@ extern "C" fn filter(
 ) -> *mut c_void {
     find_real();
     let pass = std::ptr::null_mut();
-    // RTLD_DEFAULT and RTLD_NEXT find us by the ordinary search, or mean to find somebody after us.
-    if name.is_null() || handle.is_null() || handle == libc::RTLD_NEXT {
+    // RTLD_NEXT means to find somebody after the caller, or us by the ordinary search.
+    if name.is_null() || handle == libc::RTLD_NEXT {
         return pass;
     }
     // SAFETY: the caller's name, NUL-terminated by the contract of `dlsym`.
     let name = unsafe { CStr::from_ptr(name) };
+    if let Some(function) = shim_ffi::nvml::Function::from_name(name.to_bytes()) {
+        return nvml_filter(function, handle, name, version);
+    }
+    // So does RTLD_DEFAULT find us.
+    if handle.is_null() {
+        return pass;
+    }
     let Some(symbol) = Symbol::from_name(name.to_bytes()) else {
         return pass;
     };
@@ -145,12 +208,7 @@ extern "C" fn filter(
     let found = if version.is_null() {
         real_dlsym(handle, name)
     } else {
-        let at = REAL_DLVSYM.load(Ordering::Acquire);
-        if at.is_null() {
-            return pass;
-        }
-        // SAFETY: the C library's `dlvsym` with the caller's own arguments; an explicit handle needs no return address.
-        unsafe { std::mem::transmute::<*mut c_void, Dlvsym>(at)(handle, name.as_ptr(), version) }
+        versioned(handle, name, version)
     };
     if found.is_null() || !real::found() || found == exports::own(symbol) {
         return pass;
@@ -221,7 +279,10 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "test rax, rax",
         "je 2f",
         "jmp rax",
-        "2: ret",
+        "2: cmp rax, 1",
+        "jne 3f",
+        "xor eax, eax",
+        "3: ret",
         filter = sym filter,
         real = sym REAL_DLSYM,
     )
@@ -252,7 +313,10 @@ pub unsafe extern "C" fn dlvsym(
         "test rax, rax",
         "je 2f",
         "jmp rax",
-        "2: ret",
+        "2: cmp rax, 1",
+        "jne 3f",
+        "xor eax, eax",
+        "3: ret",
         filter = sym filter,
         real = sym REAL_DLVSYM,
     )

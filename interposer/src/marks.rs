@@ -363,6 +363,34 @@ fn window_us(thread: &Thread, attached: &Attached) -> u32 {
         .map_or(0, channel::DeviceGrant::window_us)
 }
 
+/// How many submissions fit into what is left of a slice, by what one takes; any number where it has no end, or is past it and
+/// nobody has come.
+pub(crate) fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
+    let Some(grant) = (thread.device_plus_one.get() as usize)
+        .checked_sub(1)
+        .and_then(|device| attached.end.arbiter.device(device))
+    else {
+        return u64::MAX;
+    };
+    let (turn_ns, deadline_ns) = (grant.turn_mono_ns(), grant.deadline_mono_ns());
+    if turn_ns == 0 && deadline_ns == 0 {
+        return u64::MAX;
+    }
+    let now_ns = now_ns();
+    let left_ns = match turn_ns {
+        0 if deadline_ns <= now_ns => return u64::MAX,
+        0 => deadline_ns - now_ns,
+        _ => turn_ns.saturating_sub(now_ns),
+    };
+    let Some((index, _)) = current(thread, attached) else {
+        return u64::MAX;
+    };
+    // PANIC: the pages and `PRIVATE` are of one length.
+    let each_ns = PRIVATE[index].each_ns.load(Ordering::Relaxed);
+    // Half of it, and half of the rest next time: what one takes is a guess.
+    left_ns / 2 / each_ns.max(1)
+}
+
 /// After a call that has waited for the device: the one look that a program gives us that submits a burst and sleeps until it
 /// is done.
 pub(crate) fn learn(thread: &Thread, attached: &Attached) {

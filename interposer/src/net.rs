@@ -6,7 +6,7 @@
 //! and does not look there. What remains out of reach is such a library in a process that has not called the
 //! driver in any other way before, and a new link namespace; [`crate::audit`] reaches those.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use shim_ffi::Symbol;
@@ -46,16 +46,26 @@ unsafe extern "C" fn visit(
     }
     // SAFETY: the object is mapped while the dynamic linker iterates over it, and the driver is never closed.
     if let Some(symbols) = unsafe { Symbols::of(info) } {
-        redirect(info, &symbols);
+        let redirected = redirect(info, &symbols, |name| {
+            let symbol = Symbol::from_name(name.to_bytes())?;
+            Some((exports::own(symbol), known(symbol)))
+        });
+        trace::notes(Note::Redirected, redirected);
     }
     1
 }
 
-fn redirect(info: &libc::dl_phdr_info, symbols: &Symbols) {
+/// Leads the functions of a library to ours: `own` tells for a name which is ours, and where the library's own address is to be
+/// noted first. Returns how many were redirected.
+pub(crate) fn redirect(
+    info: &libc::dl_phdr_info,
+    symbols: &Symbols,
+    own: impl Fn(&CStr) -> Option<(*mut c_void, &'static AtomicPtr<c_void>)>,
+) -> u64 {
     let (first, end) = symbols.span();
     let Some((_, _, flags)) = segments(info).find(|(from, to, _)| *from <= first && end <= *to)
     else {
-        return;
+        return 0;
     };
     let mut now = 0;
     for (flag, protection) in [
@@ -76,11 +86,11 @@ fn redirect(info: &libc::dl_phdr_info, symbols: &Symbols) {
         unsafe { libc::mprotect(from as *mut c_void, bytes, protection) == 0 }
     };
     if !protect(now | libc::PROT_WRITE) {
-        return;
+        return 0;
     }
     let mut redirected = 0;
     for (entry, name) in symbols.functions() {
-        let Some(symbol) = Symbol::from_name(name.to_bytes()) else {
+        let Some((own, known)) = own(name) else {
             continue;
         };
         // SAFETY: a symbol in pages that are writable now. Other threads may read the value meanwhile: they find the old
@@ -89,16 +99,16 @@ fn redirect(info: &libc::dl_phdr_info, symbols: &Symbols) {
         let address = symbols
             .base
             .wrapping_add(value.load(Ordering::Relaxed) as usize);
-        let own = exports::own(symbol) as usize;
+        let own = own as usize;
         if address == own {
             continue;
         }
-        known(symbol).store(address as *mut c_void, Ordering::Release);
+        known.store(address as *mut c_void, Ordering::Release);
         value.store(own.wrapping_sub(symbols.base) as u64, Ordering::Release);
         redirected += 1;
     }
     protect(now);
-    trace::notes(Note::Redirected, redirected);
+    redirected
 }
 
 fn known(symbol: Symbol) -> &'static AtomicPtr<c_void> {

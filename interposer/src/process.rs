@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-use crate::client;
 use crate::errno::Preserve;
 use crate::thread::thread;
+use crate::{client, nvml};
 
 /// Set once exit has begun: from then on we only forward.
 static EXITING: AtomicBool = AtomicBool::new(false);
@@ -34,6 +34,7 @@ pub(crate) fn register() {
 /// In a forked child: nothing of the parent's attachment is ours. The child is unattached until it calls `cuInit` itself.
 extern "C" fn in_child() {
     client::forget();
+    nvml::forget();
     thread().forget();
 }
 

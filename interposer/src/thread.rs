@@ -5,7 +5,9 @@
 //! declared in assembly. All-zero is the state of a thread that we have not seen.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU32;
+
+use channel::{SignatureRing, ThreadSlot};
 
 /// (stream, slot) pairs that a thread remembers.
 pub(crate) const STREAMS: usize = 4;
@@ -32,12 +34,18 @@ pub(crate) struct Thread {
     pub(crate) context_known: Cell<bool>,
     /// Whether the thread is inside a call of ours into the driver.
     pub(crate) inside: Cell<bool>,
+    /// Whether the thread is changing an answer of NVML, which may call its own functions for it.
+    pub(crate) inside_nvml: Cell<bool>,
     /// Stream that the credit is for.
     pub(crate) stream: Cell<usize>,
     /// Gate word of the device that the credit is for.
     pub(crate) gate: Cell<*const AtomicU32>,
     /// Submissions counter: in the client's half, or `unmanaged` below.
-    pub(crate) launches: Cell<*const AtomicU64>,
+    pub(crate) launches: Cell<*const ThreadSlot>,
+    /// Where signatures go; null: nowhere.
+    pub(crate) ring: Cell<*const SignatureRing>,
+    /// Signature at which the slow path is due; 0: none.
+    pub(crate) anchor: Cell<u32>,
     /// Generation of the attachment that all this belongs to.
     pub(crate) generation: Cell<u32>,
     /// Thread slot in the client's half, plus one.
@@ -61,7 +69,7 @@ pub(crate) struct Thread {
     /// Remembered streams.
     pub(crate) streams: [Cell<StreamEntry>; STREAMS],
     /// Counter of a thread that nobody governs.
-    pub(crate) unmanaged: AtomicU64,
+    pub(crate) unmanaged: ThreadSlot,
 }
 
 const _: () = assert!(size_of::<Thread>() <= 256);
@@ -105,6 +113,8 @@ impl Thread {
         self.stream.set(0);
         self.gate.set(std::ptr::null());
         self.launches.set(std::ptr::null());
+        self.ring.set(std::ptr::null());
+        self.anchor.set(0);
         self.slot_plus_one.set(0);
         self.device_plus_one.set(0);
         self.stream_slot_plus_one.set(0);

@@ -4,16 +4,20 @@
 //! clock and imports nothing of ours, so that the daemon, the tests and a simulator run the very same code:
 //!
 //! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
+//! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
+//! * [`cluster`]: what runs where above the node: the slots, the policies that fill them, and the scheduler that asks them.
 //! * [`stepper`]: drives a [`SlicePolicy`] through virtual time with simulated tenants.
 
 #![forbid(unsafe_code)]
 
 mod altruistic;
+pub mod cluster;
 mod deadline;
 mod few;
 mod fifo;
 mod gangs;
 mod guard;
+pub mod iterations;
 mod lanes;
 mod registry;
 mod salus;

@@ -336,6 +336,30 @@ mod tests {
     }
 
     #[test]
+    fn who_is_told_to_come_is_who_comes() {
+        let tenants = [
+            tenant(1, 600_000, true),
+            tenant(2, 300_000, true),
+            tenant(3, 100_000, true),
+        ];
+        let (mut stride, mut holder, mut told) = (Stride::new(), None, None);
+        for quantum in 0..100 {
+            let now = quantum * 5 * MS;
+            let decision = decide(&mut stride, now, &tenants, holder);
+            let slice = *decision.grant.first().expect("a slice begins");
+            if let Some((before, _)) = holder {
+                let changed = (slice.tenant.0 != before).then_some(slice.tenant);
+                assert_eq!(told, changed, "quantum {quantum}");
+            }
+            holder = Some((slice.tenant.0, now));
+            // Asked in the middle of the slice, who comes next?
+            stride.charge(slice.tenant, 3 * MS);
+            told = decide(&mut stride, now + 3 * MS, &tenants, holder).next;
+            stride.charge(slice.tenant, 2 * MS);
+        }
+    }
+
+    #[test]
     fn a_holder_that_stops_wanting_is_followed_at_once() {
         let mut stride = Stride::new();
         let both = [tenant(1, 500_000, true), tenant(2, 500_000, true)];

@@ -17,6 +17,7 @@ pub mod counts;
 mod entry;
 mod enums;
 mod handles;
+pub mod nvml;
 pub mod resolve;
 mod status;
 mod structs;

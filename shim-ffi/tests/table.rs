@@ -174,3 +174,26 @@ fn requests_that_frameworks_were_seen_to_make_resolve_to_the_symbol_they_got() {
     }
     assert!(checked > 300, "only {checked} requests were checked");
 }
+
+#[test]
+fn nvml_reports_that_are_answered_by_us_are_those_of_the_classification() {
+    /// Documented in docs/memory.md: a history of the whole device, of which no part is anybody's.
+    const LEFT_ALONE: &str = "nvmlDeviceGetSamples";
+    let text = include_str!("../data/nvml.csv");
+    let mut lines = text.lines();
+    let header = fields(lines.next().expect("a header"));
+    let column = |name: &str| header.iter().position(|own| own == name).expect("a column");
+    let (symbol, action) = (column("symbol"), column("interposer_action"));
+    let mut marked: Vec<String> = lines
+        .map(fields)
+        .filter(|row| row[action] == "virtualise-report" && row[symbol] != LEFT_ALONE)
+        .map(|row| row[symbol].clone())
+        .collect();
+    marked.sort();
+    let mut own: Vec<String> = nvml::FUNCTIONS
+        .iter()
+        .map(|(_, name)| (*name).to_owned())
+        .collect();
+    own.sort();
+    assert_eq!(own, marked);
+}

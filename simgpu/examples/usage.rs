@@ -1,21 +1,52 @@
 //! Prints what the simulated devices say of themselves, one JSON object: an account that owes nothing to the arbiter.
 //! Where the devices live is told by `SUBLET_SIM_STATE`, as to every program that uses them.
+//!
+//!     usage [MILLISECONDS]
+//!
+//! With an interval it goes on, a line each, until its output is closed.
 
+use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use simgpu::observe::{DeviceView, snapshot};
+use simgpu::observe::{DeviceView, now_ns, snapshot};
 
 fn main() -> ExitCode {
-    match snapshot() {
-        Ok(devices) => {
-            let devices: Vec<_> = devices.iter().map(device).collect();
-            println!("{{\"devices\":[{}]}}", devices.join(","));
-            ExitCode::SUCCESS
+    let every = match std::env::args().nth(1).map(|word| word.parse::<u64>()) {
+        None => None,
+        Some(Ok(ms)) if ms > 0 => Some(Duration::from_millis(ms)),
+        Some(_) => {
+            eprintln!("usage: the interval is a whole number of milliseconds, at least 1");
+            return ExitCode::from(64);
         }
-        Err(error) => {
-            eprintln!("usage: {error}");
-            ExitCode::FAILURE
+    };
+    loop {
+        let devices = match snapshot() {
+            Ok(devices) => devices,
+            Err(error) => {
+                eprintln!("usage: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let devices: Vec<_> = devices.iter().map(device).collect();
+        let line = format!(
+            "{{\"mono_ns\":{},\"devices\":[{}]}}\n",
+            now_ns(),
+            devices.join(",")
+        );
+        let mut out = std::io::stdout().lock();
+        if out
+            .write_all(line.as_bytes())
+            .and_then(|()| out.flush())
+            .is_err()
+        {
+            return ExitCode::SUCCESS;
         }
+        drop(out);
+        let Some(every) = every else {
+            return ExitCode::SUCCESS;
+        };
+        std::thread::sleep(every);
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::{CUgraphNode, CUresult, c_void};
 
 use crate::context::thread_number;
@@ -57,6 +57,8 @@ pub struct Capture {
 #[derive(Default)]
 struct State {
     invalid: bool,
+    /// Over: nothing can be added, and nobody can join.
+    ended: bool,
     /// What the next node of each stream waits for.
     tails: BTreeMap<u64, Vec<u64>>,
     /// Lists that the program was shown.
@@ -153,7 +155,11 @@ impl Capture {
 
     /// Takes the capture off all its streams.
     pub fn close(&self, driver: &Driver) {
-        let streams: Vec<u64> = self.state.lock().tails.keys().copied().collect();
+        let streams: Vec<u64> = {
+            let mut state = self.state.lock();
+            state.ended = true;
+            state.tails.keys().copied().collect()
+        };
         for stream in streams {
             if let Some(stream) = driver.streams.get(stream) {
                 *stream.capture.lock() = None;
@@ -255,8 +261,12 @@ impl Point {
     /// Lets a stream go on from here, joining the capture if it is not in one.
     ///
     /// # Errors
-    /// `STREAM_CAPTURE_MERGE` from another capture, `STREAM_CAPTURE_IMPLICIT` for the legacy stream.
+    /// `STREAM_CAPTURE_MERGE` from another capture, `STREAM_CAPTURE_IMPLICIT` for the legacy stream, `CAPTURED_EVENT` once
+    /// the capture has ended: a stream that joined it then could never leave.
     pub fn join(&self, stream: &Stream) -> Result<()> {
+        if self.capture.state.lock().ended {
+            return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
+        }
         if stream.info.ordering == Ordering::Legacy {
             self.capture.invalidate();
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);

@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::CUresult;
 
 use crate::driver::{Driver, driver};

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::CUresult;
 
 use crate::api::{Array, Link, Texture};

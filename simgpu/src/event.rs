@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::CUresult;
 
 use crate::capture::Point;

@@ -26,6 +26,7 @@ mod faults;
 mod graph;
 pub mod image;
 pub mod kernels;
+mod lock;
 pub mod memory;
 mod module;
 #[allow(non_snake_case, reason = "the library's own names")]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::CUresult;
 
 use crate::context::Context;

@@ -14,6 +14,8 @@ pub struct DeviceView {
     pub usable_bytes: u64,
     /// Bytes that they have.
     pub used_bytes: u64,
+    /// Most bytes that they ever had together.
+    pub peak_bytes: u64,
     /// Times that the compute engine went from one process to another.
     pub switches: u64,
     /// Live processes.
@@ -29,6 +31,11 @@ pub fn card() -> Result<&'static Card, &'static CardError> {
     CARD.get_or_init(open_card).as_ref()
 }
 
+/// The clock of the devices' timelines: `CLOCK_MONOTONIC` in nanoseconds.
+pub fn now_ns() -> u64 {
+    crate::clock::now_ns()
+}
+
 /// All devices now.
 ///
 /// # Errors
@@ -40,6 +47,7 @@ pub fn snapshot() -> Result<Vec<DeviceView>, &'static CardError> {
             name: card.profile().name.clone(),
             usable_bytes: card.profile().usable_bytes(),
             used_bytes: card.used(device),
+            peak_bytes: card.peak(device),
             switches: card.switches(device),
             processes: card.usages(device),
         })

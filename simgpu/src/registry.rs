@@ -7,7 +7,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use parking_lot::RwLock;
+use crate::lock::RwLock;
 
 /// Handles are multiples of 64 above this; nothing is ever mapped there.
 const FIRST: u64 = 0x0051_b1e7_0000_0000;

@@ -32,13 +32,14 @@ fn the_preload_library_bears_the_drivers_name_and_all_its_symbols() {
 }
 
 /// What it exports besides the driver's symbols, and who asks for it.
-const BESIDES: [(&str, &str); 7] = [
+const BESIDES: [(&str, &str); 8] = [
     ("dlsym", "look-ups through a handle of the real driver"),
     ("dlvsym", "the same"),
     (
         "sublet_version",
         "tools, and telling ourselves from a driver",
     ),
+    ("sublet_step", "programs that say where an iteration ends"),
     (
         "InitializeInjection",
         "the driver, where it is told to inject us",

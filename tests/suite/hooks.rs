@@ -292,12 +292,14 @@ fn every_allocation_over_quota_is_out_of_memory_and_never_reaches_the_driver() {
                 limit_bytes: 0,
                 used_bytes: 0,
                 requested_bytes,
+                charged_bytes,
             },
         ] = records[..]
         else {
             panic!("{}: the journal says {records:?}", name(symbol));
         };
         assert!(requested_bytes > 0, "{}", name(symbol));
+        assert!(charged_bytes >= requested_bytes, "{}", name(symbol));
         checked += 1;
     }
     assert_eq!(checked, 15);

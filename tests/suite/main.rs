@@ -4,6 +4,7 @@ mod documents;
 mod exports;
 mod guest;
 mod hooks;
+mod hostile;
 mod imports;
 mod quota;
 mod shares;

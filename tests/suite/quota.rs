@@ -6,6 +6,8 @@ use control::JobStatus;
 use tests::{Outcome, Room, Talk, programs, wait_until};
 
 const OUT_OF_MEMORY: &str = "2 -1";
+/// What the simulated device gives out at least.
+const GRANULE: u64 = 2 * MIB;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
@@ -91,18 +93,54 @@ fn over_the_quota_is_out_of_memory_and_one_line_in_the_journal() {
         (lines.len() >= 2).then_some(lines)
     });
     assert_eq!(lines.len(), 2, "{lines:#?}");
-    for (line, (used, requested)) in lines.iter().zip([(768 * MIB, 512 * MIB), (GIB, 1)]) {
+    // What was asked for, and what the device would have lacked: it gives out granules of 2 MiB.
+    let refusals = [(768 * MIB, 512 * MIB, 512 * MIB), (GIB, 1, GRANULE)];
+    for (line, (used, requested, charged)) in lines.iter().zip(refusals) {
         assert_eq!(line.job, "greedy");
         assert!(line.message.contains("greedy"), "{}", line.message);
         for (field, value) in [
             ("limit_bytes", GIB),
             ("used_bytes", used),
             ("requested_bytes", requested),
+            ("charged_bytes", charged),
         ] {
             assert_eq!(line.fields[field], value, "{field} of {line:#?}");
         }
     }
+    assert!(
+        lines[1]
+            .message
+            .contains("1B requested (2MiB on the device)"),
+        "{}",
+        lines[1].message
+    );
     assert_eq!(status(&room, "greedy").oom_count, 2);
+    ended_well(talk);
+}
+
+#[test]
+fn small_allocations_fill_the_granules_that_are_paid_for() {
+    let room = Room::new();
+    let mut talk = job(&room, "small", "64MiB");
+    take(&mut talk, "plain", 62 * MIB);
+    let first = take(&mut talk, "plain", 1000);
+    assert_eq!(used(&room, "small"), 64 * MIB, "a whole granule");
+    assert_eq!(talk.ask("info"), format!("0 0 {}", 64 * MIB));
+    // No granule is left, but most of the last one is.
+    let half = take(&mut talk, "plain", MIB);
+    refused(&mut talk, "plain", MIB);
+    let last = take(&mut talk, "plain", MIB / 2);
+    assert_eq!(used(&room, "small"), 64 * MIB, "no more than that");
+    refused(&mut talk, "plain", MIB);
+    refused(&mut talk, "plain", 3 * MIB / 2);
+    // The granule is held until nobody lies in it.
+    for id in [first, last] {
+        assert_eq!(talk.ask(&format!("free {id}")), "0");
+        assert_eq!(used(&room, "small"), 64 * MIB);
+    }
+    assert_eq!(talk.ask(&format!("free {half}")), "0");
+    assert_eq!(used(&room, "small"), 62 * MIB);
+    take(&mut talk, "plain", 3 * MIB / 2);
     ended_well(talk);
 }
 
@@ -207,6 +245,8 @@ fn racing_processes_never_get_more_than_the_quota() {
     let room = Room::new();
     let mut first = job(&room, "race", "1GiB");
     let mut others: Vec<_> = (0..3).map(|_| another(&room, &first)).collect();
+    // What the device lacks for 7 MiB: whole granules.
+    const EACH: u64 = (7 * MIB).next_multiple_of(GRANULE);
     let mut taken = 0;
     for _ in 0..48 {
         // All ask at once, then all are heard.
@@ -215,18 +255,14 @@ fn racing_processes_never_get_more_than_the_quota() {
         }
         for talk in others.iter_mut().chain([&mut first]) {
             match talk.answer().split_once(' ') {
-                Some(("0", _)) => taken += 7 * MIB,
+                Some(("0", _)) => taken += EACH,
                 Some(("2", "-1")) => {}
                 other => panic!("{other:?}"),
             }
         }
         assert!(taken <= GIB, "{taken}");
     }
-    assert_eq!(
-        taken,
-        GIB / (7 * MIB) * (7 * MIB),
-        "all that fits was given"
-    );
+    assert_eq!(taken, GIB / EACH * EACH, "all that fits was given");
     assert_eq!(used(&room, "race"), taken);
     for talk in others {
         assert_eq!(talk.finish().code, Some(0));

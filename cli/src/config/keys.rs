@@ -34,6 +34,16 @@ pub enum Kind {
     Mode,
     /// Milliseconds, [`QUANTUM_MS`]
     Quantum,
+    /// A policy's name, or a table of its name and its parameters
+    Policy,
+    /// A whole number, 1 to 64
+    Holders,
+    /// `"report"`, `"demote"` or `"kill"`
+    Misbehaviour,
+    /// `true` or `false`
+    Flag,
+    /// A duration such as `"90s"`
+    Span,
     /// An index, a UUID, or a list of those
     Devices,
     /// An index, a UUID or `"*"`
@@ -59,6 +69,31 @@ const SHARE: Key = key(
     Kind::Share,
     "Part of the device's time, above 0 and at most 1.",
 );
+const SHARE_MIN: Key = key(
+    "share_min",
+    Kind::Share,
+    "Part of the device's time that the job gets at the least while it wants it, whatever its class.",
+);
+const SHARE_MAX: Key = key(
+    "share_max",
+    Kind::Share,
+    "Part of the device's time that the job gets at the most, also where nobody else wants it.",
+);
+const GANG: Key = key(
+    "gang",
+    Kind::Flag,
+    "true: the job gets all of its devices at once or none, so that no rank of a collective waits for another one's turn (so by default for a job on several devices); false: each device by itself.",
+);
+const DEADLINE: Key = key(
+    "deadline",
+    Kind::Span,
+    "Time from the start of the job by which its work should be done (\"90m\"), for the policy `deadline`; needs `work`.",
+);
+const WORK: Key = key(
+    "work",
+    Kind::Span,
+    "Device time that the job's work takes in all (\"40m\"), for the policies that look at what is left.",
+);
 const CLASS: Key = key(
     "class",
     Kind::Class,
@@ -79,7 +114,18 @@ pub static DEFAULTS: Section = Section {
     name: "defaults",
     repeated: false,
     doc: "What every job gets where nothing else says otherwise.",
-    keys: &[MEM, SHARE, CLASS, DEVICE, ON_ARBITER_LOSS],
+    keys: &[
+        MEM,
+        SHARE,
+        SHARE_MIN,
+        SHARE_MAX,
+        CLASS,
+        DEVICE,
+        GANG,
+        DEADLINE,
+        WORK,
+        ON_ARBITER_LOSS,
+    ],
     needs_one_of: &[],
 };
 
@@ -96,12 +142,37 @@ pub static DEVICES: Section = Section {
         key(
             "mode",
             Kind::Mode,
-            "exclusive: one job at a time, in slices; concurrent: all at once, only memory is limited; auto: the arbiter decides.",
+            "exclusive: one job at a time, in slices; concurrent: all at once, only memory is limited; auto: all at once while that serves every guaranteed job as well as slices would, else slices.",
+        ),
+        key(
+            "policy",
+            Kind::Policy,
+            "Who runs next: the name of a slice policy, or { name = \"...\", parameter = number }.",
+        ),
+        key(
+            "holders",
+            Kind::Holders,
+            "How many jobs may hold the device at once in slices, where the policy makes use of it.",
         ),
         key(
             "quantum_ms",
             Kind::Quantum,
-            "Length of a slice in milliseconds.",
+            "Longest slice in milliseconds.",
+        ),
+        key(
+            "quantum_min_ms",
+            Kind::Quantum,
+            "Shortest slice in milliseconds.",
+        ),
+        key(
+            "early_wake",
+            Kind::Flag,
+            "true: the next job is woken shortly before its turn and polls, so that a hand-over costs no scheduler's wake-up.",
+        ),
+        key(
+            "misbehaviour",
+            Kind::Misbehaviour,
+            "What happens to a job that harms the others. report: it is told about; demote: it also runs after all others until it behaves; kill: its processes are ended.",
         ),
         key(
             "mem_reserve",
@@ -158,8 +229,13 @@ pub static JOBS: Section = Section {
         ),
         MEM,
         SHARE,
+        SHARE_MIN,
+        SHARE_MAX,
         CLASS,
         DEVICE,
+        GANG,
+        DEADLINE,
+        WORK,
         ON_ARBITER_LOSS,
     ],
     needs_one_of: &["name", "command", "user"],

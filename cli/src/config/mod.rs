@@ -14,8 +14,9 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use control::{Class, DeviceSelector, FailMode, MemLimit, SliceMode};
+use control::{Class, DeviceSelector, DeviceSettings, FailMode, MemLimit};
 
 pub use error::ConfigError;
 pub use pattern::Pattern;
@@ -36,8 +37,15 @@ pub struct Config {
 pub struct JobSettings {
     pub mem: Option<MemLimit>,
     pub share: Option<f64>,
+    pub share_min: Option<f64>,
+    pub share_max: Option<f64>,
     pub class: Option<Class>,
     pub devices: Option<Vec<DeviceSelector>>,
+    pub gang: Option<bool>,
+    /// From the start of the job.
+    pub deadline: Option<Duration>,
+    /// Device time that its work takes in all.
+    pub work: Option<Duration>,
     pub on_arbiter_loss: Option<FailMode>,
 }
 
@@ -48,9 +56,52 @@ impl JobSettings {
         Self {
             mem: self.mem.or(other.mem),
             share: self.share.or(other.share),
+            share_min: self.share_min.or(other.share_min),
+            share_max: self.share_max.or(other.share_max),
             class: self.class.or(other.class),
             devices: self.devices.or_else(|| other.devices.clone()),
+            gang: self.gang.or(other.gang),
+            deadline: self.deadline.or(other.deadline),
+            work: self.work.or(other.work),
             on_arbiter_loss: self.on_arbiter_loss.or(other.on_arbiter_loss),
+        }
+    }
+}
+
+/// What is wrong with settings in the light of each other: which one, and a sentence that goes on from its value.
+pub type Contradiction = (&'static str, String);
+
+impl JobSettings {
+    /// # Errors
+    /// [`Contradiction`]: bounds that leave no room for the share, a deadline that cannot be held.
+    pub fn check(&self) -> Result<(), Contradiction> {
+        if let (Some(min), Some(share)) = (self.share_min, self.share)
+            && min > share
+        {
+            let message = format!("more than the share of {share}: write {share} or less");
+            return Err(("share_min", message));
+        }
+        for (name, least) in [("share", self.share), ("share_min", self.share_min)] {
+            if let (Some(max), Some(least)) = (self.share_max, least)
+                && max < least
+            {
+                let message = format!("less than the {name} of {least}: write {least} or more");
+                return Err(("share_max", message));
+            }
+        }
+        match (self.deadline, self.work) {
+            (Some(_), None) => {
+                let message = "no use without `work`, the device time that the job takes: add it, or leave the deadline out";
+                Err(("deadline", message.into()))
+            }
+            (Some(deadline), Some(work)) if work > deadline => {
+                let message = format!(
+                    "shorter than the work of {0}: write {0} or more",
+                    control::short_span(work)
+                );
+                Err(("deadline", message))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -69,8 +120,7 @@ pub struct JobRule {
 pub struct DeviceRule {
     /// `None`: every device.
     pub device: Option<DeviceSelector>,
-    pub mode: Option<SliceMode>,
-    pub quantum_us: Option<u64>,
+    pub settings: DeviceSettings,
     /// Kept from every quota.
     pub mem_reserve: Option<MemLimit>,
 }

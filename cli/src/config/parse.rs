@@ -7,8 +7,12 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, Source, nearest};
 use super::keys::{self, Key, Section};
-use super::value::{Value, device_match, devices, mode, pattern, quantum_us, share, size, word};
+use super::value::{
+    Value, device_match, devices, flag, holders, mode, pattern, policy, quantum_us, share, size,
+    span, word,
+};
 use super::{Config, DeviceRule, JobRule, JobSettings, TenantRule};
+use control::DeviceSettings;
 
 pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
     let source = Source { text, file };
@@ -46,13 +50,22 @@ pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
 }
 
 fn settings(reader: &mut Reader<'_, '_>) -> Result<JobSettings, ConfigError> {
-    Ok(JobSettings {
+    let settings = JobSettings {
         mem: reader.take("mem", size)?,
         share: reader.take("share", share)?,
+        share_min: reader.take("share_min", share)?,
+        share_max: reader.take("share_max", share)?,
         class: reader.take("class", word)?,
         devices: reader.take("device", devices)?,
+        gang: reader.take("gang", flag)?,
+        deadline: reader.take("deadline", span)?,
+        work: reader.take("work", span)?,
         on_arbiter_loss: reader.take("on_arbiter_loss", word)?,
-    })
+    };
+    settings
+        .check()
+        .map_err(|(key, message)| reader.wrong(key, &message))?;
+    Ok(settings)
 }
 
 fn job(reader: &mut Reader<'_, '_>) -> Result<JobRule, ConfigError> {
@@ -65,12 +78,42 @@ fn job(reader: &mut Reader<'_, '_>) -> Result<JobRule, ConfigError> {
 }
 
 fn device(reader: &mut Reader<'_, '_>) -> Result<DeviceRule, ConfigError> {
-    Ok(DeviceRule {
+    let named = reader.policy_names();
+    let rule = DeviceRule {
         device: reader.take("device", device_match)?.flatten(),
-        mode: reader.take("mode", mode)?,
-        quantum_us: reader.take("quantum_ms", quantum_us)?,
+        settings: DeviceSettings {
+            mode: reader.take("mode", mode)?,
+            policy: reader.take("policy", policy)?,
+            holders: reader.take("holders", holders)?,
+            quantum_max_us: reader.take("quantum_ms", quantum_us)?,
+            quantum_min_us: reader.take("quantum_min_ms", quantum_us)?,
+            early_wake: reader.take("early_wake", flag)?,
+            misbehaviour: reader.take("misbehaviour", word)?,
+        },
         mem_reserve: reader.take("mem_reserve", size)?,
-    })
+    };
+    if let Some(choice) = &rule.settings.policy
+        && let Err((parameter, message)) = arbiter::check_policy(choice)
+    {
+        // The parameter that is wrong, where it stands; else the policy.
+        let at = named
+            .iter()
+            .find(|(name, _)| Some(name) == parameter.as_ref());
+        return Err(match at {
+            Some((_, at)) => reader
+                .source
+                .wrong(at.clone(), format!("policy: {message}")),
+            None => reader.wrong_at("policy", &format!("policy: {message}")),
+        });
+    }
+    if let (Some(min_us), Some(max_us)) =
+        (rule.settings.quantum_min_us, rule.settings.quantum_max_us)
+        && min_us > max_us
+    {
+        let message = "longer than quantum_ms: write the same or less";
+        return Err(reader.wrong("quantum_min_ms", message));
+    }
+    Ok(rule)
 }
 
 fn tenant(reader: &mut Reader<'_, '_>) -> Result<TenantRule, ConfigError> {
@@ -150,6 +193,8 @@ struct Reader<'s, 't> {
     source: Source<'s>,
     section: &'static Section,
     table: DeTable<'t>,
+    /// Where the values stand that have been taken.
+    taken: Vec<(&'static str, Range<usize>)>,
 }
 
 impl<'s, 't> Reader<'s, 't> {
@@ -191,6 +236,7 @@ impl<'s, 't> Reader<'s, 't> {
             source,
             section,
             table,
+            taken: Vec::new(),
         })
     }
 
@@ -204,12 +250,41 @@ impl<'s, 't> Reader<'s, 't> {
         let Some(value) = self.table.remove(name) else {
             return Ok(None);
         };
+        self.taken.push((name, value.span()));
         read(&Value::new(&value, self.source))
             .map(Some)
             .map_err(|message| {
                 self.source
                     .wrong(value.span(), format!("{name}: {message}"))
             })
+    }
+
+    /// Names of parameters in the policy's table, with their places.
+    fn policy_names(&self) -> Vec<(String, Range<usize>)> {
+        let policy = self.table.get("policy").map(Spanned::get_ref);
+        let Some(DeValue::Table(table)) = policy else {
+            return Vec::new();
+        };
+        let names = table
+            .keys()
+            .map(|key| (key.get_ref().to_string(), key.span()));
+        names.collect()
+    }
+
+    /// Says what is wrong, at the place of a value that was taken.
+    fn wrong_at(&self, name: &str, message: &str) -> ConfigError {
+        let taken = self.taken.iter().find(|(taken, _)| *taken == name);
+        let at = taken.map_or(0..0, |(_, span)| span.clone());
+        self.source.wrong(at, message)
+    }
+
+    /// Says what is wrong with a value that was taken, in the light of others.
+    fn wrong(&self, name: &str, message: &str) -> ConfigError {
+        let taken = self.taken.iter().find(|(taken, _)| *taken == name);
+        let at = taken.map_or(0..0, |(_, span)| span.clone());
+        let quote = self.source.quote(at.clone());
+        self.source
+            .wrong(at, format!("{name}: `{quote}` is {message}"))
     }
 
     /// Every key that was declared must have been read by now.
@@ -224,7 +299,11 @@ impl<'s, 't> Reader<'s, 't> {
 
 #[cfg(test)]
 mod tests {
-    use control::{Class, DeviceSelector, FailMode, MemLimit, SliceMode};
+    use std::time::Duration;
+
+    use control::{
+        Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, PolicyChoice, SliceMode,
+    };
 
     use super::super::keys::Kind;
     use super::super::pattern::Pattern;
@@ -252,6 +331,11 @@ mod tests {
                     Kind::FailMode => "\"freeze\"",
                     Kind::Mode => "\"auto\"",
                     Kind::Quantum => "2.5",
+                    Kind::Policy => "\"stride\"",
+                    Kind::Holders => "2",
+                    Kind::Misbehaviour => "\"report\"",
+                    Kind::Flag => "true",
+                    Kind::Span => "\"1.5h\"",
                     Kind::Devices => "[0, \"GPU-ff\"]",
                     Kind::DeviceMatch => "1",
                     Kind::Pattern => "\"a*\"",
@@ -262,11 +346,16 @@ mod tests {
         let settings = JobSettings {
             mem: Some(MemLimit::Bytes(8 << 30)),
             share: Some(0.5),
+            share_min: Some(0.5),
+            share_max: Some(0.5),
             class: Some(Class::Opportunistic),
             devices: Some(vec![
                 DeviceSelector::Index(0),
                 DeviceSelector::Uuid("GPU-ff".into()),
             ]),
+            gang: Some(true),
+            deadline: Some(Duration::from_secs(5400)),
+            work: Some(Duration::from_secs(5400)),
             on_arbiter_loss: Some(FailMode::Freeze),
         };
         let all = || Some(Pattern::new("a*"));
@@ -277,8 +366,15 @@ mod tests {
                 defaults: settings.clone(),
                 devices: vec![DeviceRule {
                     device: Some(DeviceSelector::Index(1)),
-                    mode: Some(SliceMode::Auto),
-                    quantum_us: Some(2500),
+                    settings: DeviceSettings {
+                        mode: Some(SliceMode::Auto),
+                        policy: Some(PolicyChoice::named("stride")),
+                        holders: Some(2),
+                        quantum_min_us: Some(2500),
+                        quantum_max_us: Some(2500),
+                        early_wake: Some(true),
+                        misbehaviour: Some(Misbehaviour::Report),
+                    },
                     mem_reserve: Some(MemLimit::Bytes(8 << 30)),
                 }],
                 tenants: vec![TenantRule {
@@ -305,7 +401,7 @@ mod tests {
             ),
             (
                 "[[job]]\nname = \"a\"\ncolour = 1\n",
-                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, class, device, on_arbiter_loss",
+                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, share_min, share_max, class, device, gang, deadline, work, on_arbiter_loss",
             ),
             (
                 "[[jobs]]\nname = \"a\"\n",
@@ -356,6 +452,31 @@ mod tests {
             ("class = \"best\"", "2:9", &["`best`", "opportunistic"]),
             ("class = 3", "2:9", &["`3` is no text"]),
             ("on_arbiter_loss = \"die\"", "2:19", &["`die`", "freeze"]),
+            ("share_min = 2", "2:13", &["`2`", "at most 1"]),
+            (
+                "share = 0.5\nshare_min = 0.6",
+                "3:13",
+                &["`0.6`", "share of 0.5"],
+            ),
+            (
+                "share = 0.5\nshare_max = 0.4",
+                "3:13",
+                &["`0.4`", "share of 0.5"],
+            ),
+            (
+                "share_min = 0.5\nshare_max = 0.4",
+                "3:13",
+                &["`0.4`", "share_min of 0.5"],
+            ),
+            ("gang = 1", "2:8", &["`1`", "true"]),
+            ("deadline = 5", "2:12", &["`5` is no text", "90s"]),
+            ("deadline = \"soon\"", "2:12", &["`soon`", "90s"]),
+            ("deadline = \"1h\"", "2:12", &["`\"1h\"`", "work"]),
+            (
+                "work = \"2h\"\ndeadline = \"1h\"",
+                "3:12",
+                &["`\"1h\"`", "work of 2h"],
+            ),
             ("device = \"gpu0\"", "2:10", &["`gpu0`", "UUID"]),
             ("device = -1", "2:10", &["`-1`", "index"]),
             ("device = [0, \"x\"]", "2:10", &["`x`", "UUID"]),
@@ -373,12 +494,29 @@ mod tests {
         for (line, words) in [
             ("quantum_ms = 0.1", &["`0.1`", "0.5 to 1000"][..]),
             ("quantum_ms = 5000", &["`5000`", "0.5 to 1000"]),
+            ("early_wake = \"no\"", &["neither true nor false"]),
             ("mode = \"shared\"", &["`shared`", "concurrent"]),
+            ("quantum_ms = 5\nquantum_min_ms = 6", &["`6`", "quantum_ms"]),
+            ("early_wake = \"yes\"", &["`\"yes\"`", "true"]),
+            ("misbehaviour = \"shoot\"", &["`shoot`", "demote"]),
+            ("policy = 3", &["`3`", "name"]),
+            (
+                "policy = \"strid\"",
+                &["f.toml:3:10:", "\"strid\"", "did you mean \"stride\"?"],
+            ),
+            (
+                "policy = { name = \"stride\", tickets = 3 }",
+                &["f.toml:3:29:", "\"tickets\"", "it has none"],
+            ),
+            ("policy = { tickets = 3 }", &["names no policy"]),
+            ("holders = 0", &["`0`", "1 to 64"]),
+            ("holders = 1.5", &["`1.5`", "1 to 64"]),
         ] {
             let error = wrong(&format!("[[device]]\ndevice = \"*\"\n{line}\n"));
             for word in words {
                 assert!(
-                    error.starts_with("f.toml:3:") && error.contains(word),
+                    (error.starts_with("f.toml:3:") || error.starts_with("f.toml:4:"))
+                        && error.contains(word),
                     "{error}"
                 );
             }
@@ -400,6 +538,6 @@ mod tests {
     fn a_star_means_every_device() {
         let config = parse("[[device]]\ndevice = \"*\"\nmode = \"concurrent\"\n", "f").unwrap();
         assert_eq!(config.devices[0].device, None);
-        assert_eq!(config.devices[0].mode, Some(SliceMode::Concurrent));
+        assert_eq!(config.devices[0].settings.mode, Some(SliceMode::Concurrent));
     }
 }

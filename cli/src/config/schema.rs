@@ -75,6 +75,28 @@ fn kind(kind: Kind) -> Value {
         Kind::Quantum => {
             json!({ "type": "number", "minimum": QUANTUM_MS.0, "maximum": QUANTUM_MS.1 })
         }
+        Kind::Policy => {
+            let name = json!({ "type": "string", "minLength": 1, "examples": ["stride"] });
+            json!({ "anyOf": [
+                name,
+                {
+                    "type": "object",
+                    "properties": { "name": name },
+                    "required": ["name"],
+                    "additionalProperties": { "type": ["number", "string", "boolean"] },
+                },
+            ] })
+        }
+        Kind::Holders => json!({ "type": "integer", "minimum": 1, "maximum": 64 }),
+        Kind::Misbehaviour => {
+            json!({ "enum": control::Misbehaviour::ALL.map(control::Misbehaviour::as_str) })
+        }
+        Kind::Flag => json!({ "type": "boolean" }),
+        Kind::Span => json!({
+            "type": "string",
+            "pattern": r"^\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(ms|s|m|h|d)\s*$",
+            "examples": ["90s", "1.5h"],
+        }),
         Kind::Devices => json!({ "anyOf": [
             index,
             uuid,

@@ -3,8 +3,9 @@
 
 use std::fmt::Display;
 use std::str::FromStr;
+use std::time::Duration;
 
-use control::{DeviceSelector, MemLimit, SliceMode};
+use control::{DeviceSelector, MemLimit, Parameter, PolicyChoice, SliceMode};
 use toml::Spanned;
 use toml::de::DeValue;
 
@@ -46,6 +47,16 @@ impl<'v, 't> Value<'v, 't> {
         number.ok_or_else(|| format!("`{}` is no number: {remedy}", self.quote()))
     }
 
+    fn parameter(&self) -> Result<Parameter, String> {
+        match self.value.get_ref() {
+            DeValue::Boolean(flag) => Ok(Parameter::Flag(*flag)),
+            DeValue::String(word) => Ok(Parameter::Word(word.to_string())),
+            _ => self
+                .number("a parameter is a number, a word in quotes, true or false")
+                .map(Parameter::Number),
+        }
+    }
+
     fn parsed<T: FromStr<Err: Display>>(&self, remedy: &str) -> Result<T, String> {
         let text = self.text(remedy)?;
         text.parse().map_err(|error: T::Err| error.to_string())
@@ -84,6 +95,58 @@ pub fn quantum_us(value: &Value<'_, '_>) -> Result<u64, String> {
     Ok((ms * 1000.0).round() as u64)
 }
 
+/// A policy that there is, with parameters that make sense to it.
+pub fn policy(value: &Value<'_, '_>) -> Result<PolicyChoice, String> {
+    let remedy = "write a policy's name in quotes, or { name = \"...\", parameter = number }";
+    let choice = match value.value.get_ref() {
+        DeValue::String(text) => text
+            .parse::<PolicyChoice>()
+            .map_err(|error| error.to_string())?,
+        DeValue::Table(table) => {
+            let mut choice = PolicyChoice::default();
+            for (key, value_of) in table {
+                let inner = Value::new(value_of, value.source);
+                if key.get_ref() == "name" {
+                    choice.name = inner.text(remedy)?.to_owned();
+                } else {
+                    choice
+                        .parameters
+                        .insert(key.get_ref().to_string(), inner.parameter()?);
+                }
+            }
+            if choice.name.is_empty() {
+                return Err(format!("`{}` names no policy: {remedy}", value.quote()));
+            }
+            choice
+        }
+        _ => return Err(format!("`{}` is no policy: {remedy}", value.quote())),
+    };
+    Ok(choice)
+}
+
+pub fn holders(value: &Value<'_, '_>) -> Result<u32, String> {
+    let remedy = "write a whole number from 1 to 64";
+    let number = value.number(remedy)?;
+    if !(1.0..=64.0).contains(&number) || number.fract() != 0.0 {
+        return Err(format!("`{}` is out of range: {remedy}", value.quote()));
+    }
+    // CAST: whole and in range.
+    Ok(number as u32)
+}
+
+pub fn flag(value: &Value<'_, '_>) -> Result<bool, String> {
+    match value.value.get_ref() {
+        DeValue::Boolean(flag) => Ok(*flag),
+        _ => Err(format!("`{}` is neither true nor false", value.quote())),
+    }
+}
+
+pub fn span(value: &Value<'_, '_>) -> Result<Duration, String> {
+    let remedy = "write a duration such as \"90s\" or \"1.5h\"";
+    let text = value.text(remedy)?;
+    control::parse_span(text).map_err(|error| error.to_string())
+}
+
 pub fn word<T: FromStr<Err: Display>>(value: &Value<'_, '_>) -> Result<T, String> {
     value.parsed("write one of its words in quotes")
 }
@@ -91,10 +154,8 @@ pub fn word<T: FromStr<Err: Display>>(value: &Value<'_, '_>) -> Result<T, String
 pub fn mode(value: &Value<'_, '_>) -> Result<SliceMode, String> {
     let remedy = "write \"exclusive\", \"concurrent\" or \"auto\"";
     let text = value.text(remedy)?;
-    [SliceMode::Exclusive, SliceMode::Concurrent, SliceMode::Auto]
-        .into_iter()
-        .find(|mode| mode.as_str() == text)
-        .ok_or_else(|| format!("`{text}` is no mode: {remedy}"))
+    text.parse()
+        .map_err(|_| format!("`{text}` is no mode: {remedy}"))
 }
 
 pub fn pattern(value: &Value<'_, '_>) -> Result<Pattern, String> {

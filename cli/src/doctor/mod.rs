@@ -157,8 +157,18 @@ fn quotas(status: &ArbiterStatus) -> Value {
                 "mem_limit_bytes": job.mem_limit_bytes,
                 "mem_used_bytes": job.mem_used_bytes,
                 "processes": job.processes.len(),
+                "ungoverned": ungoverned(job),
             })
         })
+        .collect()
+}
+
+/// Processes of a job that use devices which the job may not use.
+fn ungoverned(job: &control::JobStatus) -> Value {
+    let processes = job.processes.iter();
+    processes
+        .filter(|process| !process.ungoverned.is_empty())
+        .map(|process| json!({ "pid": process.pid, "command": process.command, "devices": process.ungoverned }))
         .collect()
 }
 
@@ -235,6 +245,19 @@ fn findings(report: &Value) -> Vec<Finding> {
                 control::short_bytes(process["used_bytes"].as_u64().unwrap_or_default()),
             );
             add(Level::Warning, text);
+        }
+    }
+    for job in list(&report["quotas"]) {
+        for process in list(&job["ungoverned"]) {
+            let devices: Vec<String> = list(&process["devices"]).iter().map(word).collect();
+            let text = format!(
+                "process {} ({}) of job `{}` uses {}, which the job may not use: quota and share do not hold there",
+                process["pid"],
+                word(&process["command"]),
+                word(&job["job"]),
+                devices.join(", ")
+            );
+            add(Level::Problem, text);
         }
     }
     if report["mps"]["daemon_pid"].is_number() {

@@ -8,6 +8,7 @@
 //! | `SUBLET_JOB` | the job's name |
 //! | `SUBLET_DRIVER` | the driver to open, by absolute path |
 //! | `SUBLET_ON_ARBITER_LOSS` | `open`, `freeze` or `closed` |
+//! | `SUBLET_STRICT` | with `--strict` only: a process does not start where none of its devices is the job's |
 //! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
 //! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
 

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use control::paths::{RuntimeDir, Surroundings};
-use control::{Client, ClientError, JobSpec};
+use control::{Client, ClientError, JobSpec, Registered};
 
 use crate::args::Run;
 use crate::config::{Config, JobSettings, Places, Subject};
@@ -84,6 +84,9 @@ fn prepare(args: Run) -> Result<Ready> {
         user: &user_name(),
     });
     let settings = flags(&args).or(&from_environment).or(&from_file);
+    settings
+        .check()
+        .map_err(|(name, message)| anyhow!("the job's {name} is {message}"))?;
 
     let program = find_command(&args)?;
     let executable = env::current_exe().context("cannot tell where `sublet` itself lies")?;
@@ -100,6 +103,12 @@ fn prepare(args: Run) -> Result<Ready> {
         name,
         class: settings.class.unwrap_or_default(),
         share: settings.share,
+        share_min: settings.share_min,
+        share_max: settings.share_max,
+        gang: settings.gang,
+        deadline_unix_ms: settings.deadline.map(settings::unix_ms_in),
+        work_ns: settings.work.map(settings::nanos),
+        paused: false,
         mem: settings.mem,
         devices: settings.devices.unwrap_or_default(),
         pid: std::process::id(),
@@ -107,6 +116,10 @@ fn prepare(args: Run) -> Result<Ready> {
         driver: driver.path.clone(),
         simulated: driver.simulated.is_some(),
         on_arbiter_loss,
+        iteration_launches: match args.iteration_launches {
+            Some(launches) => Some(launches),
+            None => settings::launches_per_iteration(|name| env::var_os(name))?,
+        },
     };
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
     if args.strict {
@@ -122,11 +135,16 @@ fn prepare(args: Run) -> Result<Ready> {
         Err(error) => error,
     })?;
 
+    limited_somewhere(&dir, &driver, &spec, &registered)?;
+
     let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
     let ours = environment::of_job(&registered, &driver, &install, on_arbiter_loss, |name| {
         env::var_os(name)
     });
     environment.extend(ours.into_iter().map(|(name, value)| (name.into(), value)));
+    if args.strict {
+        environment.insert("SUBLET_STRICT".into(), "1".into());
+    }
     if args.deep {
         let deeper = environment::of_deep_job(&install, |name| env::var_os(name));
         environment.extend(deeper.into_iter().map(|(name, value)| (name.into(), value)));
@@ -141,6 +159,42 @@ fn prepare(args: Run) -> Result<Ready> {
         words: args.command,
         environment,
     })
+}
+
+/// An error where the job's memory limit would hold on no device, because the arbiter takes the devices of the job's driver for
+/// those of another. Where it knows none of them yet, it learns them from the job's processes, and the limit holds.
+fn limited_somewhere(
+    dir: &RuntimeDir,
+    driver: &Driver,
+    spec: &JobSpec,
+    registered: &Registered,
+) -> anyhow::Result<()> {
+    if spec.mem.is_none() || !registered.mem_limit_bytes.is_empty() {
+        return Ok(());
+    }
+    let (Ok(status), Ok(found)) = (
+        connect::ask(|| connect::existing(dir), Client::status),
+        arbiter::nvml::look(Some(&driver.path)),
+    ) else {
+        return Ok(());
+    };
+    for device in found {
+        let uuid = device.uuid_text();
+        let known = status.devices.iter().find(|known| known.uuid == uuid);
+        if let Some(known) = known
+            && known.simulated != spec.simulated
+        {
+            let kind = |simulated| if simulated { "simulated" } else { "real" };
+            bail!(
+                "the memory limit would not be in force: the arbiter takes {uuid} for a {} device, and the job's driver ({}) is {}; \
+                 start the arbiter without the other driver's libnvidia-ml.so.1 in its LD_LIBRARY_PATH",
+                kind(known.simulated),
+                driver.path.display(),
+                kind(spec.simulated)
+            );
+        }
+    }
+    Ok(())
 }
 
 /// For `--strict`: an error where somebody uses the job's devices outside of every job, or where that cannot be known.
@@ -174,7 +228,12 @@ fn flags(args: &Run) -> JobSettings {
     JobSettings {
         mem: args.mem,
         share: args.share,
+        share_min: args.share_min,
+        share_max: args.share_max,
         class: args.class,
+        gang: args.gang,
+        deadline: args.deadline,
+        work: args.work,
         devices: (!args.devices.is_empty()).then(|| args.devices.clone()),
         on_arbiter_loss: args.on_arbiter_loss,
     }

@@ -64,6 +64,7 @@ impl Fixture {
                 share: share.unwrap_or(0.0),
                 ..Registered::default()
             })),
+            Request::Status => Ok(Reply::Status(control::ArbiterStatus::default())),
             other => panic!("not expected here: {other:?}"),
         })
     }
@@ -128,15 +129,13 @@ impl Fixture {
 
     /// The one job that was registered.
     pub fn registered(&self) -> JobSpec {
-        match &self.heard()[..] {
-            [
-                Heard {
-                    request: Request::Register(spec),
-                    ..
-                },
-            ] => spec.clone(),
-            other => panic!("{other:?}"),
-        }
+        let registered = |heard: Heard| match heard.request {
+            Request::Register(spec) => Some(spec),
+            _ => None,
+        };
+        let mut specs: Vec<_> = self.heard().into_iter().filter_map(registered).collect();
+        assert_eq!(specs.len(), 1, "{:?}", self.heard());
+        specs.remove(0)
     }
 
     /// `sublet` with these arguments, in the fixture's directory and with no more than its environment.

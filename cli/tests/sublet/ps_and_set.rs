@@ -97,6 +97,7 @@ fn set_says_what_holds_now() {
         mem: Some(MemLimit::Percent(50.0)),
         share: Some(0.25),
         class: Some(Class::Opportunistic),
+        ..Change::default()
     };
     let asked = &fixture.heard()[0].request;
     assert_eq!(
@@ -107,6 +108,12 @@ fn set_says_what_holds_now() {
         }
     );
 
+    for args in [
+        &["set", "train", "--mode", "auto"][..],
+        &["set", "train", "--share", "0.5", "--quantum-ms", "5"],
+    ] {
+        fixture.run(args).is_error(125, &["`train`", "--device"]);
+    }
     let outcome = fixture.run(&["set", "trian", "--share", "0.25"]);
     outcome.is_error(125, &["`trian`", "sublet ps"]);
 }
@@ -136,4 +143,51 @@ fn an_arbiter_is_told_to_stop() {
     let outcome = fixture.run(&["arbiter", "--stop"]);
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
     assert_eq!(fixture.heard()[0].request, Request::Shutdown);
+}
+
+#[test]
+fn a_device_is_changed_and_told_as_it_stands() {
+    let fixture = Fixture::answering(|request| match request {
+        Request::SetDevice { .. } => Ok(Reply::Devices(vec![control::DeviceStatus {
+            index: 1,
+            mode: control::SliceMode::Auto,
+            policy: "stride".into(),
+            quantum_us: 7500,
+            quantum_min_us: 500,
+            ..control::DeviceStatus::default()
+        }])),
+        Request::Reload => Err(control::ControlError::new(
+            control::ErrorCode::Invalid,
+            "sublet.toml:3:1: unknown key `x`",
+        )),
+        other => panic!("not expected here: {other:?}"),
+    });
+    let args = "set --device 1 --mode auto --quantum-ms 7.5 --quantum-min-ms 0.5 --policy stride";
+    let outcome = fixture.run(&args.split(' ').collect::<Vec<_>>());
+    assert_eq!(
+        (outcome.code, outcome.stdout.as_str()),
+        (
+            Some(0),
+            "GPU 1: auto, policy stride, slices of 0.5 to 7.5 ms, early wake off, misbehaviour: demote\n"
+        ),
+        "{outcome:?}"
+    );
+    let settings = control::DeviceSettings {
+        mode: Some(control::SliceMode::Auto),
+        policy: Some(control::PolicyChoice::named("stride")),
+        quantum_min_us: Some(500),
+        quantum_max_us: Some(7500),
+        ..control::DeviceSettings::default()
+    };
+    assert_eq!(
+        fixture.heard()[0].request,
+        Request::SetDevice {
+            device: Some(control::DeviceSelector::Index(1)),
+            settings
+        }
+    );
+    let outcome = fixture.run(&["set", "--device", "all"]);
+    outcome.is_error(125, &["nothing to change", "--mode"]);
+    let outcome = fixture.run(&["set", "--reload"]);
+    outcome.is_error(125, &["refused", "sublet.toml:3:1"]);
 }

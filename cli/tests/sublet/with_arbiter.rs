@@ -282,3 +282,50 @@ fn a_bad_file_is_told_by_the_run_that_finds_it() {
     Outcome::of(&mut command).is_error(125, &["SUBLET_LOG", "`lots=of=it`"]);
     assert!(host.ps()["arbiter"].is_null());
 }
+
+#[test]
+fn a_quota_file_is_read_again_on_request_and_on_sighup_and_a_bad_one_is_not() {
+    let host = Host::new();
+    let write = |share: &str| {
+        let text = format!("[[tenant]]\nuser = \"*\"\nshare_max = {share}\n");
+        host.0.write("sublet.toml", &text);
+    };
+    write("0.2");
+    let first = ["run", "--sim", "--share", "0.5", "true"];
+    host.0.run(&first).is_error(125, &["refused", "0.2"]);
+    // Jobs have a file of their own from here on: a bad one is bad for them as well.
+    host.0.write("job.toml", "");
+    let run = |share: &str| {
+        let args = ["run", "--sim", "--config", "job.toml", "--share", share];
+        host.0.run(&[&args[..], &["true"]].concat())
+    };
+    write("0.6");
+    run("0.5").is_error(125, &["refused", "0.2"]);
+    let outcome = host.0.run(&["set", "--reload"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(
+        outcome.stdout.contains("sublet.toml is in force"),
+        "{outcome:?}"
+    );
+    assert!(outcome.stdout.contains("1 tenant"), "{outcome:?}");
+    assert_eq!(run("0.5").code, Some(0));
+
+    host.0.write(
+        "sublet.toml",
+        "[[device]]\ndevice = 0\npolicy = \"strid\"\n",
+    );
+    host.0.run(&["set", "--reload"]).is_error(
+        125,
+        &["sublet.toml:3:10:", "strid", "did you mean", "still is"],
+    );
+    assert_eq!(run("0.5").code, Some(0));
+    run("0.7").is_error(125, &["0.6"]);
+
+    write("0.9");
+    let pid = host.arbiter_pid().unwrap();
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGHUP).unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while run("0.7").code != Some(0) {
+        assert!(std::time::Instant::now() < deadline, "SIGHUP was not heard");
+    }
+}

@@ -1,8 +1,10 @@
-//! Arrays and mipmapped arrays. Their layout is the driver's secret: charged by their elements.
+//! Arrays and mipmapped arrays. Their layout is the driver's secret, and they have no address: charged by what the driver
+//! says that they require, else by their elements, in whole granules.
 
 use shim_ffi::*;
 
-use super::{freed, metered};
+use super::live::{self, Kind, Live};
+use super::{Meter, correct, freed, granules};
 use crate::real;
 
 /// Bytes of one channel of an element.
@@ -17,12 +19,17 @@ fn channel_bytes(format: CUarray_format) -> u64 {
     }
 }
 
+/// Rows of an array start at multiples of this at least, as far as anybody has seen.
+const ROW: u64 = 512;
+
 fn bytes_of(width: u64, height: u64, depth: u64, format: CUarray_format, channels: u32) -> u64 {
-    width
+    let row = width
+        .saturating_mul(channel_bytes(format))
+        .saturating_mul(u64::from(channels.max(1)));
+    row.div_ceil(ROW)
+        .saturating_mul(ROW)
         .saturating_mul(height.max(1))
         .saturating_mul(depth.max(1))
-        .saturating_mul(channel_bytes(format))
-        .saturating_mul(u64::from(channels.max(1)))
 }
 
 /// All levels of a mipmap pyramid: each holds a quarter (an eighth) of the one below, never less than one element.
@@ -50,6 +57,53 @@ fn pyramid_bytes(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> u64 {
     })
 }
 
+/// As [`super::metered`], for what has a handle and no address. `exact`: what the driver says that it takes.
+fn metered(
+    bytes: u64,
+    call: impl FnOnce() -> CUresult,
+    key: impl FnOnce() -> u64,
+    exact: impl FnOnce(u64) -> Option<u64>,
+) -> CUresult {
+    let Some(meter) = Meter::here() else {
+        return call();
+    };
+    let guess = granules(bytes);
+    if let Err(refusal) = meter.reserve(guess, bytes) {
+        return refusal;
+    }
+    let result = call();
+    if !result.is_ok() {
+        meter.release(guess);
+        return result;
+    }
+    let handle = key();
+    let bytes = exact(handle).map_or(guess, granules);
+    correct(&meter, guess, bytes);
+    let live = Live {
+        kind: Kind::Whole,
+        ..meter.live(bytes)
+    };
+    live::insert(handle, live);
+    result
+}
+
+/// What an array requires. Drivers answer for some arrays only.
+fn required(array: u64) -> Option<u64> {
+    let (mut device, mut requirements) = (
+        CUdevice::default(),
+        CUDA_ARRAY_MEMORY_REQUIREMENTS::default(),
+    );
+    // SAFETY: the array that the driver has just made; outputs are locals.
+    unsafe {
+        real::cuCtxGetDevice(&raw mut device).ok().ok()?;
+        let array = CUarray(array as *mut c_void);
+        real::cuArrayGetMemoryRequirements(&raw mut requirements, array, device)
+            .ok()
+            .ok()?;
+    }
+    (requirements.size != 0).then_some(requirements.size as u64)
+}
+
 macro_rules! array {
     ($($name:ident($descriptor:ty) [$d:ident, $bytes:expr];)*) => {$(
         /// # Safety
@@ -63,7 +117,7 @@ macro_rules! array {
             // SAFETY: not null; the driver is about to read the same structure.
             let $d = unsafe { &*descriptor };
             // SAFETY: read after success only, when the driver has written the handle.
-            metered($bytes, call, || unsafe { (*array).0 as u64 })
+            metered($bytes, call, || unsafe { (*array).0 as u64 }, required)
         }
     )*};
 }
@@ -94,7 +148,7 @@ pub(crate) unsafe fn cuMipmappedArrayCreate(
     // SAFETY: not null; the driver is about to read the same structure.
     let bytes = pyramid_bytes(unsafe { &*descriptor }, levels);
     // SAFETY: read after success only, when the driver has written the handle.
-    metered(bytes, call, || unsafe { (*array).0 as u64 })
+    metered(bytes, call, || unsafe { (*array).0 as u64 }, |_| None)
 }
 
 /// # Safety

@@ -2,8 +2,8 @@
 
 use shim_ffi::*;
 
-use super::freed;
 use super::live::{self, Kind, Live};
+use super::{Meter, freed};
 use crate::client::{self, Attached};
 use crate::real;
 
@@ -17,9 +17,11 @@ fn pinned(bytes: u64, call: impl FnOnce() -> CUresult, key: impl FnOnce() -> u64
             key(),
             Live {
                 bytes,
+                // It goes with its context, too.
+                context: Meter::here().map_or(0, |meter| meter.context),
                 device: 0,
                 kind: Kind::Host,
-                context: 0,
+                overtaken: 0,
             },
         );
     }

@@ -1,28 +1,63 @@
 //! What is live, by address or handle. Sharded, so that threads rarely meet; a look-up costs the same at any number of
 //! live allocations.
+//!
+//! A device hands memory out in granules of 2 MiB (its page size; `cuMemGetAllocationGranularity` says the same), and small
+//! allocations share them. What a quota is charged is what the device lacks: the granules that live allocations lie in,
+//! each once. Granules that an allocation fills are its own; those that it fills in part are counted here.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Bytes that a device gives out at least.
+pub(crate) const GRANULE: u64 = 2 << 20;
+
+/// More than any device has: what is asked for beyond this is accounted as this, so that no sum outgrows its word.
+const MOST: u64 = 8 << 40;
+
+/// Whole granules for `bytes`.
+#[inline]
+pub(crate) fn granules(bytes: u64) -> u64 {
+    bytes.div_ceil(GRANULE).saturating_mul(GRANULE).min(MOST)
+}
+
+/// Allocations up to this size may share granules.
+pub(crate) const SMALL: u64 = GRANULE / 2;
+/// Least bytes that drivers hand out, and what they align to.
+const UNIT: u64 = 512;
+
 /// Which account an entry was charged to.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// A device's memory.
+    /// A device's memory: the granules that `bytes` from the key on lie in.
     Device,
+    /// The same, with granules that allocations of other kinds do not share.
+    Apart,
+    /// A device's memory that has no address: `bytes`.
+    Whole,
+    /// A block of a pool, which is charged as a whole; `context` is the pool.
+    Pooled,
     /// Pinned host memory.
     Host,
 }
 
 /// One live allocation.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Live {
     pub(crate) bytes: u64,
-    /// Device index of the pages.
-    pub(crate) device: u32,
-    pub(crate) kind: Kind,
     /// Context that it goes with, 0 for none.
     pub(crate) context: usize,
+    /// Device index of the pages.
+    pub(crate) device: u16,
+    pub(crate) kind: Kind,
+    /// Allocations that were at this address before and whose frees have not come back yet, see [`insert`].
+    pub(crate) overtaken: u8,
+}
+
+impl Live {
+    fn by_address(&self) -> bool {
+        matches!(self.kind, Kind::Device | Kind::Apart)
+    }
 }
 
 /// Keeps neighbours together: programs allocate and free close to what they touched last, and a table that scatters
@@ -52,7 +87,81 @@ impl Hasher for AddressHasher {
     }
 }
 
-type Shard = HashMap<u64, Live, BuildHasherDefault<AddressHasher>>;
+#[derive(Default)]
+struct Shard {
+    live: HashMap<u64, Live, BuildHasherDefault<AddressHasher>>,
+    /// Live allocations in each granule that none of them fills, by its start.
+    shared: HashMap<u64, u32, BuildHasherDefault<AddressHasher>>,
+    /// The granule used last, kept out of `shared`: its start, and its count.
+    last: (u64, u32),
+}
+
+impl Shard {
+    const EMPTY: Self = Self {
+        live: HashMap::with_hasher(BuildHasherDefault::new()),
+        shared: HashMap::with_hasher(BuildHasherDefault::new()),
+        last: (0, 0),
+    };
+
+    /// The count of a granule. Programs allocate and free in the same one over and over: that costs a comparison.
+    #[inline]
+    fn count(&mut self, granule: u64) -> &mut u32 {
+        let start = granule * GRANULE;
+        if self.last.0 != start {
+            let (before, count) = self.last;
+            if count > 0 {
+                self.shared.insert(before, count);
+            }
+            self.last = (start, self.shared.remove(&start).unwrap_or(0));
+        }
+        &mut self.last.1
+    }
+
+    /// One more allocation in a granule; bytes newly taken.
+    #[inline]
+    fn enter(&mut self, granule: u64) -> u64 {
+        let count = self.count(granule);
+        *count += 1;
+        if *count == 1 { GRANULE } else { 0 }
+    }
+
+    /// One allocation less; bytes no longer taken.
+    #[inline]
+    fn leave(&mut self, granule: u64) -> u64 {
+        let count = self.count(granule);
+        if *count == 0 {
+            return 0;
+        }
+        *count -= 1;
+        if *count == 0 { GRANULE } else { 0 }
+    }
+}
+
+/// How a range lies in granules.
+struct Cover {
+    /// Bytes of granules that it fills.
+    filled: u64,
+    /// The granules at its ends that it fills in part; the first is that of its start where it is.
+    first: Option<u64>,
+    last: Option<u64>,
+}
+
+#[inline]
+fn cover(start: u64, bytes: u64) -> Cover {
+    let end = start.saturating_add(bytes);
+    let (head, tail) = (start / GRANULE, end.saturating_sub(1) / GRANULE);
+    let (inner_start, inner_end) = (start.div_ceil(GRANULE), end / GRANULE);
+    let filled = inner_end
+        .saturating_sub(inner_start)
+        .saturating_mul(GRANULE);
+    let first = (bytes != 0 && inner_start != head).then_some(head);
+    let last = (bytes != 0 && !end.is_multiple_of(GRANULE) && first != Some(tail)).then_some(tail);
+    Cover {
+        filled,
+        first,
+        last,
+    }
+}
 
 const SHARDS: usize = 64;
 
@@ -60,13 +169,14 @@ const SHARDS: usize = 64;
 #[repr(align(64))]
 struct Padded(Mutex<Shard>);
 
-static TABLE: [Padded; SHARDS] =
-    [const { Padded(Mutex::new(HashMap::with_hasher(BuildHasherDefault::new()))) }; SHARDS];
+static TABLE: [Padded; SHARDS] = [const { Padded(Mutex::new(Shard::EMPTY)) }; SHARDS];
 
 #[inline]
 fn shard(key: u64) -> MutexGuard<'static, Shard> {
-    // By the mebibyte, for the same reason. PANIC: the modulus is the length.
-    let block = (key >> 20) ^ (key >> 26) ^ (key >> 32);
+    // By the granule, so that an allocation and its granule are found under one lock, and neighbours stay together.
+    // PANIC: the modulus is the length.
+    let granule = key / GRANULE;
+    let block = granule ^ (granule >> 5) ^ (granule >> 11);
     lock(&TABLE[block as usize % SHARDS])
 }
 
@@ -75,27 +185,259 @@ fn lock(shard: &'static Padded) -> MutexGuard<'static, Shard> {
     shard.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Remembers an allocation.
-#[inline]
-pub(crate) fn insert(key: u64, live: Live) {
-    shard(key).insert(key, live);
+/// Contexts that are being destroyed: what they held goes without a free of its own.
+static DYING: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+fn dying() -> MutexGuard<'static, Vec<usize>> {
+    DYING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forgets an allocation and says what it was.
-#[inline]
-pub(crate) fn remove(key: u64) -> Option<Live> {
-    shard(key).remove(&key)
+/// Before the driver destroys a context.
+pub(crate) fn context_dies(context: usize) {
+    dying().push(context);
 }
 
-/// Forgets everything of one context.
-pub(crate) fn drain_context(context: usize, mut each: impl FnMut(&Live)) {
-    for shard in &TABLE {
-        lock(shard).retain(|_, live| {
-            let goes = live.context == context;
+/// After the driver has been asked to destroy a context, and what it held has been drained.
+pub(crate) fn context_died(context: usize) {
+    let mut dying = dying();
+    if let Some(at) = dying.iter().position(|one| *one == context) {
+        dying.swap_remove(at);
+    }
+}
+
+fn shape(key: u64, live: &Live) -> Cover {
+    if live.by_address() {
+        cover(key, live.bytes)
+    } else {
+        Cover {
+            filled: live.bytes,
+            first: None,
+            last: None,
+        }
+    }
+}
+
+/// Remembers an allocation of device memory; bytes of the device that are newly taken by it.
+///
+/// Frees are noted after the driver's call. So there may still be an entry of what was at this address before, whose free
+/// has not come back yet: it is given back here, and that free will find nothing to do.
+#[inline]
+pub(crate) fn insert(key: u64, live: Live) -> u64 {
+    let Cover {
+        filled,
+        first,
+        last,
+    } = shape(key, &live);
+    let mut taken = filled;
+    let home = key / GRANULE;
+    let before;
+    {
+        let mut shard = shard(key);
+        before = shard.live.insert(key, live);
+        if let Some(before) = &before {
+            overtake(&mut shard, key, before);
+        }
+        for granule in [first, last].into_iter().flatten() {
+            if granule == home {
+                taken += shard.enter(granule);
+            }
+        }
+    }
+    for granule in [first, last].into_iter().flatten() {
+        if granule != home {
+            taken += shard(granule * GRANULE).enter(granule);
+        }
+    }
+    if let Some(before) = before {
+        super::give_back(&before, uncover(key, &before));
+    }
+    taken
+}
+
+/// A new entry has taken the place of `before`. Unless that went with its context, its free is still to come, and must not take
+/// the new entry for it.
+#[cold]
+fn overtake(shard: &mut Shard, key: u64, before: &Live) {
+    let goes_without_free = before.kind != Kind::Pooled && dying().contains(&before.context);
+    if let Some(live) = shard.live.get_mut(&key) {
+        live.overtaken = before
+            .overtaken
+            .saturating_add(u8::from(!goes_without_free));
+    }
+}
+
+/// After the driver has freed what was at `key`: takes the entry out; it, and bytes of the device that are no longer taken.
+#[inline]
+pub(crate) fn remove(key: u64) -> Option<(Live, u64)> {
+    let mut home = shard(key);
+    let mut live = home.live.remove(&key)?;
+    if live.overtaken != 0 {
+        // Whoever was given the address after it has given it back already.
+        live.overtaken -= 1;
+        home.live.insert(key, live);
+        return None;
+    }
+    if !live.by_address() {
+        return Some((live, live.bytes));
+    }
+    let Cover {
+        filled,
+        first,
+        last,
+    } = cover(key, live.bytes);
+    let mut freed = filled;
+    let mut elsewhere = None;
+    for granule in [first, last].into_iter().flatten() {
+        if granule == key / GRANULE {
+            freed += home.leave(granule);
+        } else {
+            elsewhere = Some(granule);
+        }
+    }
+    drop(home);
+    if let Some(granule) = elsewhere {
+        freed += shard(granule * GRANULE).leave(granule);
+    }
+    Some((live, freed))
+}
+
+/// Bytes of the device that are no longer taken when `live` at `key`, whose entry is gone, is gone.
+fn uncover(key: u64, live: &Live) -> u64 {
+    let Cover {
+        filled,
+        first,
+        last,
+    } = shape(key, live);
+    [first, last]
+        .into_iter()
+        .flatten()
+        .fold(filled, |freed, granule| {
+            freed + shard(granule * GRANULE).leave(granule)
+        })
+}
+
+/// Forgets everything of one context: entries, and bytes of the device that are no longer taken.
+pub(crate) fn drain_context(context: usize, mut each: impl FnMut(&Live, u64)) {
+    for padded in &TABLE {
+        let mut gone = Vec::new();
+        lock(padded).live.retain(|key, live| {
+            let goes = live.context == context && live.kind != Kind::Pooled;
             if goes {
-                each(live);
+                gone.push((*key, *live));
             }
             !goes
         });
+        gone.iter()
+            .for_each(|(key, live)| each(live, uncover(*key, live)));
+    }
+}
+
+/// Whether there is room for `bytes` between small allocations of `context` in a granule that they have already.
+/// Entries outlive the driver's free, so that what looks free here is free there; unless it was just given to
+/// somebody whose allocation has not come back yet.
+#[cold]
+pub(crate) fn room(context: usize, device: u16, bytes: u64) -> bool {
+    let mut pieces = Vec::new();
+    for padded in &TABLE {
+        for (start, live) in &lock(padded).live {
+            if !live.by_address() || live.device != device {
+                continue;
+            }
+            let fits_in =
+                live.kind == Kind::Device && live.bytes <= SMALL && live.context == context;
+            let end = start.saturating_add(live.bytes).next_multiple_of(UNIT);
+            let (head, tail) = (start / GRANULE, end.saturating_sub(1) / GRANULE);
+            pieces.push((head, *start, end.min((head + 1) * GRANULE), fits_in));
+            if tail != head {
+                pieces.push((tail, tail * GRANULE, end, fits_in));
+            }
+        }
+    }
+    pieces.sort_unstable();
+    pieces
+        .chunk_by(|one, other| one.0 == other.0)
+        .filter(|granule| granule.iter().all(|piece| piece.3))
+        .any(|granule| {
+            let begin = granule.first().map_or(0, |piece| piece.0 * GRANULE);
+            let mut free_from = begin;
+            let between = granule.iter().any(|(_, start, end, _)| {
+                let fits = start.saturating_sub(free_from) >= bytes.next_multiple_of(UNIT);
+                free_from = free_from.max(*end);
+                fits
+            });
+            between || (begin + GRANULE).saturating_sub(free_from) >= bytes.next_multiple_of(UNIT)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(bytes: u64) -> Live {
+        Live {
+            bytes,
+            context: 0,
+            device: 0,
+            kind: Kind::Device,
+            overtaken: 0,
+        }
+    }
+
+    fn free(key: u64) -> u64 {
+        remove(key).unwrap().1
+    }
+
+    #[test]
+    fn a_granule_is_charged_once_however_many_share_it() {
+        let base = 0x7000_0000_0000;
+        assert_eq!(insert(base, plain(512)), GRANULE);
+        assert_eq!(insert(base + 512, plain(1000)), 0);
+        assert_eq!(free(base), 0);
+        assert_eq!(insert(base + 4096, plain(4096)), 0);
+        assert_eq!(free(base + 512), 0);
+        assert_eq!(free(base + 4096), GRANULE);
+    }
+
+    #[test]
+    fn granules_that_are_filled_are_ones_own() {
+        let base = 0x7100_0000_0000;
+        assert_eq!(insert(base, plain(3 * GRANULE)), 3 * GRANULE);
+        assert_eq!(free(base), 3 * GRANULE);
+    }
+
+    #[test]
+    fn the_ends_of_a_large_allocation_are_shared() {
+        let base = 0x7200_0000_0000;
+        assert_eq!(insert(base + 512, plain(2 * GRANULE)), 3 * GRANULE);
+        assert_eq!(insert(base, plain(512)), 0);
+        assert_eq!(insert(base + 3 * GRANULE - 512, plain(512)), 0);
+        assert_eq!(free(base + 512), GRANULE);
+        assert_eq!(free(base), GRANULE);
+        assert_eq!(free(base + 3 * GRANULE - 512), GRANULE);
+    }
+
+    #[test]
+    fn room_is_between_small_allocations_of_the_same_context_only() {
+        let base = 0x7400_0000_0000;
+        let of = |context: usize, bytes: u64| Live {
+            context,
+            device: 7,
+            ..plain(bytes)
+        };
+        assert!(!room(11, 7, 512), "nothing is there");
+        insert(base, of(11, GRANULE / 2));
+        assert!(room(11, 7, GRANULE / 2));
+        assert!(!room(11, 7, GRANULE / 2 + 1));
+        assert!(!room(12, 7, 512), "another context's granule");
+        insert(base + GRANULE / 2 + 1024, of(11, GRANULE / 2 - 1024 - 600));
+        assert!(room(11, 7, 1024));
+        assert!(!room(11, 7, 1025));
+        insert(base + GRANULE / 2, of(11, 1000));
+        assert!(room(11, 7, 512), "what is left of a granule");
+        assert!(!room(11, 7, 513));
+        insert(base + GRANULE - 512, of(12, 1));
+        assert!(!room(11, 7, 1));
+        insert(base + GRANULE, of(11, 3 * SMALL));
+        assert!(!room(11, 7, 1), "large allocations share with nobody");
     }
 }

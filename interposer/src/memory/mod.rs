@@ -5,14 +5,16 @@
 //! driver's business alone.
 
 mod array;
+mod graph;
 mod host;
 mod live;
+mod narrow;
 mod plain;
 mod pool;
 mod report;
 mod vmm;
 
-use channel::{Account, Event, NO_LIMIT, OverLimit};
+use channel::{Account, Event, NO_LIMIT, OverLimit, Prepaid};
 use shim_ffi::*;
 
 use crate::client::{self, Attached};
@@ -20,8 +22,9 @@ use crate::context;
 use crate::thread::thread;
 
 pub(crate) use array::*;
+pub(crate) use graph::*;
 pub(crate) use host::*;
-pub(crate) use live::Live;
+pub(crate) use live::{GRANULE, Kind, Live, granules};
 pub(crate) use plain::*;
 pub(crate) use pool::*;
 pub(crate) use report::*;
@@ -60,7 +63,12 @@ impl Meter {
     /// The meter of a device by its driver ordinal. Memory charged here outlives contexts.
     pub(crate) fn of(ordinal: i32) -> Option<Self> {
         let attached = client::current()?;
-        let device = context::index_of(attached, ordinal)?;
+        Self::on(context::index_of(attached, ordinal)?)
+    }
+
+    /// The meter of a device by its index in the pages. Memory charged here outlives contexts.
+    pub(crate) fn on(device: usize) -> Option<Self> {
+        let attached = client::current()?;
         Some(Self {
             attached,
             account: attached.account()?,
@@ -69,40 +77,71 @@ impl Meter {
         })
     }
 
-    /// Reserves `bytes`, or says that the program is out of memory and tells the journal.
+    /// Reserves `bytes` for a request of `asked` bytes, or says that the program is out of memory and tells the journal.
     #[inline]
-    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), CUresult> {
+    pub(crate) fn reserve(&self, bytes: u64, asked: u64) -> Result<(), CUresult> {
         match self.account.reserve(self.device, bytes, self.limit_bytes()) {
             Ok(()) => Ok(()),
-            Err(over) => self.over(bytes, over),
+            Err(first) => self
+                .reserve_again(first, || self.reserve_once(bytes))
+                .map_err(|over| self.refuse(over, asked)),
         }
     }
 
+    fn reserve_once(&self, bytes: u64) -> Result<(), OverLimit> {
+        self.account.reserve(self.device, bytes, self.limit_bytes())
+    }
+
+    /// Reserves `bytes` if they can be had; tells nobody of a refusal.
+    pub(crate) fn try_reserve(&self, bytes: u64) -> Result<(), OverLimit> {
+        self.reserve_once(bytes)
+            .or_else(|first| self.reserve_again(first, || self.reserve_once(bytes)))
+    }
+
+    fn prepay(&self, bytes: u64, patient: bool) -> Result<Prepaid, OverLimit> {
+        self.account
+            .prepay(self.device, bytes, self.limit_bytes(), patient)
+    }
+
+    /// Pools may have shrunk behind our back, at a synchronisation; and what lies unused in them may be in the way.
     #[cold]
     #[inline(never)]
-    fn over(&self, bytes: u64, _first: OverLimit) -> Result<(), CUresult> {
-        // Pools may have shrunk behind our back, at a synchronisation.
-        pool::reconcile();
-        match self.account.reserve(self.device, bytes, self.limit_bytes()) {
-            Ok(()) => Ok(()),
-            Err(OverLimit {
-                limit_bytes,
-                used_bytes,
-                requested_bytes,
-            }) => {
-                let event = Event::OverLimit {
-                    limit_bytes,
-                    used_bytes,
-                    requested_bytes,
-                };
-                self.attached
-                    .end
-                    .client
-                    .write_record(self.device as u32, event);
-                self.attached.end.ring();
-                Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    fn reserve_again<T>(
+        &self,
+        first: OverLimit,
+        once: impl Fn() -> Result<T, OverLimit>,
+    ) -> Result<T, OverLimit> {
+        let mut outcome = Err(first);
+        for effort in pool::Effort::ALL {
+            if outcome.is_ok() || !pool::relieve(effort) {
+                break;
             }
+            outcome = once();
         }
+        outcome
+    }
+
+    /// What a program is told for want of memory; the journal hears of it. `asked`: bytes as the program said.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn refuse(&self, over: OverLimit, asked: u64) -> CUresult {
+        let OverLimit {
+            limit_bytes,
+            used_bytes,
+            requested_bytes,
+        } = over;
+        let event = Event::OverLimit {
+            limit_bytes,
+            used_bytes,
+            requested_bytes: asked,
+            charged_bytes: requested_bytes.max(asked),
+        };
+        self.attached
+            .end
+            .client
+            .write_record(self.device as u32, event);
+        self.attached.end.ring();
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY
     }
 
     /// Charges `bytes` that are taken already, whatever the limit.
@@ -127,66 +166,166 @@ impl Meter {
     pub(crate) fn live(&self, bytes: u64) -> Live {
         Live {
             bytes,
-            device: self.device as u32,
-            kind: live::Kind::Device,
             context: self.context,
+            device: self.device as u16, // CAST: an index of a page, below MAX_DEVICES.
+            kind: Kind::Device,
+            overtaken: 0,
         }
     }
 }
 
-/// Reserves `bytes` on the current device, makes the call, and remembers what it made under `key`, or rolls back.
+/// Brings a reservation of `reserved` bytes to what was taken.
+#[inline]
+fn correct(meter: &Meter, reserved: u64, taken: u64) {
+    if taken > reserved {
+        meter.force(taken - reserved);
+    } else if taken < reserved {
+        meter.release(reserved - taken);
+    }
+}
+
+/// Reserves what `bytes` can take on the current device, makes the call, and remembers what it `made` (address and
+/// bytes), or rolls back.
+///
+/// A whole granule is prepaid for a small allocation, and given back when another one's granule had room: nobody can know
+/// before the driver has chosen. Where no whole one is left, see [`narrow`].
 #[inline]
 pub(crate) fn metered(
     bytes: u64,
     call: impl FnOnce() -> CUresult,
-    key: impl FnOnce() -> u64,
+    made: impl FnOnce() -> (u64, u64),
 ) -> CUresult {
     let Some(meter) = Meter::here() else {
         return call();
     };
-    if let Err(refusal) = meter.reserve(bytes) {
+    if bytes >= GRANULE {
+        return metered_whole(&meter, bytes, Kind::Device, call, made);
+    }
+    match meter.prepay(granules(bytes), false) {
+        Ok(prepaid) => small(&meter, prepaid, call, made),
+        Err(over) => small_at_the_limit(&meter, bytes, over, call, made),
+    }
+}
+
+#[inline]
+fn small(
+    meter: &Meter,
+    prepaid: Prepaid,
+    call: impl FnOnce() -> CUresult,
+    made: impl FnOnce() -> (u64, u64),
+) -> CUresult {
+    let result = call();
+    let taken = if result.is_ok() {
+        let (address, bytes) = made();
+        live::insert(address, meter.live(bytes))
+    } else {
+        0
+    };
+    narrow::settle(meter, prepaid, taken);
+    result
+}
+
+#[cold]
+#[inline(never)]
+fn small_at_the_limit(
+    meter: &Meter,
+    bytes: u64,
+    over: OverLimit,
+    call: impl FnOnce() -> CUresult,
+    made: impl FnOnce() -> (u64, u64),
+) -> CUresult {
+    let (call, made) = match narrow::allocate(meter, bytes, over, call, made) {
+        Ok(result) => return result,
+        Err(neither) => neither,
+    };
+    let patient = || meter.prepay(granules(bytes), true);
+    match patient().or_else(|first| meter.reserve_again(first, patient)) {
+        Ok(prepaid) => small(meter, prepaid, call, made),
+        Err(over) => meter.refuse(over, bytes),
+    }
+}
+
+/// As [`metered`], for what has granules of its own.
+#[inline]
+pub(crate) fn metered_apart(
+    bytes: u64,
+    call: impl FnOnce() -> CUresult,
+    made: impl FnOnce() -> (u64, u64),
+) -> CUresult {
+    match Meter::here() {
+        Some(meter) => metered_whole(&meter, bytes, Kind::Apart, call, made),
+        None => call(),
+    }
+}
+
+#[inline]
+fn metered_whole(
+    meter: &Meter,
+    bytes: u64,
+    kind: Kind,
+    call: impl FnOnce() -> CUresult,
+    made: impl FnOnce() -> (u64, u64),
+) -> CUresult {
+    let most = granules(bytes);
+    if let Err(refusal) = meter.reserve(most, bytes) {
         return refusal;
     }
     let result = call();
-    if result.is_ok() {
-        live::insert(key(), meter.live(bytes));
+    let taken = if result.is_ok() {
+        let (address, bytes) = made();
+        let live = Live {
+            kind,
+            ..meter.live(bytes)
+        };
+        live::insert(address, live)
     } else {
-        meter.release(bytes);
-    }
+        0
+    };
+    correct(meter, most, taken);
     result
 }
 
 /// Makes a call that frees `key`; gives back what was charged for it.
+///
+/// Noted after the call: what the table says is never less than what the device has given. Another thread may be given
+/// the address meanwhile, see [`live::insert`].
 #[inline]
 pub(crate) fn freed(key: u64, call: impl FnOnce() -> CUresult) -> CUresult {
-    // Taken out before the call: once the driver has freed the address, another thread may be given it.
-    let known = if client::current().is_some() {
-        live::remove(key)
-    } else {
-        None
-    };
     let result = call();
-    if let Some(known) = known {
-        if result.is_ok() {
-            give_back(&known);
-        } else {
-            live::insert(key, known);
-        }
+    if result.is_ok()
+        && client::current().is_some()
+        && let Some((known, bytes)) = live::remove(key)
+        && (bytes != 0 || known.kind == Kind::Pooled)
+    {
+        give_back(&known, bytes);
     }
     result
 }
 
-/// Gives back what one live entry holds.
-fn give_back(known: &Live) {
+/// Gives back `bytes` that a live entry held.
+fn give_back(known: &Live, bytes: u64) {
     if let Some(account) = client::current().and_then(Attached::account) {
         match known.kind {
-            live::Kind::Device => account.release(known.device as usize, known.bytes),
-            live::Kind::Host => account.unpin(known.bytes),
+            Kind::Device | Kind::Apart | Kind::Whole => {
+                account.release(known.device as usize, bytes)
+            }
+            Kind::Pooled => pool::given_back(known.context),
+            Kind::Host => account.unpin(bytes),
         }
     }
 }
 
-/// A context has been destroyed, and with it everything allocated in it.
-pub(crate) fn context_gone(context: usize) {
-    live::drain_context(context, give_back);
+/// Before the driver is asked to destroy a context.
+pub(crate) fn context_dies(context: usize) {
+    if client::current().is_some() {
+        live::context_dies(context);
+    }
+}
+
+/// After the driver was asked to destroy a context; `gone`: it has, and with it everything allocated in it.
+pub(crate) fn context_died(context: usize, gone: bool) {
+    if gone {
+        live::drain_context(context, give_back);
+    }
+    live::context_died(context);
 }

@@ -2,7 +2,7 @@
 
 use shim_ffi::*;
 
-use super::{freed, metered, pool};
+use super::{freed, metered, metered_apart};
 use crate::real;
 
 /// Row pitch that current devices give at least (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and up); corrected by what
@@ -18,7 +18,7 @@ pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUre
         metered(
             bytes as u64,
             || real::cuMemAlloc_v2(dptr, bytes),
-            || (*dptr).0,
+            || ((*dptr).0, bytes as u64),
         )
     }
 }
@@ -31,7 +31,7 @@ pub(crate) unsafe fn cuMemAlloc(dptr: *mut CUdeviceptr_v1, bytes: u32) -> CUresu
         metered(
             u64::from(bytes),
             || real::cuMemAlloc(dptr, bytes),
-            || u64::from((*dptr).0),
+            || (u64::from((*dptr).0), u64::from(bytes)),
         )
     }
 }
@@ -46,10 +46,10 @@ pub(crate) unsafe fn cuMemAllocManaged(
     // Managed memory may oversubscribe a device and then thrashes everybody's: all of it counts.
     // SAFETY: the caller's own arguments; on success the driver has written the address.
     unsafe {
-        metered(
+        metered_apart(
             bytes as u64,
             || real::cuMemAllocManaged(dptr, bytes, flags),
-            || (*dptr).0,
+            || ((*dptr).0, bytes as u64),
         )
     }
 }
@@ -92,30 +92,11 @@ fn pitched(
     call: impl FnOnce() -> CUresult,
     made: impl FnOnce() -> (u64, u64),
 ) -> CUresult {
-    let Some(meter) = super::Meter::here() else {
-        return call();
-    };
-    let guess = width
-        .div_ceil(PITCH)
-        .saturating_mul(PITCH)
-        .saturating_mul(height);
-    if let Err(refusal) = meter.reserve(guess) {
-        return refusal;
-    }
-    let result = call();
-    if !result.is_ok() {
-        meter.release(guess);
-        return result;
-    }
-    let (address, pitch) = made();
-    let bytes = pitch.saturating_mul(height);
-    if bytes > guess {
-        meter.force(bytes - guess);
-    } else {
-        meter.release(guess - bytes);
-    }
-    super::live::insert(address, meter.live(bytes));
-    result
+    let rows = width.div_ceil(PITCH).saturating_mul(PITCH);
+    metered(rows.saturating_mul(height), call, || {
+        let (address, pitch) = made();
+        (address, pitch.saturating_mul(height))
+    })
 }
 
 /// # Safety
@@ -123,10 +104,7 @@ fn pitched(
 #[inline]
 pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
     // SAFETY: the caller's own argument.
-    let result = freed(dptr.0, || unsafe { real::cuMemFree_v2(dptr) });
-    // Also frees memory of pools.
-    pool::after_free();
-    result
+    freed(dptr.0, || unsafe { real::cuMemFree_v2(dptr) })
 }
 
 /// # Safety

@@ -2,26 +2,31 @@
 //!
 //! What a pool has *reserved* is what the device lacks, whether or not the program uses it now. So a pool is charged for its
 //! reserved bytes, read from the driver after each call that may have changed them. Where the driver does not tell, each
-//! allocation is charged for itself.
+//! allocation is charged for itself. A call that may make a pool grow is prepaid in whole granules, so that a pool never
+//! has more than was reserved for it; what it did not take is given back at once.
+//!
+//! A destroyed pool lives on with what the program still has of it, and answers no questions: it stays charged with what it
+//! had last, until all of it has been given back and the program has waited for that.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use shim_ffi::*;
 
-use super::{Meter, freed, live};
+use super::live::{self, Kind};
+use super::{Meter, granules};
 use crate::{capture, client, gate, real};
 
 /// What is charged for: a pool, or the graph memory of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Source {
+pub(super) enum Source {
     Pool(usize),
     Graph(i32),
 }
 
 /// What is charged for one source.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Charge {
     ordinal: i32,
     charged_bytes: u64,
@@ -29,13 +34,17 @@ struct Charge {
     version: u64,
     /// Memory of this source is not a device's.
     off_device: bool,
+    /// Blocks that the program has.
+    blocks: u64,
+    /// Streams that blocks were given back in and that the program has not waited for since; as keys, never as handles.
+    freeing: Vec<usize>,
+    /// No pool any more, but memory of one.
+    destroyed: bool,
 }
 
 static SOURCES: Mutex<Option<HashMap<Source, Charge>>> = Mutex::new(None);
 /// Sources known, so that programs without pools pay one load.
 static COUNT: AtomicU32 = AtomicU32::new(0);
-/// Whether this process has ever put allocations into a graph.
-static GRAPHS_ALLOCATE: AtomicBool = AtomicBool::new(false);
 
 fn with<T>(act: impl FnOnce(&mut HashMap<Source, Charge>) -> T) -> T {
     let mut sources = SOURCES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,7 +80,7 @@ fn reserved(source: Source) -> Option<u64> {
 
 /// Brings the charge of `source` to what the driver says. `prepaid` bytes were reserved for it just now. False where the
 /// driver does not tell (nothing was changed then).
-fn settle(source: Source, ordinal: i32, prepaid: u64) -> bool {
+pub(super) fn settle(source: Source, ordinal: i32, prepaid: u64) -> bool {
     let Some(meter) = Meter::of(ordinal) else {
         return true;
     };
@@ -113,7 +122,7 @@ fn settle(source: Source, ordinal: i32, prepaid: u64) -> bool {
     }
 }
 
-/// Brings every charge up to date.
+/// Brings every charge up to date. Pools grow only by calls that are settled on the spot, so empty ones need no look.
 pub(crate) fn reconcile() {
     if COUNT.load(Ordering::Relaxed) == 0 || client::current().is_none() {
         return;
@@ -121,6 +130,7 @@ pub(crate) fn reconcile() {
     let known: Vec<_> = with(|sources| {
         sources
             .iter()
+            .filter(|(_, charge)| !charge.destroyed && charge.charged_bytes != 0)
             .map(|(source, charge)| (*source, charge.ordinal))
             .collect()
     });
@@ -129,29 +139,111 @@ pub(crate) fn reconcile() {
     }
 }
 
-/// After a free of any kind.
+/// What can be done about a refused reservation, in the order of what it costs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// See what pools have given back themselves.
+    Reconcile,
+    /// Let pools give back what lies unused in them, as the driver lets them when the device is full.
+    Trim,
+}
+
+impl Effort {
+    pub(super) const ALL: [Self; 2] = [Self::Reconcile, Self::Trim];
+}
+
+/// Makes an effort; false where there are no pools.
+pub(super) fn relieve(effort: Effort) -> bool {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    if effort == Effort::Trim {
+        let living: Vec<_> = with(|sources| {
+            sources
+                .iter()
+                .filter(|(_, charge)| !charge.destroyed && charge.charged_bytes != 0)
+                .map(|(source, _)| *source)
+                .collect()
+        });
+        capture::relaxed(|| living.into_iter().for_each(trim));
+    }
+    reconcile();
+    true
+}
+
+fn trim(source: Source) {
+    // SAFETY: a living pool, or an ordinal that the driver has named; what is in use stays.
+    let _ = unsafe {
+        match source {
+            Source::Pool(pool) => real::cuMemPoolTrimTo(CUmemoryPool(pool as *mut c_void), 0),
+            Source::Graph(ordinal) => real::cuDeviceGraphMemTrim(CUdevice(ordinal)),
+        }
+    };
+}
+
+/// The program has given back a block of `pool`.
+pub(super) fn given_back(pool: usize) {
+    with(|sources| {
+        if let Some(charge) = sources.get_mut(&Source::Pool(pool)) {
+            charge.blocks = charge.blocks.saturating_sub(1);
+        }
+    });
+}
+
+/// As [`super::freed`], in the order of a stream.
+fn freed_in(key: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    if result.is_ok()
+        && client::current().is_some()
+        && let Some((known, bytes)) = live::remove(key)
+    {
+        if known.kind == Kind::Pooled {
+            with(|sources| {
+                if let Some(charge) = sources.get_mut(&Source::Pool(known.context))
+                    && !charge.freeing.contains(&stream)
+                {
+                    charge.freeing.push(stream);
+                }
+            });
+        }
+        super::give_back(&known, bytes);
+    }
+    result
+}
+
+/// After the program has waited for a stream, by its key, or for a whole context: destroyed pools whose blocks have all been
+/// given back in streams that were waited for are gone.
+pub(crate) fn after_wait(stream: Option<usize>) {
+    if COUNT.load(Ordering::Relaxed) == 0 || client::current().is_none() {
+        return;
+    }
+    let gone: Vec<Charge> = with(|sources| {
+        for charge in sources.values_mut() {
+            // Each thread has a default stream of its own, all with one key.
+            let stays = |one: usize| {
+                stream.is_some_and(|stream| one != stream || stream == gate::PER_THREAD)
+            };
+            charge.freeing.retain(|one| stays(*one));
+        }
+        let over =
+            |charge: &Charge| charge.destroyed && charge.blocks == 0 && charge.freeing.is_empty();
+        let gone = sources.values().filter(|one| over(one)).cloned().collect();
+        sources.retain(|_, charge| !over(charge));
+        gone
+    });
+    for charge in gone {
+        if let Some(meter) = Meter::of(charge.ordinal) {
+            meter.release(charge.charged_bytes);
+        }
+    }
+}
+
+/// After a call that may have made pools give memory back to the device: a synchronisation or a trim. A free alone does not.
 #[inline]
-pub(crate) fn after_free() {
+pub(crate) fn after_sync() {
     if COUNT.load(Ordering::Relaxed) != 0 {
         reconcile();
     }
-}
-
-/// After a call that may have allocated or freed the memory of graphs.
-pub(crate) fn after_graph() {
-    if !GRAPHS_ALLOCATE.load(Ordering::Relaxed) || client::current().is_none() {
-        return;
-    }
-    let mut device = CUdevice::default();
-    // SAFETY: valid pointer to a local.
-    if unsafe { real::cuCtxGetDevice(&raw mut device) }.is_ok() {
-        settle(Source::Graph(device.0), device.0, 0);
-    }
-}
-
-/// A graph allocates from here on.
-pub(crate) fn graph_allocates() {
-    GRAPHS_ALLOCATE.store(true, Ordering::Relaxed);
 }
 
 fn allocate(
@@ -165,8 +257,7 @@ fn allocate(
         return call();
     }
     if capture::any() && capture::is_capturing(stream) {
-        graph_allocates();
-        return call();
+        return super::graph::allocate(bytes as u64, call);
     }
     let Some((pool, ordinal)) = pool else {
         return call();
@@ -187,16 +278,56 @@ fn allocate(
     if off_device {
         return call();
     }
-    if let Err(refusal) = meter.reserve(bytes as u64) {
-        return refusal;
+    let most = granules(bytes as u64);
+    if let Err(over) = meter.try_reserve(most) {
+        // What the stream is about to free may be enough; the driver waits for that, too, when the device is full.
+        if !wait_idle(stream) {
+            return meter.refuse(over, bytes as u64);
+        }
+        if let Err(over) = meter.try_reserve(most) {
+            return meter.refuse(over, bytes as u64);
+        }
     }
     let result = call();
     if !result.is_ok() {
-        meter.release(bytes as u64);
-    } else if !settle(source, ordinal, bytes as u64) {
-        live::insert(key(), meter.live(bytes as u64));
+        meter.release(most);
+        return result;
+    }
+    let mut live = meter.live(bytes as u64);
+    live.context = 0;
+    // Counted before it is settled: from here on it can be given back.
+    if settle(source, ordinal, most) {
+        live.kind = Kind::Pooled;
+        live.bytes = 0;
+        live.context = pool.0 as usize;
+        with(|sources| {
+            if let Some(charge) = sources.get_mut(&source) {
+                charge.blocks += 1;
+            }
+        });
+        live::insert(key(), live);
+    } else {
+        live.kind = Kind::Apart;
+        super::correct(&meter, most, live::insert(key(), live));
     }
     result
+}
+
+/// Waits until a stream has nothing left to do, or for long enough. False where it had nothing to do.
+fn wait_idle(stream: usize) -> bool {
+    // TIMEOUT: a stream that waits for the program itself would never be idle.
+    const LONG_ENOUGH_NS: u64 = 1_000_000_000;
+    let stream = CUstream(std::ptr::without_provenance_mut(stream));
+    let begun = client::now_ns();
+    let mut waited = false;
+    // SAFETY: the stream that the program allocates in; the query changes nothing.
+    while unsafe { real::cuStreamQuery(stream) } == CUresult::CUDA_ERROR_NOT_READY
+        && client::now_ns().saturating_sub(begun) < LONG_ENOUGH_NS
+    {
+        waited = true;
+        client::pause(std::time::Duration::from_micros(100));
+    }
+    waited
 }
 
 /// The pool that `cuMemAllocAsync` uses on the calling thread, and its device.
@@ -315,20 +446,18 @@ pub(crate) unsafe fn cuMemAllocFromPoolAsync_ptsz(
 /// As the driver's function.
 pub(crate) unsafe fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) -> CUresult {
     // SAFETY: the caller's own arguments.
-    let result = freed(dptr.0, || unsafe { real::cuMemFreeAsync(dptr, stream) });
-    after_free();
-    result
+    freed_in(dptr.0, key_of(stream, gate::LEGACY), || unsafe {
+        real::cuMemFreeAsync(dptr, stream)
+    })
 }
 
 /// # Safety
 /// As the driver's function.
 pub(crate) unsafe fn cuMemFreeAsync_ptsz(dptr: CUdeviceptr, stream: CUstream) -> CUresult {
     // SAFETY: the caller's own arguments.
-    let result = freed(dptr.0, || unsafe {
+    freed_in(dptr.0, key_of(stream, gate::PER_THREAD), || unsafe {
         real::cuMemFreeAsync_ptsz(dptr, stream)
-    });
-    after_free();
-    result
+    })
 }
 
 /// # Safety
@@ -336,33 +465,34 @@ pub(crate) unsafe fn cuMemFreeAsync_ptsz(dptr: CUdeviceptr, stream: CUstream) ->
 pub(crate) unsafe fn cuMemPoolTrimTo(pool: CUmemoryPool, keep_bytes: usize) -> CUresult {
     // SAFETY: the caller's own arguments.
     let result = unsafe { real::cuMemPoolTrimTo(pool, keep_bytes) };
-    after_free();
+    after_sync();
     result
 }
 
 /// # Safety
 /// As the driver's function.
 pub(crate) unsafe fn cuMemPoolDestroy(pool: CUmemoryPool) -> CUresult {
+    let source = Source::Pool(pool.0 as usize);
+    let known = (COUNT.load(Ordering::Relaxed) != 0)
+        .then(|| with(|sources| sources.get(&source).cloned()))
+        .flatten()
+        .filter(|charge| !charge.destroyed && client::current().is_some());
+    if let Some(charge) = &known {
+        // It is about to give back what is not in use, and will not answer afterwards.
+        capture::relaxed(|| trim(source));
+        settle(source, charge.ordinal, 0);
+    }
     // SAFETY: the caller's own argument.
     let result = unsafe { real::cuMemPoolDestroy(pool) };
-    if result.is_ok() && COUNT.load(Ordering::Relaxed) != 0 {
-        let charge = with(|sources| sources.remove(&Source::Pool(pool.0 as usize)));
-        if let Some(charge) = charge
-            && let Some(meter) = Meter::of(charge.ordinal)
-        {
-            meter.release(charge.charged_bytes);
-        }
-    }
-    result
-}
-
-/// # Safety
-/// As the driver's function.
-pub(crate) unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> CUresult {
-    // SAFETY: the caller's own argument.
-    let result = unsafe { real::cuDeviceGraphMemTrim(device) };
-    if GRAPHS_ALLOCATE.load(Ordering::Relaxed) && client::current().is_some() {
-        settle(Source::Graph(device.0), device.0, 0);
+    if result.is_ok() && known.is_some() {
+        with(|sources| match sources.get_mut(&source) {
+            Some(charge) if charge.blocks != 0 || charge.charged_bytes != 0 => {
+                charge.destroyed = true;
+            }
+            _ => {
+                sources.remove(&source);
+            }
+        });
     }
     result
 }

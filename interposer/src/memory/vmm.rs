@@ -1,15 +1,21 @@
-//! Physical memory by handle: `cuMemCreate`, references, mappings.
+//! Physical memory by handle: `cuMemCreate`, references, mappings, other processes' handles.
 //!
-//! Physical memory goes back to the device when the last handle reference *and* the last mapping are gone; so does the
-//! charge. It belongs to the device that the properties name, not to the caller's. Imported handles are somebody
-//! else's memory: the exporter is charged, once.
+//! Physical memory goes back to the device when the last handle reference *and* the last mapping are gone, in whichever
+//! process; so does the charge. It belongs to the device that the properties name, not to the caller's.
+//!
+//! An exported block is listed in the tenant's page ([`channel::Block`]), and so is an imported one: each process that
+//! holds it lists it, and it is charged once. So an importer pays for what its owner has given back. Processes know a block by the
+//! inode of the descriptor that it travels as; where descriptors have none of their own (a device node's), imports are not
+//! charged and the owner pays until it gives the block back.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, PoisonError};
 
+use channel::{Block, NO_LIMIT, OverLimit};
 use shim_ffi::*;
 
-use super::Meter;
+use super::{GRANULE, Meter, granules};
 use crate::{client, real};
 
 #[derive(Default)]
@@ -19,13 +25,18 @@ struct Vmm {
     mappings: BTreeMap<u64, (u64, u64)>,
     /// Other numbers under which the driver knows a handle.
     aliases: HashMap<u64, u64>,
+    /// Shared blocks that this process has listed: how many of its handles, and imports under way, are theirs.
+    shared: HashMap<u64, u32>,
 }
 
 struct Physical {
     bytes: u64,
-    ordinal: i32,
+    /// Device index of the pages.
+    device: usize,
     references: u64,
     mappings: u64,
+    /// Number among the shared blocks, which are charged by the list.
+    shared: Option<u64>,
 }
 
 static VMM: Mutex<Option<Vmm>> = Mutex::new(None);
@@ -42,24 +53,173 @@ impl Vmm {
         self.aliases.get(&handle).copied().unwrap_or(handle)
     }
 
-    /// Takes the handle out if nothing holds it any more; returns what is to be given back.
-    fn drop_if_unheld(&mut self, handle: u64) -> Option<(i32, u64)> {
-        let physical = self.handles.get(&handle)?;
-        if physical.references != 0 || physical.mappings != 0 {
-            return None;
+    /// Takes the handle out, and gives its memory back, if nothing holds it any more.
+    fn drop_if_unheld(&mut self, handle: u64) {
+        let unheld = |physical: &Physical| physical.references == 0 && physical.mappings == 0;
+        if !self.handles.get(&handle).is_some_and(unheld) {
+            return;
         }
-        let physical = self.handles.remove(&handle)?;
+        let Some(physical) = self.handles.remove(&handle) else {
+            return;
+        };
         self.aliases.retain(|_, name| *name != handle);
-        Some((physical.ordinal, physical.bytes))
+        let Some(meter) = Meter::on(physical.device) else {
+            return;
+        };
+        match physical.shared {
+            Some(id) => self.unshare(&meter, id),
+            None => meter.release(physical.bytes),
+        }
+    }
+
+    /// One handle or import less of a shared block.
+    fn unshare(&mut self, meter: &Meter, id: u64) {
+        let left = self.shared.get_mut(&id).map_or(0, |count| {
+            *count = count.saturating_sub(1);
+            *count
+        });
+        if left == 0 {
+            self.shared.remove(&id);
+            meter.account.unshare(id);
+        }
     }
 }
 
-fn give_back(freed: Option<(i32, u64)>) {
-    if let Some((ordinal, bytes)) = freed
-        && let Some(meter) = Meter::of(ordinal)
-    {
-        meter.release(bytes);
+/// What a descriptor says of the block that it stands for (a raw system call: errno is left alone): a number that is the same in all processes, and its size where the
+/// descriptor is a file of that size.
+fn identity(fd: i32) -> Option<(u64, Option<u64>)> {
+    if fd < 0 {
+        return None;
     }
+    // SAFETY: not -1, and borrowed for one system call, which fails cleanly where the number is no descriptor.
+    let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
+    let kind = rustix::fs::FileType::from_raw_mode(status.st_mode);
+    if kind.is_char_device() || kind.is_block_device() || kind.is_socket() || kind.is_fifo() {
+        return None;
+    }
+    let id = (status.st_ino ^ status.st_dev.rotate_left(40)).max(1);
+    let bytes = u64::try_from(status.st_size).unwrap_or(0) / GRANULE * GRANULE;
+    Some((id, (bytes != 0).then_some(bytes)))
+}
+
+const DESCRIPTOR: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// After `cuMemExportToShareableHandle` has written a handle of type `kind` to `to`.
+pub(crate) fn exported(handle: u64, to: usize, kind: u32) {
+    if kind != DESCRIPTOR.0 {
+        return;
+    }
+    // SAFETY: the driver has just written a descriptor there.
+    let fd = unsafe { *(to as *const i32) };
+    let Some((id, _)) = identity(fd) else {
+        return;
+    };
+    with(|vmm| {
+        let name = vmm.name(handle);
+        let Some(physical) = vmm.handles.get_mut(&name) else {
+            return;
+        };
+        let Some(meter) = Meter::on(physical.device) else {
+            return;
+        };
+        let block = Block {
+            id,
+            device: meter.device,
+            bytes: physical.bytes,
+        };
+        if physical.shared.is_none() && meter.account.share_own(block) {
+            physical.shared = Some(id);
+            *vmm.shared.entry(id).or_insert(0) += 1;
+        }
+    });
+}
+
+/// An import that is about to be made.
+struct Import {
+    meter: Meter,
+    block: Block,
+}
+
+/// Lists what is about to be imported; `None`: it is unknown or there is no place, and nobody pays here.
+fn list(meter: &Meter, id: u64, size: Option<u64>) -> Result<Option<Block>, OverLimit> {
+    with(|vmm| {
+        let Some(block) = meter.account.find_shared(id).or(size.map(|bytes| Block {
+            id,
+            device: meter.device,
+            bytes,
+        })) else {
+            return Ok(None);
+        };
+        let limit_bytes = Meter::on(block.device).map_or(NO_LIMIT, |meter| meter.limit_bytes());
+        match vmm.shared.get_mut(&id) {
+            Some(count) => *count += 1,
+            None if meter.account.share(block, limit_bytes)? => {
+                vmm.shared.insert(id, 1);
+            }
+            None => return Ok(None),
+        }
+        Ok(Some(block))
+    })
+}
+
+fn import(fd: i32) -> Result<Option<Import>, CUresult> {
+    // Where no context is current, the first device stands for the one that is not known yet.
+    let meter = Meter::here().or_else(|| Meter::of(0));
+    let (Some(meter), Some((id, size))) = (meter, identity(fd)) else {
+        return Ok(None);
+    };
+    let once = || list(&meter, id, size);
+    let block = once()
+        .or_else(|first| meter.reserve_again(first, once))
+        .map_err(|over| meter.refuse(over, over.requested_bytes))?;
+    Ok(block.map(|block| Import { meter, block }))
+}
+
+/// # Safety
+/// As the driver's function.
+pub(crate) unsafe fn cuMemImportFromShareableHandle(
+    handle: *mut CUmemGenericAllocationHandle,
+    os_handle: *mut c_void,
+    kind: CUmemAllocationHandleType,
+) -> CUresult {
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real::cuMemImportFromShareableHandle(handle, os_handle, kind) };
+    if handle.is_null() || kind != DESCRIPTOR {
+        return call();
+    }
+    // CAST: a descriptor travels as a pointer.
+    let import = match import(os_handle as usize as i32) {
+        Ok(Some(import)) => import,
+        Ok(None) => return call(),
+        Err(refusal) => return refusal,
+    };
+    let result = call();
+    with(|vmm| {
+        if !result.is_ok() {
+            return vmm.unshare(&import.meter, import.block.id);
+        }
+        // SAFETY: the driver has written the handle.
+        let handle = unsafe { (*handle).0 };
+        let physical = Physical {
+            bytes: import.block.bytes,
+            device: import.block.device,
+            references: 1,
+            mappings: 0,
+            shared: Some(import.block.id),
+        };
+        match vmm.handles.get_mut(&handle) {
+            // A driver that answers with a handle that the process has already: one more reference to it.
+            Some(known) if known.shared == physical.shared => {
+                known.references += 1;
+                vmm.unshare(&import.meter, import.block.id);
+            }
+            _ => {
+                vmm.handles.insert(handle, physical);
+            }
+        }
+    });
+    result
 }
 
 /// # Safety
@@ -83,7 +243,9 @@ pub(crate) unsafe fn cuMemCreate(
     let Some(meter) = Meter::of(location.id) else {
         return call();
     };
-    if let Err(refusal) = meter.reserve(bytes as u64) {
+    // Drivers take multiples of the granule only.
+    let whole = granules(bytes as u64);
+    if let Err(refusal) = meter.reserve(whole, bytes as u64) {
         return refusal;
     }
     let result = call();
@@ -91,14 +253,15 @@ pub(crate) unsafe fn cuMemCreate(
         // SAFETY: the driver has written the handle.
         let handle = unsafe { (*handle).0 };
         let physical = Physical {
-            bytes: bytes as u64,
-            ordinal: location.id,
+            bytes: whole,
+            device: meter.device,
             references: 1,
             mappings: 0,
+            shared: None,
         };
         with(|vmm| vmm.handles.insert(handle, physical));
     } else {
-        meter.release(bytes as u64);
+        meter.release(whole);
     }
     result
 }
@@ -109,12 +272,13 @@ pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUres
     // SAFETY: the caller's own argument.
     let result = unsafe { real::cuMemRelease(handle) };
     if result.is_ok() && client::current().is_some() {
-        give_back(with(|vmm| {
+        with(|vmm| {
             let name = vmm.name(handle.0);
-            let physical = vmm.handles.get_mut(&name)?;
-            physical.references = physical.references.saturating_sub(1);
-            vmm.drop_if_unheld(name)
-        }));
+            if let Some(physical) = vmm.handles.get_mut(&name) {
+                physical.references = physical.references.saturating_sub(1);
+                vmm.drop_if_unheld(name);
+            }
+        });
     }
     result
 }
@@ -126,22 +290,20 @@ pub(crate) unsafe fn cuMemUnmap(start: CUdeviceptr, bytes: usize) -> CUresult {
     let result = unsafe { real::cuMemUnmap(start, bytes) };
     if result.is_ok() && client::current().is_some() {
         let end = start.0.saturating_add(bytes as u64);
-        let freed: Vec<_> = with(|vmm| {
+        with(|vmm| {
             let gone: Vec<_> = vmm
                 .mappings
                 .range(start.0..end)
                 .map(|(at, (_, handle))| (*at, *handle))
                 .collect();
-            gone.into_iter()
-                .filter_map(|(at, handle)| {
-                    vmm.mappings.remove(&at);
-                    let physical = vmm.handles.get_mut(&handle)?;
+            for (at, handle) in gone {
+                vmm.mappings.remove(&at);
+                if let Some(physical) = vmm.handles.get_mut(&handle) {
                     physical.mappings = physical.mappings.saturating_sub(1);
-                    vmm.drop_if_unheld(handle)
-                })
-                .collect()
+                    vmm.drop_if_unheld(handle);
+                }
+            }
         });
-        freed.into_iter().for_each(|freed| give_back(Some(freed)));
     }
     result
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::{CUevent, CUresult, CUstream};
 
 use super::Done;
@@ -12,6 +12,7 @@ use crate::context::{current, current_any};
 use crate::driver::driver;
 use crate::entry::{Out, api};
 use crate::event::Event;
+use crate::exec::work::Record;
 use crate::registry;
 use crate::stream::{Default, Stream};
 
@@ -52,12 +53,13 @@ fn elapsed(to: Out<f32>, from: CUevent, until: CUevent) -> Done {
     if (from.flags | until.flags) & DISABLE_TIMING != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
-    let time = |event: &Event| {
-        let record = event
-            .last
-            .lock()
-            .clone()
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    let recorded = |event: &Event| {
+        let last = event.last.lock().clone();
+        last.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    };
+    // An event that was never recorded is an error at any time, also while the other one is not reached yet.
+    let (from, until) = (recorded(&from)?, recorded(&until)?);
+    let time = |record: &Record| {
         record
             .reached()
             .filter(|time| *time <= clock::now_ns())

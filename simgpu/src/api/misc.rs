@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::{
     CUcontext, CUdeviceptr, CUevent, CUlinkState, CUlogsCallback, CUlogsCallbackHandle,
     CUmemcpyAttributes, CUresult, CUstream,

@@ -156,7 +156,7 @@ api! {
         if kind != POSIX_FD || flags != 0 {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        let fd = driver.memory.export_handle(handle.0)?;
+        let fd = driver.memory.export_handle(&driver.card, handle.0)?;
         // SAFETY: for this kind of handle the program points to an int.
         unsafe { Out::new(to.raw().cast::<c_int>()) }.put(fd)
     }
@@ -169,7 +169,7 @@ api! {
         }
         // CAST: the API passes the descriptor itself in the pointer.
         let fd = handle as usize as c_int;
-        to.put(CUmemGenericAllocationHandle(driver.memory.import_handle(fd, driver.devices())?))
+        to.put(CUmemGenericAllocationHandle(driver.memory.import_handle(&driver.card, fd, driver.devices())?))
     }
 
     fn cuIpcGetMemHandle(to: Out<CUipcMemHandle>, address: CUdeviceptr) {

@@ -7,8 +7,10 @@ use crate::profile::{BadConfig, MAX_DEVICES};
 
 /// Processes that one host can have on its devices.
 pub const SLOTS: usize = 256;
+/// Blocks of memory that a process can share with others.
+pub const SHARED_BLOCKS: usize = 256;
 /// Layout of the file; another one is refused.
-pub(super) const LAYOUT: u32 = 1;
+pub(super) const LAYOUT: u32 = 2;
 const CONFIG_BYTES: usize = 8192;
 pub(super) const WAITER_WORDS: usize = SLOTS / 64;
 
@@ -35,7 +37,9 @@ pub(super) struct DeviceShared {
     pub(super) last: AtomicU64,
     /// One bit per slot that wants the compute engine.
     pub(super) waiters: [AtomicU64; WAITER_WORDS],
-    padding: [u64; 6],
+    /// Most bytes that live processes ever had together.
+    pub(super) peak_bytes: AtomicU64,
+    padding: [u64; 5],
 }
 
 #[repr(C, align(128))]
@@ -62,8 +66,22 @@ pub(super) struct Slot {
     pub(super) image: AtomicU64,
     /// Bumped at every claim, never reset.
     pub(super) generation: AtomicU64,
-    padding: [u64; 13],
+    /// Entries of `shared` that were ever used since the slot was claimed.
+    pub(super) shared_used: AtomicU64,
+    padding: [u64; 12],
     pub(super) devices: [SlotDevice; MAX_DEVICES],
+    /// Memory that this process holds and others may hold as well, not in `used_bytes`.
+    pub(super) shared: [SharedBlock; SHARED_BLOCKS],
+}
+
+/// A block of memory that processes share: it is there as long as any live process lists it, and counts once.
+#[repr(C, align(32))]
+pub(super) struct SharedBlock {
+    /// The same in all processes; 0: no block.
+    pub(super) id: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) device: AtomicU64,
+    padding: u64,
 }
 
 #[repr(C)]
@@ -74,7 +92,7 @@ pub(super) struct State {
 }
 
 const _: () = assert!(size_of::<DeviceShared>() == 128 && size_of::<SlotDevice>() == 128);
-const _: () = assert!(size_of::<Slot>() == 128 + 128 * MAX_DEVICES);
+const _: () = assert!(size_of::<Slot>() == 128 + 128 * MAX_DEVICES + 32 * SHARED_BLOCKS);
 const _: () = assert!(size_of::<Header>().is_multiple_of(128));
 
 /// Who holds a compute engine: a slot and its generation, never 0.

@@ -14,6 +14,7 @@
 
 mod host;
 mod layout;
+mod shared;
 mod turns;
 
 use std::fs;
@@ -23,7 +24,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use crate::clock;
 use crate::profile::{BadConfig, Profile};
@@ -211,6 +212,7 @@ impl Card {
                 .map_err(CardError::Config)?;
             for device in &shared.devices {
                 device.turn.store(0, Relaxed);
+                device.peak_bytes.store(0, Relaxed);
                 device
                     .waiters
                     .iter()
@@ -262,6 +264,7 @@ impl Card {
                 }
                 device.contexts.store(0, Relaxed);
             }
+            shared.forget_shared();
             let generation = shared.generation.fetch_add(1, AcqRel) + 1;
             shared.image.store(image_number(), Relaxed);
             shared.pid.store(std::process::id(), Release);
@@ -312,11 +315,12 @@ impl Card {
         if lock(self.fd, lock_at, libc::F_SETLKW).is_err() {
             return false;
         }
-        let fits = self
-            .used_with(device, Some(mine))
-            .checked_add(bytes)
-            .is_some_and(|sum| sum <= self.profile.usable_bytes());
+        let sum = self.used_with(device, Some(mine)).saturating_add(bytes);
+        let fits = sum <= self.profile.usable_bytes();
         if fits {
+            self.state().devices[device]
+                .peak_bytes
+                .fetch_max(sum, Relaxed);
             self.slot_device(mine.slot, device)
                 .used_bytes
                 .fetch_add(bytes, AcqRel);
@@ -333,13 +337,19 @@ impl Card {
         }
     }
 
+    /// Most bytes of a device that live processes ever had together. Exact, for it is noted where memory is taken and
+    /// nobody else takes any.
+    pub fn peak(&self, device: usize) -> u64 {
+        self.state().devices[device].peak_bytes.load(Relaxed)
+    }
+
     /// Bytes of a device that live processes have.
     pub fn used(&self, device: usize) -> u64 {
         self.used_with(device, self.own())
     }
 
     fn used_with(&self, device: usize, own: Option<Own>) -> u64 {
-        (0..SLOTS)
+        let held: u64 = (0..SLOTS)
             .map(|slot| {
                 (
                     slot,
@@ -348,7 +358,9 @@ impl Card {
             })
             .filter(|(slot, used)| *used > 0 && self.alive_without_own(*slot, own))
             .map(|(_, used)| used)
-            .sum()
+            .sum();
+        // In this order: what comes to be shared is listed before it is taken off.
+        held + self.shared_bytes(device, own)
     }
 
     /// Every live process's use of a device, processes without any included.
@@ -357,9 +369,10 @@ impl Card {
             .filter(|slot| self.alive(*slot))
             .map(|slot| {
                 let shared = self.slot_device(slot, device);
+                let used_bytes = shared.used_bytes.load(Acquire);
                 Usage {
                     pid: self.state().slots[slot].pid.load(Relaxed),
-                    used_bytes: shared.used_bytes.load(Acquire),
+                    used_bytes: used_bytes + self.shared_bytes_of(slot, device, self.own()),
                     compute_ns: shared.compute_ns.load(Relaxed),
                     copy_ns: shared.copy_ns.load(Relaxed),
                     launches: shared.launches.load(Relaxed),

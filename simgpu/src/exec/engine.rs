@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-use parking_lot::{Condvar, Mutex};
+use crate::lock::{Condvar, Mutex};
 use shim_ffi::CUresult;
 
-use super::threads::without_signals;
+use super::threads::start_thread;
 use super::work::{Direction, Record, Work, word_reached, write_word};
 use crate::card::Card;
 use crate::clock;
@@ -329,14 +329,8 @@ impl Engine {
                 _ => self.run_copies(thread),
             }
         };
-        without_signals(|| {
-            let started = std::thread::Builder::new()
-                .name(name)
-                .stack_size(1 << 20)
-                .spawn(body);
-            // Without its thread the operation stays queued; the next submission tries again.
-            state.spawned[thread] = started.is_ok();
-        });
+        // Without its thread the operation stays queued; the next submission tries again.
+        state.spawned[thread] = start_thread(name, body);
     }
 
     /// Carries out what takes no time at the head of a stream and hands the next operation to its thread. True when

@@ -1,10 +1,10 @@
 //! The threads that carry operations out: one per engine of a device, one for host functions, one that looks at words in memory.
 
+use std::ffi::{CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
 use shim_ffi::CUresult;
 
 use super::compute::{Compute, RUN_AHEAD_NS};
@@ -12,6 +12,7 @@ use super::engine::{Engine, HOST, Op, PER_DEVICE, POLL, State, StreamInfo, fail}
 use super::work::{Copy, Direction, Work};
 use crate::card::{CATCH_UP_NS, CopyEngine};
 use crate::clock;
+use crate::lock::MutexGuard;
 
 /// Copies reserve their engine in parts, so that processes share it fairly and a killed one leaves little behind.
 const COPY_PART: u64 = 4 << 20;
@@ -256,15 +257,49 @@ impl Engine {
     }
 }
 
-/// Runs `start` so that threads started by it get no signals: those are for the program's threads.
-pub(super) fn without_signals(start: impl FnOnce()) {
-    // SAFETY: blocks all signals for this thread and restores its mask; both sets are ours.
+/// What a thread of the device is to do.
+struct Start {
+    name: CString,
+    body: Box<dyn FnOnce() + Send>,
+}
+
+/// Bytes of stack of a thread of the device; twins of kernels keep their data elsewhere.
+const STACK: usize = 1 << 20;
+
+/// Starts a thread of the device, by the C library's hand: see [`crate::lock`]. It gets no signals: those are for the program's
+/// threads. False where there can be none.
+pub(super) fn start_thread(name: String, body: impl FnOnce() + Send + 'static) -> bool {
+    extern "C" fn main(start: *mut c_void) -> *mut c_void {
+        // SAFETY: made by `Box::into_raw` below, for this thread alone.
+        let start = unsafe { Box::from_raw(start.cast::<Start>()) };
+        // SAFETY: a NUL-terminated name, of which the kernel reads 15 bytes.
+        unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
+        // A panic here is a defect of the device; the thread ends, and what waits for it shows it.
+        let _ = catch_unwind(AssertUnwindSafe(start.body));
+        std::ptr::null_mut()
+    }
+    let start = Box::into_raw(Box::new(Start {
+        name: CString::new(name).unwrap_or_default(),
+        body: Box::new(body),
+    }));
+    // SAFETY: all of these are ours; signals are blocked for this thread while the new one inherits its mask, and the mask is
+    // restored. `start` goes to the new thread, or is taken back where there is none.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        let mut thread: libc::pthread_t = std::mem::zeroed();
+        libc::pthread_attr_init(&mut attributes);
+        libc::pthread_attr_setstacksize(&mut attributes, STACK);
+        libc::pthread_attr_setdetachstate(&mut attributes, libc::PTHREAD_CREATE_DETACHED);
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        start();
+        let failed = libc::pthread_create(&mut thread, &attributes, main, start.cast());
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        libc::pthread_attr_destroy(&mut attributes);
+        if failed != 0 {
+            drop(Box::from_raw(start));
+        }
+        failed == 0
     }
 }

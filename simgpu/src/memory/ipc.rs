@@ -138,7 +138,7 @@ impl Memory {
         let region = Region {
             start,
             bytes: parts.bytes,
-            span,
+            span: span - page_offset,
             device,
             context,
             id: parts.id,
@@ -167,11 +167,12 @@ impl Memory {
             return Ok(());
         }
         if let Some(region) = inner.regions.remove(&address) {
-            let base = region.start - region.start % 4096;
+            let page_offset = region.start % 4096;
+            let (base, span) = (region.start - page_offset, region.span + page_offset);
             self.window
-                .map_arena(base, region.span)
+                .map_arena(base, span)
                 .map_err(|_| CUresult::CUDA_ERROR_UNMAP_FAILED)?;
-            inner.space.insert(base, region.span);
+            inner.space.insert(base, span);
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ pub mod window;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use parking_lot::RwLock;
+use crate::lock::RwLock;
 use shim_ffi::{CUmemoryPool, CUresult};
 
 use crate::card::Card;
@@ -115,7 +115,7 @@ pub struct Memory {
     inner: RwLock<Inner>,
     next_id: AtomicU64,
     /// VMM handles.
-    pub(crate) handles: parking_lot::Mutex<vmm::Handles>,
+    pub(crate) handles: crate::lock::Mutex<vmm::Handles>,
 }
 
 impl Memory {
@@ -136,7 +136,7 @@ impl Memory {
                 ..Inner::default()
             }),
             next_id: AtomicU64::new(1),
-            handles: parking_lot::Mutex::new(vmm::Handles::default()),
+            handles: crate::lock::Mutex::new(vmm::Handles::default()),
         })
     }
 
@@ -167,8 +167,8 @@ impl Memory {
         if bytes > card.profile().usable_bytes() {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let small = bytes <= SMALL_LIMIT
-            && matches!(kind, Kind::Large | Kind::Small | Kind::Global | Kind::Array);
+        let small =
+            bytes <= SMALL_LIMIT && matches!(kind, Kind::Large | Kind::Small | Kind::Global);
         let span = bytes.next_multiple_of(if small { ALIGNMENT } else { GRANULE });
         let mut inner = self.inner.write();
         let start = if small {
@@ -225,10 +225,9 @@ impl Memory {
                     .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?
             }
         };
-        *inner
-            .small_live
-            .entry(granule_of(&self.window, start))
-            .or_default() += 1;
+        for granule in self.granules_of(start, span) {
+            *inner.small_live.entry(granule).or_default() += 1;
+        }
         Ok(start)
     }
 
@@ -261,7 +260,7 @@ impl Memory {
         match region.kind {
             // The pool keeps the bytes.
             Kind::Pool(_) | Kind::PoolFreeing(_) | Kind::Graph(_) => {}
-            Kind::Small | Kind::Global | Kind::Array if region.bytes <= SMALL_LIMIT => {
+            Kind::Small | Kind::Global if region.bytes <= SMALL_LIMIT => {
                 self.give_small(&mut inner, card, &region)
             }
             _ => {
@@ -280,17 +279,27 @@ impl Memory {
 
     fn give_small(&self, inner: &mut Inner, card: &Card, region: &Region) {
         inner.small[region.device].insert(region.start, region.span);
-        let granule = granule_of(&self.window, region.start);
-        let live = inner.small_live.entry(granule).or_default();
-        *live = live.saturating_sub(1);
-        if *live == 0 {
-            inner.small_live.remove(&granule);
-            if inner.small[region.device].take_at(granule, GRANULE) {
-                self.window.punch(granule, GRANULE);
-                inner.space.insert(granule, GRANULE);
-                card.release(region.device, GRANULE);
+        for granule in self.granules_of(region.start, region.span) {
+            let live = inner.small_live.entry(granule).or_default();
+            *live = live.saturating_sub(1);
+            if *live == 0 {
+                inner.small_live.remove(&granule);
+                if inner.small[region.device].take_at(granule, GRANULE) {
+                    self.window.punch(granule, GRANULE);
+                    inner.space.insert(granule, GRANULE);
+                    card.release(region.device, GRANULE);
+                }
             }
         }
+    }
+
+    /// The granules that a range lies in: a small allocation may lie in two neighbours.
+    fn granules_of(&self, start: u64, span: u64) -> impl Iterator<Item = u64> + use<> {
+        let (first, last) = (
+            granule_of(&self.window, start),
+            granule_of(&self.window, start + span - 1),
+        );
+        (first..=last).step_by(GRANULE as usize)
     }
 
     /// Frees everything that a context made, mappings of VMM handles excepted, which survive it.

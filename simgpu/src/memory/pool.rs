@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use shim_ffi::{CUmemoryPool, CUresult};
 
 use super::ranges::Ranges;

@@ -32,8 +32,8 @@ pub struct Handle {
     /// Own file, so that it can be exported; else a range of the common one.
     own: Option<OwnedFd>,
     offset: u64,
-    /// Memory of another process, charged there.
-    imported: bool,
+    /// Number of the memory among those that processes share, once it has been exported or imported.
+    shared: Option<u64>,
 }
 
 // SAFETY: the only pointer in it (`prop.win32HandleMetaData`) is never followed.
@@ -102,8 +102,12 @@ impl Handles {
             };
             self.free.insert(handle.offset, handle.bytes);
         }
-        if let (Some(device), false) = (handle.device, handle.imported) {
-            card.release(device, handle.bytes);
+        match (handle.device, handle.shared) {
+            (Some(device), None) => card.release(device, handle.bytes),
+            (Some(_), Some(id)) if !self.live.values().any(|one| one.shared == Some(id)) => {
+                card.unshare(id);
+            }
+            _ => {}
         }
     }
 }
@@ -142,7 +146,7 @@ impl Memory {
                     mappings: 0,
                     own,
                     offset,
-                    imported: false,
+                    shared: None,
                 };
                 handles.live.insert(id, handle);
                 Ok(id)
@@ -411,27 +415,36 @@ impl Memory {
     ///
     /// # Errors
     /// `INVALID_VALUE` unless it was made to be exported.
-    pub fn export_handle(&self, id: u64) -> Result<RawFd> {
-        let handles = self.handles.lock();
-        let own = handles
-            .get(id)?
+    pub fn export_handle(&self, card: &Card, id: u64) -> Result<RawFd> {
+        let mut handles = self.handles.lock();
+        let handle = handles
+            .live
+            .get_mut(&id)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let own = handle
             .own
             .as_ref()
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         // SAFETY: duplicates a live descriptor; the copy is the program's.
         let copy = unsafe { libc::fcntl(own.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
         if copy < 0 {
-            Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM)
-        } else {
-            Ok(copy)
+            return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
         }
+        if let (Some(device), None) = (handle.device, handle.shared)
+            && let Some(number) = shared_number(own.as_raw_fd())
+            && card.share_own(device, number, handle.bytes)
+        {
+            handle.shared = Some(number);
+        }
+        Ok(copy)
     }
 
     /// A handle for memory that another process exported. The descriptor stays the caller's.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a descriptor that stands for no such memory.
-    pub fn import_handle(&self, fd: RawFd, devices: usize) -> Result<u64> {
+    /// `INVALID_VALUE` for a descriptor that stands for no such memory, `OUT_OF_MEMORY` where nobody has had it any more and
+    /// something else has taken its place on the card.
+    pub fn import_handle(&self, card: &Card, fd: RawFd, devices: usize) -> Result<u64> {
         use std::os::fd::FromRawFd;
         // SAFETY: duplicating fails cleanly for a number that is no descriptor.
         let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
@@ -461,18 +474,39 @@ impl Memory {
         prop.requestedHandleTypes.0 = 1;
         prop.location.r#type.0 = if device.is_some() { 1 } else { 2 };
         prop.location.id = device.map_or(0, |device| device as i32);
-        let own = Some(OwnedFd::from(file));
+        let own = OwnedFd::from(file);
+        let number = shared_number(own.as_raw_fd()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let mut handles = self.handles.lock();
+        if let Some(device) = device
+            && !handles.live.values().any(|one| one.shared == Some(number))
+            && !card.share(device, number, bytes)
+        {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
         let handle = Handle {
             bytes,
             device,
             prop,
             references: 1,
             mappings: 0,
-            own,
+            own: Some(own),
             offset: 0,
-            imported: true,
+            shared: Some(number),
         };
-        self.handles.lock().live.insert(id, handle);
+        handles.live.insert(id, handle);
         Ok(id)
     }
+}
+
+/// What a memory file is known by in all processes: its inode.
+fn shared_number(fd: RawFd) -> Option<u64> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a descriptor of ours and room for the answer.
+    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: filled in by the call that has succeeded.
+    let status = unsafe { status.assume_init() };
+    // Inode numbers are small; the device keeps file systems apart.
+    Some((status.st_ino ^ status.st_dev.rotate_left(40)).max(1))
 }

@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use crate::card::{Card, Usage};
 use crate::clock;

@@ -146,6 +146,30 @@ fn a_capture_spreads_through_events_and_has_to_join() {
 }
 
 #[test]
+fn an_event_of_an_ended_capture_draws_nobody_into_it() {
+    driver();
+    let (origin, side) = (stream(1), stream(1));
+    let fork = event(2);
+    let word = alloc(4);
+    // SAFETY: handles and device addresses only.
+    unsafe {
+        begin(origin, RELAXED);
+        ok(api::cuMemsetD32Async(word, 1, 1, origin));
+        ok(api::cuEventRecord(fork, origin));
+        ok(api::cuGraphDestroy(end(origin).unwrap()));
+        assert_eq!(
+            api::cuStreamWaitEvent(side, fork, 0),
+            CUresult::CUDA_ERROR_CAPTURED_EVENT
+        );
+        let status = out(|to| api::cuStreamIsCapturing(side, to));
+        assert_eq!(status, 0_u32);
+        ok(api::cuMemsetD32Async(word, 7, 1, side));
+        ok(api::cuStreamSynchronize(side));
+    }
+    assert_eq!(download::<u32>(word, 1), [7]);
+}
+
+#[test]
 fn unsafe_calls_invalidate_a_capture() {
     // Global captures endanger, and are endangered by, every other thread: alone in a process.
     if !alone("graphs::unsafe_calls_invalidate_a_capture") {

@@ -90,28 +90,37 @@ impl Host {
         self.dir.path().join(name)
     }
 
+    /// The command that runs it by `sublet run FLAGS`.
+    pub fn job(&self, flags: &[&str]) -> Command {
+        let mut command = self.sublet();
+        command.arg("run").args(flags);
+        match &self.driver {
+            Some(dir) => command.arg("--driver").arg(dir.join("libcuda.so.1")),
+            None => command.arg("--sim"),
+        };
+        command.arg("--").arg(&self.program).args(&self.args);
+        command
+    }
+
+    /// Runs it by `sublet run FLAGS`, to its end.
+    ///
+    /// # Panics
+    /// When it does not start, or hangs.
+    pub fn run_job(&self, flags: &[&str]) -> Outcome {
+        finish(&mut self.job(flags))
+    }
+
     /// The command that runs it so, with no more than its own environment.
     pub fn command(&self, way: Way) -> Command {
         let artefacts = Artefacts::get();
         let sim = artefacts.dir.join("sim");
         let driver = self.driver.as_ref().unwrap_or(&sim);
-        let mut command = match way {
-            Way::Job => {
-                let mut command = self.sublet();
-                command.args(["run", "--mem", "1GiB", "--share", "0.5"]);
-                match &self.driver {
-                    Some(dir) => command.arg("--driver").arg(dir.join("libcuda.so.1")),
-                    None => command.arg("--sim"),
-                };
-                command.arg("--").arg(&self.program);
-                command
-            }
-            _ => self.plain(&self.program),
-        };
-        command.args(&self.args);
-        if way != Way::Job {
-            command.env("LD_LIBRARY_PATH", driver);
+        if way == Way::Job {
+            return self.job(&["--mem", "1GiB", "--share", "0.5"]);
         }
+        let mut command = self.plain(&self.program);
+        command.args(&self.args);
+        command.env("LD_LIBRARY_PATH", driver);
         if way == Way::Preloaded {
             command
                 .env("LD_PRELOAD", artefacts.preload())

@@ -84,6 +84,27 @@ fn programs_with_anothers_rights_run_and_are_named() {
 }
 
 #[test]
+fn constructor_of_library_waits_for_the_device() {
+    let artefacts = Artefacts::get();
+    let search = format!("-L{}", artefacts.dir.join("sim").display());
+    let flags = [
+        "-DIN_CONSTRUCTOR",
+        "-shared",
+        "-fPIC",
+        &search,
+        "-l:libcuda.so.1",
+    ];
+    let library = artefacts
+        .compile("waits_in_constructor.so", "ways/linked.c", None, &flags)
+        .unwrap();
+    let program = artefacts.compile("ways", "ways/ways.c", None, &[]).unwrap();
+    let library = library.to_str().unwrap();
+    let host = Host::new(program, &["constructor-of-library", library, library]);
+    let outcome = host.is_the_same_everywhere();
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+}
+
+#[test]
 fn shell_scripts() {
     let host = Host::new(
         "/bin/sh",

@@ -2,8 +2,11 @@
 
 mod children;
 mod doctor;
+mod entitled;
 mod library;
 mod linkage;
+mod memory;
 mod process;
 mod python;
+mod terminal;
 mod threads;

@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod compare;
+pub mod ledger;
 pub mod probe;
 pub mod rng;
 pub mod sequence;

@@ -90,17 +90,17 @@ impl Transcript {
         self.block = mix(self.block.rotate_left(5) ^ value);
     }
 
-    fn normal(&mut self, word: Word, made: bool) -> Option<u64> {
+    fn normal(&mut self, word: Word, made: bool) -> Normal {
         match word {
-            Word::Raw(value) => Some(value),
-            Word::Hidden => None,
+            Word::Raw(value) => Normal::Value(value),
+            Word::Hidden => Normal::Hidden,
             // Null and the default streams mean themselves.
-            Word::Name(small) | Word::New(small) if small <= 2 => Some(small),
+            Word::Name(small) | Word::New(small) if small <= 2 => Normal::Value(small),
             Word::New(number) if made => {
                 let name = self.next_name;
                 self.next_name += 1;
                 self.names.insert(number, name);
-                Some(name | NAMED)
+                Normal::Named(name)
             }
             Word::Name(number) | Word::New(number) => {
                 let next = &mut self.next_name;
@@ -108,7 +108,7 @@ impl Transcript {
                     *next += 1;
                     *next - 1
                 });
-                Some(name | NAMED)
+                Normal::Named(name)
             }
         }
     }
@@ -124,10 +124,10 @@ impl Transcript {
         self.fold(symbol as u64 + 1);
         for (at, word) in args.iter().enumerate() {
             let value = self.normal(*word, false);
-            self.fold(value.unwrap_or(0));
+            self.fold(value.folded());
             if shown {
                 let comma = if at > 0 { ", " } else { "" };
-                let _ = write!(self.text, "{comma}{}", Shown(value));
+                let _ = write!(self.text, "{comma}{value}");
             }
         }
         self.fold(u64::from(result.0) + 1);
@@ -136,9 +136,9 @@ impl Transcript {
         }
         for word in outs {
             let value = self.normal(*word, result.is_ok());
-            self.fold(value.unwrap_or(0));
+            self.fold(value.folded());
             if shown {
-                let _ = write!(self.text, " {}", Shown(value));
+                let _ = write!(self.text, " {value}");
             }
         }
         if shown {
@@ -163,17 +163,31 @@ impl Transcript {
     }
 }
 
-const NAMED: u64 = 1 << 62;
+/// A word as it is compared.
+#[derive(Clone, Copy)]
+enum Normal {
+    Value(u64),
+    Named(u64),
+    Hidden,
+}
 
-struct Shown(Option<u64>);
+impl Normal {
+    fn folded(self) -> u64 {
+        match self {
+            Self::Value(value) => value,
+            Self::Named(name) => mix(name),
+            Self::Hidden => 0,
+        }
+    }
+}
 
-impl std::fmt::Display for Shown {
+impl std::fmt::Display for Normal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            None => write!(f, "_"),
-            Some(name) if name & NAMED != 0 && name >> 63 == 0 => write!(f, "@{}", name & !NAMED),
-            Some(value) if value > 0xffff_ffff => write!(f, "{value:#x}"),
-            Some(value) => write!(f, "{value}"),
+        match self {
+            Self::Hidden => write!(f, "_"),
+            Self::Named(name) => write!(f, "@{name}"),
+            Self::Value(value) if *value > 0xffff_ffff => write!(f, "{value:#x}"),
+            Self::Value(value) => write!(f, "{value}"),
         }
     }
 }

@@ -25,13 +25,6 @@ static int body_missing(const char *name) {
     return 9;
 }
 
-/* Define BODY_WITHOUT_WORK where the driver cannot be waited for. */
-#ifdef BODY_WITHOUT_WORK
-enum { BODY_WORKS = 0 };
-#else
-enum { BODY_WORKS = 1 };
-#endif
-
 /* Runs the calls, and prints how many; 0 when all succeeded. */
 static int body(lookup_fn get) {
     typedef int (*f1)(uintptr_t);
@@ -54,8 +47,6 @@ static int body(lookup_fn get) {
     DO(((f1)get(body_names[5]))((uintptr_t)context));
     DO(((f2)get(body_names[6]))((uintptr_t)&memory, 1 << 20));
     DO(((f2)get(body_names[7]))((uintptr_t)&free_bytes, (uintptr_t)&total));
-    if (!BODY_WORKS)
-        goto end;
     DO(((f2)get(body_names[8]))((uintptr_t)&stream, 0));
     DO(((f4)get(body_names[9]))(memory, 7, 1 << 20, (uintptr_t)stream));
     DO(((f2)get(body_names[10]))((uintptr_t)&event, 0));
@@ -64,8 +55,6 @@ static int body(lookup_fn get) {
     DO(((f3)get(body_names[13]))(memory, 1, 1 << 20));
     DO(((f1)get(body_names[14]))((uintptr_t)event));
     DO(((f1)get(body_names[15]))((uintptr_t)stream));
-end:
-    at = 16;
     DO(((f1)get(body_names[16]))(memory));
     DO(((f1)get(body_names[17]))((uintptr_t)device));
 #undef DO

@@ -19,10 +19,7 @@ const USAGE: &str = "usage: law [--calls N] [--per-sequence N] [--seed S] [--thr
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if words
-        .first()
-        .is_some_and(|word| word == "worker" || word == "worker-bare")
-    {
+    if words.first().is_some_and(|word| word.starts_with("worker")) {
         return work(&words);
     }
     match parse(&words) {
@@ -35,7 +32,8 @@ fn main() -> ExitCode {
 }
 
 fn work(words: &[String]) -> ExitCode {
-    let preloaded = words.first().is_some_and(|word| word == "worker");
+    let kind = words[0].as_str();
+    let (preloaded, governed) = (kind != "worker-bare", kind == "worker-governed");
     let parsed = words[1..].split_last().and_then(|(shown, task)| {
         let (from, to) = shown.split_once("..")?;
         Some((
@@ -47,7 +45,7 @@ fn work(words: &[String]) -> ExitCode {
         eprintln!("law: wrong words for a worker: {words:?}");
         return ExitCode::from(125);
     };
-    match worker::run(task, shown, preloaded) {
+    match worker::run(task, shown, preloaded, governed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("law: {error}");

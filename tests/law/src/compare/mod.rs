@@ -357,15 +357,20 @@ fn replay(options: &Options, place: &Place, task: Task, mode: Mode, block: u64) 
             .filter_map(|line| line.strip_prefix("shown ").map(str::to_owned))
             .collect()
     };
-    let (bare, other) = (text(Mode::Bare), text(mode));
+    let (bare, other, again) = (text(Mode::Bare), text(mode), text(Mode::Bare));
+    let unstable = if bare == again {
+        ""
+    } else {
+        " (the bare driver differs from itself here)"
+    };
     let at = (0..bare.len().max(other.len())).find(|at| bare.get(*at) != other.get(*at));
     let Some(at) = at else {
         return format!(
-            "block {block} differed, but not when it was run again: not the same in every run"
+            "block {block} differed, but not when it was run again: not the same in every run{unstable}"
         );
     };
     let none = String::from("(nothing)");
-    let mut report = format!("in block {block}\n");
+    let mut report = format!("in block {block}{unstable}\n");
     for line in &bare[at.saturating_sub(BEFORE)..at] {
         report.push_str(&format!("      {line}\n"));
     }

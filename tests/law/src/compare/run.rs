@@ -115,10 +115,10 @@ impl Place {
     ) -> Said {
         let mut command = self.command(options, mode);
         command
-            .arg(if mode == Mode::Bare {
-                "worker-bare"
-            } else {
-                "worker"
+            .arg(match mode {
+                Mode::Bare => "worker-bare",
+                Mode::Interposed => "worker",
+                Mode::Governed => "worker-governed",
             })
             .args(task.to_words());
         command.arg(format!("{}..{}", shown.start, shown.end));

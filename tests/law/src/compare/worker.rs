@@ -32,11 +32,12 @@ fn say(out: &mut impl Write, line: std::fmt::Arguments<'_>) {
     }
 }
 
-/// Does `task`, writing out the calls of `shown`. `preloaded`: whether the preload library has to be there.
+/// Does `task`, writing out the calls of `shown`. `preloaded`: whether the preload library has to be there; `governed`:
+/// whether an arbiter has to.
 ///
 /// # Errors
 /// The driver cannot be opened, or is not the one that it should be.
-pub fn run(task: Task, shown: Range<u64>, preloaded: bool) -> Result<(), String> {
+pub fn run(task: Task, shown: Range<u64>, preloaded: bool, governed: bool) -> Result<(), String> {
     let mut api = Api::open()?;
     if api.preloaded() != preloaded {
         return Err(format!(
@@ -83,6 +84,9 @@ pub fn run(task: Task, shown: Range<u64>, preloaded: bool) -> Result<(), String>
         Task::Walk { plan } | Task::Random { plan } => {
             let _ = api.resolve();
             let name = device_name(&api);
+            if governed && !attached() {
+                return Err("this job's process is not attached to the arbiter".to_owned());
+            }
             say(&mut out, format_args!("device {name}"));
             let walk = matches!(task, Task::Walk { .. });
             let log = sequence::run(api, Transcript::new(shown), plan, walk);
@@ -104,6 +108,12 @@ pub fn run(task: Task, shown: Range<u64>, preloaded: bool) -> Result<(), String>
     say(&mut out, format_args!("end"));
     let _ = out.flush();
     Ok(())
+}
+
+/// Whether the preload library has mapped its tenant's page: it has found the arbiter.
+fn attached() -> bool {
+    std::fs::read_to_string("/proc/self/maps")
+        .is_ok_and(|maps| maps.contains("memfd:sublet-tenant"))
 }
 
 fn device_name(api: &Api) -> String {

@@ -53,12 +53,12 @@ pub fn captured(world: &mut World) {
     if world.rng.one_in(3) {
         fork(world, handle, to);
     }
-    status(world, handle);
+    let _ = status(world, handle);
     let mut graph = CUgraph::NULL;
     let by_thread = world.rng.one_in(2);
     let ended = call_on!(world, by_thread, cuStreamEndCapture | cuStreamEndCapture_ptsz(s, &raw mut graph) [n]
         => [New(graph.0 as u64)]);
-    status(world, handle);
+    let _ = status(world, handle);
     if ended.is_ok() && !graph.is_null() {
         use_graph(world, graph, lane, &[to, from]);
     }
@@ -119,9 +119,14 @@ fn fork(world: &mut World, handle: u64, to: usize) {
     );
     let (e0, e1) = (Name(first.0 as u64), Name(second.0 as u64));
     let (s0, s1) = (stream(handle), stream(other));
-    let _ = call!(world, cuEventRecord(first, s0) [e0, Name(handle)] => []);
+    if !call!(world, cuEventRecord(first, s0) [e0, Name(handle)] => []).is_ok() {
+        return;
+    }
     let _ = call!(world, cuStreamWaitEvent(s1, first, 0) [Name(other), e0] => []);
-    status(world, other);
+    if !status(world, other) {
+        // The capture has been invalidated: work would run now, and race.
+        return;
+    }
     let at = CUdeviceptr(world.context().buffers[to].at);
     let _ = call!(world, cuMemsetD8Async(at, 7, 64, s1) [Name(at.0), Name(other)] => []);
     let _ = call!(world, cuEventRecord(second, s1) [e1, Name(other)] => []);
@@ -152,10 +157,13 @@ fn forbidden(world: &mut World, handle: u64) {
             }
         }
         4 => {
-            let Some(buffer) = world.context().buffers.first().copied() else {
+            // In the legacy stream, where the capture's mode lets it run: on a buffer that was last used there.
+            let Some(which) = world
+                .buffer_where(|buffer| buffer.lane == Lane::Legacy && buffer.before == [None; 2])
+            else {
                 return;
             };
-            // In the legacy stream.
+            let buffer = world.context().buffers[which];
             let _ =
                 call!(world, cuMemsetD8_v2(CUdeviceptr(buffer.at), 1, 1) [Name(buffer.at)] => []);
         }
@@ -180,7 +188,8 @@ fn forbidden(world: &mut World, handle: u64) {
     }
 }
 
-fn status(world: &mut World, handle: u64) {
+/// Asks for a stream's capture; true while it is a valid one.
+fn status(world: &mut World, handle: u64) -> bool {
     let (s, n) = (stream(handle), Name(handle));
     let mut status = CUstreamCaptureStatus::default();
     let by_thread = world.rng.one_in(2);
@@ -190,6 +199,7 @@ fn status(world: &mut World, handle: u64) {
     let _ = call_on!(world, by_thread, cuStreamGetCaptureInfo_v2 | cuStreamGetCaptureInfo_v2_ptsz(
         s, &raw mut status, &raw mut id, &raw mut graph, &raw mut nodes, &raw mut count) [n]
         => [Raw(status.0.into()), Hidden, Hidden, Raw(count as u64)]);
+    status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
 }
 
 /// Builds a chain of nodes by hand.

@@ -74,6 +74,7 @@ pub fn allocate(world: &mut World) {
             bytes,
             kind,
             lane,
+            before: [None; 2],
         },
     );
 }
@@ -179,6 +180,7 @@ pub fn host(world: &mut World) {
             bytes,
             kind,
             lane,
+            before: [None; 2],
         },
     );
 }
@@ -305,7 +307,8 @@ pub fn advise(world: &mut World) {
                     .iter_mut()
                     .for_each(|byte| *byte = byte.wrapping_add(3));
             }
-            world.context().buffers[which].lane = Lane::Legacy;
+            let buffer = &mut world.context().buffers[which];
+            (buffer.lane, buffer.before) = (Lane::Legacy, [None; 2]);
         }
     }
 }

@@ -60,16 +60,15 @@ fn destroy(world: &mut World) {
     let Lane::Created { handle, .. } = lane else {
         return;
     };
-    let used = world
-        .context()
-        .buffers
-        .iter()
-        .any(|buffer| buffer.lane == lane);
-    if used {
+    let uses = |buffer: &super::world::Buffer| buffer.users().any(|user| user == lane);
+    if world.context().buffers.iter().any(uses) {
         world.synchronise(lane);
         for buffer in &mut world.context().buffers {
             if buffer.lane == lane {
                 buffer.lane = Lane::Legacy;
+            }
+            for before in &mut buffer.before {
+                *before = before.filter(|user| *user != lane);
             }
         }
     }

@@ -35,6 +35,7 @@ pub fn asynchronous(world: &mut World) {
                 bytes,
                 kind: Kind::Async,
                 lane,
+                before: [None; 2],
             },
         );
     }

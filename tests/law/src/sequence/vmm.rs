@@ -92,6 +92,7 @@ pub fn physical(world: &mut World) {
                 reserved,
             },
             lane,
+            before: [None; 2],
         },
     );
 }

@@ -47,6 +47,16 @@ pub struct Buffer {
     pub kind: Kind,
     /// Who used it last.
     pub lane: Lane,
+    /// Who used it before, where only the legacy stream's rule orders that and `lane`: the rule holds for work, and the
+    /// last use may have been refused.
+    pub before: [Option<Lane>; 2],
+}
+
+impl Buffer {
+    /// Everybody whose work on it may not be over.
+    pub fn users(&self) -> impl Iterator<Item = Lane> + use<> {
+        self.before.into_iter().flatten().chain([self.lane])
+    }
 }
 
 /// Kernels in the order of [`super::launch::NAMES`].
@@ -262,11 +272,25 @@ impl World {
 
     /// Orders what `lane` does next after what was done to a buffer, and notes it as its user.
     pub fn order(&mut self, buffer: usize, lane: Lane) {
-        let last = self.context().buffers[buffer].lane;
-        if !Self::ordered(last, lane) {
-            self.wait_between(last, lane);
+        let now = self.context().buffers[buffer];
+        let mut before = now.before;
+        if now.lane == lane && before == [None; 2] {
+            return;
         }
-        self.context().buffers[buffer].lane = lane;
+        let room = before.iter_mut().find(|place| place.is_none());
+        match room {
+            Some(place) if now.users().all(|user| Self::ordered(user, lane)) => {
+                *place = Some(now.lane);
+            }
+            _ => {
+                for user in now.users().filter(|user| *user != lane) {
+                    self.wait_between(user, lane);
+                }
+                before = [None; 2];
+            }
+        }
+        let buffer = &mut self.context().buffers[buffer];
+        (buffer.lane, buffer.before) = (lane, before);
     }
 
     /// Lets `next` wait for everything submitted to `last`.
@@ -298,12 +322,15 @@ impl World {
     /// Waits on the host until a buffer is at rest.
     pub fn settle(&mut self, buffer: usize) {
         let me = self.thread;
-        match self.context().buffers[buffer].lane {
-            Lane::PerThread(thread) if thread != me => {
-                let _ = call!(self, cuCtxSynchronize() [] => []);
+        for lane in self.context().buffers[buffer].users() {
+            match lane {
+                Lane::PerThread(thread) if thread != me => {
+                    let _ = call!(self, cuCtxSynchronize() [] => []);
+                }
+                lane => self.synchronise(lane),
             }
-            lane => self.synchronise(lane),
         }
+        self.context().buffers[buffer].before = [None; 2];
     }
 
     /// A live buffer, if there is one.

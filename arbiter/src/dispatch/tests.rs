@@ -1,9 +1,11 @@
 //! The lane in virtual time, on real pages.
 
+use policy::Class;
+
 use super::*;
 
-const MS: u64 = 1_000_000;
-const US: u64 = 1000;
+pub(super) const MS: u64 = 1_000_000;
+pub(super) const US: u64 = 1000;
 
 fn pace() -> Pace {
     Pace {
@@ -13,31 +15,47 @@ fn pace() -> Pace {
         },
         window_us: 2000,
         lone_window_us: 20_000,
+        gap_window_us: 500,
         look_ns: 300 * US,
+        drain_look_ns: 50 * US,
+        drain_ns: 100 * MS,
         quiet_ns: 300 * US,
         quiet_max_ns: 1600 * US,
+        gap_quiet_max_ns: 600 * US,
         unmarked_quiet_ns: MS,
         tick_ns: 20 * MS,
+        lead_ns: 0,
+    }
+}
+
+pub(super) fn setup(mode: Mode) -> Setup {
+    Setup {
+        mode,
+        pace: pace(),
+        holders: 1,
+        policy: None,
+        answer: Answer::Demote,
+        memory_bytes: 0,
     }
 }
 
 /// A lane and the clock that drives it, with one client per tenant.
-struct Bench {
-    lane: Lane,
-    now_ns: u64,
+pub(super) struct Bench {
+    pub lane: Lane,
+    pub now_ns: u64,
     next_ns: Option<u64>,
-    pages: Vec<Rc<ClientPages>>,
+    pub pages: Vec<Rc<ClientPages>>,
 }
 
 impl Bench {
-    fn new(weights: &[u32]) -> Self {
-        let mut lane = Lane::new(0, Mode::Exclusive, pace(), 0);
+    pub fn new(weights: &[u32]) -> Self {
+        let mut lane = Lane::new(0, setup(Mode::Exclusive), 0);
         let pages: Vec<Rc<ClientPages>> = weights
             .iter()
             .map(|_| Rc::new(ClientPages::create().expect("pages")))
             .collect();
         for (at, weight) in weights.iter().enumerate() {
-            let terms = (Class::Guaranteed, *weight);
+            let terms = Terms::plain(Class::Guaranteed, *weight);
             lane.add(
                 0,
                 TenantId(at as u64),
@@ -56,13 +74,13 @@ impl Bench {
         bench
     }
 
-    fn step(&mut self) {
+    pub fn step(&mut self) {
         self.next_ns = self.lane.step(self.now_ns);
     }
 
     /// Lets time pass, stepping the lane when it asks for it and when somebody begins to wait (who would ring a doorbell);
     /// `live` is what the clients do every 50 us.
-    fn run(&mut self, ns: u64, mut live: impl FnMut(&[Rc<ClientPages>])) {
+    pub fn run(&mut self, ns: u64, mut live: impl FnMut(&[Rc<ClientPages>])) {
         let end_ns = self.now_ns + ns;
         while self.now_ns < end_ns {
             self.now_ns += 50 * US;
@@ -77,11 +95,11 @@ impl Bench {
         }
     }
 
-    fn open(&self, at: usize) -> bool {
+    pub fn open(&self, at: usize) -> bool {
         self.pages[at].arbiter.is_open(0)
     }
 
-    fn wait(&mut self, at: usize) {
+    pub fn wait(&mut self, at: usize) {
         self.pages[at]
             .client
             .want(0)
@@ -90,15 +108,26 @@ impl Bench {
         self.step();
     }
 
-    fn usage(&self, at: u64) -> &Usage {
+    pub fn usage(&self, at: u64) -> &Usage {
         self.lane.usage(TenantId(at)).expect("a seat")
     }
 }
 
 /// A client that always has more to submit: waits where its gate is closed, launches where it is open.
-fn greedy(pages: &Rc<ClientPages>) {
+pub(super) fn greedy(pages: &Rc<ClientPages>) {
+    let open = pages.arbiter.is_open(0);
+    submit(pages, open);
+}
+
+/// The same for one that looks at the clock as well.
+fn punctual(pages: &Rc<ClientPages>, now_ns: u64) {
+    let gate = pages.arbiter.device(0).expect("device");
+    submit(pages, gate.pass(now_ns).is_ok());
+}
+
+fn submit(pages: &Rc<ClientPages>, open: bool) {
     let want = pages.client.want(0).expect("device");
-    if pages.arbiter.is_open(0) {
+    if open {
         if pages.client.waiting(0) > 0 {
             want.end_waiting();
         }
@@ -214,7 +243,8 @@ fn one_that_waits_and_never_comes_costs_next_to_nothing() {
     bench.run(5000 * MS, |pages| greedy(&pages[1]));
     let got = bench.usage(1).device_ns - before;
     assert!(got > 4900 * MS, "{got}");
-    // It goes on.
+    // It goes on, and runs after all others for a while.
+    bench.run(2000 * MS, |pages| pages.iter().for_each(greedy));
     let before = bench.usage(0).device_ns;
     bench.run(5000 * MS, |pages| pages.iter().for_each(greedy));
     let got = bench.usage(0).device_ns - before;
@@ -260,15 +290,75 @@ fn a_tail_is_charged_to_its_owner_and_repaid() {
     bench.wait(1);
     bench.run(20 * MS, |pages| greedy(&pages[1]));
     let overrun = bench.usage(0).overrun_ns;
+    assert!(overrun > 19 * MS, "all of it: {overrun}");
+    assert!(!bench.open(1), "it waits for the tail");
+    bench.run(200 * MS, |pages| greedy(&pages[1]));
+    assert!(bench.open(1), "but not for ever");
+    let overrun = bench.usage(0).overrun_ns;
     assert!(
-        overrun > 5 * MS,
-        "half of the time that both were busy: {overrun}"
+        (155 * MS..165 * MS).contains(&overrun),
+        "100 ms alone, and half of the time that both were busy: {overrun}"
     );
     stream.settle();
-    bench.run(2000 * MS, |pages| pages.iter().for_each(greedy));
+    bench.run(3000 * MS, |pages| pages.iter().for_each(greedy));
     let (a, b) = (bench.usage(0), bench.usage(1));
     let difference = a.contended_device_ns.abs_diff(b.contended_device_ns);
     assert!(difference <= 10 * MS, "{difference}");
+}
+
+#[test]
+fn the_next_slice_begins_when_the_tail_has_ended() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let client = Rc::clone(&bench.pages[0]);
+    let stream = client.client.claim_stream(0).expect("slot").1;
+    stream.issue();
+    bench.run(2 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    bench.run(4 * MS, |pages| greedy(&pages[0]));
+    assert!(
+        !bench.open(0) && !bench.open(1),
+        "the tail is on the device"
+    );
+    stream.settle();
+    bench.run(100 * US, |_| ());
+    assert!(!bench.open(0) && bench.open(1));
+    assert_eq!(bench.usage(1).device_ns, 0, "nobody else pays for it");
+}
+
+#[test]
+fn a_third_one_comes_while_a_tail_is_on_the_device() {
+    let mut bench = Bench::new(&[400_000, 400_000]);
+    let client = Rc::clone(&bench.pages[0]);
+    client.client.claim_stream(0).expect("slot").1.issue();
+    bench.run(2 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    bench.run(4 * MS, |pages| greedy(&pages[0]));
+    let third = Rc::new(ClientPages::create().expect("pages"));
+    let terms = Terms::plain(Class::Guaranteed, 200_000);
+    bench
+        .lane
+        .add(bench.now_ns, TenantId(2), terms, 2, Rc::clone(&third));
+    assert!(!third.arbiter.is_open(0), "the device is promised");
+    bench.pages.push(third);
+    bench.run(500 * MS, |pages| pages.iter().for_each(greedy));
+    let open = [0, 1, 2].map(|at| bench.open(at));
+    assert_eq!(open.iter().filter(|open| **open).count(), 1, "{open:?}");
+}
+
+#[test]
+fn a_guaranteed_tenant_waits_for_an_opportunistic_tail_no_longer_than_the_window() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench
+        .lane
+        .set_terms(TenantId(0), Terms::plain(Class::Opportunistic, 500_000));
+    let client = Rc::clone(&bench.pages[0]);
+    client.client.claim_stream(0).expect("slot").1.issue();
+    bench.run(2 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    bench.run(1_900 * US, |_| ());
+    assert!(!bench.open(0) && !bench.open(1));
+    bench.run(200 * US, |_| ());
+    assert!(!bench.open(0) && bench.open(1));
 }
 
 #[test]
@@ -314,7 +404,7 @@ fn the_dead_want_nothing() {
 fn all_processes_of_a_tenant_pass_together() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let second = Rc::new(ClientPages::create().expect("pages"));
-    let terms = (Class::Guaranteed, 500_000);
+    let terms = Terms::plain(Class::Guaranteed, 500_000);
     bench
         .lane
         .add(bench.now_ns, TenantId(0), terms, 77, Rc::clone(&second));
@@ -333,7 +423,7 @@ fn an_opportunistic_tenant_yields_at_once() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench
         .lane
-        .set_terms(TenantId(0), (Class::Opportunistic, 500_000));
+        .set_terms(TenantId(0), Terms::plain(Class::Opportunistic, 500_000));
     bench.run(2 * MS, |pages| greedy(&pages[0]));
     assert!(bench.open(0));
     bench.wait(1);
@@ -342,12 +432,12 @@ fn an_opportunistic_tenant_yields_at_once() {
 
 #[test]
 fn concurrent_devices_have_open_gates_and_split_accounts() {
-    let mut lane = Lane::new(0, Mode::Concurrent, pace(), 0);
+    let mut lane = Lane::new(0, setup(Mode::Concurrent), 0);
     let pages: Vec<Rc<ClientPages>> = (0..2)
         .map(|_| Rc::new(ClientPages::create().expect("pages")))
         .collect();
     for at in 0..2u64 {
-        let terms = (Class::Guaranteed, 500_000);
+        let terms = Terms::plain(Class::Guaranteed, 500_000);
         lane.add(0, TenantId(at), terms, at, Rc::clone(&pages[at as usize]));
         assert!(pages[at as usize].arbiter.is_open(0));
     }
@@ -368,4 +458,97 @@ fn when_the_arbiter_leaves_every_gate_is_open() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.lane.open_all();
     assert!(bench.open(0) && bench.open(1));
+}
+
+#[test]
+fn the_next_tenant_is_told_before_the_slice_ends_and_a_wrong_one_is_told_off() {
+    let coming = |bench: &Bench, at: usize| {
+        let gate = bench.pages[at].arbiter.device(0).expect("device").look();
+        gate.is_err_and(|word| word & channel::COMING != 0)
+    };
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.pace.lead_ns = 100 * US;
+    bench.run(20 * MS, |pages| pages.iter().for_each(greedy));
+    let (mut told, mut turns) = (0, 0);
+    for _ in 0..4000 {
+        let before = [0, 1].map(|at| (bench.open(at), coming(&bench, at)));
+        bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+        for at in [0, 1] {
+            let opened = bench.open(at) && !before[at].0;
+            turns += u32::from(opened);
+            told += u32::from(opened && before[at].1);
+            assert!(!(coming(&bench, at) && coming(&bench, 1 - at)));
+        }
+    }
+    assert!(turns >= 35, "{turns}");
+    assert_eq!(told, turns);
+    // The one that was told is gone before its turn: nothing is left of it, and the other goes on.
+    while !coming(&bench, 0) {
+        bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+    }
+    bench.lane.remove(bench.now_ns, 0);
+    bench.run(20 * MS, |pages| greedy(&pages[1]));
+    assert!(bench.open(1));
+    // One that was told, and whose tenant gives way to a guaranteed one.
+    let mut bench = Bench::new(&[500_000, 500_000, 500_000]);
+    bench.lane.pace.lead_ns = 100 * US;
+    for at in [0, 1] {
+        let terms = Terms::plain(Class::Opportunistic, 500_000);
+        bench.lane.set_terms(TenantId(at), terms);
+    }
+    while !coming(&bench, 0) {
+        bench.run(50 * US, |pages| pages[..2].iter().for_each(greedy));
+    }
+    let turn_ns = |bench: &Bench, at: usize| {
+        let gate = bench.pages[at].arbiter.device(0).expect("device");
+        gate.turn_mono_ns()
+    };
+    assert!(turn_ns(&bench, 0) > bench.now_ns);
+    assert_eq!(
+        turn_ns(&bench, 0),
+        turn_ns(&bench, 1),
+        "one closes, one opens"
+    );
+    bench.wait(2);
+    assert!(bench.open(2) && !bench.open(0) && !bench.open(1));
+    assert!(!coming(&bench, 0), "it may sleep");
+    assert_eq!([0, 1, 2].map(|at| turn_ns(&bench, at)), [0; 3]);
+}
+
+#[test]
+fn who_goes_in_by_the_clock_is_confirmed_and_charged_from_its_turn() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.pace.lead_ns = 100 * US;
+    let (mut turns, mut by_clock) = (0, 0);
+    let mut last = None;
+    for _ in 0..40_000 {
+        bench.now_ns += 10 * US;
+        for pages in &bench.pages {
+            punctual(pages, bench.now_ns);
+        }
+        let may = |at: usize| {
+            let gate = bench.pages[at].arbiter.device(0).expect("device");
+            gate.pass(bench.now_ns).is_ok()
+        };
+        assert!(may(0) != may(1), "one of them, always");
+        let holder = usize::from(may(1));
+        if last.is_some_and(|last| last != holder) {
+            turns += 1;
+            by_clock += u32::from(!bench.open(holder));
+        }
+        last = Some(holder);
+        if bench.next_ns.is_some_and(|next_ns| next_ns <= bench.now_ns) {
+            bench.step();
+            let holder = usize::from(bench.open(1));
+            if by_clock > 0 {
+                assert_eq!(last, Some(holder), "a turn that was told is confirmed");
+            }
+        }
+    }
+    // Nobody rings here: the first is found after 100 ms.
+    assert!((60..=61).contains(&turns), "{turns}");
+    assert!(by_clock >= turns - 2, "{by_clock} of {turns}");
+    let (a, b) = (bench.usage(0), bench.usage(1));
+    let difference = a.contended_device_ns.abs_diff(b.contended_device_ns);
+    assert!(difference <= 5 * MS, "{difference}");
 }

@@ -1,0 +1,314 @@
+//! How devices are run, as the quota file says and as operators change it while jobs run.
+//!
+//! What is set by hand lies over the file's rules, outlives this process (`state.json`) and gives way when the file is read
+//! again. Whatever makes no sense is refused before anything has changed.
+
+use control::{
+    ControlError, DeviceSelector, DeviceSettings, DeviceStatus, ErrorCode, PolicyChoice, Reloaded,
+    Reply, SliceMode,
+};
+use serde_json::Value;
+
+use crate::clock::mono_ns;
+use crate::control_server::Peer;
+use crate::convert;
+use crate::dispatch::Setup;
+use crate::serve::Arbiter;
+use crate::state::SavedDevice;
+
+/// Between what a slice may last, in microseconds: shorter ones are all hand-over, longer ones no slices.
+const QUANTUM_US: std::ops::RangeInclusive<u64> = 500..=1_000_000;
+
+impl Arbiter {
+    /// The settings in force on a device: what was set by hand, then the first rule of the file that matches.
+    pub(crate) fn settings_of(&self, index: usize) -> DeviceSettings {
+        let rule = self.rule_of(index).map(|rule| rule.settings.clone());
+        let rule = rule.unwrap_or_default();
+        match self.by_hand_of(index) {
+            Some(by_hand) => by_hand.clone().or(&rule),
+            None => rule,
+        }
+    }
+
+    /// What was set on a device by hand.
+    pub(crate) fn by_hand_of(&self, index: usize) -> Option<&DeviceSettings> {
+        self.by_hand.get(&self.devices.get(index)?.uuid)
+    }
+
+    /// Changes devices, all or none.
+    pub(crate) fn change_devices(
+        &mut self,
+        device: Option<&DeviceSelector>,
+        change: DeviceSettings,
+        peer: Peer,
+    ) -> Result<Reply, ControlError> {
+        self.may_govern(peer)?;
+        if change.is_empty() {
+            return Err(ControlError::new(ErrorCode::Invalid, "nothing to change")
+                .with_hint("give a mode, a policy, a quantum, early wake or misbehaviour"));
+        }
+        let indices: Vec<usize> = (0..self.devices.iter().count())
+            .filter(|index| {
+                device.is_none_or(|device| {
+                    [false, true]
+                        .into_iter()
+                        .any(|simulated| self.devices.answers(*index, device, simulated))
+                })
+            })
+            .collect();
+        if indices.is_empty() {
+            let known: Vec<String> = self
+                .devices
+                .iter()
+                .map(|(index, device)| format!("{index} ({})", convert::uuid_text(&device.uuid)))
+                .collect();
+            let message = match device {
+                Some(device) => format!("no device answers to `{device}`"),
+                None => "no device is known yet".into(),
+            };
+            let hint = if known.is_empty() {
+                "devices are known once a job uses them".into()
+            } else {
+                format!("there are {}", known.join(", "))
+            };
+            return Err(ControlError::new(ErrorCode::NoSuchDevice, message).with_hint(hint));
+        }
+        for index in &indices {
+            check(&change.clone().or(&self.settings_of(*index)))?;
+        }
+        for index in &indices {
+            let Some(device) = self.devices.get(*index) else {
+                continue;
+            };
+            let uuid = device.uuid;
+            let before = self.by_hand.remove(&uuid).unwrap_or_default();
+            self.by_hand.insert(uuid, change.clone().or(&before));
+            self.run_as_set(*index);
+        }
+        self.save_state();
+        for index in &indices {
+            let fields = described(*index, &change);
+            let message = format!("device {index} is run anew");
+            self.journal.write("device", "", message, &fields);
+        }
+        let statuses = self.device_statuses();
+        let changed = indices.iter().filter_map(|index| statuses.get(*index));
+        Ok(Reply::Devices(
+            changed.cloned().collect::<Vec<DeviceStatus>>(),
+        ))
+    }
+
+    /// Reads the quota file again, for an operator.
+    pub(crate) fn reload_for(&mut self, peer: Peer) -> Result<Reply, ControlError> {
+        self.may_govern(peer)?;
+        self.reload().map(Reply::Reloaded)
+    }
+
+    /// Reads the quota file again; where it is wrong, everything stays as it is.
+    pub(crate) fn reload(&mut self) -> Result<Reloaded, ControlError> {
+        let Some(read) = &self.options.reload else {
+            let message = "this arbiter was not started from a quota file";
+            return Err(ControlError::new(ErrorCode::Unsupported, message));
+        };
+        let rules = read().and_then(|rules| {
+            for rule in &rules.devices {
+                check(&rule.settings).map_err(|error| error.to_string())?;
+            }
+            Ok(rules)
+        });
+        let rules = match rules {
+            Ok(rules) => rules,
+            Err(reason) => {
+                let message = format!("the quota file is not taken over: {reason}");
+                self.journal.write("reload", "", message, &[]);
+                let error = ControlError::new(ErrorCode::Invalid, reason);
+                return Err(error.with_hint("what was in force before still is"));
+            }
+        };
+        let reloaded = Reloaded {
+            file: rules.file.clone(),
+            device_rules: u32::try_from(rules.devices.len()).unwrap_or(u32::MAX),
+            tenant_rules: u32::try_from(rules.tenant_rules).unwrap_or(u32::MAX),
+        };
+        self.options.devices = rules.devices;
+        self.options.ceilings = rules.ceilings;
+        self.by_hand.clear();
+        for index in 0..self.lanes.len() {
+            self.reserve_memory(index);
+            self.run_as_set(index);
+        }
+        self.publish_limits();
+        self.save_state();
+        let file = match &reloaded.file {
+            Some(file) => file.display().to_string(),
+            None => "no file".into(),
+        };
+        let message = format!("the quota file was read again: {file}");
+        self.journal.write("reload", "", message, &[]);
+        Ok(reloaded)
+    }
+
+    /// Runs a device as its settings say from here on.
+    pub(crate) fn run_as_set(&mut self, index: usize) {
+        let settings = self.settings_of(index);
+        let mut setup = self.setup_of(index);
+        // The policy that is there goes on with its accounts, unless another one was chosen.
+        let chosen = settings.policy.unwrap_or_else(default_policy);
+        if self.policies.get(index) == Some(&chosen) {
+            setup.policy = None;
+        } else if let Some(before) = self.policies.get_mut(index) {
+            *before = chosen;
+        }
+        if let Some(lane) = self.lanes.get_mut(index) {
+            lane.run_as(mono_ns(), setup);
+            self.dirty |= 1 << index;
+        }
+    }
+
+    /// How a device is run.
+    pub(crate) fn setup_of(&self, index: usize) -> Setup {
+        let total = self.devices.get(index).map_or(0, |d| d.total_bytes);
+        let usable = total.saturating_sub(self.ledger.reserved[index]);
+        let mut settings = self.settings_of(index);
+        settings.policy.get_or_insert_with(default_policy);
+        self.options.setup(&settings, usable)
+    }
+
+    /// What was set by hand, for the state file.
+    pub(crate) fn saved_devices(&self) -> Vec<SavedDevice> {
+        let saved = self.by_hand.iter().map(|(uuid, settings)| SavedDevice {
+            uuid: convert::uuid_text(uuid),
+            settings: settings.clone(),
+        });
+        saved.collect()
+    }
+
+    /// Only root and the arbiter's own user change what is everybody's.
+    fn may_govern(&self, peer: Peer) -> Result<(), ControlError> {
+        let ours = rustix::process::geteuid().as_raw();
+        if peer.uid == 0 || peer.uid == ours {
+            return Ok(());
+        }
+        let message = format!(
+            "devices are run by user {ours}'s arbiter, you are {}",
+            peer.uid
+        );
+        Err(ControlError::new(ErrorCode::Permission, message).with_hint("ask that user, or root"))
+    }
+}
+
+/// The policy of a device of which nothing is said.
+pub(crate) fn default_policy() -> PolicyChoice {
+    PolicyChoice::named("stride")
+}
+
+/// Whether settings make sense together.
+pub(crate) fn check(settings: &DeviceSettings) -> Result<(), ControlError> {
+    let invalid = |message: String, hint: &str| {
+        Err(ControlError::new(ErrorCode::Invalid, message).with_hint(hint))
+    };
+    if settings.mode == Some(SliceMode::Unknown) {
+        return invalid(
+            "the mode is not known to this arbiter".into(),
+            "write exclusive, concurrent or auto",
+        );
+    }
+    if let Some(policy) = &settings.policy {
+        convert::policy(policy)
+            .map_err(|error| ControlError::new(ErrorCode::Invalid, error.to_string()))?;
+    }
+    if let Some(holders) = settings
+        .holders
+        .filter(|holders| !(1..=64).contains(holders))
+    {
+        return invalid(
+            format!("{holders} holders at once make no sense"),
+            "write a number from 1 to 64",
+        );
+    }
+    for (name, us) in [
+        ("longest", settings.quantum_max_us),
+        ("shortest", settings.quantum_min_us),
+    ] {
+        if let Some(us) = us.filter(|us| !QUANTUM_US.contains(us)) {
+            return invalid(
+                format!("a {name} slice of {us} us is out of range"),
+                "write 0.5 to 1000 ms",
+            );
+        }
+    }
+    if let (Some(min_us), Some(max_us)) = (settings.quantum_min_us, settings.quantum_max_us)
+        && min_us > max_us
+    {
+        return invalid(
+            format!("a shortest slice of {min_us} us is longer than the longest of {max_us} us"),
+            "change both",
+        );
+    }
+    Ok(())
+}
+
+fn described(index: usize, change: &DeviceSettings) -> Vec<(&'static str, Value)> {
+    let mut fields = vec![("device", Value::from(index))];
+    let mut add = |name, value: Option<Value>| fields.extend(value.map(|value| (name, value)));
+    add("mode", change.mode.map(|mode| mode.as_str().into()));
+    let policy = change.policy.as_ref();
+    add("policy", policy.map(|policy| policy.to_string().into()));
+    add("holders", change.holders.map(Value::from));
+    add("quantum_min_us", change.quantum_min_us.map(Value::from));
+    add("quantum_max_us", change.quantum_max_us.map(Value::from));
+    add("early_wake", change.early_wake.map(Value::from));
+    let misbehaviour = change.misbehaviour;
+    add(
+        "misbehaviour",
+        misbehaviour.map(|answer| answer.as_str().into()),
+    );
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_make_no_sense_are_told_with_the_value() {
+        let of = |min_us, max_us| DeviceSettings {
+            quantum_min_us: min_us,
+            quantum_max_us: max_us,
+            ..DeviceSettings::default()
+        };
+        assert_eq!(check(&DeviceSettings::default()), Ok(()));
+        assert_eq!(check(&of(Some(500), Some(1_000_000))), Ok(()));
+        for (settings, words) in [
+            (of(Some(499), None), ["499", "0.5"]),
+            (of(None, Some(1_000_001)), ["1000001", "1000 ms"]),
+            (of(Some(6000), Some(5000)), ["6000", "5000"]),
+            (
+                DeviceSettings {
+                    policy: Some(PolicyChoice::named("strid")),
+                    ..DeviceSettings::default()
+                },
+                ["\"strid\"", "did you mean \"stride\"?"],
+            ),
+            (
+                DeviceSettings {
+                    holders: Some(0),
+                    ..DeviceSettings::default()
+                },
+                ["0 holders", "1 to 64"],
+            ),
+            (
+                DeviceSettings {
+                    mode: Some(SliceMode::Unknown),
+                    ..DeviceSettings::default()
+                },
+                ["mode", "concurrent"],
+            ),
+        ] {
+            let error = check(&settings).expect_err("refused").to_string();
+            for word in words {
+                assert!(error.contains(word), "{error}");
+            }
+        }
+    }
+}

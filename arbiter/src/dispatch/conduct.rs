@@ -1,0 +1,154 @@
+//! Tenants that harm the others: what they are found to do, and what a lane makes of it.
+//!
+//! Nothing here is needed to protect the others: gates close without the tenant's help, what it does is charged, and what it
+//! claims hurts only itself. This is about telling, and about running such a tenant after all others until it behaves.
+
+use super::pace::Answer;
+
+/// How long it runs last after it was found out for the last time. One that does not come gives no sign of having come back
+/// to its senses but to come when it is let in, so it is given a chance more often; what that costs the others is a slice.
+const PENANCE_NS: u64 = 10_000_000_000;
+const DEAF_PENANCE_NS: u64 = 2_000_000_000;
+/// The same offence is told again after this long.
+const SILENCE_NS: u64 = 10_000_000_000;
+
+/// What a tenant is found to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Offence {
+    /// It waits, is let in, and never comes: its process is stopped or frozen.
+    Deaf,
+    /// What it had on the device when its slice ended is still not done.
+    Endless {
+        /// For so long, in milliseconds.
+        ms: u64,
+    },
+    /// It submits although its gate is closed.
+    Ungated {
+        /// So many submissions in a tenth of a second.
+        launches: u64,
+    },
+    /// It rings without end.
+    Flood,
+    /// Its page holds what no library of ours writes.
+    Nonsense,
+}
+
+impl Offence {
+    /// For programs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Deaf => "deaf",
+            Self::Endless { .. } => "endless",
+            Self::Ungated { .. } => "ungated",
+            Self::Flood => "flood",
+            Self::Nonsense => "nonsense",
+        }
+    }
+
+    /// For people, after the job's name.
+    pub fn text(self) -> String {
+        match self {
+            Self::Deaf => "waits for the device and does not come when it is let in".into(),
+            Self::Endless { ms } => {
+                format!("still has work on the device {ms} ms after its slice has ended")
+            }
+            Self::Ungated { launches } => {
+                format!("submits without a grant: {launches} times in a tenth of a second")
+            }
+            Self::Flood => "floods the arbiter with requests".into(),
+            Self::Nonsense => "writes what makes no sense into its page".into(),
+        }
+    }
+}
+
+/// How a tenant behaves on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Conduct {
+    offence: Option<Offence>,
+    /// It runs last until then.
+    demoted_until_ns: u64,
+    told_ns: Option<u64>,
+    /// How often it was found out.
+    pub count: u64,
+}
+
+impl Conduct {
+    /// It was found out. True where that is to be told.
+    pub fn find(&mut self, now_ns: u64, offence: Offence, answer: Answer) -> bool {
+        let same = self
+            .offence
+            .is_some_and(|before| before.word() == offence.word());
+        self.offence = Some(offence);
+        if answer != Answer::Report {
+            let penance_ns = match offence {
+                Offence::Deaf => DEAF_PENANCE_NS,
+                _ => PENANCE_NS,
+            };
+            self.demoted_until_ns = self.demoted_until_ns.max(now_ns + penance_ns);
+        }
+        let silent = same
+            && self
+                .told_ns
+                .is_some_and(|told_ns| now_ns < told_ns + SILENCE_NS);
+        if silent {
+            return false;
+        }
+        self.count += 1;
+        self.told_ns = Some(now_ns);
+        true
+    }
+
+    /// Why it runs after all others.
+    pub fn demoted(&self, now_ns: u64) -> Option<Offence> {
+        self.offence.filter(|_| now_ns < self.demoted_until_ns)
+    }
+
+    /// It has ceased to run last: once, the first time after its penance.
+    pub fn forgive(&mut self, now_ns: u64) -> bool {
+        let over = self.demoted_until_ns > 0 && now_ns >= self.demoted_until_ns;
+        if over {
+            (self.demoted_until_ns, self.offence) = (0, None);
+        }
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn an_offender_runs_last_until_some_time_after_its_last_offence() {
+        let mut conduct = Conduct::default();
+        assert_eq!(conduct.demoted(0), None);
+        assert!(conduct.find(S, Offence::Flood, Answer::Demote));
+        assert!(!conduct.find(2 * S, Offence::Flood, Answer::Demote), "told");
+        assert_eq!(conduct.demoted(11 * S), Some(Offence::Flood));
+        assert!(!conduct.forgive(11 * S));
+        assert_eq!(conduct.demoted(12 * S), None);
+        assert!(conduct.forgive(12 * S) && !conduct.forgive(13 * S));
+        assert_eq!(conduct.count, 1);
+        assert!(conduct.find(20 * S, Offence::Deaf, Answer::Demote));
+        assert_eq!(conduct.demoted(21 * S), Some(Offence::Deaf));
+        assert_eq!(conduct.demoted(22 * S), None, "it has another chance soon");
+    }
+
+    #[test]
+    fn another_offence_and_the_same_much_later_are_told() {
+        let mut conduct = Conduct::default();
+        assert!(conduct.find(S, Offence::Flood, Answer::Demote));
+        assert!(conduct.find(S, Offence::Endless { ms: 1000 }, Answer::Demote));
+        assert!(!conduct.find(2 * S, Offence::Endless { ms: 2000 }, Answer::Demote));
+        assert!(conduct.find(12 * S, Offence::Endless { ms: 12_000 }, Answer::Demote));
+        assert_eq!(conduct.count, 3);
+    }
+
+    #[test]
+    fn one_that_is_only_reported_keeps_its_place() {
+        let mut conduct = Conduct::default();
+        assert!(conduct.find(S, Offence::Nonsense, Answer::Report));
+        assert_eq!(conduct.demoted(S), None);
+    }
+}

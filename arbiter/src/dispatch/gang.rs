@@ -1,0 +1,374 @@
+//! Gangs: jobs on several devices that run on all of them at once or on none.
+//!
+//! The ranks of a collective operation wait for each other *on the device*: a kernel of one spins until those of the others have
+//! begun. If the devices were granted one by one, one rank would spin through its slice on one device while the next rank waits for
+//! its turn on another, and two such jobs could do so crosswise for most of their time. (They would not wedge for good: slices end by the
+//! clock, a kernel that has begun goes on spinning beside the next tenant's work, and sooner or later all have begun. What is lost
+//! is the time.)
+//!
+//! Devices that are linked by gangs form a *group*, and time in a group is dealt in *turns*: of one gang, or of all tenants
+//! with one device (the *singles*, each device by its own policy). Turns are dealt by stride scheduling on measured device time; a gang's
+//! weight is its own, that of the singles the largest sum of weights on one device. In a gang's turn the gates on all
+//! its devices open in one go; devices of the group that it does not use belong to the singles, and to other gangs that fit
+//! beside it. (Gang scheduling: J. Ousterhout, "Scheduling Techniques for Concurrent Systems", ICDCS 1982.)
+//!
+//! A turn can still end between two ranks' launches: the rank ahead then spins until the gang's next turn, which is charged to
+//! it as overrun.
+
+use policy::{
+    Class, Device, Holder, QuantumBounds, SlicePolicy, Stride, TenantId, TenantView, View,
+};
+
+use super::{Lane, Turn};
+
+/// The tenants with one device, as one tenant of a group.
+const SINGLES: TenantId = TenantId(u64::MAX);
+
+/// A device that a job has not wanted for so long is not one that it uses.
+const IN_USE_NS: u64 = 10_000_000_000;
+
+/// Deals the turns of all groups.
+#[derive(Debug, Default)]
+pub struct Conductor {
+    groups: Vec<Group>,
+    turns: u64,
+}
+
+/// Devices that are linked by gangs.
+#[derive(Debug)]
+struct Group {
+    /// As bits.
+    lanes: u32,
+    /// With the devices of each.
+    gangs: Vec<(TenantId, u32)>,
+    policy: Stride,
+    held: Option<Holder>,
+    /// What each gang, and the singles, had used when they were charged last.
+    used_ns: Vec<(TenantId, u64)>,
+    /// Turns that are under way; the first is the one that was dealt, the others fit beside it.
+    turns: Vec<(u32, Turn)>,
+}
+
+impl Conductor {
+    /// Whether there is anything to conduct.
+    pub fn is_idle(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Lanes of all groups, as bits.
+    pub fn lanes(&self) -> u32 {
+        self.groups
+            .iter()
+            .fold(0, |lanes, group| lanes | group.lanes)
+    }
+
+    /// Takes note of who is a gang: jobs that asked for it and use several devices that run in slices.
+    pub fn form(&mut self, lanes: &mut [Lane]) {
+        let mut gangs: Vec<(TenantId, u32)> = Vec::new();
+        for (at, lane) in lanes.iter().enumerate().take(32) {
+            for tenant in lane.gang_candidates() {
+                match gangs.iter_mut().find(|(id, _)| *id == tenant) {
+                    Some((_, devices)) => *devices |= 1 << at,
+                    None => gangs.push((tenant, 1 << at)),
+                }
+            }
+        }
+        gangs.retain(|(_, devices)| devices.count_ones() > 1);
+        gangs.sort_unstable();
+        let mut groups: Vec<(u32, Vec<(TenantId, u32)>)> = Vec::new();
+        for gang in &gangs {
+            // Everything that it touches becomes one group.
+            let (touched, rest): (Vec<_>, Vec<_>) = groups
+                .into_iter()
+                .partition(|(lanes, _)| lanes & gang.1 != 0);
+            groups = rest;
+            let mut group = (gang.1, vec![*gang]);
+            for (lanes, gangs) in touched {
+                group.0 |= lanes;
+                group.1.extend(gangs);
+            }
+            group.1.sort_unstable();
+            groups.push(group);
+        }
+        for (at, lane) in lanes.iter_mut().enumerate().take(32) {
+            let here = |id: TenantId| {
+                gangs
+                    .iter()
+                    .any(|(gang, devices)| *gang == id && devices & (1 << at) != 0)
+            };
+            lane.mark_gangs(here);
+        }
+        let mut old = std::mem::take(&mut self.groups);
+        for (mask, gangs) in groups {
+            let same = old.iter().position(|group| group.lanes == mask);
+            let group = match same {
+                Some(at) => Group {
+                    gangs,
+                    ..old.swap_remove(at)
+                },
+                None => Group {
+                    lanes: mask,
+                    gangs,
+                    policy: Stride::new(),
+                    held: None,
+                    used_ns: Vec::new(),
+                    turns: Vec::new(),
+                },
+            };
+            self.groups.push(group);
+        }
+        for group in old {
+            for (lanes_of, turn) in group.turns {
+                end_turn(lanes, lanes_of, turn);
+            }
+        }
+    }
+
+    /// Deals turns, after the lanes were stepped. Returns the lanes that have to be stepped again, as bits, and when to come back.
+    pub fn step(&mut self, now_ns: u64, lanes: &mut [Lane]) -> (u32, Option<u64>) {
+        let (mut touched, mut again_ns) = (0, None::<u64>);
+        for group in &mut self.groups {
+            let (changed, again) = group.step(now_ns, lanes, &mut self.turns);
+            touched |= changed;
+            again_ns = match (again_ns, again) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        (touched, again_ns)
+    }
+}
+
+fn of(lanes: &[Lane], mask: u32) -> impl Iterator<Item = &Lane> {
+    let chosen = move |at: &usize| mask & (1 << at) != 0;
+    lanes
+        .iter()
+        .enumerate()
+        .filter(move |(at, _)| chosen(at))
+        .map(|(_, lane)| lane)
+}
+
+fn end_turn(lanes: &mut [Lane], mask: u32, turn: Turn) {
+    for (at, lane) in lanes.iter_mut().enumerate() {
+        if mask & (1 << at) != 0 {
+            lane.end_turn(turn);
+        }
+    }
+}
+
+impl Group {
+    fn step(&mut self, now_ns: u64, lanes: &mut [Lane], numbers: &mut u64) -> (u32, Option<u64>) {
+        self.charge(lanes);
+        let mut views: Vec<TenantView> = self
+            .gangs
+            .iter()
+            .map(|(id, devices)| {
+                let wants = of(lanes, *devices).any(|lane| lane.gang_competes(*id, now_ns))
+                    && of(lanes, *devices).all(|lane| lane.may_run(*id));
+                let terms = of(lanes, *devices).find_map(|lane| lane.gang_terms(*id, now_ns));
+                let (class, weight_ppm) = terms.unwrap_or_default();
+                TenantView::new(*id, class, weight_ppm, wants)
+            })
+            .collect();
+        let singles = of(lanes, self.lanes)
+            .map(|lane| lane.singles(now_ns))
+            .reduce(|a, b| {
+                let class = if a.0 == Class::Guaranteed || b.0 == Class::Guaranteed {
+                    Class::Guaranteed
+                } else {
+                    Class::Opportunistic
+                };
+                (class, a.1.max(b.1))
+            });
+        let (class, weight_ppm) = singles.unwrap_or_default();
+        views.push(TenantView::new(SINGLES, class, weight_ppm, weight_ppm > 0));
+        let wanting = views.iter().filter(|view| view.wants).count();
+        let quantum = of(lanes, self.lanes)
+            .map(Lane::quantum)
+            .reduce(|a, b| QuantumBounds {
+                min_us: a.min_us.max(b.min_us),
+                max_us: a.max_us.max(b.max_us),
+            })
+            .unwrap_or(QuantumBounds {
+                min_us: 2000,
+                max_us: 5000,
+            });
+        let decision = self.policy.decide(&View {
+            now_ns,
+            tenants: &views,
+            holders: self.held.as_slice(),
+            quantum,
+            device: Device::EXCLUSIVE,
+        });
+        if let Some(slice) = decision.grant.first() {
+            let anew = self.held.is_some_and(|held| held.id == slice.tenant);
+            self.held = Some(Holder {
+                id: slice.tenant,
+                since_ns: now_ns,
+                quantum_us: slice.quantum_us,
+            });
+            if anew {
+                return (0, decision.again_ns);
+            }
+            *numbers += 1;
+            let touched = self.deal(
+                slice.tenant,
+                slice.quantum_us,
+                &views,
+                wanting > 1,
+                *numbers,
+                lanes,
+            );
+            return (touched, decision.again_ns);
+        }
+        if !decision.revoke.is_empty() {
+            self.held = None;
+            return (self.end_turns(lanes), decision.again_ns);
+        }
+        (0, decision.again_ns)
+    }
+
+    /// Opens a turn, and those that fit beside it.
+    fn deal(
+        &mut self,
+        whose: TenantId,
+        quantum_us: u32,
+        views: &[TenantView],
+        contended: bool,
+        number: u64,
+        lanes: &mut [Lane],
+    ) -> u32 {
+        self.end_turns(lanes);
+        let mut taken = 0;
+        if whose != SINGLES {
+            let first = self.gangs.iter().filter(|(id, _)| *id == whose);
+            let rest = self.gangs.iter().filter(|(id, _)| *id != whose);
+            for (id, devices) in first.chain(rest) {
+                let wants = views.iter().any(|view| view.id == *id && view.wants);
+                if !wants || taken & devices != 0 {
+                    continue;
+                }
+                taken |= devices;
+                let turn = Turn {
+                    tenant: *id,
+                    number,
+                    quantum_us,
+                    contended,
+                };
+                for (at, lane) in lanes.iter_mut().enumerate() {
+                    if devices & (1 << at) != 0 {
+                        lane.begin_turn(turn);
+                    }
+                }
+                self.turns.push((*devices, turn));
+            }
+        }
+        self.lanes
+    }
+
+    fn end_turns(&mut self, lanes: &mut [Lane]) -> u32 {
+        for (mask, turn) in self.turns.drain(..) {
+            end_turn(lanes, mask, turn);
+        }
+        self.lanes
+    }
+
+    /// A gang is charged what it used where it used most; the singles the same, in their turns.
+    fn charge(&mut self, lanes: &[Lane]) {
+        let mut now: Vec<(TenantId, u64)> = self
+            .gangs
+            .iter()
+            .map(|(id, devices)| {
+                let used = of(lanes, *devices).filter_map(|lane| lane.usage(*id));
+                (*id, used.map(|usage| usage.device_ns).max().unwrap_or(0))
+            })
+            .collect();
+        let singles = of(lanes, self.lanes).map(Lane::singles_device_ns);
+        now.push((SINGLES, singles.max().unwrap_or(0)));
+        let singles_turn = self.held.is_some_and(|held| held.id == SINGLES);
+        for (id, used_ns) in &now {
+            let before = self.used_ns.iter().find(|(before, _)| before == id);
+            let more_ns = used_ns.saturating_sub(before.map_or(*used_ns, |(_, ns)| *ns));
+            if more_ns > 0 && (*id != SINGLES || singles_turn) {
+                self.policy.charge(*id, more_ns);
+            }
+        }
+        self.used_ns = now;
+    }
+}
+
+/// What a conductor asks of a lane, and tells it.
+impl Lane {
+    /// Tenants that are gangs if they use another device as well. A process can be granted every device that its driver
+    /// shows it; used is one that it has wanted lately.
+    fn gang_candidates(&self) -> impl Iterator<Item = TenantId> {
+        let sliced = !matches!(self.mode, super::Mode::Concurrent);
+        let now_ns = self.charged_ns;
+        let candidates = self.seats.iter().filter(move |seat| {
+            sliced
+                && seat.terms.gang
+                && !seat.clients.is_empty()
+                && (seat.waits || seat.usage.was_at_work(now_ns, IN_USE_NS))
+        });
+        candidates.map(|seat| seat.tenant)
+    }
+
+    /// Whether a tenant has its turns here together with those on other devices.
+    pub fn is_gang(&self, tenant: TenantId) -> bool {
+        self.seat(tenant).is_some_and(|seat| seat.gang)
+    }
+
+    fn mark_gangs(&mut self, is_gang: impl Fn(TenantId) -> bool) {
+        for seat in &mut self.seats {
+            seat.gang = is_gang(seat.tenant);
+        }
+    }
+
+    fn gang_competes(&self, tenant: TenantId, now_ns: u64) -> bool {
+        self.seat(tenant)
+            .is_some_and(|seat| seat.wants(now_ns) || seat.busy)
+    }
+
+    fn may_run(&self, tenant: TenantId) -> bool {
+        self.seat(tenant).is_none_or(super::Seat::may_run)
+    }
+
+    fn gang_terms(&self, tenant: TenantId, now_ns: u64) -> Option<(Class, u32)> {
+        let view = self.seat(tenant)?.view(now_ns);
+        Some((view.class, view.weight_ppm))
+    }
+
+    /// Class and sum of the weights of those that want the device and are no gang; the weight is 0 where nobody does.
+    fn singles(&self, now_ns: u64) -> (Class, u32) {
+        let mut singles = (Class::Opportunistic, 0u32);
+        for seat in self.seats.iter().filter(|seat| !seat.gang) {
+            if !seat.competes(now_ns) {
+                continue;
+            }
+            let view = seat.view(now_ns);
+            if view.class == Class::Guaranteed && singles.0 == Class::Opportunistic {
+                singles = (Class::Guaranteed, 0);
+            }
+            if view.class == singles.0 {
+                singles.1 = singles.1.saturating_add(view.weight_ppm);
+            }
+        }
+        singles
+    }
+
+    fn singles_device_ns(&self) -> u64 {
+        let singles = self.seats.iter().filter(|seat| !seat.gang);
+        singles.map(|seat| seat.usage.device_ns).sum()
+    }
+
+    fn begin_turn(&mut self, turn: Turn) {
+        self.turn = Some(turn);
+    }
+
+    /// The gates of a gang close with the next step.
+    fn end_turn(&mut self, turn: Turn) {
+        if self.turn == Some(turn) {
+            self.turn = None;
+        }
+    }
+}

@@ -1,0 +1,823 @@
+//! The fast loop of one device: looks at its tenants, charges them, asks the policy and moves the gates.
+//!
+//! In slices the gates of the tenants that hold the device are open, all others closed; usually one holds it, and a policy with
+//! lanes may have several. What a tenant has queued when its gate closes (its *tail*) is still charged to it while it lasts;
+//! the next tenant's gate opens when it has ended. A tail that is too long to wait for overlaps with the next tenant; time in
+//! which several are busy is split equally between them. All at once, everybody holds the device.
+//!
+//! A tenant alone pays nothing: its gate stays open, without a deadline, until another tenant waits. Only then does the lane
+//! look at the holder every few hundred microseconds, to pass the device on as soon as it is idle.
+//!
+//! Who holds the device is decided here first, and left to the policy where nothing of this applies: a tenant that is paused or
+//! has used up its cap does not; a gang has its turn on all of its devices (`gang`); one that is owed its floor (`bounds`)
+//! comes next.
+//!
+//! `pace` has what can be chosen, `seat` one tenant, `bounds` floors and caps, `conduct` what is done about tenants that harm
+//! the others, `auto` the choice between slices and all at once. They take the time as an argument and pages as they are; none
+//! owns a clock, a socket or a journal.
+
+mod auto;
+mod bounds;
+mod conduct;
+mod gang;
+mod pace;
+mod seat;
+
+use std::rc::Rc;
+
+use channel::Grant;
+use channel::arbiter::ClientPages;
+use policy::{
+    Class, Decision, Device, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy,
+    TenantId, TenantView, View,
+};
+
+use crate::terms::Terms;
+use crate::usage::{Recent, Usage};
+use auto::{Auto, Running, Sample};
+use bounds::Slices;
+pub use conduct::Offence;
+pub use gang::Conductor;
+pub use pace::{Answer, Mode, Pace, Setup};
+use seat::{Hold, Seat};
+
+/// For how long after a moment of contention the small window stays.
+const CROWDED_NS: u64 = 1_000_000_000;
+/// A tenant that has not wanted the device for so long is not at work.
+const AT_WORK_NS: u64 = 1_000_000_000;
+/// How long after a turn that was told it is confirmed: the threads that turn by the clock have the cores to themselves first.
+const CONFIRM_NS: u64 = 50_000;
+/// While nothing happens at all.
+const IDLE_TICK_NS: u64 = 100_000_000;
+
+/// One device.
+#[derive(Debug)]
+pub struct Lane {
+    device: usize,
+    mode: Mode,
+    pace: Pace,
+    holders: usize,
+    answer: Answer,
+    memory_bytes: u64,
+    policy: Box<dyn SlicePolicy>,
+    auto: Auto,
+    seats: Vec<Seat>,
+    /// A gang's turn, which no policy touches.
+    turn: Option<Turn>,
+    /// Everybody was let in.
+    all_in: bool,
+    /// Who runs for the sake of its floor, likewise.
+    floor: Option<TenantId>,
+    /// The slice that begins when the tails before it have ended.
+    coming: Option<Slice>,
+    /// Whose gate is about to open; at a time that it and the holder have been told, or when a tail has ended.
+    announced: Option<(TenantId, Option<u64>)>,
+    grants: u64,
+    /// When time was charged last.
+    charged_ns: u64,
+    crowded_until_ns: u64,
+    busy: Recent,
+    offences: Vec<(TenantId, Offence)>,
+    /// Scratch of `decide`, kept to allocate nothing.
+    view: Vec<TenantView>,
+    held: Vec<Holder>,
+}
+
+/// The turn of a gang.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// Whose.
+    pub tenant: TenantId,
+    /// Number of the turn, so that the same tenant's next one is told from this one.
+    pub number: u64,
+    /// How long, in microseconds.
+    pub quantum_us: u32,
+    /// Others wait for its end.
+    pub contended: bool,
+}
+
+impl Lane {
+    /// A device without tenants.
+    pub fn new(device: usize, setup: Setup, now_ns: u64) -> Self {
+        Self {
+            device,
+            mode: setup.mode,
+            pace: setup.pace,
+            holders: setup.holders.max(1),
+            answer: setup.answer,
+            memory_bytes: setup.memory_bytes,
+            policy: setup
+                .policy
+                .unwrap_or_else(|| Box::new(policy::Stride::new())),
+            auto: Auto::new(now_ns),
+            seats: Vec::new(),
+            turn: None,
+            all_in: false,
+            floor: None,
+            coming: None,
+            announced: None,
+            grants: 0,
+            charged_ns: now_ns,
+            crowded_until_ns: 0,
+            busy: Recent::default(),
+            offences: Vec::new(),
+            view: Vec::new(),
+            held: Vec::new(),
+        }
+    }
+
+    /// Runs the device in another way from here on; the next step acts on it. What was charged stays charged, and a policy
+    /// that is replaced leaves its accounts behind.
+    pub fn run_as(&mut self, now_ns: u64, setup: Setup) {
+        self.charge(now_ns);
+        let shorter = setup.pace.quantum.max_us;
+        (self.pace, self.answer) = (setup.pace, setup.answer);
+        (self.holders, self.memory_bytes) = (setup.holders.max(1), setup.memory_bytes);
+        if let Some(policy) = setup.policy {
+            self.policy = policy;
+        }
+        for seat in &mut self.seats {
+            seat.quiet_ns = seat
+                .quiet_ns
+                .clamp(self.pace.quiet_ns, self.pace.quiet_max_ns);
+            if let Some(hold) = &mut seat.hold {
+                hold.quantum_us = hold.quantum_us.min(shorter);
+            }
+        }
+        if self.mode != setup.mode {
+            self.mode = setup.mode;
+            self.auto = Auto::new(now_ns);
+        }
+    }
+
+    /// A client of `tenant` comes. Its gate opens at once where its tenant holds the device or nobody does.
+    pub fn add(
+        &mut self,
+        now_ns: u64,
+        tenant: TenantId,
+        terms: Terms,
+        client: u64,
+        pages: Rc<ClientPages>,
+    ) {
+        self.charge(now_ns);
+        let at = match self.seats.iter().position(|seat| seat.tenant == tenant) {
+            Some(at) => at,
+            None => {
+                self.seats
+                    .push(Seat::new(now_ns, tenant, terms, &self.pace));
+                self.seats.len() - 1
+            }
+        };
+        let nobody = self.seats.iter().all(|seat| seat.hold.is_none());
+        let free = nobody && self.turn.is_none() && self.coming.is_none();
+        let grant = self.grant_of(&self.seats[at], now_ns, 0, 0);
+        let seat = &mut self.seats[at];
+        seat.clients.push((client, Rc::clone(&pages)));
+        seat.launches = seat.sample(self.device).launches;
+        if seat.hold.is_some() {
+            pages.arbiter.open(self.device, &grant);
+        } else if (free || self.at_once()) && self.seats[at].may_run() {
+            self.begin(now_ns, at, self.pace.quantum.max_us, false);
+        }
+    }
+
+    /// A client is gone. What it had in flight is no longer charged.
+    pub fn remove(&mut self, now_ns: u64, client: u64) {
+        self.charge(now_ns);
+        for seat in &mut self.seats {
+            let before = seat.clients.len();
+            seat.clients.retain(|(id, _)| *id != client);
+            if seat.clients.len() == before {
+                continue;
+            }
+            seat.launches = seat.sample(self.device).launches;
+            if seat.clients.is_empty() {
+                seat.empty();
+            }
+        }
+    }
+
+    /// A tenant is gone; what it used.
+    pub fn retire(&mut self, now_ns: u64, tenant: TenantId) -> Option<Usage> {
+        self.charge(now_ns);
+        let at = self.seats.iter().position(|seat| seat.tenant == tenant)?;
+        self.turn = self.turn.filter(|turn| turn.tenant != tenant);
+        self.floor = self.floor.filter(|id| *id != tenant);
+        Some(self.seats.swap_remove(at).usage)
+    }
+
+    /// New terms of a tenant.
+    pub fn set_terms(&mut self, tenant: TenantId, terms: Terms) {
+        if let Some(seat) = self.seat_mut(tenant) {
+            seat.terms = terms;
+            seat.bounds.set(terms.min_ppm, terms.max_ppm);
+        }
+    }
+
+    /// What is known of a tenant's memory and its iterations, for policies that ask.
+    pub fn inform(&mut self, tenant: TenantId, memory: Memory, iterations: Iterations) {
+        if let Some(seat) = self.seat_mut(tenant) {
+            (seat.memory, seat.iterations) = (memory, iterations);
+        }
+    }
+
+    /// Opens every gate for good: the arbiter leaves.
+    pub fn open_all(&mut self) {
+        for seat in &self.seats {
+            let grant = self.grant_of(seat, self.charged_ns, 0, 0);
+            for (_, pages) in &seat.clients {
+                pages.arbiter.open(self.device, &grant);
+            }
+        }
+    }
+
+    /// Looks, charges, decides and moves gates. Returns when to do it again at the latest; `None`: nobody is here.
+    pub fn step(&mut self, now_ns: u64) -> Option<u64> {
+        // A turn that was told beforehand has happened when it was to happen, however late it is confirmed.
+        let now_ns = match self.announced {
+            Some((_, Some(turn_ns))) if turn_ns <= now_ns => turn_ns.max(self.charged_ns),
+            _ => now_ns,
+        };
+        self.charge(now_ns);
+        if self.seats.iter().all(|seat| seat.clients.is_empty()) {
+            return None;
+        }
+        self.look(now_ns);
+        let mut again_ns = self.bar(now_ns);
+        let mut sooner = |ns: Option<u64>| {
+            again_ns = match (again_ns, ns) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        };
+        sooner(self.choose(now_ns));
+        if self.at_once() {
+            self.let_all_in(now_ns);
+        } else {
+            if std::mem::take(&mut self.all_in) {
+                (0..self.seats.len()).for_each(|at| self.take(now_ns, at));
+            }
+            let decision = self.decide(now_ns);
+            sooner(self.announce(now_ns, &decision));
+        }
+        self.set_windows(now_ns);
+        self.mark_busy(now_ns);
+
+        let contended = self.is_contended(now_ns);
+        let tails = self.seats.iter().any(|seat| seat.tail_since_ns.is_some());
+        let next_ns = if self.at_once() {
+            now_ns + self.pace.tick_ns
+        } else if contended || tails {
+            now_ns + self.pace.look_ns
+        } else if self.seats.iter().any(|seat| seat.busy) {
+            now_ns + self.pace.tick_ns
+        } else {
+            now_ns + IDLE_TICK_NS
+        };
+        Some(again_ns.map_or(next_ns, |again_ns| next_ns.min(again_ns)))
+    }
+
+    /// Somebody wants the device and does not have it.
+    fn is_contended(&self, now_ns: u64) -> bool {
+        let mut seats = self.seats.iter();
+        seats.any(|seat| seat.hold.is_none() && seat.wants(now_ns) && seat.may_run())
+    }
+
+    /// Charges the time since the last look to those that were busy then.
+    fn charge(&mut self, now_ns: u64) {
+        let dt_ns = now_ns.saturating_sub(self.charged_ns);
+        self.charged_ns = now_ns.max(self.charged_ns);
+        if dt_ns == 0 {
+            return;
+        }
+        let slices = self.slices();
+        let busy = self.seats.iter().filter(|seat| seat.busy).count() as u64;
+        let wanting = self.seats.iter().filter(|seat| seat.busy || seat.waits);
+        let contended = wanting.count() >= 2;
+        for seat in &mut self.seats {
+            let got_ns = if seat.busy { dt_ns / busy.max(1) } else { 0 };
+            if got_ns > 0 {
+                self.policy.charge(seat.tenant, got_ns);
+            }
+            seat.charge(now_ns, dt_ns, got_ns, contended, slices);
+        }
+        if busy > 0 {
+            self.busy.add(now_ns, dt_ns);
+        }
+    }
+
+    /// Copies out what the clients claim.
+    fn look(&mut self, now_ns: u64) {
+        let waits = |seat: &Seat| seat.waits && seat.hold.is_none();
+        let opportunistic = self
+            .seats
+            .iter()
+            .filter(|seat| waits(seat))
+            .all(|seat| seat.class(now_ns) == Class::Opportunistic);
+        for seat in &mut self.seats {
+            let patience_ns = if opportunistic && seat.terms.class == Class::Guaranteed {
+                self.pace.gap_quiet_max_ns
+            } else {
+                u64::MAX
+            };
+            seat.look(now_ns, self.device, &self.pace, patience_ns);
+        }
+    }
+
+    /// Takes the device from those that may not run. Returns when one of them may again, or one that runs may not.
+    fn bar(&mut self, now_ns: u64) -> Option<u64> {
+        let slices = self.slices();
+        for at in 0..self.seats.len() {
+            if self.seats[at].hold.is_some() && !self.seats[at].may_run() {
+                self.take(now_ns, at);
+            }
+        }
+        let seats = self.seats.iter().filter(|seat| !seat.terms.paused);
+        let active = seats.filter(|seat| seat.hold.is_some() || seat.waits);
+        active
+            .filter_map(|seat| Some(now_ns + seat.bounds.change_ns(slices)?))
+            .min()
+    }
+
+    /// Chooses between slices and all at once, where that is left to us.
+    fn choose(&mut self, now_ns: u64) -> Option<u64> {
+        if self.mode != Mode::Auto {
+            return None;
+        }
+        let before = self.auto.running();
+        let at_work: Vec<Sample> = self
+            .seats
+            .iter()
+            .filter(|seat| !seat.terms.paused && seat.usage.was_at_work(now_ns, AT_WORK_NS))
+            .map(|seat| Sample {
+                tenant: seat.tenant,
+                class: seat.class(now_ns),
+                launches: seat.sample(self.device).launches,
+                wait_ns: seat.usage.wait_ns,
+            })
+            .collect();
+        let peak = |seat: &Seat| seat.memory.peak_bytes();
+        let needed = self.seats.iter().map(peak).fold(0, u64::saturating_add);
+        let fits = self.memory_bytes == 0 || needed <= self.memory_bytes;
+        // A gang is conducted, and its ranks on other devices may be in slices.
+        let fits = fits && !self.seats.iter().any(|seat| seat.gang);
+        let after = self.auto.step(now_ns, &at_work, fits);
+        if before != after {
+            tracing::info!("device {}: {}", self.device, self.auto.reason());
+        }
+        Some(self.auto.again_ns())
+    }
+
+    /// Everybody who may holds the device.
+    fn let_all_in(&mut self, now_ns: u64) {
+        self.tell(None);
+        (self.turn, self.floor, self.coming) = (None, None, None);
+        self.all_in = true;
+        for at in 0..self.seats.len() {
+            let seat = &self.seats[at];
+            if seat.hold.is_none() && seat.may_run() && !seat.clients.is_empty() {
+                self.begin(now_ns, at, self.pace.quantum.max_us, false);
+            }
+        }
+    }
+
+    /// Who holds the device, when to decide again, and who comes next.
+    fn decide(&mut self, now_ns: u64) -> Decision {
+        let competing = self.seats.iter().filter(|seat| seat.competes(now_ns));
+        let contended = competing.count() >= 2;
+        if contended {
+            self.crowded_until_ns = now_ns + CROWDED_NS;
+        }
+        if let Some(slice) = self.coming {
+            // Who has gone in the meantime, or been stopped, does not keep the others waiting.
+            let there = |seat: &Seat| {
+                let its_turn = match self.turn {
+                    Some(turn) => turn.tenant == seat.tenant && seat.may_run(),
+                    None => !seat.gang && seat.competes(now_ns),
+                };
+                seat.tenant == slice.tenant && !seat.clients.is_empty() && its_turn
+            };
+            if self.seats.iter().any(there) {
+                return self.begin_after_tails(now_ns, slice);
+            }
+            self.coming = None;
+        }
+        if let Some(turn) = self.turn {
+            return self.hand_to(now_ns, turn.tenant, turn.quantum_us, turn.contended);
+        }
+        for at in 0..self.seats.len() {
+            if self.seats[at].gang && self.seats[at].hold.is_some() {
+                self.take(now_ns, at);
+            }
+        }
+        if let Some(decision) = self.serve_floor(now_ns) {
+            return decision;
+        }
+        self.view.clear();
+        self.held.clear();
+        let views = self.seats.iter().map(|seat| seat.view(now_ns));
+        self.view.extend(views);
+        self.held.extend(self.seats.iter().filter_map(Seat::holder));
+        let decision = self.policy.decide(&View {
+            now_ns,
+            tenants: &self.view,
+            holders: &self.held,
+            quantum: self.pace.quantum,
+            device: Device {
+                holders: self.holders,
+                memory_bytes: self.memory_bytes,
+            },
+        });
+        self.carry_out(now_ns, decision, contended)
+    }
+
+    /// Gates close, tails end, gates open.
+    fn carry_out(&mut self, now_ns: u64, decision: Decision, contended: bool) -> Decision {
+        for id in &decision.revoke {
+            if let Some(at) = self.seats.iter().position(|seat| seat.tenant == *id) {
+                self.take(now_ns, at);
+            }
+        }
+        // Several at once are told apart by nobody anyway.
+        let drains = self.holders == 1 && !decision.revoke.is_empty();
+        for slice in &decision.grant {
+            let at = self.seats.iter().position(|s| s.tenant == slice.tenant);
+            let Some(at) = at.filter(|at| self.seats[*at].may_run()) else {
+                continue;
+            };
+            // One that was told when to come is there already; the tail before it is short.
+            let there = self.announced == Some((slice.tenant, Some(now_ns)));
+            if drains && !there {
+                return self.begin_after_tails(now_ns, *slice);
+            }
+            self.begin(now_ns, at, slice.quantum_us, contended);
+        }
+        let holds = self
+            .seats
+            .iter()
+            .filter_map(|seat| Some((seat, seat.hold?)));
+        // Where a tail is to be waited for there is time to wake the next one after the end of the slice.
+        let ends = holds.map(|(seat, hold)| (hold.due_ns(), seat.tail_ns));
+        let (Some(again_ns), Some((due_ns, tail_ns))) = (decision.again_ns, ends.min()) else {
+            return decision;
+        };
+        Decision {
+            // One that is over was left to its holder by the policy.
+            again_ns: Some(if due_ns > now_ns {
+                again_ns.min(due_ns)
+            } else {
+                again_ns
+            }),
+            // With several holders nobody knows whose slice it is that ends then.
+            next: decision
+                .next
+                .filter(|_| self.holders == 1 && tail_ns < self.pace.lead_ns),
+            ..decision
+        }
+    }
+
+    /// Begins a slice once the tails before it have ended; says when to look again, and whom to wake.
+    ///
+    /// Two tenants on the device at once are told apart by nobody: the hardware slices between them as it likes, and their
+    /// time can only be split by halves, which is wrong for each by a good part of every tail. So a tail ends first. That
+    /// costs nothing but the moment between its end and our look at it, for the device has work until then. A tail that
+    /// lasts is not waited for for ever: a guaranteed tenant waits for an opportunistic one's no longer than the window, and
+    /// nobody waits for that of a gang, whose kernels may be waiting for others of the same gang.
+    fn begin_after_tails(&mut self, now_ns: u64, slice: Slice) -> Decision {
+        let class = self.seat(slice.tenant).map(|seat| seat.class(now_ns));
+        let window_ns = u64::from(self.pace.window_us) * 1000;
+        let patience_ns = |seat: &Seat| match (class, seat.class(now_ns)) {
+            _ if seat.gang || seat.conduct.demoted(now_ns).is_some() => window_ns,
+            (Some(Class::Guaranteed), Class::Opportunistic) => window_ns,
+            _ => self.pace.drain_ns,
+        };
+        let waited_for = self.seats.iter().filter_map(|seat| {
+            let since_ns = seat.tail_since_ns?;
+            let own = seat.tenant == slice.tenant;
+            (!own && now_ns < since_ns + patience_ns(seat)).then_some(since_ns + seat.tail_ns)
+        });
+        if let Some(ends_ns) = waited_for.max() {
+            self.coming = Some(slice);
+            let soon = ends_ns <= now_ns + self.pace.lead_ns;
+            return Decision {
+                again_ns: Some(now_ns + self.pace.drain_look_ns),
+                next: soon.then_some(slice.tenant),
+                ..Decision::default()
+            };
+        }
+        self.coming = None;
+        let mut again_ns = None;
+        if let Some(at) = self.seats.iter().position(|s| s.tenant == slice.tenant) {
+            self.begin(now_ns, at, slice.quantum_us, true);
+            again_ns = self.seats[at].hold.map(|hold| hold.due_ns());
+        }
+        Decision {
+            again_ns,
+            ..Decision::default()
+        }
+    }
+
+    /// Shortly before a slice begins: wakes who waits for it. Where it begins at the end of another one the gates of both are
+    /// told when to turn over, and their threads go by the clock then, whether the arbiter is given a core at that
+    /// moment or not; where it begins at the end of a tail the threads look at their gate. Returns when to decide again, or to do
+    /// this.
+    fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
+        let drains = self.coming.is_some();
+        let next = decision.next.filter(|_| self.pace.lead_ns > 0);
+        let early_ns = decision
+            .again_ns
+            .filter(|_| next.is_some() && !drains)
+            .map(|turn_ns| turn_ns.saturating_sub(self.pace.lead_ns));
+        if let Some(early_ns) = early_ns.filter(|early_ns| now_ns < *early_ns) {
+            self.tell(None);
+            return Some(early_ns);
+        }
+        let turn_ns = decision.again_ns.filter(|_| !drains);
+        self.tell(next.map(|next| (next, turn_ns)));
+        match next.and(turn_ns) {
+            Some(turn_ns) => Some(turn_ns + CONFIRM_NS),
+            None => decision.again_ns,
+        }
+    }
+
+    /// Tells the gates who comes next, and takes back what they were told before.
+    fn tell(&mut self, announced: Option<(TenantId, Option<u64>)>) {
+        if announced == self.announced {
+            return;
+        }
+        let before = std::mem::replace(&mut self.announced, announced);
+        let device = self.device;
+        for seat in &mut self.seats {
+            let holds = seat.hold.is_some();
+            let told = announced.filter(|(next, _)| holds || *next == seat.tenant);
+            let was_told = before.is_some_and(|(next, _)| holds || next == seat.tenant);
+            if let Some((_, Some(turn_ns))) = told.filter(|_| !holds) {
+                // When the turn is confirmed it no longer waits: it went in by the clock.
+                seat.ready_until_ns = seat.ready_until_ns.max(turn_ns + seat.quiet_ns);
+            }
+            for (_, pages) in &seat.clients {
+                match told {
+                    Some((_, Some(turn_ns))) if holds => pages.arbiter.expire(device, turn_ns),
+                    Some(_) if holds => pages.arbiter.keep(device),
+                    Some((_, turn_ns)) => {
+                        pages.arbiter.announce(device, turn_ns);
+                    }
+                    None if was_told && holds => pages.arbiter.keep(device),
+                    None if was_told => pages.arbiter.close(device),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// Gives the device to one tenant alone, unless it has it.
+    fn hand_to(
+        &mut self,
+        now_ns: u64,
+        tenant: TenantId,
+        quantum_us: u32,
+        contended: bool,
+    ) -> Decision {
+        let mut decision = Decision::default();
+        for seat in &self.seats {
+            if seat.hold.is_some() && seat.tenant != tenant {
+                decision.revoke.push(seat.tenant);
+            }
+            if seat.tenant == tenant && seat.hold.is_none() && !seat.clients.is_empty() {
+                decision.grant.push(Slice { tenant, quantum_us });
+            }
+        }
+        self.carry_out(now_ns, decision, contended)
+    }
+
+    /// Begins and sees through a slice for one that is owed its floor; `None`: there is none.
+    fn serve_floor(&mut self, now_ns: u64) -> Option<Decision> {
+        let slices = self.slices();
+        if let Some(seat) = self.floor.and_then(|id| self.seat(id)) {
+            let due_ns = seat.hold.map_or(0, |hold| hold.due_ns());
+            if seat.competes(now_ns) && seat.bounds.is_owed() && now_ns < due_ns {
+                return Some(Decision {
+                    again_ns: Some(due_ns),
+                    ..Decision::default()
+                });
+            }
+        }
+        self.floor = None;
+        // Whoever has begun a slice ends it.
+        let begun = |seat: &Seat| seat.hold.is_some_and(|hold| now_ns < hold.due_ns());
+        if self.seats.iter().any(|seat| begun(seat) && seat.busy) {
+            return None;
+        }
+        let (tenant, owed_ns) = self
+            .seats
+            .iter()
+            .filter(|seat| seat.hold.is_none() && !seat.gang && seat.competes(now_ns))
+            .filter_map(|seat| Some((seat.tenant, seat.bounds.due_ns(slices)?)))
+            .max_by_key(|(_, owed_ns)| *owed_ns)?;
+        let owed_us = u32::try_from(owed_ns / 1000).unwrap_or(u32::MAX);
+        let QuantumBounds { min_us, max_us } = self.pace.quantum;
+        let quantum_us = owed_us.clamp(min_us.min(max_us), max_us);
+        self.floor = Some(tenant);
+        let decision = self.hand_to(now_ns, tenant, quantum_us, true);
+        let due_ns = now_ns + u64::from(quantum_us) * 1000;
+        Some(Decision {
+            again_ns: decision.again_ns.or(Some(due_ns)),
+            ..decision
+        })
+    }
+
+    /// Opens the gates of a tenant, or begins its slice anew.
+    fn begin(&mut self, now_ns: u64, at: usize, quantum_us: u32, contended: bool) {
+        self.grants += 1;
+        let deadline_ns = if contended {
+            now_ns + u64::from(quantum_us) * 1000
+        } else {
+            0
+        };
+        let grant = self.grant_of(&self.seats[at], now_ns, quantum_us, deadline_ns);
+        self.seats[at].begin(now_ns, self.device, &grant);
+    }
+
+    /// Takes the device from a tenant that holds it.
+    fn take(&mut self, now_ns: u64, at: usize) {
+        if self.seats[at].hold.is_some()
+            && let Some(hold) = self.seats[at].end(now_ns, self.device)
+        {
+            self.leave_behind(now_ns, at, hold);
+        }
+    }
+
+    fn leave_behind(&mut self, now_ns: u64, at: usize, hold: Hold) {
+        let seat = &mut self.seats[at];
+        if seat.begin_tail(now_ns, self.device, hold) {
+            let tenant = seat.tenant;
+            self.find(now_ns, tenant, Offence::Deaf);
+        }
+    }
+
+    /// A holder is charged for all of its slice while others wait: nobody else could use that time. Alone it is charged
+    /// for what it uses.
+    fn mark_busy(&mut self, now_ns: u64) {
+        if self.at_once() || !self.is_contended(now_ns) {
+            return;
+        }
+        for seat in &mut self.seats {
+            seat.busy |= seat.hold.is_some();
+        }
+    }
+
+    fn set_windows(&mut self, now_ns: u64) {
+        for at in 0..self.seats.len() {
+            let window_us = self.window_of(&self.seats[at], now_ns);
+            let seat = &mut self.seats[at];
+            if window_us != seat.window_us {
+                seat.window_us = window_us;
+                for (_, pages) in &seat.clients {
+                    pages.arbiter.set_window(self.device, window_us);
+                }
+            }
+        }
+    }
+
+    /// How much of a tenant's work may stay queued.
+    fn window_of(&self, seat: &Seat, now_ns: u64) -> u32 {
+        let guaranteed = |other: &Seat| {
+            other.tenant != seat.tenant
+                && !other.clients.is_empty()
+                && other.class(now_ns) == Class::Guaranteed
+                && !other.terms.paused
+        };
+        if seat.class(now_ns) == Class::Opportunistic && self.seats.iter().any(guaranteed) {
+            self.pace.gap_window_us
+        } else if now_ns < self.crowded_until_ns {
+            self.pace.window_us
+        } else {
+            self.pace.lone_window_us
+        }
+    }
+
+    fn grant_of(&self, seat: &Seat, now_ns: u64, quantum_us: u32, deadline_mono_ns: u64) -> Grant {
+        Grant {
+            number: self.grants,
+            quantum_us,
+            deadline_mono_ns,
+            window_us: self.window_of(seat, now_ns),
+        }
+    }
+
+    fn slices(&self) -> Slices {
+        let QuantumBounds { min_us, max_us } = self.pace.quantum;
+        Slices {
+            min_ns: i64::from(min_us) * 1000,
+            max_ns: i64::from(max_us) * 1000,
+        }
+    }
+
+    fn at_once(&self) -> bool {
+        match self.mode {
+            Mode::Exclusive => false,
+            Mode::Concurrent => true,
+            Mode::Auto => self.auto.running() == Running::AtOnce,
+        }
+    }
+
+    fn seat(&self, tenant: TenantId) -> Option<&Seat> {
+        self.seats.iter().find(|seat| seat.tenant == tenant)
+    }
+
+    fn seat_mut(&mut self, tenant: TenantId) -> Option<&mut Seat> {
+        self.seats.iter_mut().find(|seat| seat.tenant == tenant)
+    }
+
+    // --- what is done about those that harm the others ---
+
+    /// Looks how tenants behave, a few times a second. Returns those whose penance is over.
+    pub fn inspect(&mut self, now_ns: u64) -> Vec<TenantId> {
+        let slices = !self.at_once();
+        for at in 0..self.seats.len() {
+            let offence = self.seats[at].inspect(now_ns, self.device);
+            if let Some(offence) = offence.filter(|_| slices) {
+                let tenant = self.seats[at].tenant;
+                self.find(now_ns, tenant, offence);
+            }
+        }
+        let seats = self.seats.iter_mut();
+        seats
+            .filter_map(|seat| seat.conduct.forgive(now_ns).then_some(seat.tenant))
+            .collect()
+    }
+
+    /// A tenant was found to harm the others.
+    pub fn find(&mut self, now_ns: u64, tenant: TenantId, offence: Offence) {
+        let answer = self.answer;
+        if let Some(seat) = self.seat_mut(tenant)
+            && seat.find(now_ns, offence, answer)
+        {
+            self.offences.push((tenant, offence));
+        }
+    }
+
+    /// What is to be told, once.
+    pub fn take_offences(&mut self) -> Vec<(TenantId, Offence)> {
+        std::mem::take(&mut self.offences)
+    }
+
+    /// What becomes of a tenant that harms the others.
+    pub fn answer(&self) -> Answer {
+        self.answer
+    }
+
+    /// Why a tenant runs after all others, and how often it was found out.
+    pub fn conduct(&self, tenant: TenantId, now_ns: u64) -> (Option<Offence>, u64) {
+        let seat = self.seat(tenant);
+        seat.map_or((None, 0), |seat| {
+            (seat.conduct.demoted(now_ns), seat.conduct.count)
+        })
+    }
+
+    // --- what is told about it ---
+
+    /// Whether it runs all at once now, and why, where that is left to us.
+    pub fn running(&self) -> (bool, &str) {
+        let reason = match self.mode {
+            Mode::Auto => self.auto.reason(),
+            _ => "",
+        };
+        (self.at_once(), reason)
+    }
+
+    /// Between what a slice lasts.
+    pub fn quantum(&self) -> QuantumBounds {
+        self.pace.quantum
+    }
+
+    /// Who holds the device. All at once, those who use it.
+    pub fn holding(&self) -> impl Iterator<Item = TenantId> {
+        let at_once = self.at_once();
+        let holds = move |seat: &&Seat| seat.hold.is_some() && (!at_once || seat.busy);
+        self.seats.iter().filter(holds).map(|seat| seat.tenant)
+    }
+
+    /// Part of the last second in which the device was in use.
+    pub fn busy_part(&self, now_ns: u64) -> f64 {
+        self.busy.part(now_ns)
+    }
+
+    /// What a tenant used.
+    pub fn usage(&self, tenant: TenantId) -> Option<&Usage> {
+        Some(&self.seat(tenant)?.usage)
+    }
+
+    /// Whether a tenant uses the device, and whether it waits for it.
+    pub fn standing(&self, tenant: TenantId) -> (bool, bool) {
+        let seat = self.seat(tenant);
+        seat.map_or((false, false), |seat| {
+            (seat.busy, seat.waits && seat.hold.is_none())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_control;

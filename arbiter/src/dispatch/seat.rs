@@ -1,0 +1,408 @@
+//! A tenant's place in a lane: its gates, what its clients claim, what it used.
+
+use std::rc::Rc;
+
+use channel::Grant;
+use channel::arbiter::ClientPages;
+use policy::{Class, GangId, Holder, Iterations, Memory, TenantId, TenantView};
+
+use super::bounds::{Bounds, Slices};
+use super::conduct::{Conduct, Offence};
+use super::pace::{Answer, Pace};
+use crate::peer::{self, Activity};
+use crate::terms::Terms;
+use crate::usage::Usage;
+
+/// A thread that was let in says so within this time; later its waiting is no sign of life. TIMEOUT: the wake-up of a
+/// thread on a host with more threads than cores takes a few milliseconds.
+const WAKE_NS: u64 = 10_000_000;
+/// One that was let in, said nothing for so many whole slices and still waits is a stopped process.
+const DEAF_AFTER: u32 = 3;
+/// How long it is passed over before it gets another chance: at first, and at most after twice as long each time. A host
+/// with more threads than processors lets a thread wait for tens of milliseconds; a stopped process stays away.
+const DEAF_NS: u64 = 20_000_000;
+const DEAF_MAX_NS: u64 = 1_000_000_000;
+/// From here on that is told. TIMEOUT: it was given a dozen slices in vain by then.
+const DEAF_TOLD_NS: u64 = 300_000_000;
+/// A tail that lasts so long is not the rest of a slice any more. TIMEOUT: kernels of tens of milliseconds are common, of a
+/// second rare.
+const ENDLESS_NS: u64 = 1_000_000_000;
+/// So many submissions past a closed gate between two inspections are no race with its closing.
+const UNGATED: u64 = 256;
+/// Its gate was closed for at least so long, so that what was on its way has arrived.
+const SETTLED_NS: u64 = 50_000_000;
+
+/// A tenant of the device.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub tenant: TenantId,
+    pub terms: Terms,
+    pub clients: Vec<(u64, Rc<ClientPages>)>,
+    pub hold: Option<Hold>,
+    /// It is granted together with its seats in other lanes or not at all, by whoever conducts them.
+    pub gang: bool,
+    /// Somebody waits at its gate.
+    pub waits: bool,
+    /// It is charged for the time from here on.
+    pub busy: bool,
+    /// When its gate was closed, where its tail has not ended.
+    pub tail_since_ns: Option<u64>,
+    /// How long its tails are, the recent ones weighing most.
+    pub tail_ns: u64,
+    /// Since when it has had work on the device that was there when a slice of it ended, without submitting any more: a
+    /// slice in between, in a gap that the others left, does not end that.
+    unfinished_since_ns: Option<u64>,
+    /// How long it may be silent before it counts as idle.
+    pub quiet_ns: u64,
+    /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
+    /// not ended. Its threads are inside the driver, or on their way to the gate.
+    pub ready_until_ns: u64,
+    /// It lost the device because it was silent, and has not come back since.
+    passed_over: bool,
+    /// It does not come when it is let in, and is passed over until then.
+    deaf_until_ns: u64,
+    /// How long it was passed over the last time.
+    deaf_ns: u64,
+    /// Slices in a row to which it did not come.
+    missed: u32,
+    /// It has given a sign of life since its gate opened.
+    came: bool,
+    pub launches: u64,
+    /// When it was last seen to do something; `None`: never, since its gate opened.
+    active_ns: Option<u64>,
+    pub usage: Usage,
+    pub bounds: Bounds,
+    pub conduct: Conduct,
+    /// When its gate closed last, and its submissions as they were counted at the last inspection since.
+    closed: (u64, Option<u64>),
+    /// In-flight bound that its clients were told.
+    pub window_us: u32,
+    /// What is known of its memory and its iterations.
+    pub memory: Memory,
+    pub iterations: Iterations,
+}
+
+/// A slice that has begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Hold {
+    /// When it began.
+    pub since_ns: u64,
+    /// When the gate opened.
+    pub opened_ns: u64,
+    /// How long its gate stays open, in microseconds.
+    pub quantum_us: u32,
+}
+
+impl Hold {
+    pub fn due_ns(&self) -> u64 {
+        self.since_ns
+            .saturating_add(u64::from(self.quantum_us) * 1000)
+    }
+}
+
+impl Seat {
+    pub fn new(now_ns: u64, tenant: TenantId, terms: Terms, pace: &Pace) -> Self {
+        let mut bounds = Bounds::default();
+        bounds.set(terms.min_ppm, terms.max_ppm);
+        Self {
+            tenant,
+            terms,
+            clients: Vec::new(),
+            hold: None,
+            gang: false,
+            waits: false,
+            busy: false,
+            tail_since_ns: None,
+            tail_ns: 0,
+            unfinished_since_ns: None,
+            quiet_ns: pace.quiet_ns,
+            ready_until_ns: 0,
+            passed_over: false,
+            deaf_until_ns: 0,
+            deaf_ns: 0,
+            missed: 0,
+            came: true,
+            launches: 0,
+            active_ns: None,
+            usage: Usage {
+                since_ns: now_ns,
+                ..Usage::default()
+            },
+            bounds,
+            conduct: Conduct::default(),
+            closed: (now_ns, None),
+            window_us: pace.lone_window_us,
+            memory: Memory::default(),
+            iterations: Iterations::default(),
+        }
+    }
+
+    /// Whether it may run at all: it is not held back by its owner or by its cap.
+    pub fn may_run(&self) -> bool {
+        !self.terms.paused && !self.bounds.is_barred()
+    }
+
+    /// Whether it would use the device if it were let in.
+    pub fn wants(&self, now_ns: u64) -> bool {
+        self.waits || now_ns < self.ready_until_ns
+    }
+
+    /// Whether it is to be let in: it wants the device, or has it and uses it, and may.
+    pub fn competes(&self, now_ns: u64) -> bool {
+        self.may_run()
+            && if self.hold.is_some() {
+                self.busy
+            } else {
+                self.wants(now_ns)
+            }
+    }
+
+    /// Its class as it is treated.
+    pub fn class(&self, now_ns: u64) -> Class {
+        if self.conduct.demoted(now_ns).is_some() {
+            Class::Opportunistic
+        } else {
+            self.terms.class
+        }
+    }
+
+    /// As a policy sees it.
+    pub fn view(&self, now_ns: u64) -> TenantView {
+        let weight_ppm = if self.conduct.demoted(now_ns).is_some() {
+            1
+        } else {
+            self.terms.weight_ppm
+        };
+        let wants = !self.gang && self.competes(now_ns);
+        TenantView {
+            min_share_ppm: self.terms.min_ppm,
+            max_share_ppm: self.terms.max_ppm,
+            paused: !self.may_run(),
+            arrived_ns: self.usage.since_ns,
+            memory: self.memory,
+            attained_ns: self.usage.device_ns,
+            remaining_ns: self
+                .terms
+                .work_ns
+                .map(|work_ns| work_ns.saturating_sub(self.usage.device_ns)),
+            deadline_ns: self.terms.deadline_ns,
+            iterations: self.iterations,
+            gang: self.gang.then_some(GangId(self.tenant.0)),
+            ..TenantView::new(self.tenant, self.class(now_ns), weight_ppm, wants)
+        }
+    }
+
+    pub fn holder(&self) -> Option<Holder> {
+        self.hold.map(|hold| Holder {
+            id: self.tenant,
+            since_ns: hold.since_ns,
+            quantum_us: hold.quantum_us,
+        })
+    }
+
+    pub fn sample(&self, device: usize) -> Activity {
+        self.clients
+            .iter()
+            .map(|(_, pages)| peer::activity(pages, device))
+            .fold(Activity::default(), Activity::and)
+    }
+
+    /// Copies out what the clients claim. `patience_ns`: how long it may be silent, where less than it has learnt.
+    pub fn look(&mut self, now_ns: u64, device: usize, pace: &Pace, patience_ns: u64) {
+        if self.hold.is_none() && self.tail_since_ns.is_none() {
+            let waits = |(_, pages): &(u64, Rc<ClientPages>)| peer::waits(pages, device);
+            self.waits = now_ns >= self.deaf_until_ns && self.clients.iter().any(waits);
+            self.learn_quiet(now_ns, pace);
+            return;
+        }
+        let seen = self.sample(device);
+        self.waits = seen.waits;
+        self.came |= !seen.waits || seen.launches != self.launches;
+        if !(seen.in_flight || seen.blocking) || seen.launches != self.launches {
+            self.unfinished_since_ns = None;
+        }
+        let woken = self
+            .hold
+            .is_some_and(|hold| now_ns < hold.opened_ns + WAKE_NS);
+        if seen.in_flight
+            || seen.blocking
+            || seen.launches != self.launches
+            || (seen.waits && woken)
+        {
+            self.active_ns = Some(now_ns);
+        }
+        self.launches = seen.launches;
+        let quiet_ns = self.quiet_ns.min(patience_ns);
+        let quiet_ns = if seen.unmarked {
+            pace.unmarked_quiet_ns.max(quiet_ns)
+        } else {
+            quiet_ns
+        };
+        if self.hold.is_some() {
+            self.tail_since_ns = None;
+        } else if !(seen.in_flight || seen.blocking)
+            && let Some(since_ns) = self.tail_since_ns.take()
+        {
+            self.learn_tail(now_ns.saturating_sub(since_ns));
+        }
+        if self.tail_since_ns.is_some() {
+            self.ready_until_ns = now_ns + self.quiet_ns;
+        }
+        self.busy = if self.hold.is_some() {
+            self.active_ns
+                .is_some_and(|active_ns| now_ns.saturating_sub(active_ns) < quiet_ns)
+        } else {
+            self.tail_since_ns.is_some()
+        };
+    }
+
+    /// Its tail has ended.
+    fn learn_tail(&mut self, tail_ns: u64) {
+        self.tail_ns = self.tail_ns - self.tail_ns / 8 + tail_ns / 8;
+    }
+
+    /// One that comes back after a pause that could have been waited for is waited for longer next time.
+    fn learn_quiet(&mut self, now_ns: u64, pace: &Pace) {
+        if !self.waits || !std::mem::take(&mut self.passed_over) {
+            return;
+        }
+        let pause_ns = now_ns.saturating_sub(self.active_ns.unwrap_or(0));
+        let changed_ns = if pause_ns < pace.quiet_max_ns {
+            self.quiet_ns * 2
+        } else {
+            self.quiet_ns / 2
+        };
+        self.quiet_ns = changed_ns.clamp(pace.quiet_ns, pace.quiet_max_ns);
+    }
+
+    /// Opens its gates, or begins its slice anew.
+    pub fn begin(&mut self, now_ns: u64, device: usize, grant: &Grant) {
+        for (_, pages) in &self.clients {
+            pages.arbiter.open(device, grant);
+        }
+        self.window_us = grant.window_us;
+        let opened_ns = match self.hold {
+            Some(hold) => hold.opened_ns,
+            None => {
+                self.usage.grants += 1;
+                // One that waits is about to begin; one that was let in unasked may never.
+                let wants = self.wants(now_ns);
+                self.active_ns = wants.then_some(now_ns);
+                self.came = !self.waits;
+                self.busy = wants;
+                self.tail_since_ns = None;
+                now_ns
+            }
+        };
+        // Its gate closes so much earlier that the slice ends with the tail, but is open for half of it at least.
+        let tail_us = u32::try_from(self.tail_ns / 1000).unwrap_or(u32::MAX);
+        self.hold = Some(Hold {
+            since_ns: now_ns,
+            opened_ns,
+            quantum_us: grant.quantum_us - (grant.quantum_us / 2).min(tail_us),
+        });
+    }
+
+    /// Closes its gates. What it has on the device is looked at by [`begin_tail`](Self::begin_tail), once others are served.
+    pub fn end(&mut self, now_ns: u64, device: usize) -> Option<Hold> {
+        for (_, pages) in &self.clients {
+            pages.arbiter.close(device);
+        }
+        self.closed = (now_ns, None);
+        self.hold.take()
+    }
+
+    /// What a tenant whose gates were closed has still on the device, and what its slice has taught. True where it turned out
+    /// to be deaf for good.
+    pub fn begin_tail(&mut self, now_ns: u64, device: usize, hold: Hold) -> bool {
+        let seen = self.sample(device);
+        self.passed_over = !self.busy;
+        self.tail_since_ns = (seen.in_flight || seen.blocking).then_some(now_ns);
+        if self.tail_since_ns.is_none() {
+            self.learn_tail(0);
+            self.unfinished_since_ns = None;
+        } else {
+            self.unfinished_since_ns.get_or_insert(now_ns);
+        }
+        if self.busy || self.tail_since_ns.is_some() {
+            self.ready_until_ns = now_ns + self.quiet_ns;
+        }
+        self.busy = self.tail_since_ns.is_some();
+        self.came |= !seen.waits || seen.launches != self.launches;
+        let whole = now_ns >= hold.due_ns();
+        if self.came {
+            (self.missed, self.deaf_ns) = (0, 0);
+        } else if whole {
+            self.missed += 1;
+        }
+        let deaf = self.missed >= DEAF_AFTER;
+        if deaf {
+            self.deaf_ns = (self.deaf_ns * 2).clamp(DEAF_NS, DEAF_MAX_NS);
+            self.deaf_until_ns = now_ns + self.deaf_ns;
+        }
+        self.waits = !deaf && seen.waits;
+        deaf && self.deaf_ns >= DEAF_TOLD_NS
+    }
+
+    /// All of its clients are gone.
+    pub fn empty(&mut self) {
+        (self.waits, self.busy) = (false, false);
+        (self.tail_since_ns, self.unfinished_since_ns) = (None, None);
+        self.ready_until_ns = 0;
+        self.hold = None;
+    }
+
+    /// Takes `dt_ns` to its account, of which it used `got_ns`.
+    pub fn charge(
+        &mut self,
+        now_ns: u64,
+        dt_ns: u64,
+        got_ns: u64,
+        contended: bool,
+        slices: Slices,
+    ) {
+        let wants = self.busy || self.waits;
+        self.bounds.pass(dt_ns, got_ns, wants, slices);
+        if wants {
+            self.usage.at_work_ns = now_ns;
+        }
+        if got_ns > 0 {
+            self.usage.device_ns += got_ns;
+            self.usage.recent.add(now_ns, got_ns);
+            if self.hold.is_none() {
+                self.usage.overrun_ns += got_ns;
+            }
+        }
+        if self.waits && self.hold.is_none() {
+            self.usage.wait_ns += dt_ns;
+        }
+        if contended && wants {
+            self.usage.contended_ns += dt_ns;
+            self.usage.contended_device_ns += got_ns;
+        }
+    }
+
+    /// How it behaves, looked at a few times a second.
+    pub fn inspect(&mut self, now_ns: u64, device: usize) -> Option<Offence> {
+        if let Some(since_ns) = self.unfinished_since_ns {
+            let ns = now_ns.saturating_sub(since_ns);
+            if ns >= ENDLESS_NS {
+                return Some(Offence::Endless { ms: ns / 1_000_000 });
+            }
+        }
+        if self.hold.is_some() || now_ns < self.closed.0 + SETTLED_NS {
+            self.closed.1 = None;
+            return None;
+        }
+        let launches = self.sample(device).launches;
+        let before = self.closed.1.replace(launches)?;
+        let more = launches.wrapping_sub(before);
+        // A process that has ended takes its count along.
+        ((UNGATED..u64::MAX / 2).contains(&more)).then_some(Offence::Ungated { launches: more })
+    }
+
+    /// It was found out. True where that is to be told.
+    pub fn find(&mut self, now_ns: u64, offence: Offence, answer: Answer) -> bool {
+        self.conduct.find(now_ns, offence, answer)
+    }
+}

@@ -1,0 +1,549 @@
+//! Live control, bounds, classes, conduct, several holders, and gangs: lanes in virtual time, on real pages.
+
+use policy::{Class, Few};
+
+use super::tests::{Bench, MS, US, greedy, setup};
+use super::*;
+
+fn terms(class: Class, weight_ppm: u32) -> Terms {
+    Terms::plain(class, weight_ppm)
+}
+
+fn both_greedy(bench: &mut Bench, ns: u64) -> [u64; 2] {
+    let before = [0, 1].map(|at| bench.usage(at).device_ns);
+    bench.run(ns, |pages| pages.iter().for_each(greedy));
+    bench.step();
+    [0, 1].map(|at| bench.usage(at as u64).device_ns - before[at])
+}
+
+#[test]
+fn a_paused_tenant_loses_the_device_at_once_and_gets_it_back() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    both_greedy(&mut bench, 100 * MS);
+    let paused = Terms {
+        paused: true,
+        ..terms(Class::Guaranteed, 500_000)
+    };
+    while !bench.open(0) {
+        both_greedy(&mut bench, 50 * US);
+    }
+    bench.lane.set_terms(TenantId(0), paused);
+    bench.step();
+    assert!(!bench.open(0) && bench.open(1), "in the same step");
+    let got = both_greedy(&mut bench, 1000 * MS);
+    assert!(got[0] == 0 && got[1] > 990 * MS, "{got:?}");
+    bench
+        .lane
+        .set_terms(TenantId(0), terms(Class::Guaranteed, 500_000));
+    bench.step();
+    let got = both_greedy(&mut bench, 1000 * MS);
+    assert!(got[0].abs_diff(got[1]) < 20 * MS, "{got:?}");
+
+    let mut alone = Bench::new(&[1_000_000]);
+    alone.run(10 * MS, |pages| greedy(&pages[0]));
+    alone.lane.set_terms(TenantId(0), paused);
+    alone.step();
+    assert!(!alone.open(0), "also with nobody else there");
+}
+
+#[test]
+fn a_cap_holds_alone_in_company_and_at_once() {
+    let capped = Terms {
+        max_ppm: Some(300_000),
+        ..terms(Class::Guaranteed, 500_000)
+    };
+    let mut alone = Bench::new(&[1_000_000]);
+    alone.lane.set_terms(TenantId(0), capped);
+    alone.run(5000 * MS, |pages| greedy(&pages[0]));
+    let part = alone.usage(0).share_total(alone.now_ns);
+    assert!((part - 0.3).abs() < 0.01, "{part}");
+
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.set_terms(TenantId(0), capped);
+    both_greedy(&mut bench, 100 * MS);
+    let got = both_greedy(&mut bench, 5000 * MS);
+    assert!((1450 * MS..1550 * MS).contains(&got[0]), "{got:?}");
+    assert!(got[1] > 3400 * MS, "the rest is the other's: {got:?}");
+
+    bench.lane.run_as(bench.now_ns, setup(Mode::Concurrent));
+    bench.step();
+    let got = both_greedy(&mut bench, 5000 * MS);
+    assert!(got[0] < 1700 * MS, "{got:?}");
+}
+
+#[test]
+fn a_floor_reaches_an_opportunistic_tenant_beside_a_guaranteed_one() {
+    let mut bench = Bench::new(&[1_000_000, 1_000_000]);
+    bench
+        .lane
+        .set_terms(TenantId(1), terms(Class::Opportunistic, 1_000_000));
+    both_greedy(&mut bench, 100 * MS);
+    let got = both_greedy(&mut bench, 2000 * MS);
+    assert_eq!(got[1], 0, "without a floor it starves");
+    let floor = Terms {
+        min_ppm: 100_000,
+        ..terms(Class::Opportunistic, 1_000_000)
+    };
+    bench.lane.set_terms(TenantId(1), floor);
+    both_greedy(&mut bench, 500 * MS);
+    let got = both_greedy(&mut bench, 5000 * MS);
+    assert!((450 * MS..560 * MS).contains(&got[1]), "{got:?}");
+    assert!(got[0] > 4400 * MS, "{got:?}");
+}
+
+#[test]
+fn an_opportunistic_tenant_lives_in_the_gaps_of_a_guaranteed_one() {
+    let mut bench = Bench::new(&[1_000_000, 1_000_000]);
+    bench
+        .lane
+        .set_terms(TenantId(1), terms(Class::Opportunistic, 1_000_000));
+    // The guaranteed one works for 6 ms and pauses for 4, by its own clock: time at a closed gate delays it.
+    let (mut worked, mut rested, mut rounds) = (0u64, 0u64, 0u64);
+    let second = 1_000 * MS;
+    bench.run(10 * second, |pages| {
+        let resting = worked >= 6 * MS;
+        if resting {
+            rested += 50 * US;
+            if rested >= 4 * MS {
+                (worked, rested) = (0, 0);
+                rounds += 1;
+            }
+        } else {
+            greedy(&pages[0]);
+            if pages[0].arbiter.is_open(0) {
+                worked += 50 * US;
+            }
+        }
+        greedy(&pages[1]);
+    });
+    assert!(rounds >= 980, "{rounds} of 1000 rounds alone");
+    let window = |at: usize| {
+        let device = bench.pages[at].arbiter.device(0).expect("device");
+        device.window_us()
+    };
+    assert_eq!((window(0), window(1)), (2000, 500));
+    let got = bench.usage(1).device_ns;
+    let left = 10 * second - rounds * 6 * MS;
+    assert!(got * 10 > left * 8, "{got} of {left}");
+}
+
+#[test]
+fn new_quanta_modes_and_policies_take_effect_within_a_slice() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    both_greedy(&mut bench, 1000 * MS);
+    let grants = |bench: &Bench| bench.usage(0).grants + bench.usage(1).grants;
+    let count = |bench: &mut Bench| {
+        let before = grants(bench);
+        both_greedy(bench, 1000 * MS);
+        grants(bench) - before
+    };
+    let before = count(&mut bench);
+    assert!((180..=210).contains(&before), "{before}");
+    let mut longer = setup(Mode::Exclusive);
+    longer.pace.quantum = QuantumBounds {
+        min_us: 20_000,
+        max_us: 50_000,
+    };
+    bench.lane.run_as(bench.now_ns, longer);
+    bench.step();
+    let after = count(&mut bench);
+    assert!((15..=22).contains(&after), "{after}");
+    bench.lane.run_as(bench.now_ns, setup(Mode::Exclusive));
+    bench.step();
+    let back = count(&mut bench);
+    assert!((180..=210).contains(&back), "{back}");
+
+    bench.lane.run_as(bench.now_ns, setup(Mode::Concurrent));
+    bench.step();
+    assert!(bench.open(0) && bench.open(1));
+    assert!(bench.lane.running().0);
+    bench.lane.run_as(bench.now_ns, setup(Mode::Exclusive));
+    both_greedy(&mut bench, 20 * MS);
+    assert!(bench.open(0) != bench.open(1));
+    let got = both_greedy(&mut bench, 1000 * MS);
+    assert!(got[0].abs_diff(got[1]) < 20 * MS, "{got:?}");
+}
+
+/// Whoever wants may hold the device, as many as there is room for, in the order of their numbers, for a slice each.
+#[derive(Debug)]
+struct FirstComers;
+
+impl SlicePolicy for FirstComers {
+    fn name(&self) -> &'static str {
+        "first-comers"
+    }
+
+    fn charge(&mut self, _: TenantId, _: u64) {}
+
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let over = |id| {
+            let due = view
+                .held(id)
+                .is_some_and(|held| held.due_ns() <= view.now_ns);
+            due || !view.tenant(id).is_some_and(policy::TenantView::is_ready)
+        };
+        let mut decision = Decision::default();
+        let mut held = 0;
+        for holder in view.holders {
+            if over(holder.id) {
+                decision.revoke.push(holder.id);
+            } else {
+                held += 1;
+            }
+        }
+        let waiting = view
+            .tenants
+            .iter()
+            .filter(|tenant| tenant.is_ready() && view.held(tenant.id).is_none());
+        let grant: Few<Slice> = waiting
+            .take(view.device.holders.max(1) - held)
+            .map(|tenant| Slice {
+                tenant: tenant.id,
+                quantum_us: view.quantum.max_us,
+            })
+            .collect();
+        decision.grant = grant;
+        decision
+    }
+}
+
+#[test]
+fn a_device_with_room_for_two_has_two_holders_and_splits_their_time() {
+    let mut bench = Bench::new(&[300_000, 300_000, 300_000]);
+    let several = Setup {
+        holders: 2,
+        policy: Some(Box::new(FirstComers)),
+        ..setup(Mode::Exclusive)
+    };
+    bench.lane.run_as(bench.now_ns, several);
+    bench.run(50 * MS, |pages| pages.iter().for_each(greedy));
+    let before: Vec<u64> = (0..3).map(|at| bench.usage(at).device_ns).collect();
+    for _ in 0..4000 {
+        bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+        let open = (0..3).filter(|at| bench.open(*at)).count();
+        assert!((1..=2).contains(&open), "{open}");
+    }
+    bench.step();
+    let used: Vec<u64> = (0..3)
+        .map(|at| bench.usage(at).device_ns - before[at as usize])
+        .collect();
+    let sum: u64 = used.iter().sum();
+    assert!((195 * MS..=201 * MS).contains(&sum), "{used:?}");
+    assert!(used.iter().all(|used| *used > 30 * MS), "{used:?}");
+}
+
+#[test]
+fn auto_runs_at_once_what_leaves_the_device_idle() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.run_as(0, setup(Mode::Auto));
+    assert!(!bench.lane.running().0);
+    // Both submit every 2 ms when they may, and each waits for the other in slices.
+    let mut round = 0u64;
+    bench.run(20_000 * MS, |pages| {
+        round += 1;
+        if round.is_multiple_of(40) {
+            pages.iter().for_each(greedy);
+        }
+    });
+    assert!(bench.lane.running().0, "{}", bench.lane.running().1);
+    assert!(bench.open(0) && bench.open(1));
+    assert!(bench.lane.running().1.starts_with("at once"));
+}
+
+#[test]
+fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let client = Rc::clone(&bench.pages[0]);
+    let stream = client.client.claim_stream(0).expect("slot").1;
+    stream.issue();
+    bench.run(2 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    for _ in 0..30 {
+        bench.run(100 * MS, |pages| greedy(&pages[1]));
+        bench.lane.inspect(bench.now_ns);
+    }
+    let (demoted, count) = bench.lane.conduct(TenantId(0), bench.now_ns);
+    assert!(
+        matches!(demoted, Some(Offence::Endless { .. })),
+        "{demoted:?}"
+    );
+    assert_eq!(count, 1, "told once");
+    let told = bench.lane.take_offences();
+    assert!(matches!(told[..], [(TenantId(0), Offence::Endless { .. })]));
+    assert!(bench.open(1) && !bench.open(0));
+    // It never gets in again while the other wants the device, though it waits and its kernel goes on.
+    let grants = bench.usage(0).grants;
+    bench.run(1000 * MS, |pages| pages.iter().for_each(greedy));
+    assert_eq!(bench.usage(0).grants, grants);
+    // Its work ends, its penance passes, and it has its place back.
+    stream.settle();
+    let mut forgiven = Vec::new();
+    for _ in 0..120 {
+        bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
+        forgiven.extend(bench.lane.inspect(bench.now_ns));
+    }
+    assert_eq!(forgiven, [TenantId(0)]);
+    assert_eq!(bench.lane.conduct(TenantId(0), bench.now_ns).0, None);
+    both_greedy(&mut bench, 4000 * MS);
+    let got = both_greedy(&mut bench, 1000 * MS);
+    assert!(got[0] > 450 * MS, "{got:?}");
+}
+
+#[test]
+fn one_that_never_comes_is_reported_once_and_demoted() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.wait(0);
+    bench.run(5000 * MS, |pages| greedy(&pages[1]));
+    assert_eq!(bench.lane.take_offences(), [(TenantId(0), Offence::Deaf)]);
+    assert!(bench.usage(0).grants < 60, "{}", bench.usage(0).grants);
+}
+
+#[test]
+fn submissions_past_a_closed_gate_are_seen() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.run(10 * MS, |pages| greedy(&pages[1]));
+    bench.run(10 * MS, |pages| greedy(&pages[1]));
+    assert!(bench.open(1) && !bench.open(0));
+    for _ in 0..5 {
+        // Whatever its gate says, the first one submits.
+        bench.run(100 * MS, |pages| {
+            greedy(&pages[1]);
+            pages[0].client.thread(0).count_launch();
+        });
+        bench.lane.inspect(bench.now_ns);
+    }
+    let told = bench.lane.take_offences();
+    assert!(
+        matches!(told[..], [(TenantId(0), Offence::Ungated { launches })] if launches > 1000),
+        "{told:?}"
+    );
+    assert!(bench.open(1) && !bench.open(0));
+}
+
+#[test]
+fn a_tenant_that_is_only_reported_keeps_its_class() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let report = Setup {
+        answer: Answer::Report,
+        ..setup(Mode::Exclusive)
+    };
+    bench.lane.run_as(0, report);
+    bench.lane.find(MS, TenantId(0), Offence::Flood);
+    assert_eq!(bench.lane.take_offences().len(), 1);
+    assert_eq!(bench.lane.conduct(TenantId(0), MS), (None, 1));
+    let got = both_greedy(&mut bench, 1000 * MS);
+    assert!(got[0] > 450 * MS, "{got:?}");
+}
+
+// --- gangs ---
+
+/// Two devices and jobs with a process on each; what they run is collective: a kernel ends when that of the other
+/// device has begun as well.
+struct Hall {
+    lanes: Vec<Lane>,
+    conductor: Conductor,
+    jobs: Vec<[Rc<ClientPages>; 2]>,
+    /// Collective operations ended, by job.
+    ended: Vec<u64>,
+    /// For how long both kernels of a job have been on the device.
+    together_ns: Vec<u64>,
+    now_ns: u64,
+}
+
+const COLLECTIVE_NS: u64 = 200 * US;
+
+impl Hall {
+    fn new(jobs: usize, gangs: bool) -> Self {
+        let mut lanes: Vec<Lane> = (0..2)
+            .map(|device| Lane::new(device, setup(Mode::Exclusive), 0))
+            .collect();
+        let terms = Terms {
+            gang: gangs,
+            ..terms(Class::Guaranteed, 500_000)
+        };
+        let jobs: Vec<[Rc<ClientPages>; 2]> = (0..jobs)
+            .map(|_| [(); 2].map(|()| Rc::new(ClientPages::create().expect("pages"))))
+            .collect();
+        // Each job finds another device free first, as chance would have it.
+        for (at, ranks) in jobs.iter().enumerate() {
+            for device in [at % 2, 1 - at % 2] {
+                let client = at as u64 * 2 + device as u64;
+                let pages = Rc::clone(&ranks[device]);
+                pages.client.claim_stream(device as u32).expect("slot");
+                lanes[device].add(0, TenantId(at as u64), terms, client, pages);
+            }
+        }
+        let mut conductor = Conductor::default();
+        conductor.form(&mut lanes);
+        Self {
+            lanes,
+            conductor,
+            ended: vec![0; jobs.len()],
+            together_ns: vec![0; jobs.len()],
+            jobs,
+            now_ns: 0,
+        }
+    }
+
+    fn step(&mut self) {
+        for lane in &mut self.lanes {
+            lane.step(self.now_ns);
+        }
+        let (touched, _) = self.conductor.step(self.now_ns, &mut self.lanes);
+        for (at, lane) in self.lanes.iter_mut().enumerate() {
+            if touched & (1 << at) != 0 {
+                lane.step(self.now_ns);
+            }
+        }
+    }
+
+    fn open(&self, job: usize) -> [bool; 2] {
+        [0, 1].map(|device| self.jobs[job][device].arbiter.is_open(device))
+    }
+
+    fn run(&mut self, ns: u64, mut check: impl FnMut(&Self)) {
+        let end_ns = self.now_ns + ns;
+        while self.now_ns < end_ns {
+            self.now_ns += 50 * US;
+            for (at, ranks) in self.jobs.iter().enumerate() {
+                let mut began = 0;
+                for (device, pages) in ranks.iter().enumerate() {
+                    let stream = pages.client.stream(0).expect("slot");
+                    let want = pages.client.want(device).expect("device");
+                    let waits = pages.client.waiting(device) > 0;
+                    if stream.issued() > stream.done() {
+                        began += 1;
+                    } else if pages.arbiter.is_open(device) {
+                        if waits {
+                            want.end_waiting();
+                        }
+                        let thread = pages.client.thread(0);
+                        thread.set_device(device as u32);
+                        thread.count_launch();
+                        thread.all_marked();
+                        stream.issue();
+                        began += 1;
+                    } else if !waits {
+                        want.begin_waiting();
+                    }
+                }
+                self.together_ns[at] += if began == 2 { 50 * US } else { 0 };
+                if self.together_ns[at] >= COLLECTIVE_NS {
+                    self.together_ns[at] = 0;
+                    self.ended[at] += 1;
+                    for pages in ranks {
+                        pages.client.stream(0).expect("slot").settle();
+                    }
+                }
+            }
+            // The house looks who uses what a few times a second.
+            if self.now_ns.is_multiple_of(MS) {
+                self.conductor.form(&mut self.lanes);
+            }
+            self.step();
+            check(self);
+        }
+    }
+}
+
+#[test]
+fn all_ranks_of_a_gang_pass_together_and_gangs_share_fairly() {
+    let mut hall = Hall::new(2, true);
+    hall.run(3000 * MS, |hall| {
+        for job in (0..2).filter(|_| hall.now_ns > 10 * MS) {
+            let [one, other] = hall.open(job);
+            assert_eq!(one, other, "job {job} at {} us", hall.now_ns / 1000);
+        }
+    });
+    let used = [0, 1].map(|job| hall.lanes[0].usage(TenantId(job)).expect("seat").device_ns);
+    assert!(used[0].abs_diff(used[1]) < 150 * MS, "{used:?}");
+    assert!(
+        hall.ended.iter().all(|ended| *ended > 4000),
+        "{:?}",
+        hall.ended
+    );
+}
+
+#[test]
+fn without_gangs_ranks_wait_for_each_other_across_the_gates() {
+    // A job on one of the devices alone puts the turns of the other two there out of step.
+    let run = |gangs| {
+        let mut hall = Hall::new(2, gangs);
+        let single = Rc::new(ClientPages::create().expect("pages"));
+        let share = terms(Class::Guaranteed, 300_000);
+        hall.lanes[0].add(0, TenantId(9), share, 99, Rc::clone(&single));
+        hall.conductor.form(&mut hall.lanes);
+        hall.run(3000 * MS, |_| greedy(&single));
+        hall.ended
+    };
+    let (with, without) = (run(true), run(false));
+    let sum = |ended: &[u64]| ended.iter().sum::<u64>();
+    assert!(
+        sum(&with) > 4 * sum(&without),
+        "{with:?} with, {without:?} without"
+    );
+}
+
+#[test]
+fn a_job_with_one_device_gets_its_turn_beside_a_gang() {
+    let mut hall = Hall::new(1, true);
+    let single = Rc::new(ClientPages::create().expect("pages"));
+    hall.lanes[0].add(
+        0,
+        TenantId(9),
+        terms(Class::Guaranteed, 500_000),
+        99,
+        Rc::clone(&single),
+    );
+    hall.conductor.form(&mut hall.lanes);
+    let pages = Rc::clone(&single);
+    hall.run(100 * MS, |_| greedy(&pages));
+    let before = hall.lanes[0].usage(TenantId(9)).expect("seat").device_ns;
+    hall.run(3000 * MS, |_| greedy(&pages));
+    let got = hall.lanes[0].usage(TenantId(9)).expect("seat").device_ns - before;
+    assert!((1300 * MS..1700 * MS).contains(&got), "{got}");
+    assert!(hall.ended[0] > 5000, "{:?}", hall.ended);
+}
+
+#[test]
+fn a_gang_alone_keeps_its_devices_and_one_that_is_idle_gives_way() {
+    let mut hall = Hall::new(1, true);
+    hall.run(1000 * MS, |hall| {
+        assert!(hall.now_ns < 10 * MS || hall.open(0) == [true, true]);
+    });
+    assert!(hall.ended[0] > 4500, "{:?}", hall.ended);
+    for lane in &hall.lanes {
+        assert!(lane.usage(TenantId(0)).expect("seat").grants <= 2);
+    }
+    assert!(hall.lanes.iter().all(|lane| lane.is_gang(TenantId(0))));
+    // One of its processes ends: the other is no gang any more, and goes on by itself.
+    hall.lanes[1].remove(hall.now_ns, 1);
+    hall.conductor.form(&mut hall.lanes);
+    assert!(hall.conductor.is_idle());
+    hall.jobs[0][0].client.stream(0).expect("slot").settle();
+    hall.step();
+    let pages = Rc::clone(&hall.jobs[0][0]);
+    for _ in 0..100 {
+        hall.now_ns += 50 * US;
+        greedy(&pages);
+        hall.step();
+    }
+    assert!(pages.arbiter.is_open(0));
+}
+
+#[test]
+fn a_job_that_could_use_another_device_and_does_not_is_no_gang() {
+    let mut hall = Hall::new(2, true);
+    let pages = hall.jobs.clone();
+    for _ in 0..1000 {
+        hall.now_ns += 50 * US;
+        for ranks in &pages {
+            greedy(&ranks[0]);
+        }
+        hall.conductor.form(&mut hall.lanes);
+        hall.step();
+    }
+    assert!(hall.conductor.is_idle());
+    let used = [0, 1].map(|job| hall.lanes[1].usage(TenantId(job)).expect("seat").device_ns);
+    assert_eq!(used, [0, 0]);
+}

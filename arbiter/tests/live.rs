@@ -1,0 +1,458 @@
+//! Live control and tenants that harm the others, over the daemon's real sockets.
+
+#[allow(
+    dead_code,
+    reason = "shared with the other test program, which uses all of it"
+)]
+mod bench;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use arbiter::{DeviceRule, Options, Rules};
+use bench::{Daemon, Worker, attach, until};
+use channel::Event;
+use control::{
+    Change, Class, Client, ClientError, DeviceSelector, DeviceSettings, ErrorCode, JobSpec,
+    JobState, Misbehaviour, PolicyChoice, SliceMode,
+};
+
+fn named(name: &str, share: f64) -> JobSpec {
+    JobSpec {
+        name: name.into(),
+        share: Some(share),
+        simulated: true,
+        ..JobSpec::default()
+    }
+}
+
+fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> control::ControlError {
+    match result {
+        Err(ClientError::Refused(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Journal lines about a job that harmed the others, by what it did.
+fn offences(operator: &mut Client, job: &str) -> Vec<String> {
+    let events = operator.events(0, 0).expect("events");
+    let about = events
+        .iter()
+        .filter(|event| event.kind == "misbehaviour" && event.job == job);
+    about
+        .map(|event| event.fields["offence"].as_str().expect("a word").to_owned())
+        .collect()
+}
+
+#[test]
+fn a_device_is_run_anew_at_once_and_what_makes_no_sense_changes_nothing() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let nobody = refusal(operator.set_device(
+        None,
+        DeviceSettings {
+            quantum_max_us: Some(9000),
+            ..DeviceSettings::default()
+        },
+    ));
+    assert_eq!(nobody.code, ErrorCode::NoSuchDevice);
+    let a = operator.register(named("a", 0.5)).expect("registered");
+    let b = operator.register(named("b", 0.5)).expect("registered");
+    let (a, b) = (Worker::start(attach(&a)), Worker::start(attach(&b)));
+    until("both run", || {
+        (a.launches() > 100 && b.launches() > 100).then_some(())
+    });
+    let before = operator.status().expect("status").devices;
+    for (settings, code, words) in [
+        (
+            DeviceSettings::default(),
+            ErrorCode::Invalid,
+            ["nothing to change", "mode"],
+        ),
+        (
+            DeviceSettings {
+                quantum_max_us: Some(100),
+                ..DeviceSettings::default()
+            },
+            ErrorCode::Invalid,
+            ["100 us", "0.5 to 1000 ms"],
+        ),
+        (
+            DeviceSettings {
+                policy: Some(PolicyChoice::named("strid")),
+                ..DeviceSettings::default()
+            },
+            ErrorCode::Invalid,
+            ["strid", "stride"],
+        ),
+        (
+            DeviceSettings {
+                quantum_min_us: Some(9000),
+                quantum_max_us: Some(8000),
+                ..DeviceSettings::default()
+            },
+            ErrorCode::Invalid,
+            ["9000", "8000"],
+        ),
+    ] {
+        let error = refusal(operator.set_device(None, settings));
+        assert_eq!(error.code, code);
+        for word in words {
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+    let missing = refusal(operator.set_device(
+        Some(DeviceSelector::Index(7)),
+        DeviceSettings {
+            mode: Some(SliceMode::Auto),
+            ..DeviceSettings::default()
+        },
+    ));
+    assert!(
+        missing.message.contains("`7`") && missing.hint.contains("GPU-"),
+        "{missing}"
+    );
+    let now = operator.status().expect("status").devices;
+    assert_eq!(
+        (now[0].quantum_us, now[0].set_by_hand),
+        (before[0].quantum_us, false)
+    );
+
+    let changed = operator
+        .set_device(
+            Some(DeviceSelector::Index(0)),
+            DeviceSettings {
+                mode: Some(SliceMode::Concurrent),
+                quantum_max_us: Some(9000),
+                misbehaviour: Some(Misbehaviour::Report),
+                ..DeviceSettings::default()
+            },
+        )
+        .expect("changed");
+    assert_eq!(changed.len(), 1);
+    assert_eq!(
+        (changed[0].mode, changed[0].running, changed[0].quantum_us),
+        (SliceMode::Concurrent, SliceMode::Concurrent, 9000)
+    );
+    assert!(changed[0].set_by_hand && changed[0].policy == "stride");
+    let grants = |operator: &mut Client| -> u64 {
+        let jobs = operator.list().expect("list");
+        jobs.iter().map(|job| job.grants).sum()
+    };
+    until("both hold it", || {
+        let status = operator.status().expect("status");
+        (status.devices[0].holders.len() == 2).then_some(())
+    });
+    let at_once = grants(&mut operator);
+    let launches = a.launches();
+    until("more was done", || {
+        (a.launches() > launches + 200).then_some(())
+    });
+    assert_eq!(grants(&mut operator), at_once, "no slices");
+    operator
+        .set_device(
+            None,
+            DeviceSettings {
+                mode: Some(SliceMode::Exclusive),
+                ..DeviceSettings::default()
+            },
+        )
+        .expect("changed");
+    until("slices are granted again", || {
+        (grants(&mut operator) > at_once + 10).then_some(())
+    });
+    let told = operator.events(0, 0).expect("events");
+    let told = told.iter().filter(|event| event.kind == "device");
+    assert_eq!(told.count(), 2);
+}
+
+#[test]
+fn jobs_are_paused_resumed_and_bounded_while_they_run() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let a = operator.register(named("a", 0.5)).expect("registered");
+    let b = operator.register(named("b", 0.5)).expect("registered");
+    let (a, b) = (Worker::start(attach(&a)), Worker::start(attach(&b)));
+    until("both run", || {
+        (a.launches() > 100 && b.launches() > 100).then_some(())
+    });
+    let change = |change| change;
+    let pause = |paused| {
+        change(Change {
+            paused: Some(paused),
+            ..Change::default()
+        })
+    };
+    let status = operator.set("a", pause(true)).expect("paused");
+    assert_eq!((status.state, status.paused), (JobState::Paused, true));
+    let (stood, grants) = (a.launches(), status.grants);
+    let went = b.launches();
+    until("the other one goes on", || {
+        (b.launches() > went + 200).then_some(())
+    });
+    // One submission may have been on its way.
+    assert!(a.launches() <= stood + 1, "{} {stood}", a.launches());
+    let jobs = operator.list().expect("list");
+    assert_eq!(jobs[0].grants, grants);
+    operator.set("a", pause(false)).expect("resumed");
+    until("it goes on", || (a.launches() > stood + 50).then_some(()));
+
+    for (change, words) in [
+        (
+            Change {
+                share_min: Some(0.6),
+                ..Change::default()
+            },
+            ["0.6", "0.5"],
+        ),
+        (
+            Change {
+                share_max: Some(0.4),
+                ..Change::default()
+            },
+            ["0.4", "0.5"],
+        ),
+        (
+            Change {
+                share: Some(0.6),
+                ..Change::default()
+            },
+            ["0.6", "1.1"],
+        ),
+        (
+            Change {
+                deadline_unix_ms: Some(1),
+                ..Change::default()
+            },
+            ["deadline", "--work"],
+        ),
+    ] {
+        let error = refusal(operator.set("a", change)).to_string();
+        for word in words {
+            assert!(error.contains(word), "{error}");
+        }
+    }
+    let status = operator
+        .set(
+            "a",
+            Change {
+                share: Some(0.25),
+                share_min: Some(0.125),
+                share_max: Some(0.25),
+                class: Some(Class::Opportunistic),
+                ..Change::default()
+            },
+        )
+        .expect("changed");
+    assert_eq!(
+        (status.share_min, status.share_max, status.class),
+        (Some(0.125), Some(0.25), Class::Opportunistic)
+    );
+}
+
+#[test]
+fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
+    static FILE: Mutex<Result<u64, &str>> = Mutex::new(Ok(6000));
+    let dir = bench::directory();
+    let serve = || {
+        let rules = || {
+            let quantum_max_us = FILE.lock().expect("no panic").map_err(str::to_owned)?;
+            Ok(Rules {
+                file: Some("/etc/sublet/sublet.toml".into()),
+                devices: vec![DeviceRule {
+                    settings: DeviceSettings {
+                        quantum_max_us: Some(quantum_max_us),
+                        ..DeviceSettings::default()
+                    },
+                    ..DeviceRule::default()
+                }],
+                ceilings: Box::new(|_, _| arbiter::Ceiling::default()),
+                tenant_rules: 0,
+            })
+        };
+        let runtime = dir.1.clone();
+        let (send, started) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let options = Options {
+                host_nvml: false,
+                devices: rules().map(|rules| rules.devices).unwrap_or_default(),
+                reload: Some(Box::new(rules)),
+                ..Options::new(runtime)
+            };
+            let arbiter = arbiter::Arbiter::start(options).expect("started");
+            send.send(arbiter.stopper()).expect("somebody waits");
+            arbiter.serve().expect("served");
+        });
+        (thread, started.recv().expect("it has started"))
+    };
+    let (first, stop) = serve();
+    let mut operator = bench::operator(&dir.1).expect("listens");
+    let job = operator.register(named("steady", 0.5)).expect("registered");
+    let client = attach(&job);
+    let quantum = |operator: &mut Client| operator.status().expect("status").devices[0].quantum_us;
+    assert_eq!(quantum(&mut operator), 6000);
+    operator
+        .set_device(
+            None,
+            DeviceSettings {
+                quantum_max_us: Some(9000),
+                ..DeviceSettings::default()
+            },
+        )
+        .expect("changed");
+    let floor = Change {
+        share_min: Some(0.25),
+        paused: Some(true),
+        ..Change::default()
+    };
+    operator.set("steady", floor).expect("changed");
+    stop.stop();
+    first.join().expect("ended");
+    drop(client);
+
+    let (second, stop) = serve();
+    let mut operator = bench::operator(&dir.1).expect("listens");
+    let job = &operator.list().expect("list")[0];
+    assert_eq!((job.share_min, job.paused), (Some(0.25), true));
+    let job = operator.register(named("other", 0.5)).expect("registered");
+    let _client = attach(&job);
+    assert_eq!(quantum(&mut operator), 9000);
+
+    *FILE.lock().expect("no panic") = Err("sublet.toml:3:1: unknown key `x`");
+    let error = refusal(operator.reload()).to_string();
+    assert!(
+        error.contains("sublet.toml:3:1") && error.contains("still is"),
+        "{error}"
+    );
+    assert_eq!(quantum(&mut operator), 9000);
+    *FILE.lock().expect("no panic") = Ok(7000);
+    let reloaded = operator.reload().expect("read again");
+    assert_eq!(reloaded.device_rules, 1);
+    assert_eq!(quantum(&mut operator), 7000);
+    assert!(!operator.status().expect("status").devices[0].set_by_hand);
+    stop.stop();
+    second.join().expect("ended");
+}
+
+#[test]
+fn a_flood_of_doorbells_is_told_and_demoted() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let noisy = operator.register(named("noisy", 0.5)).expect("registered");
+    let quiet = operator.register(named("quiet", 0.5)).expect("registered");
+    let noisy = attach(&noisy);
+    let worker = Worker::start(attach(&quiet));
+    let storm = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while storm.load(Relaxed) {
+                noisy.ring();
+            }
+        });
+        until("it is told", || {
+            (offences(&mut operator, "noisy") == ["flood"]).then_some(())
+        });
+        let job = &operator.list().expect("list")[0];
+        assert!(
+            job.demoted
+                .as_deref()
+                .is_some_and(|why| why.contains("floods"))
+        );
+        let before = worker.launches();
+        until("the quiet one goes on", || {
+            (worker.launches() > before + 200).then_some(())
+        });
+        storm.store(false, Relaxed);
+    });
+    assert!(offences(&mut operator, "quiet").is_empty());
+}
+
+#[test]
+fn a_page_full_of_nonsense_and_work_without_end_are_told_and_cost_nobody_else() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let liar = operator.register(named("liar", 0.5)).expect("registered");
+    let honest = operator.register(named("honest", 0.5)).expect("registered");
+    let liar = attach(&liar);
+    let want = liar.client.want(0).expect("device");
+    want.begin_waiting();
+    want.begin_blocking();
+    let stream = liar.client.claim_stream(0).expect("slot").1;
+    for _ in 0..1000 {
+        stream.issue();
+        liar.client
+            .write_record(99, Event::Reattached { gap_ns: 1 });
+    }
+    liar.ring();
+    let worker = Worker::start(attach(&honest));
+    until("both are told", || {
+        let told = offences(&mut operator, "liar");
+        let has = |word: &str| told.iter().any(|told| told == word);
+        (has("nonsense") && has("endless")).then_some(())
+    });
+    let jobs = operator.list().expect("list");
+    assert!(jobs[0].demoted.is_some() && jobs[0].misbehaved_count >= 2);
+    assert!(jobs[1].demoted.is_none());
+    // Demoted, it is granted nothing any more while the honest one wants the device.
+    let before = (jobs[0].grants, worker.launches());
+    until("the honest one has the device to itself", || {
+        (worker.launches() > before.1 + 500).then_some(())
+    });
+    assert_eq!(operator.list().expect("list")[0].grants, before.0);
+}
+
+#[test]
+fn a_process_is_ended_only_where_the_configuration_says_so() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    // A process of its own, which attaches and never comes when it is let in.
+    let mut child = std::process::Command::new(std::env::current_exe().expect("us"))
+        .args(["--exact", "role", "--nocapture", "--test-threads=1"])
+        .env("ARBITER_TEST_ROLE", "deaf")
+        .env("ARBITER_TEST_SOCKET", daemon.dir.control_socket())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("started");
+    let job = operator.register(named("other", 0.5)).expect("registered");
+    let worker = Worker::start(attach(&job));
+    until("it is told", || {
+        (offences(&mut operator, "deaf") == ["deaf"]).then_some(())
+    });
+    assert!(child.try_wait().expect("asked").is_none(), "it lives");
+    operator
+        .set_device(
+            None,
+            DeviceSettings {
+                misbehaviour: Some(Misbehaviour::Kill),
+                ..DeviceSettings::default()
+            },
+        )
+        .expect("changed");
+    let status = until("it has ended", || child.try_wait().expect("asked"));
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(9)
+    );
+    let before = worker.launches();
+    until("the other one goes on", || {
+        (worker.launches() > before + 100).then_some(())
+    });
+}
+
+/// What a process started by another test does; a test like any other where nobody has given it a role.
+#[test]
+fn role() {
+    if std::env::var("ARBITER_TEST_ROLE").as_deref() != Ok("deaf") {
+        return;
+    }
+    let socket = std::env::var_os("ARBITER_TEST_SOCKET").expect("socket");
+    let mut operator =
+        Client::connect(std::path::Path::new(&socket), bench::PATIENCE).expect("connected");
+    let job = operator.register(named("deaf", 0.5)).expect("registered");
+    let client = attach(&job);
+    client.client.want(0).expect("device").begin_waiting();
+    loop {
+        client.ring();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,272 @@
+//! `sublet sim`: a trace, a cluster, policies; what came out, as a table, JSON or a picture.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, anyhow};
+use cluster::plot::{self, Series};
+use cluster::report::{Report, completion_times};
+use cluster::sim::Config;
+use cluster::spec::ClusterSpec;
+use cluster::sweep::{Choice, SweepError, sweep};
+use cluster::trace::{self, Options};
+use policy::cluster::catalogue::{self, Unknown};
+use serde_json::{Value, json};
+
+use crate::args::{Policies, Sim, SimCommand};
+use crate::exit::Result;
+use crate::table::{Align, Table};
+
+/// What is printed.
+///
+/// # Errors
+/// A file, cluster, policy or parameter that is wrong; a run that cannot end.
+pub fn sim(args: &Sim) -> Result<String> {
+    match &args.command {
+        Some(SimCommand::Policies(args)) => Ok(policies(args)),
+        None => simulate(args),
+    }
+}
+
+fn simulate(args: &Sim) -> Result<String> {
+    let (Some(file), Some(text)) = (&args.trace, &args.cluster) else {
+        return Err(anyhow!("--trace FILE and --cluster SPEC say what to simulate").into());
+    };
+    let spec = ClusterSpec::parse(text)?;
+    let options = Options {
+        gpu_types: spec.gpu_types.clone(),
+        part: args.part.clone(),
+        elastic: !args.sizer.is_empty() || args.elastic,
+        limit: args.limit,
+    };
+    let mut trace = trace::read(file, args.speeds.as_deref(), &options)?;
+    let largest = args.max_gpus.unwrap_or(u32::MAX);
+    let before = trace.jobs.len();
+    trace.jobs.retain(|job| job.gpus <= largest);
+    let skipped = trace.skipped + before - trace.jobs.len();
+    let past_gpu_s = match &args.past {
+        None => Vec::new(),
+        Some(file) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            let mut samples = Vec::new();
+            for (index, line) in text.lines().enumerate().skip(1) {
+                let sample: f64 = line.trim().parse().map_err(|_| {
+                    let at = index + 1;
+                    anyhow!(
+                        "{}:{at}:1: `{line}` is not a number of GPU-seconds",
+                        file.display()
+                    )
+                })?;
+                samples.push(sample);
+            }
+            samples
+        }
+    };
+    let choices = choices(args);
+    let config = Config {
+        round_s: args.round,
+        restart_s: args.restart,
+        noise: args.noise,
+        seed: args.seed,
+        pair_window_s: None,
+    };
+    let shown = AtomicUsize::new(0);
+    let terminal = std::io::stderr().is_terminal();
+    let progress = |done: usize, all: usize| {
+        let percent = 100 * done / all.max(1);
+        if terminal && shown.swap(percent, Ordering::Relaxed) != percent {
+            let bar = "#".repeat(percent / 4);
+            let end = if percent == 100 { "\n" } else { "" };
+            let _ = write!(std::io::stderr(), "\r[{bar:25}] {percent:3} %{end}");
+        }
+    };
+    let outcomes = sweep(&trace, &spec, &choices, &past_gpu_s, &config, &progress).map_err(
+        |error| match error {
+            SweepError::Unknown(unknown) => suggest(&unknown),
+            error => error.into(),
+        },
+    )?;
+    let reports: Vec<Report> = outcomes.iter().map(Report::of).collect();
+    if let Some(file) = &args.plot {
+        let series: Vec<Series> = choices
+            .iter()
+            .zip(&outcomes)
+            .map(|(choice, outcome)| Series {
+                name: choice.to_string(),
+                jct_s: completion_times(outcome),
+            })
+            .collect();
+        let title = format!("{} on {text}", file_name(args));
+        std::fs::write(file, plot::svg(&title, &series))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if args.json {
+        let runs: Vec<Value> = choices
+            .iter()
+            .zip(&reports)
+            .map(|(choice, report)| {
+                json!({"policies": choice.to_string(), "order": choice.order, "packer": choice.packer,
+                    "placer": choice.placer, "admission": choice.admission, "sizer": choice.sizer, "report": report})
+            })
+            .collect();
+        let all = json!({"trace": file, "cluster": text, "seed": args.seed, "round_s": args.round,
+            "restart_s": args.restart, "noise": args.noise, "skipped": skipped,
+            "offered_load": trace.offered_load(spec.gpus()), "runs": runs});
+        return Ok(format!("{all:#}\n"));
+    }
+    let mut head = format!(
+        "{} jobs on {} GPUs, offered load {:.2}",
+        trace.jobs.len(),
+        spec.gpus(),
+        trace.offered_load(spec.gpus())
+    );
+    if skipped > 0 {
+        head += &format!("; {skipped} jobs left out");
+    }
+    Ok(format!("{head}\n{}", table(&choices, &reports)))
+}
+
+fn file_name(args: &Sim) -> String {
+    let name = args.trace.as_ref().and_then(|file| file.file_stem());
+    name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Every order (or sizer) with every packer and placer.
+fn choices(args: &Sim) -> Vec<Choice> {
+    let or_none = |list: &[String]| match list {
+        [] => vec![None],
+        list => list
+            .iter()
+            .map(|name| Some(name.clone()).filter(|name| name != "none"))
+            .collect(),
+    };
+    let mut choices = Vec::new();
+    for order in &args.order {
+        for sizer in or_none(&args.sizer) {
+            for packer in or_none(&args.packer) {
+                for placer in &args.placer {
+                    choices.push(Choice {
+                        order: order.clone(),
+                        packer: packer.clone(),
+                        placer: placer.clone(),
+                        admission: args.admission.clone(),
+                        sizer: sizer.clone(),
+                    });
+                }
+            }
+        }
+    }
+    choices
+}
+
+/// The mistake, with the name that was probably meant.
+fn suggest(unknown: &Unknown) -> anyhow::Error {
+    let (word, known): (&str, &[&str]) = match unknown {
+        Unknown::Name { name, known, .. } => (name, known),
+        Unknown::Key { key, known, .. } => (key, known),
+        _ => return anyhow!("{unknown}"),
+    };
+    let near = known
+        .iter()
+        .map(|name| (strsim::damerau_levenshtein(word, name), name))
+        .min()
+        .filter(|(distance, name)| *distance <= 2.max(name.len() / 3));
+    match near {
+        Some((_, name)) => anyhow!("{unknown}; did you mean `{name}`?"),
+        None => anyhow!("{unknown} (see `sublet sim policies`)"),
+    }
+}
+
+fn table(choices: &[Choice], reports: &[Report]) -> String {
+    let right = |name| (name, Align::Right);
+    let mut table = Table::new(&[
+        ("POLICIES", Align::Left),
+        right("JCT mean s"),
+        right("median"),
+        right("p99"),
+        right("makespan s"),
+        right("wait s"),
+        right("fragm."),
+        right("util"),
+        right("rho>1.05"),
+        right("rho p99"),
+        right("met"),
+        right("preempt"),
+        right("packs"),
+        right("unpack"),
+    ]);
+    for (choice, report) in choices.iter().zip(reports) {
+        let whole = |value: f64| format!("{value:.0}");
+        let percent = |value: f64| format!("{value:.1}%");
+        let met = match report.deadlines {
+            0 => "-".to_owned(),
+            _ => percent(report.deadlines_met_pct),
+        };
+        table.row(vec![
+            choice.to_string(),
+            whole(report.jct_mean_s),
+            whole(report.jct_median_s),
+            whole(report.jct_p99_s),
+            whole(report.makespan_s),
+            whole(report.wait_mean_s),
+            whole(report.wait_fragmentation_s),
+            percent(100.0 * report.utilisation),
+            percent(report.rho_unfair_pct),
+            format!("{:.1}", report.rho_p99),
+            met,
+            report.preemptions.to_string(),
+            report.packs.to_string(),
+            report.unpacks.to_string(),
+        ]);
+    }
+    table.render()
+}
+
+/// The table of all policies, from what they say of themselves.
+fn policies(args: &Policies) -> String {
+    let entries = catalogue::entries();
+    let words = |entry: &catalogue::Entry| {
+        let objectives: Vec<_> = entry.tags.objectives.iter().map(|o| o.word()).collect();
+        let manners: Vec<_> = entry.tags.manners.iter().map(|m| m.word()).collect();
+        (objectives, manners)
+    };
+    if args.json {
+        let rows: Vec<Value> = entries
+            .iter()
+            .map(|entry| {
+                let (objectives, manners) = words(entry);
+                let parameters: BTreeMap<_, _> = entry
+                    .parameters
+                    .iter()
+                    .map(|(key, default, _, _, about)| {
+                        (*key, json!({"default": default, "about": about}))
+                    })
+                    .collect();
+                json!({"slot": entry.slot.word(), "name": entry.name, "about": entry.about, "source": entry.tags.source,
+                    "objectives": objectives, "manners": manners, "parameters": parameters})
+            })
+            .collect();
+        return format!("{:#}\n", Value::from(rows));
+    }
+    let columns = ["SLOT", "NAME", "OBJECTIVE", "MANNER", "SOURCE", "WHAT"];
+    let mut table = Table::new(&columns.map(|name| (name, Align::Left)));
+    for entry in &entries {
+        let (objectives, manners) = words(entry);
+        let keys: Vec<_> = entry.parameters.iter().map(|row| row.0).collect();
+        let name = match keys[..] {
+            [] => entry.name.to_owned(),
+            _ => format!("{}[:{}]", entry.name, keys.join(",")),
+        };
+        table.row(vec![
+            entry.slot.word().to_owned(),
+            name,
+            objectives.join(", "),
+            manners.join(", "),
+            entry.tags.source.to_owned(),
+            entry.about.to_owned(),
+        ]);
+    }
+    table.render()
+}

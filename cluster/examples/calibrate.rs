@@ -1,0 +1,431 @@
+//! Runs the settings whose results are known from a reference model and tells how far off this simulator is.
+//!
+//! The reference is a throw-away model with the same semantics (see docs/simulation.md): decisions in rounds, gangs, no topology, no
+//! restart cost. Every figure printed as `measured` comes from a run made here.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use cluster::report::Report;
+use cluster::sim::{Config, Simulation};
+use cluster::spec::ClusterSpec;
+use cluster::trace::{self, Options, Trace};
+use policy::cluster::Scheduler;
+use policy::cluster::catalogue::{self, Context};
+use serde::Serialize;
+
+/// How a measured value is compared.
+#[derive(Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    /// A mean or a ratio: off by so many per cent.
+    Pct,
+    /// A fraction in per cent: off by so many points.
+    Points,
+    /// At most the reference.
+    AtMost,
+}
+
+#[derive(Serialize)]
+struct Line {
+    what: String,
+    /// It is in the list of what must be shown; the others are the rest of the reference tables.
+    required: bool,
+    kind: Kind,
+    reference: f64,
+    measured: f64,
+    error: f64,
+}
+
+#[derive(Serialize)]
+struct Result {
+    worst_error_pct: f64,
+    worst_error_points: f64,
+    /// Over all lines, also those that are not required.
+    worst_error_pct_all: f64,
+    worst_error_points_all: f64,
+    bounds_kept: bool,
+    seed: u64,
+    lines: Vec<Line>,
+}
+
+/// One setting to run.
+struct Setting<'a> {
+    trace: &'a Trace,
+    spec: &'a ClusterSpec,
+    round_s: f64,
+    seed: u64,
+}
+
+impl Setting<'_> {
+    /// `policies`: order, and after it any of `+packer`, `!admission`, `=sizer`.
+    fn run(&self, policies: &str) -> Report {
+        let context = Context {
+            pairs: self.trace.pairs.clone(),
+            past_gpu_s: Vec::new(),
+            gpu_bytes: 16 << 30,
+        };
+        let known = "a policy of the catalogue";
+        let mut words = policies.split(' ');
+        let order = catalogue::order(words.next().unwrap_or("fifo"), &context).expect(known);
+        let placer = catalogue::placer("anywhere", &context).expect(known);
+        let mut scheduler = Scheduler::new(order, placer, self.seed);
+        for word in words {
+            let (sign, name) = word.split_at(1);
+            scheduler = match sign {
+                "+" => scheduler.packing(catalogue::packer(name, &context).expect(known)),
+                "!" => scheduler.admitting(catalogue::admission(name, &context).expect(known)),
+                _ => scheduler.sizing(catalogue::sizer(name, &context).expect(known)),
+            };
+        }
+        let config = Config {
+            round_s: Some(self.round_s),
+            seed: self.seed,
+            ..Config::default()
+        };
+        let simulation = Simulation::new(self.trace, self.spec.state(), scheduler, config);
+        let outcome = simulation.and_then(|run| run.run(|_| {})).expect("the run");
+        Report::of(&outcome)
+    }
+}
+
+struct Lines {
+    lines: Vec<Line>,
+    json: bool,
+}
+
+impl Lines {
+    fn add(&mut self, required: bool, what: &str, kind: Kind, reference: f64, measured: f64) {
+        let error = match kind {
+            Kind::Pct => 100.0 * (measured / reference - 1.0),
+            Kind::Points => measured - reference,
+            Kind::AtMost => (measured - reference).max(0.0),
+        };
+        if !self.json {
+            let unit = if kind == Kind::Pct { "%" } else { "points" };
+            let star = if required { "*" } else { " " };
+            println!("{star} {what:58} {reference:>12.2} {measured:>12.2} {error:>+8.2} {unit}");
+        }
+        self.lines.push(Line {
+            what: what.to_owned(),
+            required,
+            kind,
+            reference,
+            measured,
+            error,
+        });
+    }
+}
+
+fn load(data: &Path, file: &str, cluster: &str, options: Options) -> (Trace, ClusterSpec) {
+    let spec: ClusterSpec = cluster.parse().expect("a cluster");
+    let options = Options {
+        gpu_types: spec.gpu_types.clone(),
+        ..options
+    };
+    match trace::read(&data.join(file), None, &options) {
+        Ok(trace) => (trace, spec),
+        Err(error) => {
+            eprintln!("calibrate: {error}");
+            std::process::exit(1);
+        }
+    }
+}
+
+const GAVEL: &str = "gavel/philly_trace_seed0.csv";
+
+fn orders(lines: &mut Lines, data: &Path, seed: u64) {
+    let rows = [
+        (
+            "6c71a0",
+            "96xV100",
+            [
+                653_208.0, 615_683.0, 264_368.0, 161_689.0, 159_235.0, 170_952.0, 543_611.0,
+                245_025.0,
+            ],
+            [71.7, 8.0],
+        ),
+        (
+            "ee9e8c",
+            "80xV100",
+            [
+                555_460.0, 404_352.0, 271_835.0, 245_619.0, 210_359.0, 310_784.0, 459_846.0,
+                360_148.0,
+            ],
+            [58.0, 7.0],
+        ),
+    ];
+    let names = [
+        "fifo",
+        "fifo-backfill",
+        "sjf",
+        "srtf",
+        "srsf",
+        "las",
+        "2d-las:at=3250",
+        "2d-las",
+    ];
+    for (vc, cluster, jcts, unfair) in rows {
+        let options = Options {
+            part: Some(vc.into()),
+            ..Options::default()
+        };
+        let (trace, spec) = load(data, GAVEL, cluster, options);
+        let setting = Setting {
+            trace: &trace,
+            spec: &spec,
+            round_s: 300.0,
+            seed,
+        };
+        for (name, reference) in names.iter().zip(jcts) {
+            let report = setting.run(name);
+            let required = match vc {
+                "6c71a0" => !["srsf", "2d-las:at=3250"].contains(name),
+                _ => ["fifo", "srtf", "2d-las"].contains(name),
+            };
+            let what = format!("{vc} {name}: mean JCT, s");
+            lines.add(required, &what, Kind::Pct, reference, report.jct_mean_s);
+            if *name == "fifo" {
+                let what = format!("{vc} fifo: jobs with rho > 1.05, %");
+                lines.add(
+                    vc == "6c71a0",
+                    &what,
+                    Kind::Points,
+                    unfair[0],
+                    report.rho_unfair_pct,
+                );
+            }
+        }
+        let report = setting.run("worst-rho");
+        let what = format!("{vc} worst-rho: jobs with rho > 1.05, %");
+        lines.add(false, &what, Kind::Points, unfair[1], report.rho_unfair_pct);
+        if vc == "6c71a0" {
+            let what = "6c71a0 worst-rho: jobs with rho > 1.05, % (bound)";
+            lines.add(true, what, Kind::AtMost, 10.0, report.rho_unfair_pct);
+        }
+    }
+}
+
+fn packers(lines: &mut Lines, data: &Path, seed: u64) {
+    let packers = [
+        "",
+        " +trial:margin=0",
+        " +greedy",
+        " +greedy:least=1.2",
+        " +greedy:least=1.5",
+    ];
+    let rows = [
+        (
+            "96xV100",
+            "fifo-backfill",
+            [615_683.0, 173_560.0, 161_656.0, 166_320.0, 201_348.0],
+        ),
+        (
+            "96xV100",
+            "2d-las",
+            [245_025.0, 161_490.0, 149_723.0, 149_732.0, 152_670.0],
+        ),
+        (
+            "96xV100",
+            "srtf",
+            [161_689.0, 152_811.0, 143_802.0, 143_220.0, 142_894.0],
+        ),
+        (
+            "128xP100",
+            "fifo-backfill",
+            [426_481.0, 213_698.0, 210_630.0, 312_863.0, 373_042.0],
+        ),
+        (
+            "128xP100",
+            "2d-las",
+            [239_006.0, 209_895.0, 205_549.0, 222_524.0, 234_417.0],
+        ),
+        (
+            "128xP100",
+            "srtf",
+            [190_997.0, 202_649.0, 197_721.0, 189_627.0, 190_342.0],
+        ),
+    ];
+    for (cluster, order, jcts) in rows {
+        let options = Options {
+            part: Some("6c71a0".into()),
+            ..Options::default()
+        };
+        let (trace, spec) = load(data, GAVEL, cluster, options);
+        let setting = Setting {
+            trace: &trace,
+            spec: &spec,
+            round_s: 300.0,
+            seed,
+        };
+        let v100 = cluster == "96xV100";
+        let mut bare = f64::NAN;
+        for (packer, reference) in packers.iter().zip(jcts) {
+            let report = setting.run(&format!("{order}{packer}"));
+            if packer.is_empty() {
+                bare = report.jct_mean_s;
+                if v100 {
+                    continue;
+                }
+            }
+            let required = v100
+                && matches!(
+                    (order, *packer),
+                    ("fifo-backfill", " +trial:margin=0" | " +greedy") | ("2d-las", " +greedy")
+                );
+            let what = format!("6c71a0 on {cluster}, {order}{packer}: mean JCT, s");
+            lines.add(required, &what, Kind::Pct, reference, report.jct_mean_s);
+            if (order, *packer) == ("2d-las", " +greedy") {
+                let reference = if v100 { 1.64 } else { 1.16 };
+                let what = format!("6c71a0 on {cluster}, 2d-las: gain by packing, x");
+                lines.add(true, &what, Kind::Pct, reference, bare / report.jct_mean_s);
+            }
+        }
+    }
+}
+
+fn deadlines(lines: &mut Lines, data: &Path, seed: u64) {
+    for (cluster, misses, best_min) in [
+        (
+            "1024",
+            [63.9, 1.5, 0.2, 0.7],
+            [1301.0, 321.0, 3560.0, 386.0],
+        ),
+        ("1280", [30.6, 0.5, 0.2, 0.2], [352.0, 277.0, 452.0, 277.0]),
+    ] {
+        let (trace, spec) = load(
+            data,
+            "chronus-philly/philly_mix1.csv",
+            cluster,
+            Options::default(),
+        );
+        let setting = Setting {
+            trace: &trace,
+            spec: &spec,
+            round_s: 600.0,
+            seed,
+        };
+        for (i, policies) in ["fifo", "srtf", "edf", "srtf !leases"].iter().enumerate() {
+            let report = setting.run(policies);
+            let first = cluster == "1024";
+            let required = first && (i == 0 || i == 3);
+            let what = format!("Chronus mix on {cluster}, {policies}: deadlines missed, %");
+            lines.add(
+                required,
+                &what,
+                Kind::Points,
+                misses[i],
+                100.0 - report.deadlines_met_pct,
+            );
+            let what = format!("Chronus mix on {cluster}, {policies}: best-effort JCT, min");
+            let measured = report.best_effort_jct_mean_s / 60.0;
+            lines.add(first && i == 3, &what, Kind::Pct, best_min[i], measured);
+        }
+    }
+}
+
+fn elastic(lines: &mut Lines, data: &Path, seed: u64) {
+    let file = "elasticflow-itp/itp_jobs.csv";
+    let options = |part: &str| Options {
+        part: Some(part.into()),
+        elastic: true,
+        ..Options::default()
+    };
+    let shares = "fifo !minimum-share =minimum-share";
+    let (trace, spec) = load(data, file, "128xA100", options("195job"));
+    let setting = Setting {
+        trace: &trace,
+        spec: &spec,
+        round_s: 240.0,
+        seed,
+    };
+    for (policies, required, jct, met) in [
+        ("fifo-backfill", false, 27_677.0, None),
+        ("fifo =rigid-srtf", true, 27_669.0, None),
+        ("fifo =optimus", true, 19_742.0, None),
+        ("fifo =max-min", true, 17_072.0, Some(81.0)),
+        ("fifo =afs", true, 16_386.0, Some(82.6)),
+    ] {
+        let report = setting.run(policies);
+        let what = format!("195 jobs on 128 A100, {policies}: mean JCT, s");
+        lines.add(required, &what, Kind::Pct, jct, report.jct_mean_s);
+        if let Some(met) = met {
+            let what = format!("195 jobs on 128 A100, {policies}: deadlines met, %");
+            lines.add(false, &what, Kind::Points, met, report.deadlines_met_pct);
+        }
+    }
+    for (policies, required, met) in [
+        (shares, true, 90.3),
+        ("edf", true, 45.1),
+        ("fifo =edf-elastic", false, 27.2),
+    ] {
+        let report = setting.run(policies);
+        let what = format!("195 jobs on 128 A100, {policies}: deadlines met, %");
+        lines.add(required, &what, Kind::Points, met, report.deadlines_met_pct);
+        if policies == shares {
+            let what = "195 jobs on 128 A100, minimum-share: mean JCT of the admitted, s";
+            lines.add(false, what, Kind::Pct, 17_521.0, report.jct_mean_s);
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let mut json = false;
+    let mut seed = 1;
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match (argument.as_str(), arguments.next()) {
+            ("--json", None) => json = true,
+            ("--seed", Some(value)) if value.parse::<u64>().is_ok() => {
+                seed = value.parse().unwrap_or(1)
+            }
+            _ => {
+                eprintln!("calibrate: `{argument}`: usage: calibrate [--seed N] [--json]");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data");
+    let mut lines = Lines {
+        lines: Vec::new(),
+        json,
+    };
+    orders(&mut lines, &data, seed);
+    packers(&mut lines, &data, seed);
+    elastic(&mut lines, &data, seed);
+    deadlines(&mut lines, &data, seed);
+    let lines = lines.lines;
+    let worst = |kind, all: bool| {
+        let such = lines
+            .iter()
+            .filter(|line| line.kind == kind && (all || line.required));
+        such.map(|line| line.error.abs()).fold(0.0, f64::max)
+    };
+    let result = Result {
+        worst_error_pct: worst(Kind::Pct, false),
+        worst_error_points: worst(Kind::Points, false),
+        worst_error_pct_all: worst(Kind::Pct, true),
+        worst_error_points_all: worst(Kind::Points, true),
+        bounds_kept: worst(Kind::AtMost, true) == 0.0,
+        seed,
+        lines,
+    };
+    if json {
+        match serde_json::to_string_pretty(&result) {
+            Ok(text) => println!("{text}"),
+            Err(error) => eprintln!("calibrate: {error}"),
+        }
+    } else {
+        let Result {
+            worst_error_pct,
+            worst_error_points,
+            worst_error_pct_all,
+            worst_error_points_all,
+            ..
+        } = result;
+        println!(
+            "required (*): worst {worst_error_pct:.2} %, {worst_error_points:.2} points; all: {worst_error_pct_all:.2} %, {worst_error_points_all:.2} points"
+        );
+    }
+    ExitCode::SUCCESS
+}

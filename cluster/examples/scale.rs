@@ -1,0 +1,137 @@
+//! How long a simulation takes and how much memory, by the number of jobs and GPUs. The trace is synthetic, from a seed: gang sizes
+//! and durations as they are spread in public traces (most jobs small and short, a heavy tail), arrivals at 1.3 times
+//! what the cluster can do, so that tens of thousands of jobs wait.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use cluster::report::Report;
+use cluster::sim::{Config, Simulation};
+use cluster::spec::ClusterSpec;
+use cluster::trace::Trace;
+use policy::cluster::catalogue::{self, Context};
+use policy::cluster::{Job, JobType, Random, Scheduler};
+use serde_json::{Value, json};
+
+fn synthetic(jobs: usize, gpus: u32, load: f64, seed: u64) -> Trace {
+    let mut random = Random::new(seed);
+    let mut drawn = Vec::with_capacity(jobs);
+    let mut work = 0.0;
+    for _ in 0..jobs {
+        let wanted = match random.below(100) {
+            0..70 => 1,
+            70..78 => 2,
+            78..88 => 4,
+            88..97 => 8,
+            97..99 => 16,
+            _ => 32,
+        };
+        // Log-normal: median 20 minutes, mean about 3 hours, at most 2 days.
+        let duration_s = (1200.0 * (2.35 * random.normal()).exp()).clamp(10.0, 172_800.0);
+        work += duration_s * f64::from(wanted.min(gpus));
+        drawn.push((wanted.min(gpus), duration_s));
+    }
+    let gap_s = work / f64::from(gpus) / load / jobs as f64;
+    let mut now_s = 0.0;
+    let mut trace = Trace::default();
+    for (wanted, duration_s) in drawn {
+        now_s += random.exponential(gap_s);
+        trace
+            .jobs
+            .push(Job::rigid(JobType(0), wanted, now_s, duration_s));
+    }
+    trace
+}
+
+/// Peak resident memory of this process in bytes, as Linux counts it.
+fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib << 10)
+}
+
+fn run(
+    jobs: usize,
+    gpus: u32,
+    order: &str,
+    round_s: Option<f64>,
+    seed: u64,
+) -> Result<Value, String> {
+    let trace = synthetic(jobs, gpus, 1.3, seed);
+    let spec: ClusterSpec = format!("{gpus}xV100")
+        .parse()
+        .map_err(|error| format!("{error}"))?;
+    let context = Context::default();
+    let order_of = catalogue::order(order, &context).map_err(|error| error.to_string())?;
+    let placer = catalogue::placer("anywhere", &context).map_err(|error| error.to_string())?;
+    let scheduler = Scheduler::new(order_of, placer, seed);
+    let config = Config {
+        round_s,
+        ..Config::default()
+    };
+    let begin = Instant::now();
+    let simulation = Simulation::new(&trace, spec.state(), scheduler, config);
+    let outcome = simulation
+        .and_then(|run| run.run(|_| {}))
+        .map_err(|error| error.to_string())?;
+    let wall_s = begin.elapsed().as_secs_f64();
+    let report = Report::of(&outcome);
+    Ok(
+        json!({"jobs": jobs, "gpus": gpus, "order": order, "round_s": round_s, "wall_s": wall_s,
+        "decisions": report.decisions, "completed": report.completed, "jct_mean_s": report.jct_mean_s,
+        "utilisation": report.utilisation, "preemptions": report.preemptions}),
+    )
+}
+
+fn main() -> ExitCode {
+    let json = match std::env::args().nth(1).as_deref() {
+        None => false,
+        Some("--json") => true,
+        Some(other) => {
+            eprintln!("scale: `{other}`: usage: scale [--json]");
+            return ExitCode::from(2);
+        }
+    };
+    let mut runs = Vec::new();
+    let mut settings = vec![
+        (100_000, 10_000, "fifo", None),
+        (100_000, 10_000, "fifo-backfill", None),
+        (100_000, 10_000, "sjf", None),
+    ];
+    for order in ["srtf", "2d-las", "las"] {
+        settings.push((100_000, 10_000, order, Some(300.0)));
+    }
+    // How it grows with jobs, and with GPUs.
+    for (jobs, gpus) in [
+        (25_000, 10_000),
+        (50_000, 10_000),
+        (100_000, 2_500),
+        (100_000, 5_000),
+    ] {
+        settings.push((jobs, gpus, "2d-las", Some(300.0)));
+    }
+    for (jobs, gpus, order, round_s) in settings {
+        match run(jobs, gpus, order, round_s, 1) {
+            Ok(run) => {
+                if !json {
+                    println!("{run}");
+                }
+                runs.push(run);
+            }
+            Err(error) => {
+                eprintln!("scale: {order}: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    let full = |run: &&Value| run["jobs"] == 100_000 && run["gpus"] == 10_000;
+    let slowest = runs
+        .iter()
+        .filter(full)
+        .filter_map(|run| run["wall_s"].as_f64())
+        .fold(0.0, f64::max);
+    let all = json!({"jobs": 100_000, "gpus": 10_000, "wall_s": slowest, "peak_bytes": peak_bytes(), "runs": runs});
+    println!("{all:#}");
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,241 @@
+//! A CSV file with a header, whose fields know where they are.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use csv::{ByteRecord, Reader, ReaderBuilder};
+
+/// Why a trace cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file cannot be opened or read.
+    #[error("cannot read {}: {why}", file.display())]
+    Io {
+        /// Which file.
+        file: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// No reader knows such a header.
+    #[error("{}:1: no trace has the columns {found}; known are Gavel's (job_type, total_steps, arrival_s, num_gpus), Chronus' (submit_min, duration_min, expect_time_list), ElasticFlow's (cluster, submit_s, duration_s, deadline_s), Tiresias' (job_id, num_gpu, submit_time, duration) and plain ones (arrival_s, duration_s, num_gpus)", file.display())]
+    Format {
+        /// Which file.
+        file: PathBuf,
+        /// Its header.
+        found: String,
+    },
+    /// A column is missing.
+    #[error("{}:1: there is no column `{column}`; the header has {found}", file.display())]
+    Column {
+        /// Which file.
+        file: PathBuf,
+        /// Which column.
+        column: &'static str,
+        /// Its header.
+        found: String,
+    },
+    /// A field is not what it should be.
+    #[error("{}:{line}:{column}: {name} is `{value}`; {expected}", file.display())]
+    Field {
+        /// Which file.
+        file: PathBuf,
+        /// Line, from 1.
+        line: u64,
+        /// Column in characters, from 1.
+        column: usize,
+        /// Name of the column.
+        name: &'static str,
+        /// What is there.
+        value: String,
+        /// What should be.
+        expected: &'static str,
+    },
+    /// A line has too few or too many fields.
+    #[error("{}:{line}: {found} fields, where the header has {expected}", file.display())]
+    Ragged {
+        /// Which file.
+        file: PathBuf,
+        /// Line, from 1.
+        line: u64,
+        /// Fields there.
+        found: usize,
+        /// Fields of the header.
+        expected: usize,
+    },
+    /// Nothing is left to simulate.
+    #[error("{}: no job{}", file.display(), part.as_ref().map_or(String::new(), |part| format!(" of part `{part}`")))]
+    Empty {
+        /// Which file.
+        file: PathBuf,
+        /// What was asked for.
+        part: Option<String>,
+    },
+    /// A speed table says nothing about a GPU type.
+    #[error("{}: no speeds for GPU type `{kind}`; known are {known}", file.display())]
+    GpuType {
+        /// Which file.
+        file: PathBuf,
+        /// What was asked for.
+        kind: String,
+        /// What the table has.
+        known: String,
+    },
+}
+
+/// An open file, read line by line.
+pub struct Table {
+    file: PathBuf,
+    header: Vec<String>,
+    reader: Reader<File>,
+}
+
+/// A column, looked up once.
+#[derive(Clone, Copy, Debug)]
+pub struct Column {
+    index: usize,
+    name: &'static str,
+}
+
+/// One line.
+pub struct Row<'a> {
+    table: &'a Path,
+    record: &'a ByteRecord,
+    line: u64,
+}
+
+impl Table {
+    pub fn open(file: &Path) -> Result<Self, TraceError> {
+        let io = |why: String| TraceError::Io {
+            file: file.to_owned(),
+            why,
+        };
+        let opened = File::open(file).map_err(|error| io(error.to_string()))?;
+        let mut reader = ReaderBuilder::new().flexible(true).from_reader(opened);
+        let header = reader
+            .byte_headers()
+            .map_err(|error| io(error.to_string()))?
+            .iter()
+            .map(|name| String::from_utf8_lossy(name).trim().to_owned())
+            .collect();
+        Ok(Self {
+            file: file.to_owned(),
+            header,
+            reader,
+        })
+    }
+
+    pub fn has(&self, column: &str) -> bool {
+        self.header.iter().any(|name| name == column)
+    }
+
+    pub fn column(&self, name: &'static str) -> Result<Column, TraceError> {
+        match self.header.iter().position(|column| column == name) {
+            Some(index) => Ok(Column { index, name }),
+            None => Err(TraceError::Column {
+                file: self.file.clone(),
+                column: name,
+                found: self.header.join(", "),
+            }),
+        }
+    }
+
+    pub fn optional(&self, name: &'static str) -> Option<Column> {
+        self.column(name).ok()
+    }
+
+    pub fn unknown_format(&self) -> TraceError {
+        TraceError::Format {
+            file: self.file.clone(),
+            found: self.header.join(", "),
+        }
+    }
+
+    /// Every line in turn.
+    pub fn each(
+        mut self,
+        mut visit: impl FnMut(&Row<'_>) -> Result<(), TraceError>,
+    ) -> Result<(), TraceError> {
+        let mut record = ByteRecord::new();
+        loop {
+            let more = self.reader.read_byte_record(&mut record);
+            let more = more.map_err(|error| TraceError::Io {
+                file: self.file.clone(),
+                why: error.to_string(),
+            })?;
+            if !more {
+                return Ok(());
+            }
+            let line = record.position().map_or(0, csv::Position::line);
+            if record.len() != self.header.len() {
+                return Err(TraceError::Ragged {
+                    file: self.file,
+                    line,
+                    found: record.len(),
+                    expected: self.header.len(),
+                });
+            }
+            visit(&Row {
+                table: &self.file,
+                record: &record,
+                line,
+            })?;
+        }
+    }
+}
+
+impl Row<'_> {
+    pub fn text(&self, column: Column) -> Result<&str, TraceError> {
+        let bytes = &self.record[column.index];
+        std::str::from_utf8(bytes).map_err(|_| self.wrong(column, "that is not UTF-8"))
+    }
+
+    /// The field is wrong: where it is, and what should be there.
+    pub fn wrong(&self, column: Column, expected: &'static str) -> TraceError {
+        let before = self.record.iter().take(column.index);
+        let character = 1 + before.map(|field| field.len() + 1).sum::<usize>();
+        TraceError::Field {
+            file: self.table.to_owned(),
+            line: self.line,
+            column: character,
+            name: column.name,
+            value: String::from_utf8_lossy(&self.record[column.index])
+                .chars()
+                .take(40)
+                .collect(),
+            expected,
+        }
+    }
+
+    fn parse<T: FromStr>(&self, column: Column, expected: &'static str) -> Result<T, TraceError> {
+        let text = self.text(column)?.trim();
+        text.parse().map_err(|_| self.wrong(column, expected))
+    }
+
+    /// A finite number of at least 0.
+    pub fn number(&self, column: Column) -> Result<f64, TraceError> {
+        const EXPECTED: &str = "a number of at least 0 is expected";
+        let number: f64 = self.parse(column, EXPECTED)?;
+        if number.is_finite() && number >= 0.0 {
+            Ok(number)
+        } else {
+            Err(self.wrong(column, EXPECTED))
+        }
+    }
+
+    /// A number of GPUs, 1 to 65,536.
+    pub fn gpus(&self, column: Column) -> Result<u32, TraceError> {
+        const EXPECTED: &str = "a number of GPUs from 1 to 65536 is expected";
+        let gpus: u32 = self.parse(column, EXPECTED)?;
+        if (1..=65_536).contains(&gpus) {
+            Ok(gpus)
+        } else {
+            Err(self.wrong(column, EXPECTED))
+        }
+    }
+
+    /// Whether a field is empty.
+    pub fn is_empty(&self, column: Column) -> bool {
+        self.record[column.index].is_empty()
+    }
+}

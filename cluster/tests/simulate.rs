@@ -1,0 +1,272 @@
+//! The simulator from outside: reference figures on public data, bad input, and what must hold in every run.
+
+use std::path::{Path, PathBuf};
+
+use cluster::report::Report;
+use cluster::sim::{Config, SimError, Simulation};
+use cluster::spec::ClusterSpec;
+use cluster::sweep::{Choice, sweep};
+use cluster::trace::{self, Options, Trace};
+use policy::cluster::catalogue::{self, Context};
+use policy::cluster::{Class, Job, JobType, Random, Scheduler};
+
+fn data(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("data")
+        .join(file)
+}
+
+fn choice(order: &str, packer: Option<&str>, placer: &str) -> Choice {
+    Choice {
+        order: order.into(),
+        packer: packer.map(Into::into),
+        placer: placer.into(),
+        admission: None,
+        sizer: None,
+    }
+}
+
+fn rounds() -> Config {
+    Config {
+        round_s: Some(300.0),
+        seed: 1,
+        ..Config::default()
+    }
+}
+
+fn gavel(cluster: &str) -> (Trace, ClusterSpec) {
+    let spec: ClusterSpec = cluster.parse().unwrap();
+    let options = Options {
+        gpu_types: spec.gpu_types.clone(),
+        part: Some("6c71a0".into()),
+        ..Options::default()
+    };
+    let trace = trace::read(&data("gavel/philly_trace_seed0.csv"), None, &options).unwrap();
+    (trace, spec)
+}
+
+#[test]
+fn orders_and_packers_are_where_the_reference_model_is() {
+    let (trace, spec) = gavel("96xV100");
+    assert_eq!((trace.jobs.len(), trace.skipped), (1937, 63));
+    let choices = [
+        choice("fifo", None, "anywhere"),
+        choice("srtf", None, "anywhere"),
+        choice("2d-las", None, "anywhere"),
+        choice("2d-las", Some("greedy"), "anywhere"),
+    ];
+    let outcomes = sweep(&trace, &spec, &choices, &[], &rounds(), &|_, _| {}).unwrap();
+    let references = [653_208.0, 161_689.0, 245_025.0, 149_723.0];
+    for ((outcome, reference), choice) in outcomes.iter().zip(references).zip(&choices) {
+        let report = Report::of(outcome);
+        assert_eq!(report.completed, 1937);
+        let off = report.jct_mean_s / reference - 1.0;
+        assert!(
+            off.abs() < 0.03,
+            "{choice}: {} for {reference}",
+            report.jct_mean_s
+        );
+    }
+    assert_eq!(Report::of(&outcomes[1]).preemptions, 1270);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_and_noise_another() {
+    let (mut trace, spec) = gavel("96xV100");
+    trace.jobs.truncate(400);
+    let run = |noise, seed| {
+        let config = Config {
+            noise,
+            seed,
+            round_s: Some(300.0),
+            restart_s: 30.0,
+            ..Config::default()
+        };
+        let choices = [choice("srtf", Some("trial"), "consolidate")];
+        Report::of(&sweep(&trace, &spec, &choices, &[], &config, &|_, _| {}).unwrap()[0])
+    };
+    assert_eq!(run(0.3, 1), run(0.3, 1));
+    assert_ne!(run(0.3, 1), run(0.3, 2));
+    assert_ne!(run(0.3, 1), run(0.0, 1));
+}
+
+#[test]
+fn mistakes_in_traces_are_told_with_line_and_column() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("t.csv");
+    for (text, words) in [
+        (
+            "arrival_s,duration_s,num_gpus\n0,10,1\n5,x,1\n",
+            &[":3:3:", "duration_s is `x`", "at least 0"][..],
+        ),
+        (
+            "arrival_s,duration_s,num_gpus\n0,10,0\n",
+            &[":2:6:", "num_gpus is `0`", "1 to 65536"],
+        ),
+        (
+            "arrival_s,duration_s,num_gpus\n0,nan,1\n",
+            &[":2:3:", "`nan`"],
+        ),
+        (
+            "arrival_s,duration_s,num_gpus\n-1,5,1\n",
+            &[":2:1:", "`-1`"],
+        ),
+        (
+            "arrival_s,duration_s,num_gpus\n0,10\n",
+            &[":2:", "2 fields", "3"],
+        ),
+        (
+            "submit,duration_s,num_gpus,vc\nyesterday,1,1,a\n",
+            &[":2:1:", "2017-10-09 07:01:55"],
+        ),
+        ("a,b\n1,2\n", &[":1:", "a, b", "arrival_s"]),
+        ("arrival_s,duration_s,num_gpus\n", &["no job"]),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let error = trace::read(&file, None, &Options::default())
+            .unwrap_err()
+            .to_string();
+        for word in words {
+            assert!(error.contains(word), "{text:?}: {error}");
+        }
+    }
+    let missing = trace::read(&folder.path().join("none"), None, &Options::default());
+    assert!(missing.unwrap_err().to_string().contains("cannot read"));
+    let options = Options {
+        gpu_types: vec!["h900".into()],
+        ..Options::default()
+    };
+    let error = trace::read(&data("gavel/philly_trace_seed0.csv"), None, &options).unwrap_err();
+    assert!(error.to_string().contains("k80, p100, v100"), "{error}");
+}
+
+#[test]
+fn a_job_larger_than_the_cluster_is_refused_at_once() {
+    let (trace, _) = gavel("96xV100");
+    let spec: ClusterSpec = "4xV100".parse().unwrap();
+    let context = Context::default();
+    let scheduler = Scheduler::new(
+        catalogue::order("fifo", &context).unwrap(),
+        catalogue::placer("anywhere", &context).unwrap(),
+        0,
+    );
+    let error = Simulation::new(&trace, spec.state(), scheduler, rounds()).unwrap_err();
+    assert!(
+        matches!(error, SimError::TooLarge { there: 4, .. }),
+        "{error}"
+    );
+}
+
+/// Whatever the policies, every job ends, none before it can, and the state refuses nothing. The same for decisions in rounds and at
+/// every event, with and without cost of restarts, on one pool and on nodes.
+#[test]
+fn every_job_ends_under_every_policy() {
+    let context = Context {
+        pairs: Some(Default::default()),
+        past_gpu_s: vec![10.0, 100.0, 1000.0],
+        gpu_bytes: 16 << 30,
+    };
+    let mut random = Random::new(23);
+    for case in 0..6 {
+        let mut trace = Trace::default();
+        let mut now_s = 0.0;
+        for kind in 0..60 {
+            now_s += random.exponential(40.0);
+            let gpus = 1 << random.below(4);
+            let mut job = Job::rigid(
+                JobType(kind % 5),
+                gpus,
+                now_s,
+                1.0 + random.exponential(400.0),
+            );
+            job.profile.busy = random.unit();
+            job.user = policy::cluster::UserId(kind % 3);
+            if kind % 2 == 0 {
+                job.deadline_s = Some(now_s + 2000.0 * random.unit());
+            } else {
+                job.profile.class = Class::Opportunistic;
+            }
+            trace.jobs.push(job);
+        }
+        let spec: ClusterSpec = "2x8xT4,1x4xV100".parse().unwrap();
+        let config = Config {
+            round_s: (case % 2 == 0).then_some(60.0),
+            restart_s: if case % 3 == 0 { 5.0 } else { 0.0 },
+            noise: 0.2,
+            seed: case,
+            pair_window_s: None,
+        };
+        let named = |slot: catalogue::Slot| {
+            catalogue::entries()
+                .into_iter()
+                .filter(move |entry| entry.slot == slot)
+                .map(|entry| entry.name)
+        };
+        let mut choices = Vec::new();
+        for order in named(catalogue::Slot::Order) {
+            for packer in [None]
+                .into_iter()
+                .chain(named(catalogue::Slot::Packer).map(Some))
+            {
+                let placers: Vec<_> = named(catalogue::Slot::Placer).collect();
+                let placer = placers[choices.len() % placers.len()];
+                choices.push(choice(order, packer, placer));
+            }
+        }
+        for admission in named(catalogue::Slot::Admission) {
+            let mut with = choice("srtf", Some("trial"), "anywhere");
+            with.admission = Some(admission.into());
+            choices.push(with);
+        }
+        if config.round_s.is_some() {
+            for sizer in named(catalogue::Slot::Sizer) {
+                let mut with = choice("fifo", None, "anywhere");
+                with.sizer = Some(sizer.into());
+                choices.push(with);
+            }
+        }
+        for choice in &choices {
+            let scheduler = choice.scheduler(&context, case).unwrap();
+            let run = Simulation::new(&trace, spec.state(), scheduler, config.clone()).unwrap();
+            let outcome = run
+                .run(|_| {})
+                .unwrap_or_else(|error| panic!("{choice}: {error}"));
+            let rejects = choice.admission.as_deref() == Some("minimum-share");
+            for (fate, job) in outcome.fates.iter().zip(&trace.jobs) {
+                let Some(end_s) = fate.end_s else {
+                    assert!(rejects && fate.deadline_s.is_some(), "{choice}: lost");
+                    continue;
+                };
+                let fastest = job.arrival_s + job.duration_s();
+                assert!(
+                    end_s >= fastest - 1e-6,
+                    "{choice}: {end_s} before {fastest}"
+                );
+            }
+            let gpu_s = f64::from(outcome.gpus) * outcome.makespan_s;
+            assert!(
+                outcome.held_gpu_s <= gpu_s * (1.0 + 1e-9) + 60.0 * 20.0,
+                "{choice}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_bad_pair_is_split_and_a_good_one_is_kept() {
+    let mut trace = Trace::default();
+    for (kind, busy) in [(0, 0.9), (1, 0.9), (0, 0.9), (2, 0.3), (3, 0.3)] {
+        let mut job = Job::rigid(JobType(kind), 1, 0.0, 3600.0);
+        job.profile.busy = busy;
+        trace.jobs.push(job);
+    }
+    let spec: ClusterSpec = "2xV100".parse().unwrap();
+    // Together two busy jobs run at 1 / 1.8 of their speed alone each: a sum of 1.11, below 1 + 0.2.
+    let choices = [
+        choice("fifo-backfill", Some("trial:margin=0.2"), "anywhere"),
+        choice("fifo-backfill", None, "anywhere"),
+    ];
+    let outcomes = sweep(&trace, &spec, &choices, &[], &Config::default(), &|_, _| {}).unwrap();
+    assert!(outcomes[0].unpacks >= 1, "{:?}", outcomes[0]);
+    assert!(Report::of(&outcomes[0]).jct_mean_s < Report::of(&outcomes[1]).jct_mean_s);
+}

@@ -1,0 +1,92 @@
+//! Durations as people write them: a number and a unit, such as `90s`, `20m`, `1.5h`.
+
+use std::time::Duration;
+
+/// Not a duration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no duration: write a number above 0 with a unit (ms, s, m, h or d), such as 90s or 1.5h"
+)]
+pub struct BadSpan(pub String);
+
+const UNITS: [(&str, f64); 5] = [
+    ("d", 86_400e9),
+    ("h", 3_600e9),
+    ("m", 60e9),
+    ("ms", 1e6),
+    ("s", 1e9),
+];
+
+/// A duration above zero.
+///
+/// # Errors
+/// [`BadSpan`]: no number, no unit, zero, or more than ten years.
+pub fn parse_span(text: &str) -> Result<Duration, BadSpan> {
+    let bad = || BadSpan(text.to_owned());
+    let trimmed = text.trim();
+    let digits = trimmed
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .ok_or_else(bad)?;
+    let (number, unit) = trimmed.split_at(digits);
+    let unit = unit.trim_start();
+    let (_, unit_ns) = UNITS
+        .into_iter()
+        .find(|(name, _)| *name == unit)
+        .ok_or_else(bad)?;
+    let ns = number.parse::<f64>().map_err(|_| bad())? * unit_ns;
+    if !(1.0..=3650.0 * 86_400e9).contains(&ns) {
+        return Err(bad());
+    }
+    // CAST: in range, so below 2^63.
+    Ok(Duration::from_nanos(ns.round() as u64))
+}
+
+/// A duration in the largest unit that leaves no more than two decimals to be desired.
+pub fn short_span(span: Duration) -> String {
+    let ns = span.as_nanos() as f64;
+    let (unit, value) = if ns >= 86_400e9 {
+        ("d", ns / 86_400e9)
+    } else if ns >= 3_600e9 {
+        ("h", ns / 3_600e9)
+    } else if ns >= 60e9 {
+        ("m", ns / 60e9)
+    } else if ns >= 1e9 {
+        ("s", ns / 1e9)
+    } else {
+        ("ms", ns / 1e6)
+    };
+    let text = format!("{value:.2}");
+    format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_need_a_number_and_a_unit() {
+        for (text, ms) in [
+            ("90s", 90_000),
+            ("1.5h", 5_400_000),
+            ("20 m", 1_200_000),
+            ("250ms", 250),
+            (" 2d ", 172_800_000),
+        ] {
+            assert_eq!(parse_span(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for bad in [
+            "", "5", "s", "-1s", "0s", "1.2.3s", "5 weeks", "99999d", "1e3s",
+        ] {
+            assert_eq!(parse_span(bad), Err(BadSpan(bad.into())), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations_are_told_shortly() {
+        for text in ["90s", "1.5h", "20m", "250ms", "2d"] {
+            let span = parse_span(text).unwrap();
+            assert_eq!(parse_span(&short_span(span)), Ok(span), "{text}");
+        }
+        assert_eq!(short_span(Duration::from_secs(90)), "1.5m");
+    }
+}

@@ -1,0 +1,186 @@
+//! A load with a shape: bursts of kernels, pauses between them, and phases in which it wants nothing at all.
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use examples::app;
+use examples::gpu::Arg::U64;
+use examples::gpu::{Gpu, Shape};
+use examples::lane::Lane;
+use examples::train::BUSY;
+
+/// Most launches that are queued at once.
+const MAX_DEPTH: u64 = 64;
+/// Device time that is queued at most, in microseconds, unless a single kernel is longer.
+const QUEUED_US: u64 = 2000;
+
+/// Runs bursts of kernels of a known length with pauses between them, and measures how they got on: what a benchmark of
+/// sharing needs of a tenant.
+///
+/// Times of phases are CLOCK_MONOTONIC in nanoseconds, so that they can be laid beside other accounts of the same host.
+///
+/// Exit codes: 0 done, 1 failed, 2 out of device memory, 64 wrong arguments.
+#[derive(Parser)]
+#[command(name = "load", version)]
+struct Args {
+    /// Length of a kernel in microseconds
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    kernel_us: u64,
+    /// Kernels in a burst; the program waits for the burst's end
+    #[arg(long, default_value_t = 0)]
+    burst: u64,
+    /// Pause on the host after a burst, in microseconds
+    #[arg(long, default_value_t = 0, requires = "burst")]
+    pause_us: u64,
+    /// Bursts start at this interval, in microseconds; one that is late makes those behind it late
+    #[arg(
+        long,
+        default_value_t = 0,
+        requires = "burst",
+        conflicts_with = "pause_us"
+    )]
+    every_us: u64,
+    /// How long a phase of work lasts, in milliseconds; 0: until the end
+    #[arg(long, default_value_t = 0)]
+    work_ms: u64,
+    /// How long a phase without work lasts, in milliseconds
+    #[arg(long, default_value_t = 0, requires = "work_ms")]
+    rest_ms: u64,
+    /// Wait so long before the first phase, in milliseconds
+    #[arg(long, default_value_t = 0)]
+    delay_ms: u64,
+    /// How long to go on, in milliseconds
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
+    for_ms: u64,
+    /// Name of the job in all lines
+    #[arg(long, default_value = "load")]
+    name: String,
+    /// CUDA device
+    #[arg(long, default_value_t = 0)]
+    device: usize,
+    /// Print one JSON object as the last line
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    app::main("load", run)
+}
+
+/// What was seen.
+#[derive(Default)]
+struct Seen {
+    bursts: u64,
+    latencies_us: Vec<f64>,
+    phases_ns: Vec<[u64; 2]>,
+    longest_stall: Duration,
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    let gpu = Gpu::open(args.device, &[BUSY])?;
+    // CAST: at most 64.
+    let depth = (QUEUED_US / args.kernel_us).clamp(2, MAX_DEPTH) as usize;
+    let mut lane = Lane::open(&gpu, depth)?;
+    let mut seen = Seen::default();
+    println!("{} ready", args.name);
+    sleep(Duration::from_millis(args.delay_ms));
+    let begun = Instant::now();
+    let end = begun + Duration::from_millis(args.for_ms);
+    while Instant::now() < end {
+        let phase_end = match args.work_ms {
+            0 => end,
+            ms => end.min(Instant::now() + Duration::from_millis(ms)),
+        };
+        let from_ns = monotonic_ns();
+        work(&args, &mut lane, phase_end, &mut seen)?;
+        seen.phases_ns.push([from_ns, monotonic_ns()]);
+        if args.rest_ms > 0 {
+            let rest = Duration::from_millis(args.rest_ms);
+            sleep(rest.min(end.saturating_duration_since(Instant::now())));
+        }
+    }
+    report(&args, &gpu, &lane, begun.elapsed(), seen);
+    Ok(())
+}
+
+/// One phase of work, to its last kernel's end.
+fn work(args: &Args, lane: &mut Lane, end: Instant, seen: &mut Seen) -> anyhow::Result<()> {
+    let launch = |lane: &mut Lane| lane.launch(BUSY, Shape::THREAD, &[U64(args.kernel_us)]);
+    let every = Duration::from_micros(args.every_us);
+    let mut due = Instant::now();
+    // A launch waits until an earlier one has ended, so the time from one to the next is how long nothing of ours ended.
+    let mut last = Instant::now();
+    let mut note = |seen: &mut Seen| {
+        let now = Instant::now();
+        seen.longest_stall = seen.longest_stall.max(now - last);
+        last = now;
+        now
+    };
+    while Instant::now() < end {
+        if args.burst == 0 {
+            launch(lane)?;
+            note(seen);
+            continue;
+        }
+        if args.every_us > 0 {
+            sleep(due.saturating_duration_since(Instant::now()));
+        } else {
+            due = Instant::now();
+        }
+        note(seen);
+        for _ in 0..args.burst {
+            launch(lane)?;
+        }
+        lane.wait()?;
+        let now = note(seen);
+        seen.bursts += 1;
+        seen.latencies_us.push((now - due).as_secs_f64() * 1e6);
+        due += every;
+        if args.pause_us > 0 {
+            sleep(Duration::from_micros(args.pause_us));
+            note(seen);
+        }
+    }
+    lane.wait()?;
+    Ok(())
+}
+
+fn report(args: &Args, gpu: &Gpu, lane: &Lane, elapsed: Duration, mut seen: Seen) {
+    let seconds = elapsed.as_secs_f64();
+    seen.latencies_us.sort_by(f64::total_cmp);
+    let part = |part| match seen.latencies_us.is_empty() {
+        true => 0.0,
+        false => app::percentile(&seen.latencies_us, part),
+    };
+    let stall_us = seen.longest_stall.as_secs_f64() * 1e6;
+    println!(
+        "{} done on {}: {} kernels and {} bursts in {seconds:.2} s, longest stall {stall_us:.0} us",
+        args.name,
+        gpu.name(),
+        lane.launches(),
+        seen.bursts,
+    );
+    if args.json {
+        let report = serde_json::json!({
+            "job": args.name,
+            "device": gpu.name(),
+            "seconds": seconds,
+            "kernels": lane.launches(),
+            "bursts": seen.bursts,
+            "bursts_per_s": seen.bursts as f64 / seconds, // CAST: far below 2^53.
+            "latency_us": { "p50": part(0.5), "p90": part(0.9), "p99": part(0.99), "max": part(1.0) },
+            "longest_stall_us": stall_us,
+            "phases_mono_ns": seen.phases_ns,
+        });
+        println!("{report}");
+    }
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // CAST: time since boot is positive and far below 2^63.
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

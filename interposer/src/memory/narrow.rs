@@ -1,0 +1,173 @@
+//! The last granule of a quota.
+//!
+//! Which granule a small allocation lies in is the driver's choice, so a whole one is prepaid for it. Where no whole one is left,
+//! an allocation that fits between others in a granule that is paid for already must not be refused. Whether the driver puts
+//! it there cannot be known without asking; but there is room that it can use, and nobody else may take it meanwhile:
+//!
+//! * one allocation at a time goes this way (it *claims* the room; no lock is held over the call);
+//! * whoever took room with a prepaid granule in hand while somebody claims leaves that granule to the claim instead of giving it
+//!   back. If the claimed room went to them, the granule that the claim then takes is paid for all along.
+//!
+//! So the device never gives more than the quota as long as its driver uses room that it has before it takes more. A driver that
+//! does not is found out by the first such allocation, which is freed again at once and refused; afterwards this process lets no
+//! allocation go this way any more.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use channel::{OverLimit, Prepaid};
+use shim_ffi::*;
+
+use super::{Meter, live};
+use crate::{client, real};
+
+/// TIMEOUT: another thread's claim or prepaid call lasts as long as the driver's allocation, some microseconds.
+const PATIENCE_NS: u64 = 200_000_000;
+const PAUSE: Duration = Duration::from_micros(20);
+/// Pauses grow up to so many times the first.
+const LONGEST: u32 = 64;
+
+/// Whether somebody claims; changed under [`LEFT`]'s lock.
+static CLAIMED: AtomicBool = AtomicBool::new(false);
+/// Granules left to the claim, with their devices.
+static LEFT: Mutex<Vec<(usize, Prepaid)>> = Mutex::new(Vec::new());
+/// This driver takes new granules although it has room.
+static DISTRUSTED: AtomicBool = AtomicBool::new(false);
+
+fn left() -> MutexGuard<'static, Vec<(usize, Prepaid)>> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// After a call for which a granule was prepaid: settles it, or leaves it to whoever claims room.
+///
+/// A claim is announced before the room is looked for. So whoever took that room is in the table already when the claim looks,
+/// or sees the claim here, after it has put its allocation into the table.
+#[inline]
+pub(super) fn settle(meter: &Meter, prepaid: Prepaid, taken: u64) {
+    if taken == 0 && CLAIMED.load(Ordering::Relaxed) {
+        return leave(meter, prepaid);
+    }
+    meter.account.settle(meter.device, prepaid, taken);
+}
+
+#[cold]
+fn leave(meter: &Meter, prepaid: Prepaid) {
+    let mut left = left();
+    if CLAIMED.load(Ordering::Relaxed) {
+        left.push((meter.device, prepaid));
+    } else {
+        drop(left);
+        meter.account.settle(meter.device, prepaid, 0);
+    }
+}
+
+/// One thread's claim to room.
+struct Claim<'a>(&'a Meter);
+
+impl<'a> Claim<'a> {
+    fn new(meter: &'a Meter) -> Option<Self> {
+        let begun = client::now_ns();
+        let mut pauses = 1;
+        loop {
+            let taken = {
+                let _left = left();
+                CLAIMED.swap(true, Ordering::Relaxed)
+            };
+            if !taken {
+                return Some(Self(meter));
+            }
+            if client::now_ns().saturating_sub(begun) > PATIENCE_NS {
+                return None;
+            }
+            client::pause(PAUSE * pauses);
+            pauses = (pauses * 2).min(LONGEST);
+        }
+    }
+
+    /// A granule for what the call has taken: somebody's who had the room before, and leaves his.
+    fn compensated(&self, taken: u64) -> bool {
+        let Meter {
+            account, device, ..
+        } = self.0;
+        let begun = client::now_ns();
+        loop {
+            // Looked at first: who is not undecided any more has left his granule already.
+            let undecided = account.own_undecided_bytes(*device);
+            let mut left = left();
+            let here = |one: &&(usize, Prepaid)| one.0 == *device;
+            let held: u64 = left.iter().filter(here).map(|one| one.1.bytes()).sum();
+            let fits = |one: &(usize, Prepaid)| one.0 == *device && one.1.bytes() >= taken;
+            if let Some(at) = left.iter().position(fits) {
+                let (_, prepaid) = left.swap_remove(at);
+                account.settle(*device, prepaid, taken);
+                return true;
+            }
+            drop(left);
+            if undecided <= held || client::now_ns().saturating_sub(begun) > PATIENCE_NS {
+                return false;
+            }
+            client::pause(PAUSE);
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut left = left();
+        CLAIMED.store(false, Ordering::Relaxed);
+        for (device, prepaid) in left.drain(..) {
+            self.0.account.settle(device, prepaid, 0);
+        }
+    }
+}
+
+/// An allocation of `bytes` for which no whole granule is left: made if there is room in those that are paid for. ///
+/// # Errors
+/// There is no room: both back, and no call was made.
+#[cold]
+#[inline(never)]
+pub(super) fn allocate<Call, Made>(
+    meter: &Meter,
+    bytes: u64,
+    over: OverLimit,
+    call: Call,
+    made: Made,
+) -> Result<CUresult, (Call, Made)>
+where
+    Call: FnOnce() -> CUresult,
+    Made: FnOnce() -> (u64, u64),
+{
+    let narrow = bytes != 0
+        && bytes <= live::SMALL
+        && over.used_bytes <= over.limit_bytes
+        && !DISTRUSTED.load(Ordering::Relaxed)
+        // Looked at before anybody is kept waiting: most of the time there is none.
+        && live::room(meter.context, meter.device as u16, bytes);
+    let Some(claim) = narrow.then(|| Claim::new(meter)).flatten() else {
+        return Err((call, made));
+    };
+    if !live::room(meter.context, meter.device as u16, bytes) {
+        return Err((call, made));
+    }
+    let result = call();
+    if !result.is_ok() {
+        return Ok(result);
+    }
+    let (address, bytes) = made();
+    let taken = live::insert(address, meter.live(bytes));
+    if taken == 0 || claim.compensated(taken) {
+        return Ok(result);
+    }
+    drop(claim);
+    DISTRUSTED.store(true, Ordering::Relaxed);
+    if meter.try_reserve(taken).is_ok() {
+        return Ok(result);
+    }
+    // SAFETY: what the driver has just made and nobody has heard of.
+    let _ = unsafe { real::cuMemFree_v2(CUdeviceptr(address)) };
+    // Others may have come to lie in the same granule meanwhile: then it stays, and somebody has to pay.
+    let freed = live::remove(address).map_or(0, |(_, freed)| freed);
+    meter.force(taken.saturating_sub(freed));
+    Ok(meter.refuse(over, bytes))
+}

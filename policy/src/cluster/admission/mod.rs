@@ -1,0 +1,63 @@
+//! Whether a deadline is promised.
+
+pub mod cells;
+mod leases;
+
+pub use leases::Leases;
+
+use super::{ClusterState, Job, JobId, Tags};
+
+/// What a job was promised when it came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admit {
+    /// Its deadline will be kept.
+    Accept,
+    /// It runs in what others leave.
+    BestEffort,
+    /// It does not run at all.
+    Reject,
+}
+
+/// What the jobs of a state were promised.
+#[derive(Clone, Debug, Default)]
+pub struct Promises(Vec<Option<Admit>>);
+
+impl Promises {
+    /// The promise to a job; one that was never asked about counts as best effort.
+    #[must_use]
+    pub fn of(&self, id: JobId) -> Admit {
+        self.known(id).unwrap_or(Admit::BestEffort)
+    }
+
+    pub(crate) fn known(&self, id: JobId) -> Option<Admit> {
+        self.0.get(id.0 as usize).copied().flatten()
+    }
+
+    pub(crate) fn set(&mut self, id: JobId, admit: Admit) {
+        let at = id.0 as usize;
+        if self.0.len() <= at {
+            self.0.resize(at + 1, None);
+        }
+        self.0[at] = Some(admit);
+    }
+}
+
+/// The slot "is the deadline promised?".
+pub trait Admission: Send {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+    /// What it is for.
+    fn tags(&self) -> Tags;
+    /// What a job that just came is promised.
+    fn admit(&mut self, state: &ClusterState, promises: &Promises, job: &Job) -> Admit;
+    /// Look around before ranks are asked for: once for each decision.
+    fn refresh(&mut self, _state: &ClusterState, _promises: &Promises) {}
+    /// In which queue the job stands, before the order's own: the lowest first.
+    fn rank(&self, _state: &ClusterState, _promises: &Promises, _job: &Job) -> u32 {
+        0
+    }
+    /// The jobs whose rank may have changed since the last refresh are all active ones; otherwise ranks never change.
+    fn ranks_drift(&self) -> bool {
+        false
+    }
+}

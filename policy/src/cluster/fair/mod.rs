@@ -1,0 +1,11 @@
+//! Division of resources as small exact problems: what the orders approximate, and what allocations in rounds are made from.
+
+mod carbyne;
+mod drf;
+mod gavel;
+mod hug;
+
+pub use carbyne::{Fluid, Schedule, altruistic, fair_schedule};
+pub use drf::drf;
+pub use gavel::{Combination, Division, NoDivision, finish_time_fairness, max_min};
+pub use hug::{Hug, hug};

@@ -1,0 +1,45 @@
+//! What runs where, above the node: seven questions, each a slot that a small policy fills.
+//!
+//! | slot | question |
+//! |---|---|
+//! | [`Order`] | who is next? |
+//! | [`Admission`] | is the job's deadline promised, and in which leases does it run? |
+//! | [`Sizer`] | how many GPUs does each elastic job get? |
+//! | [`Packer`] | who shares a GPU with whom, and what did it cost? |
+//! | [`Placer`] | which GPUs? |
+//! | [`Throughputs`] | how fast do two jobs run together? |
+//! | [`SlicePolicy`](crate::SlicePolicy) | on the node: who holds the device now? |
+//!
+//! [`Scheduler`] asks them and answers with a batch of [`Decision`]s. Everything is arithmetic on a [`ClusterState`] whose
+//! clock is a number: the live hook and the simulator run the same objects, each keeping its own state.
+//! [`catalogue`] knows every policy by name.
+
+pub mod admission;
+pub mod catalogue;
+mod decision;
+pub mod fair;
+mod free;
+mod job;
+pub mod order;
+pub mod packer;
+pub mod placer;
+mod random;
+mod scheduler;
+pub mod sizer;
+mod state;
+mod tags;
+mod throughput;
+
+pub use admission::{Admission, Admit};
+pub use decision::{Decision, Reason};
+pub use free::FreeGpus;
+pub use job::{Class, Job, JobId, JobType, Phase, Profile, Run, Speed, UserId};
+pub use order::{Drift, Key, Order};
+pub use packer::{PackScore, Packer, Verdict};
+pub use placer::Placer;
+pub use random::Random;
+pub use scheduler::{Scheduler, Waits};
+pub use sizer::Sizer;
+pub use state::{ClusterState, GpuId, GpuType, Node, NodeId, Refused};
+pub use tags::{Manner, Objective, Tags};
+pub use throughput::{PairTable, Throughputs};

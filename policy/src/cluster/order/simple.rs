@@ -1,0 +1,121 @@
+//! First come, first served, and the orders that know how long a job takes.
+
+use super::{Drift, Key, Order};
+use crate::cluster::{ClusterState, Job, Manner, Objective, Tags};
+
+const COMPLETION: Tags = Tags {
+    objectives: &[Objective::Completion],
+    manners: &[Manner::Exclusive],
+    source: "textbook",
+};
+
+/// By arrival; nobody is stopped. Without `skips` the first that does not fit holds up all behind it; with it, whoever fits goes
+/// past (backfill without reservations: a large gang may wait for long).
+#[derive(Clone, Copy, Debug)]
+pub struct Fifo {
+    /// Go past what does not fit.
+    pub backfill: bool,
+}
+
+impl Order for Fifo {
+    fn name(&self) -> &'static str {
+        if self.backfill {
+            "fifo-backfill"
+        } else {
+            "fifo"
+        }
+    }
+    fn tags(&self) -> Tags {
+        COMPLETION
+    }
+    fn key(&self, _: &ClusterState, job: &Job) -> Key {
+        Key::of(job.arrival_s, job)
+    }
+    fn preemptive(&self) -> bool {
+        false
+    }
+    fn skips(&self) -> bool {
+        self.backfill
+    }
+    fn drift(&self) -> Drift {
+        Drift::Never
+    }
+}
+
+/// Shortest job first: by duration alone; nobody is stopped, nobody goes past the first that does not fit.
+#[derive(Clone, Copy, Debug)]
+pub struct Sjf;
+
+impl Order for Sjf {
+    fn name(&self) -> &'static str {
+        "sjf"
+    }
+    fn tags(&self) -> Tags {
+        COMPLETION
+    }
+    fn key(&self, _: &ClusterState, job: &Job) -> Key {
+        Key::of(job.duration_s(), job)
+    }
+    fn preemptive(&self) -> bool {
+        false
+    }
+    fn skips(&self) -> bool {
+        false
+    }
+    fn drift(&self) -> Drift {
+        Drift::Never
+    }
+}
+
+/// Shortest remaining time first, preemptive: the best mean completion time on one server, and clairvoyant.
+#[derive(Clone, Copy, Debug)]
+pub struct Srtf;
+
+impl Order for Srtf {
+    fn name(&self) -> &'static str {
+        "srtf"
+    }
+    fn tags(&self) -> Tags {
+        COMPLETION
+    }
+    fn key(&self, state: &ClusterState, job: &Job) -> Key {
+        Key::of(job.left_s(state.now_s()), job)
+    }
+    fn preemptive(&self) -> bool {
+        true
+    }
+    fn skips(&self) -> bool {
+        true
+    }
+    fn drift(&self) -> Drift {
+        Drift::Running
+    }
+}
+
+/// Shortest remaining service first: remaining time x GPUs, so that a large gang counts for what it takes (Tiresias, NSDI'19).
+#[derive(Clone, Copy, Debug)]
+pub struct Srsf;
+
+impl Order for Srsf {
+    fn name(&self) -> &'static str {
+        "srsf"
+    }
+    fn tags(&self) -> Tags {
+        Tags {
+            source: "Tiresias, NSDI'19",
+            ..COMPLETION
+        }
+    }
+    fn key(&self, state: &ClusterState, job: &Job) -> Key {
+        Key::of(job.left_s(state.now_s()) * f64::from(job.gpus), job)
+    }
+    fn preemptive(&self) -> bool {
+        true
+    }
+    fn skips(&self) -> bool {
+        true
+    }
+    fn drift(&self) -> Drift {
+        Drift::Running
+    }
+}

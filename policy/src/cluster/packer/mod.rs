@@ -1,0 +1,59 @@
+//! Who shares a GPU with whom.
+
+mod greedy;
+mod opportunistic;
+mod tree;
+mod trial;
+mod util;
+
+pub use greedy::Greedy;
+pub use opportunistic::Opportunistic;
+pub use tree::{ScoreTree, Sharing};
+pub use trial::Trial;
+pub use util::UtilSum;
+
+use super::{GpuType, Profile, Reason, Tags};
+
+/// How good a pair would be. Higher is better; pairs of equal value are equally good, and one is chosen at random.
+#[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
+pub struct PackScore(pub f64);
+
+/// What becomes of a pair that was measured.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Verdict {
+    /// It stays.
+    Keep,
+    /// The guest goes.
+    Unpack(Reason),
+}
+
+/// The slot "who shares a GPU with whom?". Only jobs with the same number of GPUs are ever asked about, two to a GPU.
+pub trait Packer: Send {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+    /// What it is for.
+    fn tags(&self) -> Tags;
+    /// Whether `guest` may come beside `host`, and how good that would be.
+    fn score(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<PackScore>;
+    /// What host and guest were measured at together, each relative to its speed alone.
+    fn observe(
+        &mut self,
+        host: &Profile,
+        guest: &Profile,
+        kind: GpuType,
+        measured: [f64; 2],
+    ) -> Verdict;
+    /// Why this pair was refused after a measurement, where it was.
+    fn refused(&self, _host: &Profile, _guest: &Profile, _kind: GpuType) -> Option<Reason> {
+        None
+    }
+    /// A pair goes on as long as neither is stopped and it is not refused; otherwise pairs are chosen anew each time.
+    fn keeps_pairs(&self) -> bool {
+        false
+    }
+}
+
+/// Both fit into the device's memory by what they were metered at.
+fn fits(host: &Profile, guest: &Profile, gpu_bytes: u64) -> bool {
+    host.peak_bytes().saturating_add(guest.peak_bytes()) <= gpu_bytes
+}

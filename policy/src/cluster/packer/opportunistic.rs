@@ -1,0 +1,44 @@
+//! A guaranteed host, an opportunistic guest.
+
+use super::{PackScore, Packer, Verdict, fits};
+use crate::Class;
+use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
+
+/// AntMan (OSDI'20): an opportunistic job may come beside a guaranteed one that leaves the device idle; the node's guard keeps the host
+/// unharmed, and where it cannot (the host below 0.98 of its speed alone) the guest goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Opportunistic {
+    /// A host must be less busy than this.
+    pub host_busy: f64,
+    /// What the host keeps of its speed alone.
+    pub host_floor: f64,
+    /// Memory of a device, in bytes.
+    pub gpu_bytes: u64,
+}
+
+impl Packer for Opportunistic {
+    fn name(&self) -> &'static str {
+        "opportunistic"
+    }
+    fn tags(&self) -> Tags {
+        Tags {
+            objectives: &[Objective::Utilisation],
+            manners: &[Manner::Sharing],
+            source: "AntMan, OSDI'20",
+        }
+    }
+    fn score(&self, host: &Profile, guest: &Profile, _: GpuType) -> Option<PackScore> {
+        let ok = host.class == Class::Guaranteed
+            && guest.class == Class::Opportunistic
+            && host.busy < self.host_busy
+            && fits(host, guest, self.gpu_bytes);
+        ok.then_some(PackScore(1.0 - host.busy))
+    }
+    fn observe(&mut self, _: &Profile, _: &Profile, _: GpuType, [host, _]: [f64; 2]) -> Verdict {
+        if host >= self.host_floor {
+            Verdict::Keep
+        } else {
+            Verdict::Unpack(Reason::Host { rate: host })
+        }
+    }
+}

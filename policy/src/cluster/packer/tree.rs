@@ -1,0 +1,327 @@
+//! A sharing score from a small decision tree, learnt from measured pairs.
+//!
+//! Lucid (ASPLOS'23) gives each job a score, 0 (tiny), 1 (medium) or 2 (jumbo), by how much those who shared a GPU with it slowed
+//! down: mean speed of its pairs below 0.85 is 2, below 0.95 is 1, else 0. A tree of depth 3 over what is metered of a job alone predicts the score of
+//! jobs that were never paired. Two jobs may share if their scores add up to at most 2 and they fit into memory ("indolent"
+//! packing: in doubt, don't). The tree is printed as the rules it is, so a refusal can be explained.
+
+use std::fmt::Write as _;
+
+use super::{PackScore, Packer, Verdict, fits};
+use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
+
+/// How much a job harms who shares with it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Sharing {
+    /// Hardly.
+    Tiny = 0,
+    /// Somewhat.
+    Medium = 1,
+    /// Much.
+    Jumbo = 2,
+}
+
+impl Sharing {
+    /// Lucid's rule on the mean speed of a job's pairs.
+    #[must_use]
+    pub fn of_mean_speed(speed: f64) -> Self {
+        match speed {
+            s if s >= 0.95 => Self::Tiny,
+            s if s >= 0.85 => Self::Medium,
+            _ => Self::Jumbo,
+        }
+    }
+}
+
+const FEATURES: [&str; 4] = ["busy", "mem_busy", "memory", "iteration_s"];
+
+fn features(profile: &Profile, gpu_bytes: u64) -> [f64; 4] {
+    [
+        profile.busy,
+        profile.mem_busy,
+        profile.peak_bytes() as f64 / gpu_bytes as f64,
+        profile.iteration_s,
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Tree {
+    Leaf(Sharing),
+    Split {
+        feature: usize,
+        at: f64,
+        below: Box<Tree>,
+        above: Box<Tree>,
+    },
+}
+
+impl Tree {
+    /// The split with the lowest Gini impurity, down to `depth` levels (CART).
+    fn grow(samples: &mut [([f64; 4], Sharing)], depth: u32) -> Self {
+        let counts = |samples: &[([f64; 4], Sharing)]| {
+            let mut counts = [0.0; 3];
+            for (_, label) in samples {
+                counts[*label as usize] += 1.0;
+            }
+            counts
+        };
+        let impurity = |samples: &[([f64; 4], Sharing)]| {
+            let n = samples.len().max(1) as f64;
+            let squares: f64 = counts(samples).iter().map(|c| (c / n).powi(2)).sum();
+            samples.len() as f64 * (1.0 - squares)
+        };
+        // In doubt the more careful one.
+        let all = counts(samples);
+        let majority = [Sharing::Jumbo, Sharing::Medium, Sharing::Tiny]
+            .into_iter()
+            .max_by(|a, b| {
+                all[*a as usize]
+                    .total_cmp(&all[*b as usize])
+                    .then((*a).cmp(b))
+            })
+            .unwrap_or(Sharing::Jumbo);
+        let whole = impurity(samples);
+        if depth == 0 || whole == 0.0 {
+            return Self::Leaf(majority);
+        }
+        let mut best: Option<(f64, usize, f64, usize)> = None;
+        for feature in 0..FEATURES.len() {
+            samples.sort_by(|a, b| a.0[feature].total_cmp(&b.0[feature]));
+            for cut in 1..samples.len() {
+                let (low, high) = (samples[cut - 1].0[feature], samples[cut].0[feature]);
+                if low == high {
+                    continue;
+                }
+                let sum = impurity(&samples[..cut]) + impurity(&samples[cut..]);
+                if sum < whole - 1e-9 && best.is_none_or(|(least, ..)| sum < least) {
+                    best = Some((sum, feature, f64::midpoint(low, high), cut));
+                }
+            }
+        }
+        let Some((_, feature, at, cut)) = best else {
+            return Self::Leaf(majority);
+        };
+        samples.sort_by(|a, b| a.0[feature].total_cmp(&b.0[feature]));
+        let (low, high) = samples.split_at_mut(cut);
+        Self::Split {
+            feature,
+            at,
+            below: Box::new(Self::grow(low, depth - 1)),
+            above: Box::new(Self::grow(high, depth - 1)),
+        }
+    }
+
+    fn ask(&self, features: &[f64; 4]) -> Sharing {
+        match self {
+            Self::Leaf(label) => *label,
+            Self::Split {
+                feature,
+                at,
+                below,
+                above,
+            } => {
+                let side = if features[*feature] < *at {
+                    below
+                } else {
+                    above
+                };
+                side.ask(features)
+            }
+        }
+    }
+
+    fn print(&self, indent: usize, into: &mut String) {
+        let pad = "  ".repeat(indent);
+        match self {
+            Self::Leaf(label) => {
+                let _ = writeln!(into, "{pad}{label:?}");
+            }
+            Self::Split {
+                feature,
+                at,
+                below,
+                above,
+            } => {
+                let name = FEATURES[*feature];
+                let _ = writeln!(into, "{pad}{name} < {at:.3}:");
+                below.print(indent + 1, into);
+                let _ = writeln!(into, "{pad}else:");
+                above.print(indent + 1, into);
+            }
+        }
+    }
+}
+
+/// The packer on such a tree.
+#[derive(Clone, Debug)]
+pub struct ScoreTree {
+    tree: Tree,
+    gpu_bytes: u64,
+    /// Mean speed of the pairs of each kind seen so far: profile, sum, count.
+    seen: Vec<(Profile, f64, f64)>,
+    depth: u32,
+}
+
+impl ScoreTree {
+    /// Knows nothing yet: every job counts as jumbo, so nothing is packed until pairs have been measured elsewhere.
+    #[must_use]
+    pub fn new(gpu_bytes: u64) -> Self {
+        Self {
+            tree: Tree::Leaf(Sharing::Jumbo),
+            gpu_bytes,
+            seen: Vec::new(),
+            depth: 3,
+        }
+    }
+
+    /// Learn from measured pairs.
+    pub fn train<'a>(
+        &mut self,
+        pairs: impl IntoIterator<Item = (&'a Profile, &'a Profile, [f64; 2])>,
+    ) {
+        for (a, b, speeds) in pairs {
+            self.count(a, b, speeds);
+        }
+        self.regrow();
+    }
+
+    fn count(&mut self, a: &Profile, b: &Profile, [speed_a, speed_b]: [f64; 2]) {
+        let mean = f64::midpoint(speed_a, speed_b);
+        if !mean.is_finite() {
+            return;
+        }
+        for profile in [a, b] {
+            match self
+                .seen
+                .iter_mut()
+                .find(|(seen, ..)| seen.kind == profile.kind)
+            {
+                Some((_, sum, count)) => {
+                    *sum += mean;
+                    *count += 1.0;
+                }
+                None => self.seen.push((profile.sane(), mean, 1.0)),
+            }
+        }
+    }
+
+    fn regrow(&mut self) {
+        let mut samples: Vec<_> = self
+            .seen
+            .iter()
+            .map(|(profile, sum, count)| {
+                let label = Sharing::of_mean_speed(sum / count);
+                (features(profile, self.gpu_bytes), label)
+            })
+            .collect();
+        self.tree = Tree::grow(&mut samples, self.depth);
+    }
+
+    /// The score of a job.
+    #[must_use]
+    pub fn sharing(&self, profile: &Profile) -> Sharing {
+        self.tree.ask(&features(&profile.sane(), self.gpu_bytes))
+    }
+
+    /// The tree as rules, one to a line.
+    #[must_use]
+    pub fn rules(&self) -> String {
+        let mut text = String::new();
+        self.tree.print(0, &mut text);
+        text
+    }
+}
+
+impl Packer for ScoreTree {
+    fn name(&self) -> &'static str {
+        "score-tree"
+    }
+    fn tags(&self) -> Tags {
+        Tags {
+            objectives: &[Objective::Utilisation],
+            manners: &[Manner::Sharing],
+            source: "Lucid, ASPLOS'23",
+        }
+    }
+    fn score(&self, host: &Profile, guest: &Profile, _: GpuType) -> Option<PackScore> {
+        let sum = self.sharing(host) as u32 + self.sharing(guest) as u32;
+        let small = host.gpus <= 8;
+        (sum <= 2 && small && fits(host, guest, self.gpu_bytes)).then(|| PackScore(-f64::from(sum)))
+    }
+    fn observe(
+        &mut self,
+        host: &Profile,
+        guest: &Profile,
+        _: GpuType,
+        measured: [f64; 2],
+    ) -> Verdict {
+        self.count(host, guest, measured);
+        self.regrow();
+        let [a, b] = measured;
+        if a + b >= 1.0 {
+            return Verdict::Keep;
+        }
+        Verdict::Unpack(Reason::Sum {
+            sum: a + b,
+            least: 1.0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Class;
+    use crate::cluster::{JobType, Random};
+
+    /// Jobs that are busy `b` of the time; two together slow down by what they ask for beyond one device, give or take 3 %.
+    fn world(seed: u64) -> Vec<Profile> {
+        let mut random = Random::new(seed);
+        (0..40)
+            .map(|kind| {
+                let mut profile = Profile::unknown(JobType(kind), 1, Class::Guaranteed);
+                profile.busy = random.unit();
+                profile.mem_busy = random.unit() * profile.busy;
+                profile.iteration_s = random.unit();
+                profile.persistent_bytes = 1 << 30;
+                profile
+            })
+            .collect()
+    }
+
+    fn speeds(a: &Profile, b: &Profile, random: &mut Random) -> [f64; 2] {
+        let speed = 1.0 / (a.busy + b.busy).max(1.0);
+        [0, 1].map(|_| speed * (1.0 + 0.03 * random.normal()))
+    }
+
+    #[test]
+    fn pairs_it_accepts_are_good_ones_also_of_jobs_it_never_saw() {
+        let (known, unseen) = (world(1), world(2));
+        let mut random = Random::new(3);
+        let mut packer = ScoreTree::new(16 << 30);
+        assert!(packer.score(&known[0], &known[1], GpuType(0)).is_none());
+        let mut pairs = Vec::new();
+        for a in &known {
+            for b in &known {
+                pairs.push((a, b, speeds(a, b, &mut random)));
+            }
+        }
+        packer.train(pairs);
+        assert!(packer.rules().starts_with("busy <"), "{}", packer.rules());
+        let (mut accepted, mut good) = (0, 0);
+        for a in &unseen {
+            for b in &unseen {
+                if packer.score(a, b, GpuType(0)).is_some() {
+                    accepted += 1;
+                    let [x, y] = speeds(a, b, &mut random);
+                    good += usize::from(x.min(y) >= 0.85);
+                }
+            }
+        }
+        assert!(accepted > 200, "{accepted}");
+        assert!(
+            good as f64 >= 0.88 * accepted as f64,
+            "{good} of {accepted}"
+        );
+    }
+}

@@ -1,0 +1,68 @@
+//! Random numbers that are the same on every machine and in every version, so that a seed names a run for good.
+
+/// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): one 64-bit word of state, passes BigCrush.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// A generator for this seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next word.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In `0..n`; 0 where `n` is 0. The bias of the multiplication is below n / 2^64.
+    pub fn below(&mut self, n: usize) -> usize {
+        ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
+    }
+
+    /// In `[0, 1)`.
+    pub fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Exponentially distributed with this mean.
+    pub fn exponential(&mut self, mean: f64) -> f64 {
+        -mean * (1.0 - self.unit()).ln()
+    }
+
+    /// Normally distributed (Box and Muller) with mean 0 and deviation 1.
+    pub fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.unit()).cos()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sequence_is_the_published_one() {
+        let mut random = Random::new(1_234_567);
+        assert_eq!(random.next_u64(), 6_457_827_717_110_365_317);
+        assert_eq!(random.next_u64(), 3_203_168_211_198_807_973);
+    }
+
+    #[test]
+    fn moments_are_right() {
+        let mut random = Random::new(7);
+        let n = 100_000;
+        let mean = |f: &mut dyn FnMut() -> f64| (0..n).map(|_| f()).sum::<f64>() / f64::from(n);
+        assert!((mean(&mut || random.unit()) - 0.5).abs() < 0.01);
+        assert!((mean(&mut || random.exponential(3.0)) - 3.0).abs() < 0.05);
+        assert!(mean(&mut || random.normal()).abs() < 0.02);
+        assert!((mean(&mut || random.normal().powi(2)) - 1.0).abs() < 0.03);
+        assert!((0..1000).all(|_| random.below(3) < 3));
+        assert_eq!(random.below(0), 0);
+    }
+}

@@ -1,0 +1,394 @@
+//! Asks the slots and says what to do.
+//!
+//! One decision is a walk: candidates in the order's sequence take GPUs as gangs until none are left. Candidates are kept in
+//! one sorted set for each gang size, so that a size that does not fit is left out of the rest of the walk at once, and a walk
+//! costs the number of jobs that run, not of those that wait. Only keys that may have changed ([`Drift`]) are asked for
+//! again. Where a packer is in place and more is asked for than there is, those who got nothing are then offered to it, in
+//! the same sequence, as guests of jobs with as many GPUs.
+
+mod packing;
+mod resizing;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::admission::Promises;
+use super::{
+    Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, Job, JobId, Key, Order,
+    Packer, Placer, Profile, Random, Sizer, Verdict,
+};
+
+/// Why jobs wait, as of the last decision.
+#[derive(Clone, Debug, Default)]
+pub struct Waits {
+    /// Enough GPUs were free for them, but not where the placer wants them. All others wait for their turn.
+    pub fragmented: Vec<JobId>,
+}
+
+/// The policies of a cluster, and what has to be remembered between decisions.
+pub struct Scheduler {
+    order: Box<dyn Order>,
+    placer: Box<dyn Placer>,
+    packer: Option<Box<dyn Packer>>,
+    admission: Option<Box<dyn Admission>>,
+    sizer: Option<Box<dyn Sizer>>,
+    random: Random,
+    /// Candidates by gang size and key.
+    queues: BTreeMap<u32, BTreeSet<(Key, JobId)>>,
+    /// The key under which a job is in `queues`.
+    keys: Vec<Option<Key>>,
+    noted: Vec<JobId>,
+    promises: Promises,
+    waits: Waits,
+}
+
+impl std::fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Scheduler({} by {})",
+            self.order.name(),
+            self.placer.name()
+        )
+    }
+}
+
+impl Scheduler {
+    /// Of an order and a placer.
+    #[must_use]
+    pub fn new(order: Box<dyn Order>, placer: Box<dyn Placer>, seed: u64) -> Self {
+        Self {
+            order,
+            placer,
+            packer: None,
+            admission: None,
+            sizer: None,
+            random: Random::new(seed),
+            queues: BTreeMap::new(),
+            keys: Vec::new(),
+            noted: Vec::new(),
+            promises: Promises::default(),
+            waits: Waits::default(),
+        }
+    }
+
+    /// Let jobs share GPUs.
+    #[must_use]
+    pub fn packing(mut self, packer: Box<dyn Packer>) -> Self {
+        self.packer = Some(packer);
+        self
+    }
+
+    /// Promise deadlines.
+    #[must_use]
+    pub fn admitting(mut self, admission: Box<dyn Admission>) -> Self {
+        self.admission = Some(admission);
+        self
+    }
+
+    /// Let a sizer say who gets how many GPUs; the order then has no say.
+    #[must_use]
+    pub fn sizing(mut self, sizer: Box<dyn Sizer>) -> Self {
+        self.sizer = Some(sizer);
+        self
+    }
+
+    /// Tell that a job came, ended, started or stopped. Decisions of this scheduler that were applied need not be told.
+    pub fn note(&mut self, job: JobId) {
+        self.noted.push(job);
+    }
+
+    /// What a job was promised.
+    #[must_use]
+    pub fn promise(&self, job: JobId) -> Admit {
+        self.promises.of(job)
+    }
+
+    /// Why jobs wait, as of the last decision.
+    #[must_use]
+    pub fn waits(&self) -> &Waits {
+        &self.waits
+    }
+
+    /// It decides anew only when a job comes, ends or is measured: time alone changes nothing.
+    #[must_use]
+    pub fn only_on_events(&self) -> bool {
+        let orders = self.sizer.is_none() && self.packer.is_none() && !self.order.preemptive();
+        orders && self.order.drift() == Drift::Never && self.admission.is_none()
+    }
+
+    /// Tell what a pair was measured at, host first, each relative to its speed alone. The answer takes effect with the next decision.
+    pub fn observe(
+        &mut self,
+        state: &ClusterState,
+        host: JobId,
+        guest: JobId,
+        measured: [f64; 2],
+    ) -> Verdict {
+        let Some(packer) = &mut self.packer else {
+            return Verdict::Keep;
+        };
+        let kind = gpu_type(state, host);
+        let (host, guest) = (&state.job(host).profile, &state.job(guest).profile);
+        packer.observe(host, guest, kind, measured)
+    }
+
+    /// What to do now. The caller applies the whole batch or tells what became of it by [`Self::note`].
+    pub fn decide(&mut self, state: &ClusterState) -> Vec<Decision> {
+        let mut batch = Vec::new();
+        self.waits.fragmented.clear();
+        let noted = std::mem::take(&mut self.noted);
+        self.admit(state, &noted, &mut batch);
+        if self.sizer.is_some() {
+            self.resize(state, &mut batch);
+            return batch;
+        }
+        self.order.refresh(state);
+        if let Some(admission) = &mut self.admission {
+            admission.refresh(state, &self.promises);
+        }
+        self.rekey(state, noted);
+        if self.packer.is_some() || state.guests() > 0 {
+            self.pack(state, &mut batch);
+        } else if self.order.preemptive() {
+            self.preempt(state, &mut batch);
+        } else {
+            self.fill(state, state.free().clone(), &mut batch);
+        }
+        // Whoever was decided about has another state by the next time.
+        self.noted.extend(batch.iter().map(Decision::job));
+        batch
+    }
+
+    fn admit(&mut self, state: &ClusterState, noted: &[JobId], batch: &mut Vec<Decision>) {
+        let Some(admission) = &mut self.admission else {
+            return;
+        };
+        for id in noted {
+            let job = state.job(*id);
+            if job.waits() && self.promises.known(*id).is_none() {
+                let admit = admission.admit(state, &self.promises, job);
+                self.promises.set(*id, admit);
+                if admit == Admit::Reject {
+                    batch.push(Decision::Reject { job: *id });
+                }
+            }
+        }
+    }
+
+    /// The key a job should have in the queues; `None` for one that is no candidate.
+    fn key(&self, state: &ClusterState, job: &Job) -> Option<Key> {
+        let candidate = match job.run() {
+            Some(run) => self.order.preemptive() || run.beside.is_some(),
+            None => job.waits() && self.promises.known(job.id) != Some(Admit::Reject),
+        };
+        let rank = self
+            .admission
+            .as_ref()
+            .map_or(0, |admission| admission.rank(state, &self.promises, job));
+        // Who runs already, as a guest, goes on before others start.
+        let waits = u32::from(!self.order.preemptive() && job.waits());
+        candidate.then(|| self.order.key(state, job).behind(2 * rank + waits))
+    }
+
+    fn rekey(&mut self, state: &ClusterState, noted: Vec<JobId>) {
+        for id in noted {
+            self.requeue(state, id);
+        }
+        let ranks_drift = self
+            .admission
+            .as_ref()
+            .is_some_and(|admission| admission.ranks_drift());
+        match self.order.drift() {
+            Drift::Always => self.requeue_all(state),
+            _ if ranks_drift => self.requeue_all(state),
+            Drift::Running if self.order.preemptive() => {
+                for id in state.running() {
+                    self.requeue(state, *id);
+                }
+            }
+            Drift::Running | Drift::Never => {}
+        }
+    }
+
+    fn requeue_all(&mut self, state: &ClusterState) {
+        for id in state.waiting().iter().chain(state.running()) {
+            self.requeue(state, *id);
+        }
+    }
+
+    fn requeue(&mut self, state: &ClusterState, id: JobId) {
+        let job = state.job(id);
+        let new = self.key(state, job);
+        let at = id.0 as usize;
+        if self.keys.len() <= at {
+            self.keys.resize(at + 1, None);
+        }
+        let old = std::mem::replace(&mut self.keys[at], new);
+        if old == new {
+            return;
+        }
+        let queue = self.queues.entry(job.gpus).or_default();
+        if let Some(old) = old {
+            queue.remove(&(old, id));
+        }
+        if let Some(new) = new {
+            queue.insert((new, id));
+        } else if queue.is_empty() {
+            self.queues.remove(&job.gpus);
+        }
+    }
+
+    /// Start waiting jobs on free GPUs, in order. Whoever runs goes on.
+    fn fill(&mut self, state: &ClusterState, mut free: FreeGpus, batch: &mut Vec<Decision>) {
+        let (placer, skips) = (&self.placer, self.order.skips());
+        let fragmented = &mut self.waits.fragmented;
+        walk(&self.queues, |id, gpus| {
+            let job = state.job(id);
+            if !job.waits() {
+                return Step::Next;
+            }
+            if gpus <= free.total() {
+                if let Some(taken) = placer.place(state, &mut free, job, gpus) {
+                    batch.push(start(job, taken, 1.0));
+                    return if free.total() > 0 {
+                        Step::Next
+                    } else {
+                        Step::Stop
+                    };
+                }
+                fragmented.push(id);
+            }
+            if skips { Step::LeaveOut } else { Step::Stop }
+        });
+    }
+
+    /// Choose anew who runs; stop the others, then place.
+    fn preempt(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
+        let skips = self.order.skips();
+        let mut left = state.gpus();
+        let mut chosen: Vec<JobId> = Vec::new();
+        walk(&self.queues, |id, gpus| {
+            if gpus <= left {
+                left -= gpus;
+                chosen.push(id);
+                return if left > 0 { Step::Next } else { Step::Stop };
+            }
+            if skips { Step::LeaveOut } else { Step::Stop }
+        });
+        let starting: Vec<JobId> = chosen
+            .iter()
+            .copied()
+            .filter(|id| state.job(*id).waits())
+            .collect();
+        let mut free = state.free().clone();
+        if chosen.len() - starting.len() < state.running().len() {
+            let chosen: BTreeSet<JobId> = chosen.into_iter().collect();
+            for id in state.running() {
+                if !chosen.contains(id) {
+                    batch.push(Decision::Suspend { job: *id });
+                    let gpus = state.job(*id).run().map_or(&[][..], |run| &run.gpus);
+                    gpus.iter().for_each(|gpu| {
+                        free.give(*gpu);
+                    });
+                }
+            }
+        }
+        let mut failed = false;
+        for id in starting {
+            let job = state.job(id);
+            match self.placer.place(state, &mut free, job, job.gpus) {
+                Some(taken) => batch.push(start(job, taken, 1.0)),
+                None => {
+                    self.waits.fragmented.push(id);
+                    failed = true;
+                }
+            }
+        }
+        if failed && free.total() > 0 {
+            // What those could not use may do for others.
+            let mut decided: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
+            decided.extend(&self.waits.fragmented);
+            let placer = &self.placer;
+            walk(&self.queues, |id, gpus| {
+                let job = state.job(id);
+                if !job.waits() || decided.contains(&id) {
+                    return Step::Next;
+                }
+                match placer.place(state, &mut free, job, gpus) {
+                    Some(taken) => batch.push(start(job, taken, 1.0)),
+                    None => return Step::LeaveOut,
+                }
+                if free.total() > 0 {
+                    Step::Next
+                } else {
+                    Step::Stop
+                }
+            });
+        }
+    }
+}
+
+/// What follows after a candidate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Next,
+    /// No more of this gang size.
+    LeaveOut,
+    Stop,
+}
+
+/// All candidates in order, over the queues of all gang sizes.
+fn walk(queues: &BTreeMap<u32, BTreeSet<(Key, JobId)>>, mut visit: impl FnMut(JobId, u32) -> Step) {
+    let mut heads: Vec<_> = queues
+        .iter()
+        .filter_map(|(gpus, queue)| {
+            let mut rest = queue.iter();
+            rest.next().map(|head| (*head, *gpus, rest))
+        })
+        .collect();
+    while let Some(first) = (0..heads.len()).min_by(|a, b| heads[*a].0.cmp(&heads[*b].0)) {
+        let ((_, id), gpus, rest) = &mut heads[first];
+        match visit(*id, *gpus) {
+            Step::Stop => return,
+            Step::LeaveOut => {
+                drop(heads.swap_remove(first));
+            }
+            Step::Next => match rest.next() {
+                Some(next) => heads[first].0 = *next,
+                None => {
+                    drop(heads.swap_remove(first));
+                }
+            },
+        }
+    }
+}
+
+/// Begin, or go on.
+fn start(job: &Job, gpus: Vec<GpuId>, share: f64) -> Decision {
+    let (id, class) = (job.id, job.profile.class);
+    if job.starts == 0 {
+        Decision::Place {
+            job: id,
+            gpus,
+            class,
+            share,
+            mem_bytes: None,
+        }
+    } else {
+        Decision::Resume {
+            job: id,
+            gpus,
+            class,
+            share,
+        }
+    }
+}
+
+/// The type of the GPUs that a running job holds.
+fn gpu_type(state: &ClusterState, id: JobId) -> super::GpuType {
+    let first = state
+        .job(id)
+        .run()
+        .and_then(|run| run.gpus.first().copied());
+    first.map_or(super::GpuType(0), |gpu| state.type_of(gpu))
+}

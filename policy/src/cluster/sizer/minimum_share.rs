@@ -1,0 +1,157 @@
+//! Just enough for every deadline, and an admission that never promises more.
+//!
+//! ElasticFlow (ASPLOS'23). The *minimum satisfactory share* of a job is the lowest level `a` such that running on `min(a, free(t))` GPUs in each
+//! slot up to its deadline finishes it, where `free(t)` is what jobs with earlier deadlines leave. A job is admitted if
+//! it and all admitted ones still have such a share; the others are refused, and every admitted job keeps its deadline. What is
+//! left of the present slot goes one level at a time to the job that saves most remaining time per GPU (diminishing
+//! returns make that a good rule); a job that does nothing now comes first.
+
+use super::{Growing, Sizer, growing, sizes};
+use crate::cluster::admission::{Admission, Promises};
+use crate::cluster::{Admit, ClusterState, Job, JobId, Manner, Objective, Tags};
+
+const TAGS: Tags = Tags {
+    objectives: &[Objective::Deadline],
+    manners: &[Manner::Elastic],
+    source: "ElasticFlow, ASPLOS'23",
+};
+
+/// Minimum satisfactory shares, as a sizer and as an admission. Both look only at the state, so they need not know each other.
+#[derive(Clone, Copy, Debug)]
+pub struct MinimumShare {
+    slot_s: f64,
+}
+
+/// GPUs that are booked in each slot from now on.
+struct Calendar {
+    gpus: u32,
+    slot_s: f64,
+    booked: Vec<u32>,
+}
+
+impl Calendar {
+    /// Book the minimum share of a job. The level in the present slot (0 for none), or `None` where the deadline cannot be kept.
+    fn book(&mut self, job: &Growing<'_>, now_s: f64) -> Option<u32> {
+        let time_s = job.job.deadline_s? - now_s;
+        if time_s <= 0.0 {
+            return (job.left <= 0.0).then_some(0);
+        }
+        let slots = (time_s / self.slot_s - 1e-9).ceil().max(0.0) as usize;
+        if self.booked.len() < slots {
+            self.booked.resize(slots, 0);
+        }
+        for level in &job.levels {
+            let (mut left, mut plan) = (job.left, Vec::new());
+            for (slot, booked) in self.booked[..slots].iter().enumerate() {
+                let free = (self.gpus - booked).min(*level);
+                let fits = job.levels.partition_point(|level| *level <= free);
+                let Some(gpus) = fits.checked_sub(1).map(|at| job.levels[at]) else {
+                    continue;
+                };
+                let length_s = self.slot_s.min(time_s - slot as f64 * self.slot_s);
+                left -= job.job.rate(gpus) * length_s;
+                plan.push((slot, gpus));
+                if left <= 1e-6 {
+                    break;
+                }
+            }
+            if left <= 1e-6 {
+                for (slot, gpus) in &plan {
+                    self.booked[*slot] += gpus;
+                }
+                let first = plan.first().filter(|(slot, _)| *slot == 0);
+                return Some(first.map_or(0, |(_, gpus)| *gpus));
+            }
+        }
+        None
+    }
+}
+
+impl MinimumShare {
+    /// With slots of this length, in seconds: that of the rounds.
+    #[must_use]
+    pub fn new(slot_s: f64) -> Self {
+        Self { slot_s }
+    }
+
+    fn calendar(&self, state: &ClusterState) -> Calendar {
+        Calendar {
+            gpus: state.gpus(),
+            slot_s: self.slot_s,
+            booked: Vec::new(),
+        }
+    }
+}
+
+fn by_deadline(jobs: &mut [Growing<'_>]) {
+    let deadline = |job: &Growing<'_>| job.job.deadline_s.unwrap_or(f64::INFINITY);
+    jobs.sort_by(|a, b| {
+        deadline(a)
+            .total_cmp(&deadline(b))
+            .then(a.job.id.cmp(&b.job.id))
+    });
+}
+
+impl Admission for MinimumShare {
+    fn name(&self) -> &'static str {
+        "minimum-share"
+    }
+    fn tags(&self) -> Tags {
+        TAGS
+    }
+    fn admit(&mut self, state: &ClusterState, promises: &Promises, job: &Job) -> Admit {
+        if job.deadline_s.is_none() {
+            return Admit::BestEffort;
+        }
+        let mut jobs = growing(state, promises);
+        jobs.retain(|other| {
+            other.job.id == job.id || promises.known(other.job.id) == Some(Admit::Accept)
+        });
+        by_deadline(&mut jobs);
+        let mut calendar = self.calendar(state);
+        let keeps = |job| calendar.book(job, state.now_s()).is_some();
+        if jobs.iter().all(keeps) {
+            Admit::Accept
+        } else {
+            Admit::Reject
+        }
+    }
+}
+
+impl Sizer for MinimumShare {
+    fn name(&self) -> &'static str {
+        "minimum-share"
+    }
+    fn tags(&self) -> Tags {
+        TAGS
+    }
+    fn resize(&mut self, state: &ClusterState, promises: &Promises) -> Vec<(JobId, u32)> {
+        let mut jobs = growing(state, promises);
+        by_deadline(&mut jobs);
+        let mut calendar = self.calendar(state);
+        let mut free = state.gpus();
+        for job in &mut jobs {
+            let now = calendar.book(job, state.now_s()).unwrap_or(0);
+            job.at = job.levels.partition_point(|level| *level <= now);
+            free -= now;
+        }
+        while free > 0 {
+            let mut best: Option<(f64, usize)> = None;
+            for (at, job) in jobs.iter().enumerate() {
+                let Some(step) = job.step().filter(|step| *step <= free) else {
+                    continue;
+                };
+                let idle = job.at == 0;
+                let time_s = |rate: f64| job.left / rate;
+                let now_s = if idle { 1e18 } else { time_s(job.rate()) };
+                let gain = (now_s - time_s(job.next_rate())) / f64::from(step);
+                if best.is_none_or(|(most, _)| gain > most) {
+                    best = Some((gain, at));
+                }
+            }
+            let Some((_, at)) = best else { break };
+            jobs[at].climb(&mut free);
+        }
+        sizes(&jobs)
+    }
+}

@@ -1,0 +1,174 @@
+"""What the benchmarks of sharing have in common: a place of its own for every run, loads, and the device's own account.
+
+Everything runs on the simulated GPU, whose account of compute time (`simgpu/examples/usage.rs`) owes nothing to the arbiter.
+"""
+
+import bisect
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RELEASE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "release"
+SUBLET = RELEASE / "sublet"
+MS = 1_000_000
+
+
+def build():
+    packages = ["cli", "interposer", "simgpu-libcuda", "simgpu-libnvidia-ml", "examples"]
+    words = ["cargo", "build", "--release", "--locked", "-q"]
+    subprocess.run([*words, *[w for p in packages for w in ("-p", p)]], check=True, cwd=ROOT)
+    subprocess.run([*words, "-p", "simgpu", "--example", "usage"], check=True, cwd=ROOT)
+    subprocess.run([ROOT / "scripts/stage", "release"], check=True)
+
+
+def commit():
+    out = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], text=True, stdout=subprocess.PIPE)
+    return out.stdout.strip() or "unknown"
+
+
+class Account:
+    """Compute time by process over time, read from the device every few milliseconds."""
+
+    def __init__(self, env, every_ms):
+        self.times, self.rows = [], []
+        self.child = subprocess.Popen([RELEASE / "examples/usage", str(every_ms)], env=env, stdout=subprocess.PIPE, text=True)
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.child.stdout:
+            row = json.loads(line)
+            self.rows.append({p["pid"]: p["compute_ns"] for device in row["devices"] for p in device["processes"]})
+            self.times.append(row["mono_ns"])
+
+    def close(self):
+        self.child.terminate()
+        self.child.wait()
+        self.reader.join()
+
+    def at(self, mono_ns, pid):
+        """Compute nanoseconds of a process at a time, between two readings in proportion."""
+        after = min(max(bisect.bisect_left(self.times, mono_ns), 1), len(self.times) - 1)
+        t0, t1 = self.times[after - 1], self.times[after]
+        v0, v1 = (self.rows[n].get(pid, 0) for n in (after - 1, after))
+        part = min(max((mono_ns - t0) / (t1 - t0), 0), 1) if t1 > t0 else 1
+        return v0 + (v1 - v0) * part
+
+    def used(self, begin_ns, end_ns, pid):
+        return self.at(end_ns, pid) - self.at(begin_ns, pid)
+
+
+class Place:
+    """An arbiter and a simulated device of its own, and the jobs in it."""
+
+    def __init__(self, directory, settings="", sim=()):
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("SUBLET_") and k not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
+        self.directory = pathlib.Path(directory)
+        config = self.directory / "sublet.toml"
+        config.write_text(settings)
+        self.env.update(SUBLET_RUNTIME_DIR=str(directory), SUBLET_SIM_STATE=str(self.directory / "sim"), SUBLET_CONFIG=str(config))
+        self.env.update(sim)
+        self.jobs = {}
+
+    def start(self, name, program, flags=(), managed=True):
+        """Starts a program, as a job or, unmanaged, next to everything."""
+        env, words = dict(self.env), list(program)
+        if managed:
+            words = [SUBLET, "run", "--sim", "--name", name, *flags, "--", *words]
+        else:
+            env["LD_LIBRARY_PATH"] = str(RELEASE / "sim")
+        out = open(self.directory / f"{name}.out", "w+")
+        err = open(self.directory / f"{name}.err", "w+")
+        job = subprocess.Popen(list(map(str, words)), env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        self.jobs[name] = (job, out, err)
+        return job
+
+    def started(self, name, deadline_s=30):
+        """Waits until a load has its context and kernel."""
+        end = time.monotonic() + deadline_s
+        while time.monotonic() < end:
+            if "ready" in (self.directory / f"{name}.out").read_text():
+                return
+            if self.jobs[name][0].poll() is not None:
+                break
+            time.sleep(0.01)
+        raise SystemExit(f"{name} did not start: {(self.directory / f'{name}.err').read_text().strip() or 'no message'}")
+
+    def report(self, name):
+        """The JSON on a finished program's last line."""
+        job, out, err = self.jobs[name]
+        code = job.wait()
+        out.seek(0)
+        err.seek(0)
+        if code != 0:
+            raise SystemExit(f"{name} ended with exit code {code}: {err.read().strip()}")
+        return json.loads(out.read().strip().splitlines()[-1])
+
+    def sublet(self, *words):
+        done = subprocess.run([SUBLET, *map(str, words)], env=self.env, text=True, capture_output=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"sublet {' '.join(map(str, words))}: {done.stderr.strip()}")
+        return done.stdout
+
+    def status(self):
+        answer = json.loads(self.sublet("ps", "--json"))
+        return {job["name"]: job for job in answer["jobs"]}
+
+    def account(self, every_ms=5):
+        return Account(self.env, every_ms)
+
+    def close(self):
+        for job, out, err in self.jobs.values():
+            if job.poll() is None:
+                job.terminate()
+                try:
+                    job.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    job.kill()
+                    job.wait()
+            out.close()
+            err.close()
+        subprocess.run([SUBLET, "arbiter", "--stop"], env=self.env, capture_output=True, check=False)
+
+
+@contextlib.contextmanager
+def place(settings="", sim=()):
+    with tempfile.TemporaryDirectory(prefix="sublet-bench-", ignore_cleanup_errors=True) as directory:
+        here = Place(directory, settings, sim)
+        try:
+            yield here
+        finally:
+            here.close()
+
+
+def load(name, **options):
+    """The command line of a load (`examples/src/bin/load.rs`)."""
+    words = [RELEASE / "load", "--name", name, "--json"]
+    for key, value in options.items():
+        words += [f"--{key.replace('_', '-')}", value]
+    return words
+
+
+def metric(name, value, unit, budget=None, baseline=None):
+    ratio = value / baseline if baseline else None
+    return {"name": name, "value": round(value, 4), "unit": unit, "baseline": baseline, "ratio": ratio, "budget": budget}
+
+
+def finish(metrics, rows, options):
+    """Prints the table and, if asked, the JSON line."""
+    for row in rows:
+        print("  ".join(f"{key} {value}" for key, value in row.items() if not isinstance(value, list)))
+    print(f"\n{'metric':32} {'value':>12} {'unit':8} {'budget':>10}")
+    for row in metrics:
+        print(f"{row['name']:32} {row['value']:>12.4f} {row['unit']:8} {row['budget'] or '-':>10}")
+    if options.json:
+        print(json.dumps({"commit": commit(), "device": "simgpu (simulated)", "simulated": True, "cpus": os.cpu_count(),
+                          "metrics": metrics, "rows": rows}))
+    sys.stdout.flush()

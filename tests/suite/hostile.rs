@@ -1,0 +1,111 @@
+//! Jobs that harm the others, and jobs on several devices: nobody else stands still.
+
+use control::JobStatus;
+use tests::{Artefacts, Outcome, Room, Running, wait_until};
+
+fn spin(room: &Room, name: &str, fault: Option<&str>) -> Running {
+    let mut command = room.job(
+        &["--name", name, "--share", "0.5"],
+        Artefacts::get().program("spin"),
+    );
+    command.args(["--kernel-us", "200", "--seconds", "600"]);
+    if let Some(fault) = fault {
+        command.env("SUBLET_SIM_FAULT", fault);
+    }
+    Running::start(&mut command)
+}
+
+fn job(room: &Room, name: &str) -> JobStatus {
+    room.job_status(name).unwrap_or_default()
+}
+
+fn goes_on(room: &Room, name: &str) {
+    let before = job(room, name).launches;
+    wait_until("it goes on", || {
+        (job(room, name).launches > before + 200).then_some(())
+    });
+}
+
+#[test]
+fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part() {
+    let room = Room::new();
+    let honest = spin(&room, "honest", None);
+    goes_on(&room, "honest");
+    let mut endless = spin(&room, "endless", Some("endless:kernel=sublet_busy_us"));
+    let told = wait_until("it is told", || {
+        room.events()
+            .into_iter()
+            .find(|event| event.kind == "misbehaviour")
+    });
+    assert_eq!(
+        (told.job.as_str(), &told.fields["offence"]),
+        ("endless", &"endless".into())
+    );
+    goes_on(&room, "honest");
+    let ps = Outcome::of(&mut room.sublet(["ps"])).succeeded();
+    assert!(
+        ps.stdout
+            .contains("endless runs after all others: it still has work"),
+        "{ps:?}"
+    );
+    assert!(!endless.has_ended(), "nobody asked to have it ended");
+    let grants = job(&room, "endless").grants;
+    goes_on(&room, "honest");
+    assert_eq!(job(&room, "endless").grants, grants);
+    assert_eq!(job(&room, "honest").demoted, None);
+    drop((honest, endless));
+}
+
+#[test]
+fn a_job_with_a_sticky_error_leaves_its_turns_to_the_others() {
+    let room = Room::new();
+    let honest = spin(&room, "honest", None);
+    goes_on(&room, "honest");
+    let broken = spin(
+        &room,
+        "broken",
+        Some("sticky:kernel=sublet_busy_us,status=719"),
+    );
+    let outcome = broken.wait();
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    goes_on(&room, "honest");
+    wait_until("the other one has the device to itself", || {
+        (job(&room, "honest").share_got_recent > 0.8).then_some(())
+    });
+    drop(honest);
+}
+
+#[test]
+fn a_job_on_two_devices_is_a_gang_until_it_is_told_otherwise() {
+    let mut room = Room::new();
+    room.set("SUBLET_SIM_DEVICES", "2");
+    let spin = Artefacts::get().program("spin");
+    let script = format!(
+        "{0} --kernel-us 200 --seconds 600 --device 0 & {0} --kernel-us 200 --seconds 600 --device 1 & wait",
+        spin.display()
+    );
+    let start = |name: &str| {
+        let mut command = room.job(&["--name", name, "--share", "0.5"], "sh");
+        Running::start(command.args(["-c", &script]))
+    };
+    let both = [start("a"), start("b")];
+    wait_until("both have used both devices", || {
+        ["a", "b"]
+            .iter()
+            .all(|name| {
+                let devices = job(&room, name).devices;
+                devices.len() == 2 && devices.iter().all(|d| d.device_time_ns > 100_000_000)
+            })
+            .then_some(())
+    });
+    wait_until("both are taken for gangs", || {
+        (job(&room, "a").gang && job(&room, "b").gang).then_some(())
+    });
+    goes_on(&room, "a");
+    goes_on(&room, "b");
+    Outcome::of(&mut room.sublet(["set", "a", "--gang", "false"])).succeeded();
+    assert!(!job(&room, "a").gang);
+    goes_on(&room, "a");
+    goes_on(&room, "b");
+    drop(both);
+}
