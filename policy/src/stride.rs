@@ -344,7 +344,9 @@ mod tests {
         ];
         let (mut stride, mut holder, mut told) = (Stride::new(), None, None);
         for quantum in 0..100 {
-            let now = quantum * 5 * MS;
+            // What a slice is with three tenants.
+            let slice_ns = 3_332_000;
+            let now = quantum * slice_ns;
             let decision = decide(&mut stride, now, &tenants, holder);
             let slice = *decision.grant.first().expect("a slice begins");
             if let Some((before, _)) = holder {
@@ -353,9 +355,9 @@ mod tests {
             }
             holder = Some((slice.tenant.0, now));
             // Asked in the middle of the slice, who comes next?
-            stride.charge(slice.tenant, 3 * MS);
-            told = decide(&mut stride, now + 3 * MS, &tenants, holder).next;
             stride.charge(slice.tenant, 2 * MS);
+            told = decide(&mut stride, now + 2 * MS, &tenants, holder).next;
+            stride.charge(slice.tenant, slice_ns - 2 * MS);
         }
     }
 
