@@ -504,6 +504,7 @@ mod tests {
             (&["set", "a", "--reload"], &["--reload"]),
             (&["arbiter", "--idle-exit", "x"], &["'x'", "--idle-exit"]),
             (&["ps", "extra"], &["'extra'"]),
+            (&["sim", "--round", "x"], &["'x'", "--round"]),
         ] {
             let message = wrong(args);
             assert!(!message.contains('\n'), "{message}");

@@ -270,3 +270,110 @@ fn policies(args: &Policies) -> String {
     }
     table.render()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::args::{self, Command};
+
+    fn run(words: &[&str]) -> Result<String> {
+        let words = ["sublet", "sim"].iter().chain(words).map(OsString::from);
+        match args::parse(words).unwrap().command {
+            Command::Sim(args) => sim(&args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn wrong(words: &[&str]) -> String {
+        run(words).unwrap_err().line()
+    }
+
+    #[test]
+    fn a_sweep_comes_as_table_json_and_picture() {
+        let folder = tempfile::tempdir().unwrap();
+        let (trace, plot) = (folder.path().join("t.csv"), folder.path().join("p.svg"));
+        std::fs::write(
+            &trace,
+            "arrival_s,duration_s,num_gpus\n0,100,4\n1,10,1\n2,10,1\n",
+        )
+        .unwrap();
+        let words = [
+            "--trace",
+            trace.to_str().unwrap(),
+            "--cluster",
+            "4",
+            "--order",
+            "fifo",
+            "--order",
+            "srtf",
+            "--plot",
+            plot.to_str().unwrap(),
+        ];
+        let table = run(&words).unwrap();
+        assert_eq!(table.lines().count(), 4, "{table}");
+        let json: Value =
+            serde_json::from_str(&run(&[&words[..], &["--json"]].concat()).unwrap()).unwrap();
+        // FIFO: the others wait for the gang. SRTF: they go first, and the gang waits for 11 s.
+        let mean = |run: usize| json["runs"][run]["report"]["jct_mean_s"].as_f64().unwrap();
+        assert!((mean(0) - (100.0 + 109.0 + 108.0) / 3.0).abs() < 1e-6);
+        assert!((mean(1) - (111.0 + 10.0 + 10.0) / 3.0).abs() < 1e-6);
+        assert!(
+            std::fs::read_to_string(&plot)
+                .unwrap()
+                .matches("<polyline")
+                .count()
+                == 2
+        );
+    }
+
+    #[test]
+    fn mistakes_name_what_was_probably_meant() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("t.csv");
+        std::fs::write(&trace, "arrival_s,duration_s,num_gpus\n0,100,4\n").unwrap();
+        let with = |more: &[&str]| {
+            let words = ["--trace", trace.to_str().unwrap()];
+            wrong(&[&words[..], more].concat())
+        };
+        for (words, expected) in [
+            (
+                &["--cluster", "8", "--order", "srft"][..],
+                "did you mean `srtf`?",
+            ),
+            (
+                &["--cluster", "8", "--packer", "trail"],
+                "did you mean `trial`?",
+            ),
+            (
+                &["--cluster", "8", "--order", "2d-las:aat=3"],
+                "did you mean `at`?",
+            ),
+            (
+                &["--cluster", "8", "--order", "zzzzzzzzzz"],
+                "sublet sim policies",
+            ),
+            (&["--cluster", "2"], "asks for 4 GPUs, the cluster has 2"),
+            (&["--cluster", "0"], "at least one GPU"),
+            (&["--cluster", "8", "--round", "0"], "above 0"),
+            (&[], "--cluster"),
+        ] {
+            let line = with(words);
+            assert!(line.contains(expected), "{words:?}: {line}");
+        }
+    }
+
+    #[test]
+    fn every_policy_is_in_the_table() {
+        let table = run(&["policies"]).unwrap();
+        assert_eq!(table.lines().count(), 1 + catalogue::entries().len());
+        let json: Value = serde_json::from_str(&run(&["policies", "--json"]).unwrap()).unwrap();
+        assert!(
+            json.as_array()
+                .unwrap()
+                .iter()
+                .all(|row| row["objectives"][0].is_string())
+        );
+    }
+}
