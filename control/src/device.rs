@@ -210,7 +210,6 @@ mod tests {
             "a b",
             "x:y",
             "x:y=",
-            "x:y=z",
             "x:=1",
             "x:y=1,y=2",
             "x:y=inf",

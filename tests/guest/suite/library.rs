@@ -64,6 +64,7 @@ fn it_exports_no_more_than_the_driver_and_its_entries() {
         "dlsym",
         "dlvsym",
         "sublet_version",
+        "sublet_step",
         "la_version",
         "la_objopen",
         "la_objsearch",
