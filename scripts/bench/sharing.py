@@ -165,9 +165,10 @@ def finish(metrics, rows, options):
     """Prints the table and, if asked, the JSON line."""
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items() if not isinstance(value, list)))
-    print(f"\n{'metric':32} {'value':>12} {'unit':8} {'budget':>10}")
+    print(f"\n{'metric':32} {'value':>12} {'unit':8} {'baseline':>12} {'budget':>10}")
     for row in metrics:
-        print(f"{row['name']:32} {row['value']:>12.4f} {row['unit']:8} {row['budget'] or '-':>10}")
+        baseline = "-" if row["baseline"] is None else f"{row['baseline']:.4f}"
+        print(f"{row['name']:32} {row['value']:>12.4f} {row['unit']:8} {baseline:>12} {row['budget'] or '-':>10}")
     if options.json:
         print(json.dumps({"commit": commit(), "device": "simgpu (simulated)", "simulated": True, "cpus": os.cpu_count(),
                           "metrics": metrics, "rows": rows}))
