@@ -246,11 +246,11 @@ impl Card {
         lock(self.fd, LOCK_INIT, libc::F_SETLKW)
             .map_err(|error| CardError::Io(PathBuf::new(), error))?;
         let claimed = (0..SLOTS).find(|slot| {
-            !self.alive_without_own(*slot, None)
-                && lock(self.fd, LOCK_SLOT + *slot as i64, libc::F_SETLK).is_ok()
-        });
-        if let Some(slot) = claimed {
-            let shared = &self.state().slots[slot];
+            if self.alive_without_own(*slot, None) {
+                return false;
+            }
+            // While the slot is still a dead one's: from the lock on it is alive, and whatever it says then counts.
+            let shared = &self.state().slots[*slot];
             for device in &shared.devices {
                 for counter in [
                     &device.used_bytes,
@@ -265,6 +265,10 @@ impl Card {
                 device.contexts.store(0, Relaxed);
             }
             shared.forget_shared();
+            lock(self.fd, LOCK_SLOT + *slot as i64, libc::F_SETLK).is_ok()
+        });
+        if let Some(slot) = claimed {
+            let shared = &self.state().slots[slot];
             let generation = shared.generation.fetch_add(1, AcqRel) + 1;
             shared.image.store(image_number(), Relaxed);
             shared.pid.store(std::process::id(), Release);
@@ -349,15 +353,11 @@ impl Card {
     }
 
     fn used_with(&self, device: usize, own: Option<Own>) -> u64 {
+        // Asked in this order: a slot that a new process has just taken from a dead one is empty by then.
         let held: u64 = (0..SLOTS)
-            .map(|slot| {
-                (
-                    slot,
-                    self.slot_device(slot, device).used_bytes.load(Acquire),
-                )
-            })
-            .filter(|(slot, used)| *used > 0 && self.alive_without_own(*slot, own))
-            .map(|(_, used)| used)
+            .map(|slot| (slot, &self.slot_device(slot, device).used_bytes))
+            .filter(|(slot, used)| used.load(Relaxed) > 0 && self.alive_without_own(*slot, own))
+            .map(|(_, used)| used.load(Acquire))
             .sum();
         // In this order: what comes to be shared is listed before it is taken off.
         held + self.shared_bytes(device, own)
