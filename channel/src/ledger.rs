@@ -273,13 +273,6 @@ impl<'a> Account<'a> {
             .map_or(0, |held| held.load(Relaxed) & BYTES)
     }
 
-    /// What this process holds on `device` undecided, in bytes (in whole units).
-    pub fn own_undecided_bytes(&self, device: usize) -> u64 {
-        self.own.held_bytes.get(device).map_or(0, |held| {
-            (held.load(SeqCst) >> UNDECIDED_SHIFT) * UNDECIDED_UNIT
-        })
-    }
-
     #[inline]
     pub(crate) fn raise_peak(&self, device: usize, sum: u64) {
         let peak = &self.page.peak_bytes[device]; // PANIC: callers have looked the device up.

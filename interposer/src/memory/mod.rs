@@ -306,9 +306,8 @@ pub(crate) fn freed(key: u64, call: impl FnOnce() -> CUresult) -> CUresult {
 fn give_back(known: &Live, bytes: u64) {
     if let Some(account) = client::current().and_then(Attached::account) {
         match known.kind {
-            Kind::Device | Kind::Apart | Kind::Whole => {
-                account.release(known.device as usize, bytes)
-            }
+            Kind::Device => narrow::released(&account, known.device as usize, bytes),
+            Kind::Apart | Kind::Whole => account.release(known.device as usize, bytes),
             Kind::Pooled => pool::given_back(known.context),
             Kind::Host => account.unpin(bytes),
         }

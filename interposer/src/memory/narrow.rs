@@ -6,7 +6,9 @@
 //!
 //! * one allocation at a time goes this way (it *claims* the room; no lock is held over the call);
 //! * whoever took room with a prepaid granule in hand while somebody claims leaves that granule to the claim instead of giving it
-//!   back. If the claimed room went to them, the granule that the claim then takes is paid for all along.
+//!   back. If the claimed room went to them, the granule that the claim then takes is paid for all along;
+//! * whoever freed a whole granule meanwhile leaves its charge, too: it may have been the one with the room. The driver has
+//!   it back before the table knows, so the claim waits for the charge.
 //!
 //! So the device never gives more than the quota as long as its driver uses room that it has before it takes more. A driver that
 //! does not is found out by the first such allocation, which is freed again at once and refused; afterwards this process lets no
@@ -16,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use channel::{OverLimit, Prepaid};
+use channel::{Account, OverLimit, Prepaid};
 use shim_ffi::*;
 
 use super::{Meter, live};
@@ -24,18 +26,46 @@ use crate::{client, real};
 
 /// TIMEOUT: another thread's claim or prepaid call lasts as long as the driver's allocation, some microseconds.
 const PATIENCE_NS: u64 = 200_000_000;
+/// TIMEOUT: how long a thread between the driver's answer and its entry in the table may wait for a processor. It is waited for
+/// in vain once: a driver that takes granules although it has room is not trusted again.
+const UNSETTLED_NS: u64 = 2_000_000_000;
 const PAUSE: Duration = Duration::from_micros(20);
 /// Pauses grow up to so many times the first.
 const LONGEST: u32 = 64;
 
 /// Whether somebody claims; changed under [`LEFT`]'s lock.
 static CLAIMED: AtomicBool = AtomicBool::new(false);
-/// Granules left to the claim, with their devices.
-static LEFT: Mutex<Vec<(usize, Prepaid)>> = Mutex::new(Vec::new());
+/// What is left to the claim, with its device.
+static LEFT: Mutex<Vec<(usize, Left)>> = Mutex::new(Vec::new());
 /// This driver takes new granules although it has room.
 static DISTRUSTED: AtomicBool = AtomicBool::new(false);
 
-fn left() -> MutexGuard<'static, Vec<(usize, Prepaid)>> {
+/// A charge that nobody needs any more.
+enum Left {
+    /// A granule for an allocation that found room.
+    Prepaid(Prepaid),
+    /// Bytes of granules that were freed.
+    Freed(u64),
+}
+
+impl Left {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Prepaid(prepaid) => prepaid.bytes(),
+            Self::Freed(bytes) => *bytes,
+        }
+    }
+
+    /// Keeps `taken` of it charged, and gives the rest back.
+    fn settle(self, account: &Account<'_>, device: usize, taken: u64) {
+        match self {
+            Self::Prepaid(prepaid) => account.settle(device, prepaid, taken),
+            Self::Freed(bytes) => account.release(device, bytes.saturating_sub(taken)),
+        }
+    }
+}
+
+fn left() -> MutexGuard<'static, Vec<(usize, Left)>> {
     LEFT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -55,11 +85,25 @@ pub(super) fn settle(meter: &Meter, prepaid: Prepaid, taken: u64) {
 fn leave(meter: &Meter, prepaid: Prepaid) {
     let mut left = left();
     if CLAIMED.load(Ordering::Relaxed) {
-        left.push((meter.device, prepaid));
+        left.push((meter.device, Left::Prepaid(prepaid)));
     } else {
         drop(left);
         meter.account.settle(meter.device, prepaid, 0);
     }
+}
+
+/// Gives back what a free has given back to the device, or leaves it to whoever claims room. Called when the table knows of the
+/// free: a claim that has seen the room there is seen here.
+#[inline]
+pub(super) fn released(account: &Account<'_>, device: usize, bytes: u64) {
+    if CLAIMED.load(Ordering::Relaxed) {
+        let mut left = left();
+        if CLAIMED.load(Ordering::Relaxed) {
+            left.push((device, Left::Freed(bytes)));
+            return;
+        }
+    }
+    account.release(device, bytes);
 }
 
 /// One thread's claim to room.
@@ -85,26 +129,30 @@ impl<'a> Claim<'a> {
         }
     }
 
-    /// A granule for what the call has taken: somebody's who had the room before, and leaves his.
+    /// A charge for what the call has taken: that of somebody who had the room before, or of the room itself.
     fn compensated(&self, taken: u64) -> bool {
         let Meter {
             account, device, ..
         } = self.0;
         let begun = client::now_ns();
         loop {
-            // Looked at first: who is not undecided any more has left his granule already.
-            let undecided = account.own_undecided_bytes(*device);
             let mut left = left();
-            let here = |one: &&(usize, Prepaid)| one.0 == *device;
-            let held: u64 = left.iter().filter(here).map(|one| one.1.bytes()).sum();
-            let fits = |one: &(usize, Prepaid)| one.0 == *device && one.1.bytes() >= taken;
-            if let Some(at) = left.iter().position(fits) {
-                let (_, prepaid) = left.swap_remove(at);
-                account.settle(*device, prepaid, taken);
+            let here: u64 = left
+                .iter()
+                .filter(|one| one.0 == *device)
+                .map(|one| one.1.bytes())
+                .sum();
+            if here >= taken {
+                let mut missing = taken;
+                for (_, one) in left.extract_if(.., |one| one.0 == *device) {
+                    let kept = missing.min(one.bytes());
+                    missing -= kept;
+                    one.settle(account, *device, kept);
+                }
                 return true;
             }
             drop(left);
-            if undecided <= held || client::now_ns().saturating_sub(begun) > PATIENCE_NS {
+            if client::now_ns().saturating_sub(begun) > UNSETTLED_NS {
                 return false;
             }
             client::pause(PAUSE);
@@ -116,13 +164,14 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let mut left = left();
         CLAIMED.store(false, Ordering::Relaxed);
-        for (device, prepaid) in left.drain(..) {
-            self.0.account.settle(device, prepaid, 0);
+        for (device, one) in left.drain(..) {
+            one.settle(&self.0.account, device, 0);
         }
     }
 }
 
-/// An allocation of `bytes` for which no whole granule is left: made if there is room in those that are paid for. ///
+/// An allocation of `bytes` for which no whole granule is left: made if there is room in those that are paid for.
+///
 /// # Errors
 /// There is no room: both back, and no call was made.
 #[cold]
