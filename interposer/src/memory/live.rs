@@ -39,6 +39,8 @@ pub(crate) enum Kind {
     Pooled,
     /// Pinned host memory.
     Host,
+    /// Nothing: only frees of what was at this address before are still to come.
+    Gone,
 }
 
 /// One live allocation.
@@ -258,7 +260,8 @@ pub(crate) fn insert(key: u64, live: Live) -> u64 {
 /// the new entry for it.
 #[cold]
 fn overtake(shard: &mut Shard, key: u64, before: &Live) {
-    let goes_without_free = before.kind != Kind::Pooled && dying().contains(&before.context);
+    let goes_without_free = before.kind == Kind::Gone
+        || before.kind != Kind::Pooled && dying().contains(&before.context);
     if let Some(live) = shard.live.get_mut(&key) {
         live.overtaken = before
             .overtaken
@@ -274,7 +277,9 @@ pub(crate) fn remove(key: u64) -> Option<(Live, u64)> {
     if live.overtaken != 0 {
         // Whoever was given the address after it has given it back already.
         live.overtaken -= 1;
-        home.live.insert(key, live);
+        if live.kind != Kind::Gone || live.overtaken != 0 {
+            home.live.insert(key, live);
+        }
         return None;
     }
     if !live.by_address() {
@@ -321,11 +326,13 @@ pub(crate) fn drain_context(context: usize, mut each: impl FnMut(&Live, u64)) {
     for padded in &TABLE {
         let mut gone = Vec::new();
         lock(padded).live.retain(|key, live| {
-            let goes = live.context == context && live.kind != Kind::Pooled;
+            let goes = live.context == context && !matches!(live.kind, Kind::Pooled | Kind::Gone);
             if goes {
                 gone.push((*key, *live));
+                // Late frees of what was here before must not take a later entry for theirs.
+                (live.kind, live.bytes) = (Kind::Gone, 0);
             }
-            !goes
+            !goes || live.overtaken != 0
         });
         gone.iter()
             .for_each(|(key, live)| each(live, uncover(*key, live)));
@@ -385,6 +392,31 @@ mod tests {
 
     fn free(key: u64) -> u64 {
         remove(key).unwrap().1
+    }
+
+    #[test]
+    fn a_free_that_comes_after_its_context_and_its_address_went_on_takes_nobody_elses() {
+        let at = 0x6f00_0000_0000;
+        let of = |context| Live {
+            context,
+            ..plain(GRANULE)
+        };
+        assert_eq!(insert(at, of(71)), GRANULE);
+        // The driver has freed it and given the address away; the first free is still under way.
+        assert_eq!(insert(at, of(72)), GRANULE);
+        let mut drained = 0;
+        drain_context(72, |_, bytes| drained += bytes);
+        assert_eq!(drained, GRANULE);
+        assert_eq!(insert(at, of(73)), GRANULE);
+        assert_eq!(remove(at).map(|(_, bytes)| bytes), None, "the late one");
+        assert_eq!(free(at), GRANULE);
+        assert!(remove(at).is_none());
+        // The same without anybody at the address: nothing stays.
+        insert(at, of(71));
+        insert(at, of(72));
+        drain_context(72, |_, _| ());
+        assert!(remove(at).is_none());
+        assert!(!shard(at).live.contains_key(&at));
     }
 
     #[test]

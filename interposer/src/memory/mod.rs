@@ -310,6 +310,7 @@ fn give_back(known: &Live, bytes: u64) {
             Kind::Apart | Kind::Whole => account.release(known.device as usize, bytes),
             Kind::Pooled => pool::given_back(known.context),
             Kind::Host => account.unpin(bytes),
+            Kind::Gone => {}
         }
     }
 }
