@@ -14,7 +14,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 1;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 1;
+pub const LAYOUT_MINOR: u32 = 2;
 
 /// Devices that one client can talk about.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -76,7 +76,13 @@ pub struct ArbiterHalf {
     pub(crate) reserved0: u32,
     /// `CLOCK_MONOTONIC` time at which the arbiter was last seen at work, in nanoseconds.
     pub(crate) heartbeat_mono_ns: AtomicU64,
-    pub(crate) reserved: [u64; 4],
+    /// Number of orders given, all devices. The client's agent waits on this word. Since 1.2.
+    pub(crate) orders: FutexWord,
+    /// Bit 0: memory may be evicted. Bit 1: allocations beyond the limit may live in host memory. Since 1.2.
+    pub(crate) residency: AtomicU32,
+    /// Host memory that the client may hold for what is not on its devices, in bytes; [`NO_LIMIT`]: any. Since 1.2.
+    pub(crate) host_budget_bytes: AtomicU64,
+    pub(crate) reserved: [u64; 2],
     /// Which submissions are boundaries: thread slot plus one above, signature below; 0: none. Since 1.1.
     pub(crate) anchor: AtomicU64,
     pub(crate) devices: [DeviceGrant; MAX_DEVICES],
@@ -106,7 +112,13 @@ pub struct DeviceGrant {
     /// `CLOCK_MONOTONIC` time at which the gate turns over without the arbiter, in nanoseconds: from about to open to open, or
     /// from open to closed; 0: it does not.
     pub(crate) turn_mono_ns: AtomicU64,
-    pub(crate) reserved1: [u64; 7],
+    /// Number of the last order, and what is to be done in the lower 8 bits. Stored after its words. Since 1.2.
+    pub(crate) order: AtomicU64,
+    /// How many bytes of what is evictable are to be on the device, for an order that says so. Since 1.2.
+    pub(crate) resident_target_bytes: AtomicU64,
+    /// `CLOCK_MONOTONIC` time by which the order is to be carried out or given up, in nanoseconds. Since 1.2.
+    pub(crate) order_deadline_mono_ns: AtomicU64,
+    pub(crate) reserved1: [u64; 4],
 }
 
 /// client --activity, completion, journal--> arbiter.
@@ -126,7 +138,7 @@ pub struct ClientHalf {
     pub(crate) journal: [JournalSlot; JOURNAL_SLOTS],
 }
 
-/// Threads of the client that wait for one device.
+/// What the client says of one device: who waits, and where its memory is.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Want {
@@ -134,7 +146,20 @@ pub struct Want {
     pub(crate) waiting: AtomicU32,
     /// Threads inside a driver call that blocks until its work is done.
     pub(crate) blocking: AtomicU32,
-    pub(crate) reserved: [u64; 7],
+    /// Number of the order that this answers, the state in bits 8 to 15, the reason below. Since 1.2, as all that follows.
+    pub(crate) answer: AtomicU64,
+    /// Bytes that could be evicted, on the device or not.
+    pub(crate) evictable_bytes: AtomicU64,
+    /// Of these, bytes on the device.
+    pub(crate) resident_bytes: AtomicU64,
+    /// Host memory held for them in bytes.
+    pub(crate) host_bytes: AtomicU64,
+    /// Bytes copied to the host, ever.
+    pub(crate) moved_out_bytes: AtomicU64,
+    /// Bytes copied back, ever.
+    pub(crate) moved_in_bytes: AtomicU64,
+    /// Device memory that threads wait for in bytes; 0: none does.
+    pub(crate) room_bytes: AtomicU64,
 }
 
 /// What one thread did. A line of its own: written at every launch.
@@ -291,6 +316,9 @@ mod promise {
         assert!(offset_of!(DeviceGrant, gate) == 0 && offset_of!(DeviceGrant, grant) == 8);
     const _: () = assert!(offset_of!(DeviceGrant, limit_bytes) == 32);
     const _: () = assert!(offset_of!(DeviceGrant, turn_mono_ns) == 56);
+    const _: () = assert!(offset_of!(DeviceGrant, order) == 64);
+    const _: () = assert!(offset_of!(ArbiterHalf, orders) == 88);
+    const _: () = assert!(offset_of!(Want, answer) == 8 && offset_of!(Want, room_bytes) == 56);
     const _: () = assert!(size_of::<ArbiterHalf>() == 128 + 128 * MAX_DEVICES);
     const _: () = assert!(offset_of!(ArbiterHalf, devices) == 128);
     const _: () = assert!(offset_of!(ArbiterHalf, anchor) == 120);

@@ -11,6 +11,7 @@ mod grant;
 mod journal;
 mod layout;
 mod ledger;
+mod residency;
 mod shared;
 mod sync;
 
@@ -39,6 +40,7 @@ pub use layout::{
 pub use ledger::{Account, OverLimit, Prepaid};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
+pub use residency::{Answer, Footprint, Order, OrderState, RESIDENCY, Reason, ResidencyMode, Verb};
 pub use shared::Block;
 #[cfg(not(loom))]
 pub use signature::{KIND_BITS, Noted, SIGNATURES};

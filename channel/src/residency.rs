@@ -1,0 +1,433 @@
+//! Where a client's memory is to be: arbiter --orders--> client, client --answers, footprint--> arbiter.
+//!
+//! An order is a level, not a message: the arbiter writes what is to be true of a device's evictable memory, numbers it and
+//! wakes the client's agent; a later order replaces an earlier one. The agent works towards the last order that it sees and
+//! answers with that order's number. Nobody waits without a deadline: an order carries one, and an answer that does not come is the
+//! arbiter's to judge.
+//!
+//! Both sides read the other's words as claims. A client of layout 1.1 neither asks for this ([`RESIDENCY`]) nor answers.
+
+use std::time::Duration;
+
+use crate::layout::{ArbiterHalf, ClientHalf, DeviceGrant, NO_LIMIT, Want};
+use crate::sync::{Acquire, Relaxed, Release};
+
+/// Feature bit of the handshake: the client can carry out orders about where its memory is.
+pub const RESIDENCY: u64 = 2;
+
+const EVICTABLE: u32 = 1;
+const OVERFLOW: u32 = 2;
+
+/// What a client may have done to its memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ResidencyMode {
+    /// It may be moved out of the device and back.
+    pub evictable: bool,
+    /// An allocation beyond the limit may live in host memory instead of failing.
+    pub overflow: bool,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Verb {
+    /// Everything evictable leaves the device.
+    Evict = 1,
+    /// Everything comes back.
+    Restore = 2,
+    /// As much as `resident_target_bytes` says is on the device; the rest in host memory, usable where it is.
+    Fit = 3,
+}
+
+/// One order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order {
+    /// Its number, 1 and up; of one client and device.
+    pub number: u64,
+    /// What is to be done.
+    pub verb: Verb,
+    /// For [`Verb::Fit`]: bytes that are to be on the device.
+    pub resident_target_bytes: u64,
+    /// `CLOCK_MONOTONIC` time by which it is carried out or given up, in nanoseconds.
+    pub deadline_mono_ns: u64,
+}
+
+/// How far an order has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum OrderState {
+    /// No order has been seen.
+    #[default]
+    None = 0,
+    /// Under way.
+    Working = 1,
+    /// Everything is on the device.
+    Resident = 2,
+    /// Nothing evictable is on the device.
+    Evicted = 3,
+    /// Some of it is, the rest is in host memory and usable there.
+    Partly = 4,
+    /// It was not carried out; everything is where it was before.
+    Refused = 5,
+    /// It could neither be carried out nor undone; the client's submissions fail from here on.
+    Failed = 6,
+}
+
+/// Why an order was refused or has failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Reason {
+    /// None is given.
+    #[default]
+    None = 0,
+    /// A stream is being captured.
+    Capturing = 1,
+    /// The device had not finished the client's work in time.
+    NotDrained = 2,
+    /// The host budget is too small.
+    HostBudget = 3,
+    /// The host has no memory left.
+    HostMemory = 4,
+    /// The driver returned an error.
+    Driver = 5,
+    /// The device has no memory left.
+    DeviceMemory = 6,
+    /// Nothing that the client holds can be evicted.
+    NothingEvictable = 7,
+}
+
+/// What a client says of its last order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Answer {
+    /// Number of the order.
+    pub number: u64,
+    /// How far it has come.
+    pub state: OrderState,
+    /// Why it was not carried out.
+    pub reason: Reason,
+}
+
+/// Where a client's memory is, on one device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Footprint {
+    /// Bytes that could be evicted, on the device or not.
+    pub evictable_bytes: u64,
+    /// Of these, bytes on the device.
+    pub resident_bytes: u64,
+    /// Host memory held for them in bytes.
+    pub host_bytes: u64,
+    /// Bytes copied to the host, ever.
+    pub moved_out_bytes: u64,
+    /// Bytes copied back, ever.
+    pub moved_in_bytes: u64,
+}
+
+impl Verb {
+    fn of(number: u8) -> Option<Self> {
+        [Self::Evict, Self::Restore, Self::Fit]
+            .into_iter()
+            .find(|verb| *verb as u8 == number)
+    }
+}
+
+impl OrderState {
+    fn of(number: u8) -> Option<Self> {
+        use OrderState::*;
+        [None, Working, Resident, Evicted, Partly, Refused, Failed]
+            .into_iter()
+            .find(|state| *state as u8 == number)
+    }
+}
+
+impl Reason {
+    fn of(number: u8) -> Option<Self> {
+        use Reason::*;
+        [
+            None,
+            Capturing,
+            NotDrained,
+            HostBudget,
+            HostMemory,
+            Driver,
+            DeviceMemory,
+            NothingEvictable,
+        ]
+        .into_iter()
+        .find(|reason| *reason as u8 == number)
+    }
+}
+
+/// The arbiter's end.
+impl ArbiterHalf {
+    /// Says what may be done to the client's memory, and how much host memory that may take (`None`: any). Evictable is to be
+    /// said before the page is published: what was allocated before stays where it is.
+    pub fn set_residency(&self, mode: ResidencyMode, host_budget_bytes: Option<u64>) {
+        // SYNC(residency): numbers on their own; the next allocation and the next order read them.
+        self.host_budget_bytes
+            .store(host_budget_bytes.unwrap_or(NO_LIMIT), Relaxed);
+        let evictable = if mode.evictable { EVICTABLE } else { 0 };
+        let overflow = if mode.overflow { OVERFLOW } else { 0 };
+        self.residency.store(evictable | overflow, Relaxed);
+    }
+
+    /// Gives an order about `device` and wakes the client's agent; false where there is no such device.
+    pub fn give_order(&self, device: usize, order: &Order) -> bool {
+        let Some(slot) = self.devices.get(device) else {
+            return false;
+        };
+        // An agent that reads while this is written sees no order, and is woken when it is there.
+        slot.order.store(0, Relaxed);
+        // SYNC(order): a reader that sees one of the words below sees the 0 as well, and reads again.
+        crate::sync::fence(Release);
+        slot.resident_target_bytes
+            .store(order.resident_target_bytes, Relaxed);
+        slot.order_deadline_mono_ns
+            .store(order.deadline_mono_ns, Relaxed);
+        // SYNC(order): pairs with the Acquire load in `DeviceGrant::order`.
+        slot.order
+            .store((order.number << 8) | u64::from(order.verb as u8), Release);
+        let count = self.orders.load(Relaxed).wrapping_add(1);
+        self.orders.store(count, Release);
+        self.orders.wake_all();
+        true
+    }
+}
+
+/// The client's view.
+impl ArbiterHalf {
+    /// What may be done to the client's memory.
+    pub fn residency(&self) -> ResidencyMode {
+        let bits = self.residency.load(Relaxed);
+        ResidencyMode {
+            evictable: bits & EVICTABLE != 0,
+            overflow: bits & OVERFLOW != 0,
+        }
+    }
+
+    /// Host memory that the client may hold for what is not on its devices, in bytes; [`NO_LIMIT`]: any.
+    pub fn host_budget_bytes(&self) -> u64 {
+        self.host_budget_bytes.load(Relaxed)
+    }
+
+    /// How many orders were given: what [`wait_for_orders`](Self::wait_for_orders) compares. To be read before the orders.
+    pub fn orders(&self) -> u32 {
+        // SYNC(order): pairs with the Release store in `give_order`.
+        self.orders.load(Acquire)
+    }
+
+    /// Waits until more orders than `seen` were given, or `timeout` has passed, or for no reason.
+    pub fn wait_for_orders(&self, seen: u32, timeout: Duration) {
+        self.orders.wait(seen, timeout);
+    }
+}
+
+impl DeviceGrant {
+    /// The last order about this device. `None`: there is none, none that makes sense, or one that is being written.
+    pub fn order(&self) -> Option<Order> {
+        // SYNC(order): pairs with the Release store in `give_order`.
+        let word = self.order.load(Acquire);
+        let order = Order {
+            number: word >> 8,
+            // CAST: the lower 8 bits.
+            verb: Verb::of(word as u8)?,
+            resident_target_bytes: self.resident_target_bytes.load(Relaxed),
+            deadline_mono_ns: self.order_deadline_mono_ns.load(Relaxed),
+        };
+        // SYNC(order): pairs with the fence in `give_order`.
+        crate::sync::fence(Acquire);
+        (self.order.load(Relaxed) == word).then_some(order)
+    }
+}
+
+/// The client's end; its agent alone writes answers.
+impl Want {
+    /// Says how far an order has come. The footprint is written before.
+    pub fn answer(&self, answer: Answer) {
+        let word = (answer.number << 16)
+            | (u64::from(answer.state as u8) << 8)
+            | u64::from(answer.reason as u8);
+        // SYNC(answer): pairs with the Acquire load in `ClientHalf::answer`.
+        self.answer.store(word, Release);
+    }
+
+    /// Says where the memory is.
+    pub fn set_footprint(&self, footprint: &Footprint) {
+        let Footprint {
+            evictable_bytes,
+            resident_bytes,
+            host_bytes,
+            moved_out_bytes,
+            moved_in_bytes,
+        } = *footprint;
+        // SYNC(footprint): numbers on their own, clamped where they are read.
+        self.evictable_bytes.store(evictable_bytes, Relaxed);
+        self.resident_bytes.store(resident_bytes, Relaxed);
+        self.host_bytes.store(host_bytes, Relaxed);
+        self.moved_out_bytes.store(moved_out_bytes, Relaxed);
+        self.moved_in_bytes.store(moved_in_bytes, Relaxed);
+    }
+
+    /// A thread begins to wait for `bytes` of device memory. The doorbell is rung after this.
+    pub fn begin_room(&self, bytes: u64) {
+        self.room_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// The thread has stopped waiting for them.
+    pub fn end_room(&self, bytes: u64) {
+        self.room_bytes.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// The arbiter's view: claims of a stranger.
+impl ClientHalf {
+    /// What the client says of its last order about `device`; `None` where that makes no sense.
+    pub fn answer(&self, device: usize) -> Option<Answer> {
+        // SYNC(answer): pairs with the Release store in `Want::answer`.
+        let word = self.wants.get(device)?.answer.load(Acquire);
+        Some(Answer {
+            number: word >> 16,
+            // CAST: bits 8 to 15, and the lower 8 bits.
+            state: OrderState::of((word >> 8) as u8)?,
+            reason: Reason::of(word as u8)?,
+        })
+    }
+
+    /// Where the client says that its memory is. `resident_bytes` is never above `evictable_bytes`.
+    pub fn footprint(&self, device: usize) -> Footprint {
+        let Some(want) = self.wants.get(device) else {
+            return Footprint::default();
+        };
+        let evictable_bytes = want.evictable_bytes.load(Relaxed);
+        Footprint {
+            evictable_bytes,
+            resident_bytes: want.resident_bytes.load(Relaxed).min(evictable_bytes),
+            host_bytes: want.host_bytes.load(Relaxed),
+            moved_out_bytes: want.moved_out_bytes.load(Relaxed),
+            moved_in_bytes: want.moved_in_bytes.load(Relaxed),
+        }
+    }
+
+    /// Device memory that threads of the client wait for, in bytes.
+    pub fn room_bytes(&self, device: usize) -> u64 {
+        self.wants
+            .get(device)
+            .map_or(0, |want| want.room_bytes.load(Relaxed))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::page::{Mapped, Writers};
+
+    const ORDER: Order = Order {
+        number: 3,
+        verb: Verb::Fit,
+        resident_target_bytes: 1 << 30,
+        deadline_mono_ns: 12_345,
+    };
+
+    #[test]
+    fn an_order_arrives_as_it_was_given_and_a_later_one_replaces_it() {
+        let half = ArbiterHalf::default();
+        let device = half.device(1).unwrap();
+        assert_eq!(device.order(), None);
+        let seen = half.orders();
+        assert!(half.give_order(1, &ORDER));
+        assert_ne!(half.orders(), seen);
+        assert_eq!(device.order(), Some(ORDER));
+        let later = Order {
+            number: 4,
+            verb: Verb::Evict,
+            resident_target_bytes: 0,
+            deadline_mono_ns: 1,
+        };
+        assert!(half.give_order(1, &later));
+        assert_eq!(device.order(), Some(later));
+        assert_eq!(half.device(0).unwrap().order(), None);
+        assert!(!half.give_order(crate::MAX_DEVICES, &ORDER));
+    }
+
+    #[test]
+    fn an_order_that_makes_no_sense_is_none() {
+        let half = ArbiterHalf::default();
+        half.devices[0].order.store((7 << 8) | 200, Relaxed);
+        assert_eq!(half.device(0).unwrap().order(), None);
+    }
+
+    #[test]
+    fn orders_that_are_read_while_they_are_written_are_never_mixed() {
+        let half = ArbiterHalf::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 1..20_000 {
+                    let order = Order {
+                        number,
+                        verb: Verb::Fit,
+                        resident_target_bytes: number * 3,
+                        deadline_mono_ns: number * 7,
+                    };
+                    half.give_order(0, &order);
+                }
+            });
+            let device = half.device(0).unwrap();
+            let mut last = 0;
+            while last < 19_999 {
+                if let Some(order) = device.order() {
+                    assert_eq!(order.resident_target_bytes, order.number * 3);
+                    assert_eq!(order.deadline_mono_ns, order.number * 7);
+                    assert!(order.number >= last);
+                    last = order.number;
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn answers_and_footprints_arrive_and_nonsense_is_clamped() {
+        let (page, _fd) = Mapped::<ClientHalf>::create(Writers::Holders).unwrap();
+        let want = page.want(2).unwrap();
+        assert_eq!(page.answer(2), Some(Answer::default()));
+        let answer = Answer {
+            number: 9,
+            state: OrderState::Refused,
+            reason: Reason::HostBudget,
+        };
+        want.answer(answer);
+        assert_eq!(page.answer(2), Some(answer));
+        want.answer.store((9 << 16) | (77 << 8), Relaxed);
+        assert_eq!(page.answer(2), None);
+
+        let footprint = Footprint {
+            evictable_bytes: 100,
+            resident_bytes: 60,
+            host_bytes: 40,
+            moved_out_bytes: 1000,
+            moved_in_bytes: 960,
+        };
+        want.set_footprint(&footprint);
+        assert_eq!(page.footprint(2), footprint);
+        want.resident_bytes.store(u64::MAX, Relaxed);
+        assert_eq!(page.footprint(2).resident_bytes, 100);
+        want.begin_room(5);
+        want.begin_room(6);
+        want.end_room(5);
+        assert_eq!(page.room_bytes(2), 6);
+        assert_eq!(page.room_bytes(crate::MAX_DEVICES), 0);
+    }
+
+    #[test]
+    fn what_may_be_done_is_told_with_its_budget() {
+        let half = ArbiterHalf::default();
+        assert_eq!(half.residency(), ResidencyMode::default());
+        let mode = ResidencyMode {
+            evictable: true,
+            overflow: true,
+        };
+        half.set_residency(mode, Some(4096));
+        assert_eq!(half.residency(), mode);
+        assert_eq!(half.host_budget_bytes(), 4096);
+        half.set_residency(mode, None);
+        assert_eq!(half.host_budget_bytes(), NO_LIMIT);
+    }
+}
