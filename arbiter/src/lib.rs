@@ -24,6 +24,7 @@ mod peer;
 mod profile;
 mod reactor;
 mod serve;
+mod spare;
 mod state;
 mod status;
 mod tenant;
