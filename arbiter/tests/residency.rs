@@ -1,12 +1,14 @@
 //! Jobs whose memory leaves the device and comes back, over the daemon's real sockets, with agents that count bytes.
 
+mod agent;
 #[allow(
     dead_code,
     reason = "shared with the other test programs, which use all of it"
 )]
 mod bench;
 
-use bench::{Agent, Daemon, FakeMemory, PATIENCE, Worker, introduction, until};
+use agent::{Agent, FakeMemory};
+use bench::{Daemon, PATIENCE, Worker, introduction, until};
 use channel::Reason;
 use channel::client::{ClientEnd, Introduction};
 use control::{

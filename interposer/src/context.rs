@@ -12,6 +12,12 @@ use crate::{injection, marks, memory, real, signature};
 static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
     [const { AtomicUsize::new(0) }; channel::MAX_DEVICES];
 
+/// Whether what the thread knows of its context is up to date.
+#[inline]
+pub(crate) fn is_known(thread: &Thread) -> bool {
+    thread.context_known.get() && thread.generation.get() == client::generation()
+}
+
 /// Brings what the thread knows of its context and of our attachment up to date.
 pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
     let generation = client::generation();

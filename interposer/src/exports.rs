@@ -200,7 +200,8 @@ macro_rules! gated {
             #[inline(never)]
             extern "C-unwind" fn slow($($arg: usize),*) -> CUresult {
                 let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
-                let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream)));
+                let seen = signature::of(Symbol::$symbol, &[$($arg),*], stream);
+                let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream), seen));
                 let ticket = admitted.unwrap_or(gate::Ticket::Pass);
                 if matches!(ticket, gate::Ticket::Deny) {
                     return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
@@ -213,15 +214,13 @@ macro_rules! gated {
                         Err(refusal) => (refusal, None),
                     };
                     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                        gate::settle(ticket, signature::of(Symbol::$symbol, &[$($arg),*], stream));
+                        gate::settle(ticket, seen);
                         memory::after_graph(prepaid, result);
                     }));
                     return result;
                 }
                 let result = call_words!($symbol $($arg)*);
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    gate::settle(ticket, signature::of(Symbol::$symbol, &[$($arg),*], stream));
-                }));
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket, seen)));
                 result
             }
             let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
@@ -398,14 +397,13 @@ macro_rules! gated_list {
                 let stream = unsafe { (*($list as *const CUDA_LAUNCH_PARAMS)).hStream.0 as usize };
                 if stream == 0 { gate::LEGACY } else { stream }
             };
-            let ticket = std::panic::catch_unwind(|| gate::admit(stream, false)).unwrap_or(gate::Ticket::Pass);
+            let seen = signature::of(Symbol::$symbol, &[], stream);
+            let ticket = std::panic::catch_unwind(|| gate::admit(stream, false, seen)).unwrap_or(gate::Ticket::Pass);
             if matches!(ticket, gate::Ticket::Deny) {
                 return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
             }
             let result = call_words!($symbol $list $count $flags);
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                gate::settle(ticket, signature::of(Symbol::$symbol, &[], stream));
-            }));
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket, seen)));
             result
         }
     };

@@ -42,7 +42,8 @@ pub(crate) enum Ticket {
     Pass,
     /// Count it and mark it when due.
     Count,
-    /// The call blocked until its work was done, on this device index; when it began, 0 where other work was before it.
+    /// The call blocked until its work was done, on this device index; when it began, 0 where that tells nothing of the device's
+    /// copies: too small, or behind other work.
     Blocked(usize, u64),
     /// The call must not be made.
     Deny,
@@ -79,7 +80,7 @@ pub(crate) fn open(stream: usize, seen: Seen) -> bool {
 /// The slow path, before the driver call.
 #[cold]
 #[inline(never)]
-pub(crate) fn admit(stream: usize, blocking: bool) -> Ticket {
+pub(crate) fn admit(stream: usize, blocking: bool, seen: Seen) -> Ticket {
     let thread = thread();
     if thread.inside.get() {
         return Ticket::Pass;
@@ -92,7 +93,7 @@ pub(crate) fn admit(stream: usize, blocking: bool) -> Ticket {
         return Ticket::Pass;
     };
     thread.inside.set(true);
-    let ticket = admit_attached(thread, attached, stream, blocking);
+    let ticket = admit_attached(thread, attached, stream, blocking, seen);
     thread.inside.set(false);
     ticket
 }
@@ -102,6 +103,7 @@ fn admit_attached(
     attached: &'static Attached,
     stream: usize,
     blocking: bool,
+    seen: Seen,
 ) -> Ticket {
     context::refresh(thread, attached);
     let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
@@ -134,7 +136,10 @@ fn admit_attached(
             want.begin_blocking();
         }
         let client = attached.end.client;
-        let idle = !client.unmarked(device) && client.in_flight(device).marks == 0;
+        // Every slot is looked at for this: only where the answer is wanted.
+        let idle = signature::tells_rate(seen)
+            && !client.unmarked(device)
+            && client.in_flight(device).marks == 0;
         return Ticket::Blocked(device, if idle { now_ns() } else { 0 });
     }
     Ticket::Count

@@ -12,10 +12,12 @@
 //! has used up its cap does not; a gang has its turn on all of its devices (`gang`); one that is owed its floor (`bounds`)
 //! comes next.
 //!
-//! `pace` has what can be chosen, `seat` one tenant, `bounds` floors and caps, `conduct` what is done about tenants that harm
-//! the others, `auto` the choice between slices and all at once. They take the time as an argument and pages as they are; none
-//! owns a clock, a socket or a journal.
+//! `pace` has what can be chosen, `seat` one tenant, `switch` the hand-overs, `announce` what is told of them beforehand, `bounds`
+//! floors and caps, `conduct` what is done about tenants that harm the others, `auto` the choice between slices and all at once,
+//! `told` what is told about a lane. They take the time as an argument and pages as they are; none owns a clock, a socket or a
+//! journal.
 
+mod announce;
 mod auto;
 mod bounds;
 mod conduct;
@@ -23,14 +25,15 @@ mod gang;
 mod pace;
 mod residence;
 mod seat;
+mod switch;
+mod told;
 
 use std::rc::Rc;
 
 use channel::Grant;
 use channel::arbiter::ClientPages;
 use policy::{
-    Class, Decision, Device, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy,
-    TenantId, TenantView, View,
+    Class, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy, TenantId, TenantView,
 };
 
 use crate::residency::Keeper;
@@ -41,7 +44,7 @@ use bounds::Slices;
 pub use conduct::Offence;
 pub use gang::Conductor;
 pub use pace::{Answer, Mode, Pace, Setup};
-use seat::{Hold, Seat};
+use seat::Seat;
 
 /// For how long after a moment of contention the small window stays.
 const CROWDED_NS: u64 = 1_000_000_000;
@@ -404,281 +407,6 @@ impl Lane {
         }
     }
 
-    /// Who holds the device, when to decide again, and who comes next.
-    fn decide(&mut self, now_ns: u64) -> Decision {
-        let competing = self.seats.iter().filter(|seat| seat.competes(now_ns));
-        let contended = competing.count() >= 2;
-        if contended {
-            self.crowded_until_ns = now_ns + CROWDED_NS;
-        }
-        if let Some(slice) = self.coming {
-            // Who has gone in the meantime, or been stopped, does not keep the others waiting.
-            let there = |seat: &Seat| {
-                let its_turn = match self.turn {
-                    Some(turn) => turn.tenant == seat.tenant && seat.may_run(),
-                    None => !seat.gang && seat.competes(now_ns),
-                };
-                seat.tenant == slice.tenant && !seat.clients.is_empty() && its_turn
-            };
-            if self.seats.iter().any(there) {
-                return self.begin_after_tails(now_ns, slice);
-            }
-            self.coming = None;
-        }
-        if let Some(turn) = self.turn {
-            return self.hand_to(now_ns, turn.tenant, turn.quantum_us, turn.contended);
-        }
-        for at in 0..self.seats.len() {
-            if self.seats[at].gang && self.seats[at].hold.is_some() {
-                self.take(now_ns, at);
-            }
-        }
-        if let Some(decision) = self.serve_floor(now_ns) {
-            return decision;
-        }
-        self.view.clear();
-        self.held.clear();
-        let views = self.seats.iter().map(|seat| seat.view(now_ns));
-        self.view.extend(views);
-        self.held.extend(self.seats.iter().filter_map(Seat::holder));
-        let decision = self.policy.decide(&View {
-            now_ns,
-            tenants: &self.view,
-            holders: &self.held,
-            quantum: self.pace.quantum,
-            device: Device {
-                holders: self.holders,
-                memory_bytes: self.memory_bytes,
-            },
-        });
-        self.carry_out(now_ns, decision, contended)
-    }
-
-    /// Gates close, tails end, gates open.
-    fn carry_out(&mut self, now_ns: u64, decision: Decision, contended: bool) -> Decision {
-        let decision = self.switch_first(now_ns, decision);
-        for id in &decision.revoke {
-            if let Some(at) = self.seats.iter().position(|seat| seat.tenant == *id) {
-                self.take(now_ns, at);
-            }
-        }
-        // Several at once are told apart by nobody anyway.
-        let drains = self.holders == 1 && !decision.revoke.is_empty();
-        for slice in &decision.grant {
-            let at = self.seats.iter().position(|s| s.tenant == slice.tenant);
-            let Some(at) = at.filter(|at| self.seats[*at].may_run()) else {
-                continue;
-            };
-            // One that was told when to come is there already; the tail before it is short.
-            let there = self.announced == Some((slice.tenant, Some(now_ns)));
-            if drains && !there {
-                return self.begin_after_tails(now_ns, *slice);
-            }
-            self.begin(now_ns, at, slice.quantum_us, contended);
-        }
-        let holds = self
-            .seats
-            .iter()
-            .filter_map(|seat| Some((seat, seat.hold?)));
-        // Where a tail is to be waited for there is time to wake the next one after the end of the slice.
-        let ends = holds.map(|(seat, hold)| (hold.due_ns(), seat.tail_ns));
-        let (Some(again_ns), Some((due_ns, tail_ns))) = (decision.again_ns, ends.min()) else {
-            return decision;
-        };
-        Decision {
-            // One that is over was left to its holder by the policy.
-            again_ns: Some(if due_ns > now_ns {
-                again_ns.min(due_ns)
-            } else {
-                again_ns
-            }),
-            // With several holders nobody knows whose slice it is that ends then.
-            next: decision
-                .next
-                .filter(|_| self.holders == 1 && tail_ns < self.pace.lead_ns),
-            ..decision
-        }
-    }
-
-    /// Begins a slice once the tails before it have ended; says when to look again, and whom to wake.
-    ///
-    /// Two tenants on the device at once are told apart by nobody: the hardware slices between them as it likes, and their
-    /// time can only be split by halves, which is wrong for each by a good part of every tail. So a tail ends first. That
-    /// costs nothing but the moment between its end and our look at it, for the device has work until then. A tail that
-    /// lasts is not waited for for ever: a guaranteed tenant waits for an opportunistic one's no longer than the window, and
-    /// nobody waits for that of a gang, whose kernels may be waiting for others of the same gang.
-    fn begin_after_tails(&mut self, now_ns: u64, slice: Slice) -> Decision {
-        let class = self.seat(slice.tenant).map(|seat| seat.class(now_ns));
-        let window_ns = u64::from(self.pace.window_us) * 1000;
-        let patience_ns = |seat: &Seat| match (class, seat.class(now_ns)) {
-            _ if seat.gang || seat.conduct.demoted(now_ns).is_some() => window_ns,
-            (Some(Class::Guaranteed), Class::Opportunistic) => window_ns,
-            _ => self.pace.drain_ns,
-        };
-        let waited_for = self.seats.iter().filter_map(|seat| {
-            let since_ns = seat.tail_since_ns?;
-            let own = seat.tenant == slice.tenant;
-            (!own && now_ns < since_ns + patience_ns(seat)).then_some(since_ns + seat.tail_ns)
-        });
-        if let Some(ends_ns) = waited_for.max() {
-            self.coming = Some(slice);
-            let soon = ends_ns <= now_ns + self.pace.lead_ns;
-            return Decision {
-                again_ns: Some(now_ns + self.pace.drain_look_ns),
-                next: soon.then_some(slice.tenant),
-                ..Decision::default()
-            };
-        }
-        self.coming = None;
-        let mut again_ns = None;
-        if let Some(at) = self.seats.iter().position(|s| s.tenant == slice.tenant) {
-            self.begin(now_ns, at, slice.quantum_us, true);
-            again_ns = self.seats[at].hold.map(|hold| hold.due_ns());
-        }
-        Decision {
-            again_ns,
-            ..Decision::default()
-        }
-    }
-
-    /// Shortly before a slice begins: wakes who waits for it. Where it begins at the end of another one the gates of both are
-    /// told when to turn over, and their threads go by the clock then, whether the arbiter is given a core at that
-    /// moment or not; where it begins at the end of a tail the threads look at their gate. Returns when to decide again, or to do
-    /// this.
-    fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
-        let drains = self.coming.is_some();
-        let next = decision.next.filter(|_| self.pace.lead_ns > 0);
-        let early_ns = decision
-            .again_ns
-            .filter(|_| next.is_some() && !drains)
-            .map(|turn_ns| turn_ns.saturating_sub(self.pace.lead_ns));
-        if let Some(early_ns) = early_ns.filter(|early_ns| now_ns < *early_ns) {
-            self.tell(None);
-            return Some(early_ns);
-        }
-        let turn_ns = decision.again_ns.filter(|_| !drains);
-        self.tell(next.map(|next| (next, turn_ns)));
-        match next.and(turn_ns) {
-            Some(turn_ns) => Some(turn_ns + CONFIRM_NS),
-            None => decision.again_ns,
-        }
-    }
-
-    /// Tells the gates who comes next, and takes back what they were told before.
-    fn tell(&mut self, announced: Option<(TenantId, Option<u64>)>) {
-        if announced == self.announced {
-            return;
-        }
-        let before = std::mem::replace(&mut self.announced, announced);
-        let device = self.device;
-        for seat in &mut self.seats {
-            let holds = seat.hold.is_some();
-            let told = announced.filter(|(next, _)| holds || *next == seat.tenant);
-            let was_told = before.is_some_and(|(next, _)| holds || next == seat.tenant);
-            if let Some((_, Some(turn_ns))) = told.filter(|_| !holds) {
-                // When the turn is confirmed it no longer waits: it went in by the clock.
-                seat.ready_until_ns = seat.ready_until_ns.max(turn_ns + seat.quiet_ns);
-            }
-            for (_, pages) in &seat.clients {
-                match told {
-                    Some((_, Some(turn_ns))) if holds => pages.arbiter.expire(device, turn_ns),
-                    Some(_) if holds => pages.arbiter.keep(device),
-                    Some((_, turn_ns)) => {
-                        pages.arbiter.announce(device, turn_ns);
-                    }
-                    None if was_told && holds => pages.arbiter.keep(device),
-                    None if was_told => pages.arbiter.close(device),
-                    None => {}
-                }
-            }
-        }
-    }
-
-    /// Gives the device to one tenant alone, unless it has it.
-    fn hand_to(
-        &mut self,
-        now_ns: u64,
-        tenant: TenantId,
-        quantum_us: u32,
-        contended: bool,
-    ) -> Decision {
-        let mut decision = Decision::default();
-        for seat in &self.seats {
-            if seat.hold.is_some() && seat.tenant != tenant {
-                decision.revoke.push(seat.tenant);
-            }
-            if seat.tenant == tenant && seat.hold.is_none() && !seat.clients.is_empty() {
-                decision.grant.push(Slice { tenant, quantum_us });
-            }
-        }
-        self.carry_out(now_ns, decision, contended)
-    }
-
-    /// Begins and sees through a slice for one that is owed its floor; `None`: there is none.
-    fn serve_floor(&mut self, now_ns: u64) -> Option<Decision> {
-        let slices = self.slices();
-        if let Some(seat) = self.floor.and_then(|id| self.seat(id)) {
-            let due_ns = seat.hold.map_or(0, |hold| hold.due_ns());
-            if seat.competes(now_ns) && seat.bounds.is_owed() && now_ns < due_ns {
-                return Some(Decision {
-                    again_ns: Some(due_ns),
-                    ..Decision::default()
-                });
-            }
-        }
-        self.floor = None;
-        // Whoever has begun a slice ends it.
-        let begun = |seat: &Seat| seat.hold.is_some_and(|hold| now_ns < hold.due_ns());
-        if self.seats.iter().any(|seat| begun(seat) && seat.busy) {
-            return None;
-        }
-        let (tenant, owed_ns) = self
-            .seats
-            .iter()
-            .filter(|seat| seat.hold.is_none() && !seat.gang && seat.competes(now_ns))
-            .filter_map(|seat| Some((seat.tenant, seat.bounds.due_ns(slices)?)))
-            .max_by_key(|(_, owed_ns)| *owed_ns)?;
-        let owed_us = u32::try_from(owed_ns / 1000).unwrap_or(u32::MAX);
-        let QuantumBounds { min_us, max_us } = self.pace.quantum;
-        let quantum_us = owed_us.clamp(min_us.min(max_us), max_us);
-        self.floor = Some(tenant);
-        let decision = self.hand_to(now_ns, tenant, quantum_us, true);
-        let due_ns = now_ns + u64::from(quantum_us) * 1000;
-        Some(Decision {
-            again_ns: decision.again_ns.or(Some(due_ns)),
-            ..decision
-        })
-    }
-
-    /// Opens the gates of a tenant, or begins its slice anew.
-    fn begin(&mut self, now_ns: u64, at: usize, quantum_us: u32, contended: bool) {
-        self.grants += 1;
-        let deadline_ns = if contended {
-            now_ns + u64::from(quantum_us) * 1000
-        } else {
-            0
-        };
-        let grant = self.grant_of(&self.seats[at], now_ns, quantum_us, deadline_ns);
-        self.seats[at].begin(now_ns, self.device, &grant);
-    }
-
-    /// Takes the device from a tenant that holds it.
-    fn take(&mut self, now_ns: u64, at: usize) {
-        if self.seats[at].hold.is_some()
-            && let Some(hold) = self.seats[at].end(now_ns, self.device)
-        {
-            self.leave_behind(now_ns, at, hold);
-        }
-    }
-
-    fn leave_behind(&mut self, now_ns: u64, at: usize, hold: Hold) {
-        let seat = &mut self.seats[at];
-        if seat.begin_tail(now_ns, self.device, hold) {
-            let tenant = seat.tenant;
-            self.find(now_ns, tenant, Offence::Deaf);
-        }
-    }
-
     /// A holder is charged for all of its slice while others wait: nobody else could use that time. Alone it is charged
     /// for what it uses.
     fn mark_busy(&mut self, now_ns: u64) {
@@ -751,93 +479,6 @@ impl Lane {
 
     fn seat_mut(&mut self, tenant: TenantId) -> Option<&mut Seat> {
         self.seats.iter_mut().find(|seat| seat.tenant == tenant)
-    }
-
-    // --- what is done about those that harm the others ---
-
-    /// Looks how tenants behave, a few times a second. Returns those whose penance is over.
-    pub fn inspect(&mut self, now_ns: u64) -> Vec<TenantId> {
-        let slices = !self.at_once();
-        for at in 0..self.seats.len() {
-            let offence = self.seats[at].inspect(now_ns, self.device);
-            if let Some(offence) = offence.filter(|_| slices) {
-                let tenant = self.seats[at].tenant;
-                self.find(now_ns, tenant, offence);
-            }
-        }
-        let seats = self.seats.iter_mut();
-        seats
-            .filter_map(|seat| seat.conduct.forgive(now_ns).then_some(seat.tenant))
-            .collect()
-    }
-
-    /// A tenant was found to harm the others.
-    pub fn find(&mut self, now_ns: u64, tenant: TenantId, offence: Offence) {
-        let answer = self.answer;
-        if let Some(seat) = self.seat_mut(tenant)
-            && seat.find(now_ns, offence, answer)
-        {
-            self.offences.push((tenant, offence));
-        }
-    }
-
-    /// What is to be told, once.
-    pub fn take_offences(&mut self) -> Vec<(TenantId, Offence)> {
-        std::mem::take(&mut self.offences)
-    }
-
-    /// What becomes of a tenant that harms the others.
-    pub fn answer(&self) -> Answer {
-        self.answer
-    }
-
-    /// Why a tenant runs after all others, and how often it was found out.
-    pub fn conduct(&self, tenant: TenantId, now_ns: u64) -> (Option<Offence>, u64) {
-        let seat = self.seat(tenant);
-        seat.map_or((None, 0), |seat| {
-            (seat.conduct.demoted(now_ns), seat.conduct.count)
-        })
-    }
-
-    // --- what is told about it ---
-
-    /// Whether it runs all at once now, and why, where that is left to us.
-    pub fn running(&self) -> (bool, &str) {
-        let reason = match self.mode {
-            Mode::Auto => self.auto.reason(),
-            _ => "",
-        };
-        (self.at_once(), reason)
-    }
-
-    /// Between what a slice lasts.
-    pub fn quantum(&self) -> QuantumBounds {
-        self.pace.quantum
-    }
-
-    /// Who holds the device. All at once, those who use it.
-    pub fn holding(&self) -> impl Iterator<Item = TenantId> {
-        let at_once = self.at_once();
-        let holds = move |seat: &&Seat| seat.hold.is_some() && (!at_once || seat.busy);
-        self.seats.iter().filter(holds).map(|seat| seat.tenant)
-    }
-
-    /// Part of the last second in which the device was in use.
-    pub fn busy_part(&self, now_ns: u64) -> f64 {
-        self.busy.part(now_ns)
-    }
-
-    /// What a tenant used.
-    pub fn usage(&self, tenant: TenantId) -> Option<&Usage> {
-        Some(&self.seat(tenant)?.usage)
-    }
-
-    /// Whether a tenant uses the device, and whether it waits for it.
-    pub fn standing(&self, tenant: TenantId) -> (bool, bool) {
-        let seat = self.seat(tenant);
-        seat.map_or((false, false), |seat| {
-            (seat.busy, seat.waits && seat.hold.is_none())
-        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Live control, bounds, classes, conduct, several holders, and gangs: lanes in virtual time, on real pages.
 
-use policy::{Class, Few};
+use policy::{Class, Decision, Few, View};
 
 use super::tests::{Bench, MS, US, greedy, setup};
 use super::*;

@@ -50,7 +50,9 @@ impl Meter {
         if thread.inside.get() {
             return None;
         }
-        context::refresh(thread, attached);
+        if !context::is_known(thread) {
+            context::refresh(thread, attached);
+        }
         let device = (thread.device_plus_one.get() as usize).checked_sub(1)?;
         Some(Self {
             attached,

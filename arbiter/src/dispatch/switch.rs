@@ -1,0 +1,231 @@
+//! Who holds the device, and how it passes from one to the next: gates close, tails end, gates open.
+
+use policy::{Class, Decision, Device, QuantumBounds, Slice, TenantId, View};
+
+use super::conduct::Offence;
+use super::seat::{Hold, Seat};
+use super::{CROWDED_NS, Lane};
+
+impl Lane {
+    /// Who holds the device, when to decide again, and who comes next.
+    pub(super) fn decide(&mut self, now_ns: u64) -> Decision {
+        let competing = self.seats.iter().filter(|seat| seat.competes(now_ns));
+        let contended = competing.count() >= 2;
+        if contended {
+            self.crowded_until_ns = now_ns + CROWDED_NS;
+        }
+        if let Some(slice) = self.coming {
+            // Who has gone in the meantime, or been stopped, does not keep the others waiting.
+            let there = |seat: &Seat| {
+                let its_turn = match self.turn {
+                    Some(turn) => turn.tenant == seat.tenant && seat.may_run(),
+                    None => !seat.gang && seat.competes(now_ns),
+                };
+                seat.tenant == slice.tenant && !seat.clients.is_empty() && its_turn
+            };
+            if self.seats.iter().any(there) {
+                return self.begin_after_tails(now_ns, slice);
+            }
+            self.coming = None;
+        }
+        if let Some(turn) = self.turn {
+            return self.hand_to(now_ns, turn.tenant, turn.quantum_us, turn.contended);
+        }
+        for at in 0..self.seats.len() {
+            if self.seats[at].gang && self.seats[at].hold.is_some() {
+                self.take(now_ns, at);
+            }
+        }
+        if let Some(decision) = self.serve_floor(now_ns) {
+            return decision;
+        }
+        self.view.clear();
+        self.held.clear();
+        let views = self.seats.iter().map(|seat| seat.view(now_ns));
+        self.view.extend(views);
+        self.held.extend(self.seats.iter().filter_map(Seat::holder));
+        let decision = self.policy.decide(&View {
+            now_ns,
+            tenants: &self.view,
+            holders: &self.held,
+            quantum: self.pace.quantum,
+            device: Device {
+                holders: self.holders,
+                memory_bytes: self.memory_bytes,
+            },
+        });
+        self.carry_out(now_ns, decision, contended)
+    }
+
+    /// Gates close, tails end, gates open.
+    fn carry_out(&mut self, now_ns: u64, decision: Decision, contended: bool) -> Decision {
+        let decision = self.switch_first(now_ns, decision);
+        for id in &decision.revoke {
+            if let Some(at) = self.seats.iter().position(|seat| seat.tenant == *id) {
+                self.take(now_ns, at);
+            }
+        }
+        // Several at once are told apart by nobody anyway.
+        let drains = self.holders == 1 && !decision.revoke.is_empty();
+        for slice in &decision.grant {
+            let at = self.seats.iter().position(|s| s.tenant == slice.tenant);
+            let Some(at) = at.filter(|at| self.seats[*at].may_run()) else {
+                continue;
+            };
+            // One that was told when to come is there already; the tail before it is short.
+            let there = self.announced == Some((slice.tenant, Some(now_ns)));
+            if drains && !there {
+                return self.begin_after_tails(now_ns, *slice);
+            }
+            self.begin(now_ns, at, slice.quantum_us, contended);
+        }
+        let holds = self
+            .seats
+            .iter()
+            .filter_map(|seat| Some((seat, seat.hold?)));
+        // Where a tail is to be waited for there is time to wake the next one after the end of the slice.
+        let ends = holds.map(|(seat, hold)| (hold.due_ns(), seat.tail_ns));
+        let (Some(again_ns), Some((due_ns, tail_ns))) = (decision.again_ns, ends.min()) else {
+            return decision;
+        };
+        Decision {
+            // One that is over was left to its holder by the policy.
+            again_ns: Some(if due_ns > now_ns {
+                again_ns.min(due_ns)
+            } else {
+                again_ns
+            }),
+            // With several holders nobody knows whose slice it is that ends then.
+            next: decision
+                .next
+                .filter(|_| self.holders == 1 && tail_ns < self.pace.lead_ns),
+            ..decision
+        }
+    }
+
+    /// Begins a slice once the tails before it have ended; says when to look again, and whom to wake.
+    ///
+    /// Two tenants on the device at once are told apart by nobody: the hardware slices between them as it likes, and their
+    /// time can only be split by halves, which is wrong for each by a good part of every tail. So a tail ends first. That
+    /// costs nothing but the moment between its end and our look at it, for the device has work until then. A tail that
+    /// lasts is not waited for for ever: a guaranteed tenant waits for an opportunistic one's no longer than the window, and
+    /// nobody waits for that of a gang, whose kernels may be waiting for others of the same gang.
+    fn begin_after_tails(&mut self, now_ns: u64, slice: Slice) -> Decision {
+        let class = self.seat(slice.tenant).map(|seat| seat.class(now_ns));
+        let window_ns = u64::from(self.pace.window_us) * 1000;
+        let patience_ns = |seat: &Seat| match (class, seat.class(now_ns)) {
+            _ if seat.gang || seat.conduct.demoted(now_ns).is_some() => window_ns,
+            (Some(Class::Guaranteed), Class::Opportunistic) => window_ns,
+            _ => self.pace.drain_ns,
+        };
+        let waited_for = self.seats.iter().filter_map(|seat| {
+            let since_ns = seat.tail_since_ns?;
+            let own = seat.tenant == slice.tenant;
+            (!own && now_ns < since_ns + patience_ns(seat)).then_some(since_ns + seat.tail_ns)
+        });
+        if let Some(ends_ns) = waited_for.max() {
+            self.coming = Some(slice);
+            let soon = ends_ns <= now_ns + self.pace.lead_ns;
+            return Decision {
+                again_ns: Some(now_ns + self.pace.drain_look_ns),
+                next: soon.then_some(slice.tenant),
+                ..Decision::default()
+            };
+        }
+        self.coming = None;
+        let mut again_ns = None;
+        if let Some(at) = self.seats.iter().position(|s| s.tenant == slice.tenant) {
+            self.begin(now_ns, at, slice.quantum_us, true);
+            again_ns = self.seats[at].hold.map(|hold| hold.due_ns());
+        }
+        Decision {
+            again_ns,
+            ..Decision::default()
+        }
+    }
+
+    /// Gives the device to one tenant alone, unless it has it.
+    fn hand_to(
+        &mut self,
+        now_ns: u64,
+        tenant: TenantId,
+        quantum_us: u32,
+        contended: bool,
+    ) -> Decision {
+        let mut decision = Decision::default();
+        for seat in &self.seats {
+            if seat.hold.is_some() && seat.tenant != tenant {
+                decision.revoke.push(seat.tenant);
+            }
+            if seat.tenant == tenant && seat.hold.is_none() && !seat.clients.is_empty() {
+                decision.grant.push(Slice { tenant, quantum_us });
+            }
+        }
+        self.carry_out(now_ns, decision, contended)
+    }
+
+    /// Begins and sees through a slice for one that is owed its floor; `None`: there is none.
+    fn serve_floor(&mut self, now_ns: u64) -> Option<Decision> {
+        let slices = self.slices();
+        if let Some(seat) = self.floor.and_then(|id| self.seat(id)) {
+            let due_ns = seat.hold.map_or(0, |hold| hold.due_ns());
+            if seat.competes(now_ns) && seat.bounds.is_owed() && now_ns < due_ns {
+                return Some(Decision {
+                    again_ns: Some(due_ns),
+                    ..Decision::default()
+                });
+            }
+        }
+        self.floor = None;
+        // Whoever has begun a slice ends it.
+        let begun = |seat: &Seat| seat.hold.is_some_and(|hold| now_ns < hold.due_ns());
+        if self.seats.iter().any(|seat| begun(seat) && seat.busy) {
+            return None;
+        }
+        let (tenant, owed_ns) = self
+            .seats
+            .iter()
+            .filter(|seat| seat.hold.is_none() && !seat.gang && seat.competes(now_ns))
+            .filter_map(|seat| Some((seat.tenant, seat.bounds.due_ns(slices)?)))
+            .max_by_key(|(_, owed_ns)| *owed_ns)?;
+        let owed_us = u32::try_from(owed_ns / 1000).unwrap_or(u32::MAX);
+        let QuantumBounds { min_us, max_us } = self.pace.quantum;
+        let quantum_us = owed_us.clamp(min_us.min(max_us), max_us);
+        self.floor = Some(tenant);
+        let decision = self.hand_to(now_ns, tenant, quantum_us, true);
+        let due_ns = now_ns + u64::from(quantum_us) * 1000;
+        Some(Decision {
+            again_ns: decision.again_ns.or(Some(due_ns)),
+            ..decision
+        })
+    }
+
+    /// Opens the gates of a tenant, or begins its slice anew.
+    pub(super) fn begin(&mut self, now_ns: u64, at: usize, quantum_us: u32, contended: bool) {
+        self.grants += 1;
+        let deadline_ns = if contended {
+            now_ns + u64::from(quantum_us) * 1000
+        } else {
+            0
+        };
+        let grant = self.grant_of(&self.seats[at], now_ns, quantum_us, deadline_ns);
+        self.seats[at].begin(now_ns, self.device, &grant);
+    }
+
+    /// Takes the device from a tenant that holds it.
+    pub(super) fn take(&mut self, now_ns: u64, at: usize) {
+        if self.seats[at].hold.is_some()
+            && let Some(hold) = self.seats[at].end(now_ns, self.device)
+        {
+            self.leave_behind(now_ns, at, hold);
+        }
+    }
+
+    fn leave_behind(&mut self, now_ns: u64, at: usize, hold: Hold) {
+        let seat = &mut self.seats[at];
+        if seat.begin_tail(now_ns, self.device, hold) {
+            let tenant = seat.tenant;
+            self.find(now_ns, tenant, Offence::Deaf);
+        }
+    }
+}
