@@ -12,7 +12,7 @@ use channel::{Bypass, COMING, DeviceGrant, Event, OPEN};
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::signature::{self, Seen};
 use crate::thread::{Thread, thread};
-use crate::{capture, context, marks, process};
+use crate::{capture, context, marks, process, residency};
 
 /// The gate of a thread that nobody governs.
 static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
@@ -145,6 +145,16 @@ fn admit_attached(
     Ticket::Count
 }
 
+/// A submission that was let in is not made after all.
+#[cold]
+pub(crate) fn withdraw(ticket: Ticket) {
+    if let Ticket::Blocked(device, _) = ticket
+        && let Some(want) = client::current().and_then(|attached| attached.end.client.want(device))
+    {
+        want.end_blocking();
+    }
+}
+
 /// The slow path, after the driver call.
 #[cold]
 #[inline(never)]
@@ -190,7 +200,8 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         .saturating_sub(line.unmarked())
         .saturating_sub(1)
         .min(marks::until_turn(thread, attached));
-    let followed = thread.stream_slot_plus_one.get() != 0;
+    // Where memory may be moved every call has to pass the latch, which is on the slow path.
+    let followed = thread.stream_slot_plus_one.get() != 0 && !residency::active();
     // CAST: at most the largest batch.
     thread.credit.set(if followed { left as i32 } else { 0 });
     thread.inside.set(false);
@@ -205,7 +216,9 @@ fn ungoverned(thread: &Thread, stream: usize) {
     thread.stream.set(stream);
     thread.stream_slot_plus_one.set(0);
     // Look again now and then: an attachment may have come.
-    thread.credit.set(1024);
+    thread
+        .credit
+        .set(if residency::active() { 0 } else { 1024 });
     thread.context_known.set(false);
 }
 
