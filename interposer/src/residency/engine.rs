@@ -8,7 +8,7 @@
 //!
 //! What was used last comes back first and leaves last.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use shim_ffi::*;
 
 use super::piece::{self, Mapping, Place};
 use super::shadow::{Shadow, host_available_bytes};
-use super::tuning;
+use super::{digest, tuning};
 use crate::client::{self, now_ns};
 use crate::{capture, process, real};
 
@@ -77,6 +77,8 @@ pub(super) struct Lanes {
     pub(super) out: CUstream,
     back: CUstream,
     event: CUevent,
+    /// The kernel that hashes; null until it is loaded.
+    pub(super) hash: CUfunction,
 }
 
 static CONTEXTS: Mutex<Vec<Context>> = Mutex::new(Vec::new());
@@ -173,6 +175,7 @@ pub(super) fn enter(context: usize) -> Step<Lanes> {
         out: CUstream::NULL,
         back: CUstream::NULL,
         event: CUevent::NULL,
+        hash: CUfunction::NULL,
     };
     // SAFETY: valid pointers to locals. They go with the context.
     unsafe {
@@ -186,6 +189,17 @@ pub(super) fn enter(context: usize) -> Step<Lanes> {
         }
     });
     Ok(lanes)
+}
+
+/// Remembers the kernel that was loaded into a context.
+pub(super) fn keep_kernel(context: usize, hash: CUfunction) {
+    contexts(|all| {
+        if let Some(known) = all.iter_mut().find(|known| known.context == context)
+            && let Some(lanes) = &mut known.lanes
+        {
+            lanes.hash = hash;
+        }
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -271,6 +285,15 @@ struct Flight {
 }
 
 impl Flight {
+    /// Nothing is to be waited for.
+    fn of_nothing(id: u64) -> Self {
+        Self {
+            id,
+            bytes: 0,
+            event: CUevent::NULL,
+        }
+    }
+
     /// Notes where in the stream the copy ends. Where that cannot be had, the copy is waited for here and now.
     fn begin(id: u64, bytes: u64, stream: CUstream) -> Step<Self> {
         let mut event = CUevent::NULL;
@@ -370,7 +393,14 @@ pub(super) fn evict(device: usize) -> Outcome {
     if let Err(reason) = take_shadows(&ids) {
         return Outcome::Refused(reason);
     }
-    let moved = capture::relaxed(|| copy_out(&ids));
+    let moved = capture::relaxed(|| {
+        let digests = if tuning::reuses() {
+            digest::of(&ids)
+        } else {
+            BTreeMap::new()
+        };
+        copy_out(&ids, digests)
+    });
     piece::with(|pieces| pieces.publish(device));
     match moved {
         Ok(()) => Outcome::Done,
@@ -464,14 +494,6 @@ fn look(id: u64) -> Step<Move> {
     })
 }
 
-fn set_place(id: u64, place: Place) {
-    piece::with(|pieces| {
-        if let Some(piece) = pieces.all.get_mut(&id) {
-            piece.place = place;
-        }
-    });
-}
-
 /// Pins the shadow of a piece, in the current context. Not under the table's lock.
 fn pin(id: u64) {
     let taken = piece::with(|pieces| pieces.all.get_mut(&id)?.shadow.take());
@@ -485,7 +507,8 @@ fn pin(id: u64) {
     }
 }
 
-fn copy_out(ids: &[u64]) -> Step<()> {
+/// Copies pieces out, but for what their shadows hold already by `digests`, and releases each as soon as it is there.
+fn copy_out(ids: &[u64], mut digests: BTreeMap<u64, digest::Digest>) -> Step<()> {
     let mut flights = VecDeque::new();
     let mut last = CUstream::NULL;
     let mut copies = || {
@@ -494,23 +517,32 @@ fn copy_out(ids: &[u64]) -> Step<()> {
             let lanes = enter(to.context)?;
             last = lanes.out;
             pin(*id);
-            set_place(*id, Place::CopyingOut);
-            // SAFETY: the piece is mapped for its device, whose work is done; the shadow has its size and lives on.
-            done(unsafe {
-                real::cuMemcpyDtoHAsync_v2(
-                    to.host,
-                    CUdeviceptr(to.address),
-                    to.bytes as usize,
-                    lanes.out,
-                )
-            })?;
-            flights.push_back(Flight::begin(*id, to.bytes, lanes.out)?);
+            let (now, before) = (digests.remove(id), begin_copy(*id));
+            let runs = digest::changed(to.bytes, before.as_ref(), now.as_ref());
+            for (from, bytes) in &runs {
+                // SAFETY: the piece is mapped for its device, whose work is done; the shadow has its size and lives on.
+                done(unsafe {
+                    real::cuMemcpyDtoHAsync_v2(
+                        to.host.byte_add(*from as usize),
+                        CUdeviceptr(to.address + from),
+                        *bytes as usize,
+                        lanes.out,
+                    )
+                })?;
+            }
+            let bytes = runs.iter().map(|(_, bytes)| bytes).sum();
+            let flight = if bytes == 0 {
+                Flight::of_nothing(*id)
+            } else {
+                Flight::begin(*id, bytes, lanes.out)?
+            };
+            flights.push_back((flight, now));
             while flights.len() >= tuning::depth() {
-                leave(&flights.pop_front())?;
+                leave(flights.pop_front())?;
             }
         }
         while !flights.is_empty() {
-            leave(&flights.pop_front())?;
+            leave(flights.pop_front())?;
         }
         Ok(())
     };
@@ -533,12 +565,30 @@ fn copy_out(ids: &[u64]) -> Step<()> {
     outcome
 }
 
+/// A piece is about to be copied out; what its shadow held until now.
+fn begin_copy(id: u64) -> Option<digest::Digest> {
+    piece::with(|pieces| {
+        let piece = pieces.all.get_mut(&id)?;
+        piece.place = Place::CopyingOut;
+        piece.shadow.as_mut()?.digest.take()
+    })
+}
+
 /// A copy has arrived: its piece goes from the device.
-fn leave(flight: &Option<Flight>) -> Step<()> {
-    let Some(flight) = flight else {
+fn leave(flight: Option<(Flight, Option<digest::Digest>)>) -> Step<()> {
+    let Some((flight, digest)) = flight else {
         return Ok(());
     };
     flight.land()?;
+    piece::with(|pieces| {
+        if let Some(shadow) = pieces
+            .all
+            .get_mut(&flight.id)
+            .and_then(|piece| piece.shadow.as_mut())
+        {
+            shadow.digest = digest;
+        }
+    });
     let gone = look(flight.id)?;
     piece::dismiss(gone.handle, gone.bytes, &gone.mappings).map_err(Stopped::by)?;
     piece::with(|pieces| {

@@ -14,6 +14,7 @@
 
 mod agent;
 mod arena;
+mod digest;
 mod engine;
 mod fit;
 mod latch;
