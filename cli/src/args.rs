@@ -315,6 +315,9 @@ pub struct Sim {
     /// What a job loses when it gets GPUs again, in seconds
     #[arg(long, value_name = "SECS", default_value_t = 0.0)]
     pub restart: f64,
+    /// What a job loses when it gets GPUs for the first time, in seconds
+    #[arg(long, value_name = "SECS", default_value_t = 0.0)]
+    pub start: f64,
     /// How far estimates and measurements are off: 0.1 is about 10 %
     #[arg(long, value_name = "F", default_value_t = 0.0)]
     pub noise: f64,

@@ -1,6 +1,7 @@
 //! Above the node: traces, the simulator that runs the cluster slots of `policy` on them, and what comes out.
 //!
 //! * [`trace`]: readers of public traces and of speed tables, with the line and column of every mistake.
+//! * [`training`]: jobs whose speed is known down to placement, batch size and epoch.
 //! * [`spec`]: what a cluster consists of.
 //! * [`sim`]: discrete events in virtual time, driving the same [`policy::cluster::Scheduler`] that a live hook drives.
 //! * [`report`]: what a run was like, in numbers; [`plot`]: in pictures.
@@ -13,3 +14,4 @@ pub mod sim;
 pub mod spec;
 pub mod sweep;
 pub mod trace;
+pub mod training;

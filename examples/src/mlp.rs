@@ -22,6 +22,9 @@ pub const KERNELS: [&str; 9] = [
     "sublet_gather_rows_b32",
 ];
 
+/// What a history of gradients needs besides.
+pub const ADD: &str = "sublet_axpy_f32";
+
 const TRANSPOSE_A: u32 = 1;
 const TRANSPOSE_B: u32 = 2;
 const ACT_NONE: u32 = 0;
@@ -262,6 +265,26 @@ impl Mlp {
         let args = [buffers.as_slice(), &numbers, &[U64(count)]].concat();
         self.gpu
             .launch("sublet_adam_f32", Shape::elements(count), &args)
+    }
+
+    /// Queues `gradients += decay * slot` and then `slot = gradients`, with the slot of `history` that begins at `element`: what
+    /// was learnt when the slot was last in turn has a say once more.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn recall(&self, history: &Buffer<f32>, element: u64, decay: f32) -> Result<(), GpuError> {
+        let count = weight_count(self.hidden);
+        let (slot, gradients) = (history.arg_at(element), self.gradients.arg());
+        let shape = Shape::elements(count);
+        for (to, from, factor) in [(gradients, slot, decay), (slot, gradients, 1.0)] {
+            if factor == 1.0 {
+                let zero = [to, F32(0.0), U64(count)];
+                self.gpu.launch("sublet_fill_f32", shape, &zero)?;
+            }
+            self.gpu
+                .launch(ADD, shape, &[to, from, F32(factor), U64(count)])?;
+        }
+        Ok(())
     }
 
     /// The logits of the last forward pass over `rows` rows.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use crate::checkpoint::{Checkpoint, Config};
 use crate::digits::{Images, PIXELS};
-use crate::gpu::Arg::{U32, U64};
+use crate::gpu::Arg::{F32, U32, U64};
 use crate::gpu::{Buffer, Gpu, GpuError, Shape};
 use crate::mlp::{self, Mlp};
 use crate::rng::Rng;
@@ -22,6 +22,31 @@ pub struct Score {
     pub loss: f32,
     /// Part of the images that are recognised, 0 to 1.
     pub accuracy: f64,
+}
+
+/// Slots of a history of gradients.
+const SLOTS: u64 = 128;
+/// What is left of a slot's content when it is in turn again.
+const DECAY: f32 = 0.125;
+
+/// Gradients of earlier steps, in slots spread evenly over a buffer that stands for the state of a larger model: every step adds
+/// what it finds in its slot and leaves its own there. So a loss depends on every slot, and on bytes written 128 steps before.
+struct History {
+    slots: Buffer<f32>,
+    /// Elements from one slot to the next.
+    stride: u64,
+}
+
+impl History {
+    fn new(gpu: &Rc<Gpu>, bytes: u64, weights: u64) -> Result<History, GpuError> {
+        let stride = (bytes / size_of::<f32>() as u64 / SLOTS).max(weights); // CAST: an element has four bytes.
+        let slots = gpu.alloc("the history of gradients", stride * SLOTS)?;
+        for slot in 0..SLOTS {
+            let args = [slots.arg_at(slot * stride), F32(0.0), U64(weights)];
+            gpu.launch("sublet_fill_f32", Shape::elements(weights), &args)?;
+        }
+        Ok(History { slots, stride })
+    }
 }
 
 /// A training run on a device.
@@ -43,6 +68,7 @@ pub struct Trainer {
     /// Losses of steps before the restored checkpoint in its epoch.
     restored_losses: Vec<f32>,
     extra_us: u64,
+    history: Option<History>,
 }
 
 /// Images on the device.
@@ -102,7 +128,19 @@ impl Trainer {
             position: 0,
             restored_losses: Vec::new(),
             extra_us,
+            history: None,
         })
+    }
+
+    /// Gives the run a history of its gradients in `bytes` of device memory, all of which has a part in the losses. They are
+    /// those of another run than without it. It is not part of a checkpoint.
+    ///
+    /// # Errors
+    /// When the device has no room, or refuses.
+    pub fn keep_history(&mut self, bytes: u64) -> Result<(), GpuError> {
+        let weights = mlp::weight_count(self.config.hidden);
+        self.history = Some(History::new(&self.gpu, bytes, weights)?);
+        Ok(())
     }
 
     /// Puts the run where `checkpoint` was taken. Its configuration must be this run's.
@@ -226,6 +264,10 @@ impl Trainer {
             (&self.losses, &self.hits, slot),
         )?;
         self.mlp.backward(&self.batch.pixels, rows)?;
+        if let Some(history) = &self.history {
+            let at = self.step % SLOTS * history.stride;
+            self.mlp.recall(&history.slots, at, DECAY)?;
+        }
         self.mlp.update(self.step + 1, self.config.lr)?;
         if self.extra_us > 0 {
             self.gpu

@@ -57,6 +57,9 @@ namespace optim {
 namespace hash {
 #include "hash.cu"
 }
+namespace chunks {
+#include "chunks.cu"
+}
 
 struct Request {
     char name[64];
@@ -95,6 +98,7 @@ static const std::map<std::string, std::function<void(const uint64_t *)>> entrie
     {"sublet_adam_f32", entry(optim::sublet_adam_f32)},
     {"sublet_content_hash", entry(hash::sublet_content_hash)},
     {"sublet_hash_fold", entry(hash::sublet_hash_fold)},
+    {"sublet_hash_chunks", entry(chunks::sublet_hash_chunks)},
 };
 
 int main() {

@@ -10,6 +10,7 @@ use crate::api::{Array, Link, Texture};
 use crate::capture::Capture;
 use crate::card::{Card, CardError, state_dir};
 use crate::context::Context;
+use crate::costs::Clerk;
 use crate::event::Event;
 use crate::exec::engine::Engine;
 use crate::faults::Faults;
@@ -43,6 +44,8 @@ pub struct Driver {
     pub memory: Arc<Memory>,
     /// Streams' queues.
     pub engine: Engine,
+    /// Time of calls that manage memory.
+    pub clerk: Clerk,
     /// Contexts.
     pub contexts: Registry<Context>,
     /// Streams.
@@ -215,6 +218,7 @@ impl Driver {
         }
         Ok(Self {
             engine: Engine::new(card.clone(), memory.clone(), free),
+            clerk: Clerk::default(),
             card,
             memory,
             contexts: Registry::default(),

@@ -18,6 +18,7 @@ mod capture;
 pub mod card;
 pub mod clock;
 mod context;
+pub mod costs;
 mod driver;
 pub mod entry;
 mod event;

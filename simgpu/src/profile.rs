@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::costs::Costs;
+
 /// Profiles that are built in, by name.
 const BUILT_IN: &[(&str, &str)] = &[
     ("h200", include_str!("../profiles/h200.profile")),
@@ -69,10 +71,14 @@ pub struct Profile {
     pub memory_gbps: f64,
     /// Arithmetic, in floating-point operations per nanosecond (GFLOP/s).
     pub compute_gflops: f64,
-    /// Copy engine rate from and to pinned memory, GB/s.
+    /// Copy engine rate from pinned memory to the device, GB/s.
     pub copy_pinned_gbps: f64,
+    /// The same from the device to pinned memory.
+    pub copy_out_pinned_gbps: f64,
     /// Copy engine rate from and to pageable memory, GB/s.
     pub copy_pageable_gbps: f64,
+    /// What is left of either direction's rate while both are busy, 0 to 1.
+    pub copy_duplex_factor: f64,
     /// Copies between two devices, GB/s.
     pub peer_gbps: f64,
     /// What a kernel costs at least, in ns.
@@ -85,6 +91,8 @@ pub struct Profile {
     pub switch_ns: u64,
     /// Power limit, in mW.
     pub power_limit_mw: u32,
+    /// What calls cost that manage memory.
+    pub costs: Costs,
     /// True where thread block clusters exist.
     pub cluster_launch: bool,
     /// Modelled durations are divided by this.
@@ -134,6 +142,21 @@ impl Profile {
                 text = one;
             }
         }
+        // Any key of the profile, last: it wins over all of them.
+        if let Some(value) = env("SUBLET_SIM_SET") {
+            for pair in value
+                .split(';')
+                .map(str::trim)
+                .filter(|pair| !pair.is_empty())
+            {
+                text.push_str(&format!("{pair}\n"));
+                Self::parse(&text).map_err(|error| {
+                    BadConfig(format!(
+                        "SUBLET_SIM_SET={value}: {error}; expected KEY=VALUE[;KEY=VALUE...] with keys of a profile"
+                    ))
+                })?;
+            }
+        }
         Self::parse(&text)?;
         Ok(text)
     }
@@ -173,8 +196,14 @@ impl Profile {
             blocks_per_multiprocessor: fields.number("blocks_per_multiprocessor")? as i32,
             memory_gbps: fields.number("memory_bandwidth_gbps")?,
             compute_gflops: fields.number("compute_gflops")?,
+            copy_out_pinned_gbps: match fields.number_or("copy_out_pinned_gbps", 0.0)? {
+                0.0 => fields.number_again("copy_pinned_gbps")?,
+                rate => rate,
+            },
             copy_pinned_gbps: fields.number("copy_pinned_gbps")?,
             copy_pageable_gbps: fields.number("copy_pageable_gbps")?,
+            copy_duplex_factor: fields.number_or("copy_duplex_factor", 1.0)?,
+            costs: Costs::read(|key| fields.number_or(key, 0.0))?,
             peer_gbps: fields.number("peer_gbps")?,
             launch_ns: fields.number("launch_ns")? as u64,
             default_kernel_ns: fields.number("default_kernel_ns")? as u64,
@@ -189,6 +218,7 @@ impl Profile {
             ("memory_bandwidth_gbps", profile.memory_gbps),
             ("compute_gflops", profile.compute_gflops),
             ("copy_pinned_gbps", profile.copy_pinned_gbps),
+            ("copy_duplex_factor", profile.copy_duplex_factor),
             ("copy_pageable_gbps", profile.copy_pageable_gbps),
             ("peer_gbps", profile.peer_gbps),
             ("speed", profile.speed),
@@ -197,6 +227,12 @@ impl Profile {
         ];
         if let Some((key, value)) = positive.into_iter().find(|(_, value)| *value <= 0.0) {
             return Err(BadConfig(format!("{key} = {value}: must be above zero")));
+        }
+        if profile.copy_duplex_factor > 1.0 {
+            return Err(BadConfig(format!(
+                "copy_duplex_factor = {}: must be at most 1, no direction gains from the other",
+                profile.copy_duplex_factor
+            )));
         }
         if !(1..=MAX_DEVICES).contains(&profile.devices) {
             return Err(BadConfig(format!(
@@ -296,6 +332,11 @@ impl Fields {
         }
     }
 
+    /// The number at a key that is still to be read.
+    fn number_again(&self, key: &str) -> Result<f64, BadConfig> {
+        Self(self.0.clone()).number(key)
+    }
+
     fn number_or(&mut self, key: &str, default: f64) -> Result<f64, BadConfig> {
         if self.0.contains_key(key) {
             self.number(key)
@@ -357,6 +398,49 @@ mod tests {
         .unwrap();
         assert_eq!(profile.usable_bytes(), 2 << 30);
         assert_eq!((profile.devices, profile.context_bytes), (3, 0));
+    }
+
+    #[test]
+    fn any_key_can_be_set_and_a_wrong_one_is_named() {
+        let profile = from(&[(
+            "SUBLET_SIM_SET",
+            "copy_out_pinned_gbps=40; vmm_create_us=7.5;copy_duplex_factor=0.8",
+        )])
+        .unwrap();
+        assert_eq!(
+            (profile.copy_pinned_gbps, profile.copy_out_pinned_gbps),
+            (55.0, 40.0)
+        );
+        assert_eq!(
+            (profile.costs.create_ns, profile.copy_duplex_factor),
+            (7_500, 0.8)
+        );
+        for bad in [
+            "vmm_create_us",
+            "frobnicate=1",
+            "copy_duplex_factor=1.5",
+            "copy_duplex_factor=0",
+            "vmm_map_us=-1",
+        ] {
+            let error = from(&[("SUBLET_SIM_SET", bad)]).unwrap_err();
+            assert!(
+                error.0.contains("SUBLET_SIM_SET") && error.0.contains(bad),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_profile_without_costs_has_none_and_copies_both_ways_alike() {
+        let text: String = BUILT_IN[0]
+            .1
+            .lines()
+            .filter(|line| !line.starts_with("vmm_") && !line.starts_with("pin_"))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let profile = Profile::parse(&text).unwrap();
+        assert_eq!(profile.costs, Costs::default());
+        assert_eq!(profile.copy_out_pinned_gbps, profile.copy_pinned_gbps);
     }
 
     #[test]

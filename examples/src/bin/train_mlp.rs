@@ -49,6 +49,10 @@ struct Args {
     /// Device memory to allocate and leave alone, for example 2GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     ballast: Option<u64>,
+    /// Device memory that takes part in the training, for example 2GiB: a history of gradients, of which every step reads a part
+    /// and writes it anew; the losses are those of another run than without it
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "checkpoint")]
+    history: Option<u64>,
     /// Device time to add to every step, in microseconds, standing for a larger model
     #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     extra_us: u64,
@@ -109,6 +113,10 @@ fn run(args: Args) -> anyhow::Result<()> {
     let images = digits::load()?;
     let mut kernels = mlp::KERNELS.to_vec();
     kernels.push(BUSY);
+    let history = args.history.filter(|bytes| *bytes > 0);
+    if history.is_some() {
+        kernels.push(mlp::ADD);
+    }
     let gpu = Gpu::open(args.device, &kernels)?;
     let ballast = args.ballast.filter(|bytes| *bytes > 0);
     let _ballast: Option<Buffer<u8>> = ballast
@@ -127,6 +135,9 @@ fn run(args: Args) -> anyhow::Result<()> {
     let mut first_score: Option<Score> = None;
     loop {
         let mut trainer = Trainer::new(&gpu, config, &images, args.extra_us)?;
+        if let Some(bytes) = history {
+            trainer.keep_history(bytes)?;
+        }
         if args.resume {
             resume(&args, &mut trainer)?;
         }

@@ -12,6 +12,7 @@ use super::Done;
 use crate::driver::Driver;
 use crate::entry::{In, api};
 use crate::exec::work::{Copy, Direction, Side, Work};
+use crate::memory::Kind;
 use crate::stream::{Default, Stream};
 
 const HOST: CUmemorytype = CUmemorytype(1);
@@ -40,7 +41,8 @@ fn place(
                 .memory
                 .translate(address, bytes, None)
                 .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-            if region.is_host() && !must_be_device {
+            let mapped = matches!(region.kind, Kind::Mapping { .. });
+            if region.is_over_the_link() && (mapped || !must_be_device) {
                 Ok(Place::Pinned)
             } else {
                 Ok(Place::Device(region.device))

@@ -116,11 +116,12 @@ fn host_alloc(to: Out<*mut c_void>, bytes: usize, flags: u32) -> Done {
     if flags & !HOST_ALLOC_FLAGS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    to.put(
-        driver
-            .memory
-            .alloc_host(context.device, context.id, bytes as u64, flags)? as *mut c_void,
-    )
+    let (card, bytes) = (&driver.card, bytes as u64);
+    let address = driver
+        .memory
+        .alloc_host(card, context.device, context.id, bytes, flags)?;
+    driver.clerk.spend(card, card.profile().costs.pin_ns(bytes));
+    to.put(address as *mut c_void)
 }
 
 fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Done {
@@ -129,13 +130,17 @@ fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Done {
     if flags & !HOST_REGISTER_FLAGS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
+    let (card, bytes) = (&driver.card, bytes as u64);
     driver.memory.register_host(
+        card,
         context.device,
         context.id,
         pointer as u64,
-        bytes as u64,
+        bytes,
         flags,
-    )
+    )?;
+    driver.clerk.spend(card, card.profile().costs.pin_ns(bytes));
+    Ok(())
 }
 
 fn host_region(pointer: *mut c_void) -> Result<Region, CUresult> {
@@ -201,9 +206,11 @@ api! {
         if pointer.is_null() {
             return Ok(());
         }
-        host_region(pointer)?;
+        let bytes = host_region(pointer)?.bytes;
         driver.engine.wait_streams(|_| true);
-        driver.memory.free_host(pointer as u64)
+        driver.memory.free_host(&driver.card, pointer as u64)?;
+        driver.clerk.spend(&driver.card, driver.card.profile().costs.unpin_ns(bytes));
+        Ok(())
     }
 
     fn cuMemHostRegister(pointer: *mut c_void, bytes: usize, flags: u32) {
@@ -218,7 +225,10 @@ api! {
         let (driver, _) = current()?;
         crate::capture::forbid_unsafe(driver)?;
         driver.engine.wait_streams(|_| true);
-        driver.memory.unregister_host(pointer as u64)
+        let bytes = host_region(pointer).map_or(0, |region| region.bytes);
+        driver.memory.unregister_host(&driver.card, pointer as u64)?;
+        driver.clerk.spend(&driver.card, driver.card.profile().costs.unpin_ns(bytes));
+        Ok(())
     }
 
     fn cuMemHostGetDevicePointer_v2(to: Out<CUdeviceptr>, pointer: *mut c_void, flags: u32) {

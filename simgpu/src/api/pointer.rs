@@ -80,7 +80,7 @@ fn value(
                 CUcontext(region.context as *mut c_void).0 as u64
             },
         ),
-        MEMORY_TYPE => Value::Int(if host {
+        MEMORY_TYPE => Value::Int(if region.is_over_the_link() {
             CUmemorytype(1).0
         } else {
             CUmemorytype(2).0

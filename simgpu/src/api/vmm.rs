@@ -9,6 +9,7 @@ use shim_ffi::{
 
 use super::Done;
 use crate::context::{current, current_any};
+use crate::costs::Costs;
 use crate::driver::{Driver, driver};
 use crate::entry::{In, Out, api};
 use crate::memory::window::GRANULE;
@@ -16,13 +17,18 @@ use crate::memory::window::GRANULE;
 const PINNED: u32 = 1;
 const LOCATION_DEVICE: u32 = 1;
 const LOCATION_HOST: u32 = 2;
+const LOCATION_HOST_NUMA: u32 = 3;
+const LOCATION_HOST_NUMA_CURRENT: u32 = 4;
 const POSIX_FD: u32 = 1;
 
 /// Device of a location, none for the host.
 fn location(driver: &Driver, location: CUmemLocation) -> Result<Option<usize>, CUresult> {
     match location.r#type.0 {
         LOCATION_DEVICE => driver.device(location.id).map(Some),
-        LOCATION_HOST => Ok(None),
+        LOCATION_HOST | LOCATION_HOST_NUMA_CURRENT => Ok(None),
+        // The simulated host has one node.
+        LOCATION_HOST_NUMA if location.id == 0 => Ok(None),
+        LOCATION_HOST_NUMA => Err(CUresult::CUDA_ERROR_INVALID_DEVICE),
         _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
     }
 }
@@ -35,6 +41,20 @@ fn check_prop(driver: &Driver, prop: &CUmemAllocationProp) -> Result<Option<usiz
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     location(driver, prop.location)
+}
+
+/// What a call that may synchronise does first, where the profile says so.
+fn synchronise(driver: &Driver) {
+    if driver.card.profile().costs.synchronise {
+        driver.engine.wait_streams(|_| true);
+    }
+}
+
+/// Takes the time that a call takes by the profile.
+fn spend(driver: &Driver, ns: impl FnOnce(&Costs) -> u64) {
+    driver
+        .clerk
+        .spend(&driver.card, ns(&driver.card.profile().costs));
 }
 
 fn open(to: Out<CUdeviceptr>, handle: CUipcMemHandle, flags: u32) -> Done {
@@ -74,12 +94,17 @@ api! {
         let device = check_prop(driver, &prop)?;
         let exportable = prop.requestedHandleTypes.0 & POSIX_FD != 0;
         let handle = driver.memory.create_handle(&driver.card, device, bytes as u64, prop, exportable)?;
+        // Pages of the host are taken and locked as well.
+        let locked = if device.is_none() { bytes as u64 } else { 0 };
+        spend(driver, |costs| costs.create_ns + costs.pin_ns(locked));
         to.put(CUmemGenericAllocationHandle(handle))
     }
 
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
         let driver = driver()?;
         crate::capture::forbid_unsafe(driver)?;
+        // Whoever waits for the memory has it when the call is over.
+        spend(driver, |costs| costs.release_ns);
         driver.memory.release_handle(&driver.card, handle.0)
     }
 
@@ -116,13 +141,18 @@ api! {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let context = crate::context::current_id();
-        driver.memory.map_handle(context, address.0, bytes as u64, offset as u64, handle.0)
+        driver.memory.map_handle(context, address.0, bytes as u64, offset as u64, handle.0)?;
+        spend(driver, |costs| costs.map_ns);
+        Ok(())
     }
 
     fn cuMemUnmap(address: CUdeviceptr, bytes: usize) {
         let driver = driver()?;
         crate::capture::forbid_unsafe(driver)?;
-        driver.memory.unmap_handles(&driver.card, address.0, bytes as u64)
+        synchronise(driver);
+        let mappings = driver.memory.unmap_handles(&driver.card, address.0, bytes as u64)?;
+        spend(driver, |costs| mappings * costs.unmap_ns);
+        Ok(())
     }
 
     fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, list: In<CUmemAccessDesc>, count: usize) {
@@ -131,12 +161,14 @@ api! {
         if count == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        synchronise(driver);
         for one in list.list(count)? {
             if !matches!(one.flags.0, 0 | 1 | 3) {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
             let device = location(driver, one.location)?.map_or(-1, |device| device as i32);
-            driver.memory.set_access(address.0, bytes as u64, device, one.flags.0)?;
+            let mappings = driver.memory.set_access(address.0, bytes as u64, device, one.flags.0)?;
+            spend(driver, |costs| mappings * costs.access_ns);
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ pub const SLOTS: usize = 256;
 /// Blocks of memory that a process can share with others.
 pub const SHARED_BLOCKS: usize = 256;
 /// Layout of the file; another one is refused.
-pub(super) const LAYOUT: u32 = 2;
+pub(super) const LAYOUT: u32 = 3;
 const CONFIG_BYTES: usize = 8192;
 pub(super) const WAITER_WORDS: usize = SLOTS / 64;
 
@@ -68,7 +68,13 @@ pub(super) struct Slot {
     pub(super) generation: AtomicU64,
     /// Entries of `shared` that were ever used since the slot was claimed.
     pub(super) shared_used: AtomicU64,
-    padding: [u64; 12],
+    /// Host memory that the process has page-locked.
+    pub(super) pinned_bytes: AtomicU64,
+    /// Physical memory handles that live, by references or mappings.
+    pub(super) handles: AtomicU64,
+    /// Bytes of those that lie in host memory.
+    pub(super) host_located_bytes: AtomicU64,
+    padding: [u64; 9],
     pub(super) devices: [SlotDevice; MAX_DEVICES],
     /// Memory that this process holds and others may hold as well, not in `used_bytes`.
     pub(super) shared: [SharedBlock; SHARED_BLOCKS],

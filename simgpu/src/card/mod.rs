@@ -100,6 +100,23 @@ pub struct Usage {
     pub contexts: u32,
     /// When it last computed (CLOCK_MONOTONIC).
     pub last_busy_ns: u64,
+    /// Host memory that the process has page-locked, on whatever device's behalf.
+    pub pinned_bytes: u64,
+    /// Physical memory handles of the process that live, of whatever device.
+    pub handles: u64,
+    /// Bytes of those that lie in host memory.
+    pub host_located_bytes: u64,
+}
+
+/// What a process has beside the memory of devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holding {
+    /// Bytes of page-locked host memory.
+    Pinned,
+    /// Physical memory handles.
+    Handles,
+    /// Bytes of handles that lie in host memory.
+    HostLocated,
 }
 
 /// The mapped state. Never unmapped, never closed.
@@ -264,6 +281,13 @@ impl Card {
                 }
                 device.contexts.store(0, Relaxed);
             }
+            for counter in [
+                &shared.pinned_bytes,
+                &shared.handles,
+                &shared.host_located_bytes,
+            ] {
+                counter.store(0, Relaxed);
+            }
             shared.forget_shared();
             lock(self.fd, LOCK_SLOT + *slot as i64, libc::F_SETLK).is_ok()
         });
@@ -378,6 +402,9 @@ impl Card {
                     launches: shared.launches.load(Relaxed),
                     contexts: shared.contexts.load(Relaxed),
                     last_busy_ns: shared.last_busy_ns.load(Relaxed),
+                    pinned_bytes: self.state().slots[slot].pinned_bytes.load(Relaxed),
+                    handles: self.state().slots[slot].handles.load(Relaxed),
+                    host_located_bytes: self.state().slots[slot].host_located_bytes.load(Relaxed),
                 }
             })
             .collect()
@@ -410,6 +437,24 @@ impl Card {
         }
     }
 
+    /// Accounts what this process has beside the memory of devices: `amount` more, or less.
+    pub fn hold(&self, what: Holding, amount: u64, more: bool) {
+        let Some(own) = self.own() else { return };
+        let slot = &self.state().slots[own.slot];
+        let word = match what {
+            Holding::Pinned => &slot.pinned_bytes,
+            Holding::Handles => &slot.handles,
+            Holding::HostLocated => &slot.host_located_bytes,
+        };
+        let _ = word.fetch_update(AcqRel, Acquire, |now| {
+            Some(if more {
+                now.saturating_add(amount)
+            } else {
+                now.saturating_sub(amount)
+            })
+        });
+    }
+
     /// Accounts compute engine time.
     pub fn computed(&self, device: usize, ns: u64, launches: u64) {
         if let Some(own) = self.own() {
@@ -418,6 +463,15 @@ impl Card {
             shared.launches.fetch_add(launches, Relaxed);
             shared.last_busy_ns.store(clock::now_ns(), Relaxed);
         }
+    }
+
+    /// True while the other direction's copy engine has work at `at_ns`.
+    pub fn copies_the_other_way(&self, device: usize, engine: CopyEngine, at_ns: u64) -> bool {
+        let other = match engine {
+            CopyEngine::In => CopyEngine::Out,
+            CopyEngine::Out => CopyEngine::In,
+        };
+        self.state().devices[device].copy_until_ns[other as usize].load(Acquire) > at_ns
     }
 
     /// Takes a copy engine for `duration_ns`, from `ready_ns` on at the earliest; returns when the copy ends.

@@ -36,14 +36,14 @@ impl Compute {
         }
     }
 
-    /// Carries `run` out on the engine; it takes `model_ns` there, or as long as it really took. Returns when it ended on
-    /// the timeline, and what `run` returned.
+    /// Carries `run` out on the engine; it takes `model_ns` there and what `run` says that it takes besides, or as long as it
+    /// really took. Returns when it ended on the timeline, and what came of `run`.
     pub fn execute(
         &mut self,
         ready_ns: u64,
         model_ns: u64,
         launches: u64,
-        run: impl FnOnce() -> Result<(), CUresult>,
+        run: impl FnOnce() -> (Result<(), CUresult>, u64),
     ) -> (u64, Result<(), CUresult>) {
         let slice_ns = self
             .card
@@ -58,7 +58,8 @@ impl Compute {
             at = self.start(ready_ns);
         }
         let began = clock::now_ns();
-        let outcome = run();
+        let (outcome, more_ns) = run();
+        let model_ns = model_ns.saturating_add(more_ns);
         let real_ns = clock::now_ns() - began;
         if real_ns >= model_ns {
             // Host code in a kernel's place cannot be stopped half way: what it took beyond the slice is owed.

@@ -114,15 +114,22 @@ impl Engine {
                     };
                     compute.execute(ready_ns, model_ns, 1, || {
                         // A twin that panics is a kernel that failed; the device goes on.
-                        catch_unwind(AssertUnwindSafe(|| launch.run(&self.memory, device)))
-                            .unwrap_or(Err(CUresult::CUDA_ERROR_LAUNCH_FAILED))
+                        let (outcome, linked) =
+                            catch_unwind(AssertUnwindSafe(|| launch.run(&self.memory, device)))
+                                .unwrap_or((Err(CUresult::CUDA_ERROR_LAUNCH_FAILED), 0));
+                        let link_ns = (linked as f64 / profile.copy_pinned_gbps) as u64;
+                        (outcome, self.card.scaled(link_ns))
                     })
                 }
                 Work::Fill(fill) => {
-                    let model_ns =
-                        profile.launch_ns + (fill.bytes() as f64 / profile.memory_gbps) as u64;
+                    let rate = if self.memory.is_over_the_link(fill.address) {
+                        profile.copy_out_pinned_gbps
+                    } else {
+                        profile.memory_gbps
+                    };
+                    let model_ns = profile.launch_ns + (fill.bytes() as f64 / rate) as u64;
                     compute.execute(ready_ns, self.card.scaled(model_ns), 0, || {
-                        fill.run(&self.memory)
+                        (fill.run(&self.memory), 0)
                     })
                 }
                 Work::Copy(copy) => {
@@ -130,7 +137,7 @@ impl Engine {
                         + (2.0 * copy.bytes() as f64 / profile.memory_gbps) as u64;
                     let rows = copy.height * copy.depth;
                     compute.execute(ready_ns, self.card.scaled(model_ns), 0, || {
-                        copy.run(&self.memory, 0, rows)
+                        (copy.run(&self.memory, 0, rows), 0)
                     })
                 }
                 _ => (ready_ns, Ok(())),
@@ -170,6 +177,7 @@ impl Engine {
         let rate = match copy.direction {
             Direction::Peer => profile.peer_gbps,
             _ if copy.pageable => profile.copy_pageable_gbps,
+            Direction::Out => profile.copy_out_pinned_gbps,
             _ => profile.copy_pinned_gbps,
         };
         let rows = copy.height * copy.depth;
@@ -191,9 +199,18 @@ impl Engine {
             } else {
                 (to - from) * copy.width
             };
+            let began = clock::now_ns();
+            let both = profile.copy_duplex_factor < 1.0
+                && self
+                    .card
+                    .copies_the_other_way(device, engine, began.max(ended_ns));
+            let rate = if both {
+                rate * profile.copy_duplex_factor
+            } else {
+                rate
+            };
             let model_ns = self.card.scaled(setup_ns + (bytes as f64 / rate) as u64);
             setup_ns = 0;
-            let began = clock::now_ns();
             let outcome = if rows == 1 {
                 copy.run_part(&self.memory, from, to)
             } else {

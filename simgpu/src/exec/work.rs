@@ -1,5 +1,6 @@
 //! What can be put into a stream, and what carrying it out does to memory. Knows nothing of queues.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -199,14 +200,35 @@ unsafe impl Sync for UserData {}
 /// Translation for one device.
 pub struct View<'a> {
     /// All memory of the process.
-    pub memory: &'a Memory,
+    memory: &'a Memory,
     /// The device that touches it.
-    pub device: usize,
+    device: usize,
+    /// Bytes translated that the device reaches over its link.
+    over_the_link: Cell<u64>,
+}
+
+impl<'a> View<'a> {
+    fn new(memory: &'a Memory, device: usize) -> Self {
+        Self {
+            memory,
+            device,
+            over_the_link: Cell::new(0),
+        }
+    }
 }
 
 impl DeviceMemory for View<'_> {
     fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
-        self.memory.translate(dptr, bytes, Some(self.device))
+        let host = self.memory.translate(dptr, bytes, Some(self.device))?;
+        if self.memory.is_over_the_link(dptr) {
+            let sum = self.over_the_link.get().saturating_add(bytes);
+            self.over_the_link.set(sum);
+        }
+        Some(host)
+    }
+
+    fn is_untouched(&self, dptr: u64, bytes: u64) -> bool {
+        self.memory.is_untouched(dptr, bytes)
     }
 }
 
@@ -216,7 +238,7 @@ impl KernelLaunch {
         let Some(twin) = self.function.twin else {
             return profile.default_kernel_ns;
         };
-        let view = View { memory, device };
+        let view = View::new(memory, device);
         let cost = (twin.cost)(&self.launch(&view));
         let arithmetic = cost.flops / profile.compute_gflops;
         let traffic = cost.bytes / profile.memory_gbps;
@@ -235,22 +257,23 @@ impl KernelLaunch {
         }
     }
 
-    /// Computes.
+    /// Computes; also returns the bytes that went over the device's link because they lie in host memory.
     ///
     /// # Errors
     /// The status that the context carries from now on.
-    pub fn run(&self, memory: &Memory, device: usize) -> Result<(), CUresult> {
+    pub fn run(&self, memory: &Memory, device: usize) -> (Result<(), CUresult>, u64) {
         if let Some(status) = self.forced {
-            return Err(status);
+            return (Err(status), 0);
         }
         let Some(twin) = self.function.twin else {
-            return Ok(());
+            return (Ok(()), 0);
         };
-        let view = View { memory, device };
-        (twin.run)(&self.launch(&view)).map_err(|fault| match fault {
+        let view = View::new(memory, device);
+        let outcome = (twin.run)(&self.launch(&view)).map_err(|fault| match fault {
             Fault::IllegalAddress { .. } => CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
             Fault::InvalidValue => CUresult::CUDA_ERROR_LAUNCH_FAILED,
-        })
+        });
+        (outcome, view.over_the_link.get())
     }
 }
 
@@ -296,9 +319,31 @@ impl Copy {
             )?;
             // SAFETY: device sides were translated for their whole length; host sides are the program's to vouch for, as
             // with any driver. Source and target may overlap.
-            unsafe { std::ptr::copy(from, to, self.width as usize) };
+            unsafe { self.move_bytes(memory, (slice, line, 0), from, to, self.width) };
         }
         Ok(())
+    }
+
+    /// # Safety
+    /// `from` and `to` are the host's addresses of `bytes` bytes of both sides, `at` slice, row and column.
+    unsafe fn move_bytes(
+        &self,
+        memory: &Memory,
+        (slice, line, column): (u64, u64, u64),
+        from: *const u8,
+        to: *mut u8,
+        bytes: u64,
+    ) {
+        let address = |side: &Side| side.address + slice * side.slice + line * side.pitch + column;
+        if self.from.staged.is_some() {
+            // SAFETY: the caller vouches for it.
+            unsafe { std::ptr::copy(from, to, bytes as usize) };
+        } else {
+            // SAFETY: the caller vouches for it.
+            unsafe {
+                memory.copy_sparse((address(&self.from), from), (address(&self.to), to), bytes);
+            }
+        }
     }
 
     /// Moves bytes `[from, to)` of a copy of one row.
@@ -309,7 +354,7 @@ impl Copy {
         let source = resolve(memory, &self.from, from, to - from)?;
         let target = resolve(memory, &self.to, from, to - from)?;
         // SAFETY: as in `run`.
-        unsafe { std::ptr::copy(source, target, (to - from) as usize) };
+        unsafe { self.move_bytes(memory, (0, 0, from), source, target, to - from) };
         Ok(())
     }
 }
@@ -326,6 +371,11 @@ impl Fill {
                 .translate(self.address + row * self.pitch, row_bytes, None)
                 .ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)?;
             let width = self.width as usize;
+            if self.value == 0 {
+                // SAFETY: translated for the whole row.
+                unsafe { memory.zero(self.address + row * self.pitch, target, row_bytes) };
+                continue;
+            }
             // SAFETY: translated for the whole row; addresses are multiples of the element, which the entry checked.
             unsafe {
                 match self.element {

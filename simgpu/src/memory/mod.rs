@@ -7,6 +7,7 @@
 pub mod ipc;
 pub mod pool;
 pub mod ranges;
+pub mod sparse;
 pub mod vmm;
 pub mod window;
 
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::lock::RwLock;
 use shim_ffi::{CUmemoryPool, CUresult};
 
-use crate::card::Card;
+use crate::card::{Card, Holding};
 use ranges::Ranges;
 use window::{GRANULE, Window};
 
@@ -42,10 +43,12 @@ pub enum Kind {
     PoolFreeing(CUmemoryPool),
     /// Memory of a graph's allocation node, inside a pool.
     Graph(CUmemoryPool),
-    /// A mapping of a VMM handle: handle id, and devices with read (1) or read-write (3) access.
+    /// A mapping of a VMM handle: handle id, devices with read (1) or read-write (3) access (-1 is the host), and whether the
+    /// handle's memory is the host's.
     Mapping {
         handle: u64,
         access: Vec<(i32, u32)>,
+        on_host: bool,
     },
     /// Opened from another process.
     Imported { handle: Vec<u8>, opens: u32 },
@@ -91,6 +94,12 @@ impl Region {
             self.kind,
             Kind::HostAlloc { .. } | Kind::HostRegistered { .. }
         )
+    }
+
+    /// True for memory that the device reaches over its link: page-locked host memory, and handles whose location is the
+    /// host.
+    pub fn is_over_the_link(&self) -> bool {
+        self.is_host() || matches!(self.kind, Kind::Mapping { on_host: true, .. })
     }
 }
 
@@ -324,8 +333,8 @@ impl Memory {
         for address in addresses {
             let kind = self.region(address).map(|region| region.kind);
             match kind {
-                Some(Kind::HostAlloc { .. }) => drop(self.free_host(address)),
-                Some(Kind::HostRegistered { .. }) => drop(self.unregister_host(address)),
+                Some(Kind::HostAlloc { .. }) => drop(self.free_host(card, address)),
+                Some(Kind::HostRegistered { .. }) => drop(self.unregister_host(card, address)),
                 Some(Kind::Imported { .. }) => drop(self.close_import(address)),
                 Some(_) => drop(self.free(card, address)),
                 None => {}
@@ -337,7 +346,14 @@ impl Memory {
     ///
     /// # Errors
     /// `INVALID_VALUE` for zero bytes, `OUT_OF_MEMORY` when the host has none.
-    pub fn alloc_host(&self, device: usize, context: u64, bytes: u64, flags: u32) -> Result<u64> {
+    pub fn alloc_host(
+        &self,
+        card: &Card,
+        device: usize,
+        context: u64,
+        bytes: u64,
+        flags: u32,
+    ) -> Result<u64> {
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -348,7 +364,7 @@ impl Memory {
                 std::ptr::null_mut(),
                 span as usize,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
                 0,
             )
@@ -369,6 +385,7 @@ impl Memory {
             sync_memops: false,
         };
         self.inner.write().regions.insert(start, region);
+        card.hold(Holding::Pinned, span, true);
         Ok(start)
     }
 
@@ -376,7 +393,7 @@ impl Memory {
     ///
     /// # Errors
     /// `INVALID_VALUE` for anything else.
-    pub fn free_host(&self, address: u64) -> Result<()> {
+    pub fn free_host(&self, card: &Card, address: u64) -> Result<()> {
         let mut inner = self.inner.write();
         match inner.regions.get(&address) {
             Some(Region {
@@ -386,6 +403,7 @@ impl Memory {
             }) => {
                 // SAFETY: the mapping that `alloc_host` made; its region goes with it.
                 unsafe { libc::munmap(address as *mut libc::c_void, *span as usize) };
+                card.hold(Holding::Pinned, *span, false);
                 inner.regions.remove(&address);
                 Ok(())
             }
@@ -399,6 +417,7 @@ impl Memory {
     /// `INVALID_VALUE`, or `HOST_MEMORY_ALREADY_REGISTERED` where the range touches a known one.
     pub fn register_host(
         &self,
+        card: &Card,
         device: usize,
         context: u64,
         start: u64,
@@ -431,6 +450,7 @@ impl Memory {
             sync_memops: false,
         };
         inner.regions.insert(start, region);
+        card.hold(Holding::Pinned, bytes, true);
         Ok(())
     }
 
@@ -438,13 +458,15 @@ impl Memory {
     ///
     /// # Errors
     /// `HOST_MEMORY_NOT_REGISTERED`.
-    pub fn unregister_host(&self, address: u64) -> Result<()> {
+    pub fn unregister_host(&self, card: &Card, address: u64) -> Result<()> {
         let mut inner = self.inner.write();
         match inner.regions.get(&address) {
             Some(Region {
                 kind: Kind::HostRegistered { .. },
+                span,
                 ..
             }) => {
+                card.hold(Holding::Pinned, *span, false);
                 inner.regions.remove(&address);
                 Ok(())
             }
@@ -562,6 +584,16 @@ impl Memory {
             }
         }
         None
+    }
+
+    /// True for an address that the device reaches over its link to the host.
+    pub fn is_over_the_link(&self, address: u64) -> bool {
+        let inner = self.inner.read();
+        inner
+            .regions
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(_, region)| address < region.end() && region.is_over_the_link())
     }
 
     /// True when the address belongs to the window, whether anything is there or not.

@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use shim_ffi::{CUmemAllocationProp, CUresult};
 
 use super::window::GRANULE;
 use super::{Kind, Memory, Region, Result};
-use crate::card::{Card, memfd};
+use crate::card::{Card, Holding, memfd};
 use crate::memory::ranges::Ranges;
 use crate::registry;
 
@@ -30,7 +31,7 @@ pub struct Handle {
     references: u32,
     mappings: u32,
     /// Own file, so that it can be exported; else a range of the common one.
-    own: Option<OwnedFd>,
+    own: Option<Arc<OwnedFd>>,
     offset: u64,
     /// Number of the memory among those that processes share, once it has been exported or imported.
     shared: Option<u64>,
@@ -43,11 +44,13 @@ unsafe impl Send for Handle {}
 #[derive(Default)]
 pub struct Handles {
     live: BTreeMap<u64, Handle>,
-    common: Option<OwnedFd>,
+    common: Option<Arc<OwnedFd>>,
     free: Ranges,
 }
 
 const COMMON_BYTES: u64 = 4 << 40;
+/// The host among those that have access.
+const HOST: i32 = -1;
 
 impl Handles {
     fn common(&mut self) -> Result<RawFd> {
@@ -59,12 +62,19 @@ impl Handles {
                 return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
             }
             self.free.insert(0, COMMON_BYTES);
-            self.common = Some(fd);
+            self.common = Some(Arc::new(fd));
         }
         self.common
             .as_ref()
-            .map(AsRawFd::as_raw_fd)
+            .map(|fd| fd.as_raw_fd())
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    /// The file that a handle's bytes lie in, and where.
+    pub(super) fn file(&self, id: u64) -> Option<(Arc<OwnedFd>, u64)> {
+        let handle = self.live.get(&id)?;
+        let fd = handle.own.as_ref().or(self.common.as_ref())?;
+        Some((fd.clone(), handle.offset))
     }
 
     /// Looks at a live handle.
@@ -89,6 +99,7 @@ impl Handles {
         let Some(handle) = self.live.remove(&handle) else {
             return;
         };
+        count(card, &handle, false);
         if let (None, Some(common)) = (&handle.own, &self.common) {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             // SAFETY: a range of our own file that no mapping shows any more.
@@ -109,6 +120,14 @@ impl Handles {
             }
             _ => {}
         }
+    }
+}
+
+/// Accounts a handle that comes or goes.
+fn count(card: &Card, handle: &Handle, more: bool) {
+    card.hold(Holding::Handles, 1, more);
+    if handle.device.is_none() {
+        card.hold(Holding::HostLocated, handle.bytes, more);
     }
 }
 
@@ -148,6 +167,7 @@ impl Memory {
                     offset,
                     shared: None,
                 };
+                count(card, &handle, true);
                 handles.live.insert(id, handle);
                 Ok(id)
             }
@@ -165,7 +185,7 @@ impl Memory {
         device: Option<usize>,
         bytes: u64,
         exportable: bool,
-    ) -> Result<(Option<OwnedFd>, u64)> {
+    ) -> Result<(Option<Arc<OwnedFd>>, u64)> {
         if !exportable {
             handles.common()?;
             return Ok((
@@ -184,7 +204,7 @@ impl Memory {
         trailer[16..].copy_from_slice(&(device.map_or(-1, |device| device as i64)).to_ne_bytes());
         file.write_all_at(&trailer, bytes)
             .map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        Ok((Some(OwnedFd::from(file)), 0))
+        Ok((Some(Arc::new(OwnedFd::from(file))), 0))
     }
 
     /// Gives back one reference.
@@ -278,7 +298,7 @@ impl Memory {
         id: u64,
     ) -> Result<()> {
         let mut handles = self.handles.lock();
-        let common = handles.common.as_ref().map(AsRawFd::as_raw_fd);
+        let common = handles.common.as_ref().map(|fd| fd.as_raw_fd());
         let handle = handles
             .live
             .get_mut(&id)
@@ -309,7 +329,7 @@ impl Memory {
         let fd = handle
             .own
             .as_ref()
-            .map(AsRawFd::as_raw_fd)
+            .map(|fd| fd.as_raw_fd())
             .or(common)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.window
@@ -319,6 +339,7 @@ impl Memory {
         let kind = Kind::Mapping {
             handle: id,
             access: Vec::new(),
+            on_host: handle.device.is_none(),
         };
         let device = handle.device.unwrap_or(0);
         let region = Region {
@@ -360,41 +381,75 @@ impl Memory {
         Ok(found)
     }
 
-    /// Unmaps a range made of whole mappings.
+    /// Unmaps a range made of whole mappings, and returns how many they were.
     ///
     /// # Errors
     /// `INVALID_VALUE` for anything else.
-    pub fn unmap_handles(&self, card: &Card, start: u64, bytes: u64) -> Result<()> {
+    pub fn unmap_handles(&self, card: &Card, start: u64, bytes: u64) -> Result<u64> {
         let mappings = self.whole_mappings(start, bytes)?;
+        let count = mappings.len() as u64;
         let mut handles = self.handles.lock();
         let mut inner = self.inner.write();
         for (at, span, id) in mappings {
-            inner.regions.remove(&at);
-            self.window
-                .map_arena(at, span)
+            let gone = inner.regions.remove(&at);
+            let shown = gone.is_some_and(|region| {
+                matches!(&region.kind, Kind::Mapping { access, on_host: true, .. }
+                    if access.iter().any(|(of, flags)| *of == HOST && *flags != 0))
+            });
+            let hidden = if shown {
+                self.window.hide_from_host(at, span)
+            } else {
+                Ok(())
+            };
+            hidden
+                .and_then(|()| self.window.map_arena(at, span))
                 .map_err(|_| CUresult::CUDA_ERROR_UNMAP_FAILED)?;
             if let Some(handle) = handles.live.get_mut(&id) {
                 handle.mappings = handle.mappings.saturating_sub(1);
             }
             handles.settle(card, id);
         }
-        Ok(())
+        Ok(count)
     }
 
-    /// Sets a device's access (0, 1: read, 3: read and write) to a range made of whole mappings.
+    /// Sets a device's access (0, 1: read, 3: read and write; device -1 is the host) to a range made of whole mappings, and
+    /// returns how many they are.
     ///
     /// # Errors
     /// `INVALID_VALUE` for anything else.
-    pub fn set_access(&self, start: u64, bytes: u64, device: i32, flags: u32) -> Result<()> {
-        for (at, ..) in self.whole_mappings(start, bytes)? {
-            self.update(at, |region| {
+    pub fn set_access(&self, start: u64, bytes: u64, device: i32, flags: u32) -> Result<u64> {
+        let mappings = self.whole_mappings(start, bytes)?;
+        for (at, span, id) in &mappings {
+            if device == HOST {
+                self.show_to_host(*at, *span, *id, flags != 0)?;
+            }
+            self.update(*at, |region| {
                 if let Kind::Mapping { access, .. } = &mut region.kind {
                     access.retain(|(of, _)| *of != device);
                     access.push((device, flags));
                 }
             });
         }
-        Ok(())
+        Ok(mappings.len() as u64)
+    }
+
+    /// Lets the host follow the device addresses of memory that is the host's, or no longer. Other memory it cannot.
+    fn show_to_host(&self, start: u64, bytes: u64, id: u64, on: bool) -> Result<()> {
+        let file = {
+            let handles = self.handles.lock();
+            if handles.get(id)?.device.is_some() {
+                return Ok(());
+            }
+            handles.file(id)
+        };
+        let (fd, offset) = file.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let done = if on {
+            self.window
+                .show_file_to_host(start, bytes, fd.as_raw_fd(), offset)
+        } else {
+            self.window.hide_from_host(start, bytes)
+        };
+        done.map_err(|_| CUresult::CUDA_ERROR_MAP_FAILED)
     }
 
     /// A device's access to a mapped address.
@@ -474,7 +529,7 @@ impl Memory {
         prop.requestedHandleTypes.0 = 1;
         prop.location.r#type.0 = if device.is_some() { 1 } else { 2 };
         prop.location.id = device.map_or(0, |device| device as i32);
-        let own = OwnedFd::from(file);
+        let own = Arc::new(OwnedFd::from(file));
         let number = shared_number(own.as_raw_fd()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let mut handles = self.handles.lock();
         if let Some(device) = device
@@ -493,6 +548,7 @@ impl Memory {
             offset: 0,
             shared: Some(number),
         };
+        count(card, &handle, true);
         handles.live.insert(id, handle);
         Ok(id)
     }

@@ -181,17 +181,23 @@ impl Window {
     /// # Errors
     /// The kernel's.
     pub fn share_with_host(&self, address: u64, bytes: u64) -> io::Result<()> {
+        self.show_file_to_host(address, bytes, self.arena.as_raw_fd(), self.offset(address))
+    }
+
+    /// Makes `bytes` of a file readable and writable by the host at device addresses that show it to the device.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn show_file_to_host(
+        &self,
+        address: u64,
+        bytes: u64,
+        fd: RawFd,
+        offset: u64,
+    ) -> io::Result<()> {
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        let fd = self.arena.as_raw_fd();
-        map(
-            address,
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            flags,
-            fd,
-            self.offset(address),
-        )
-        .map(|_| ())
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        map(address, bytes, rights, flags, fd, offset).map(|_| ())
     }
 
     /// Takes the host's access to a range of device addresses away again.

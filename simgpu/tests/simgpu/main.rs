@@ -5,5 +5,6 @@ mod graphs;
 mod management;
 mod memory;
 mod processes;
+mod residency;
 mod stress;
 mod support;

@@ -36,6 +36,7 @@ fn sound_arguments(name: &str) -> (Vec<u64>, [u32; 3], usize) {
         }
         "sublet_content_hash" => (vec![slot(0), slot(1), 64, 64], line, 2),
         "sublet_hash_fold" => (vec![slot(0), slot(1), 4], line, 2),
+        "sublet_hash_chunks" => (vec![slot(0), slot(2), 1], line, 2),
         other => panic!("no arguments for {other}: add them here with the kernel"),
     }
 }
@@ -133,6 +134,7 @@ fn shapes_that_a_kernel_is_not_written_for_are_refused() {
         "sublet_reduce_sum_f32",
         "sublet_content_hash",
         "sublet_hash_fold",
+        "sublet_hash_chunks",
     ] {
         let (args, _, _) = sound_arguments(name);
         let got = arena().launch(name, [1, 1, 1], [128, 1, 1], &args);

@@ -115,3 +115,82 @@ fn reference_fold(data: &[u8], block: usize) -> u64 {
     let hashes = reference_hashes(data, block);
     reference_hash(&hashes, 8 * hashes.len() as u64)
 }
+
+fn chunk_hashes(arena: &Arena, chunks: &[[u64; 2]]) -> Vec<[u64; 2]> {
+    arena.write(slot(6), &chunks.concat());
+    let args = [slot(7), slot(6), chunks.len() as u64];
+    arena.run("sublet_hash_chunks", &args);
+    arena
+        .read::<u64>(slot(7), 2 * chunks.len())
+        .chunks_exact(2)
+        .map(|pair| [pair[0], pair[1]])
+        .collect()
+}
+
+#[test]
+fn a_chunk_s_hash_tells_every_bit_and_the_pattern_that_deceives_one_half() {
+    let mut random = Random(23);
+    let arena = arena();
+    let data: Vec<u64> = (0..2048).map(|_| random.next()).collect();
+    arena.write(slot(0), &data);
+    let chunks = [[slot(0), 8192], [slot(0) + 8192, 8192], [slot(0), 0]];
+    let before = chunk_hashes(&arena, &chunks);
+    assert_eq!(chunk_hashes(&arena, &chunks), before);
+    for _ in 0..200 {
+        let at = random.below(2048) as usize;
+        arena.write(slot(0) + 8 * at as u64, &[data[at] ^ 1 << random.below(64)]);
+        let after = chunk_hashes(&arena, &chunks);
+        for chunk in 0..3 {
+            let same = chunk != at / 1024;
+            assert_eq!(before[chunk][0] == after[chunk][0], same, "word {at}");
+            assert_eq!(before[chunk][1] == after[chunk][1], same, "word {at}");
+        }
+        arena.write(slot(0) + 8 * at as u64, &data[at..=at]);
+    }
+    // The top bit of a word and the bit that the first half rotates it to, in the lane's next word.
+    arena.write(slot(0) + 8 * 5, &[data[5] ^ 1 << 63]);
+    arena.write(slot(0) + 8 * 261, &[data[261] ^ 1 << 28]);
+    let after = chunk_hashes(&arena, &chunks);
+    assert_eq!(before[0][0], after[0][0], "the first half is deceived");
+    assert_ne!(before[0][1], after[0][1], "the second is not");
+}
+
+#[test]
+fn a_chunk_s_hash_keeps_its_definition_and_untouched_memory_is_zeros() {
+    let arena = arena();
+    let data: Vec<u64> = (0..1000_u64).map(|at| at * at).collect();
+    arena.write(slot(0), &data);
+    arena.write(slot(1), &[0_u64; 1000]);
+    let found = chunk_hashes(&arena, &[[slot(0), 8000], [slot(1), 8000]]);
+    // With another definition all memory would look changed to whoever kept older hashes.
+    assert_eq!(
+        found,
+        [
+            [0x197e_d939_59f5_b0b5, 0x3674_b1e8_c3a4_e400],
+            [0x05bc_3253_8aba_6506, 0xe6a4_4de6_c12d_3e6a]
+        ],
+        "{found:#x?}"
+    );
+    struct Untouched(Arena);
+    impl DeviceMemory for Untouched {
+        fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
+            self.0.translate(dptr, bytes)
+        }
+        fn is_untouched(&self, dptr: u64, _: u64) -> bool {
+            dptr == slot(1)
+        }
+    }
+    let memory = Untouched(arena);
+    let args = [slot(7), slot(6), 2];
+    let launch = Launch {
+        grid: [1; 3],
+        block: [256, 1, 1],
+        shared_bytes: 0,
+        args: &args,
+        memory: &memory,
+    };
+    let kernel = find("sublet_hash_chunks").expect("the kernel exists");
+    assert_eq!((kernel.run)(&launch), Ok(()));
+    assert_eq!(memory.0.read::<u64>(slot(7), 4), found.concat());
+    assert_eq!((kernel.cost)(&launch).bytes, 16_000.0 + 64.0);
+}

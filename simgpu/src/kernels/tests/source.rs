@@ -309,12 +309,17 @@ fn the_cuda_sources_compute_what_the_twins_compute() {
         );
     }
 
+    for round in 0..3 {
+        chunks_agree(&emulator, &mut random, round);
+    }
+
     // What the twins refuse as InvalidValue is a trap there.
     for name in [
         "sublet_matmul_f32",
         "sublet_xent_mean_f32",
         "sublet_reduce_sum_f32",
         "sublet_content_hash",
+        "sublet_hash_chunks",
     ] {
         let arena = numbers(&mut random);
         let memory: Vec<u8> = arena.read(BASE, arena.length as usize);
@@ -326,4 +331,39 @@ fn the_cuda_sources_compute_what_the_twins_compute() {
             "{name} took another shape"
         );
     }
+}
+
+/// The hash of many ranges: addresses in memory, which the arena's move does not reach, are moved here.
+fn chunks_agree(emulator: &Emulator, random: &mut Random, count: u64) {
+    let arena = arena();
+    let data: Vec<u64> = (0..6000).map(|_| random.next()).collect();
+    arena.write(slot(0), &data);
+    let chunks: Vec<(u64, u64)> = (0..count)
+        .map(|at| (8 * random.below(900), 8 * (at + random.below(5000))))
+        .collect();
+    let list = |base: u64| -> Vec<u64> {
+        chunks
+            .iter()
+            .flat_map(|(offset, bytes)| [base + offset, *bytes])
+            .collect()
+    };
+    let args = [slot(2), slot(1), count];
+    let shape = ("sublet_hash_chunks", [2, 1, 1], [256, 1, 1]);
+    arena.write(slot(1), &list(EMULATED));
+    let before: Vec<u8> = arena.read(BASE, arena.length as usize);
+    let after = emulator
+        .launch(&before, shape.0, shape.1, shape.2, &args)
+        .expect("it traps for bad chunks only");
+    let at = (slot(2) - BASE) as usize;
+    let emulated: Vec<u64> = after[at..at + 16 * count as usize]
+        .chunks_exact(8)
+        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+        .collect();
+    arena.write(slot(1), &list(BASE));
+    assert_eq!(arena.launch(shape.0, shape.1, shape.2, &args), Ok(()));
+    assert_eq!(
+        arena.read::<u64>(slot(2), 2 * count as usize),
+        emulated,
+        "{chunks:?}"
+    );
 }

@@ -1,0 +1,235 @@
+//! Copies and fills that leave untouched memory untouched.
+//!
+//! Device memory, handles and page-locked memory take pages of the host when something is written to them; until then they read
+//! as zeros. A copy of such a range would give every page of it, and of its target, to zeros. It goes by extents instead:
+//! what was never written is made so in the target as well. The result is the same to the byte. So 20 GB of which a program has
+//! written a part need that part of the host's memory only, on the device and wherever they are copied to. How long a copy
+//! takes is the engines' business, and goes with all of its bytes.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, OnceLock};
+
+use super::{Kind, Memory};
+
+const PAGE: u64 = 4096;
+/// Shorter ranges are not worth asking for.
+const WORTHWHILE: u64 = 256 << 10;
+
+/// Where the bytes of a range lie on the host.
+enum Backing {
+    /// In a sparse file, from an offset on.
+    File(Arc<OwnedFd>, u64),
+    /// In one that the window owns.
+    Window(i32, u64),
+    /// In private pages of this process.
+    Private,
+    /// Somewhere; all of it counts as written.
+    Unknown,
+}
+
+impl Backing {
+    fn file(&self) -> Option<(i32, u64)> {
+        match self {
+            Self::File(fd, offset) => Some((fd.as_raw_fd(), *offset)),
+            Self::Window(fd, offset) => Some((*fd, *offset)),
+            Self::Private | Self::Unknown => None,
+        }
+    }
+}
+
+/// A piece of a range: its start in it, its length, and whether it may hold anything but zeros.
+type Extent = (u64, u64, bool);
+
+impl Memory {
+    fn backing(&self, address: u64, bytes: u64) -> Backing {
+        let Some(region) = self.region(address) else {
+            return Backing::Unknown;
+        };
+        if address + bytes > region.end() {
+            return Backing::Unknown;
+        }
+        match region.kind {
+            Kind::Mapping { handle, .. } => match self.handles.lock().file(handle) {
+                Some((fd, offset)) => Backing::File(fd, offset + (address - region.start)),
+                None => Backing::Unknown,
+            },
+            Kind::HostAlloc { .. } => Backing::Private,
+            Kind::HostRegistered { .. } | Kind::Imported { .. } => Backing::Unknown,
+            _ => Backing::Window(self.window().arena(), self.window().offset(address)),
+        }
+    }
+
+    /// True when a range was never written, and so reads as zeros. False says nothing.
+    pub fn is_untouched(&self, address: u64, bytes: u64) -> bool {
+        let backing = self.backing(address, bytes);
+        extents(&backing, address, bytes)
+            .iter()
+            .all(|(_, _, written)| !written)
+    }
+
+    /// Copies `bytes` from the host address `from` to the host address `to`, which are those of `from_address` and
+    /// `to_address`.
+    ///
+    /// # Safety
+    /// Both host ranges are accessible for all of the bytes; they may overlap.
+    pub unsafe fn copy_sparse(
+        &self,
+        (from_address, from): (u64, *const u8),
+        (to_address, to): (u64, *mut u8),
+        bytes: u64,
+    ) {
+        // CAST: pointers have 64 bits here.
+        let apart = (from as u64).abs_diff(to as u64) >= bytes;
+        let source = if bytes >= WORTHWHILE && apart {
+            self.backing(from_address, bytes)
+        } else {
+            Backing::Unknown
+        };
+        for (start, length, written) in extents(&source, from_address, bytes) {
+            if written {
+                // SAFETY: inside what the caller vouches for.
+                unsafe {
+                    std::ptr::copy(
+                        from.add(start as usize),
+                        to.add(start as usize),
+                        length as usize,
+                    );
+                }
+            } else {
+                // SAFETY: as above.
+                unsafe { self.zero(to_address + start, to.add(start as usize), length) };
+            }
+        }
+    }
+
+    /// Makes `bytes` at the host address `to`, which is that of `address`, zeros.
+    ///
+    /// # Safety
+    /// The host range is accessible for all of the bytes.
+    pub unsafe fn zero(&self, address: u64, to: *mut u8, bytes: u64) {
+        let inner = address.next_multiple_of(PAGE)..(address + bytes) & !(PAGE - 1);
+        let backing = if inner.start + WORTHWHILE <= inner.end {
+            self.backing(address, bytes)
+        } else {
+            Backing::Unknown
+        };
+        let skip = (inner.start.saturating_sub(address)) as usize;
+        let emptied = match &backing {
+            Backing::Unknown => false,
+            _ if self.is_empty(&backing, address, &inner) => true,
+            Backing::Private => {
+                // SAFETY: whole pages of a private mapping that this library made; they read as zeros afterwards.
+                let done = unsafe {
+                    libc::madvise(
+                        to.add(skip).cast(),
+                        (inner.end - inner.start) as usize,
+                        libc::MADV_DONTNEED,
+                    )
+                };
+                done == 0
+            }
+            _ => backing.file().is_some_and(|(fd, offset)| {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                let at = (offset + (inner.start - address)) as i64;
+                // SAFETY: a range of a file of ours that belongs to the target.
+                unsafe { libc::fallocate(fd, mode, at, (inner.end - inner.start) as i64) == 0 }
+            }),
+        };
+        // SAFETY: inside what the caller vouches for.
+        unsafe {
+            if emptied {
+                to.write_bytes(0, skip);
+                let tail = (inner.end - address) as usize;
+                to.add(tail).write_bytes(0, bytes as usize - tail);
+            } else {
+                to.write_bytes(0, bytes as usize);
+            }
+        }
+    }
+
+    fn is_empty(&self, backing: &Backing, address: u64, inner: &std::ops::Range<u64>) -> bool {
+        let part = match backing {
+            Backing::File(fd, offset) => {
+                Backing::File(fd.clone(), offset + (inner.start - address))
+            }
+            Backing::Window(fd, offset) => Backing::Window(*fd, offset + (inner.start - address)),
+            Backing::Private => Backing::Private,
+            Backing::Unknown => return false,
+        };
+        extents(&part, inner.start, inner.end - inner.start)
+            .iter()
+            .all(|(_, _, written)| !written)
+    }
+}
+
+/// The pieces of a range, in order, that were written or not.
+fn extents(backing: &Backing, address: u64, bytes: u64) -> Vec<Extent> {
+    let found = match backing {
+        Backing::Private => private_extents(address, bytes),
+        Backing::Unknown => None,
+        _ => backing
+            .file()
+            .and_then(|(fd, offset)| file_extents(fd, offset, bytes)),
+    };
+    found.unwrap_or_else(|| vec![(0, bytes, true)])
+}
+
+/// What the file system knows of a range of a file.
+fn file_extents(fd: i32, offset: u64, bytes: u64) -> Option<Vec<Extent>> {
+    let end = offset + bytes;
+    let seek = |at: u64, whence: i32| {
+        // SAFETY: a descriptor of ours; nothing reads or writes at its position.
+        let found = unsafe { libc::lseek(fd, at as i64, whence) };
+        u64::try_from(found).ok()
+    };
+    let mut extents = Vec::new();
+    let mut at = offset;
+    while at < end {
+        // No data behind it is an error of its own; any other is told apart by the file's end being far off.
+        let data = match seek(at, libc::SEEK_DATA) {
+            Some(data) => data.min(end),
+            None if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => end,
+            None => return None,
+        };
+        if data > at {
+            extents.push((at - offset, data - at, false));
+        }
+        if data == end {
+            break;
+        }
+        let hole = seek(data, libc::SEEK_HOLE)?.min(end);
+        if hole <= data {
+            return None;
+        }
+        extents.push((data - offset, hole - data, true));
+        at = hole;
+    }
+    Some(extents)
+}
+
+/// What the kernel knows of private pages: those neither present nor swapped were never written, or given back.
+fn private_extents(address: u64, bytes: u64) -> Option<Vec<Extent>> {
+    static PAGES: OnceLock<Option<File>> = OnceLock::new();
+    let pages = PAGES
+        .get_or_init(|| File::open("/proc/self/pagemap").ok())
+        .as_ref()?;
+    /// ABI: bits of an entry of `/proc/PID/pagemap`: the page is present, or swapped.
+    const TAKEN: u64 = 1 << 63 | 1 << 62;
+    let first = address / PAGE;
+    let count = (address + bytes).div_ceil(PAGE) - first;
+    let mut words = vec![0_u8; count as usize * 8];
+    pages.read_exact_at(&mut words, first * 8).ok()?;
+    let mut extents: Vec<Extent> = Vec::new();
+    for (page, word) in words.chunks_exact(8).enumerate() {
+        let written = u64::from_ne_bytes(word.try_into().ok()?) & TAKEN != 0;
+        let start = ((first + page as u64) * PAGE).max(address) - address;
+        let end = ((first + page as u64 + 1) * PAGE).min(address + bytes) - address;
+        match extents.last_mut() {
+            Some((_, length, before)) if *before == written => *length += end - start,
+            _ => extents.push((start, end - start, written)),
+        }
+    }
+    Some(extents)
+}
