@@ -5,6 +5,7 @@
 //!
 //! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
 //! * [`quantum`]: how long a slice lasts, by what a hand-over costs.
+//! * [`residency`]: who stays in a device's memory where not all fit.
 //! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
 //! * [`cluster`]: what runs where above the node: the slots, the policies that fill them, and the scheduler that asks them.
 //! * [`stepper`]: drives a [`SlicePolicy`] through virtual time with simulated tenants.
@@ -22,6 +23,7 @@ pub mod iterations;
 mod lanes;
 pub mod quantum;
 mod registry;
+pub mod residency;
 mod salus;
 mod shares;
 mod slice;

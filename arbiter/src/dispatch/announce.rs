@@ -57,7 +57,7 @@ impl Lane {
         if idle_ns - now_ns > IDLE_LEAD_NS {
             return (Some(idle_ns - IDLE_LEAD_NS), None);
         }
-        let only = waiting.next().is_none() && self.pace.lead_ns > 0;
+        let only = waiting.next().is_none() && first.standing.is_in() && self.pace.lead_ns > 0;
         (Some(idle_ns), only.then_some(first.tenant))
     }
 
