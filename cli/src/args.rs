@@ -209,7 +209,7 @@ pub struct Set {
     /// How many jobs may hold the device at once in slices, where the policy makes use of it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub holders: Option<u32>,
-    /// Longest slice in milliseconds
+    /// Longest slice in milliseconds, and what two jobs have while one of them is guaranteed
     #[arg(long, value_name = "MS", value_parser = parse_quantum)]
     pub quantum_ms: Option<f64>,
     /// Shortest slice in milliseconds
