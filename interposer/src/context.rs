@@ -6,11 +6,17 @@ use shim_ffi::*;
 
 use crate::client::{self, Attached};
 use crate::thread::{Thread, thread};
-use crate::{injection, marks, memory, real, signature};
+use crate::{injection, marks, memory, real, residency, signature};
 
 /// Primary context of each device, as far as we have seen it retained. For implicit frees.
 static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
     [const { AtomicUsize::new(0) }; channel::MAX_DEVICES];
+
+/// Whether what the thread knows of its context is up to date.
+#[inline]
+pub(crate) fn is_known(thread: &Thread) -> bool {
+    thread.context_known.get() && thread.generation.get() == client::generation()
+}
 
 /// Brings what the thread knows of its context and of our attachment up to date.
 pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
@@ -52,6 +58,9 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         }
     }
     thread.ordinal.set(device.0);
+    if residency::active() && thread.context.get() != 0 {
+        residency::note_context(device.0, thread.context.get());
+    }
     let index = usize::try_from(device.0)
         .ok()
         .and_then(|ordinal| *attached.end.device_map.get(ordinal)?);

@@ -12,7 +12,7 @@ use channel::{Bypass, COMING, DeviceGrant, Event, OPEN};
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::signature::{self, Seen};
 use crate::thread::{Thread, thread};
-use crate::{capture, context, marks, process};
+use crate::{capture, context, marks, process, residency};
 
 /// The gate of a thread that nobody governs.
 static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
@@ -42,7 +42,8 @@ pub(crate) enum Ticket {
     Pass,
     /// Count it and mark it when due.
     Count,
-    /// The call blocked until its work was done, on this device index; when it began, 0 where other work was before it.
+    /// The call blocked until its work was done, on this device index; when it began, 0 where that tells nothing of the device's
+    /// copies: too small, or behind other work.
     Blocked(usize, u64),
     /// The call must not be made.
     Deny,
@@ -79,7 +80,7 @@ pub(crate) fn open(stream: usize, seen: Seen) -> bool {
 /// The slow path, before the driver call.
 #[cold]
 #[inline(never)]
-pub(crate) fn admit(stream: usize, blocking: bool) -> Ticket {
+pub(crate) fn admit(stream: usize, blocking: bool, seen: Seen) -> Ticket {
     let thread = thread();
     if thread.inside.get() {
         return Ticket::Pass;
@@ -92,7 +93,7 @@ pub(crate) fn admit(stream: usize, blocking: bool) -> Ticket {
         return Ticket::Pass;
     };
     thread.inside.set(true);
-    let ticket = admit_attached(thread, attached, stream, blocking);
+    let ticket = admit_attached(thread, attached, stream, blocking, seen);
     thread.inside.set(false);
     ticket
 }
@@ -102,6 +103,7 @@ fn admit_attached(
     attached: &'static Attached,
     stream: usize,
     blocking: bool,
+    seen: Seen,
 ) -> Ticket {
     context::refresh(thread, attached);
     let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
@@ -134,10 +136,23 @@ fn admit_attached(
             want.begin_blocking();
         }
         let client = attached.end.client;
-        let idle = !client.unmarked(device) && client.in_flight(device).marks == 0;
+        // Every slot is looked at for this: only where the answer is wanted.
+        let idle = signature::tells_rate(seen)
+            && !client.unmarked(device)
+            && client.in_flight(device).marks == 0;
         return Ticket::Blocked(device, if idle { now_ns() } else { 0 });
     }
     Ticket::Count
+}
+
+/// A submission that was let in is not made after all.
+#[cold]
+pub(crate) fn withdraw(ticket: Ticket) {
+    if let Ticket::Blocked(device, _) = ticket
+        && let Some(want) = client::current().and_then(|attached| attached.end.client.want(device))
+    {
+        want.end_blocking();
+    }
 }
 
 /// The slow path, after the driver call.
@@ -185,7 +200,8 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         .saturating_sub(line.unmarked())
         .saturating_sub(1)
         .min(marks::until_turn(thread, attached));
-    let followed = thread.stream_slot_plus_one.get() != 0;
+    // Where memory may be moved every call has to pass the latch, which is on the slow path.
+    let followed = thread.stream_slot_plus_one.get() != 0 && !residency::active();
     // CAST: at most the largest batch.
     thread.credit.set(if followed { left as i32 } else { 0 });
     thread.inside.set(false);
@@ -200,7 +216,9 @@ fn ungoverned(thread: &Thread, stream: usize) {
     thread.stream.set(stream);
     thread.stream_slot_plus_one.set(0);
     // Look again now and then: an attachment may have come.
-    thread.credit.set(1024);
+    thread
+        .credit
+        .set(if residency::active() { 0 } else { 1024 });
     thread.context_known.set(false);
 }
 

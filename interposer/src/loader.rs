@@ -24,6 +24,41 @@ type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) ->
 
 /// Opens a library by absolute path, with its symbols to itself. Null where that fails, without a trace for `dlerror`.
 pub(crate) fn open(path: &CStr) -> *mut c_void {
+    open_as(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
+}
+
+/// A handle of a library that is loaded already, by its SONAME, or null. Nothing is searched for on disk.
+pub(crate) fn loaded(soname: &CStr) -> *mut c_void {
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the dynamic linker hands us a valid object description and our own data; names are NUL-terminated.
+        let (name, soname) = unsafe {
+            let name = (*info).dlpi_name;
+            if name.is_null() {
+                return 0;
+            }
+            (
+                CStr::from_ptr(name).to_bytes(),
+                (*data.cast::<&CStr>()).to_bytes(),
+            )
+        };
+        c_int::from(name.rsplit(|byte| *byte == b'/').next() == Some(soname))
+    }
+    let mut sought = soname;
+    // SAFETY: the callback matches the prototype and its data outlives the call.
+    if unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut sought).cast()) } == 0 {
+        return std::ptr::null_mut();
+    }
+    open_as(
+        soname,
+        libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NOLOAD,
+    )
+}
+
+fn open_as(name: &CStr, flags: c_int) -> *mut c_void {
     let mut at = in_c_library(c"dlopen");
     if at.is_null() {
         // Before glibc 2.34 it is in libdl, which a program need not have; the C library can always load it.
@@ -32,18 +67,19 @@ pub(crate) fn open(path: &CStr) -> *mut c_void {
             return at;
         }
         // FLAG: __RTLD_DLOPEN.
-        let flags = libc::RTLD_NOW | i32::MIN;
+        let dlopen_flags = libc::RTLD_NOW | i32::MIN;
         // SAFETY: the C library's own function, as its name service calls it: a name and flags.
-        unsafe { std::mem::transmute::<*mut c_void, Dlopen>(load)(c"libdl.so.2".as_ptr(), flags) };
+        unsafe {
+            std::mem::transmute::<*mut c_void, Dlopen>(load)(c"libdl.so.2".as_ptr(), dlopen_flags)
+        };
         at = in_c_library(c"dlopen");
         if at.is_null() {
             return at;
         }
     }
-    let flags = libc::RTLD_NOW | libc::RTLD_LOCAL;
-    // SAFETY: the C library's `dlopen`, with a NUL-terminated path. The library's constructors run, as they would for the
+    // SAFETY: the C library's `dlopen`, with a NUL-terminated name. The library's constructors run, as they would for the
     // program itself.
-    let handle = unsafe { std::mem::transmute::<*mut c_void, Dlopen>(at)(path.as_ptr(), flags) };
+    let handle = unsafe { std::mem::transmute::<*mut c_void, Dlopen>(at)(name.as_ptr(), flags) };
     if handle.is_null() {
         forget_error();
     }

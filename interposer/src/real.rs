@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shim_ffi::*;
 
 use crate::errno::Preserve;
-use crate::{loader, net, trace};
+use crate::{loader, net, trace, unwind};
 
 /// Where calls of each symbol go: the real function, or the thunk that counts and goes there while a diagnosis runs
 /// ([`trace`]). Null until it is first needed.
@@ -123,6 +123,7 @@ fn handle() -> *mut c_void {
                 {
                     let handle = open();
                     if !handle.is_null() {
+                        unwind::prepare();
                         trace::begin();
                         net::spread(handle);
                     }

@@ -132,11 +132,14 @@ pub(crate) fn record(thread: &Thread, attached: &Attached, launches: u64, seen: 
 /// Fastest copies are learnt from those of this size at least: smaller ones show the cost of the call.
 const TELLING_BYTES: u64 = 256 << 10;
 
-/// Notes how fast a blocking copy was that has ended just now, and began when the device was idle, as far as the caller knows.
+/// Whether a call copies enough to tell how fast the device copies.
+pub(crate) fn tells_rate(seen: Seen) -> bool {
+    seen.copies >= TELLING_BYTES
+}
+
+/// Notes how fast a blocking copy was that tells, has ended just now, and began when the device was idle, as far as the caller
+/// knows.
 pub(crate) fn learn_rate(line: &channel::ThreadSlot, seen: Seen, begun_ns: u64) {
-    if seen.copies < TELLING_BYTES {
-        return;
-    }
     let took_ns = now_ns().saturating_sub(begun_ns).max(1);
     line.note_copy_rate(seen.copies.saturating_mul(1000) / took_ns);
 }

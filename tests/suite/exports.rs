@@ -75,7 +75,6 @@ fn the_preload_library_needs_neither_cuda_nor_nvml() {
     for name in &library.needed {
         let harmless = [
             "libc.so",
-            "libgcc_s.so",
             "ld-linux",
             "libdl.so",
             "libpthread.so",

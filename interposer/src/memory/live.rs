@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::lock::{Guard, Lock};
+
 /// Bytes that a device gives out at least.
 pub(crate) const GRANULE: u64 = 2 << 20;
 
@@ -89,18 +91,73 @@ impl Hasher for AddressHasher {
     }
 }
 
-#[derive(Default)]
+type Map<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
+
+/// Entries by key. The one that came last is kept out of the map: programs free what they have just allocated over and over,
+/// and that costs a comparison.
+struct Entries {
+    last: Option<(u64, Live)>,
+    map: Map<Live>,
+}
+
+impl Entries {
+    const EMPTY: Self = Self {
+        last: None,
+        map: HashMap::with_hasher(BuildHasherDefault::new()),
+    };
+
+    /// Puts an entry in; the one that was there.
+    #[inline]
+    fn insert(&mut self, key: u64, live: Live) -> Option<Live> {
+        let before = match self.last.replace((key, live)) {
+            Some((same, before)) if same == key => return Some(before),
+            Some((other, before)) => self.map.insert(other, before),
+            None => None,
+        };
+        debug_assert!(before.is_none(), "in both places");
+        if self.map.is_empty() {
+            return None;
+        }
+        self.map.remove(&key)
+    }
+
+    #[inline]
+    fn remove(&mut self, key: u64) -> Option<Live> {
+        if let Some((_, live)) = self.last.take_if(|last| last.0 == key) {
+            return Some(live);
+        }
+        self.map.remove(&key)
+    }
+
+    fn get_mut(&mut self, key: u64) -> Option<&mut Live> {
+        match &mut self.last {
+            Some((last, live)) if *last == key => Some(live),
+            _ => self.map.get_mut(&key),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, &Live)> {
+        let last = self.last.iter().map(|(key, live)| (*key, live));
+        last.chain(self.map.iter().map(|(key, live)| (*key, live)))
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(u64, &mut Live) -> bool) {
+        self.last.take_if(|(key, live)| !keep(*key, live));
+        self.map.retain(|key, live| keep(*key, live));
+    }
+}
+
 struct Shard {
-    live: HashMap<u64, Live, BuildHasherDefault<AddressHasher>>,
+    live: Entries,
     /// Live allocations in each granule that none of them fills, by its start.
-    shared: HashMap<u64, u32, BuildHasherDefault<AddressHasher>>,
+    shared: Map<u32>,
     /// The granule used last, kept out of `shared`: its start, and its count.
     last: (u64, u32),
 }
 
 impl Shard {
     const EMPTY: Self = Self {
-        live: HashMap::with_hasher(BuildHasherDefault::new()),
+        live: Entries::EMPTY,
         shared: HashMap::with_hasher(BuildHasherDefault::new()),
         last: (0, 0),
     };
@@ -169,22 +226,17 @@ const SHARDS: usize = 64;
 
 /// A shard on a line of its own.
 #[repr(align(64))]
-struct Padded(Mutex<Shard>);
+struct Padded(Lock<Shard>);
 
-static TABLE: [Padded; SHARDS] = [const { Padded(Mutex::new(Shard::EMPTY)) }; SHARDS];
+static TABLE: [Padded; SHARDS] = [const { Padded(Lock::new(Shard::EMPTY)) }; SHARDS];
 
 #[inline]
-fn shard(key: u64) -> MutexGuard<'static, Shard> {
+fn shard(key: u64) -> Guard<'static, Shard> {
     // By the granule, so that an allocation and its granule are found under one lock, and neighbours stay together.
     // PANIC: the modulus is the length.
     let granule = key / GRANULE;
     let block = granule ^ (granule >> 5) ^ (granule >> 11);
-    lock(&TABLE[block as usize % SHARDS])
-}
-
-#[inline]
-fn lock(shard: &'static Padded) -> MutexGuard<'static, Shard> {
-    shard.0.lock().unwrap_or_else(PoisonError::into_inner)
+    TABLE[block as usize % SHARDS].0.lock()
 }
 
 /// Contexts that are being destroyed: what they held goes without a free of its own.
@@ -262,7 +314,7 @@ pub(crate) fn insert(key: u64, live: Live) -> u64 {
 fn overtake(shard: &mut Shard, key: u64, before: &Live) {
     let goes_without_free = before.kind == Kind::Gone
         || before.kind != Kind::Pooled && dying().contains(&before.context);
-    if let Some(live) = shard.live.get_mut(&key) {
+    if let Some(live) = shard.live.get_mut(key) {
         live.overtaken = before
             .overtaken
             .saturating_add(u8::from(!goes_without_free));
@@ -273,7 +325,7 @@ fn overtake(shard: &mut Shard, key: u64, before: &Live) {
 #[inline]
 pub(crate) fn remove(key: u64) -> Option<(Live, u64)> {
     let mut home = shard(key);
-    let mut live = home.live.remove(&key)?;
+    let mut live = home.live.remove(key)?;
     if live.overtaken != 0 {
         // Whoever was given the address after it has given it back already.
         live.overtaken -= 1;
@@ -325,10 +377,10 @@ fn uncover(key: u64, live: &Live) -> u64 {
 pub(crate) fn drain_context(context: usize, mut each: impl FnMut(&Live, u64)) {
     for padded in &TABLE {
         let mut gone = Vec::new();
-        lock(padded).live.retain(|key, live| {
+        padded.0.lock().live.retain(|key, live| {
             let goes = live.context == context && !matches!(live.kind, Kind::Pooled | Kind::Gone);
             if goes {
-                gone.push((*key, *live));
+                gone.push((key, *live));
                 // Late frees of what was here before must not take a later entry for theirs.
                 (live.kind, live.bytes) = (Kind::Gone, 0);
             }
@@ -346,7 +398,7 @@ pub(crate) fn drain_context(context: usize, mut each: impl FnMut(&Live, u64)) {
 pub(crate) fn room(context: usize, device: u16, bytes: u64) -> bool {
     let mut pieces = Vec::new();
     for padded in &TABLE {
-        for (start, live) in &lock(padded).live {
+        for (start, live) in padded.0.lock().live.iter() {
             if !live.by_address() || live.device != device {
                 continue;
             }
@@ -354,7 +406,7 @@ pub(crate) fn room(context: usize, device: u16, bytes: u64) -> bool {
                 live.kind == Kind::Device && live.bytes <= SMALL && live.context == context;
             let end = start.saturating_add(live.bytes).next_multiple_of(UNIT);
             let (head, tail) = (start / GRANULE, end.saturating_sub(1) / GRANULE);
-            pieces.push((head, *start, end.min((head + 1) * GRANULE), fits_in));
+            pieces.push((head, start, end.min((head + 1) * GRANULE), fits_in));
             if tail != head {
                 pieces.push((tail, tail * GRANULE, end, fits_in));
             }
@@ -416,7 +468,7 @@ mod tests {
         insert(at, of(72));
         drain_context(72, |_, _| ());
         assert!(remove(at).is_none());
-        assert!(!shard(at).live.contains_key(&at));
+        assert!(shard(at).live.get_mut(at).is_none());
     }
 
     #[test]
