@@ -714,3 +714,12 @@ fn what_has_not_changed_since_it_left_is_not_copied_out_again() {
         host.ended_well();
     }
 }
+
+#[test]
+fn a_program_ends_as_ever_while_its_memory_is_out() {
+    let mut host = Host::start();
+    let id = host.take(&format!("alloc {}", 20 * MIB));
+    host.says(&format!("fill {id} 1"), "0");
+    host.evict();
+    host.ended_well();
+}

@@ -461,6 +461,8 @@ impl Arena {
                     used: 0,
                     stays: false,
                     references: 0,
+                    of_arena: true,
+                    sync_memops: false,
                 };
                 made.push((address, piece));
                 address += bytes;

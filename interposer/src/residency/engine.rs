@@ -142,6 +142,54 @@ pub(super) fn any_context(ordinal: i32) -> usize {
     })
 }
 
+/// After `cuCtxEnablePeerAccess` or `cuCtxDisablePeerAccess` of a thread on the device `toucher`: plain memory of the other context's device
+/// can be touched from there, or no longer. The driver knows that of its own allocations; mappings have to be told. Inside the latch.
+pub(crate) fn peers(toucher: i32, other: usize, on: bool) {
+    let owner = contexts(|all| {
+        let known = all.iter().find(|known| known.context == other);
+        known.map(|known| known.ordinal)
+    });
+    let Some(owner) = owner.filter(|owner| *owner != toucher && toucher >= 0) else {
+        return;
+    };
+    {
+        let mut peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.retain(|pair| *pair != (toucher, owner));
+        if on {
+            peers.push((toucher, owner));
+        }
+    }
+    let mut access = piece::access_from(toucher);
+    if !on {
+        access.flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    }
+    let told: Vec<(u64, u64)> = piece::with(|pieces| {
+        let arenas = pieces
+            .all
+            .values_mut()
+            .filter(|piece| piece.ordinal == owner && piece.of_arena);
+        arenas
+            .map(|piece| {
+                for mapping in &mut piece.mappings {
+                    mapping.access.retain(|one| one.location.id != toucher);
+                    if on {
+                        mapping.access.push(access);
+                    }
+                }
+                (piece.address(), piece.bytes)
+            })
+            .collect()
+    });
+    piece::quietly(|| {
+        for (address, bytes) in told {
+            // SAFETY: mapped by us; the latch is open and passed, so that nothing is away.
+            let _ = unsafe {
+                real::cuMemSetAccess(CUdeviceptr(address), bytes as usize, &raw const access, 1)
+            };
+        }
+    });
+}
+
 /// Who may touch memory of the device `ordinal`.
 pub(super) fn readers_of(ordinal: i32) -> Vec<CUmemAccessDesc> {
     let mut access = vec![piece::access_from(ordinal)];
@@ -460,8 +508,27 @@ pub(super) struct Move {
     pub(super) handle: u64,
     pub(super) mappings: Vec<Mapping>,
     pub(super) properties: CUmemAllocationProp,
+    /// Copies of it are to wait for their end.
+    pub(super) sync_memops: bool,
     /// Its shadow; null: it has none.
     host: *mut c_void,
+}
+
+impl Move {
+    /// What the driver has forgotten of a mapping that was made anew.
+    pub(super) fn tell_again(&self) {
+        if self.sync_memops {
+            let on: i32 = 1;
+            // SAFETY: valid pointer to a local; an address that is mapped.
+            let _ = unsafe {
+                real::cuPointerSetAttribute(
+                    (&raw const on).cast(),
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+                    CUdeviceptr(self.address),
+                )
+            };
+        }
+    }
 }
 
 /// A piece as it is now.
@@ -477,6 +544,7 @@ pub(super) fn look_at(id: u64) -> Step<Move> {
             handle: piece.handle,
             mappings: piece.mappings.clone(),
             properties: piece.properties,
+            sync_memops: piece.sync_memops,
             host: shadow.map_or(std::ptr::null_mut(), Shadow::pointer),
         })
     });
@@ -693,7 +761,10 @@ fn bring(of: &Move, deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Step<u64> 
     let mut nap = Duration::from_micros(20);
     loop {
         match piece::bring(of.bytes, &of.properties, &of.mappings) {
-            Ok(handle) => return Ok(handle),
+            Ok(handle) => {
+                of.tell_again();
+                return Ok(handle);
+            }
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
                 if now_ns() < deadline_ns && !process::exiting() && !given_up() =>
             {

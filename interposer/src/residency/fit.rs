@@ -194,6 +194,7 @@ fn exchange(
         }
     }
     let _ = piece::release(of.handle);
+    of.tell_again();
     piece::with(|pieces| {
         let Some(piece) = pieces.all.get_mut(&id) else {
             return;

@@ -49,6 +49,8 @@ pub(crate) fn adopt(
         used: 0,
         stays: false,
         references: 1,
+        of_arena: false,
+        sync_memops: false,
     };
     TAG | piece::with(|pieces| pieces.add(piece))
 }
