@@ -431,9 +431,9 @@ fn an_allocation_waits_for_memory_that_another_tenant_is_to_leave() {
         host.witness.ask(&format!("alloc plain {}", 8000 * MIB)),
         "0 0"
     );
-    host.talk.send(&format!("alloc {}", 1024 * MIB));
+    host.talk.send(&format!("alloc {}", 256 * MIB));
     wait_until("it asks for room", || {
-        (host.arbiter.pages.client.room_bytes(0) == 1024 * MIB).then_some(())
+        (host.arbiter.pages.client.room_bytes(0) == 256 * MIB).then_some(())
     });
     assert_eq!(host.witness.ask("free 0"), "0");
     assert_eq!(host.talk.answer(), "0 0");

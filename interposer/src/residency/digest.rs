@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use shim_ffi::*;
 
-use super::engine::{self, Lanes, Step};
+use super::lanes::{self, Lanes, Step};
 use super::piece;
 use crate::real;
 
@@ -64,7 +64,7 @@ impl Pinned {
         const PORTABLE_AND_MAPPED: u32 = 3;
         let mut at = std::ptr::null_mut();
         // SAFETY: valid pointer to a local.
-        engine::done(unsafe { real::cuMemHostAlloc(&raw mut at, words * 8, PORTABLE_AND_MAPPED) })?;
+        lanes::done(unsafe { real::cuMemHostAlloc(&raw mut at, words * 8, PORTABLE_AND_MAPPED) })?;
         Ok(Self(at.cast()))
     }
 }
@@ -81,7 +81,7 @@ fn in_context(
     all: &[(u64, u64, u64)],
     digests: &mut BTreeMap<u64, Digest>,
 ) -> Step<()> {
-    let lanes = engine::enter(context)?;
+    let lanes = lanes::enter(context)?;
     let kernel = kernel(context, lanes)?;
     let ranges: Vec<(u64, u64)> = all
         .iter()
@@ -112,7 +112,7 @@ fn in_context(
     let blocks = ranges.len().clamp(1, BLOCKS) as u32;
     // SAFETY: the kernel's own parameters; it reads the pieces, which are mapped, and the table, and writes the hashes. Both are
     // waited for before they go.
-    let launched = engine::done(unsafe {
+    let launched = lanes::done(unsafe {
         real::cuLaunchKernel(
             kernel,
             blocks,
@@ -127,7 +127,7 @@ fn in_context(
             std::ptr::null_mut(),
         )
     });
-    launched.and_then(|()| engine::settle(lanes.out, bytes))?;
+    launched.and_then(|()| lanes::settle(lanes.out, bytes))?;
     let mut at = 0;
     for (id, _, bytes) in all {
         let count = bytes.div_ceil(RANGE) as usize;
@@ -149,17 +149,17 @@ fn kernel(context: usize, lanes: Lanes) -> Step<CUfunction> {
     let (mut module, mut function) = (CUmodule::NULL, CUfunction::NULL);
     // SAFETY: valid pointers to locals; a module's text and a name, NUL-terminated both. The module goes with the context.
     unsafe {
-        engine::done(real::cuModuleLoadData(
+        lanes::done(real::cuModuleLoadData(
             &raw mut module,
             MODULE.as_ptr().cast(),
         ))?;
-        engine::done(real::cuModuleGetFunction(
+        lanes::done(real::cuModuleGetFunction(
             &raw mut function,
             module,
             c"sublet_hash_chunks".as_ptr(),
         ))?;
     }
-    engine::keep_kernel(context, function);
+    lanes::keep_kernel(context, function);
     Ok(function)
 }
 
