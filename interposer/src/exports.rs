@@ -791,6 +791,12 @@ mod track {
                 let handle = unsafe { *(arg(0) as *const u64) };
                 memory::retained(handle, arg(1) as u64);
             }
+            Symbol::cuCtxEnablePeerAccess | Symbol::cuCtxDisablePeerAccess
+                if residency::active() =>
+            {
+                let on = symbol as u16 == Symbol::cuCtxEnablePeerAccess as u16;
+                residency::peers(context::here(), arg(0), on);
+            }
             Symbol::cuPointerSetAttribute => {
                 // CAST: an enumerator in the low half of its word.
                 residency::set_attribute(arg(0), arg(1) as u32, arg(2) as u64);

@@ -47,6 +47,8 @@ impl Host {
     fn with(vars: &[(&str, &str)], overflow: bool, host_budget: Option<u64>) -> Self {
         let room = Room::new();
         let (listening, mut command) = evictable(&room, &programs::program("resident"));
+        // The kernel that hashes takes memory of the device, and these tests count every byte.
+        command.env("SUBLET_RESIDENCY", "reuse=0");
         let mut talk = Talk::start(command.envs(vars.iter().copied()));
         talk.send("init");
         let arbiter = welcome(&listening, overflow, host_budget);
@@ -345,7 +347,7 @@ fn memory_that_the_program_maps_itself_moves_with_its_handles() {
 
 #[test]
 fn a_job_is_fitted_into_fewer_bytes_and_uses_all_of_them() {
-    let mut host = Host::with(&[("SUBLET_RESIDENCY", "chunk=4194304")], true, None);
+    let mut host = Host::with(&[("SUBLET_RESIDENCY", "chunk=4194304,reuse=0")], true, None);
     let ids: Vec<String> = (0..4)
         .map(|_| host.take(&format!("alloc {}", 8 * MIB)))
         .collect();
@@ -429,9 +431,9 @@ fn an_allocation_waits_for_memory_that_another_tenant_is_to_leave() {
         host.witness.ask(&format!("alloc plain {}", 8000 * MIB)),
         "0 0"
     );
-    host.talk.send(&format!("alloc {}", 1024 * MIB));
+    host.talk.send(&format!("alloc {}", 256 * MIB));
     wait_until("it asks for room", || {
-        (host.arbiter.pages.client.room_bytes(0) == 1024 * MIB).then_some(())
+        (host.arbiter.pages.client.room_bytes(0) == 256 * MIB).then_some(())
     });
     assert_eq!(host.witness.ask("free 0"), "0");
     assert_eq!(host.talk.answer(), "0 0");
@@ -508,7 +510,7 @@ fn a_failure_at_any_step_leaves_the_job_resident_or_says_so() {
         let fault = fails(call, 999, after);
         let vars = [
             ("SUBLET_SIM_FAULT", fault.as_str()),
-            ("SUBLET_RESIDENCY", "chunk=2097152,depth=2"),
+            ("SUBLET_RESIDENCY", "chunk=2097152,depth=2,reuse=0"),
         ];
         let mut host = Host::with(&vars, false, None);
         let id = host.take(&format!("alloc {}", 12 * MIB));
@@ -523,15 +525,27 @@ fn a_failure_at_any_step_leaves_the_job_resident_or_says_so() {
         host.says(&format!("check {id} 4"), "0 0");
         host.ended_well();
     }
-    // Without pinned memory or events it is slower, and that is all.
-    for call in ["cuMemHostRegister_v2", "cuEventRecord"] {
-        let fault = fails(call, 999, 1);
-        let mut host = Host::with(&[("SUBLET_SIM_FAULT", &fault)], false, None);
+    // Without pinned memory, events or hashes it is slower, and that is all.
+    for (call, after) in [
+        ("cuMemHostRegister_v2", 1),
+        ("cuEventRecord", 1),
+        ("cuModuleLoadData", 0),
+        ("cuLaunchKernel", 0),
+        ("cuMemHostAlloc", 0),
+    ] {
+        let fault = fails(call, 999, after);
+        let vars = [
+            ("SUBLET_SIM_FAULT", fault.as_str()),
+            ("SUBLET_RESIDENCY", ""),
+        ];
+        let mut host = Host::with(&vars, false, None);
         let id = host.take(&format!("alloc {}", 12 * MIB));
         host.says(&format!("fill {id} 4"), "0");
-        host.evict();
-        host.restore();
-        host.says(&format!("check {id} 4"), "0 0");
+        for _ in 0..2 {
+            host.evict();
+            host.restore();
+            host.says(&format!("check {id} 4"), "0 0");
+        }
         host.ended_well();
     }
     // A restore that cannot be carried out: nothing is lost, and calls are told instead of waiting for ever.
@@ -545,7 +559,7 @@ fn a_failure_at_any_step_leaves_the_job_resident_or_says_so() {
         let fault = fails(call, 999, pieces);
         let vars = [
             ("SUBLET_SIM_FAULT", fault.as_str()),
-            ("SUBLET_RESIDENCY", "chunk=2097152"),
+            ("SUBLET_RESIDENCY", "chunk=2097152,reuse=0"),
         ];
         let mut host = Host::with(&vars, false, None);
         let id = host.take(&format!("alloc {}", 12 * MIB));
@@ -664,4 +678,48 @@ fn training_ends_with_the_same_loss_however_often_it_is_moved() {
     }
     assert!(evicted > 0);
     assert_eq!(loss(job.wait()), bare);
+}
+
+#[test]
+fn what_has_not_changed_since_it_left_is_not_copied_out_again() {
+    for reuse in [true, false] {
+        let reuse_word = format!("chunk=4194304,reuse={}", u8::from(reuse));
+        let mut host = Host::with(&[("SUBLET_RESIDENCY", &reuse_word)], false, None);
+        let large = host.take(&format!("alloc {}", 30 * MIB));
+        let small = host.take("alloc 100000");
+        host.says(&format!("fill {large} 1"), "0");
+        host.says(&format!("fill {small} 2"), "0");
+        let held = host.arbiter.footprint().evictable_bytes;
+        let mut moved = 0;
+        let mut out = |host: &mut Host| {
+            host.evict();
+            let now = host.arbiter.footprint().moved_out_bytes;
+            let by = now - moved;
+            moved = now;
+            host.restore();
+            by
+        };
+        assert_eq!(out(&mut host), held);
+        host.says(&format!("check {large} 1"), "0 0");
+        assert_eq!(out(&mut host), if reuse { 0 } else { held });
+        // One word of one MiB.
+        host.says(&format!("write {large} 77"), "0");
+        assert_eq!(out(&mut host), if reuse { MIB } else { held });
+        host.says(&format!("check {large} 1"), "0 1");
+        host.says(&format!("fill {small} 3"), "0");
+        host.says(&format!("fill {large} 1"), "0");
+        assert_eq!(out(&mut host), if reuse { 2 * MIB } else { held });
+        host.says(&format!("check {large} 1"), "0 0");
+        host.says(&format!("check {small} 3"), "0 0");
+        host.ended_well();
+    }
+}
+
+#[test]
+fn a_program_ends_as_ever_while_its_memory_is_out() {
+    let mut host = Host::start();
+    let id = host.take(&format!("alloc {}", 20 * MIB));
+    host.says(&format!("fill {id} 1"), "0");
+    host.evict();
+    host.ended_well();
 }
