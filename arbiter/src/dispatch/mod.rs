@@ -486,3 +486,5 @@ impl Lane {
 mod tests;
 #[cfg(test)]
 mod tests_control;
+#[cfg(test)]
+mod tests_residence;

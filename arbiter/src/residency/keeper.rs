@@ -34,6 +34,8 @@ const LOOK_NS: u64 = 500_000;
 const TICK_NS: u64 = 20_000_000;
 /// Least bytes from which a rate is learnt.
 const LEARN_BYTES: u64 = 32 << 20;
+/// By so much the memory that is spoken for may be more than there is before an arrival is called off.
+const SLACK_BYTES: u64 = 64 << 20;
 /// Host memory is moved back and forth for no less than this, or for all that is missing.
 const FIT_BYTES: u64 = 64 << 20;
 /// And no sooner than this after the last time.
@@ -278,12 +280,7 @@ impl Keeper {
 
     /// A slice was granted to one that is out: its switch begins, if it can.
     pub fn begin_switch(&mut self, now_ns: u64, id: TenantId) {
-        let lodgers = Lodgers {
-            now_ns,
-            capacity_bytes: self.capacity_bytes,
-            all: &self.lodgers,
-        };
-        let Some(room) = self.arbitration.room_for(&lodgers, id) else {
+        let Some(room) = self.arbitration.room_for(&self.lodgers(now_ns), id) else {
             return;
         };
         if room.from_ns > now_ns {
@@ -299,6 +296,14 @@ impl Keeper {
             record.begin(now_ns);
         }
         record.standing = Standing::Moving;
+    }
+
+    fn lodgers(&self, now_ns: u64) -> Lodgers<'_> {
+        Lodgers {
+            now_ns,
+            capacity_bytes: self.capacity_bytes,
+            all: &self.lodgers,
+        }
     }
 
     fn depart(&mut self, now_ns: u64, id: TenantId, verb: Verb) {
@@ -447,6 +452,11 @@ impl Keeper {
             evictable_bytes = evictable_bytes.saturating_add(footprint.evictable_bytes);
             resident_bytes = resident_bytes.saturating_add(footprint.resident_bytes);
         }
+        let room_bytes = guest
+            .clients
+            .iter()
+            .map(|(_, pages)| pages.client.room_bytes(self.device))
+            .fold(0, u64::saturating_add);
         let state = self.state_of(guest);
         let record = self.records.entry(guest.id).or_default();
         // While all is on the device the charge is what it has there; what is not evictable does not change by moving.
@@ -476,8 +486,10 @@ impl Keeper {
             evictable_bytes,
             resident_bytes,
             fixed_bytes: record.fixed_bytes,
+            room_bytes,
             out: !state.is_usable(),
-            wants: guest.wants || record.wished,
+            // One that waits for memory inside an allocation does not come to its gate.
+            wants: guest.wants || record.wished || room_bytes > 0,
             active_ns: record.active_ns,
             since_ns: record.since_ns,
             leaving,
@@ -528,12 +540,7 @@ impl Keeper {
         let target = self.fit_target(guest);
         let over = resident.saturating_sub(target);
         let under = target.min(all).saturating_sub(resident);
-        let room = Lodgers {
-            now_ns,
-            capacity_bytes: self.capacity_bytes,
-            all: &self.lodgers,
-        }
-        .free_bytes();
+        let room = self.lodgers(now_ns).free_bytes();
         let comes_back = under >= FIT_BYTES.min(all - resident) && under > 0 && under <= room;
         if (over > 0 || comes_back) && now_ns >= record.fitted_ns + FIT_NS {
             self.depart(now_ns, guest.id, Verb::Fit);
@@ -542,29 +549,29 @@ impl Keeper {
 
     /// Allocations of those that are in wait for memory: others give way.
     fn make_room(&mut self, now_ns: u64, guests: &[Guest<'_>]) {
-        for guest in guests {
-            let waits_for: u64 = guest
-                .clients
-                .iter()
-                .map(|(_, pages)| pages.client.room_bytes(self.device))
-                .fold(0, u64::saturating_add);
-            let is_in = self.state_of(guest).is_usable();
-            if waits_for == 0 || !is_in {
+        let mut waiting: Vec<(bool, u64, TenantId)> = self
+            .lodgers
+            .iter()
+            .filter(|one| one.room_bytes > 0 && !one.out && !one.leaving)
+            .map(|one| (one.class == Class::Opportunistic, one.arrived_ns, one.id))
+            .collect();
+        waiting.sort_unstable();
+        for (_, _, id) in waiting {
+            self.count(guests);
+            if self.phase_of(id) != Phase::Settled {
                 continue;
             }
-            let lodgers = Lodgers {
-                now_ns,
-                capacity_bytes: self.capacity_bytes,
-                all: &self.lodgers,
-            };
-            let room = self
-                .arbitration
-                .more_room_for(&lodgers, guest.id, waits_for);
-            for victim in room.into_iter().flat_map(|room| room.victims) {
+            let room = self.arbitration.more_room_for(&self.lodgers(now_ns), id);
+            let victims = room.map(|room| room.victims).unwrap_or_default();
+            if victims.is_empty() {
+                continue;
+            }
+            for victim in victims {
                 self.depart(now_ns, victim, Verb::Evict);
-                if let Some(lodger) = self.lodgers.iter_mut().find(|one| one.id == victim) {
-                    lodger.leaving = true;
-                }
+            }
+            // It has taken a place as one that comes does, and stays as long.
+            if let Some(record) = self.records.get_mut(&id) {
+                record.since_ns = now_ns;
             }
         }
     }
@@ -714,15 +721,13 @@ impl Keeper {
                 continue;
             }
             self.count(guests);
-            let lodgers = Lodgers {
-                now_ns,
-                capacity_bytes: self.capacity_bytes,
-                all: &self.lodgers,
-            };
-            if lodgers.lacking_bytes(0) == 0 {
+            // Others grow by a little all the time, and what is spoken for is not taken to the byte.
+            if self.lodgers(now_ns).lacking_bytes(0) <= SLACK_BYTES {
                 return;
             }
-            if let Some(room) = self.arbitration.more_room_for(&lodgers, guest.id, 0) {
+            if let Some(room) = self.arbitration.room_for(&self.lodgers(now_ns), guest.id)
+                && room.from_ns <= now_ns
+            {
                 for victim in room.victims {
                     self.depart(now_ns, victim, Verb::Evict);
                 }
@@ -787,12 +792,11 @@ impl Keeper {
                     (Phase::Settled, standing) => standing,
                     _ => Standing::Moving,
                 };
-                // One that waits for memory inside an allocation does not come to its gate.
-                let stands_inside = guest
-                    .clients
+                let waits_inside = self
+                    .lodgers
                     .iter()
-                    .any(|(_, pages)| pages.client.room_bytes(self.device) > 0);
-                if record.standing == Standing::MayCome && (record.wished || stands_inside) {
+                    .any(|one| one.id == guest.id && one.room_bytes > 0);
+                if record.standing == Standing::MayCome && (record.wished || waits_inside) {
                     wished = Some(guest.id);
                 }
             }
