@@ -330,9 +330,10 @@ impl Arbiter {
                     tenant.clear_slot(missing.slot);
                 }
                 if tenant.memory.is_none() {
-                    tenant.memory = Some(TenantMemory::create().map_err(failed)?);
+                    tenant.memory = Some(self.spare.tenant().map_err(failed)?);
                 }
-                let pages = ClientPages::create().map_err(failed)?;
+                let asks = hello.features & channel::SIGNATURES != 0;
+                let pages = self.spare.client(asks).map_err(failed)?;
                 let Some(slot) = tenant.take_slot() else {
                     let text = format!(
                         "job `{}` has {TENANT_SLOTS} processes, the most there can be",
@@ -353,6 +354,7 @@ impl Arbiter {
         // Records of a ring whose reader is unknown were read by the arbiter before, as far as anybody can tell.
         let mut pages = pages;
         if hello.features & channel::SIGNATURES != 0
+            && pages.signatures().is_none()
             && let Err(error) = pages.ask_for_signatures()
         {
             tracing::warn!(
@@ -420,7 +422,7 @@ impl Arbiter {
         let client = Client {
             tenant: tenant_id,
             pid,
-            started_ticks: peer::started_ticks(pid).unwrap_or(0),
+            started_ticks: 0,
             process,
             socket: None,
             hung_up: false,
@@ -452,6 +454,8 @@ impl Arbiter {
             let Some(client) = self.clients.get_mut(&id) else {
                 return Ok(());
             };
+            // After the welcome: the client waits for that, and nobody asks for this before.
+            client.started_ticks = peer::started_ticks(pid).unwrap_or(0);
             let socket = client.socket.insert(socket);
             self.poller
                 .add(&*socket, Event::ClientHungUp(id), Interest::HangUp)?;

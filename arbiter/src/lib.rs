@@ -25,6 +25,7 @@ mod profile;
 mod reactor;
 mod residency;
 mod serve;
+mod spare;
 mod state;
 mod status;
 mod tenant;

@@ -29,6 +29,7 @@ use crate::peer::{Client, Greeting};
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{Errand, HostBooks};
+use crate::spare::Spare;
 use crate::state::State;
 
 /// How often the slow things are seen to: deadlines of strangers, journals, the file of the state.
@@ -166,6 +167,7 @@ pub struct Arbiter {
     /// Listeners left alone until then, for want of descriptors.
     pub(crate) deaf_until_ns: Option<u64>,
     house_ns: u64,
+    pub(crate) spare: Spare,
     idle_since_ns: Option<u64>,
     pub(crate) watching: bool,
     pub(crate) stopping: bool,
@@ -249,6 +251,7 @@ impl Arbiter {
             strangers: Allowance::new(now_ns),
             deaf_until_ns: None,
             house_ns: now_ns,
+            spare: Spare::default(),
             idle_since_ns: Some(now_ns),
             watching: false,
             stopping: false,
@@ -464,6 +467,7 @@ impl Arbiter {
         self.look_for_missing(now_ns);
         self.conductor.form(&mut self.lanes);
         self.look_for_offenders(now_ns);
+        self.spare.fill();
         self.survey_residency(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.
         let watching = !self.clients.is_empty() || !self.ledger.is_empty();

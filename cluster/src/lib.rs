@@ -6,8 +6,9 @@
 //! * [`sim`]: discrete events in virtual time, driving the same [`policy::cluster::Scheduler`] that a live hook drives.
 //! * [`report`]: what a run was like, in numbers; [`plot`]: in pictures.
 //!
-//! The live hook itself is not here yet.
+//! * [`live`]: the hook itself: nodes that report, jobs that are submitted, decisions that are carried out.
 
+pub mod live;
 pub mod plot;
 pub mod report;
 pub mod sim;

@@ -8,7 +8,8 @@ pub(crate) struct Symbols {
     pub(crate) base: usize,
     table: *const libc::Elf64_Sym,
     strings: *const c_char,
-    count: usize,
+    /// SysV hash table, or null.
+    buckets: *const u32,
     soname: Option<usize>,
     /// GNU hash table, or null.
     hash: *const u32,
@@ -56,27 +57,31 @@ impl Symbols {
         }
         // glibc relocates these in place; others leave offsets.
         let mapped = |value: usize| if value < base { value + base } else { value };
-        let count = if gnu != 0 {
-            // SAFETY: the object's own hash table.
-            unsafe { gnu_count(mapped(gnu) as *const u32) }
-        } else if sysv != 0 {
-            // SAFETY: the second word of a SysV hash table is the number of symbols.
-            unsafe { *(mapped(sysv) as *const u32).add(1) as usize }
-        } else {
+        if gnu == 0 && sysv == 0 {
             return None;
+        }
+        let table_at = |value: usize| match value {
+            0 => std::ptr::null(),
+            _ => mapped(value) as *const u32,
         };
         Some(Self {
             base,
             table: mapped(table) as *const libc::Elf64_Sym,
             strings: mapped(strings) as *const c_char,
-            count,
             soname,
-            hash: if gnu == 0 {
-                std::ptr::null()
-            } else {
-                mapped(gnu) as *const u32
-            },
+            hash: table_at(gnu),
+            buckets: table_at(sysv),
         })
+    }
+
+    /// Number of symbols. Not looked up before it is needed: the tables of a large library are many pages.
+    fn count(&self) -> usize {
+        if self.hash.is_null() {
+            // SAFETY: one of both is not null; the second word of a SysV hash table is the number of symbols.
+            return unsafe { *self.buckets.add(1) as usize };
+        }
+        // SAFETY: the object's own hash table.
+        unsafe { gnu_count(self.hash) }
     }
 
     /// The object's SONAME.
@@ -88,15 +93,12 @@ impl Symbols {
 
     /// The functions that the object defines: each symbol and its name.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (*const libc::Elf64_Sym, &CStr)> {
-        (0..self.count).filter_map(|at| self.function(at))
+        (0..self.count()).filter_map(|at| self.function(at))
     }
 
-    /// Symbol `at` and its name, if it is a function that the object defines.
+    /// Symbol `at`, one of the table, and its name, if it is a function that the object defines.
     fn function(&self, at: usize) -> Option<(*const libc::Elf64_Sym, &CStr)> {
-        if at >= self.count {
-            return None;
-        }
-        // SAFETY: below the table's length; names are NUL-terminated strings of the string table.
+        // SAFETY: below the table's length, or found in its hash table; names are NUL-terminated strings of the string table.
         unsafe {
             let symbol = self.table.add(at);
             let defined = (*symbol).st_shndx != 0 && (*symbol).st_info & 0xf == STT_FUNC;
@@ -107,10 +109,10 @@ impl Symbols {
         }
     }
 
-    /// Name of symbol `index`, which may be undefined here.
-    pub(crate) fn name(&self, index: usize) -> Option<&CStr> {
+    /// Name of symbol `index` of `count`, which may be undefined here.
+    fn name(&self, index: usize, count: usize) -> Option<&CStr> {
         // SAFETY: as above.
-        (index < self.count).then(|| unsafe {
+        (index < count).then(|| unsafe {
             CStr::from_ptr(self.strings.add((*self.table.add(index)).st_name as usize))
         })
     }
@@ -118,7 +120,7 @@ impl Symbols {
     /// First byte of the symbols, and the first behind them.
     pub(crate) fn span(&self) -> (usize, usize) {
         let first = self.table as usize;
-        (first, first + self.count * size_of::<libc::Elf64_Sym>())
+        (first, first + self.count() * size_of::<libc::Elf64_Sym>())
     }
 
     /// Address of the function `name`, or null.
@@ -240,7 +242,7 @@ pub(crate) unsafe fn filled_words(
     symbols: &Symbols,
     mut visit: impl FnMut(usize, &CStr),
 ) {
-    let base = info.dlpi_addr as usize;
+    let (base, count) = (info.dlpi_addr as usize, symbols.count());
     let (mut plt, mut plt_bytes, mut data, mut data_bytes) = (0, 0, 0, 0);
     // SAFETY: as the caller promises.
     for (tag, value) in unsafe { dynamic(info) } {
@@ -264,7 +266,7 @@ pub(crate) unsafe fn filled_words(
             let (kind, symbol) = (entry.r_info as u32, (entry.r_info >> 32) as usize);
             if matches!(kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT)
                 && symbol != 0
-                && let Some(name) = symbols.name(symbol)
+                && let Some(name) = symbols.name(symbol, count)
             {
                 visit(base + entry.r_offset as usize, name);
             }

@@ -188,7 +188,13 @@ extern "C-unwind" fn past_the_latch<const INDEX: usize>(
         Err(status) => return status,
     };
     // PANIC: rows of the table alone come here.
-    let address = real::address(SYMBOLS[INDEX]);
+    let symbol = SYMBOLS[INDEX];
+    let address = real::address(symbol);
+    let mut words = [a0, a1, a2, a3, a4, a5];
+    if track::takes_handle(symbol) {
+        residency::translate(symbol, &mut words);
+    }
+    let [a0, a1, a2, a3, a4, a5] = words;
     // SAFETY: the driver's function takes at most six words, each in its register; the caller's own arguments.
     unsafe {
         let function: unsafe extern "C-unwind" fn(
@@ -376,11 +382,18 @@ macro_rules! tracked {
             } else {
                 None
             };
-            if let Some(status) = track::refused(Symbol::$symbol, &[$($arg),*]) {
+            if let Some(status) = track::answered(Symbol::$symbol, &[$($arg),*]) {
                 return status;
             }
             let _ = std::panic::catch_unwind(|| track::before(Symbol::$symbol));
-            let result = call_words!($symbol $($arg)*);
+            let result = if track::takes_handle(Symbol::$symbol) {
+                let mut told = [$($arg),*];
+                track::translate(Symbol::$symbol, &mut told);
+                let [$($arg),*] = told;
+                call_words!($symbol $($arg)*)
+            } else {
+                call_words!($symbol $($arg)*)
+            };
             let _ = std::panic::catch_unwind(|| track::after(Symbol::$symbol, &[$($arg),*], result));
             drop(pass);
             result
@@ -507,6 +520,9 @@ macro_rules! export {
     };
     (cuMemGetAccess $($rest:tt)*) => {
         latched! { cuMemGetAccess }
+    };
+    (cuMemGetAllocationPropertiesFromHandle $($rest:tt)*) => {
+        latched! { cuMemGetAllocationPropertiesFromHandle }
     };
     // By action.
     ($symbol:ident $variant:ident pass_through $($rest:tt)*) => {
@@ -665,6 +681,7 @@ mod track {
                     | cuMulticastBindAddr_v2
                     | cuMulticastBindMem
                     | cuMulticastBindMem_v2
+                    | cuLogicalEndpointBindMem
                     | cuPointerSetAttribute
                     | cuTexObjectCreate
                     | cuCtxEnablePeerAccess
@@ -674,14 +691,46 @@ mod track {
 
     /// What cannot be had of memory that can be moved is answered as it would be of plain memory.
     #[inline(always)]
-    pub(super) fn refused(symbol: Symbol, args: &[usize]) -> Option<CUresult> {
+    pub(super) fn answered(symbol: Symbol, args: &[usize]) -> Option<CUresult> {
         let address = match symbol {
+            Symbol::cuMemMap | Symbol::cuMemSetAccess | Symbol::cuMemAddressFree => args.first(),
             Symbol::cuMemRetainAllocationHandle => args.get(1),
             _ => None,
         };
-        address
-            .is_some_and(|address| residency::owns(*address as u64))
-            .then_some(CUresult::CUDA_ERROR_INVALID_VALUE)
+        let address = *address? as u64;
+        if !residency::active() {
+            return None;
+        }
+        if residency::owns(address) {
+            return Some(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if matches!(symbol, Symbol::cuMemRetainAllocationHandle) && args.first() != Some(&0) {
+            let handle = residency::retain(address)?;
+            // SAFETY: not null, and the caller's to write to.
+            unsafe { *(args.first().copied().unwrap_or(0) as *mut u64) = handle };
+            memory::retained(handle, address);
+            return Some(CUresult::CUDA_SUCCESS);
+        }
+        None
+    }
+
+    /// Calls that take a handle of physical memory, which may be a number of ours.
+    pub(super) const fn takes_handle(symbol: Symbol) -> bool {
+        matches!(
+            symbol,
+            Symbol::cuMemMap
+                | Symbol::cuMemExportToShareableHandle
+                | Symbol::cuMemGetAllocationPropertiesFromHandle
+                | Symbol::cuMulticastBindMem
+                | Symbol::cuMulticastBindMem_v2
+                | Symbol::cuLogicalEndpointBindMem
+        )
+    }
+
+    pub(super) fn translate(symbol: Symbol, words: &mut [usize]) {
+        if residency::active() {
+            residency::translate(symbol, words);
+        }
     }
 
     /// Calls that may end a context.
@@ -722,6 +771,9 @@ mod track {
             return;
         }
         let arg = |at: usize| args.get(at).copied().unwrap_or(0);
+        if residency::active() {
+            residency::noted(symbol, args);
+        }
         match symbol {
             Symbol::cuMemExportToShareableHandle => {
                 memory::exported(arg(1) as u64, arg(0), arg(2) as u32)

@@ -27,8 +27,31 @@ pub(crate) fn open(path: &CStr) -> *mut c_void {
     open_as(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
 }
 
-/// A handle of a library that is loaded already, by its SONAME, or null.
+/// A handle of a library that is loaded already, by its SONAME, or null. Nothing is searched for on disk.
 pub(crate) fn loaded(soname: &CStr) -> *mut c_void {
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the dynamic linker hands us a valid object description and our own data; names are NUL-terminated.
+        let (name, soname) = unsafe {
+            let name = (*info).dlpi_name;
+            if name.is_null() {
+                return 0;
+            }
+            (
+                CStr::from_ptr(name).to_bytes(),
+                (*data.cast::<&CStr>()).to_bytes(),
+            )
+        };
+        c_int::from(name.rsplit(|byte| *byte == b'/').next() == Some(soname))
+    }
+    let mut sought = soname;
+    // SAFETY: the callback matches the prototype and its data outlives the call.
+    if unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut sought).cast()) } == 0 {
+        return std::ptr::null_mut();
+    }
     open_as(
         soname,
         libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NOLOAD,

@@ -41,9 +41,8 @@ const LIBRARY: &CStr = c"libgcc_s.so.1";
 
 /// Looks every function up if the process has an unwinder already: unwinding may begin on a small stack.
 pub(crate) fn prepare() {
-    let at_large = !loader::real_dlsym(libc::RTLD_DEFAULT, NAMES[0]).is_null();
     let library = loader::loaded(LIBRARY);
-    if !at_large && library.is_null() {
+    if library.is_null() {
         return;
     }
     for (name, slot) in NAMES.iter().zip(&SLOTS) {

@@ -7,6 +7,7 @@
 //!
 //! Where the arbiter is lost while memory is out, and the job is to go on without it, the agent brings it back by itself.
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use super::{fit, latch, piece, tuning};
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::errno::Preserve;
 use crate::thread::thread;
-use crate::{capture, process};
+use crate::{capture, loader, process};
 
 /// How long the agent sleeps without an order. TIMEOUT: how late it notices that the arbiter is gone, at most.
 const STEP: Duration = Duration::from_millis(250);
@@ -61,28 +62,70 @@ pub(super) fn start() {
         return;
     }
     let _errno = Preserve::new();
-    // The program's signals are for the program's threads.
-    // SAFETY: valid pointers to locals; the mask is put back below.
-    let before = unsafe {
-        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        before
-    };
-    let started = std::thread::Builder::new()
-        .name("sublet-agent".to_owned())
-        .stack_size(1 << 20)
-        .spawn(|| {
-            thread().inside.set(true);
-            let _ = std::panic::catch_unwind(run);
-        });
-    // SAFETY: as above.
-    unsafe {
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-    }
-    if started.is_err() {
+    if !spawn() {
         STARTED.store(0, Ordering::Release);
     }
+}
+
+/// A thread with every signal blocked: the program's signals are for the program's threads. By hand, because the standard library's way
+/// asks for a newer C library than we may (see `old_libc`).
+fn spawn() -> bool {
+    type Thread = extern "C" fn(*mut c_void) -> *mut c_void;
+    type Create = unsafe extern "C" fn(
+        *mut libc::pthread_t,
+        *const c_void,
+        Thread,
+        *mut c_void,
+    ) -> libc::c_int;
+    type Detach = unsafe extern "C" fn(libc::pthread_t) -> libc::c_int;
+    let (create, detach) = (
+        loader::in_c_library(c"pthread_create"),
+        loader::in_c_library(c"pthread_detach"),
+    );
+    if create.is_null() || detach.is_null() {
+        return false;
+    }
+    /// Bytes of the kernel's set of signals.
+    const SET: usize = 8;
+    let (all, mut before, mut thread) = (u64::MAX, 0u64, 0);
+    // SAFETY: valid pointers to locals of the kernel's size; the mask of this thread is put back. The functions are the C library's of
+    // these names.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const all,
+            &raw mut before,
+            SET,
+        );
+        let create = std::mem::transmute::<*mut c_void, Create>(create);
+        let detach = std::mem::transmute::<*mut c_void, Detach>(detach);
+        let started = create(
+            &raw mut thread,
+            std::ptr::null(),
+            main,
+            std::ptr::null_mut(),
+        ) == 0;
+        if started {
+            detach(thread);
+        }
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const before,
+            std::ptr::null_mut::<u64>(),
+            SET,
+        );
+        started
+    }
+}
+
+extern "C" fn main(_: *mut c_void) -> *mut c_void {
+    // SAFETY: a NUL-terminated name of less than 16 bytes.
+    unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"sublet-agent".as_ptr()) };
+    thread().inside.set(true);
+    let _ = std::panic::catch_unwind(run);
+    std::ptr::null_mut()
 }
 
 fn run() {

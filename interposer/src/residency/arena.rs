@@ -460,6 +460,7 @@ impl Arena {
                     shadow: None,
                     used: 0,
                     stays: false,
+                    references: 0,
                 };
                 made.push((address, piece));
                 address += bytes;
@@ -672,6 +673,21 @@ pub(crate) fn context_died(context: usize) {
         let _ = unsafe { real::cuMemAddressFree(CUdeviceptr(arena.base), arena.bytes as usize) };
     }
     super::engine::context_died(context);
+}
+
+/// Makes a call of the program's that takes `bytes` of a device's memory, which the quota allows, again and again while the device has
+/// none: another tenant's may be about to leave.
+pub(crate) fn patiently(meter: &Meter, bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
+    let mut room: Option<Room<'_>> = None;
+    loop {
+        let result = call();
+        if result != CUresult::CUDA_ERROR_OUT_OF_MEMORY || !super::active() {
+            return result;
+        }
+        if !room.get_or_insert_with(|| Room::begin(meter, bytes)).wait() {
+            return result;
+        }
+    }
 }
 
 /// A thread that waits for device memory, told to the arbiter.

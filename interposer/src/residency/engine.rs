@@ -132,6 +132,14 @@ pub(super) fn context_died(context: usize) {
     });
 }
 
+/// A live context of the device; 0: none is known.
+pub(super) fn any_context(ordinal: i32) -> usize {
+    contexts(|all| {
+        let known = all.iter().find(|known| known.ordinal == ordinal);
+        known.map_or(0, |known| known.context)
+    })
+}
+
 /// Who may touch memory of the device `ordinal`.
 pub(super) fn readers_of(ordinal: i32) -> Vec<CUmemAccessDesc> {
     let mut access = vec![piece::access_from(ordinal)];
@@ -147,6 +155,9 @@ fn set_current(context: usize) -> Step<()> {
     done(unsafe { real::cuCtxSetCurrent(context) })
 }
 
+const NON_BLOCKING: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+
 /// Makes `context` current, with our streams in it.
 pub(super) fn enter(context: usize) -> Step<Lanes> {
     set_current(context)?;
@@ -158,8 +169,6 @@ pub(super) fn enter(context: usize) -> Step<Lanes> {
     if let Some(lanes) = known {
         return Ok(lanes);
     }
-    const NON_BLOCKING: u32 = 1;
-    const DISABLE_TIMING: u32 = 2;
     let mut lanes = Lanes {
         out: CUstream::NULL,
         back: CUstream::NULL,
@@ -262,19 +271,34 @@ struct Flight {
 }
 
 impl Flight {
-    /// Notes where in the stream the copy ends.
+    /// Notes where in the stream the copy ends. Where that cannot be had, the copy is waited for here and now.
     fn begin(id: u64, bytes: u64, stream: CUstream) -> Step<Self> {
         let mut event = CUevent::NULL;
         // SAFETY: valid pointer to a local; our own stream and event in the current context.
-        unsafe {
-            done(real::cuEventCreate(&raw mut event, 2))?;
-            let flight = Self { id, bytes, event };
-            done(real::cuEventRecord(event, stream))?;
-            Ok(flight)
+        let marked = unsafe {
+            real::cuEventCreate(&raw mut event, DISABLE_TIMING).is_ok()
+                && real::cuEventRecord(event, stream).is_ok()
+        };
+        let mut flight = Self { id, bytes, event };
+        if !marked {
+            settle(stream, bytes)?;
+            flight.give_back();
+        }
+        Ok(flight)
+    }
+
+    fn give_back(&mut self) {
+        if !self.event.is_null() {
+            // SAFETY: our own event; the driver keeps what it still needs of it.
+            let _ = unsafe { real::cuEventDestroy_v2(self.event) };
+            self.event = CUevent::NULL;
         }
     }
 
     fn land(&self) -> Step<()> {
+        if self.event.is_null() {
+            return Ok(());
+        }
         // SAFETY: our own event.
         poll(copy_deadline_ns(self.bytes), &|| false, || unsafe {
             real::cuEventQuery(self.event)
@@ -284,8 +308,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        // SAFETY: our own event; the driver keeps what it still needs of it.
-        let _ = unsafe { real::cuEventDestroy_v2(self.event) };
+        self.give_back();
     }
 }
 

@@ -17,6 +17,7 @@ mod arena;
 mod engine;
 mod fit;
 mod latch;
+mod owned;
 mod piece;
 mod ranges;
 mod report;
@@ -28,9 +29,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::client::Attached;
 
 pub(crate) use agent::stop;
+pub(crate) use arena::patiently;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use engine::note_context;
 pub(crate) use latch::pass;
+pub(crate) use owned::{adopt, is_owned, noted, release, retain, translate, unmapped};
 pub(crate) use piece::overflow_bytes;
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
 

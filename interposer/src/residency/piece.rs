@@ -65,8 +65,10 @@ pub(super) struct Piece {
     pub(super) shadow: Option<Shadow>,
     /// When it was last used, as far as we know: larger is later.
     pub(super) used: u64,
-    /// It is the program's own and known elsewhere: it stays where it is.
+    /// It is known elsewhere: it stays where it is.
     pub(super) stays: bool,
+    /// References that the program has, for what it has made itself.
+    pub(super) references: u64,
 }
 
 // SAFETY: the only pointer in it (`properties.win32HandleMetaData`) is the program's and never followed.
