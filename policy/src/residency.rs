@@ -39,7 +39,7 @@ use crate::slice::{Class, TenantId};
 pub use pressure::{Level, Pressure};
 
 /// What a link is taken to do until it was measured: an older PCIe generation with pinned memory.
-const UNKNOWN_BYTES_PER_US: u64 = 10_000;
+pub const UNKNOWN_BYTES_PER_US: u64 = 10_000;
 /// What a switch costs beyond its bytes: draining, and handles to make and to map.
 const SWITCH_NS: u64 = 5_000_000;
 /// An allocation that waits for room is not kept waiting longer than this for the end of another job's term. TIMEOUT: it gives up

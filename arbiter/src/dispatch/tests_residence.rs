@@ -405,6 +405,33 @@ fn one_that_dies_on_its_way_out_leaves_its_room() {
 }
 
 #[test]
+fn one_that_comes_from_an_earlier_arbiter_without_its_memory_does_not_run() {
+    let mut world = World::two(100);
+    // The other one is gone, and the device is free: nobody's gate may be open before the memory is back.
+    world.free_bytes += world.agents[0].told.resident_bytes;
+    world.lane.remove(world.now_ns, 0);
+    world.lane.retire(world.now_ns, TenantId(0));
+    world.agents.remove(0);
+    world.lane.remove(world.now_ns, 1);
+    let terms = Terms {
+        lodging: Lodging {
+            evictable: true,
+            ..Lodging::default()
+        },
+        ..Terms::plain(Class::Guaranteed, 500_000)
+    };
+    let pages = Rc::clone(&world.agents[0].pages);
+    world
+        .lane
+        .add(world.now_ns, TenantId(1), terms, 7, Rc::clone(&pages));
+    assert!(!pages.arbiter.is_open(0));
+    world.open = vec![0; 1];
+    world.run(S, |_, _| true);
+    assert_eq!(world.state(1), State::Resident);
+    assert!(world.open[0] > 1000, "{:?}", world.open);
+}
+
+#[test]
 fn a_tenant_that_is_sent_away_stays_away_until_it_is_called() {
     let mut world = World::two(100);
     world.run(500 * MS, |_, _| true);
