@@ -227,8 +227,16 @@ fn short_time(ns: u64) -> String {
 }
 
 fn device_line(device: &DeviceStatus) -> String {
-    // CAST: slices of more than 2^53 us do not exist.
-    let quantum_ms = device.quantum_us as f64 / 1000.0;
+    // CAST: slices end at a second.
+    let ms = |us: u64| us as f64 / 1000.0;
+    let slices = match (device.quantum_min_us, device.slice_us) {
+        (min_us, 0) if min_us != 0 && min_us != device.quantum_us => {
+            format!("{} to {}", ms(min_us), ms(device.quantum_us))
+        }
+        (_, 0) => ms(device.quantum_us).to_string(),
+        // To a hundredth: they follow what a hand-over costs.
+        (_, slice_us) => ms(slice_us / 10 * 10).to_string(),
+    };
     format!(
         "GPU {}: {}{}, {}, {}{}, busy {:.0}%, held by {}{}",
         device.index,
@@ -243,7 +251,7 @@ fn device_line(device: &DeviceStatus) -> String {
         if device.mode == SliceMode::Auto {
             format!(" ({})", device.running_reason)
         } else if device.quantum_us > 0 && device.mode != SliceMode::Concurrent {
-            format!(" slices of {quantum_ms} ms")
+            format!(" slices of {slices} ms")
         } else {
             String::new()
         },
@@ -381,6 +389,20 @@ train      evicted      0B  3GiB   2MiB  3GiB    2     1  waits for the end of a
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn the_length_of_a_slice_is_the_last_one_or_what_it_may_be() {
+        let mut device = DeviceStatus {
+            quantum_min_us: 2000,
+            quantum_us: 50_000,
+            ..DeviceStatus::default()
+        };
+        assert!(device_line(&device).contains("slices of 2 to 50 ms"));
+        device.slice_us = 6168;
+        assert!(device_line(&device).contains("slices of 6.16 ms"));
+        (device.slice_us, device.quantum_us) = (0, 2000);
+        assert!(device_line(&device).contains("slices of 2 ms"));
     }
 
     #[test]

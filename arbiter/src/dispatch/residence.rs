@@ -156,7 +156,7 @@ impl Seat {
         // Threads that go in by the clock may have done so before anybody looked.
         let quiet = || {
             let seen = self.sample(device);
-            !seen.in_flight && !seen.blocking
+            !seen.in_flight() && !seen.blocking
         };
         Guest {
             id: self.tenant,
