@@ -9,4 +9,5 @@ mod imports;
 mod quota;
 mod residency;
 mod shares;
+mod soak;
 mod survival;
