@@ -184,7 +184,7 @@ impl Arbiter {
             command: tenant.spec.command.clone(),
             class: convert::wire_class(tenant.spec.class),
             state: match (tenant.clients.is_empty(), busy, waits) {
-                _ if tenant.spec.paused => JobState::Paused,
+                _ if tenant.spec.paused || tenant.spec.evicted => JobState::Paused,
                 (true, ..) if devices.is_empty() => JobState::Starting,
                 (_, true, _) => JobState::Running,
                 (_, _, true) => JobState::Waiting,

@@ -49,6 +49,8 @@ pub enum Command {
     Arbiter(Arbiter),
     /// Simulate a cluster: a trace of jobs under scheduling and packing policies, in virtual time
     Sim(Sim),
+    /// The hook above the nodes: run it, submit jobs to it, look at it
+    Cluster(crate::cluster_command::args::Cluster),
     /// Print the JSON Schema of the quota file
     Schema,
 }
@@ -329,6 +331,8 @@ pub struct Arbiter {
     /// Quota file, for its device and tenant sections [env: SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub cluster: crate::cluster_command::node::ClusterFlags,
 }
 
 /// Several orders, packers, placers or sizers make a sweep: every combination is run, in parallel.

@@ -204,6 +204,7 @@ impl Lane {
         let free = nobody && self.turn.is_none() && self.coming.is_none();
         let grant = self.grant_of(&self.seats[at], now_ns, 0, 0);
         let seat = &mut self.seats[at];
+        seat.standing = self.keeper.standing(tenant);
         seat.clients.push((client, Rc::clone(&pages)));
         seat.launches = seat.sample(self.device).launches;
         if seat.hold.is_some() {
@@ -518,5 +519,7 @@ impl Lane {
 mod tests;
 #[cfg(test)]
 mod tests_control;
+#[cfg(test)]
+mod tests_residence;
 #[cfg(test)]
 mod tests_switch;
