@@ -6,7 +6,7 @@
 //! created where it was: that is what makes evicting one tenant while restoring another as fast as the slower of both. The restoring
 //! side asks again and again for memory that is not there yet.
 //!
-//! What was used last comes back first and leaves last.
+//! What was allocated last comes back first and leaves last: a guess at what is used next, and no more.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

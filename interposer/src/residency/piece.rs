@@ -63,7 +63,7 @@ pub(super) struct Piece {
     pub(super) place: Place,
     pub(super) mappings: Vec<Mapping>,
     pub(super) shadow: Option<Shadow>,
-    /// When it was last used, as far as we know: larger is later.
+    /// When it was last known to be used, which is when it was made: larger is later.
     pub(super) used: u64,
     /// It is known elsewhere: it stays where it is.
     pub(super) stays: bool,
