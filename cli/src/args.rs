@@ -337,6 +337,12 @@ pub struct Arbiter {
 pub struct Sim {
     #[command(subcommand)]
     pub command: Option<SimCommand>,
+    #[command(flatten)]
+    pub run: SimRun,
+}
+
+#[derive(Debug, Args)]
+pub struct SimRun {
     /// The trace: a CSV file of any known format, told by its header
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -403,6 +409,21 @@ pub struct Sim {
 pub enum SimCommand {
     /// Print every policy with its tags and parameters
     Policies(Policies),
+    /// What finish times would be worth under a reward curve, and with more or less slack in it
+    WhatIf(Box<WhatIf>),
+}
+
+#[derive(Debug, Args)]
+pub struct WhatIf {
+    #[command(flatten)]
+    pub run: SimRun,
+    /// Reward by finish time: until:reward, several by comma; until in seconds, durations (2x) or deadlines of the trace (d). The first
+    /// step is the deadline that policies see
+    #[arg(long, value_name = "CURVE")]
+    pub sla: cluster::reward::Sla,
+    /// Multiply all times of the curve by each of these
+    #[arg(long, value_name = "F,...", value_delimiter = ',', default_value = "1")]
+    pub slack: Vec<f64>,
 }
 
 #[derive(Debug, Args)]

@@ -8,7 +8,29 @@ use tests::{Artefacts, Room, Talk, programs, wait_until};
 
 const MIB: u64 = 1 << 20;
 
-/// A program whose memory can be moved, and the arbiter's end of its channel.
+/// `program`, whose memory can be moved, and the socket of its arbiter.
+fn evictable(room: &Room, program: &std::path::Path) -> (Listening, std::process::Command) {
+    let listening = Listening::at(&room.path("channel.sock"));
+    let mut command = room.bare(program);
+    command
+        .env("LD_PRELOAD", Artefacts::get().preload())
+        .env("SUBLET_DRIVER", Artefacts::get().simulated_driver())
+        .env("SUBLET_SOCKET", listening.path())
+        .env("SUBLET_TOKEN", TOKEN);
+    (listening, command)
+}
+
+fn welcome(listening: &Listening, overflow: bool, host_budget: Option<u64>) -> Attached {
+    listening.welcome_with(|pages| {
+        let mode = ResidencyMode {
+            evictable: true,
+            overflow,
+        };
+        pages.arbiter.set_residency(mode, host_budget);
+    })
+}
+
+/// The program `resident`, and the arbiter's end of its channel.
 struct Host {
     talk: Talk,
     arbiter: Attached,
@@ -24,23 +46,10 @@ impl Host {
     /// With variables of its own, overflow to host memory allowed or not, and a host budget.
     fn with(vars: &[(&str, &str)], overflow: bool, host_budget: Option<u64>) -> Self {
         let room = Room::new();
-        let listening = Listening::at(&room.path("channel.sock"));
-        let mut command = room.bare(programs::program("resident"));
-        command
-            .env("LD_PRELOAD", Artefacts::get().preload())
-            .env("SUBLET_DRIVER", Artefacts::get().simulated_driver())
-            .env("SUBLET_SOCKET", listening.path())
-            .env("SUBLET_TOKEN", TOKEN)
-            .envs(vars.iter().copied());
-        let mut talk = Talk::start(&mut command);
+        let (listening, mut command) = evictable(&room, &programs::program("resident"));
+        let mut talk = Talk::start(command.envs(vars.iter().copied()));
         talk.send("init");
-        let arbiter = listening.welcome_with(|pages| {
-            let mode = ResidencyMode {
-                evictable: true,
-                overflow,
-            };
-            pages.arbiter.set_residency(mode, host_budget);
-        });
+        let arbiter = welcome(&listening, overflow, host_budget);
         assert_eq!(talk.answer(), "0");
         let mut witness = Talk::start(&mut room.bare(programs::program("memory")));
         assert_eq!(witness.ask("init"), "0");
@@ -565,4 +574,94 @@ fn a_job_whose_arbiter_is_silent_brings_itself_back() {
     host.says(&format!("check {id} 6"), "0 0");
     assert_eq!(host.on_the_card(), 6 * MIB);
     host.ended_well();
+}
+
+/// Evicts and restores `times`, without a pause; how often it was evicted.
+fn move_about(arbiter: &mut Attached, times: usize) -> usize {
+    let mut evicted = 0;
+    for _ in 0..times {
+        arbiter.close();
+        arbiter.order(Verb::Evict, 0);
+        match arbiter.answered() {
+            (OrderState::Evicted, Reason::None) => {
+                evicted += 1;
+                assert_eq!(arbiter.footprint().resident_bytes, 0);
+                arbiter.order(Verb::Restore, 0);
+                let restored = arbiter.answered();
+                assert_eq!(restored, (OrderState::Resident, Reason::None));
+            }
+            // Somebody captures, or has nothing just now: the next time.
+            (OrderState::Refused, Reason::Capturing | Reason::NothingEvictable) => {}
+            other => panic!("{other:?}"),
+        }
+        arbiter.open();
+    }
+    evicted
+}
+
+#[test]
+fn threads_that_never_rest_find_what_they_have_written() {
+    let room = Room::new();
+    let (listening, mut command) = evictable(&room, &programs::program("restless"));
+    let mut talk = Talk::start(command.arg("4").env("SUBLET_RESIDENCY", "chunk=2097152"));
+    let mut arbiter = welcome(&listening, false, None);
+    assert_eq!(talk.answer(), "started");
+    let evicted = move_about(&mut arbiter, 60);
+    assert!(evicted > 20, "{evicted}");
+    let outcome = talk.finish();
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    let words: Vec<&str> = outcome.stdout.split_whitespace().collect();
+    assert!(words[0].parse::<u64>().expect("a number") > 20, "{words:?}");
+    assert_eq!(
+        words[1..],
+        ["0", "0", "0"],
+        "wrong words, errors, last error"
+    );
+    let left = arbiter.footprint();
+    assert!(left.evictable_bytes <= 4 * MIB, "{left:?}");
+}
+
+#[test]
+fn training_ends_with_the_same_loss_however_often_it_is_moved() {
+    let steps = [
+        "--steps",
+        "600",
+        "--extra-us",
+        "500",
+        "--progress-every",
+        "0",
+        "--json",
+    ];
+    let loss = |outcome: tests::Outcome| {
+        let report = outcome.succeeded().json();
+        report["loss_bits"].as_str().expect("the loss").to_owned()
+    };
+    let train_mlp = Artefacts::get().program("train_mlp");
+    let bare = loss(tests::Outcome::of(Room::new().bare(&train_mlp).args(steps)));
+    let room = Room::new();
+    let (listening, mut command) = evictable(&room, &train_mlp);
+    let mut job = tests::Running::start(command.args(steps));
+    let mut arbiter = welcome(&listening, false, None);
+    wait_until("it trains", || {
+        (arbiter.pages.client.launches() > 100 || job.has_ended()).then_some(())
+    });
+    let mut evicted = 0;
+    while !job.has_ended() && evicted < 10 {
+        arbiter.close();
+        arbiter.order_within(Verb::Evict, 0, Duration::from_millis(500));
+        let moved = wait_until("it is evicted or ends", || {
+            let answer = arbiter.pages.client.answer(0)?;
+            let evicted = answer.state == OrderState::Evicted;
+            let refused = answer.state == OrderState::Refused;
+            (evicted || refused || job.has_ended()).then_some(evicted)
+        });
+        if moved {
+            evicted += 1;
+            arbiter.order(Verb::Restore, 0);
+            arbiter.answered();
+        }
+        arbiter.open();
+    }
+    assert!(evicted > 0);
+    assert_eq!(loss(job.wait()), bare);
 }

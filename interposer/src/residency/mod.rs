@@ -32,7 +32,7 @@ pub(crate) use agent::stop;
 pub(crate) use arena::patiently;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use engine::note_context;
-pub(crate) use latch::pass;
+pub(crate) use latch::{Pass, pass, try_pass};
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, translate, unmapped};
 pub(crate) use piece::overflow_bytes;
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
