@@ -6,6 +6,7 @@
 //! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
 //! * [`quantum`]: how long a slice lasts, by what a hand-over costs.
 //! * [`residency`]: who stays in a device's memory where not all fit.
+//! * [`gangs`]: whose turn it is on devices that jobs use together.
 //! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
 //! * [`cluster`]: what runs where above the node: the slots, the policies that fill them, and the scheduler that asks them.
 //! * [`stepper`]: drives a [`SlicePolicy`] through virtual time with simulated tenants.
@@ -17,7 +18,7 @@ pub mod cluster;
 mod deadline;
 mod few;
 mod fifo;
-mod gangs;
+pub mod gangs;
 mod guard;
 pub mod iterations;
 mod lanes;
@@ -32,13 +33,12 @@ mod stride;
 mod turns;
 
 pub use few::Few;
-pub use gangs::Gangs;
 pub use lanes::{HOLD_BACK_BYTES, LaneTable, NoLane};
 pub use registry::{
     Kind, POLICIES, Param, ParamSpec, PolicyError, PolicySpec, Value, by_name, spec,
 };
 pub use slice::{
-    Class, Decision, Device, GangId, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy,
+    Class, Decision, Device, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy,
     TenantId, TenantView, View,
 };
 pub use stride::Stride;

@@ -9,10 +9,6 @@ use crate::few::Few;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct TenantId(pub u64);
 
-/// A group of tenants on several devices that run at the same time or not at all.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct GangId(pub u64);
-
 /// How firmly a share is promised.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Class {
@@ -93,8 +89,6 @@ pub struct TenantView {
     pub deadline_ns: Option<u64>,
     /// Its iterations.
     pub iterations: Iterations,
-    /// The gang it belongs to.
-    pub gang: Option<GangId>,
 }
 
 impl TenantView {

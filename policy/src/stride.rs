@@ -233,33 +233,6 @@ impl Order for Passes {
         };
         Some(i64::try_from(ahead * member.weight_ppm / PPM).unwrap_or(i64::MAX))
     }
-
-    /// What it is forgiven the others are no longer ahead by: its pass rises and takes the global pass along by its part of
-    /// the weights, so that all debts still add up to nothing.
-    fn forgive(&mut self, id: TenantId, keep_ns: u64) {
-        let Some(member) = self.members.get(&id) else {
-            return;
-        };
-        let Standing::Competing { pass } = member.standing else {
-            return;
-        };
-        let (class, weight) = (member.class, member.weight_ppm);
-        let field = self.field_mut(class);
-        let others = field.weight_ppm - weight;
-        let behind = field.global_pass - pass;
-        let keep = i128::from(keep_ns) * PPM / weight;
-        if behind <= keep || others <= 0 {
-            return;
-        }
-        // Raised by r, it is behind - r + r * weight / sum, and that is to be what it keeps.
-        let raised = (behind - keep) * field.weight_ppm / others;
-        field.global_pass += raised * weight / field.weight_ppm;
-        if let Some(member) = self.members.get_mut(&id) {
-            member.standing = Standing::Competing {
-                pass: pass + raised,
-            };
-        }
-    }
 }
 
 #[cfg(test)]

@@ -83,9 +83,6 @@ pub(crate) trait Order: std::fmt::Debug + Send {
     fn debt_ns(&self, _id: TenantId) -> Option<i64> {
         None
     }
-
-    /// `id` could not run although it was first: it keeps no more than `keep_ns` of what it is owed.
-    fn forgive(&mut self, _id: TenantId, _keep_ns: u64) {}
 }
 
 impl<O: Order + ?Sized> Order for Box<O> {
@@ -132,10 +129,6 @@ impl<O: Order + ?Sized> Order for Box<O> {
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
         (**self).debt_ns(id)
     }
-
-    fn forgive(&mut self, id: TenantId, keep_ns: u64) {
-        (**self).forgive(id, keep_ns);
-    }
 }
 
 /// One that competes, in the order in which places are given.
@@ -175,7 +168,7 @@ impl<O: Order> Turns<O> {
     }
 
     /// Brings everything up to date and ranks those that compete.
-    pub(crate) fn rank_all(&mut self, view: &View<'_>) {
+    fn rank_all(&mut self, view: &View<'_>) {
         self.shares.follow(view);
         self.tenants.clear();
         self.tenants
@@ -234,13 +227,8 @@ impl<O: Order> Turns<O> {
         }
     }
 
-    /// Who competes, the first first.
-    pub(crate) fn candidates(&self) -> &[Candidate] {
-        &self.candidates
-    }
-
     /// How long a slice is with so many competing.
-    pub(crate) fn quantum_us(&self, view: &View<'_>) -> u32 {
+    fn quantum_us(&self, view: &View<'_>) -> u32 {
         let places = self.order.places(view).clamp(1, view.device.holders.max(1));
         quantum_us(view.quantum, self.candidates.len().div_ceil(places))
     }
@@ -267,21 +255,16 @@ impl<O: Order> Turns<O> {
         seen.now_ns < self.patient_until_ns(holder, patience_ns, seen)
     }
 
-    /// The decision, after [`Turns::rank_all`] with the same view. `barred` compete, but get no place now.
-    pub(crate) fn settle(&mut self, view: &View<'_>, barred: &[TenantId]) -> Decision {
+    /// The decision, after [`Turns::rank_all`] with the same view.
+    fn settle(&mut self, view: &View<'_>) -> Decision {
         let mut chosen = std::mem::take(&mut self.chosen);
         chosen.clear();
-        let decision = self.settle_into(view, barred, &mut chosen);
+        let decision = self.settle_into(view, &mut chosen);
         self.chosen = chosen;
         decision
     }
 
-    fn settle_into(
-        &self,
-        view: &View<'_>,
-        barred: &[TenantId],
-        chosen: &mut Vec<usize>,
-    ) -> Decision {
+    fn settle_into(&self, view: &View<'_>, chosen: &mut Vec<usize>) -> Decision {
         let seen = View {
             tenants: &self.tenants,
             ..*view
@@ -304,11 +287,7 @@ impl<O: Order> Turns<O> {
                 let kept = seen
                     .held(candidate.id)
                     .is_some_and(|holder| self.keeps(holder, candidate, &seen));
-                if kept == keeps
-                    && chosen.len() < places
-                    && !barred.contains(&candidate.id)
-                    && lane_is_free(chosen, candidate.id)
-                {
+                if kept == keeps && chosen.len() < places && lane_is_free(chosen, candidate.id) {
                     chosen.push(at);
                     stay += usize::from(keeps);
                 }
@@ -333,7 +312,7 @@ impl<O: Order> Turns<O> {
         );
         idle = idle.saturating_sub(newcomers);
         for holder in view.holders.iter().filter(|holder| !is_chosen(holder.id)) {
-            let may_stay = idle > 0 && !barred.contains(&holder.id) && self.may_idle(holder, view);
+            let may_stay = idle > 0 && self.may_idle(holder, view);
             if may_stay {
                 idle -= 1;
             } else {
@@ -455,7 +434,7 @@ impl<O: Order> SlicePolicy for Turns<O> {
 
     fn decide(&mut self, view: &View<'_>) -> Decision {
         self.rank_all(view);
-        self.settle(view, &[])
+        self.settle(view)
     }
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {

@@ -1,204 +1,149 @@
-//! Gangs over several devices: together or not at all, never starved, never standing still.
-//!
-//! A rank that holds its device while another rank of its gang does not spins: it is charged and gets nowhere.
+//! Turns of gangs: who is dealt one, with whom beside it, and what everybody gets in the end.
 
-use policy::{Class, Device, GangId, Gangs, Holder, QuantumBounds, TenantId, TenantView, View};
+use policy::gangs::{Deal, Gang, Group, SINGLES, link};
+use policy::{Class, QuantumBounds, TenantId, TenantView};
 
 const QUANTUM: QuantumBounds = QuantumBounds {
     min_us: 2000,
     max_us: 5000,
 };
-const TICK_NS: u64 = 100_000;
+const MS: u64 = 1_000_000;
 
-struct Fleet {
-    gangs: Gangs,
-    tenants: Vec<Vec<TenantView>>,
-    holders: Vec<Vec<Holder>>,
+fn gang(id: u64, devices: u32) -> Gang {
+    (TenantId(id), devices)
+}
+
+#[test]
+fn gangs_that_touch_by_whatever_chain_are_one_group() {
+    let gangs = [
+        gang(1, 0b00011),
+        gang(2, 0b11000),
+        gang(3, 0b00110),
+        gang(4, 0b110_0000),
+    ];
+    let mut groups = link(&gangs);
+    groups.sort_unstable();
+    let first = (0b00111, vec![gangs[0], gangs[2]]);
+    assert_eq!(
+        groups,
+        [
+            first,
+            (0b11000, vec![gangs[1]]),
+            (0b110_0000, vec![gangs[3]])
+        ]
+    );
+    // One that comes last links two that were apart.
+    let linked = link(&[gangs[0], gangs[1], gang(9, 0b01010)]);
+    assert_eq!(linked.len(), 1);
+    assert_eq!(linked[0].0, 0b11011);
+    assert!(link(&[]).is_empty());
+}
+
+/// A group in virtual time: whoever has a turn uses all of it, and the singles also what gangs leave.
+struct Hall {
+    group: Group,
+    tenants: Vec<TenantView>,
+    used_ns: Vec<(TenantId, u64)>,
+    on: Vec<TenantId>,
+    singles_on: bool,
     now_ns: u64,
-    /// Per device and tenant, in ticks.
-    got: Vec<Vec<u64>>,
-    /// Ticks in which a rank held its device and another of its gang did not.
-    spun: u64,
-    idle: u64,
 }
 
-impl Fleet {
-    /// One list per device: number, gang, weight.
-    fn new(devices: &[&[(u64, Option<u64>, u32)]]) -> Self {
-        let tenants: Vec<Vec<TenantView>> = (devices.iter())
-            .map(|tenants| {
-                (tenants.iter())
-                    .map(|(id, gang, weight)| TenantView {
-                        gang: gang.map(GangId),
-                        ..TenantView::new(TenantId(*id), Class::Guaranteed, *weight, true)
-                    })
-                    .collect()
-            })
+impl Hall {
+    fn new(gangs: &[Gang], weights: &[(u64, u32)], singles: u32) -> Self {
+        let mut tenants: Vec<TenantView> = weights
+            .iter()
+            .map(|(id, weight)| TenantView::new(TenantId(*id), Class::Guaranteed, *weight, true))
             .collect();
+        tenants.push(TenantView::new(
+            SINGLES,
+            Class::Guaranteed,
+            singles,
+            singles > 0,
+        ));
         Self {
-            gangs: Gangs::stride(devices.len()),
-            holders: vec![Vec::new(); devices.len()],
-            got: tenants
-                .iter()
-                .map(|tenants| vec![0; tenants.len()])
-                .collect(),
+            group: Group::new(gangs.to_vec()),
+            used_ns: tenants.iter().map(|tenant| (tenant.id, 0)).collect(),
             tenants,
+            on: Vec::new(),
+            singles_on: false,
             now_ns: 0,
-            spun: 0,
-            idle: 0,
         }
     }
 
-    fn tick(&mut self) {
-        let views: Vec<View<'_>> = (self.tenants.iter().zip(&self.holders))
-            .map(|(tenants, holders)| View {
-                now_ns: self.now_ns,
-                tenants,
-                holders,
-                quantum: QUANTUM,
-                device: Device::EXCLUSIVE,
-            })
-            .collect();
-        let decisions = self.gangs.decide(&views);
-        for (holders, decision) in self.holders.iter_mut().zip(&decisions) {
-            holders.retain(|holder| !decision.revoke.contains(&holder.id));
-            for slice in &decision.grant {
-                holders.retain(|holder| holder.id != slice.tenant);
-                holders.push(Holder {
-                    id: slice.tenant,
-                    since_ns: self.now_ns,
-                    quantum_us: slice.quantum_us,
-                });
+    fn run(&mut self, ms: u64) {
+        for _ in 0..ms * 10 {
+            self.group.charge(self.used_ns.clone());
+            let (deal, _) = self.group.decide(self.now_ns, &self.tenants, QUANTUM);
+            match deal {
+                Deal::Stay => {}
+                Deal::End => (self.on, self.singles_on) = (Vec::new(), false),
+                Deal::Begin {
+                    gangs, contended, ..
+                } => {
+                    assert!(contended || self.tenants.iter().filter(|t| t.wants).count() == 1);
+                    let devices = gangs.iter().map(|(_, devices)| devices.count_ones());
+                    let all = gangs.iter().fold(0, |all, (_, devices)| all | devices);
+                    assert_eq!(devices.sum::<u32>(), all.count_ones(), "no device twice");
+                    self.singles_on = gangs.is_empty();
+                    self.on = gangs.into_iter().map(|(id, _)| id).collect();
+                }
             }
-            assert!(holders.len() <= 1, "one at a time");
-        }
-        self.now_ns += TICK_NS;
-        for device in 0..self.tenants.len() {
-            self.idle += u64::from(self.holders[device].is_empty());
-            for holder in self.holders[device].clone() {
-                let at = self.tenants[device].iter().position(|t| t.id == holder.id);
-                let at = at.expect("a holder is a tenant");
-                self.got[device][at] += 1;
-                self.gangs.charge(device, holder.id, TICK_NS);
-                let gang = self.tenants[device][at].gang;
-                let together = (self.tenants.iter().zip(&self.holders)).all(|(ranks, holders)| {
-                    (ranks
-                        .iter()
-                        .filter(|rank| gang.is_some() && rank.gang == gang))
-                    .all(|rank| holders.iter().any(|holder| holder.id == rank.id))
-                });
-                self.spun += u64::from(!together);
+            self.now_ns += MS / 10;
+            for (id, used_ns) in &mut self.used_ns {
+                // The singles use something all the time: devices that no gang has.
+                if self.on.contains(id) || *id == SINGLES {
+                    *used_ns += MS / 10;
+                }
             }
         }
     }
 
-    fn parts(&mut self, ticks: u64) -> Vec<Vec<f64>> {
-        let before = self.got.clone();
-        (0..ticks).for_each(|_| self.tick());
-        (self.got.iter().zip(&before))
-            .map(|(now, before)| {
-                (now.iter().zip(before))
-                    .map(|(now, before)| (now - before) as f64 / ticks as f64)
-                    .collect()
-            })
-            .collect()
-    }
-}
-
-fn near(got: &[Vec<f64>], asked: &[&[f64]]) {
-    for (got, asked) in got.iter().flatten().zip(asked.iter().copied().flatten()) {
-        assert!((got - asked).abs() < 0.02, "{got} for {asked}");
+    fn used_ms(&self, id: TenantId) -> u64 {
+        let used = self.used_ns.iter().find(|(of, _)| *of == id);
+        used.map_or(0, |(_, ns)| ns / MS)
     }
 }
 
 #[test]
-fn a_gang_of_two_is_not_starved_by_single_jobs() {
-    let mut fleet = Fleet::new(&[
-        &[(1, None, 1), (9, Some(1), 1)],
-        &[(2, None, 1), (9, Some(1), 1)],
-    ]);
-    near(&fleet.parts(50_000), &[&[0.5, 0.5], &[0.5, 0.5]]);
-    assert_eq!((fleet.spun, fleet.idle), (0, 0));
+fn turns_are_dealt_by_weight_between_gangs_and_singles() {
+    let gangs = [gang(1, 0b11), gang(2, 0b11)];
+    let mut hall = Hall::new(&gangs, &[(1, 500_000), (2, 250_000)], 250_000);
+    hall.run(10_000);
+    let got = [1, 2].map(|id| hall.used_ms(TenantId(id)));
+    assert!(
+        got[0].abs_diff(5000) <= 20 && got[1].abs_diff(2500) <= 20,
+        "{got:?}"
+    );
 }
 
 #[test]
-fn weights_count_for_gangs_too() {
-    let mut fleet = Fleet::new(&[
-        &[(1, None, 1), (9, Some(1), 3)],
-        &[(2, None, 1), (9, Some(1), 3)],
-    ]);
-    near(&fleet.parts(50_000), &[&[0.25, 0.75], &[0.25, 0.75]]);
-    assert_eq!((fleet.spun, fleet.idle), (0, 0));
+fn what_singles_use_beside_a_gang_is_not_charged_to_their_turns() {
+    let mut hall = Hall::new(&[gang(1, 0b11)], &[(1, 500_000)], 500_000);
+    hall.run(10_000);
+    let got = hall.used_ms(TenantId(1));
+    assert!(got.abs_diff(5000) <= 20, "{got}");
 }
 
 #[test]
-fn a_gang_gets_what_it_is_due_where_that_is_least() {
-    let crowded = &[(2, None, 1), (3, None, 1), (4, None, 1), (9, Some(1), 1)];
-    let mut fleet = Fleet::new(&[&[(1, None, 1), (9, Some(1), 1)], crowded]);
-    let parts = fleet.parts(100_000);
-    near(&parts, &[&[0.75, 0.25], &[0.25, 0.25, 0.25, 0.25]]);
-    assert_eq!((fleet.spun, fleet.idle), (0, 0));
-    // What it was not given on the first device it does not ask back when the second is empty.
-    fleet.tenants[1].truncate(4);
-    fleet.tenants[1].retain(|tenant| tenant.gang.is_some());
-    fleet.holders[1].retain(|holder| holder.id == TenantId(9));
-    fleet.got[1] = vec![0];
-    near(&fleet.parts(20_000), &[&[0.5, 0.5], &[0.5]]);
+fn gangs_that_fit_run_beside_each_other() {
+    let gangs = [gang(1, 0b0011), gang(2, 0b1100), gang(3, 0b0110)];
+    let mut hall = Hall::new(&gangs, &[(1, 300_000), (2, 300_000), (3, 300_000)], 0);
+    hall.run(9_000);
+    let got = [1, 2, 3].map(|id| hall.used_ms(TenantId(id)));
+    // The first two together, the third by itself: a half each.
+    assert!(got.iter().all(|got| got.abs_diff(4500) <= 100), "{got:?}");
 }
 
 #[test]
-fn gangs_that_overlap_in_a_ring_all_get_on() {
-    // Each pair of three devices is one gang's: whoever holds one and waits for the other would stop all three.
-    let mut fleet = Fleet::new(&[
-        &[(1, Some(1), 1), (3, Some(3), 1)],
-        &[(1, Some(1), 1), (2, Some(2), 1)],
-        &[(2, Some(2), 1), (3, Some(3), 1)],
-    ]);
-    let parts = fleet.parts(60_000);
-    for part in parts.iter().flatten() {
-        assert!((part - 1.0 / 3.0).abs() < 0.05, "{parts:?}");
-    }
-    assert_eq!(fleet.spun, 0);
-}
-
-#[test]
-fn a_gang_leaves_everywhere_when_one_rank_is_paused() {
-    let mut fleet = Fleet::new(&[
-        &[(1, None, 1), (9, Some(1), 1)],
-        &[(2, None, 1), (9, Some(1), 1)],
-    ]);
-    fleet.parts(1000);
-    fleet.tenants[1][1].paused = true;
-    near(&fleet.parts(1000), &[&[1.0, 0.0], &[1.0, 0.0]]);
-    fleet.tenants[1][1].paused = false;
-    near(&fleet.parts(20_000), &[&[0.5, 0.5], &[0.5, 0.5]]);
-    assert_eq!((fleet.spun, fleet.idle), (0, 0));
-}
-
-#[test]
-fn a_rank_that_waits_for_another_counts_as_wanting() {
-    // Rank 0 stands in a collective and submits nothing more; rank 1 has still to launch.
-    let mut fleet = Fleet::new(&[
-        &[(1, None, 1), (9, Some(1), 1)],
-        &[(2, None, 1), (9, Some(1), 1)],
-    ]);
-    fleet.tenants[0][1].wants = false;
-    near(&fleet.parts(50_000), &[&[0.5, 0.5], &[0.5, 0.5]]);
-    assert_eq!(fleet.spun, 0);
-}
-
-#[test]
-fn gangs_work_under_every_policy() {
-    for spec in policy::POLICIES {
-        let mut fleet = Fleet::new(&[&[(9, Some(1), 1)], &[(9, Some(1), 1), (2, None, 1)]]);
-        fleet.gangs = Gangs::by_name(spec.name, &[], 2).expect("a policy of the list");
-        fleet.tenants[1][1].class = Class::Opportunistic;
-        let parts = fleet.parts(5000);
-        assert_eq!(fleet.spun, 0, "{}", spec.name);
-        assert!(
-            parts[0][0] > 0.99 && parts[1][0] > 0.99,
-            "{}: {parts:?}",
-            spec.name
-        );
-    }
+fn nobody_is_dealt_a_turn_that_nobody_wants() {
+    let mut hall = Hall::new(&[gang(1, 0b11)], &[(1, 500_000)], 0);
+    hall.run(100);
+    assert_eq!(hall.on, [TenantId(1)]);
+    let used_ms = hall.used_ms(TenantId(1));
+    hall.tenants[0].wants = false;
+    hall.tenants[1] = TenantView::new(SINGLES, Class::Guaranteed, 500_000, true);
+    hall.run(100);
+    assert!(hall.on.is_empty() && hall.singles_on);
+    assert!(hall.used_ms(TenantId(1)) <= used_ms + 1);
 }

@@ -1,28 +1,12 @@
-//! Gangs: jobs on several devices that run on all of them at once or on none.
-//!
-//! The ranks of a collective operation wait for each other *on the device*: a kernel of one spins until those of the others have
-//! begun. If the devices were granted one by one, one rank would spin through its slice on one device while the next rank waits for
-//! its turn on another, and two such jobs could do so crosswise for most of their time. (They would not wedge for good: slices end by the
-//! clock, a kernel that has begun goes on spinning beside the next tenant's work, and sooner or later all have begun. What is lost
-//! is the time.)
-//!
-//! Devices that are linked by gangs form a *group*, and time in a group is dealt in *turns*: of one gang, or of all tenants
-//! with one device (the *singles*, each device by its own policy). Turns are dealt by stride scheduling on measured device time; a gang's
-//! weight is its own, that of the singles the largest sum of weights on one device. In a gang's turn the gates on all
-//! its devices open in one go; devices of the group that it does not use belong to the singles, and to other gangs that fit
-//! beside it. (Gang scheduling: J. Ousterhout, "Scheduling Techniques for Concurrent Systems", ICDCS 1982.)
+//! Conducting gangs: carries what `policy::gangs` deals to the lanes, and tells it what they see.
 //!
 //! A turn can still end between two ranks' launches: the rank ahead then spins until the gang's next turn, which is charged to
 //! it as overrun.
 
-use policy::{
-    Class, Device, Holder, QuantumBounds, SlicePolicy, Stride, TenantId, TenantView, View,
-};
+use policy::gangs::{Deal, Gang, SINGLES, link};
+use policy::{Class, QuantumBounds, TenantId, TenantView};
 
 use super::{Lane, Turn};
-
-/// The tenants with one device, as one tenant of a group.
-const SINGLES: TenantId = TenantId(u64::MAX);
 
 /// A device that a job has not wanted for so long is not one that it uses.
 const IN_USE_NS: u64 = 10_000_000_000;
@@ -39,12 +23,7 @@ pub struct Conductor {
 struct Group {
     /// As bits.
     lanes: u32,
-    /// With the devices of each.
-    gangs: Vec<(TenantId, u32)>,
-    policy: Stride,
-    held: Option<Holder>,
-    /// What each gang, and the singles, had used when they were charged last.
-    used_ns: Vec<(TenantId, u64)>,
+    dealer: policy::gangs::Group,
     /// Turns that are under way; the first is the one that was dealt, the others fit beside it.
     turns: Vec<(u32, Turn)>,
 }
@@ -64,7 +43,7 @@ impl Conductor {
 
     /// Takes note of who is a gang: jobs that asked for it and use several devices that run in slices.
     pub fn form(&mut self, lanes: &mut [Lane]) {
-        let mut gangs: Vec<(TenantId, u32)> = Vec::new();
+        let mut gangs: Vec<Gang> = Vec::new();
         for (at, lane) in lanes.iter().enumerate().take(32) {
             for tenant in lane.gang_candidates() {
                 match gangs.iter_mut().find(|(id, _)| *id == tenant) {
@@ -75,21 +54,6 @@ impl Conductor {
         }
         gangs.retain(|(_, devices)| devices.count_ones() > 1);
         gangs.sort_unstable();
-        let mut groups: Vec<(u32, Vec<(TenantId, u32)>)> = Vec::new();
-        for gang in &gangs {
-            // Everything that it touches becomes one group.
-            let (touched, rest): (Vec<_>, Vec<_>) = groups
-                .into_iter()
-                .partition(|(lanes, _)| lanes & gang.1 != 0);
-            groups = rest;
-            let mut group = (gang.1, vec![*gang]);
-            for (lanes, gangs) in touched {
-                group.0 |= lanes;
-                group.1.extend(gangs);
-            }
-            group.1.sort_unstable();
-            groups.push(group);
-        }
         for (at, lane) in lanes.iter_mut().enumerate().take(32) {
             let here = |id: TenantId| {
                 gangs
@@ -99,19 +63,17 @@ impl Conductor {
             lane.mark_gangs(here);
         }
         let mut old = std::mem::take(&mut self.groups);
-        for (mask, gangs) in groups {
+        for (mask, gangs) in link(&gangs) {
             let same = old.iter().position(|group| group.lanes == mask);
             let group = match same {
-                Some(at) => Group {
-                    gangs,
-                    ..old.swap_remove(at)
-                },
+                Some(at) => {
+                    let mut group = old.swap_remove(at);
+                    group.dealer.set_gangs(gangs);
+                    group
+                }
                 None => Group {
                     lanes: mask,
-                    gangs,
-                    policy: Stride::new(),
-                    held: None,
-                    used_ns: Vec::new(),
+                    dealer: policy::gangs::Group::new(gangs),
                     turns: Vec::new(),
                 },
             };
@@ -159,9 +121,8 @@ fn end_turn(lanes: &mut [Lane], mask: u32, turn: Turn) {
 impl Group {
     fn step(&mut self, now_ns: u64, lanes: &mut [Lane], numbers: &mut u64) -> (u32, Option<u64>) {
         self.charge(lanes);
-        let mut views: Vec<TenantView> = self
-            .gangs
-            .iter()
+        let gangs = self.dealer.gangs().iter();
+        let mut views: Vec<TenantView> = gangs
             .map(|(id, devices)| {
                 let wants = of(lanes, *devices).any(|lane| lane.gang_competes(*id, now_ns))
                     && of(lanes, *devices).all(|lane| lane.may_run(*id));
@@ -182,7 +143,6 @@ impl Group {
             });
         let (class, weight_ppm) = singles.unwrap_or_default();
         views.push(TenantView::new(SINGLES, class, weight_ppm, weight_ppm > 0));
-        let wanting = views.iter().filter(|view| view.wants).count();
         let quantum = of(lanes, self.lanes)
             .map(Lane::quantum)
             .reduce(|a, b| QuantumBounds {
@@ -193,77 +153,40 @@ impl Group {
                 min_us: 2000,
                 max_us: 5000,
             });
-        let decision = self.policy.decide(&View {
-            now_ns,
-            tenants: &views,
-            holders: self.held.as_slice(),
-            quantum,
-            device: Device::EXCLUSIVE,
-        });
-        if let Some(slice) = decision.grant.first() {
-            let anew = self.held.is_some_and(|held| held.id == slice.tenant);
-            self.held = Some(Holder {
-                id: slice.tenant,
-                since_ns: now_ns,
-                quantum_us: slice.quantum_us,
-            });
-            if anew {
-                return (0, decision.again_ns);
+        let (deal, again_ns) = self.dealer.decide(now_ns, &views, quantum);
+        let touched = match deal {
+            Deal::Stay => 0,
+            Deal::End => self.end_turns(lanes),
+            Deal::Begin {
+                gangs,
+                quantum_us,
+                contended,
+            } => {
+                *numbers += 1;
+                self.end_turns(lanes);
+                for (tenant, devices) in gangs {
+                    let turn = Turn {
+                        tenant,
+                        number: *numbers,
+                        quantum_us,
+                        contended,
+                    };
+                    self.begin_turn(devices, turn, lanes);
+                }
+                self.lanes
             }
-            *numbers += 1;
-            let touched = self.deal(
-                slice.tenant,
-                slice.quantum_us,
-                &views,
-                wanting > 1,
-                *numbers,
-                lanes,
-            );
-            return (touched, decision.again_ns);
-        }
-        if !decision.revoke.is_empty() {
-            self.held = None;
-            return (self.end_turns(lanes), decision.again_ns);
-        }
-        (0, decision.again_ns)
+        };
+        (touched, again_ns)
     }
 
-    /// Opens a turn, and those that fit beside it.
-    fn deal(
-        &mut self,
-        whose: TenantId,
-        quantum_us: u32,
-        views: &[TenantView],
-        contended: bool,
-        number: u64,
-        lanes: &mut [Lane],
-    ) -> u32 {
-        self.end_turns(lanes);
-        let mut taken = 0;
-        if whose != SINGLES {
-            let first = self.gangs.iter().filter(|(id, _)| *id == whose);
-            let rest = self.gangs.iter().filter(|(id, _)| *id != whose);
-            for (id, devices) in first.chain(rest) {
-                let wants = views.iter().any(|view| view.id == *id && view.wants);
-                if !wants || taken & devices != 0 {
-                    continue;
-                }
-                taken |= devices;
-                let turn = Turn {
-                    tenant: *id,
-                    number,
-                    quantum_us,
-                    contended,
-                };
-                for (at, lane) in lanes.iter_mut().enumerate() {
-                    if devices & (1 << at) != 0 {
-                        lane.begin_turn(turn);
-                    }
-                }
-                self.turns.push((*devices, turn));
+    /// The gates of a gang open with the next step.
+    fn begin_turn(&mut self, devices: u32, turn: Turn, lanes: &mut [Lane]) {
+        for (at, lane) in lanes.iter_mut().enumerate() {
+            if devices & (1 << at) != 0 {
+                lane.begin_turn(turn);
             }
         }
-        self.lanes
+        self.turns.push((devices, turn));
     }
 
     fn end_turns(&mut self, lanes: &mut [Lane]) -> u32 {
@@ -273,27 +196,18 @@ impl Group {
         self.lanes
     }
 
-    /// A gang is charged what it used where it used most; the singles the same, in their turns.
+    /// Tells what everybody has used where it used most.
     fn charge(&mut self, lanes: &[Lane]) {
-        let mut now: Vec<(TenantId, u64)> = self
-            .gangs
-            .iter()
+        let gangs = self.dealer.gangs().iter();
+        let mut used_ns: Vec<(TenantId, u64)> = gangs
             .map(|(id, devices)| {
                 let used = of(lanes, *devices).filter_map(|lane| lane.usage(*id));
                 (*id, used.map(|usage| usage.device_ns).max().unwrap_or(0))
             })
             .collect();
         let singles = of(lanes, self.lanes).map(Lane::singles_device_ns);
-        now.push((SINGLES, singles.max().unwrap_or(0)));
-        let singles_turn = self.held.is_some_and(|held| held.id == SINGLES);
-        for (id, used_ns) in &now {
-            let before = self.used_ns.iter().find(|(before, _)| before == id);
-            let more_ns = used_ns.saturating_sub(before.map_or(*used_ns, |(_, ns)| *ns));
-            if more_ns > 0 && (*id != SINGLES || singles_turn) {
-                self.policy.charge(*id, more_ns);
-            }
-        }
-        self.used_ns = now;
+        used_ns.push((SINGLES, singles.max().unwrap_or(0)));
+        self.dealer.charge(used_ns);
     }
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use channel::Grant;
 use channel::arbiter::ClientPages;
 use policy::residency::Standing;
-use policy::{Class, GangId, Holder, Iterations, Memory, TenantId, TenantView};
+use policy::{Class, Holder, Iterations, Memory, TenantId, TenantView};
 
 use super::bounds::{Bounds, Slices};
 use super::conduct::{Conduct, Offence};
@@ -206,7 +206,6 @@ impl Seat {
                 at_boundary: self.progress.at_boundary(),
                 ..self.iterations
             },
-            gang: self.gang.then_some(GangId(self.tenant.0)),
             ..TenantView::new(self.tenant, self.class(now_ns), weight_ppm, wants)
         }
     }

@@ -75,9 +75,25 @@ struct Seen {
     bursts: u64,
     latencies_us: Vec<f64>,
     phases_ns: Vec<[u64; 2]>,
-    longest_stall: Duration,
-    /// When that was over.
-    stall_until_ns: u64,
+    /// The longest stalls, the longest first: how long, and when it was over.
+    stalls: Vec<(Duration, u64)>,
+}
+
+/// How many stalls are told.
+const STALLS: usize = 32;
+
+impl Seen {
+    fn stall(&mut self, length: Duration) {
+        let shortest = self
+            .stalls
+            .get(STALLS - 1)
+            .map_or(Duration::ZERO, |last| last.0);
+        if length > shortest {
+            let at = self.stalls.partition_point(|stall| stall.0 >= length);
+            self.stalls.insert(at, (length, monotonic_ns()));
+            self.stalls.truncate(STALLS);
+        }
+    }
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
@@ -116,10 +132,7 @@ fn work(args: &Args, lane: &mut Lane, end: Instant, seen: &mut Seen) -> anyhow::
     let mut last = Instant::now();
     let mut note = |seen: &mut Seen| {
         let now = Instant::now();
-        if now - last > seen.longest_stall {
-            seen.longest_stall = now - last;
-            seen.stall_until_ns = monotonic_ns();
-        }
+        seen.stall(now - last);
         last = now;
         now
     };
@@ -159,7 +172,13 @@ fn report(args: &Args, gpu: &Gpu, lane: &Lane, elapsed: Duration, mut seen: Seen
         true => 0.0,
         false => app::percentile(&seen.latencies_us, part),
     };
-    let stall_us = seen.longest_stall.as_secs_f64() * 1e6;
+    let us = |length: Duration| length.as_secs_f64() * 1e6;
+    let stall_us = seen.stalls.first().map_or(0.0, |stall| us(stall.0));
+    let stalls: Vec<_> = seen
+        .stalls
+        .iter()
+        .map(|stall| (us(stall.0), stall.1))
+        .collect();
     println!(
         "{} done on {}: {} kernels and {} bursts in {seconds:.2} s, longest stall {stall_us:.0} us",
         args.name,
@@ -177,7 +196,7 @@ fn report(args: &Args, gpu: &Gpu, lane: &Lane, elapsed: Duration, mut seen: Seen
             "bursts_per_s": seen.bursts as f64 / seconds, // CAST: far below 2^53.
             "latency_us": { "p50": part(0.5), "p90": part(0.9), "p99": part(0.99), "max": part(1.0) },
             "longest_stall_us": stall_us,
-            "longest_stall_until_mono_ns": seen.stall_until_ns,
+            "stalls_us_until_mono_ns": stalls,
             "phases_mono_ns": seen.phases_ns,
         });
         println!("{report}");
