@@ -149,7 +149,8 @@ def oversubscribe(ctx):
     train = program(ctx, "train_mlp")
     total = ctx.probe("device")["memory"]["total_bytes"] if not ctx.simulated else None
     if ctx.simulated:
-        room = 3 * GIB
+        # Contexts do not move: three of them have to lie beside one job's memory.
+        room = 6 * GIB
         ctx.bare["SUBLET_SIM_CAPACITY"] = f"{room}B"
     else:
         room = int(min(total * 0.9, host_bytes() / 3))
