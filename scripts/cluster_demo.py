@@ -20,9 +20,9 @@ NODES = ("north", "east", "south")
 WINDOW_S = 5.0
 SOLO_S = 1.5
 # Work of the jobs: steps of training; seconds of serving.
-STEPS = 2500
+STEPS = 3500
 SERVE_S = 12
-LATE_S = 6.0
+LATE_S = 4.5
 
 
 class Failure(Exception):
