@@ -1,5 +1,6 @@
 //! The integration suite: one binary, a module per topic, a directory per test.
 
+mod bounds;
 mod documents;
 mod exports;
 mod guest;
