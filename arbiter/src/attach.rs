@@ -441,6 +441,7 @@ impl Arbiter {
             bad_records: 0,
         };
         self.publish_to(&client);
+        self.introduce_residency(tenant_id, &pages);
         let command = client.command.clone();
         self.clients.insert(id, client);
         // Before the welcome, so that a client alone finds its gate open.

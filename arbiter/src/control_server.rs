@@ -138,6 +138,13 @@ impl ControlServer {
         self.proceed(id, now_ns, poller)
     }
 
+    /// The request of a connection may take until then.
+    pub fn wait_until(&mut self, id: u64, deadline_ns: u64) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.deadline_ns = deadline_ns.saturating_add(LINE_NS);
+        }
+    }
+
     /// Answers the request of a connection. May return the next one, where the peer has sent it already.
     pub fn reply(
         &mut self,

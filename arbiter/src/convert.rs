@@ -134,6 +134,10 @@ pub fn spec(job: JobSpec, name: String) -> Spec {
         simulated: job.simulated,
         on_loss: job.on_arbiter_loss,
         iteration_launches: job.iteration_launches.filter(|launches| *launches > 0),
+        evictable: job.evictable,
+        overflow: job.overflow,
+        host_memory: job.host_memory,
+        evicted: job.evicted,
     }
 }
 
@@ -157,6 +161,10 @@ pub fn job_spec(spec: &Spec) -> JobSpec {
         simulated: spec.simulated,
         on_arbiter_loss: spec.on_loss,
         iteration_launches: spec.iteration_launches,
+        evictable: spec.evictable,
+        overflow: spec.overflow,
+        host_memory: spec.host_memory,
+        evicted: spec.evicted,
     }
 }
 
@@ -248,6 +256,39 @@ pub fn refusal(refusal: &Refusal) -> ControlError {
                 exact_bytes(*max)
             ),
             "ask for less, or end one of them".into(),
+        ),
+        Refusal::HostMemory { asked, available } => error(
+            ErrorCode::Refused,
+            format!(
+                "{} of host memory for the job is above the {} that all jobs may have together",
+                exact_bytes(*asked),
+                exact_bytes(*available)
+            ),
+            format!(
+                "ask for {} or less, or raise host_memory in [residency] of the quota file",
+                exact_bytes(*available)
+            ),
+        ),
+        Refusal::NotEvictable(what) => error(
+            ErrorCode::Invalid,
+            format!("{what} makes no sense for a job whose memory stays on its devices"),
+            "start it with --evictable".into(),
+        ),
+        Refusal::Overflow {
+            used,
+            limit,
+            needed,
+            available,
+        } => error(
+            ErrorCode::Refused,
+            format!(
+                "the job uses {}, and of the {} that a limit of {} leaves over host memory takes {}",
+                exact_bytes(*used),
+                exact_bytes(*needed),
+                exact_bytes(*limit),
+                exact_bytes(*available)
+            ),
+            "lower it less, or give the job more with --host-memory".into(),
         ),
         Refusal::UserMemUnnamed { user, max } => error(
             ErrorCode::Refused,
@@ -365,6 +406,10 @@ mod tests {
             command: vec!["é".repeat(1000); 100],
             simulated: true,
             iteration_launches: Some(12),
+            evictable: true,
+            overflow: control::Overflow::Host,
+            host_memory: Some(control::MemLimit::Percent(25.0)),
+            evicted: true,
             ..JobSpec::default()
         };
         let back = job_spec(&spec(job.clone(), "a".into()));

@@ -132,6 +132,8 @@ impl Arbiter {
         };
         self.options.devices = rules.devices;
         self.options.ceilings = rules.ceilings;
+        self.options.residency = rules.residency;
+        self.set_up_residency();
         self.by_hand.clear();
         for index in 0..self.lanes.len() {
             self.reserve_memory(index);

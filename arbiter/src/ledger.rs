@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use control::MemLimit;
+use control::{MemLimit, Overflow};
 use policy::TenantId;
 
 use crate::devices::Devices;
@@ -58,6 +58,17 @@ pub enum Refusal {
     UserMem { user: String, asked: u64, max: u64 },
     /// A user with a ceiling for memory has to name a limit.
     UserMemUnnamed { user: String, max: u64 },
+    /// Above what all jobs together may have.
+    HostMemory { asked: u64, available: u64 },
+    /// Said of a job that is not evictable.
+    NotEvictable(&'static str),
+    /// What the job has beyond its new limit would not fit into host memory.
+    Overflow {
+        used: u64,
+        limit: u64,
+        needed: u64,
+        available: u64,
+    },
 }
 
 /// All living jobs, and what is kept from quotas.
@@ -66,6 +77,10 @@ pub struct Ledger {
     tenants: BTreeMap<TenantId, Tenant>,
     /// Memory kept from every quota, per device in bytes.
     pub reserved: [u64; channel::MAX_DEVICES],
+    /// Memory of the host, in bytes; 0: not known.
+    pub host_total_bytes: u64,
+    /// Of that, what all jobs together may have for what is not on their devices.
+    pub host_limit_bytes: u64,
 }
 
 impl Ledger {
@@ -174,6 +189,7 @@ impl Ledger {
             return Err(Refusal::NameTaken(spec.name.clone()));
         }
         admit_bounds(spec)?;
+        self.admit_host(spec)?;
         let count = devices.iter().count();
         let entitled =
             |spec: &Spec, device| devices.entitled(device, &spec.devices, spec.simulated);
@@ -248,6 +264,29 @@ impl Ledger {
             }
         }
         Ok(())
+    }
+
+    /// The limit of a job on host memory, percentages resolved; `None`: no limit of its own.
+    pub fn host_limit_bytes(&self, spec: &Spec) -> Option<u64> {
+        Some(spec.host_memory?.resolve(self.host_total_bytes))
+    }
+
+    /// Refused is what could never be had.
+    fn admit_host(&self, spec: &Spec) -> Result<(), Refusal> {
+        if !spec.evictable {
+            return match (spec.overflow, spec.host_memory) {
+                (Overflow::Host, _) => Err(Refusal::NotEvictable("overflow")),
+                (_, Some(_)) => Err(Refusal::NotEvictable("host memory")),
+                _ => Ok(()),
+            };
+        }
+        match self.host_limit_bytes(spec) {
+            Some(asked) if asked > self.host_limit_bytes => Err(Refusal::HostMemory {
+                asked,
+                available: self.host_limit_bytes,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Refused is what no device of the job could ever hold; on a smaller one of several the limit is the device.

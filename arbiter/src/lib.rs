@@ -1,7 +1,7 @@
 //! The host daemon: admits jobs, meters their memory and decides which of them holds a device.
 //!
 //! One thread, one loop ([`serve`](Arbiter::serve)): `reactor` waits, `serve` turns events into calls, `attach` lets
-//! clients in, `lifecycle` sees jobs through, `operator` answers requests, `device_control` those about devices and the quota file, `dispatch` runs the fast loop of each device, `offenders` sees to jobs that harm the others, `ledger` says what was promised,
+//! clients in, `lifecycle` sees jobs through, `operator` answers requests, `device_control` those about devices and the quota file, `dispatch` runs the fast loop of each device, `residency` where the memory of jobs is, `offenders` sees to jobs that harm the others, `ledger` says what was promised,
 //! `profile` watches iterations, `state` and `journal` outlive the process. A second thread asks NVML (`nvml`), a third one searches
 //! for iterations. Clients and operators are strangers: what
 //! they send is bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
@@ -23,6 +23,7 @@ mod options;
 mod peer;
 mod profile;
 mod reactor;
+mod residency;
 mod serve;
 mod spare;
 mod state;
@@ -33,5 +34,5 @@ mod usage;
 
 pub use convert::check_policy;
 pub use ledger::Ceiling;
-pub use options::{DeviceRule, Options, Reload, Rules};
+pub use options::{DeviceRule, Options, Reload, ResidencyRule, Rules};
 pub use serve::{Arbiter, Error, Stopper, run};

@@ -257,6 +257,7 @@ impl Arbiter {
             }
             self.lanes.push(Lane::new(index, setup, mono_ns()));
             self.lane_next_ns.push(None);
+            self.lodge_lane(index);
         }
     }
 

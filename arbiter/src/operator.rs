@@ -36,6 +36,10 @@ impl Arbiter {
                     self.change_devices(device.as_ref(), settings, peer)
                 }
                 Request::Reload => self.reload_for(peer),
+                Request::Move(moves) => match self.begin_errand(connection, &moves, peer) {
+                    Ok(()) => return,
+                    Err(error) => Err(error),
+                },
                 Request::Shutdown => self.shut_down(peer),
                 Request::Events { since_seq, limit } => {
                     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -210,7 +214,8 @@ impl Arbiter {
         }))
     }
 
-    fn change(&mut self, job: &str, change: Change, peer: Peer) -> Result<Reply, ControlError> {
+    /// The job of a name, for somebody who may change it.
+    pub(crate) fn tenant_of(&self, job: &str, peer: Peer) -> Result<&Tenant, ControlError> {
         let Some(tenant) = self.ledger.named(job) else {
             let names: Vec<&str> = self.ledger.iter().map(|t| t.spec.name.as_str()).collect();
             let hint = if names.is_empty() {
@@ -230,10 +235,15 @@ impl Arbiter {
             return Err(ControlError::new(ErrorCode::Permission, message)
                 .with_hint("ask its owner, or root"));
         }
+        Ok(tenant)
+    }
+
+    fn change(&mut self, job: &str, change: Change, peer: Peer) -> Result<Reply, ControlError> {
+        let tenant = self.tenant_of(job, peer)?;
         if change.is_empty() {
             return Err(
                 ControlError::new(ErrorCode::Invalid, "nothing to change").with_hint(
-                    "give memory, a share or its bounds, a class, a deadline, pause or resume, or the time of a solo iteration",
+                    "give memory, host memory, overflow, a share or its bounds, a class, a deadline, pause or resume, or the time of a solo iteration",
                 ),
             );
         }
@@ -248,6 +258,8 @@ impl Arbiter {
         spec.deadline_unix_ms = change.deadline_unix_ms.or(spec.deadline_unix_ms);
         spec.work_ns = change.work_ns.or(spec.work_ns);
         spec.paused = change.paused.unwrap_or(spec.paused);
+        spec.overflow = change.overflow.unwrap_or(spec.overflow);
+        spec.host_memory = change.host_memory.or(spec.host_memory);
         if spec.deadline_unix_ms.is_some() && spec.work_ns.is_none() {
             let message = "a deadline is no use without the device time that the work takes";
             return Err(ControlError::new(ErrorCode::Invalid, message)
@@ -262,6 +274,8 @@ impl Arbiter {
         self.ledger
             .admit(&spec, Some(id), (uid, &user, ceiling), &self.devices)
             .map_err(|refusal| convert::refusal(&refusal))?;
+        self.admit_overflow(id, &spec)
+            .map_err(|refusal| convert::refusal(&refusal))?;
         let mut fields = Vec::new();
         let mut add = |name, value: Option<Value>| fields.extend(value.map(|value| (name, value)));
         add("mem", change.mem.map(|mem| mem.to_string().into()));
@@ -273,6 +287,14 @@ impl Arbiter {
         add("deadline_unix_ms", change.deadline_unix_ms.map(Value::from));
         add("work_ns", change.work_ns.map(Value::from));
         add("paused", change.paused.map(Value::from));
+        add(
+            "overflow",
+            change.overflow.map(|overflow| overflow.as_str().into()),
+        );
+        add(
+            "host_memory",
+            change.host_memory.map(|memory| memory.to_string().into()),
+        );
         if let Some(tenant) = self.ledger.get_mut(id) {
             tenant.spec = spec;
         }
@@ -289,7 +311,7 @@ impl Arbiter {
         let message = format!("job `{job}` has new terms");
         self.journal.write("changed", job, message, &fields);
         self.status_of(id)
-            .map(Reply::Changed)
+            .map(|job| Reply::Changed(Box::new(job)))
             .ok_or_else(|| ControlError::new(ErrorCode::NoSuchJob, "the job has ended"))
     }
 

@@ -30,6 +30,8 @@ pub struct Rules {
     pub file: Option<PathBuf>,
     /// Settings of single devices; the first that matches is the one a device gets.
     pub devices: Vec<DeviceRule>,
+    /// How jobs share memory that does not hold all of them.
+    pub residency: ResidencyRule,
     /// What users may have.
     pub ceilings: Ceilings,
     /// Number of sections behind the ceilings.
@@ -65,12 +67,32 @@ pub struct Options {
     pub early_wake: bool,
     /// Settings of single devices; the first that matches is the one a device gets.
     pub devices: Vec<DeviceRule>,
+    /// How jobs share memory that does not hold all of them.
+    pub residency: ResidencyRule,
     /// What users may have.
     pub ceilings: Ceilings,
     /// Reads devices and ceilings anew, where they came from.
     pub reload: Option<Reload>,
     /// Looks for the host's own NVML, beside those of simulated drivers.
     pub host_nvml: bool,
+}
+
+/// How jobs share memory that does not hold all of them.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ResidencyRule {
+    /// Host memory of what is not on the devices, all jobs together; a percentage is of the host's. `None`: half of it.
+    pub host_memory: Option<MemLimit>,
+    /// How many times longer than its switch a job stays.
+    pub slice_over_switch: f64,
+}
+
+impl Default for ResidencyRule {
+    fn default() -> Self {
+        Self {
+            host_memory: None,
+            slice_over_switch: 10.0,
+        }
+    }
 }
 
 /// Settings of a device.
@@ -100,6 +122,7 @@ impl Options {
             quiet: Duration::from_micros(300),
             early_wake: true,
             devices: Vec::new(),
+            residency: ResidencyRule::default(),
             ceilings: Box::new(|_, _| Ceiling::default()),
             reload: None,
             host_nvml: true,

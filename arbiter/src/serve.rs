@@ -1,5 +1,6 @@
 //! The daemon as a whole: what it owns, its one loop, and the life cycle of tenants and clients.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Write};
@@ -7,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use channel::arbiter::Listener;
@@ -26,6 +28,7 @@ use crate::options::Options;
 use crate::peer::{Client, Greeting};
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
+use crate::residency::{Errand, HostBooks};
 use crate::spare::Spare;
 use crate::state::State;
 
@@ -149,6 +152,12 @@ pub struct Arbiter {
     pub(crate) gone: VecDeque<(u64, JobStatus)>,
     pub(crate) journal: Journal,
     pub(crate) profiles: Profiles,
+    /// Host memory of what is not on the devices.
+    pub(crate) books: Rc<RefCell<HostBooks>>,
+    /// Of each device, what is gone and in nobody's book, in bytes.
+    pub(crate) overhead_bytes: [u64; channel::MAX_DEVICES],
+    /// Operators that wait for jobs to be moved.
+    pub(crate) errands: Vec<Errand>,
     pub(crate) epoch: u64,
     pub(crate) next_id: u64,
     pub(crate) started_unix_ms: u64,
@@ -232,6 +241,9 @@ impl Arbiter {
             gone: VecDeque::new(),
             journal,
             profiles,
+            books: Rc::default(),
+            overhead_bytes: [0; channel::MAX_DEVICES],
+            errands: Vec::new(),
             epoch: state.epoch + 1,
             next_id: state.next_id.max(1),
             started_unix_ms: unix_ms(),
@@ -281,6 +293,7 @@ impl Arbiter {
             arbiter.drivers.insert(None, false);
             arbiter.watcher.discover(None);
         }
+        arbiter.set_up_residency();
         arbiter.restore(state, now_ns);
         arbiter.save_state();
         Ok(arbiter)
@@ -378,6 +391,7 @@ impl Arbiter {
         let profiles_ns = self.look_at_profiles(now_ns);
         // What changed in the house may open gates.
         self.step_dirty_lanes();
+        let errands_ns = self.run_errands(mono_ns());
         if self.state_is_old {
             self.save_state();
         }
@@ -399,7 +413,12 @@ impl Arbiter {
                 since_ns.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX))
             })
         };
-        lanes.into_iter().chain(house).chain(profiles_ns).min()
+        lanes
+            .into_iter()
+            .chain(house)
+            .chain(profiles_ns)
+            .chain(errands_ns)
+            .min()
     }
 
     /// Steps the lanes in which something has changed or that are due, then deals the turns of gangs.
@@ -449,6 +468,7 @@ impl Arbiter {
         self.conductor.form(&mut self.lanes);
         self.look_for_offenders(now_ns);
         self.spare.fill();
+        self.survey_residency(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.
         let watching = !self.clients.is_empty() || !self.ledger.is_empty();
         if watching != self.watching {

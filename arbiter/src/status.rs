@@ -8,6 +8,7 @@ use policy::TenantId;
 
 use crate::clock::{mono_ns, unix_ms};
 use crate::convert;
+use crate::residency;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
 
@@ -26,6 +27,8 @@ impl Arbiter {
             channel_socket: self.options.dir.channel_socket(),
             embedded: self.options.embedded,
             idle_exit_s: self.options.idle_exit.map(|after| after.as_secs()),
+            host_memory_limit_bytes: self.books.borrow().limit_bytes(),
+            host_memory_used_bytes: self.books.borrow().used_bytes(),
             devices: self.device_statuses(),
             jobs: self.jobs(),
         }
@@ -91,6 +94,7 @@ impl Arbiter {
                 share_promised: guaranteed.filter_map(|tenant| tenant.spec.share).sum(),
                 busy_fraction: lane.map_or(0.0, |lane| lane.busy_part(now_ns)),
                 unmanaged: self.unmanaged(device),
+                pressure: self.pressure_on(index),
             }
         });
         statuses.collect()
@@ -213,6 +217,12 @@ impl Arbiter {
             started_unix_ms: tenant.started_unix_ms,
             simulated: tenant.spec.simulated,
             on_arbiter_loss: tenant.spec.on_loss,
+            evictable: tenant.spec.evictable,
+            overflow: tenant.spec.overflow,
+            host_memory_limit_bytes: self.ledger.host_limit_bytes(&tenant.spec),
+            evicted: tenant.spec.evicted,
+            residence: residency::sum(devices.iter().filter_map(|d| d.residence.as_ref()))
+                .map(Box::new),
             devices,
             processes,
             profile: Some(Box::new(self.profiles.of(id, &tenant.spec.name))),
@@ -243,6 +253,7 @@ impl Arbiter {
             holding: lane.holding().any(|id| id == tenant.id),
             device_time_ns: usage.device_ns,
             wait_time_ns: usage.wait_ns,
+            residence: self.residence_on(tenant, index),
         }
     }
 

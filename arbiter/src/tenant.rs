@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use channel::arbiter::TenantMemory;
 use channel::wire::TOKEN_BYTES;
 use channel::{MAX_DEVICES, TENANT_SLOTS};
-use control::{DeviceSelector, FailMode, MemLimit};
+use control::{DeviceSelector, FailMode, MemLimit, Overflow};
 use policy::{Class, TenantId};
 
 use crate::journal::Allowance;
@@ -49,6 +49,14 @@ pub struct Spec {
     pub on_loss: FailMode,
     /// Submissions that make an iteration, if its owner says so.
     pub iteration_launches: Option<u64>,
+    /// Its memory may leave its devices.
+    pub evictable: bool,
+    /// Of what its limit has no room for.
+    pub overflow: Overflow,
+    /// Host memory that it may take.
+    pub host_memory: Option<MemLimit>,
+    /// Its operator keeps it away.
+    pub evicted: bool,
 }
 
 /// A job.
@@ -226,6 +234,10 @@ pub(crate) fn example(id: u64, name: &str) -> Tenant {
         simulated: true,
         on_loss: FailMode::Open,
         iteration_launches: None,
+        evictable: false,
+        overflow: Overflow::Fail,
+        host_memory: None,
+        evicted: false,
     };
     Tenant::new(
         TenantId(id),

@@ -3,11 +3,13 @@
 //! A named share is a weight and a promise. Guaranteed jobs without one split what the others leave; opportunistic jobs promise
 //! each other nothing, their shares are weights among themselves. `share_min` is a promise whatever the class.
 
+use control::Overflow;
 use policy::{Class, TenantId};
 
 use crate::clock::{mono_ns, unix_ms};
 use crate::devices::Devices;
 use crate::ledger::{LEAST_SHARE, Ledger, Refusal};
+use crate::residency::Lodging;
 use crate::tenant::{Spec, Tenant};
 
 /// Shares are decimal fractions of people; sums are compared with this much air.
@@ -32,6 +34,8 @@ pub struct Terms {
     pub deadline_ns: Option<u64>,
     /// Device time that its work takes in all, in nanoseconds.
     pub work_ns: Option<u64>,
+    /// Where its memory may be.
+    pub lodging: Lodging,
 }
 
 impl Terms {
@@ -46,6 +50,7 @@ impl Terms {
             gang: false,
             deadline_ns: None,
             work_ns: None,
+            lodging: Lodging::default(),
         }
     }
 }
@@ -94,6 +99,13 @@ impl Ledger {
                     gang: spec.gang.unwrap_or(true),
                     deadline_ns: spec.deadline_unix_ms.map(mono),
                     work_ns: spec.work_ns,
+                    lodging: Lodging {
+                        evictable: spec.evictable,
+                        overflow: spec.overflow == Overflow::Host,
+                        kept_away: spec.evicted,
+                        host_bytes: self.host_limit_bytes(spec),
+                        ..Lodging::default()
+                    },
                     ..Terms::plain(spec.class, ppm(spec.share.unwrap_or(unnamed)))
                 };
                 (tenant.id, terms)

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::handshake;
 use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, SignaturePage, TenantPage};
 use crate::page::{Mapped, PageError};
+use crate::residency::RESIDENCY;
 use crate::signature::SIGNATURES;
 use crate::wire::{
     DeviceId, Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, TOKEN_BYTES, Welcome,
@@ -147,7 +148,7 @@ impl ClientEnd {
         let hello = Hello {
             major: PROTOCOL_MAJOR,
             minor: PROTOCOL_MINOR,
-            features: SIGNATURES,
+            features: SIGNATURES | RESIDENCY,
             token: introduction.token,
             previous_slot: last.map(|last| last.keepsake.slot),
             gap_ns: u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX),

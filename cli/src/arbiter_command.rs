@@ -14,7 +14,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::Arbiter;
-use crate::config::{Config, DeviceRule, Places, TenantRule};
+use crate::config::{Config, DeviceRule, Places, ResidencyRule, TenantRule};
 use crate::connect;
 use crate::exit::Result;
 
@@ -63,6 +63,7 @@ fn options(dir: RuntimeDir, args: &Arbiter, config: Config) -> Options {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         idle_exit,
         devices: rules.devices,
+        residency: rules.residency,
         ceilings: rules.ceilings,
         ..defaults
     }
@@ -74,7 +75,16 @@ fn rules(config: Config) -> Rules {
         file: config.path,
         tenant_rules: config.tenants.len(),
         devices: config.devices.into_iter().map(device_rule).collect(),
+        residency: residency_rule(config.residency),
         ceilings: Box::new(move |uid, user| ceiling(&config.tenants, uid, user)),
+    }
+}
+
+fn residency_rule(rule: ResidencyRule) -> arbiter::ResidencyRule {
+    let defaults = arbiter::ResidencyRule::default();
+    arbiter::ResidencyRule {
+        host_memory: rule.host_memory.or(defaults.host_memory),
+        slice_over_switch: rule.slice_over_switch.unwrap_or(defaults.slice_over_switch),
     }
 }
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
-use control::{Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, PolicyChoice, SliceMode};
+use control::{
+    Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, Overflow, PolicyChoice, SliceMode,
+};
 
 use crate::config::keys::QUANTUM_MS;
 use crate::settings::{parse_flag, parse_share};
@@ -35,6 +37,12 @@ pub enum Command {
     Ps(Ps),
     /// Change a running job, or how a device is run
     Set(Set),
+    /// Move jobs out of their devices' memory, and hold them there until they are restored
+    Evict(Evict),
+    /// Bring evicted jobs back, and let them go on
+    Restore(Restore),
+    /// Evict one job and restore another at once: what leaves makes room for what comes
+    Switch(Switch),
     /// Show driver, devices and quotas, and whether a command's driver calls are all seen
     Doctor(Doctor),
     /// Run the arbiter: the daemon that decides who uses a GPU when
@@ -85,6 +93,15 @@ pub struct Run {
     /// What the job does while the arbiter is gone [env: SUBLET_ON_ARBITER_LOSS]
     #[arg(long, value_name = "open|freeze|closed")]
     pub on_arbiter_loss: Option<FailMode>,
+    /// Let the job's memory leave the device while others run [env: SUBLET_EVICTABLE]
+    #[arg(long, value_name = "true|false", value_parser = parse_flag, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub evictable: Option<bool>,
+    /// What becomes of allocations above the memory limit; host: they live in host memory; needs --evictable [env: SUBLET_OVERFLOW]
+    #[arg(long, value_name = "host|fail")]
+    pub overflow: Option<Overflow>,
+    /// Host memory that the job may take for what is not on its devices; needs --evictable [env: SUBLET_HOST_MEMORY]
+    #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
+    pub host_memory: Option<MemLimit>,
     /// Submissions that make an iteration of the job, where they are not to be found out [env: SUBLET_LAUNCHES_PER_ITERATION]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub iteration_launches: Option<u64>,
@@ -168,6 +185,12 @@ pub struct Set {
     /// Device time that its work takes in all, what is done included
     #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
     pub work: Option<Duration>,
+    /// What becomes of allocations above the memory limit of an evictable job
+    #[arg(long, value_name = "host|fail")]
+    pub overflow: Option<Overflow>,
+    /// New host memory of an evictable job
+    #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
+    pub host_memory: Option<MemLimit>,
     /// Give the job no device time until it is resumed
     #[arg(long, conflicts_with = "resume")]
     pub pause: bool,
@@ -204,7 +227,7 @@ pub struct Set {
 }
 
 /// Flags of `set` that are about a job.
-const JOB_FLAGS: [&str; 12] = [
+const JOB_FLAGS: [&str; 14] = [
     "name",
     "mem",
     "share",
@@ -217,7 +240,51 @@ const JOB_FLAGS: [&str; 12] = [
     "pause",
     "resume",
     "solo_iteration_us",
+    "overflow",
+    "host_memory",
 ];
+
+/// What was not on the devices already stays where it is; nothing is moved where the host has no room for all of it.
+#[derive(Debug, Args)]
+pub struct Evict {
+    #[command(flatten)]
+    pub how: MoveFlags,
+    /// Names of the jobs, as `sublet ps` shows them
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+}
+
+/// Jobs that others have taken the room of come back in their turn.
+#[derive(Debug, Args)]
+pub struct Restore {
+    #[command(flatten)]
+    pub how: MoveFlags,
+    /// Names of the jobs, as `sublet ps` shows them
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Switch {
+    #[command(flatten)]
+    pub how: MoveFlags,
+    /// The job that leaves
+    #[arg(value_name = "OUT")]
+    pub out: String,
+    /// The job that comes
+    #[arg(value_name = "IN")]
+    pub back: String,
+}
+
+#[derive(Debug, Args)]
+pub struct MoveFlags {
+    /// Print one JSON object: outcome, bytes and times of each job
+    #[arg(long)]
+    pub json: bool,
+    /// Give up waiting after this long; the jobs go on moving
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "2m")]
+    pub timeout: Duration,
+}
 
 /// One device, or every one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -315,6 +382,9 @@ pub struct Sim {
     /// What a job loses when it gets GPUs again, in seconds
     #[arg(long, value_name = "SECS", default_value_t = 0.0)]
     pub restart: f64,
+    /// What a job loses when it gets GPUs for the first time, in seconds
+    #[arg(long, value_name = "SECS", default_value_t = 0.0)]
+    pub start: f64,
     /// How far estimates and measurements are off: 0.1 is about 10 %
     #[arg(long, value_name = "F", default_value_t = 0.0)]
     pub noise: f64,
@@ -504,6 +574,13 @@ mod tests {
             (&["set", "a", "--reload"], &["--reload"]),
             (&["arbiter", "--idle-exit", "x"], &["'x'", "--idle-exit"]),
             (&["ps", "extra"], &["'extra'"]),
+            (&["evict"], &["NAME", "`sublet evict --help`"]),
+            (&["switch", "a"], &["IN"]),
+            (&["evict", "a", "--timeout", "0"], &["'0'", "--timeout"]),
+            (
+                &["run", "--overflow", "disk", "a"],
+                &["`disk`", "host or fail"],
+            ),
             (&["sim", "--round", "x"], &["'x'", "--round"]),
         ] {
             let message = wrong(args);

@@ -46,6 +46,15 @@ pub fn ask<T, E: From<ClientError>>(
     }
 }
 
+/// As [`existing`], for a request whose answer may take `patience`.
+///
+/// # Errors
+/// As [`existing`].
+pub fn patient(dir: &RuntimeDir, patience: Duration) -> Result<Client, Unreachable> {
+    dir.verify(nix::unistd::geteuid().as_raw())?;
+    Ok(Client::connect(&dir.control_socket(), ANSWER + patience)?)
+}
+
 /// A connection to the arbiter of `dir`, whose place is trusted first.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ mod config;
 mod connect;
 mod doctor;
 mod exit;
+mod moves;
 mod ps;
 mod run;
 mod set;
@@ -40,6 +41,9 @@ fn main() -> ExitCode {
                 Err(failure) => fail(&failure),
             };
         }
+        Command::Evict(args) => return moved(moves::evict(&args)),
+        Command::Restore(args) => return moved(moves::restore(&args)),
+        Command::Switch(args) => return moved(moves::switch(&args)),
         Command::Run(args) => Err(run::run(args)),
         Command::Ps(args) => ps::ps(&args),
         Command::Set(args) => set::set(&args),
@@ -49,6 +53,18 @@ fn main() -> ExitCode {
     };
     match printed {
         Ok(text) => show(&text),
+        Err(failure) => fail(&failure),
+    }
+}
+
+/// What came of a move; the JSON of one that was not done is shown all the same.
+fn moved(moved: exit::Result<(String, bool)>) -> ExitCode {
+    match moved {
+        Ok((text, true)) => show(&text),
+        Ok((text, false)) => {
+            show(&text);
+            ExitCode::from(FAILED)
+        }
         Err(failure) => fail(&failure),
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use control::{Class, DeviceSelector, FailMode, MemLimit};
+use control::{Class, DeviceSelector, FailMode, MemLimit, Overflow};
 
 use crate::config::JobSettings;
 
@@ -114,6 +114,17 @@ pub fn from_environment(
             control::parse_span,
         )?,
         work: parsed("SUBLET_WORK", text("SUBLET_WORK")?, control::parse_span)?,
+        evictable: parsed("SUBLET_EVICTABLE", text("SUBLET_EVICTABLE")?, parse_flag)?,
+        overflow: parsed(
+            "SUBLET_OVERFLOW",
+            text("SUBLET_OVERFLOW")?,
+            Overflow::from_str,
+        )?,
+        host_memory: parsed(
+            "SUBLET_HOST_MEMORY",
+            text("SUBLET_HOST_MEMORY")?,
+            MemLimit::from_str,
+        )?,
         on_arbiter_loss: parsed(
             "SUBLET_ON_ARBITER_LOSS",
             text("SUBLET_ON_ARBITER_LOSS")?,
@@ -189,6 +200,9 @@ mod tests {
             ("SUBLET_CLASS", "opportunistic"),
             ("SUBLET_DEVICE", "0, GPU-ff"),
             ("SUBLET_ON_ARBITER_LOSS", "closed"),
+            ("SUBLET_EVICTABLE", "true"),
+            ("SUBLET_OVERFLOW", "host"),
+            ("SUBLET_HOST_MEMORY", "2GiB"),
             ("SUBLET_NAME", "train"),
         ])
         .unwrap();
@@ -208,6 +222,9 @@ mod tests {
                     DeviceSelector::Uuid("GPU-ff".into())
                 ]),
                 on_arbiter_loss: Some(FailMode::Closed),
+                evictable: Some(true),
+                overflow: Some(Overflow::Host),
+                host_memory: Some(MemLimit::Bytes(2 << 30)),
             }
         );
         assert_eq!(name.as_deref(), Some("train"));
@@ -230,6 +247,9 @@ mod tests {
             ("SUBLET_DEVICE", "0,x"),
             ("SUBLET_ON_ARBITER_LOSS", "die"),
             ("SUBLET_NAME", "a b"),
+            ("SUBLET_EVICTABLE", "yes"),
+            ("SUBLET_OVERFLOW", "disk"),
+            ("SUBLET_HOST_MEMORY", "3"),
         ] {
             let error = read(&[(name, value)]).unwrap_err().to_string();
             let shown = value.rsplit(',').next().unwrap();

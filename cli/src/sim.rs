@@ -68,6 +68,7 @@ fn simulate(args: &Sim) -> Result<String> {
     let config = Config {
         round_s: args.round,
         restart_s: args.restart,
+        start_s: args.start,
         noise: args.noise,
         seed: args.seed,
         pair_window_s: None,
@@ -112,7 +113,7 @@ fn simulate(args: &Sim) -> Result<String> {
             })
             .collect();
         let all = json!({"trace": file, "cluster": text, "seed": args.seed, "round_s": args.round,
-            "restart_s": args.restart, "noise": args.noise, "skipped": skipped,
+            "restart_s": args.restart, "start_s": args.start, "noise": args.noise, "skipped": skipped,
             "offered_load": trace.offered_load(spec.gpus()), "runs": runs});
         return Ok(format!("{all:#}\n"));
     }

@@ -53,12 +53,11 @@ struct Result {
 struct Setting<'a> {
     trace: &'a Trace,
     spec: &'a ClusterSpec,
-    round_s: f64,
-    seed: u64,
+    config: Config,
 }
 
 impl Setting<'_> {
-    /// `policies`: order, and after it any of `+packer`, `!admission`, `=sizer`.
+    /// `policies`: order, and after it any of `+packer`, `!admission`, `=sizer`, `@placer`.
     fn run(&self, policies: &str) -> Report {
         let context = Context {
             pairs: self.trace.pairs.clone(),
@@ -68,24 +67,31 @@ impl Setting<'_> {
         let known = "a policy of the catalogue";
         let mut words = policies.split(' ');
         let order = catalogue::order(words.next().unwrap_or("fifo"), &context).expect(known);
-        let placer = catalogue::placer("anywhere", &context).expect(known);
-        let mut scheduler = Scheduler::new(order, placer, self.seed);
-        for word in words {
-            let (sign, name) = word.split_at(1);
+        let words: Vec<(&str, &str)> = words.map(|word| word.split_at(1)).collect();
+        let placer = words.iter().find(|(sign, _)| *sign == "@");
+        let placer = placer.map_or("anywhere", |(_, name)| *name);
+        let placer = catalogue::placer(placer, &context).expect(known);
+        let mut scheduler = Scheduler::new(order, placer, self.config.seed);
+        for (sign, name) in words {
             scheduler = match sign {
+                "@" => continue,
                 "+" => scheduler.packing(catalogue::packer(name, &context).expect(known)),
                 "!" => scheduler.admitting(catalogue::admission(name, &context).expect(known)),
                 _ => scheduler.sizing(catalogue::sizer(name, &context).expect(known)),
             };
         }
-        let config = Config {
-            round_s: Some(self.round_s),
-            seed: self.seed,
-            ..Config::default()
-        };
+        let config = self.config.clone();
         let simulation = Simulation::new(self.trace, self.spec.state(), scheduler, config);
         let outcome = simulation.and_then(|run| run.run(|_| {})).expect("the run");
         Report::of(&outcome)
+    }
+}
+
+fn rounds(round_s: f64, seed: u64) -> Config {
+    Config {
+        round_s: Some(round_s),
+        seed,
+        ..Config::default()
     }
 }
 
@@ -174,8 +180,7 @@ fn orders(lines: &mut Lines, data: &Path, seed: u64) {
         let setting = Setting {
             trace: &trace,
             spec: &spec,
-            round_s: 300.0,
-            seed,
+            config: rounds(300.0, seed),
         };
         for (name, reference) in names.iter().zip(jcts) {
             let report = setting.run(name);
@@ -255,8 +260,7 @@ fn packers(lines: &mut Lines, data: &Path, seed: u64) {
         let setting = Setting {
             trace: &trace,
             spec: &spec,
-            round_s: 300.0,
-            seed,
+            config: rounds(300.0, seed),
         };
         let v100 = cluster == "96xV100";
         let mut bare = f64::NAN;
@@ -302,10 +306,12 @@ fn deadlines(lines: &mut Lines, data: &Path, seed: u64) {
         let setting = Setting {
             trace: &trace,
             spec: &spec,
-            round_s: 600.0,
-            seed,
+            config: rounds(600.0, seed),
         };
-        for (i, policies) in ["fifo", "srtf", "edf", "srtf !leases"].iter().enumerate() {
+        for (i, policies) in ["fifo", "srtf", "edf", "srtf !leases:anew=1"]
+            .iter()
+            .enumerate()
+        {
             let report = setting.run(policies);
             let first = cluster == "1024";
             let required = first && (i == 0 || i == 3);
@@ -336,8 +342,7 @@ fn elastic(lines: &mut Lines, data: &Path, seed: u64) {
     let setting = Setting {
         trace: &trace,
         spec: &spec,
-        round_s: 240.0,
-        seed,
+        config: rounds(240.0, seed),
     };
     for (policies, required, jct, met) in [
         ("fifo-backfill", false, 27_677.0, None),
@@ -369,18 +374,71 @@ fn elastic(lines: &mut Lines, data: &Path, seed: u64) {
     }
 }
 
+/// Pollux' own simulator: 16 nodes of 4 T4, rounds of a minute, each start and restart half a minute.
+fn goodput(lines: &mut Lines, data: &Path, seed: u64) {
+    let options = Options {
+        part: Some("6".into()),
+        ..Options::default()
+    };
+    let file = "pollux-adaptdl/workloads.csv";
+    let (trace, spec) = load(data, file, "16x4xT4", options);
+    let setting = Setting {
+        trace: &trace,
+        spec: &spec,
+        config: Config {
+            restart_s: 30.0,
+            start_s: 30.0,
+            ..rounds(60.0, seed)
+        },
+    };
+    let mut means = Vec::new();
+    for (name, policies, reference) in [
+        ("Pollux", "fifo =pollux @consolidate-relaxed", 2446.1),
+        ("Tiresias", "2d-las @emptiest", 3469.7),
+        ("Optimus", "fifo =optimus:single=1 @emptiest", 5301.9),
+    ] {
+        let report = setting.run(policies);
+        let what = format!("Pollux' workload 6, {name} ({policies}): mean JCT, s");
+        lines.add(true, &what, Kind::Pct, reference, report.jct_mean_s);
+        means.push(report.jct_mean_s);
+    }
+    let ordered = means.windows(2).all(|pair| pair[0] < pair[1]);
+    let what = "Pollux' workload 6: orders other than Pollux < Tiresias < Optimus";
+    lines.add(true, what, Kind::AtMost, 0.0, f64::from(u8::from(!ordered)));
+}
+
+/// The parts that can be run alone.
+type Part = (&'static str, fn(&mut Lines, &Path, u64));
+const PARTS: [Part; 5] = [
+    ("orders", orders),
+    ("packers", packers),
+    ("sizers", elastic),
+    ("leases", deadlines),
+    ("goodput", goodput),
+];
+
 fn main() -> ExitCode {
     let mut json = false;
+    let mut only = None;
     let mut seed = 1;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
+        if argument == "--json" {
+            json = true;
+            continue;
+        }
         match (argument.as_str(), arguments.next()) {
-            ("--json", None) => json = true,
             ("--seed", Some(value)) if value.parse::<u64>().is_ok() => {
                 seed = value.parse().unwrap_or(1)
             }
+            ("--only", Some(value)) if PARTS.iter().any(|part| part.0 == value) => {
+                only = Some(value);
+            }
             _ => {
-                eprintln!("calibrate: `{argument}`: usage: calibrate [--seed N] [--json]");
+                let parts = PARTS.map(|part| part.0).join("|");
+                eprintln!(
+                    "calibrate: `{argument}`: usage: calibrate [--seed N] [--only {parts}] [--json]"
+                );
                 return ExitCode::from(2);
             }
         }
@@ -390,10 +448,11 @@ fn main() -> ExitCode {
         lines: Vec::new(),
         json,
     };
-    orders(&mut lines, &data, seed);
-    packers(&mut lines, &data, seed);
-    elastic(&mut lines, &data, seed);
-    deadlines(&mut lines, &data, seed);
+    for (name, run) in PARTS {
+        if only.as_deref().is_none_or(|only| only == name) {
+            run(&mut lines, &data, seed);
+        }
+    }
     let lines = lines.lines;
     let worst = |kind, all: bool| {
         let such = lines

@@ -1,15 +1,18 @@
 //! Above the node: traces, the simulator that runs the cluster slots of `policy` on them, and what comes out.
 //!
 //! * [`trace`]: readers of public traces and of speed tables, with the line and column of every mistake.
+//! * [`training`]: jobs whose speed is known down to placement, batch size and epoch.
 //! * [`spec`]: what a cluster consists of.
 //! * [`sim`]: discrete events in virtual time, driving the same [`policy::cluster::Scheduler`] that a live hook drives.
 //! * [`report`]: what a run was like, in numbers; [`plot`]: in pictures.
 //!
-//! The live hook itself is not here yet.
+//! * [`live`]: the hook itself: nodes that report, jobs that are submitted, decisions that are carried out.
 
+pub mod live;
 pub mod plot;
 pub mod report;
 pub mod sim;
 pub mod spec;
 pub mod sweep;
 pub mod trace;
+pub mod training;

@@ -14,7 +14,7 @@ use crate::trace::Trace;
 /// The policies of one run, as written on the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Choice {
-    /// Who is next.
+    /// Who is next; or a divider, which answers for all.
     pub order: String,
     /// Who shares a GPU.
     pub packer: Option<String>,
@@ -48,8 +48,14 @@ impl Choice {
     /// # Errors
     /// [`Unknown`] policy or parameter.
     pub fn scheduler(&self, context: &Context, seed: u64) -> Result<Scheduler, Unknown> {
-        let order = catalogue::order(&self.order, context)?;
         let placer = catalogue::placer(&self.placer, context)?;
+        if catalogue::is_divider(&self.order) {
+            // The order is never asked.
+            let order = catalogue::order("fifo", context)?;
+            let divider = catalogue::divider(&self.order, context)?;
+            return Ok(Scheduler::new(order, placer, seed).dividing(divider));
+        }
+        let order = catalogue::order(&self.order, context)?;
         let mut scheduler = Scheduler::new(order, placer, seed);
         if let Some(packer) = &self.packer {
             scheduler = scheduler.packing(catalogue::packer(packer, context)?);

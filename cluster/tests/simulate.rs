@@ -192,6 +192,7 @@ fn every_job_ends_under_every_policy() {
         let config = Config {
             round_s: (case % 2 == 0).then_some(60.0),
             restart_s: if case % 3 == 0 { 5.0 } else { 0.0 },
+            start_s: if case % 3 == 1 { 2.0 } else { 0.0 },
             noise: 0.2,
             seed: case,
             pair_window_s: None,
@@ -213,14 +214,21 @@ fn every_job_ends_under_every_policy() {
                 choices.push(choice(order, packer, placer));
             }
         }
+        if config.round_s.is_some() {
+            for divider in named(catalogue::Slot::Divider) {
+                choices.push(choice(divider, None, "anywhere"));
+            }
+        }
         for admission in named(catalogue::Slot::Admission) {
             let mut with = choice("srtf", Some("trial"), "anywhere");
             with.admission = Some(admission.into());
             choices.push(with);
         }
         if config.round_s.is_some() {
-            for sizer in named(catalogue::Slot::Sizer) {
-                let mut with = choice("fifo", None, "anywhere");
+            for (at, sizer) in named(catalogue::Slot::Sizer).enumerate() {
+                // Relaxed: a gang of any size finds a place at last.
+                let placers = ["anywhere", "emptiest", "consolidate-relaxed"];
+                let mut with = choice("fifo", None, placers[at % placers.len()]);
                 with.sizer = Some(sizer.into());
                 choices.push(with);
             }
@@ -269,4 +277,56 @@ fn a_bad_pair_is_split_and_a_good_one_is_kept() {
     let outcomes = sweep(&trace, &spec, &choices, &[], &Config::default(), &|_, _| {}).unwrap();
     assert!(outcomes[0].unpacks >= 1, "{:?}", outcomes[0]);
     assert!(Report::of(&outcomes[0]).jct_mean_s < Report::of(&outcomes[1]).jct_mean_s);
+}
+
+#[test]
+fn what_learns_is_where_its_authors_simulator_is() {
+    // Pollux' workload 6 on 16 nodes of 4 GPUs, rounds of a minute, half a minute lost at each start.
+    let spec: ClusterSpec = "16x4xT4".parse().unwrap();
+    let options = Options {
+        part: Some("6".into()),
+        ..Options::default()
+    };
+    let trace = trace::read(&data("pollux-adaptdl/workloads.csv"), None, &options).unwrap();
+    assert_eq!(trace.jobs.len(), 160);
+    let config = Config {
+        round_s: Some(60.0),
+        restart_s: 30.0,
+        start_s: 30.0,
+        ..Config::default()
+    };
+    let mut means = Vec::new();
+    for (order, sizer, placer, reference) in [
+        ("fifo", Some("pollux"), "consolidate-relaxed", 2446.1),
+        ("2d-las", None, "emptiest", 3469.7),
+        ("fifo", Some("optimus:single=1"), "emptiest", 5301.9),
+    ] {
+        let mut with = choice(order, None, placer);
+        with.sizer = sizer.map(Into::into);
+        let outcomes = sweep(&trace, &spec, &[with], &[], &config, &|_, _| {}).unwrap();
+        let mean = Report::of(&outcomes[0]).jct_mean_s;
+        assert!((mean / reference - 1.0).abs() < 0.05, "{order}: {mean}");
+        means.push(mean);
+    }
+    assert!(means.is_sorted(), "{means:?}");
+}
+
+#[test]
+fn a_workload_without_its_measurements_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("w.csv");
+    let header = "load,workload,name,submit_s,application,num_gpus,batch_size\n";
+    std::fs::write(&file, format!("{header}1.0,6,a,0,bert,2,96\n")).unwrap();
+    let read = |speeds: Option<&Path>| {
+        trace::read(&file, speeds, &Options::default()).map_err(|error| error.to_string())
+    };
+    assert!(read(None).unwrap_err().contains("placements.csv"));
+    let measured = data("pollux-adaptdl");
+    assert_eq!(read(Some(&measured)).unwrap().jobs.len(), 1);
+    std::fs::write(&file, format!("{header}1.0,6,a,0,llama,2,96\n")).unwrap();
+    let error = read(Some(&measured)).unwrap_err();
+    assert!(
+        error.contains(":2:11:") && error.contains("llama"),
+        "{error}"
+    );
 }

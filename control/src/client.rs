@@ -13,6 +13,7 @@ use crate::device::DeviceSettings;
 use crate::error::{ControlError, ErrorCode};
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
 use crate::request::{Change, DeviceSelector, JobSpec, Reply, Request};
+use crate::residency::{Moved, Moves};
 use crate::wire::{self, MAX_LINE_BYTES, WireError};
 
 /// Why the arbiter was not reached, or what it said. Each one is a line for people, with the remedy in it.
@@ -148,7 +149,7 @@ impl Client {
     pub fn set(&mut self, job: &str, change: Change) -> Result<JobStatus, ClientError> {
         let job = job.to_owned();
         match self.ask(&Request::Set { job, change })? {
-            Reply::Changed(job) => Ok(job),
+            Reply::Changed(job) => Ok(*job),
             other => Err(self.unexpected("set", &other)),
         }
     }
@@ -176,6 +177,18 @@ impl Client {
         match self.ask(&Request::Reload)? {
             Reply::Reloaded(reloaded) => Ok(reloaded),
             other => Err(self.unexpected("reload", &other)),
+        }
+    }
+
+    /// Moves jobs between device and host, and returns when all of them have arrived or cannot. The client's own deadline
+    /// has to leave room for that.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`]: no such job, not yours, not evictable.
+    pub fn move_jobs(&mut self, moves: &Moves) -> Result<Moved, ClientError> {
+        match self.ask(&Request::Move(moves.clone()))? {
+            Reply::Moved(moved) => Ok(moved),
+            other => Err(self.unexpected("move", &other)),
         }
     }
 
@@ -331,10 +344,10 @@ mod tests {
                 panic!("{request:?}");
             };
             assert_eq!(change.share, Some(0.5));
-            wire::encode_reply(&Ok(Reply::Changed(JobStatus {
+            wire::encode_reply(&Ok(Reply::Changed(Box::new(JobStatus {
                 name: job,
                 ..JobStatus::default()
-            })))
+            }))))
         });
         let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
         let change = Change {

@@ -16,6 +16,7 @@ pub mod paths;
 mod profile;
 mod report;
 mod request;
+mod residency;
 mod size;
 mod span;
 pub mod wire;
@@ -32,10 +33,14 @@ pub use report::{
 pub use request::{
     BadDevice, Change, Class, DeviceSelector, FailMode, JobSpec, Reply, Request, UnknownWord,
 };
+pub use residency::{
+    JobMoved, MoveOutcome, Moved, Moves, Overflow, Pressure, PressureLevel, Residence,
+    ResidenceState,
+};
 pub use size::{MemLimit, SizeError, exact_bytes, parse_bytes, short_bytes};
 pub use span::{BadSpan, parse_span, short_span};
 
 /// Raised when an old peer would misunderstand a new one.
 pub const PROTOCOL_MAJOR: u32 = 1;
 /// Raised when something was added that an old peer may ignore.
-pub const PROTOCOL_MINOR: u32 = 1;
+pub const PROTOCOL_MINOR: u32 = 2;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::Misbehaviour;
 use crate::profile::Profile;
 use crate::request::{Class, DeviceSelector, FailMode, UnknownWord};
+use crate::residency::{Overflow, Pressure, Residence};
 
 /// A registration that was accepted.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -92,6 +93,15 @@ pub struct JobStatus {
     pub started_unix_ms: u64,
     pub simulated: bool,
     pub on_arbiter_loss: FailMode,
+    /// Its memory may be moved to the host and back.
+    pub evictable: bool,
+    pub overflow: Overflow,
+    /// Host memory that it may take; `None`: no limit of its own.
+    pub host_memory_limit_bytes: Option<u64>,
+    /// Evicted by an operator, and away until it is restored.
+    pub evicted: bool,
+    /// Where its memory is, on all of its devices; `None`: it is not evictable.
+    pub residence: Option<Box<Residence>>,
     pub devices: Vec<JobDevice>,
     pub processes: Vec<ProcessStatus>,
     /// `None`: from an arbiter that makes none.
@@ -113,6 +123,8 @@ pub struct JobDevice {
     pub holding: bool,
     pub device_time_ns: u64,
     pub wait_time_ns: u64,
+    /// `None`: the job is not evictable.
+    pub residence: Option<Residence>,
 }
 
 /// One process of a job that has attached to the channel.
@@ -203,6 +215,8 @@ pub struct DeviceStatus {
     pub busy_fraction: f64,
     /// Processes that the driver knows on the device, and that are part of no job: nobody limits them.
     pub unmanaged: Vec<UnmanagedProcess>,
+    /// How much of its time goes into moving memory.
+    pub pressure: Pressure,
 }
 
 /// A process on a device that is part of no job.
@@ -291,6 +305,10 @@ pub struct ArbiterStatus {
     pub embedded: bool,
     /// Ends itself after this long without a job; `None`: never.
     pub idle_exit_s: Option<u64>,
+    /// Host memory that evicted and overflowing bytes of all jobs may take.
+    pub host_memory_limit_bytes: u64,
+    /// What they take.
+    pub host_memory_used_bytes: u64,
     pub devices: Vec<DeviceStatus>,
     pub jobs: Vec<JobStatus>,
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceSettings;
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
+use crate::residency::{Moved, Moves, Overflow};
 use crate::size::MemLimit;
 
 /// One request. On the wire `{"kind": "set", "body": {...}}`.
@@ -28,6 +29,8 @@ pub enum Request {
         device: Option<DeviceSelector>,
         settings: DeviceSettings,
     },
+    /// Moves jobs between device and host; answered when all of them have arrived or cannot. -> [`Reply::Moved`]
+    Move(Moves),
     /// Reads the quota file again; where it is wrong the arbiter goes on as before. -> [`Reply::Reloaded`]
     Reload,
     /// Ends the arbiter; jobs go on as their [`FailMode`] says. -> [`Reply::ShuttingDown`]
@@ -50,10 +53,11 @@ pub enum Reply {
     Registered(Registered),
     Jobs(Vec<JobStatus>),
     /// The job as it stands after the change.
-    Changed(JobStatus),
+    Changed(Box<JobStatus>),
     /// The devices as they stand after the change.
     Devices(Vec<DeviceStatus>),
     Reloaded(Reloaded),
+    Moved(Moved),
     ShuttingDown,
     Events(Vec<Event>),
 }
@@ -93,6 +97,14 @@ pub struct JobSpec {
     pub on_arbiter_loss: FailMode,
     /// Submissions that make an iteration; `None` leaves it to be found out.
     pub iteration_launches: Option<u64>,
+    /// Its memory may leave the device while others run, and come back.
+    pub evictable: bool,
+    /// Of what the quota has no room for.
+    pub overflow: Overflow,
+    /// Host memory that it may take for what is not on its devices; a percentage is of the host's. `None`: no limit of its own.
+    pub host_memory: Option<MemLimit>,
+    /// It was evicted by an operator, and stays away until it is restored.
+    pub evicted: bool,
 }
 
 /// What may be changed on a running job; `None` leaves it as it is.
@@ -110,6 +122,8 @@ pub struct Change {
     pub deadline_unix_ms: Option<u64>,
     pub work_ns: Option<u64>,
     pub paused: Option<bool>,
+    pub overflow: Option<Overflow>,
+    pub host_memory: Option<MemLimit>,
 }
 
 impl Change {
@@ -285,6 +299,11 @@ mod tests {
                 ..DeviceSettings::default()
             },
         });
+        round_trip(&Request::Move(Moves {
+            evict: vec!["a".into()],
+            restore: vec!["b".into()],
+            deadline_ms: 5000,
+        }));
         round_trip(&Request::Events {
             since_seq: 7,
             limit: 3,
@@ -317,6 +336,10 @@ mod tests {
             simulated: true,
             on_arbiter_loss: FailMode::Freeze,
             iteration_launches: Some(15),
+            evictable: true,
+            overflow: Overflow::Host,
+            host_memory: Some(MemLimit::Bytes(1 << 30)),
+            evicted: true,
         }));
     }
 

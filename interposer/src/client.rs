@@ -12,7 +12,7 @@ use channel::{Account, Bypass, Event, MAX_DEVICES};
 use shim_ffi::*;
 
 use crate::errno::Preserve;
-use crate::{marks, nvml, process, real};
+use crate::{marks, nvml, process, real, residency};
 
 /// How long the handshake may take. TIMEOUT: the arbiter answers in well under a millisecond; a machine that is swapping
 /// may need much longer, and a job that starts ungoverned is worse than one that starts late.
@@ -79,6 +79,7 @@ pub(crate) fn forget() {
     ATTACHING.store(0, Ordering::Release);
     real::restart_search();
     marks::forget();
+    residency::forget();
 }
 
 /// At exit: forward only.
@@ -166,6 +167,9 @@ fn first_attach() -> Result<(), CUresult> {
                     introduction,
                     socket,
                 })));
+                if let Some(attached) = current() {
+                    residency::begin(attached);
+                }
                 return Ok(());
             }
             // The job has a limit that would hold on no device.
@@ -222,6 +226,11 @@ impl Attached {
     /// Whether the arbiter is known to be gone.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// When it was found gone.
+    pub(crate) fn lost_at_ns(&self) -> u64 {
+        self.lost_at_ns.load(Ordering::Relaxed)
     }
 
     /// Looks after the arbiter: notes its loss, and tries to attach to the next one. True while nobody governs us.

@@ -6,7 +6,7 @@ use shim_ffi::*;
 
 use crate::client::{self, Attached};
 use crate::thread::{Thread, thread};
-use crate::{injection, marks, memory, real, signature};
+use crate::{injection, marks, memory, real, residency, signature};
 
 /// Primary context of each device, as far as we have seen it retained. For implicit frees.
 static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
@@ -59,6 +59,9 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         }
     }
     thread.ordinal.set(device.0);
+    if residency::active() && thread.context.get() != 0 {
+        residency::note_context(device.0, thread.context.get());
+    }
     let index = usize::try_from(device.0)
         .ok()
         .and_then(|ordinal| *attached.end.device_map.get(ordinal)?);

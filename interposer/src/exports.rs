@@ -20,7 +20,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
-use crate::{capture, context, cost, gate, memory, real, signature};
+use crate::{capture, context, cost, gate, memory, real, residency, signature};
 
 /// Runs a hook; a panic in it becomes `fallback`'s answer, and never leaves the entry.
 #[inline(always)]
@@ -145,6 +145,70 @@ unsafe extern "C" fn bind_and_jump() {
     )
 }
 
+/// A jump to the real function, but for tenants whose memory may be away: they pass the latch. For up to six integer or pointer
+/// parameters, which travel in registers.
+macro_rules! latched {
+    ($symbol:ident) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $symbol() -> CUresult {
+            std::arch::naked_asm!(
+                "cmp byte ptr [rip + {active}], 0",
+                "jne {latched}",
+                "mov rax, qword ptr [rip + {slots} + {offset}]",
+                "test rax, rax",
+                "je 2f",
+                "jmp rax",
+                "2: mov eax, {index}",
+                "jmp {bind}",
+                active = sym residency::ACTIVE,
+                latched = sym past_the_latch::<{ Symbol::$symbol as usize }>,
+                slots = sym real::SLOTS,
+                offset = const Symbol::$symbol as usize * 8,
+                index = const Symbol::$symbol as usize,
+                bind = sym bind_and_jump,
+            )
+        }
+    };
+}
+
+/// The real function of a row, called inside the latch.
+extern "C-unwind" fn past_the_latch<const INDEX: usize>(
+    a0: usize,
+    a1: usize,
+    a2: usize,
+    a3: usize,
+    a4: usize,
+    a5: usize,
+) -> CUresult {
+    let _pass = match residency::pass() {
+        Ok(pass) => pass,
+        Err(status) => return status,
+    };
+    // PANIC: rows of the table alone come here.
+    let symbol = SYMBOLS[INDEX];
+    let address = real::address(symbol);
+    let mut words = [a0, a1, a2, a3, a4, a5];
+    if track::takes_handle(symbol) {
+        residency::translate(symbol, &mut words);
+    }
+    let [a0, a1, a2, a3, a4, a5] = words;
+    // SAFETY: the driver's function takes at most six words, each in its register; the caller's own arguments.
+    unsafe {
+        let function: unsafe extern "C-unwind" fn(
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+        ) -> CUresult = std::mem::transmute(address);
+        function(a0, a1, a2, a3, a4, a5)
+    }
+}
+
 /// The stream of a gated call as a key: 1 and 2 are the default streams.
 macro_rules! stream_key {
     ($default:expr, 0, [$($arg:ident)*]) => { $default };
@@ -206,6 +270,13 @@ macro_rules! gated {
                 if matches!(ticket, gate::Ticket::Deny) {
                     return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
                 }
+                let pass = match residency::pass() {
+                    Ok(pass) => pass,
+                    Err(status) => {
+                        gate::withdraw(ticket);
+                        return status;
+                    }
+                };
                 if track::may_allocate(Symbol::$symbol) {
                     let exec = [$($arg),*][0];
                     let prepaid = std::panic::catch_unwind(|| memory::before_graph(exec)).unwrap_or(Ok(None));
@@ -213,6 +284,7 @@ macro_rules! gated {
                         Ok(prepaid) => (call_words!($symbol $($arg)*), prepaid),
                         Err(refusal) => (refusal, None),
                     };
+                    drop(pass);
                     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                         gate::settle(ticket, seen);
                         memory::after_graph(prepaid, result);
@@ -220,6 +292,7 @@ macro_rules! gated {
                     return result;
                 }
                 let result = call_words!($symbol $($arg)*);
+                drop(pass);
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket, seen)));
                 result
             }
@@ -284,8 +357,11 @@ macro_rules! observed_context {
                 gate::before_sync();
                 context::before(Symbol::$symbol, &[$($arg),*]);
             });
+            // Whoever ends a context takes away what memory is moved by. One that cannot be brought back goes all the same.
+            let pass = track::ends_context(Symbol::$symbol).then(residency::pass);
             let result = call_words!($symbol $($arg)*);
             let _ = std::panic::catch_unwind(|| context::after(Symbol::$symbol, &[$($arg),*], result));
+            drop(pass);
             result
         }
     };
@@ -298,9 +374,28 @@ macro_rules! tracked {
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
+            let pass = if track::sees_memory(Symbol::$symbol) {
+                match residency::pass() {
+                    Ok(pass) => Some(pass),
+                    Err(status) => return status,
+                }
+            } else {
+                None
+            };
+            if let Some(status) = track::answered(Symbol::$symbol, &[$($arg),*]) {
+                return status;
+            }
             let _ = std::panic::catch_unwind(|| track::before(Symbol::$symbol));
-            let result = call_words!($symbol $($arg)*);
+            let result = if track::takes_handle(Symbol::$symbol) {
+                let mut told = [$($arg),*];
+                track::translate(Symbol::$symbol, &mut told);
+                let [$($arg),*] = told;
+                call_words!($symbol $($arg)*)
+            } else {
+                call_words!($symbol $($arg)*)
+            };
             let _ = std::panic::catch_unwind(|| track::after(Symbol::$symbol, &[$($arg),*], result));
+            drop(pass);
             result
         }
     };
@@ -356,6 +451,79 @@ macro_rules! export {
     (cuMemImportFromShareableHandle $variant:ident track_handle $params:tt $stream:tt $signature:tt) => {
         hooked! { cuMemImportFromShareableHandle $signature }
     };
+    // Nothing is asked of these but that what they name is there: see `residency`.
+    (cuStreamWriteValue32 $($rest:tt)*) => {
+        latched! { cuStreamWriteValue32 }
+    };
+    (cuStreamWriteValue32_ptsz $($rest:tt)*) => {
+        latched! { cuStreamWriteValue32_ptsz }
+    };
+    (cuStreamWriteValue32_v2 $($rest:tt)*) => {
+        latched! { cuStreamWriteValue32_v2 }
+    };
+    (cuStreamWriteValue32_v2_ptsz $($rest:tt)*) => {
+        latched! { cuStreamWriteValue32_v2_ptsz }
+    };
+    (cuStreamWriteValue64 $($rest:tt)*) => {
+        latched! { cuStreamWriteValue64 }
+    };
+    (cuStreamWriteValue64_ptsz $($rest:tt)*) => {
+        latched! { cuStreamWriteValue64_ptsz }
+    };
+    (cuStreamWriteValue64_v2 $($rest:tt)*) => {
+        latched! { cuStreamWriteValue64_v2 }
+    };
+    (cuStreamWriteValue64_v2_ptsz $($rest:tt)*) => {
+        latched! { cuStreamWriteValue64_v2_ptsz }
+    };
+    (cuStreamBatchMemOp $($rest:tt)*) => {
+        latched! { cuStreamBatchMemOp }
+    };
+    (cuStreamBatchMemOp_ptsz $($rest:tt)*) => {
+        latched! { cuStreamBatchMemOp_ptsz }
+    };
+    (cuStreamBatchMemOp_v2 $($rest:tt)*) => {
+        latched! { cuStreamBatchMemOp_v2 }
+    };
+    (cuStreamBatchMemOp_v2_ptsz $($rest:tt)*) => {
+        latched! { cuStreamBatchMemOp_v2_ptsz }
+    };
+    (cuGraphAddMemcpyNode $($rest:tt)*) => {
+        latched! { cuGraphAddMemcpyNode }
+    };
+    (cuGraphAddMemsetNode $($rest:tt)*) => {
+        latched! { cuGraphAddMemsetNode }
+    };
+    (cuGraphAddBatchMemOpNode $($rest:tt)*) => {
+        latched! { cuGraphAddBatchMemOpNode }
+    };
+    (cuGraphBatchMemOpNodeSetParams $($rest:tt)*) => {
+        latched! { cuGraphBatchMemOpNodeSetParams }
+    };
+    (cuGraphExecBatchMemOpNodeSetParams $($rest:tt)*) => {
+        latched! { cuGraphExecBatchMemOpNodeSetParams }
+    };
+    (cuGraphExecChildGraphNodeSetParams $($rest:tt)*) => {
+        latched! { cuGraphExecChildGraphNodeSetParams }
+    };
+    (cuGraphExecMemcpyNodeSetParams $($rest:tt)*) => {
+        latched! { cuGraphExecMemcpyNodeSetParams }
+    };
+    (cuGraphExecMemsetNodeSetParams $($rest:tt)*) => {
+        latched! { cuGraphExecMemsetNodeSetParams }
+    };
+    (cuGraphMemcpyNodeSetParams $($rest:tt)*) => {
+        latched! { cuGraphMemcpyNodeSetParams }
+    };
+    (cuGraphMemsetNodeSetParams $($rest:tt)*) => {
+        latched! { cuGraphMemsetNodeSetParams }
+    };
+    (cuMemGetAccess $($rest:tt)*) => {
+        latched! { cuMemGetAccess }
+    };
+    (cuMemGetAllocationPropertiesFromHandle $($rest:tt)*) => {
+        latched! { cuMemGetAllocationPropertiesFromHandle }
+    };
     // By action.
     ($symbol:ident $variant:ident pass_through $($rest:tt)*) => {
         forward! { $symbol }
@@ -402,7 +570,15 @@ macro_rules! gated_list {
             if matches!(ticket, gate::Ticket::Deny) {
                 return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
             }
+            let pass = match residency::pass() {
+                Ok(pass) => pass,
+                Err(status) => {
+                    gate::withdraw(ticket);
+                    return status;
+                }
+            };
             let result = call_words!($symbol $list $count $flags);
+            drop(pass);
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket, seen)));
             result
         }
@@ -468,6 +644,110 @@ mod track {
         )
     }
 
+    /// Calls whose arguments the driver checks against what is mapped, or that make it mean something else; and beginnings of
+    /// captures, during which nothing is moved.
+    pub(super) const fn sees_memory(symbol: Symbol) -> bool {
+        use Symbol::*;
+        begins_capture(symbol)
+            || matches!(
+                symbol,
+                cuGraphAddChildGraphNode
+                    | cuGraphAddKernelNode
+                    | cuGraphAddKernelNode_v2
+                    | cuGraphAddNode
+                    | cuGraphAddNode_v2
+                    | cuGraphAddNode_v3
+                    | cuGraphExecKernelNodeSetParams
+                    | cuGraphExecKernelNodeSetParams_v2
+                    | cuGraphExecNodeSetParams
+                    | cuGraphExecUpdate
+                    | cuGraphExecUpdate_v2
+                    | cuGraphInstantiate
+                    | cuGraphInstantiateWithFlags
+                    | cuGraphInstantiateWithParams
+                    | cuGraphInstantiateWithParams_ptsz
+                    | cuGraphInstantiate_v2
+                    | cuGraphKernelNodeSetParams
+                    | cuGraphKernelNodeSetParams_v2
+                    | cuGraphNodeSetParams
+                    | cuGraphNodeSetParams_v2
+                    | cuIpcGetMemHandle
+                    | cuMemExportToShareableHandle
+                    | cuMemGetHandleForAddressRange
+                    | cuMemMap
+                    | cuMemRetainAllocationHandle
+                    | cuMemSetAccess
+                    | cuMulticastBindAddr
+                    | cuMulticastBindAddr_v2
+                    | cuMulticastBindMem
+                    | cuMulticastBindMem_v2
+                    | cuLogicalEndpointBindMem
+                    | cuPointerSetAttribute
+                    | cuTexObjectCreate
+                    | cuCtxEnablePeerAccess
+                    | cuCtxDisablePeerAccess
+            )
+    }
+
+    /// What cannot be had of memory that can be moved is answered as it would be of plain memory.
+    #[inline(always)]
+    pub(super) fn answered(symbol: Symbol, args: &[usize]) -> Option<CUresult> {
+        let address = match symbol {
+            Symbol::cuMemMap | Symbol::cuMemSetAccess | Symbol::cuMemAddressFree => args.first(),
+            Symbol::cuMemRetainAllocationHandle => args.get(1),
+            _ => None,
+        };
+        let address = *address? as u64;
+        if !residency::active() {
+            return None;
+        }
+        if residency::owns(address) {
+            return Some(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if matches!(symbol, Symbol::cuMemRetainAllocationHandle) && args.first() != Some(&0) {
+            let handle = residency::retain(address)?;
+            // SAFETY: not null, and the caller's to write to.
+            unsafe { *(args.first().copied().unwrap_or(0) as *mut u64) = handle };
+            memory::retained(handle, address);
+            return Some(CUresult::CUDA_SUCCESS);
+        }
+        None
+    }
+
+    /// Calls that take a handle of physical memory, which may be a number of ours.
+    pub(super) const fn takes_handle(symbol: Symbol) -> bool {
+        matches!(
+            symbol,
+            Symbol::cuMemMap
+                | Symbol::cuMemExportToShareableHandle
+                | Symbol::cuMemGetAllocationPropertiesFromHandle
+                | Symbol::cuMulticastBindMem
+                | Symbol::cuMulticastBindMem_v2
+                | Symbol::cuLogicalEndpointBindMem
+        )
+    }
+
+    pub(super) fn translate(symbol: Symbol, words: &mut [usize]) {
+        if residency::active() {
+            residency::translate(symbol, words);
+        }
+    }
+
+    /// Calls that may end a context.
+    pub(super) const fn ends_context(symbol: Symbol) -> bool {
+        use Symbol::*;
+        matches!(
+            symbol,
+            cuCtxDestroy
+                | cuCtxDestroy_v2
+                | cuCtxDetach
+                | cuDevicePrimaryCtxReset
+                | cuDevicePrimaryCtxReset_v2
+                | cuDevicePrimaryCtxRelease
+                | cuDevicePrimaryCtxRelease_v2
+        )
+    }
+
     #[inline(always)]
     pub(super) fn before(symbol: Symbol) {
         if begins_capture(symbol) {
@@ -491,6 +771,9 @@ mod track {
             return;
         }
         let arg = |at: usize| args.get(at).copied().unwrap_or(0);
+        if residency::active() {
+            residency::noted(symbol, args);
+        }
         match symbol {
             Symbol::cuMemExportToShareableHandle => {
                 memory::exported(arg(1) as u64, arg(0), arg(2) as u32)
@@ -500,6 +783,10 @@ mod track {
                 // SAFETY: the driver has just written a handle there.
                 let handle = unsafe { *(arg(0) as *const u64) };
                 memory::retained(handle, arg(1) as u64);
+            }
+            Symbol::cuPointerSetAttribute => {
+                // CAST: an enumerator in the low half of its word.
+                residency::set_attribute(arg(0), arg(1) as u32, arg(2) as u64);
             }
             Symbol::cuMemPoolCreate => {
                 // SAFETY: the driver has just written a handle, after reading the properties.

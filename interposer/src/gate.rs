@@ -13,7 +13,7 @@ use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::marks::Weight;
 use crate::signature::{self, Seen};
 use crate::thread::{Thread, thread};
-use crate::{capture, context, cost, marks, process};
+use crate::{capture, context, cost, marks, process, residency};
 
 /// The gate of a thread that nobody governs.
 static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
@@ -147,6 +147,16 @@ fn admit_attached(
     Ticket::Count(marks::weigh(thread, attached, seen))
 }
 
+/// A submission that was let in is not made after all.
+#[cold]
+pub(crate) fn withdraw(ticket: Ticket) {
+    if let Ticket::Blocked(device, _) = ticket
+        && let Some(want) = client::current().and_then(|attached| attached.end.client.want(device))
+    {
+        want.end_blocking();
+    }
+}
+
 /// The slow path, after the driver call.
 #[cold]
 #[inline(never)]
@@ -196,7 +206,11 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         }
         marks::bound(thread, attached);
     }
-    thread.give_credit(marks::credit_ns(thread, attached));
+    // Where memory may be moved every call has to pass the latch, which is on the slow path.
+    thread.give_credit(match residency::active() {
+        true => 0,
+        false => marks::credit_ns(thread, attached),
+    });
     thread.inside.set(false);
 }
 
@@ -210,7 +224,10 @@ fn ungoverned(thread: &Thread, stream: usize) {
     thread.stream_slot_plus_one.set(0);
     // Look again now and then: an attachment may have come. A tenth of a second of the device's time, or 1000 submissions.
     thread.unknown_ns.set(100_000);
-    thread.give_credit(100_000_000);
+    thread.give_credit(match residency::active() {
+        true => 0,
+        false => 100_000_000,
+    });
     thread.spent_ns.set(0);
     thread.context_known.set(false);
 }

@@ -8,7 +8,8 @@
 //! Where the program has loaded NVML, what that says of memory and processes is made to agree ([`nvml`]).
 //!
 //! What it must not do, ever: print, exit, hang, install a handler, change errno, the current context or the environment,
-//! hold a lock across a driver call, call the driver on a capturing stream.
+//! hold a lock across a driver call, call the driver on a capturing stream. Where memory is to be moved ([`residency`]) there is a
+//! thread of ours, and a latch that calls of the program wait at; nowhere else.
 
 #![allow(non_snake_case, reason = "hooks bear the driver's names")]
 
@@ -33,6 +34,7 @@ mod pace;
 mod proc_address;
 mod process;
 mod real;
+mod residency;
 mod signature;
 mod thread;
 mod trace;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use crate::errno::Preserve;
 use crate::thread::thread;
-use crate::{client, nvml};
+use crate::{client, nvml, residency};
 
 /// Set once exit has begun: from then on we only forward.
 static EXITING: AtomicBool = AtomicBool::new(false);
@@ -41,4 +41,5 @@ extern "C" fn in_child() {
 extern "C" fn at_exit() {
     EXITING.store(true, Relaxed);
     client::stop();
+    residency::stop();
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use channel::arbiter::{ClientPages, Listener, TenantMemory};
-use channel::{Event, Grant, MAX_DEVICES};
+use channel::{Event, Footprint, Grant, MAX_DEVICES, Order, OrderState, Reason, Verb};
 
 use crate::wait_until;
 
@@ -27,6 +27,7 @@ pub struct Attached {
     /// The tenant's page.
     pub tenant: TenantMemory,
     journal_seen: u64,
+    orders: u64,
     _socket: OwnedFd,
 }
 
@@ -57,6 +58,14 @@ impl Listening {
     /// # Panics
     /// When none comes or the handshake fails.
     pub fn welcome(&self) -> Attached {
+        self.welcome_with(|_| ())
+    }
+
+    /// The same, after `prepare` has written to the pages what is to be there from the beginning.
+    ///
+    /// # Panics
+    /// When no client comes or the handshake fails.
+    pub fn welcome_with(&self, prepare: impl FnOnce(&ClientPages)) -> Attached {
         let connection = wait_until("a client connects", || {
             self.listener.try_accept().expect("accept")
         });
@@ -71,6 +80,7 @@ impl Listening {
         let tenant = TenantMemory::create().expect("a tenant's page");
         tenant.page.use_slots(1);
         pages.arbiter.set_tenant_slot(0);
+        prepare(&pages);
         let mut map = [None; MAX_DEVICES];
         map[0] = Some(0);
         let mut attached = Attached {
@@ -78,6 +88,7 @@ impl Listening {
             pages,
             tenant,
             journal_seen: 0,
+            orders: 0,
         };
         attached.beat();
         attached.open();
@@ -111,6 +122,52 @@ impl Attached {
         let now = Duration::from(now) + hour;
         // CAST: centuries.
         self.pages.arbiter.beat(now.as_nanos() as u64);
+    }
+
+    /// Gives the client's agent an order, to be carried out within the test's patience; its number.
+    pub fn order(&mut self, verb: Verb, resident_target_bytes: u64) -> u64 {
+        self.order_within(verb, resident_target_bytes, crate::PATIENCE)
+    }
+
+    /// The same, with its own deadline.
+    ///
+    /// # Panics
+    /// Without a clock.
+    pub fn order_within(
+        &mut self,
+        verb: Verb,
+        resident_target_bytes: u64,
+        within: Duration,
+    ) -> u64 {
+        self.orders += 1;
+        let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("a clock");
+        let order = Order {
+            number: self.orders,
+            verb,
+            resident_target_bytes,
+            // CAST: centuries.
+            deadline_mono_ns: (Duration::from(now) + within).as_nanos() as u64,
+        };
+        self.pages.arbiter.give_order(0, &order);
+        self.orders
+    }
+
+    /// What the client's agent answers to the last order, when it has.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[track_caller]
+    pub fn answered(&self) -> (OrderState, Reason) {
+        wait_until("the agent answers", || {
+            let answer = self.pages.client.answer(0)?;
+            let over = !matches!(answer.state, OrderState::None | OrderState::Working);
+            (answer.number == self.orders && over).then_some((answer.state, answer.reason))
+        })
+    }
+
+    /// Where the client says that its memory is.
+    pub fn footprint(&self) -> Footprint {
+        self.pages.client.footprint(0)
     }
 
     /// Waits until a thread of the client waits at the closed gate.

@@ -8,5 +8,6 @@ mod hooks;
 mod hostile;
 mod imports;
 mod quota;
+mod residency;
 mod shares;
 mod survival;

@@ -23,6 +23,7 @@ mod bounds;
 mod conduct;
 mod gang;
 mod pace;
+mod residence;
 mod seat;
 mod switch;
 mod told;
@@ -35,6 +36,7 @@ use policy::{
     Class, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy, TenantId, TenantView,
 };
 
+use crate::residency::Keeper;
 use crate::terms::Terms;
 use crate::usage::{Recent, Usage};
 use auto::{Auto, Running, Sample};
@@ -83,6 +85,8 @@ pub struct Lane {
     crowded_until_ns: u64,
     busy: Recent,
     offences: Vec<(TenantId, Offence)>,
+    /// Where its tenants' memory is.
+    keeper: Keeper,
     /// Scratch of `decide`, kept to allocate nothing.
     view: Vec<TenantView>,
     held: Vec<Holder>,
@@ -127,6 +131,7 @@ impl Lane {
             crowded_until_ns: 0,
             busy: Recent::default(),
             offences: Vec::new(),
+            keeper: Self::keeper(device),
             view: Vec::new(),
             held: Vec::new(),
         }
@@ -174,6 +179,7 @@ impl Lane {
                 self.seats.len() - 1
             }
         };
+        self.keeper.add(tenant, client, &pages);
         let nobody = self.seats.iter().all(|seat| seat.hold.is_none());
         let free = nobody && self.turn.is_none() && self.coming.is_none();
         let grant = self.grant_of(&self.seats[at], now_ns, 0, 0);
@@ -184,7 +190,10 @@ impl Lane {
         seat.launches = seat.sample(self.device).launches;
         if seat.hold.is_some() {
             pages.arbiter.open(self.device, &grant);
-        } else if (free || self.at_once()) && self.seats[at].may_run() {
+        } else if (free || self.at_once())
+            && self.seats[at].may_run()
+            && self.seats[at].standing.is_in()
+        {
             self.begin(now_ns, at, self.pace.quantum.max_us, false);
         }
     }
@@ -192,6 +201,7 @@ impl Lane {
     /// A client is gone. What it had in flight is no longer charged.
     pub fn remove(&mut self, now_ns: u64, client: u64) {
         self.charge(now_ns);
+        self.keeper.remove(client);
         for seat in &mut self.seats {
             let before = seat.clients.len();
             seat.clients.retain(|(id, _)| *id != client);
@@ -209,6 +219,7 @@ impl Lane {
     pub fn retire(&mut self, now_ns: u64, tenant: TenantId) -> Option<Usage> {
         self.charge(now_ns);
         let at = self.seats.iter().position(|seat| seat.tenant == tenant)?;
+        self.keeper.retire(tenant);
         self.turn = self.turn.filter(|turn| turn.tenant != tenant);
         self.floor = self.floor.filter(|id| *id != tenant);
         Some(self.seats.swap_remove(at).usage)
@@ -217,7 +228,12 @@ impl Lane {
     /// New terms of a tenant.
     pub fn set_terms(&mut self, tenant: TenantId, terms: Terms) {
         if let Some(seat) = self.seat_mut(tenant) {
+            let told = seat.terms.lodging;
             seat.terms = terms;
+            (
+                seat.terms.lodging.used_bytes,
+                seat.terms.lodging.limit_bytes,
+            ) = (told.used_bytes, told.limit_bytes);
             seat.bounds.set(terms.min_ppm, terms.max_ppm);
         }
     }
@@ -231,7 +247,9 @@ impl Lane {
 
     /// Opens every gate for good: the arbiter leaves.
     pub fn open_all(&mut self) {
-        for seat in &self.seats {
+        // One whose memory is away brings it back itself when it finds us gone, and must not run before.
+        let there = self.seats.iter().filter(|seat| seat.standing.is_in());
+        for seat in there {
             let grant = self.grant_of(seat, self.charged_ns, 0, 0);
             for (_, pages) in &seat.clients {
                 pages.arbiter.open(self.device, &grant);
@@ -251,6 +269,7 @@ impl Lane {
             return None;
         }
         self.look(now_ns);
+        let kept_ns = self.keep(now_ns);
         let mut again_ns = self.bar(now_ns);
         let mut sooner = |ns: Option<u64>| {
             again_ns = match (again_ns, ns) {
@@ -258,6 +277,7 @@ impl Lane {
                 (a, b) => a.or(b),
             };
         };
+        sooner(kept_ns);
         sooner(self.choose(now_ns));
         if self.at_once() {
             self.let_all_in(now_ns);
@@ -382,7 +402,8 @@ impl Lane {
         self.all_in = true;
         for at in 0..self.seats.len() {
             let seat = &self.seats[at];
-            if seat.hold.is_none() && seat.may_run() && !seat.clients.is_empty() {
+            let there = seat.standing.is_in() && !seat.clients.is_empty();
+            if seat.hold.is_none() && seat.may_run() && there {
                 self.begin(now_ns, at, self.pace.quantum.max_us, false);
             }
         }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use channel::Grant;
 use channel::arbiter::ClientPages;
+use policy::residency::Standing;
 use policy::{Class, GangId, Holder, Iterations, Memory, TenantId, TenantView};
 
 use super::bounds::{Bounds, Slices};
@@ -37,6 +38,8 @@ const SETTLED_NS: u64 = 50_000_000;
 pub(super) struct Seat {
     pub tenant: TenantId,
     pub terms: Terms,
+    /// Whether its memory is where it can be used.
+    pub standing: Standing,
     pub clients: Vec<(u64, Rc<ClientPages>)>,
     pub hold: Option<Hold>,
     /// It is granted together with its seats in other lanes or not at all, by whoever conducts them.
@@ -107,6 +110,7 @@ impl Seat {
         Self {
             tenant,
             terms,
+            standing: Standing::In,
             clients: Vec::new(),
             hold: None,
             gang: false,
@@ -137,9 +141,9 @@ impl Seat {
         }
     }
 
-    /// Whether it may run at all: it is not held back by its owner or by its cap.
+    /// Whether it may run at all: it is not held back by its owner, by its cap, or by where its memory is.
     pub fn may_run(&self) -> bool {
-        !self.terms.paused && !self.bounds.is_barred()
+        !self.terms.paused && !self.bounds.is_barred() && self.standing.may_run()
     }
 
     /// Whether it would use the device if it were let in.

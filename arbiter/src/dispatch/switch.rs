@@ -59,6 +59,7 @@ impl Lane {
 
     /// Gates close, tails end, gates open.
     fn carry_out(&mut self, now_ns: u64, decision: Decision, contended: bool) -> Decision {
+        let decision = self.switch_first(now_ns, decision);
         for id in &decision.revoke {
             if let Some(at) = self.seats.iter().position(|seat| seat.tenant == *id) {
                 self.take(now_ns, at);

@@ -50,10 +50,17 @@ pub enum Kind {
     DeviceMatch,
     /// Text with `*` and `?`
     Pattern,
+    /// `"host"` or `"fail"`
+    Overflow,
+    /// A number, [`RATIO`]
+    Ratio,
 }
 
 /// Shortest and longest slice, in milliseconds.
 pub const QUANTUM_MS: (f64, f64) = (0.5, 1000.0);
+
+/// Least and largest part that a job's stay on the device may have of its switch.
+pub const RATIO: (f64, f64) = (1.0, 1000.0);
 
 const fn key(name: &'static str, kind: Kind, doc: &'static str) -> Key {
     Key { name, kind, doc }
@@ -110,6 +117,22 @@ const ON_ARBITER_LOSS: Key = key(
     "What the job does while the arbiter is gone. open: goes on without slices; freeze: waits; closed: its device calls fail.",
 );
 
+const EVICTABLE: Key = key(
+    "evictable",
+    Kind::Flag,
+    "true: the job's memory may leave the device while others run, and comes back before its turn.",
+);
+const OVERFLOW: Key = key(
+    "overflow",
+    Kind::Overflow,
+    "What becomes of an allocation that the memory limit has no room for. fail: it fails; host: it lives in host memory; needs `evictable`.",
+);
+const HOST_MEMORY: Key = key(
+    "host_memory",
+    Kind::Size,
+    "Host memory that the job may take for what is not on its devices, or a part of the host's (\"10%\"); needs `evictable`.",
+);
+
 pub static DEFAULTS: Section = Section {
     name: "defaults",
     repeated: false,
@@ -125,6 +148,9 @@ pub static DEFAULTS: Section = Section {
         DEADLINE,
         WORK,
         ON_ARBITER_LOSS,
+        EVICTABLE,
+        OVERFLOW,
+        HOST_MEMORY,
     ],
     needs_one_of: &[],
 };
@@ -237,8 +263,30 @@ pub static JOBS: Section = Section {
         DEADLINE,
         WORK,
         ON_ARBITER_LOSS,
+        EVICTABLE,
+        OVERFLOW,
+        HOST_MEMORY,
     ],
     needs_one_of: &["name", "command", "user"],
 };
 
-pub static SECTIONS: [&Section; 4] = [&DEFAULTS, &DEVICES, &TENANTS, &JOBS];
+pub static RESIDENCY: Section = Section {
+    name: "residency",
+    repeated: false,
+    doc: "How jobs share memory that does not hold all of them: what the host gives for it, and how long a job stays.",
+    keys: &[
+        key(
+            "host_memory",
+            Kind::Size,
+            "Host memory that evicted and overflowing bytes of all jobs may take together, or a part of the host's (\"50%\", as where nothing is said).",
+        ),
+        key(
+            "slice_over_switch",
+            Kind::Ratio,
+            "How many times longer than the switch before it a job stays on the device at the least while another one waits for its room: 1 to 1000; 10 where nothing is said.",
+        ),
+    ],
+    needs_one_of: &[],
+};
+
+pub static SECTIONS: [&Section; 5] = [&DEFAULTS, &DEVICES, &RESIDENCY, &TENANTS, &JOBS];

@@ -16,7 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use control::{Class, DeviceSelector, DeviceSettings, FailMode, MemLimit};
+use control::{Class, DeviceSelector, DeviceSettings, FailMode, MemLimit, Overflow};
 
 pub use error::ConfigError;
 pub use pattern::Pattern;
@@ -28,6 +28,7 @@ pub struct Config {
     pub path: Option<PathBuf>,
     pub defaults: JobSettings,
     pub devices: Vec<DeviceRule>,
+    pub residency: ResidencyRule,
     pub tenants: Vec<TenantRule>,
     pub jobs: Vec<JobRule>,
 }
@@ -47,6 +48,10 @@ pub struct JobSettings {
     /// Device time that its work takes in all.
     pub work: Option<Duration>,
     pub on_arbiter_loss: Option<FailMode>,
+    /// Its memory may leave the device.
+    pub evictable: Option<bool>,
+    pub overflow: Option<Overflow>,
+    pub host_memory: Option<MemLimit>,
 }
 
 impl JobSettings {
@@ -64,6 +69,9 @@ impl JobSettings {
             deadline: self.deadline.or(other.deadline),
             work: self.work.or(other.work),
             on_arbiter_loss: self.on_arbiter_loss.or(other.on_arbiter_loss),
+            evictable: self.evictable.or(other.evictable),
+            overflow: self.overflow.or(other.overflow),
+            host_memory: self.host_memory.or(other.host_memory),
         }
     }
 }
@@ -73,7 +81,8 @@ pub type Contradiction = (&'static str, String);
 
 impl JobSettings {
     /// # Errors
-    /// [`Contradiction`]: bounds that leave no room for the share, a deadline that cannot be held.
+    /// [`Contradiction`]: bounds that leave no room for the share, a deadline that cannot be held, host memory for a job that
+    /// stays on its devices.
     pub fn check(&self) -> Result<(), Contradiction> {
         if let (Some(min), Some(share)) = (self.share_min, self.share)
             && min > share
@@ -87,6 +96,17 @@ impl JobSettings {
             {
                 let message = format!("less than the {name} of {least}: write {least} or more");
                 return Err(("share_max", message));
+            }
+        }
+        if self.evictable != Some(true) {
+            let without = |what: &str| {
+                format!("no use without `evictable`: only an evictable job's memory {what}")
+            };
+            if self.overflow == Some(Overflow::Host) {
+                return Err(("overflow", without("can live in host memory")));
+            }
+            if self.host_memory.is_some() {
+                return Err(("host_memory", without("leaves the device")));
             }
         }
         match (self.deadline, self.work) {
@@ -123,6 +143,15 @@ pub struct DeviceRule {
     pub settings: DeviceSettings,
     /// Kept from every quota.
     pub mem_reserve: Option<MemLimit>,
+}
+
+/// `[residency]`: what the host gives for memory that is not on its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ResidencyRule {
+    /// Of all jobs together.
+    pub host_memory: Option<MemLimit>,
+    /// How many times longer than the switch before it a job stays at the least.
+    pub slice_over_switch: Option<f64>,
 }
 
 /// `[[tenant]]`: what one user's jobs may have together.

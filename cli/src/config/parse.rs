@@ -8,10 +8,10 @@ use toml::de::{DeTable, DeValue};
 use super::error::{ConfigError, Source, nearest};
 use super::keys::{self, Key, Section};
 use super::value::{
-    Value, device_match, devices, flag, holders, mode, pattern, policy, quantum_us, share, size,
-    span, word,
+    Value, device_match, devices, flag, holders, mode, pattern, policy, quantum_us, ratio, share,
+    size, span, word,
 };
-use super::{Config, DeviceRule, JobRule, JobSettings, TenantRule};
+use super::{Config, DeviceRule, JobRule, JobSettings, ResidencyRule, TenantRule};
 use control::DeviceSettings;
 
 pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
@@ -38,6 +38,11 @@ pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
                 config.defaults = settings(&mut reader)?;
             } else if std::ptr::eq(section, &raw const keys::DEVICES) {
                 config.devices.push(device(&mut reader)?);
+            } else if std::ptr::eq(section, &raw const keys::RESIDENCY) {
+                config.residency = ResidencyRule {
+                    host_memory: reader.take("host_memory", size)?,
+                    slice_over_switch: reader.take("slice_over_switch", ratio)?,
+                };
             } else if std::ptr::eq(section, &raw const keys::TENANTS) {
                 config.tenants.push(tenant(&mut reader)?);
             } else {
@@ -61,6 +66,9 @@ fn settings(reader: &mut Reader<'_, '_>) -> Result<JobSettings, ConfigError> {
         deadline: reader.take("deadline", span)?,
         work: reader.take("work", span)?,
         on_arbiter_loss: reader.take("on_arbiter_loss", word)?,
+        evictable: reader.take("evictable", flag)?,
+        overflow: reader.take("overflow", word)?,
+        host_memory: reader.take("host_memory", size)?,
     };
     settings
         .check()
@@ -136,7 +144,7 @@ fn unknown_section(source: Source<'_>, name: &Spanned<std::borrow::Cow<'_, str>>
     {
         format!("it belongs into a section such as {}", heading(section))
     } else {
-        "the file has defaults, device, tenant and job".to_owned()
+        "the file has defaults, device, residency, tenant and job".to_owned()
     };
     source.wrong(name.span(), format!("unknown section `{word}`: {remedy}"))
 }
@@ -302,7 +310,7 @@ mod tests {
     use std::time::Duration;
 
     use control::{
-        Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, PolicyChoice, SliceMode,
+        Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, Overflow, PolicyChoice, SliceMode,
     };
 
     use super::super::keys::Kind;
@@ -335,6 +343,8 @@ mod tests {
                     Kind::Holders => "2",
                     Kind::Misbehaviour => "\"report\"",
                     Kind::Flag => "true",
+                    Kind::Overflow => "\"host\"",
+                    Kind::Ratio => "12.5",
                     Kind::Span => "\"1.5h\"",
                     Kind::Devices => "[0, \"GPU-ff\"]",
                     Kind::DeviceMatch => "1",
@@ -357,6 +367,9 @@ mod tests {
             deadline: Some(Duration::from_secs(5400)),
             work: Some(Duration::from_secs(5400)),
             on_arbiter_loss: Some(FailMode::Freeze),
+            evictable: Some(true),
+            overflow: Some(Overflow::Host),
+            host_memory: Some(MemLimit::Bytes(8 << 30)),
         };
         let all = || Some(Pattern::new("a*"));
         assert_eq!(
@@ -377,6 +390,10 @@ mod tests {
                     },
                     mem_reserve: Some(MemLimit::Bytes(8 << 30)),
                 }],
+                residency: ResidencyRule {
+                    host_memory: Some(MemLimit::Bytes(8 << 30)),
+                    slice_over_switch: Some(12.5),
+                },
                 tenants: vec![TenantRule {
                     user: Pattern::new("a*"),
                     share_max: Some(0.5),
@@ -401,7 +418,7 @@ mod tests {
             ),
             (
                 "[[job]]\nname = \"a\"\ncolour = 1\n",
-                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, share_min, share_max, class, device, gang, deadline, work, on_arbiter_loss",
+                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, share_min, share_max, class, device, gang, deadline, work, on_arbiter_loss, evictable, overflow, host_memory",
             ),
             (
                 "[[jobs]]\nname = \"a\"\n",
@@ -413,7 +430,7 @@ mod tests {
             ),
             (
                 "[gizmo]\n",
-                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, tenant and job",
+                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, tenant and job",
             ),
             (
                 "[job]\nname = \"a\"\n",
@@ -477,6 +494,22 @@ mod tests {
                 "3:12",
                 &["`\"1h\"`", "work of 2h"],
             ),
+            ("overflow = \"disk\"", "2:12", &["`disk`", "host or fail"]),
+            (
+                "overflow = \"host\"",
+                "2:12",
+                &["`\"host\"`", "`evictable`"],
+            ),
+            (
+                "evictable = false\nhost_memory = \"1GiB\"",
+                "3:15",
+                &["`\"1GiB\"`", "`evictable`"],
+            ),
+            (
+                "evictable = true\nhost_memory = 3",
+                "3:15",
+                &["`3`", "unit"],
+            ),
             ("device = \"gpu0\"", "2:10", &["`gpu0`", "UUID"]),
             ("device = -1", "2:10", &["`-1`", "index"]),
             ("device = [0, \"x\"]", "2:10", &["`x`", "UUID"]),
@@ -519,6 +552,17 @@ mod tests {
                         && error.contains(word),
                     "{error}"
                 );
+            }
+        }
+        for (line, place, words) in [
+            ("slice_over_switch = 0.5", "2:21", ["`0.5`", "1 to 1000"]),
+            ("slice_over_switch = \"ten\"", "2:21", ["`\"ten\"`", "10"]),
+            ("host_memory = 64", "2:15", ["`64`", "unit"]),
+        ] {
+            let error = wrong(&format!("[residency]\n{line}\n"));
+            assert!(error.starts_with(&format!("f.toml:{place}: ")), "{error}");
+            for word in words {
+                assert!(error.contains(word), "{line}: {error}");
             }
         }
         let error = wrong("[[job]]\nname = \"\"\n");

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::{Kind, QUANTUM_MS, SECTIONS, Section};
+use super::keys::{Kind, QUANTUM_MS, RATIO, SECTIONS, Section};
 
 /// The schema (draft 2020-12) as pretty JSON with a final newline.
 pub fn text() -> String {
@@ -91,6 +91,10 @@ fn kind(kind: Kind) -> Value {
         Kind::Misbehaviour => {
             json!({ "enum": control::Misbehaviour::ALL.map(control::Misbehaviour::as_str) })
         }
+        Kind::Overflow => {
+            json!({ "enum": control::Overflow::ALL.map(control::Overflow::as_str) })
+        }
+        Kind::Ratio => json!({ "type": "number", "minimum": RATIO.0, "maximum": RATIO.1 }),
         Kind::Flag => json!({ "type": "boolean" }),
         Kind::Span => json!({
             "type": "string",

@@ -10,7 +10,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::error::Source;
-use super::keys::QUANTUM_MS;
+use super::keys::{QUANTUM_MS, RATIO};
 use super::pattern::Pattern;
 
 /// A value with its place.
@@ -132,6 +132,17 @@ pub fn holders(value: &Value<'_, '_>) -> Result<u32, String> {
     }
     // CAST: whole and in range.
     Ok(number as u32)
+}
+
+pub fn ratio(value: &Value<'_, '_>) -> Result<f64, String> {
+    let (least, most) = RATIO;
+    let remedy = format!("write a number from {least} to {most}, such as 10");
+    let ratio = value.number(&remedy)?;
+    if (least..=most).contains(&ratio) {
+        Ok(ratio)
+    } else {
+        Err(format!("`{}` is out of range: {remedy}", value.quote()))
+    }
 }
 
 pub fn flag(value: &Value<'_, '_>) -> Result<bool, String> {

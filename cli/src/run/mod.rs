@@ -116,6 +116,10 @@ fn prepare(args: Run) -> Result<Ready> {
         driver: driver.path.clone(),
         simulated: driver.simulated.is_some(),
         on_arbiter_loss,
+        evictable: settings.evictable.unwrap_or(false),
+        overflow: settings.overflow.unwrap_or_default(),
+        host_memory: settings.host_memory,
+        evicted: false,
         iteration_launches: match args.iteration_launches {
             Some(launches) => Some(launches),
             None => settings::launches_per_iteration(|name| env::var_os(name))?,
@@ -236,6 +240,9 @@ fn flags(args: &Run) -> JobSettings {
         work: args.work,
         devices: (!args.devices.is_empty()).then(|| args.devices.clone()),
         on_arbiter_loss: args.on_arbiter_loss,
+        evictable: args.evictable,
+        overflow: args.overflow,
+        host_memory: args.host_memory,
     }
 }
 

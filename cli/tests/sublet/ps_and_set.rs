@@ -24,13 +24,13 @@ fn with_jobs() -> Fixture {
                 ControlError::new(ErrorCode::NoSuchJob, format!("no job is called `{job}`"));
             Err(error.with_hint("`sublet ps` lists them"))
         }
-        Request::Set { job, change } => Ok(Reply::Changed(JobStatus {
+        Request::Set { job, change } => Ok(Reply::Changed(Box::new(JobStatus {
             name: job,
             share_asked: change.share,
             class: change.class.unwrap_or_default(),
             mem_limit_bytes: change.mem.map(|mem| mem.resolve(100 << 30)),
             ..JobStatus::default()
-        })),
+        }))),
         other => panic!("not expected here: {other:?}"),
     })
 }

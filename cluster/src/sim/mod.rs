@@ -6,6 +6,8 @@
 //! says, nothing while a restart lasts. Policies may know less: with `noise` what they take for a job's work is off
 //! by a factor, and so is what they are told of a pair.
 
+mod learning;
+
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use policy::cluster::{
 };
 
 use crate::trace::Trace;
+use crate::training::Session;
 
 /// How to simulate.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +27,8 @@ pub struct Config {
     pub round_s: Option<f64>,
     /// What a job loses each time it gets GPUs again, in seconds.
     pub restart_s: f64,
+    /// What it loses the first time.
+    pub start_s: f64,
     /// Deviation of the estimates that policies see, as the exponent of e: 0.1 is about 10 %.
     pub noise: f64,
     /// Seed of the noise.
@@ -165,6 +170,8 @@ pub struct Simulation<'a> {
     /// True work of each job; the state has what policies take for it.
     work: Vec<f64>,
     epochs: Vec<u32>,
+    /// What trains, of jobs of which that is known.
+    sessions: Vec<Option<Session>>,
     ends: BinaryHeap<Due>,
     measures: BinaryHeap<Due>,
     fragmented: BTreeSet<JobId>,
@@ -187,6 +194,7 @@ impl<'a> Simulation<'a> {
         for (what, value, least) in [
             ("the round", config.round_s.unwrap_or(1.0), 1e-3),
             ("the restart cost", config.restart_s, 0.0),
+            ("the start cost", config.start_s, 0.0),
             ("the noise", config.noise, 0.0),
         ] {
             if !(value.is_finite() && value >= least) {
@@ -206,7 +214,7 @@ impl<'a> Simulation<'a> {
                 return Err(SimError::TooLarge { index, gpus, there });
             }
         }
-        state.restart_s = config.restart_s;
+        (state.restart_s, state.start_s) = (config.restart_s, config.start_s);
         let random = Random::new(config.seed ^ 0x6e6f_6973);
         let outcome = Outcome {
             gpus: there,
@@ -221,6 +229,7 @@ impl<'a> Simulation<'a> {
             random,
             work: Vec::with_capacity(trace.jobs.len()),
             epochs: Vec::with_capacity(trace.jobs.len()),
+            sessions: Vec::new(),
             ends: BinaryHeap::new(),
             measures: BinaryHeap::new(),
             fragmented: BTreeSet::new(),
@@ -367,6 +376,11 @@ impl<'a> Simulation<'a> {
             service_gpu_s: 0.0,
             best_effort: job.deadline_s.is_none(),
         });
+        let training = self.trace.training.get(&job.profile.kind);
+        self.sessions.push(training.map(|training| {
+            let (gpus, per_node) = (self.state.gpus(), self.per_node());
+            Session::new(training, self.scheduler.tunes_batches(), gpus, per_node)
+        }));
         let id = self.state.arrive(job);
         self.scheduler.note(id);
     }
@@ -376,6 +390,9 @@ impl<'a> Simulation<'a> {
             return false;
         };
         if self.epochs[id.0 as usize] != epoch {
+            return false;
+        }
+        if self.ends_epoch(id) {
             return false;
         }
         let partner = self.state.partner(id);
@@ -443,12 +460,23 @@ impl<'a> Simulation<'a> {
         let now_s = self.state.now_s();
         let job = self.state.job(id);
         let Some(run) = job.run() else { return };
-        let rate = job.rate_on(run.gpus.len() as u32, self.kind(id)) * self.relative(id);
+        let alone = match self.sessions[id.0 as usize].as_mut() {
+            Some(session) => {
+                let placement = self.state.placement(run);
+                session.settle(&placement);
+                session.rate(&placement)
+            }
+            None => job.rate_on(run.gpus.len() as u32, self.kind(id)),
+        };
+        let rate = alone * self.relative(id);
         self.state.set_rate(id, rate);
         let job = self.state.job(id);
         let epoch = &mut self.epochs[id.0 as usize];
         *epoch += 1;
-        let left = self.work[id.0 as usize] - job.done(now_s);
+        // A job that trains has another speed in its next epoch.
+        let session = self.sessions[id.0 as usize].as_ref();
+        let until = session.map_or(self.work[id.0 as usize], Session::boundary);
+        let left = until - job.done(now_s);
         if let Some(run) = job.run()
             && rate > 0.0
         {
@@ -465,6 +493,7 @@ impl<'a> Simulation<'a> {
     /// Ask the scheduler and do what it says. Whether it said anything.
     fn decide(&mut self) -> Result<bool, SimError> {
         let now_s = self.state.now_s();
+        self.tell();
         let batch = self.scheduler.decide(&self.state);
         self.outcome.decisions += 1;
         let since_s = std::mem::replace(&mut self.decided_s, now_s);
@@ -499,6 +528,9 @@ impl<'a> Simulation<'a> {
         for decision in &batch {
             self.count(decision);
         }
+        let sessions = &self.sessions;
+        let tunes = |id: &&JobId| sessions[id.0 as usize].as_ref().is_some_and(Session::tunes);
+        touched.extend(self.state.running().iter().filter(tunes));
         for id in touched {
             self.epochs[id.0 as usize] += 1;
             self.pace(id);

@@ -4,6 +4,7 @@ mod chronus;
 mod elasticflow;
 mod gavel;
 mod philly;
+pub mod pollux;
 mod table;
 mod tiresias;
 
@@ -17,6 +18,8 @@ pub use elasticflow::read_curves;
 pub use gavel::{read_isolated, read_pairs};
 use table::Table;
 pub use table::TraceError;
+
+use crate::training::Training;
 
 /// Names that were given numbers, in the order in which they were first seen.
 #[derive(Clone, Debug, Default)]
@@ -80,6 +83,8 @@ pub struct Trace {
     pub users: Names,
     /// Measured speeds of pairs, where the trace comes with some.
     pub pairs: Option<Arc<PairTable>>,
+    /// What the jobs of a kind train, where that is known.
+    pub training: HashMap<JobType, Training>,
     /// Rows that were left out because the speed of such a job is not known.
     pub skipped: usize,
 }
@@ -122,6 +127,8 @@ pub fn read(path: &Path, speeds: Option<&Path>, options: &Options) -> Result<Tra
         elasticflow::read(table, folder, options)?
     } else if has(&["job_id", "num_gpu", "submit_time", "duration"]) {
         tiresias::read(table, options)?
+    } else if has(&["load", "workload", "submit_s", "application", "num_gpus"]) {
+        pollux::read(table, folder, options)?
     } else if has(&["submit", "duration_s", "num_gpus"])
         || has(&["arrival_s", "duration_s", "num_gpus"])
     {

@@ -18,8 +18,8 @@ use channel::{Account, Event, NO_LIMIT, OverLimit, Prepaid};
 use shim_ffi::*;
 
 use crate::client::{self, Attached};
-use crate::context;
 use crate::thread::thread;
+use crate::{context, residency};
 
 pub(crate) use array::*;
 pub(crate) use graph::*;
@@ -77,6 +77,21 @@ impl Meter {
             device,
             context: 0,
         })
+    }
+
+    /// The attachment that this belongs to.
+    pub(crate) fn attached(&self) -> &'static Attached {
+        self.attached
+    }
+
+    /// Device index of the pages.
+    pub(crate) fn device(&self) -> usize {
+        self.device
+    }
+
+    /// The context that memory belongs to, 0 for none.
+    pub(crate) fn context(&self) -> usize {
+        self.context
     }
 
     /// Reserves `bytes` for a request of `asked` bytes, or says that the program is out of memory and tells the journal.
@@ -157,10 +172,14 @@ impl Meter {
         self.account.release(self.device, bytes);
     }
 
-    /// The limit in bytes, [`NO_LIMIT`] for none.
+    /// What may be charged in bytes, [`NO_LIMIT`] for no end: the limit, and what is charged but lies in host memory.
     #[inline]
     pub(crate) fn limit_bytes(&self) -> u64 {
-        self.attached.limit_bytes(self.device)
+        let limit_bytes = self.attached.limit_bytes(self.device);
+        if residency::active() {
+            return limit_bytes.saturating_add(residency::overflow_bytes(self.device));
+        }
+        limit_bytes
     }
 
     /// What is to be remembered of an allocation of `bytes` on this meter.
@@ -327,6 +346,7 @@ pub(crate) fn context_dies(context: usize) {
 /// After the driver was asked to destroy a context; `gone`: it has, and with it everything allocated in it.
 pub(crate) fn context_died(context: usize, gone: bool) {
     if gone {
+        residency::context_died(context);
         live::drain_context(context, give_back);
     }
     live::context_died(context);

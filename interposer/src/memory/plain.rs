@@ -2,8 +2,8 @@
 
 use shim_ffi::*;
 
-use super::{freed, metered, metered_apart};
-use crate::real;
+use super::{Meter, freed, metered, metered_apart};
+use crate::{real, residency};
 
 /// Row pitch that current devices give at least (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and up); corrected by what
 /// the driver answers.
@@ -13,6 +13,20 @@ const PITCH: u64 = 512;
 /// As the driver's function.
 #[inline]
 pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUresult {
+    if residency::active()
+        && !dptr.is_null()
+        && let Some(result) =
+            Meter::here().and_then(|meter| residency::allocate(&meter, bytes as u64))
+    {
+        return result.map_or_else(
+            |status| status,
+            |address| {
+                // SAFETY: not null, and the caller's to write to.
+                unsafe { *dptr = CUdeviceptr(address) };
+                CUresult::CUDA_SUCCESS
+            },
+        );
+    }
     // SAFETY: the caller's own arguments; on success the driver has written the address.
     unsafe {
         metered(
@@ -63,6 +77,26 @@ pub(crate) unsafe fn cuMemAllocPitch_v2(
     height: usize,
     element: u32,
 ) -> CUresult {
+    if residency::active()
+        && !dptr.is_null()
+        && !pitch.is_null()
+        && matches!(element, 4 | 8 | 16)
+        && let Some(row) = (width as u64).checked_next_multiple_of(PITCH)
+        && let Some(bytes) = row.checked_mul(height as u64)
+        && let Some(result) = Meter::here().and_then(|meter| residency::allocate(&meter, bytes))
+    {
+        return result.map_or_else(
+            |status| status,
+            |address| {
+                // SAFETY: not null, both, and the caller's to write to.
+                unsafe {
+                    *dptr = CUdeviceptr(address);
+                    *pitch = row as usize;
+                }
+                CUresult::CUDA_SUCCESS
+            },
+        );
+    }
     // SAFETY: the caller's own arguments.
     let call = || unsafe { real::cuMemAllocPitch_v2(dptr, pitch, width, height, element) };
     // SAFETY: read after success only, when the driver has written both.
@@ -103,6 +137,9 @@ fn pitched(
 /// As the driver's function.
 #[inline]
 pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
+    if let Some(result) = residency::free(dptr.0) {
+        return result;
+    }
     // SAFETY: the caller's own argument.
     freed(dptr.0, || unsafe { real::cuMemFree_v2(dptr) })
 }

@@ -4,13 +4,13 @@ use channel::NO_LIMIT;
 use shim_ffi::*;
 
 use super::Meter;
-use crate::real;
+use crate::{real, residency};
 
 /// Free and total bytes as the quota of the calling thread's device allows; `None`: the driver is to answer.
 #[inline]
 fn within_quota() -> Option<(u64, u64)> {
     let meter = Meter::here()?;
-    let limit = meter.limit_bytes();
+    let limit = meter.attached.limit_bytes(meter.device);
     if limit == NO_LIMIT {
         return None;
     }
@@ -21,9 +21,15 @@ fn within_quota() -> Option<(u64, u64)> {
     } else {
         limit.min(physical)
     };
-    let free = total
-        .saturating_sub(meter.account.used_bytes(meter.device))
-        .min(physical_free);
+    let mut used = meter.account.used_bytes(meter.device);
+    if residency::active() {
+        // Charged, and there for the next allocation; or charged, and not on the device.
+        let elsewhere = residency::overflow_bytes(meter.device);
+        used = used.saturating_sub(residency::spare_bytes(meter.device) + elsewhere);
+        // What the device has left says little to a job whose memory comes when it is needed.
+        return Some((total.saturating_sub(used), total));
+    }
+    let free = total.saturating_sub(used).min(physical_free);
     Some((free, total))
 }
 
@@ -65,7 +71,7 @@ pub(crate) unsafe fn cuMemGetInfo(free: *mut u32, total: *mut u32) -> CUresult {
 }
 
 fn limit_of(device: CUdevice) -> u64 {
-    Meter::of(device.0).map_or(NO_LIMIT, |meter| meter.limit_bytes())
+    Meter::of(device.0).map_or(NO_LIMIT, |meter| meter.attached.limit_bytes(meter.device))
 }
 
 /// # Safety
@@ -92,8 +98,7 @@ pub(crate) unsafe fn cuDeviceTotalMem(bytes: *mut u32, device: CUdevice) -> CUre
     result
 }
 
-// Allocations are the driver's own as long as no tenant is evictable: what it says of addresses, pointers and graph memory
-// is true. The hooks stand here because their answers will change with residency.
+// What the driver says of addresses, pointers and graph memory is true, but for memory that can be moved.
 
 /// # Safety
 /// As the driver's function.
@@ -102,6 +107,23 @@ pub(crate) unsafe fn cuMemGetAddressRange_v2(
     bytes: *mut usize,
     at: CUdeviceptr,
 ) -> CUresult {
+    if let Some(found) = residency::address_range(at.0) {
+        return found.map_or_else(
+            |status| status,
+            |(start, length)| {
+                // SAFETY: each null, or the caller's to write to.
+                unsafe {
+                    if let Some(base) = base.as_mut() {
+                        *base = CUdeviceptr(start);
+                    }
+                    if let Some(bytes) = bytes.as_mut() {
+                        *bytes = length as usize;
+                    }
+                }
+                CUresult::CUDA_SUCCESS
+            },
+        );
+    }
     // SAFETY: the caller's own arguments.
     unsafe { real::cuMemGetAddressRange_v2(base, bytes, at) }
 }
@@ -124,8 +146,11 @@ pub(crate) unsafe fn cuPointerGetAttribute(
     attribute: CUpointer_attribute,
     pointer: CUdeviceptr,
 ) -> CUresult {
-    // SAFETY: the caller's own arguments.
-    unsafe { real::cuPointerGetAttribute(data, attribute, pointer) }
+    // SAFETY: the caller's own arguments, in both.
+    unsafe {
+        residency::attribute(data, attribute, pointer.0)
+            .unwrap_or_else(|| real::cuPointerGetAttribute(data, attribute, pointer))
+    }
 }
 
 /// # Safety
@@ -136,8 +161,11 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     data: *mut *mut c_void,
     pointer: CUdeviceptr,
 ) -> CUresult {
-    // SAFETY: the caller's own arguments.
-    unsafe { real::cuPointerGetAttributes(count, attributes, data, pointer) }
+    // SAFETY: the caller's own arguments, in both.
+    unsafe {
+        residency::attributes(count, attributes, data, pointer.0)
+            .unwrap_or_else(|| real::cuPointerGetAttributes(count, attributes, data, pointer))
+    }
 }
 
 /// # Safety

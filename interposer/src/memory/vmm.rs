@@ -16,7 +16,7 @@ use channel::{Block, NO_LIMIT, OverLimit};
 use shim_ffi::*;
 
 use super::{GRANULE, Meter, granules};
-use crate::{client, real};
+use crate::{client, real, residency};
 
 #[derive(Default)]
 struct Vmm {
@@ -248,8 +248,12 @@ pub(crate) unsafe fn cuMemCreate(
     if let Err(refusal) = meter.reserve(whole, bytes as u64) {
         return refusal;
     }
-    let result = call();
+    let result = residency::patiently(&meter, whole, call);
     if result.is_ok() {
+        if residency::active() {
+            // SAFETY: as below; the driver has read the properties.
+            unsafe { own(handle, whole, meter.device, &*properties) };
+        }
         // SAFETY: the driver has written the handle.
         let handle = unsafe { (*handle).0 };
         let physical = Physical {
@@ -266,11 +270,35 @@ pub(crate) unsafe fn cuMemCreate(
     result
 }
 
+/// Gives the program a number of ours for a handle that may have to be made anew, where its memory may be moved. Tiles of sparse arrays have no
+/// address of their own.
+///
+/// # Safety
+/// `handle` holds a handle just made with these properties.
+unsafe fn own(
+    handle: *mut CUmemGenericAllocationHandle,
+    bytes: u64,
+    device: usize,
+    properties: &CUmemAllocationProp,
+) {
+    if properties.allocFlags.usage == 0 {
+        // SAFETY: the caller's promise.
+        unsafe { (*handle).0 = residency::adopt((*handle).0, bytes, device, properties) };
+    }
+}
+
 /// # Safety
 /// As the driver's function.
 pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
-    // SAFETY: the caller's own argument.
-    let result = unsafe { real::cuMemRelease(handle) };
+    let result = if residency::is_owned(handle.0) {
+        match residency::pass() {
+            Ok(_pass) => residency::release(handle.0),
+            Err(status) => status,
+        }
+    } else {
+        // SAFETY: the caller's own argument.
+        unsafe { real::cuMemRelease(handle) }
+    };
     if result.is_ok() && client::current().is_some() {
         with(|vmm| {
             let name = vmm.name(handle.0);
@@ -286,8 +314,19 @@ pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUres
 /// # Safety
 /// As the driver's function.
 pub(crate) unsafe fn cuMemUnmap(start: CUdeviceptr, bytes: usize) -> CUresult {
+    let pass = match residency::pass() {
+        Ok(pass) => pass,
+        Err(status) => return status,
+    };
+    if residency::owns(start.0) {
+        return CUresult::CUDA_ERROR_INVALID_VALUE;
+    }
     // SAFETY: the caller's own arguments.
     let result = unsafe { real::cuMemUnmap(start, bytes) };
+    if result.is_ok() && residency::active() {
+        residency::unmapped(start.0, start.0.saturating_add(bytes as u64));
+    }
+    drop(pass);
     if result.is_ok() && client::current().is_some() {
         let end = start.0.saturating_add(bytes as u64);
         with(|vmm| {

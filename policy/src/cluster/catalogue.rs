@@ -8,11 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::admission::Leases;
+use super::divider::{Gavel, Goal};
 use super::order::{Drf, Edf, Fifo, Gittins, Las, Sjf, Srsf, Srtf, Tickets, TwoDLas, WorstRho};
 use super::packer::{Greedy, Opportunistic, ScoreTree, Trial, UtilSum};
-use super::placer::{Anywhere, Buddy, Consolidate};
-use super::sizer::{Afs, EdfElastic, Marginal, MaxMin, MinimumShare, RigidSrtf};
-use super::{Admission, Order, Packer, PairTable, Placer, Sizer, Tags};
+use super::placer::{Anywhere, Buddy, Consolidate, Emptiest};
+use super::sizer::{Afs, EdfElastic, Marginal, MaxMin, MinimumShare, Pollux, RigidSrtf};
+use super::{Admission, Divider, Order, Packer, PairTable, Placer, Sizer, Tags};
 
 /// What some policies are built from beside their parameters.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +39,8 @@ pub enum Slot {
     Admission,
     /// How many GPUs.
     Sizer,
+    /// Who runs where, in rounds.
+    Divider,
 }
 
 impl Slot {
@@ -50,6 +53,7 @@ impl Slot {
             Self::Placer => "placer",
             Self::Admission => "admission",
             Self::Sizer => "sizer",
+            Self::Divider => "divider",
         }
     }
 }
@@ -372,6 +376,9 @@ const PLACERS: &[Row<dyn Placer>] = &[
         &[],
         |_, _| Ok(Box::new(Consolidate { relaxed: true })),
     ),
+    ("emptiest", "on the emptiest nodes", &[], |_, _| {
+        Ok(Box::new(Emptiest))
+    }),
     ("buddy", "aligned blocks of a power of two", &[], |_, _| {
         Ok(Box::new(Buddy))
     }),
@@ -383,8 +390,20 @@ const ADMISSIONS: &[Row<dyn Admission>] = &[
     (
         "leases",
         "deadlines by leases booked backwards",
-        &[("lease", &[600.0], 1.0, INF, "length of a lease in seconds")],
-        |values, _| Ok(Box::new(Leases::new(values.one("lease")))),
+        &[
+            ("lease", &[600.0], 1.0, INF, "length of a lease in seconds"),
+            (
+                "anew",
+                &[0.0],
+                0.0,
+                1.0,
+                "1: promises are made again at every lease; 0: they are kept",
+            ),
+        ],
+        |values, _| {
+            let anew = values.one("anew") > 0.0;
+            Ok(Box::new(Leases::new(values.one("lease"), anew)))
+        },
     ),
     (
         "minimum-share",
@@ -410,8 +429,29 @@ const SIZERS: &[Row<dyn Sizer>] = &[
     (
         "optimus",
         "each GPU to where it saves most time",
-        &[],
-        |_, _| Ok(Box::new(Marginal)),
+        &[(
+            "single",
+            &[0.0],
+            0.0,
+            1.0,
+            "1: looks one GPU ahead only; 0: to the next number that is faster",
+        )],
+        |values, _| {
+            let single = values.one("single") > 0.0;
+            Ok(Box::new(Marginal { single }))
+        },
+    ),
+    (
+        "pollux",
+        "the best mean goodput against a fair share, exactly",
+        &[(
+            "delay",
+            &[Pollux::DELAY_S],
+            0.0,
+            INF,
+            "what a restart is taken to cost, in seconds",
+        )],
+        |values, _| Ok(Box::new(Pollux::new(values.one("delay")))),
     ),
     (
         "afs",
@@ -430,6 +470,41 @@ const SIZERS: &[Row<dyn Sizer>] = &[
         "just enough for every deadline, the rest where it gains most",
         &[SLOT_S],
         |values, _| Ok(Box::new(MinimumShare::new(values.one("slot")))),
+    ),
+];
+
+const PARTNERS: Parameter = (
+    "partners",
+    &[3.0],
+    0.0,
+    64.0,
+    "with how many other types a type of job may share GPUs; 0: no sharing",
+);
+
+fn gavel(goal: Goal, values: &Values, context: &Context) -> Box<dyn Divider> {
+    let partners = values.one("partners") as usize;
+    let pairs = context.pairs.clone().filter(|_| partners > 0);
+    Box::new(Gavel::new(goal, pairs, partners))
+}
+
+const DIVIDERS: &[Row<dyn Divider>] = &[
+    (
+        "gavel-max-min",
+        "the least share of an even division as large as can be",
+        &[PARTNERS],
+        |values, context| Ok(gavel(Goal::MaxMin, values, context)),
+    ),
+    (
+        "gavel-finish-time",
+        "the worst finish-time fairness as low as can be",
+        &[PARTNERS],
+        |values, context| Ok(gavel(Goal::FinishTime, values, context)),
+    ),
+    (
+        "gavel-makespan",
+        "everything done as early as can be",
+        &[PARTNERS],
+        |values, context| Ok(gavel(Goal::Makespan, values, context)),
     ),
 ];
 
@@ -533,6 +608,21 @@ pub fn sizer(text: &str, context: &Context) -> Result<Box<dyn Sizer>, Unknown> {
     build(Slot::Sizer, SIZERS, text, context)
 }
 
+/// Whether this names a divider rather than an order.
+#[must_use]
+pub fn is_divider(text: &str) -> bool {
+    let name = text.split(':').next();
+    DIVIDERS.iter().any(|row| Some(row.0) == name)
+}
+
+/// A divider by name.
+///
+/// # Errors
+/// [`Unknown`].
+pub fn divider(text: &str, context: &Context) -> Result<Box<dyn Divider>, Unknown> {
+    build(Slot::Divider, DIVIDERS, text, context)
+}
+
 /// All policies, with the tags that they state themselves.
 ///
 /// # Panics
@@ -570,6 +660,9 @@ pub fn entries() -> Vec<Entry> {
         policy.tags()
     }));
     all.extend(rows(Slot::Sizer, SIZERS, &context, |policy| policy.tags()));
+    all.extend(rows(Slot::Divider, DIVIDERS, &context, |policy| {
+        policy.tags()
+    }));
     all
 }
 

@@ -94,4 +94,15 @@ impl FreeGpus {
             into.push(GpuId(self.first[node] + bit));
         }
     }
+
+    /// The free ones on some nodes only.
+    #[must_use]
+    pub fn only(&self, keep: impl Fn(usize) -> bool) -> Self {
+        let mut some = self.clone();
+        for node in (0..some.nodes()).filter(|node| !keep(*node)) {
+            some.total -= some.on(node);
+            some.masks[node] = 0;
+        }
+        some
+    }
 }

@@ -141,6 +141,8 @@ pub struct Job {
     pub user: UserId,
     /// GPUs it asks for, all at once.
     pub gpus: u32,
+    /// Most that a sizer may give it.
+    pub most_gpus: u32,
     /// When it came.
     pub arrival_s: f64,
     /// Its work as far as policies know it, in units of its [`Speed`].
@@ -177,6 +179,7 @@ impl Job {
             id: JobId(u32::MAX),
             user: UserId(0),
             gpus,
+            most_gpus: u32::MAX,
             arrival_s,
             work: duration_s,
             speed: Speed::Rigid,

@@ -1,4 +1,4 @@
-//! What runs where, above the node: seven questions, each a slot that a small policy fills.
+//! What runs where, above the node: seven questions, each a slot that a small policy fills, and one that answers most of them at once.
 //!
 //! | slot | question |
 //! |---|---|
@@ -8,6 +8,7 @@
 //! | [`Packer`] | who shares a GPU with whom, and what did it cost? |
 //! | [`Placer`] | which GPUs? |
 //! | [`Throughputs`] | how fast do two jobs run together? |
+//! | [`Divider`] | all of these at once, in rounds: who runs where? |
 //! | [`SlicePolicy`](crate::SlicePolicy) | on the node: who holds the device now? |
 //!
 //! [`Scheduler`] asks them and answers with a batch of [`Decision`]s. Everything is arithmetic on a [`ClusterState`] whose
@@ -17,8 +18,10 @@
 pub mod admission;
 pub mod catalogue;
 mod decision;
+pub mod divider;
 pub mod fair;
 mod free;
+pub mod goodput;
 mod job;
 pub mod order;
 pub mod packer;
@@ -32,6 +35,7 @@ mod throughput;
 
 pub use admission::{Admission, Admit};
 pub use decision::{Decision, Reason};
+pub use divider::{Divider, Turn};
 pub use free::FreeGpus;
 pub use job::{Class, Job, JobId, JobType, Phase, Profile, Run, Speed, UserId};
 pub use order::{Drift, Key, Order};

@@ -8,13 +8,14 @@
 
 mod packing;
 mod resizing;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::admission::Promises;
 use super::{
-    Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, Job, JobId, Key, Order,
-    Packer, Placer, Profile, Random, Sizer, Verdict,
+    Admission, Admit, ClusterState, Decision, Divider, Drift, FreeGpus, GpuId, Job, JobId, Key,
+    Order, Packer, Placer, Profile, Random, Sizer, Verdict,
 };
 
 /// Why jobs wait, as of the last decision.
@@ -31,6 +32,7 @@ pub struct Scheduler {
     packer: Option<Box<dyn Packer>>,
     admission: Option<Box<dyn Admission>>,
     sizer: Option<Box<dyn Sizer>>,
+    divider: Option<Box<dyn Divider>>,
     random: Random,
     /// Candidates by gang size and key.
     queues: BTreeMap<u32, BTreeSet<(Key, JobId)>>,
@@ -62,6 +64,7 @@ impl Scheduler {
             packer: None,
             admission: None,
             sizer: None,
+            divider: None,
             random: Random::new(seed),
             queues: BTreeMap::new(),
             keys: Vec::new(),
@@ -92,6 +95,13 @@ impl Scheduler {
         self
     }
 
+    /// Let a divider say who runs where; order, packer and sizer then have no say.
+    #[must_use]
+    pub fn dividing(mut self, divider: Box<dyn Divider>) -> Self {
+        self.divider = Some(divider);
+        self
+    }
+
     /// Tell that a job came, ended, started or stopped. Decisions of this scheduler that were applied need not be told.
     pub fn note(&mut self, job: JobId) {
         self.noted.push(job);
@@ -112,8 +122,23 @@ impl Scheduler {
     /// It decides anew only when a job comes, ends or is measured: time alone changes nothing.
     #[must_use]
     pub fn only_on_events(&self) -> bool {
-        let orders = self.sizer.is_none() && self.packer.is_none() && !self.order.preemptive();
+        let whole = self.sizer.is_some() || self.divider.is_some();
+        let orders = !whole && self.packer.is_none() && !self.order.preemptive();
         orders && self.order.drift() == Drift::Never && self.admission.is_none()
+    }
+
+    /// A sizer says who gets how many GPUs.
+    #[must_use]
+    pub fn sizes(&self) -> bool {
+        self.sizer.is_some()
+    }
+
+    /// The sizer counts on jobs that choose their batch size by the GPUs they have.
+    #[must_use]
+    pub fn tunes_batches(&self) -> bool {
+        self.sizer
+            .as_ref()
+            .is_some_and(|sizer| sizer.tunes_batches())
     }
 
     /// Tell what a pair was measured at, host first, each relative to its speed alone. The answer takes effect with the next decision.
@@ -138,6 +163,10 @@ impl Scheduler {
         self.waits.fragmented.clear();
         let noted = std::mem::take(&mut self.noted);
         self.admit(state, &noted, &mut batch);
+        if self.divider.is_some() {
+            self.take_turns(state, &mut batch);
+            return batch;
+        }
         if self.sizer.is_some() {
             self.resize(state, &mut batch);
             return batch;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Decision, FreeGpus, Job, JobId, Phase, Run};
+use super::{Decision, FreeGpus, Job, JobId, Phase, Run, Speed};
 
 /// A GPU: its place in the list of all GPUs, node by node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -70,6 +70,8 @@ pub struct ClusterState {
     contention_s: f64,
     /// Seconds that a job loses each time it is given GPUs again.
     pub restart_s: f64,
+    /// Seconds that a job loses when it is given GPUs for the first time.
+    pub start_s: f64,
 }
 
 impl ClusterState {
@@ -98,6 +100,7 @@ impl ClusterState {
             demand: 0,
             contention_s: 0.0,
             restart_s: 0.0,
+            start_s: 0.0,
         }
     }
 
@@ -203,6 +206,20 @@ impl ClusterState {
         self.guests
     }
 
+    /// How many GPUs a run has on each of its nodes, node by node as they stand in its list.
+    #[must_use]
+    pub fn placement(&self, run: &Run) -> Vec<u32> {
+        let mut placement: Vec<(NodeId, u32)> = Vec::new();
+        for gpu in &run.gpus {
+            let node = self.node_of(*gpu);
+            match placement.iter_mut().find(|(known, _)| *known == node) {
+                Some((_, count)) => *count += 1,
+                None => placement.push((node, 1)),
+            }
+        }
+        placement.into_iter().map(|(_, count)| count).collect()
+    }
+
     /// Who holds a GPU: up to two jobs, the one that came first first.
     pub fn residents(&self, gpu: GpuId) -> impl Iterator<Item = JobId> + '_ {
         let residents = self.residents[gpu.0 as usize];
@@ -291,6 +308,12 @@ impl ClusterState {
         }
     }
 
+    /// A job tells anew how fast it is on how many GPUs, and how many it may be given at most. What it has done stays done.
+    pub fn set_speed(&mut self, id: JobId, speed: Speed, most_gpus: u32) {
+        let job = self.job_mut(id);
+        (job.speed, job.most_gpus) = (speed, most_gpus.max(1));
+    }
+
     /// Everybody off this job's GPUs of its own; it waits then.
     fn release(&mut self, id: JobId) {
         let now_s = self.now_s;
@@ -359,7 +382,7 @@ impl ClusterState {
             let cold = if self.job(id).starts > 0 {
                 self.restart_s
             } else {
-                0.0
+                self.start_s
             };
             let run = Run {
                 since_s: self.now_s,

@@ -7,5 +7,8 @@ mod hug;
 
 pub use carbyne::{Fluid, Schedule, altruistic, fair_schedule};
 pub use drf::drf;
-pub use gavel::{Combination, Division, NoDivision, finish_time_fairness, max_min};
+pub use gavel::{
+    Combination, Division, NoDivision, finish_time_fairness, finish_time_fairness_of_types,
+    max_min, max_min_of_types,
+};
 pub use hug::{Hug, hug};

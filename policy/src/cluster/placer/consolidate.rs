@@ -1,6 +1,6 @@
 //! Any GPUs, or GPUs close together.
 
-use super::Placer;
+use super::{Placer, Regroup};
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
 
 /// The first free GPUs: only their number matters.
@@ -112,5 +112,8 @@ impl Placer for Consolidate {
             free.take_on(node, missing, &mut taken);
         }
         Some(taken)
+    }
+    fn regroup(&self) -> Regroup {
+        Regroup::LargeFirst
     }
 }

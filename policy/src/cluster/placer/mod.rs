@@ -2,11 +2,24 @@
 
 mod buddy;
 mod consolidate;
+mod emptiest;
 
 pub use buddy::Buddy;
 pub use consolidate::{Anywhere, Consolidate};
+pub use emptiest::Emptiest;
 
 use super::{ClusterState, FreeGpus, GpuId, Job, Tags};
+
+/// What becomes of the GPUs of a job whose number of them changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Regroup {
+    /// It keeps what it has, as far as it goes: where they are does not matter.
+    Keep,
+    /// All of them are chosen anew, for small gangs first.
+    SmallFirst,
+    /// All of them are chosen anew, for large gangs first.
+    LargeFirst,
+}
 
 /// The slot "which GPUs?".
 pub trait Placer: Send {
@@ -22,4 +35,8 @@ pub trait Placer: Send {
         job: &Job,
         gpus: u32,
     ) -> Option<Vec<GpuId>>;
+    /// How a resized job is placed.
+    fn regroup(&self) -> Regroup {
+        Regroup::Keep
+    }
 }

@@ -1,7 +1,10 @@
 //! The decision of a scheduler with a sizer.
 
-use super::{ClusterState, Decision, JobId, Scheduler, start};
 use std::collections::BTreeMap;
+
+use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, start};
+use crate::cluster::Speed;
+use crate::cluster::placer::Regroup;
 
 impl Scheduler {
     /// Do what the sizer says: first whoever stops or shrinks, then whoever grows or starts.
@@ -13,44 +16,109 @@ impl Scheduler {
             .filter(|(_, gpus)| *gpus > 0)
             .collect();
         let mut free = state.free().clone();
-        let mut give = |gpus: &[super::GpuId]| {
-            gpus.iter().for_each(|gpu| {
-                free.give(*gpu);
-            });
-        };
         for id in state.running() {
-            let Some(run) = state.job(*id).run() else {
-                continue;
-            };
-            match sizes.get(id) {
-                None => {
-                    give(&run.gpus);
-                    batch.push(Decision::Suspend { job: *id });
-                }
-                Some(gpus) if (*gpus as usize) < run.gpus.len() => {
-                    let (keep, lose) = run.gpus.split_at(*gpus as usize);
-                    give(lose);
-                    let gpus = keep.to_vec();
-                    batch.push(Decision::Resize { job: *id, gpus });
-                }
-                Some(_) => {}
+            if !sizes.contains_key(id) {
+                give(&mut free, held(state, *id));
+                batch.push(Decision::Suspend { job: *id });
+            }
+        }
+        match self.placer.regroup() {
+            Regroup::Keep => self.extend(state, free, &sizes, batch),
+            order => self.regroup(state, free, &sizes, order, batch),
+        }
+    }
+
+    /// Whoever shrinks keeps the first of its GPUs, whoever grows gets more of them.
+    fn extend(
+        &mut self,
+        state: &ClusterState,
+        mut free: FreeGpus,
+        sizes: &BTreeMap<JobId, u32>,
+        batch: &mut Vec<Decision>,
+    ) {
+        for (id, gpus) in sizes {
+            let held = held(state, *id);
+            if (*gpus as usize) < held.len() {
+                let (keep, lose) = held.split_at(*gpus as usize);
+                give(&mut free, lose);
+                let gpus = keep.to_vec();
+                batch.push(Decision::Resize { job: *id, gpus });
             }
         }
         for (id, gpus) in sizes {
-            let job = state.job(id);
-            let held = job.run().map_or(&[][..], |run| &run.gpus);
+            let (job, held) = (state.job(*id), held(state, *id));
             let missing = gpus.saturating_sub(held.len() as u32);
             if missing == 0 || job.is_done() {
                 continue;
             }
             match self.placer.place(state, &mut free, job, missing) {
-                None => self.waits.fragmented.push(id),
+                None => self.waits.fragmented.push(*id),
                 Some(more) if held.is_empty() => batch.push(start(job, more, 1.0)),
                 Some(more) => {
                     let gpus = held.iter().copied().chain(more).collect();
-                    batch.push(Decision::Resize { job: id, gpus });
+                    batch.push(Decision::Resize { job: *id, gpus });
                 }
             }
         }
     }
+
+    /// Whoever starts or has another number of GPUs is placed as a whole; where so many cannot be placed, as many as can.
+    fn regroup(
+        &mut self,
+        state: &ClusterState,
+        mut free: FreeGpus,
+        sizes: &BTreeMap<JobId, u32>,
+        order: Regroup,
+        batch: &mut Vec<Decision>,
+    ) {
+        let mut movers: Vec<(u32, JobId)> = Vec::new();
+        for (id, gpus) in sizes {
+            let held = held(state, *id);
+            if *gpus as usize != held.len() && !state.job(*id).is_done() {
+                give(&mut free, held);
+                movers.push((*gpus, *id));
+            }
+        }
+        movers.sort_by_key(|(gpus, id)| match order {
+            Regroup::LargeFirst => (u32::MAX - gpus, *id),
+            Regroup::SmallFirst | Regroup::Keep => (*gpus, *id),
+        });
+        for (gpus, id) in movers {
+            let (job, held) = (state.job(id), held(state, id));
+            let least = match job.speed {
+                Speed::Rigid => gpus,
+                Speed::Curve(_) => 1,
+            };
+            let placed = (least..=gpus)
+                .rev()
+                .find_map(|gpus| self.placer.place(state, &mut free, job, gpus));
+            if placed
+                .as_ref()
+                .is_none_or(|placed| placed.len() < gpus as usize)
+            {
+                self.waits.fragmented.push(id);
+            }
+            match placed {
+                None if held.is_empty() => {}
+                None => batch.push(Decision::Suspend { job: id }),
+                Some(gpus) if held.is_empty() => batch.push(start(job, gpus, 1.0)),
+                Some(gpus) if same(&gpus, held) => {}
+                Some(gpus) => batch.push(Decision::Resize { job: id, gpus }),
+            }
+        }
+    }
+}
+
+fn held(state: &ClusterState, id: JobId) -> &[GpuId] {
+    state.job(id).run().map_or(&[], |run| &run.gpus)
+}
+
+fn give(free: &mut FreeGpus, gpus: &[GpuId]) {
+    for gpu in gpus {
+        free.give(*gpu);
+    }
+}
+
+fn same(a: &[GpuId], b: &[GpuId]) -> bool {
+    a.len() == b.len() && a.iter().all(|gpu| b.contains(gpu))
 }

@@ -7,8 +7,11 @@ use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
 /// Optimus' sizing (EuroSys'18): first one GPU each by arrival, then always the step that saves most remaining time per GPU,
 /// `(left / rate(now) - left / rate(next)) / step`. Long jobs gain most, so they grow first: good for the makespan, less so for the mean.
 /// (Optimus hands out workers and parameter servers; with all-reduce there is only the GPU.)
-#[derive(Clone, Copy, Debug)]
-pub struct Marginal;
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Marginal {
+    /// Look one GPU ahead only, as Optimus does: a job stops where one more gains nothing, though two might (beyond the edge of a node).
+    pub single: bool,
+}
 
 impl Sizer for Marginal {
     fn name(&self) -> &'static str {
@@ -23,6 +26,13 @@ impl Sizer for Marginal {
     }
     fn resize(&mut self, state: &ClusterState, promises: &Promises) -> Vec<(JobId, u32)> {
         let (mut jobs, mut free) = (growing(state, promises), state.gpus());
+        if self.single {
+            for job in &mut jobs {
+                let most = state.gpus().min(job.job.most_gpus);
+                let gains = |gpus: &u32| job.job.rate(*gpus) > job.job.rate(*gpus - 1);
+                job.levels = (1..=most).take_while(gains).collect();
+            }
+        }
         first_level(&mut jobs, &mut free);
         while free > 0 {
             let gains = jobs.iter().enumerate().filter(|(_, job)| job.at > 0);

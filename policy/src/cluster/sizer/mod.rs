@@ -9,6 +9,7 @@ mod edf;
 mod marginal;
 mod maxmin;
 mod minimum_share;
+mod pollux;
 mod rigid;
 pub mod sia;
 
@@ -17,6 +18,7 @@ pub use edf::EdfElastic;
 pub use marginal::Marginal;
 pub use maxmin::MaxMin;
 pub use minimum_share::MinimumShare;
+pub use pollux::{Pollux, share};
 pub use rigid::RigidSrtf;
 
 use super::admission::Promises;
@@ -30,6 +32,10 @@ pub trait Sizer: Send {
     fn tags(&self) -> Tags;
     /// The number of GPUs of every job that gets some, from now on. Together no more than there are.
     fn resize(&mut self, state: &ClusterState, promises: &Promises) -> Vec<(JobId, u32)>;
+    /// It counts on jobs that choose their batch size by the GPUs they have.
+    fn tunes_batches(&self) -> bool {
+        false
+    }
 }
 
 /// The numbers of GPUs that are worth having, ascending, up to `most`.
@@ -98,7 +104,7 @@ fn growing<'a>(state: &'a ClusterState, promises: &Promises) -> Vec<Growing<'a>>
         .filter(|job| promises.known(job.id) != Some(Admit::Reject))
         .map(|job| Growing {
             job,
-            levels: levels(job, state.gpus()),
+            levels: levels(job, state.gpus().min(job.most_gpus)),
             at: 0,
             left: job.left(state.now_s()),
         })

@@ -1,0 +1,170 @@
+//! The lane's side of residency: a tenant whose memory is away does not run, and a slice that is granted to one begins with
+//! its switch. Who is away and what is moved is the [`Keeper`]'s affair.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use policy::residency::{Arbitration, Standing};
+use policy::{Decision, TenantId};
+
+use super::Lane;
+use super::seat::Seat;
+use crate::residency::{Guest, HostBooks, Keeper, News, Whereabouts};
+
+impl Lane {
+    /// Looks where everybody's memory is and what may follow. Returns when to look again.
+    pub(super) fn keep(&mut self, now_ns: u64) -> Option<u64> {
+        let device = self.device;
+        let again_ns = {
+            let guests: Vec<Guest<'_>> = self
+                .seats
+                .iter()
+                .map(|seat| seat.guest(now_ns, device))
+                .collect();
+            self.keeper.step(now_ns, &guests)
+        };
+        self.stand();
+        if self.at_once() && again_ns.is_some() {
+            // Nobody grants slices here: whoever may come and wants to does.
+            let coming: Vec<TenantId> = self
+                .seats
+                .iter()
+                .filter(|seat| seat.standing == Standing::MayCome && seat.competes(now_ns))
+                .map(|seat| seat.tenant)
+                .collect();
+            for tenant in coming {
+                self.keeper.begin_switch(now_ns, tenant);
+            }
+            self.stand();
+        }
+        again_ns
+    }
+
+    fn stand(&mut self) {
+        for seat in &mut self.seats {
+            seat.standing = self.keeper.standing(seat.tenant);
+        }
+    }
+
+    /// Slices for those that are out become switches. Those that hold the device keep it until then, unless it is their memory
+    /// that gives way.
+    pub(super) fn switch_first(&mut self, now_ns: u64, decision: Decision) -> Decision {
+        let out = |seats: &[Seat], id: TenantId| {
+            let seat = seats.iter().find(|seat| seat.tenant == id);
+            seat.is_some_and(|seat| seat.standing != Standing::In)
+        };
+        // A gate that opens by the clock would open for one that has nothing on the device.
+        let next = decision.next.filter(|id| !out(&self.seats, *id));
+        let switches: Vec<TenantId> = decision
+            .grant
+            .iter()
+            .map(|slice| slice.tenant)
+            .filter(|id| out(&self.seats, *id))
+            .collect();
+        if switches.is_empty() {
+            return Decision { next, ..decision };
+        }
+        for tenant in switches {
+            self.keeper.begin_switch(now_ns, tenant);
+        }
+        self.stand();
+        for at in 0..self.seats.len() {
+            if self.seats[at].hold.is_some() && !self.seats[at].may_run() {
+                self.take(now_ns, at);
+            }
+        }
+        let mut kept = Decision {
+            next,
+            again_ns: Some(now_ns + self.pace.drain_look_ns),
+            ..Decision::default()
+        };
+        for slice in &decision.grant {
+            if !out(&self.seats, slice.tenant) {
+                kept.grant.push(*slice);
+            }
+        }
+        kept
+    }
+
+    /// How residency is run here.
+    pub fn lodge(
+        &mut self,
+        slice_over_switch: f64,
+        books: &Rc<RefCell<HostBooks>>,
+        capacity_bytes: u64,
+    ) {
+        self.keeper.set_up(slice_over_switch, books);
+        self.keeper.set_capacity(capacity_bytes);
+    }
+
+    /// What a tenant is charged here, and its limit, in bytes.
+    pub fn note_memory(&mut self, tenant: TenantId, used_bytes: u64, limit_bytes: Option<u64>) {
+        if let Some(seat) = self.seat_mut(tenant) {
+            seat.terms.lodging.used_bytes = used_bytes;
+            seat.terms.lodging.limit_bytes = limit_bytes;
+        }
+    }
+
+    /// The operator calls a tenant back, or sends it away; its terms say which, and are told separately.
+    pub fn call(&mut self, now_ns: u64, tenant: TenantId, back: bool) {
+        if back {
+            self.keeper.wish(now_ns, tenant);
+        } else {
+            self.keeper.dismiss(now_ns, tenant);
+        }
+    }
+
+    /// Whether memory has been on its way since `since_ns`.
+    pub fn has_moved(&self, since_ns: u64) -> bool {
+        self.keeper.has_moved(since_ns)
+    }
+
+    /// Where a tenant's memory is; `None`: none of it can be moved.
+    pub fn whereabouts(&self, tenant: TenantId) -> Option<Whereabouts> {
+        let seat = self.seat(tenant)?;
+        self.keeper.whereabouts(tenant, &seat.clients)
+    }
+
+    /// How residency is arbitrated here.
+    pub fn arbitration(&self) -> &Arbitration {
+        self.keeper.arbitration()
+    }
+
+    /// What is to be told about residency, once.
+    pub fn take_residency_news(&mut self) -> Vec<News> {
+        self.keeper.take_news()
+    }
+
+    /// The keeper of the device.
+    pub(super) fn keeper(device: usize) -> Keeper {
+        Keeper::new(device)
+    }
+}
+
+impl Seat {
+    fn guest(&self, now_ns: u64, device: usize) -> Guest<'_> {
+        let may = !self.terms.paused && !self.bounds.is_barred();
+        let wants = if self.hold.is_some() {
+            self.busy
+        } else {
+            self.wants(now_ns)
+        };
+        let gone = self.hold.is_none() && self.tail_since_ns.is_none();
+        // Threads that go in by the clock may have done so before anybody looked.
+        let quiet = || {
+            let seen = self.sample(device);
+            !seen.in_flight && !seen.blocking
+        };
+        Guest {
+            id: self.tenant,
+            class: self.class(now_ns),
+            weight_ppm: self.terms.weight_ppm,
+            arrived_ns: self.usage.since_ns,
+            wants: may && wants,
+            active: self.busy,
+            drained: gone && (self.standing.may_run() || quiet()),
+            terms: self.terms.lodging,
+            clients: &self.clients,
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Host memory for what is not on the devices: how much there is, who has it, who is promised it.
+//!
+//! Two limits: the job's own, and one for all jobs together. Nothing is moved before it is known that all of it fits both, and
+//! that the host has it free; what is on its way is promised, so that two moves do not count on the same bytes. What
+//! a client keeps pinned for the next time is its use as well, and is asked back where others need it.
+
+use std::collections::BTreeMap;
+
+use policy::TenantId;
+
+/// Of the host's free memory this much is left alone, beside a sixteenth of what there is.
+const MARGIN_BYTES: u64 = 256 << 20;
+
+/// One client on one device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Use {
+    tenant: TenantId,
+    held_bytes: u64,
+    promised_bytes: u64,
+}
+
+impl Use {
+    fn bytes(&self) -> u64 {
+        self.held_bytes.max(self.promised_bytes)
+    }
+}
+
+/// Which limit an eviction would break.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Short {
+    /// The job's own.
+    Job,
+    /// That of all jobs together.
+    All,
+    /// What the host has free.
+    Host,
+}
+
+/// Not enough, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shortage {
+    /// Of what.
+    pub short: Short,
+    /// What the move takes.
+    pub needed_bytes: u64,
+    /// What there is for it.
+    pub available_bytes: u64,
+}
+
+impl Shortage {
+    /// For people.
+    pub fn text(&self) -> String {
+        let [needed, available] =
+            [self.needed_bytes, self.available_bytes].map(control::short_bytes);
+        match self.short {
+            Short::Job => format!(
+                "it takes {needed} of host memory and the job's own limit leaves {available} (raise it: --host-memory)"
+            ),
+            Short::All => format!(
+                "it takes {needed} of host memory and {available} are left of what all jobs may have (raise host_memory in [residency])"
+            ),
+            Short::Host => {
+                format!("it takes {needed} of host memory and the host has {available} to give")
+            }
+        }
+    }
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub struct HostBooks {
+    /// Of all jobs together.
+    limit_bytes: u64,
+    /// What the host could still give; `None`: not known.
+    free_bytes: Option<u64>,
+    uses: BTreeMap<(u64, usize), Use>,
+}
+
+impl HostBooks {
+    /// The limit of all jobs together, in bytes.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// From here on.
+    pub fn set_limit(&mut self, limit_bytes: u64) {
+        self.limit_bytes = limit_bytes;
+    }
+
+    /// What the host has free now and in all.
+    pub fn set_free(&mut self, free: Option<Memory>) {
+        self.free_bytes = free.map(|memory| {
+            let margin = MARGIN_BYTES.max(memory.total_bytes / 16);
+            memory.available_bytes.saturating_sub(margin)
+        });
+    }
+
+    /// What a client holds on account of a device.
+    pub fn hold(&mut self, client: u64, device: usize, tenant: TenantId, held_bytes: u64) {
+        if held_bytes == 0 && !self.uses.contains_key(&(client, device)) {
+            return;
+        }
+        let entry = self.uses.entry((client, device)).or_default();
+        (entry.tenant, entry.held_bytes) = (tenant, held_bytes);
+    }
+
+    /// A client is told to move so much; 0: it has arrived.
+    pub fn promise(&mut self, client: u64, device: usize, tenant: TenantId, bytes: u64) {
+        let entry = self.uses.entry((client, device)).or_default();
+        (entry.tenant, entry.promised_bytes) = (tenant, bytes);
+    }
+
+    /// A client is gone, with all that it had.
+    pub fn forget(&mut self, client: u64) {
+        self.uses.retain(|(id, _), _| *id != client);
+    }
+
+    /// What all jobs have and are promised.
+    pub fn used_bytes(&self) -> u64 {
+        self.sum(|_, _| true)
+    }
+
+    fn sum(&self, of: impl Fn(&(u64, usize), &Use) -> bool) -> u64 {
+        self.uses
+            .iter()
+            .filter(|(key, entry)| of(key, entry))
+            .map(|(_, entry)| entry.bytes())
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Whether the clients of a job on a device may hold `needs` bytes each, its own limit being `own`.
+    ///
+    /// # Errors
+    /// [`Shortage`]
+    pub fn check(
+        &self,
+        tenant: TenantId,
+        device: usize,
+        needs: &[(u64, u64)],
+        own: Option<u64>,
+    ) -> Result<(), Shortage> {
+        let is_one = |client: u64| needs.iter().any(|(id, _)| *id == client);
+        let moving = |key: &(u64, usize)| key.1 == device && is_one(key.0);
+        let (mut needed, mut more) = (0u64, 0u64);
+        for (client, bytes) in needs {
+            let has = self.uses.get(&(*client, device)).copied();
+            needed = needed.saturating_add(*bytes);
+            more = more.saturating_add(bytes.saturating_sub(has.map_or(0, |has| has.held_bytes)));
+        }
+        let others = self.sum(|key, _| !moving(key));
+        let of_job = self.sum(|key, entry| entry.tenant == tenant && !moving(key));
+        let limits = [
+            (
+                Short::Job,
+                needed,
+                own.map(|own| own.saturating_sub(of_job)),
+            ),
+            (
+                Short::All,
+                needed,
+                Some(self.limit_bytes.saturating_sub(others)),
+            ),
+            (Short::Host, more, self.free_bytes),
+        ];
+        for (short, needed_bytes, available) in limits {
+            if let Some(available_bytes) = available.filter(|bytes| needed_bytes > *bytes) {
+                return Err(Shortage {
+                    short,
+                    needed_bytes,
+                    available_bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What a job may take beyond what it has.
+    pub fn left_bytes(&self, tenant: TenantId, own: Option<u64>) -> u64 {
+        let all = self.limit_bytes.saturating_sub(self.used_bytes());
+        let of_job = self.sum(|_, entry| entry.tenant == tenant);
+        let own = own.map_or(u64::MAX, |own| own.saturating_sub(of_job));
+        all.min(own).min(self.free_bytes.unwrap_or(u64::MAX))
+    }
+
+    /// What a client may hold on all of its devices: what the others leave of both limits.
+    pub fn budget_bytes(&self, client: u64, tenant: TenantId, own: Option<u64>) -> u64 {
+        let others = self.sum(|key, _| key.0 != client);
+        let of_job = self.sum(|key, entry| entry.tenant == tenant && key.0 != client);
+        let all = self.limit_bytes.saturating_sub(others);
+        own.map_or(all, |own| own.saturating_sub(of_job).min(all))
+    }
+}
+
+/// The host's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Memory {
+    /// In all.
+    pub total_bytes: u64,
+    /// Without taking it from anybody.
+    pub available_bytes: u64,
+}
+
+impl Memory {
+    /// As `/proc/meminfo` tells it (proc_meminfo(5)).
+    pub fn of_this_host() -> Option<Self> {
+        Self::parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let bytes = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            let number = line.strip_prefix(':')?.trim().strip_suffix("kB")?.trim();
+            number.parse::<u64>().ok()?.checked_mul(1024)
+        };
+        Some(Self {
+            total_bytes: bytes("MemTotal")?,
+            available_bytes: bytes("MemAvailable")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+
+    fn books(limit_bytes: u64) -> HostBooks {
+        HostBooks {
+            limit_bytes,
+            ..HostBooks::default()
+        }
+    }
+
+    #[test]
+    fn both_limits_hold_and_what_is_promised_counts() {
+        let mut books = books(10 * GIB);
+        assert_eq!(books.check(A, 0, &[(1, 4 * GIB)], Some(4 * GIB)), Ok(()));
+        let own = books.check(A, 0, &[(1, 3 * GIB), (2, 2 * GIB)], Some(4 * GIB));
+        assert_eq!(
+            own,
+            Err(Shortage {
+                short: Short::Job,
+                needed_bytes: 5 * GIB,
+                available_bytes: 4 * GIB,
+            })
+        );
+        let text = own.expect_err("short").text();
+        assert!(text.contains("5GiB") && text.contains("4GiB") && text.contains("--host-memory"));
+        books.promise(1, 0, A, 7 * GIB);
+        let all = books.check(B, 0, &[(3, 4 * GIB)], None).expect_err("short");
+        assert_eq!((all.short, all.available_bytes), (Short::All, 3 * GIB));
+        books.hold(1, 0, A, 2 * GIB);
+        books.promise(1, 0, A, 0);
+        assert_eq!(books.check(B, 0, &[(3, 8 * GIB)], None), Ok(()));
+        assert_eq!(books.used_bytes(), 2 * GIB);
+    }
+
+    #[test]
+    fn what_a_client_has_already_is_not_needed_again() {
+        let mut books = books(10 * GIB);
+        books.set_free(Some(Memory {
+            total_bytes: 16 * GIB,
+            available_bytes: 3 * GIB,
+        }));
+        assert!(books.check(A, 0, &[(1, 3 * GIB)], None).is_err());
+        books.hold(1, 0, A, 2 * GIB);
+        assert_eq!(books.check(A, 0, &[(1, 3 * GIB)], None), Ok(()));
+        books.hold(9, 0, B, 8 * GIB);
+        let short = books.check(A, 0, &[(1, 3 * GIB)], None).expect_err("short");
+        assert_eq!((short.short, short.available_bytes), (Short::All, 2 * GIB));
+        books.forget(9);
+        assert_eq!(books.check(A, 0, &[(1, 3 * GIB)], None), Ok(()));
+    }
+
+    #[test]
+    fn budgets_of_all_clients_never_sum_above_the_limits() {
+        let mut books = books(10 * GIB);
+        books.hold(1, 0, A, 2 * GIB);
+        books.hold(1, 1, A, GIB);
+        books.hold(2, 0, A, GIB);
+        books.promise(3, 0, B, 4 * GIB);
+        assert_eq!(books.budget_bytes(1, A, None), 5 * GIB);
+        assert_eq!(books.budget_bytes(1, A, Some(4 * GIB)), 3 * GIB);
+        assert_eq!(books.budget_bytes(3, B, Some(100 * GIB)), 6 * GIB);
+        assert_eq!(books.budget_bytes(4, B, Some(GIB)), 0);
+    }
+
+    #[test]
+    fn the_host_tells_its_memory() {
+        let text =
+            "MemTotal:       24689764 kB\nMemFree:        1 kB\nMemAvailable:   23000000 kB\n";
+        assert_eq!(
+            Memory::parse(text),
+            Some(Memory {
+                total_bytes: 24_689_764 * 1024,
+                available_bytes: 23_000_000 * 1024
+            })
+        );
+        assert_eq!(Memory::parse("MemTotal: 3 kB\n"), None);
+        assert!(Memory::of_this_host().is_some_and(|memory| memory.total_bytes > 0));
+    }
+}

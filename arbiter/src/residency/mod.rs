@@ -1,0 +1,17 @@
+//! Where the memory of jobs is: on their devices, or in host memory for as long as others need the room.
+//!
+//! `station` follows one process on one device, `keeper` one device with all its jobs, `books` the host memory of all of them,
+//! `errands` what operators ask for. Who stays, who leaves and for how long is decided in `policy::residency`; the lane's
+//! hook is `dispatch/switch.rs`.
+
+mod books;
+mod errands;
+mod keeper;
+mod station;
+mod survey;
+
+pub use books::{HostBooks, Memory};
+pub use errands::Errand;
+pub use keeper::{Guest, Keeper, Lodging, News, Whereabouts};
+pub use station::State;
+pub(crate) use survey::sum;

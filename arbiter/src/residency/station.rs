@@ -1,0 +1,449 @@
+//! One client on one device: what it was told about its memory, and what it says became of that.
+//!
+//! The client is a stranger. An answer counts where it has the number of the last order; what it claims about bytes is taken
+//! for its own footprint and for nothing else, and an answer that does not come is given up on at a deadline. Whatever it says or
+//! leaves unsaid ends in one of the states below.
+
+use channel::arbiter::ClientPages;
+use channel::{Answer, Footprint, Order, OrderState, Reason, Verb};
+
+/// How long after an order's deadline its answer may still come. TIMEOUT: the client gives up at the deadline; what is left
+/// is to bring everything back to where it was, at the link's speed.
+const GRACE_NS: u64 = 5_000_000_000;
+
+/// Where a client's evictable memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum State {
+    /// All of it on the device.
+    #[default]
+    Resident,
+    /// On its way out.
+    Evicting,
+    /// In host memory.
+    Evicted,
+    /// On its way back.
+    Restoring,
+    /// Partly in host memory, usable there.
+    Partly,
+    /// The client cannot use it any more.
+    Failed,
+}
+
+impl State {
+    /// Whether the client can run as it is.
+    pub fn is_usable(self) -> bool {
+        // One that has failed fails its own calls, and is to see that.
+        matches!(self, Self::Resident | Self::Partly | Self::Failed)
+    }
+}
+
+/// Why something was not carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// The client says so.
+    Told(Reason),
+    /// It says nothing.
+    Silent,
+    /// It says something else than it was asked.
+    Other(OrderState),
+}
+
+impl Why {
+    /// For people.
+    pub fn text(self) -> String {
+        match self {
+            Self::Told(reason) => match reason {
+                Reason::None => "its library gives no reason",
+                Reason::Capturing => "a stream is being captured",
+                Reason::NotDrained => "its work on the device did not end in time",
+                Reason::HostBudget => "its host memory budget is too small",
+                Reason::HostMemory => "the host has no memory left to pin",
+                Reason::Driver => "the driver returned an error",
+                Reason::DeviceMemory => "the device has no memory left",
+                Reason::NothingEvictable => "nothing that it holds can be evicted",
+            }
+            .into(),
+            Self::Silent => "its process does not answer".into(),
+            Self::Other(state) => format!("its process says {state:?}"),
+        }
+    }
+}
+
+/// How an order ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// What it was.
+    pub verb: Verb,
+    /// Why it was not carried out; `None`: it was.
+    pub failed: Option<Why>,
+    /// Copied to the host and back for it, in bytes.
+    pub copied: (u64, u64),
+    /// From the order to the answer.
+    pub ns: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    number: u64,
+    verb: Verb,
+    at_ns: u64,
+    deadline_ns: u64,
+    before: Footprint,
+}
+
+/// One client on one device.
+#[derive(Debug, Default)]
+pub struct Station {
+    state: State,
+    /// Number of the last order.
+    number: u64,
+    order: Option<Sent>,
+    footprint: Footprint,
+}
+
+impl Station {
+    /// Of a client that has attached, perhaps from an earlier arbiter, with its memory wherever it left it.
+    pub fn new(pages: &ClientPages, device: usize) -> Self {
+        let answer = pages.client.answer(device).unwrap_or_default();
+        let moved = matches!(answer.state, OrderState::Evicted | OrderState::Working);
+        let mut new = Self {
+            number: answer.number,
+            state: if moved {
+                State::Evicted
+            } else {
+                State::Resident
+            },
+            ..Self::default()
+        };
+        new.settle(pages, device);
+        new
+    }
+
+    /// Where its memory is.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// What it claims to have, as last looked at.
+    pub fn footprint(&self) -> Footprint {
+        self.footprint
+    }
+
+    /// Whether an order is under way.
+    pub fn is_busy(&self) -> bool {
+        self.order.is_some()
+    }
+
+    /// Gives an order; one that is under way is replaced.
+    pub fn give(
+        &mut self,
+        now_ns: u64,
+        pages: &ClientPages,
+        device: usize,
+        (verb, resident_target_bytes): (Verb, u64),
+        deadline_ns: u64,
+    ) {
+        // A stranger's number may be anything; it has to fit the answer's 48 bits.
+        self.number = (self.number % (1 << 47)) + 1;
+        self.footprint = pages.client.footprint(device);
+        self.state = match verb {
+            Verb::Evict => State::Evicting,
+            Verb::Restore => State::Restoring,
+            Verb::Fit => self.state,
+        };
+        self.order = Some(Sent {
+            number: self.number,
+            verb,
+            at_ns: now_ns,
+            deadline_ns,
+            before: self.footprint,
+        });
+        let order = Order {
+            number: self.number,
+            verb,
+            resident_target_bytes,
+            deadline_mono_ns: deadline_ns,
+        };
+        pages.arbiter.give_order(device, &order);
+    }
+
+    /// Copies out what the client says; the end of an order, once.
+    pub fn look(&mut self, now_ns: u64, pages: &ClientPages, device: usize) -> Option<Ended> {
+        // The answer first: the footprint is written before it.
+        let answer = pages.client.answer(device);
+        self.footprint = pages.client.footprint(device);
+        let Some(sent) = self.order else {
+            self.settle(pages, device);
+            return None;
+        };
+        let failed = match answer {
+            Some(Answer {
+                number,
+                state,
+                reason,
+            }) if number == sent.number => match (sent.verb, state) {
+                (_, OrderState::None | OrderState::Working) => None,
+                (Verb::Evict, OrderState::Evicted)
+                | (Verb::Restore, OrderState::Resident)
+                | (Verb::Fit, OrderState::Partly | OrderState::Resident) => Some(None),
+                // Everything is where it was, so nothing had to be moved.
+                (Verb::Evict, OrderState::Refused) if reason == Reason::NothingEvictable => {
+                    Some(None)
+                }
+                (_, OrderState::Refused | OrderState::Failed) => Some(Some(Why::Told(reason))),
+                (_, other) => Some(Some(Why::Other(other))),
+            },
+            _ => None,
+        };
+        let failed = match failed {
+            Some(failed) => failed,
+            None if now_ns >= sent.deadline_ns.saturating_add(GRACE_NS) => Some(Why::Silent),
+            None => return None,
+        };
+        self.order = None;
+        let told_failed = answer.is_some_and(|answer| {
+            answer.number == sent.number && answer.state == OrderState::Failed
+        });
+        match (sent.verb, failed) {
+            _ if told_failed => self.state = State::Failed,
+            (Verb::Evict, None) => self.state = State::Evicted,
+            // Half of it may be anywhere; it cannot run until it has said that it is back.
+            (_, Some(Why::Silent)) => self.state = State::Evicted,
+            (Verb::Evict, Some(_)) => self.settle_as(State::Resident),
+            (Verb::Restore, None) | (Verb::Fit, _) => self.settle_as(State::Resident),
+            (Verb::Restore, Some(_)) => self.settle_as(State::Evicted),
+        }
+        let copied = |before: u64, now: u64| now.saturating_sub(before);
+        Some(Ended {
+            verb: sent.verb,
+            failed,
+            copied: (
+                copied(sent.before.moved_out_bytes, self.footprint.moved_out_bytes),
+                copied(sent.before.moved_in_bytes, self.footprint.moved_in_bytes),
+            ),
+            ns: now_ns.saturating_sub(sent.at_ns),
+        })
+    }
+
+    /// Takes the client's word for where its memory is, while nothing is asked of it.
+    fn settle(&mut self, pages: &ClientPages, device: usize) {
+        self.footprint = pages.client.footprint(device);
+        match self.state {
+            State::Failed => {}
+            // One that was told to leave and comes back by itself took us for dead.
+            State::Evicted => self.settle_as(State::Evicted),
+            _ => self.settle_as(State::Resident),
+        }
+    }
+
+    fn settle_as(&mut self, likely: State) {
+        let Footprint {
+            evictable_bytes: all,
+            resident_bytes: here,
+            ..
+        } = self.footprint;
+        self.state = match likely {
+            _ if here == all => State::Resident,
+            State::Evicted => State::Evicted,
+            _ => State::Partly,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const MS: u64 = 1_000_000;
+
+    struct Bench {
+        pages: ClientPages,
+        station: Station,
+    }
+
+    impl Bench {
+        fn new(resident_bytes: u64) -> Self {
+            let pages = ClientPages::create().expect("pages");
+            let mut new = Self {
+                station: Station::default(),
+                pages,
+            };
+            new.holds(resident_bytes);
+            new.station = Station::new(&new.pages, 0);
+            new
+        }
+
+        fn holds(&self, resident_bytes: u64) {
+            self.pages
+                .client
+                .want(0)
+                .expect("device")
+                .set_footprint(&Footprint {
+                    evictable_bytes: GIB,
+                    resident_bytes,
+                    host_bytes: GIB - resident_bytes,
+                    moved_out_bytes: GIB - resident_bytes,
+                    moved_in_bytes: 0,
+                });
+        }
+
+        fn give(&mut self, now_ns: u64, verb: Verb) -> u64 {
+            self.station
+                .give(now_ns, &self.pages, 0, (verb, 0), now_ns + 100 * MS);
+            self.pages
+                .arbiter
+                .device(0)
+                .and_then(|device| device.order())
+                .expect("an order")
+                .number
+        }
+
+        fn says(
+            &mut self,
+            now_ns: u64,
+            number: u64,
+            state: OrderState,
+            reason: Reason,
+        ) -> Option<Ended> {
+            self.pages.client.want(0).expect("device").answer(Answer {
+                number,
+                state,
+                reason,
+            });
+            self.station.look(now_ns, &self.pages, 0)
+        }
+    }
+
+    #[test]
+    fn a_job_leaves_and_comes_back() {
+        let mut bench = Bench::new(GIB);
+        assert_eq!(bench.station.state(), State::Resident);
+        let number = bench.give(0, Verb::Evict);
+        assert_eq!(bench.station.state(), State::Evicting);
+        assert!(!bench.station.state().is_usable());
+        assert_eq!(
+            bench.says(MS, number, OrderState::Working, Reason::None),
+            None
+        );
+        bench.holds(0);
+        let ended = bench
+            .says(30 * MS, number, OrderState::Evicted, Reason::None)
+            .expect("it has ended");
+        assert_eq!(
+            (ended.failed, ended.copied, ended.ns),
+            (None, (GIB, 0), 30 * MS)
+        );
+        assert_eq!(bench.station.state(), State::Evicted);
+        let number = bench.give(40 * MS, Verb::Restore);
+        bench.holds(GIB);
+        let ended = bench.says(50 * MS, number, OrderState::Resident, Reason::None);
+        assert_eq!(ended.map(|ended| ended.failed), Some(None));
+        assert_eq!(bench.station.state(), State::Resident);
+    }
+
+    #[test]
+    fn an_answer_to_another_order_counts_for_nothing() {
+        let mut bench = Bench::new(GIB);
+        let first = bench.give(0, Verb::Evict);
+        let second = bench.give(1, Verb::Restore);
+        assert!(second > first);
+        for number in [0, first, second + 1, u64::MAX >> 16] {
+            assert_eq!(
+                bench.says(2, number, OrderState::Resident, Reason::None),
+                None
+            );
+        }
+        assert_eq!(bench.station.state(), State::Restoring);
+    }
+
+    #[test]
+    fn a_refusal_leaves_everything_where_it_was_and_is_told() {
+        let mut bench = Bench::new(GIB);
+        let number = bench.give(0, Verb::Evict);
+        let ended = bench.says(MS, number, OrderState::Refused, Reason::Capturing);
+        let why = ended.expect("ended").failed.expect("refused");
+        assert_eq!(why, Why::Told(Reason::Capturing));
+        assert!(why.text().contains("captured"));
+        assert_eq!(bench.station.state(), State::Resident);
+        bench.holds(0);
+        let number = bench.give(0, Verb::Restore);
+        let ended = bench.says(MS, number, OrderState::Refused, Reason::DeviceMemory);
+        assert!(ended.is_some_and(|ended| ended.failed.is_some()));
+        assert_eq!(bench.station.state(), State::Evicted);
+    }
+
+    #[test]
+    fn silence_ends_at_the_deadline_and_the_client_is_out_until_it_speaks() {
+        let mut bench = Bench::new(GIB);
+        let number = bench.give(0, Verb::Evict);
+        bench.holds(GIB / 2);
+        bench.says(MS, number, OrderState::Working, Reason::None);
+        assert_eq!(bench.station.look(100 * MS, &bench.pages, 0), None);
+        let late = 100 * MS + GRACE_NS;
+        let ended = bench.station.look(late, &bench.pages, 0).expect("given up");
+        assert_eq!(ended.failed, Some(Why::Silent));
+        assert!(!bench.station.state().is_usable());
+        let number = bench.give(late, Verb::Restore);
+        bench.holds(GIB);
+        bench.says(late + MS, number, OrderState::Resident, Reason::None);
+        assert_eq!(bench.station.state(), State::Resident);
+    }
+
+    #[test]
+    fn one_that_has_failed_stays_so_and_may_see_it() {
+        let mut bench = Bench::new(GIB);
+        let number = bench.give(0, Verb::Restore);
+        let ended = bench.says(MS, number, OrderState::Failed, Reason::Driver);
+        assert_eq!(
+            ended.expect("ended").failed,
+            Some(Why::Told(Reason::Driver))
+        );
+        assert_eq!(bench.station.state(), State::Failed);
+        assert!(bench.station.state().is_usable());
+        bench.station.look(2 * MS, &bench.pages, 0);
+        assert_eq!(bench.station.state(), State::Failed);
+    }
+
+    #[test]
+    fn a_client_of_an_earlier_arbiter_is_taken_as_it_is_and_its_numbers_go_on() {
+        let mut bench = Bench::new(0);
+        bench.pages.client.want(0).expect("device").answer(Answer {
+            number: 41,
+            state: OrderState::Evicted,
+            reason: Reason::None,
+        });
+        bench.station = Station::new(&bench.pages, 0);
+        assert_eq!(bench.station.state(), State::Evicted);
+        assert_eq!(bench.give(0, Verb::Restore), 42);
+        let liar = Bench::new(GIB);
+        liar.pages.client.want(0).expect("device").answer(Answer {
+            number: u64::MAX >> 16,
+            state: OrderState::Working,
+            reason: Reason::None,
+        });
+        let mut station = Station::new(&liar.pages, 0);
+        station.give(0, &liar.pages, 0, (Verb::Evict, 0), MS);
+        let order = liar
+            .pages
+            .arbiter
+            .device(0)
+            .and_then(|device| device.order());
+        assert!(order.is_some_and(|order| order.number <= 1 << 47));
+    }
+
+    #[test]
+    fn host_memory_beyond_the_quota_is_no_absence() {
+        let mut bench = Bench::new(GIB);
+        bench.holds(GIB / 2);
+        bench.station.look(1, &bench.pages, 0);
+        assert_eq!(bench.station.state(), State::Partly);
+        assert!(bench.station.state().is_usable());
+        bench.holds(0);
+        bench.station.look(2, &bench.pages, 0);
+        assert_eq!(bench.station.state(), State::Partly);
+        bench.holds(GIB);
+        bench.station.look(3, &bench.pages, 0);
+        assert_eq!(bench.station.state(), State::Resident);
+    }
+}

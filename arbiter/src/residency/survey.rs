@@ -1,0 +1,314 @@
+//! What the daemon sees to ten times a second for residency: how much memory devices and host have for it, what each client may
+//! hold, and what is told about it.
+
+use std::rc::Rc;
+
+use control::{Pressure, PressureLevel, Residence, ResidenceState};
+use policy::TenantId;
+use policy::residency::{Level, Standing};
+use serde_json::Value;
+
+use super::{Memory, News, State, Whereabouts};
+use crate::ledger::Refusal;
+use crate::serve::Arbiter;
+use crate::tenant::{Spec, Tenant};
+
+/// Where nothing is said: this part of the host's memory is for what is not on the devices.
+const HOST_PART: f64 = 0.5;
+/// NVML's figures are as old as this at most; a footprint that has changed since does not fit them.
+const SETTLED_NS: u64 = 1_000_000_000;
+
+impl Arbiter {
+    /// Takes over what the configuration says, and what the host has.
+    pub(crate) fn set_up_residency(&mut self) {
+        let host = Memory::of_this_host();
+        let total_bytes = host.map_or(0, |memory| memory.total_bytes);
+        let limit = self.options.residency.host_memory;
+        let limit_bytes = limit.map_or_else(
+            || control::MemLimit::Percent(HOST_PART * 100.0).resolve(total_bytes),
+            |limit| limit.resolve(total_bytes),
+        );
+        self.ledger.host_total_bytes = total_bytes;
+        self.ledger.host_limit_bytes = limit_bytes;
+        let mut books = self.books.borrow_mut();
+        books.set_limit(limit_bytes);
+        books.set_free(host);
+    }
+
+    /// Looks at devices, clients and news.
+    pub(crate) fn survey_residency(&mut self, now_ns: u64) {
+        if self.ledger.iter().any(|tenant| tenant.spec.evictable) {
+            self.survey_devices(now_ns);
+            self.publish_budgets();
+        }
+        for at in 0..self.lanes.len() {
+            for news in self.lanes[at].take_residency_news() {
+                self.tell_residency(at, news);
+            }
+        }
+    }
+
+    fn survey_devices(&mut self, now_ns: u64) {
+        let ratio = self.options.residency.slice_over_switch;
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let Some(device) = self.devices.get(index) else {
+                continue;
+            };
+            let mut booked = 0u64;
+            for tenant in self.ledger.iter() {
+                let used = tenant.used_bytes(index);
+                lane.note_memory(tenant.id, used, tenant.limits[index]);
+                let away = lane.whereabouts(tenant.id).map_or(0, |whereabouts| {
+                    whereabouts.evictable_bytes - whereabouts.resident_bytes
+                });
+                booked = booked.saturating_add(used.saturating_sub(away));
+            }
+            // What is gone and in nobody's book: contexts, code, processes that are part of no job.
+            let calm = !lane.has_moved(now_ns.saturating_sub(SETTLED_NS));
+            if let Some(free) = device.free_bytes.filter(|_| calm) {
+                let gone = device.total_bytes.saturating_sub(free);
+                self.overhead_bytes[index] = gone.saturating_sub(booked);
+            }
+            let kept = self.overhead_bytes[index].max(self.ledger.reserved[index]);
+            lane.lodge(ratio, &self.books, device.total_bytes.saturating_sub(kept));
+        }
+    }
+
+    /// Tells every client of an evictable job how much host memory it may hold: what the others leave.
+    fn publish_budgets(&self) {
+        let books = self.books.borrow();
+        for (id, client) in &self.clients {
+            let Some(tenant) = self.ledger.get(client.tenant) else {
+                continue;
+            };
+            if !tenant.spec.evictable {
+                continue;
+            }
+            let own = self.ledger.host_limit_bytes(&tenant.spec);
+            let budget = books.budget_bytes(*id, tenant.id, own);
+            let half = &client.pages.arbiter;
+            half.set_residency(mode_of(tenant), Some(budget));
+        }
+    }
+
+    /// Before a client is welcomed: whether its memory may leave the device has to be known at its first allocation.
+    pub(crate) fn introduce_residency(
+        &self,
+        tenant: TenantId,
+        pages: &channel::arbiter::ClientPages,
+    ) {
+        let Some(tenant) = self.ledger.get(tenant).filter(|t| t.spec.evictable) else {
+            return;
+        };
+        let own = self.ledger.host_limit_bytes(&tenant.spec);
+        let budget = self.books.borrow().budget_bytes(0, tenant.id, own);
+        pages.arbiter.set_residency(mode_of(tenant), Some(budget));
+    }
+
+    /// Whether host memory can take what a job has beyond its new limits.
+    pub(crate) fn admit_overflow(&self, id: TenantId, spec: &Spec) -> Result<(), Refusal> {
+        if spec.overflow != control::Overflow::Host {
+            return Ok(());
+        }
+        let Some(tenant) = self.ledger.get(id) else {
+            return Ok(());
+        };
+        let own = self.ledger.host_limit_bytes(spec);
+        let books = self.books.borrow();
+        for (index, lane) in self.lanes.iter().enumerate() {
+            let Some(limit) = self.ledger.limit_bytes(spec, &self.devices, index) else {
+                continue;
+            };
+            let Some(whereabouts) = lane.whereabouts(id) else {
+                continue;
+            };
+            let on_device = whereabouts
+                .fixed_bytes
+                .saturating_add(whereabouts.resident_bytes);
+            let needed = on_device.saturating_sub(limit);
+            let available = books.left_bytes(id, own).min(whereabouts.resident_bytes);
+            if needed > available {
+                return Err(Refusal::Overflow {
+                    used: on_device.max(tenant.used_bytes(index)),
+                    limit,
+                    needed,
+                    available,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_residency(&mut self, device: usize, news: News) {
+        let (id, kind, told, mut fields) = match news {
+            News::NotMoved { id, verb, why } => {
+                let (kind, verb) = match verb {
+                    channel::Verb::Evict => ("not_evicted", "evicted"),
+                    channel::Verb::Restore => ("not_restored", "restored"),
+                    channel::Verb::Fit => ("not_fitted", "fitted to its limit"),
+                };
+                let told = format!("could not be {verb} on device {device}: {why}");
+                (id, kind, told, vec![("reason", Value::from(why))])
+            }
+            News::Parked { id, parked: true } => {
+                let told =
+                    format!("is parked: device {device} spends too much of its time moving memory");
+                (id, "parked", told, Vec::new())
+            }
+            News::Parked { id, parked: false } => {
+                let told = format!("takes turns on device {device} again");
+                (id, "unparked", told, Vec::new())
+            }
+        };
+        fields.push(("device", Value::from(device)));
+        let Some(tenant) = self.ledger.get_mut(id) else {
+            return;
+        };
+        // A job that cannot be moved is tried again and again.
+        if tenant.allowance.spend(crate::clock::mono_ns()).is_some() {
+            let name = tenant.spec.name.clone();
+            let message = format!("job `{name}` {told}");
+            self.journal.write(kind, &name, message, &fields);
+        }
+    }
+
+    /// Where a job's memory on a device is, for reports.
+    pub(crate) fn residence_on(&self, tenant: &Tenant, index: usize) -> Option<Residence> {
+        if !tenant.spec.evictable {
+            return None;
+        }
+        let lane = self.lanes.get(index)?;
+        let Some(whereabouts) = lane.whereabouts(tenant.id) else {
+            return Some(Residence {
+                reason: "no process of it has attached".into(),
+                ..Residence::default()
+            });
+        };
+        let reason = why(&whereabouts);
+        let figures = &whereabouts.figures;
+        Some(Residence {
+            state: wire_state(whereabouts.state),
+            evictable_bytes: whereabouts.evictable_bytes,
+            resident_bytes: whereabouts.resident_bytes,
+            // While it is away the charge says nothing about what has stayed.
+            fixed_bytes: whereabouts.fixed_bytes,
+            host_bytes: whereabouts.host_bytes,
+            moved_out_bytes: whereabouts.moved_out_bytes,
+            moved_in_bytes: whereabouts.moved_in_bytes,
+            evictions: figures.evictions,
+            restores: figures.restores,
+            moving_ns: figures.moving_ns,
+            parked: whereabouts.parked,
+            reason,
+        })
+    }
+
+    /// How much of a device's time goes into moving memory.
+    pub(crate) fn pressure_on(&self, index: usize) -> Pressure {
+        let Some(lane) = self.lanes.get(index) else {
+            return Pressure::default();
+        };
+        let arbitration = lane.arbitration();
+        let pressure = arbitration.pressure();
+        let (switches, switching_ns) = pressure.totals();
+        Pressure {
+            level: match pressure.level() {
+                Level::Calm => PressureLevel::Calm,
+                Level::Pressed => PressureLevel::Pressed,
+                Level::Thrashing => PressureLevel::Thrashing,
+            },
+            switching_fraction: pressure.fraction(),
+            switches,
+            switching_ns,
+            stretch: pressure.stretch(),
+            out_bytes_per_s: arbitration.link.out.saturating_mul(1_000_000),
+            in_bytes_per_s: arbitration.link.back.saturating_mul(1_000_000),
+        }
+    }
+
+    /// Books that a new lane shares with the others.
+    pub(crate) fn lodge_lane(&mut self, index: usize) {
+        let books = Rc::clone(&self.books);
+        let ratio = self.options.residency.slice_over_switch;
+        let total = self.devices.get(index).map_or(0, |d| d.total_bytes);
+        let kept = self.ledger.reserved[index];
+        if let Some(lane) = self.lanes.get_mut(index) {
+            lane.lodge(ratio, &books, total.saturating_sub(kept));
+        }
+    }
+}
+
+fn mode_of(tenant: &Tenant) -> channel::ResidencyMode {
+    channel::ResidencyMode {
+        evictable: tenant.spec.evictable,
+        overflow: tenant.spec.overflow == control::Overflow::Host,
+    }
+}
+
+/// All devices of a job together.
+pub(crate) fn sum<'a>(residences: impl Iterator<Item = &'a Residence>) -> Option<Residence> {
+    let rank = |state: ResidenceState| match state {
+        ResidenceState::Failed => 5,
+        ResidenceState::Evicting => 4,
+        ResidenceState::Restoring => 3,
+        ResidenceState::Evicted => 2,
+        ResidenceState::Partly => 1,
+        _ => 0,
+    };
+    residences.cloned().reduce(|mut all, one| {
+        if rank(one.state) > rank(all.state) {
+            all.state = one.state;
+        }
+        if all.reason.is_empty() {
+            all.reason = one.reason;
+        }
+        all.parked |= one.parked;
+        for (sum, more) in [
+            (&mut all.evictable_bytes, one.evictable_bytes),
+            (&mut all.resident_bytes, one.resident_bytes),
+            (&mut all.fixed_bytes, one.fixed_bytes),
+            (&mut all.host_bytes, one.host_bytes),
+            (&mut all.moved_out_bytes, one.moved_out_bytes),
+            (&mut all.moved_in_bytes, one.moved_in_bytes),
+            (&mut all.evictions, one.evictions),
+            (&mut all.restores, one.restores),
+            (&mut all.moving_ns, one.moving_ns),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        all
+    })
+}
+
+fn wire_state(state: State) -> ResidenceState {
+    match state {
+        State::Resident => ResidenceState::Resident,
+        State::Evicting => ResidenceState::Evicting,
+        State::Evicted => ResidenceState::Evicted,
+        State::Restoring => ResidenceState::Restoring,
+        State::Partly => ResidenceState::Partly,
+        State::Failed => ResidenceState::Failed,
+    }
+}
+
+fn why(whereabouts: &Whereabouts) -> String {
+    let figures = &whereabouts.figures;
+    match whereabouts.standing {
+        Standing::KeptAway => "evicted by hand: `sublet restore` brings it back".into(),
+        Standing::Parked => {
+            "parked: it comes back when there is room without evicting anybody".into()
+        }
+        Standing::TooLarge {
+            needed_bytes,
+            available_bytes,
+        } => format!(
+            "it needs {} and the device has {} once the others have left",
+            control::short_bytes(needed_bytes),
+            control::short_bytes(available_bytes)
+        ),
+        _ if figures.failed => figures.reason.clone(),
+        Standing::Waits(_) => "waits for the end of another job's term".into(),
+        _ if whereabouts.evictable_bytes == 0 => "nothing that it holds can be evicted".into(),
+        _ => String::new(),
+    }
+}

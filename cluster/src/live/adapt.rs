@@ -1,0 +1,255 @@
+//! What a live cluster adds to the policies: nodes that are silent, jobs that cannot leave their GPUs, strangers on a device.
+//!
+//! Policies are pure and know none of this. [`LivePlacer`] and [`LivePacker`] stand around them and show them only what can be
+//! done: the answer is still the policy's, over fewer choices.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use policy::cluster::{
+    ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, Placer, Profile, Reason,
+    Tags, Verdict,
+};
+
+/// What is known beside the state.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// GPUs of nodes that do not report.
+    pub down: BTreeSet<GpuId>,
+    /// GPUs that would have to be waited for, because somebody who is not ours is on them.
+    pub busy: BTreeSet<GpuId>,
+    /// Jobs that may only run where they are.
+    pub pinned: BTreeMap<JobId, Vec<GpuId>>,
+    /// Memory of a GPU of each type.
+    pub gpu_bytes: BTreeMap<GpuType, u64>,
+}
+
+/// Facts that the hook writes and the policies' shells read, all on one thread at a time.
+#[derive(Clone, Debug, Default)]
+pub struct Shared(Arc<Mutex<Facts>>);
+
+impl Shared {
+    /// To read or write.
+    pub fn facts(&self) -> MutexGuard<'_, Facts> {
+        // A panic in between leaves facts that the next step writes anew.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A placer that sees only GPUs that can be had: of nodes that report, first those that nobody else is on, and for a job
+/// that cannot be moved its own. A job's GPUs are all on one node, because an engine starts it as one process there.
+pub struct LivePlacer {
+    inner: Box<dyn Placer>,
+    shared: Shared,
+}
+
+impl LivePlacer {
+    /// Around a policy.
+    #[must_use]
+    pub fn new(inner: Box<dyn Placer>, shared: Shared) -> Self {
+        Self { inner, shared }
+    }
+}
+
+impl Placer for LivePlacer {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn tags(&self) -> Tags {
+        self.inner.tags()
+    }
+
+    fn place(
+        &self,
+        state: &ClusterState,
+        free: &mut FreeGpus,
+        job: &Job,
+        gpus: u32,
+    ) -> Option<Vec<GpuId>> {
+        let facts = self.shared.facts();
+        if let Some(own) = facts.pinned.get(&job.id) {
+            let can = own
+                .iter()
+                .all(|gpu| free.contains(*gpu) && !facts.down.contains(gpu));
+            return (can && own.len() == gpus as usize).then(|| take(free, own));
+        }
+        let without = |hidden: &mut dyn Iterator<Item = &GpuId>| {
+            let mut left = free.clone();
+            for gpu in hidden {
+                left.take(*gpu);
+            }
+            left
+        };
+        let idle = without(&mut facts.down.iter().chain(&facts.busy));
+        let up = without(&mut facts.down.iter());
+        let one_node = |gpus: &Vec<GpuId>| {
+            gpus.windows(2)
+                .all(|two| state.node_of(two[0]) == state.node_of(two[1]))
+        };
+        for left in [idle, up] {
+            let try_in = |left: &FreeGpus| {
+                self.inner
+                    .place(state, &mut left.clone(), job, gpus)
+                    .filter(one_node)
+            };
+            let found = try_in(&left).or_else(|| {
+                (0..left.nodes()).find_map(|node| {
+                    let mut only = left.clone();
+                    (0..left.nodes())
+                        .filter(|other| *other != node)
+                        .for_each(|other| {
+                            let mut hidden = Vec::new();
+                            only.take_on(other, 64, &mut hidden);
+                        });
+                    try_in(&only)
+                })
+            });
+            if let Some(found) = found {
+                return Some(take(free, &found));
+            }
+        }
+        None
+    }
+}
+
+fn take(free: &mut FreeGpus, gpus: &[GpuId]) -> Vec<GpuId> {
+    gpus.iter().for_each(|gpu| {
+        free.take(*gpu);
+    });
+    gpus.to_vec()
+}
+
+/// A packer that is not asked about pairs that do not fit into a device's memory by what they were metered at.
+pub struct LivePacker {
+    inner: Box<dyn Packer>,
+    shared: Shared,
+}
+
+impl LivePacker {
+    /// Around a policy.
+    #[must_use]
+    pub fn new(inner: Box<dyn Packer>, shared: Shared) -> Self {
+        Self { inner, shared }
+    }
+}
+
+impl Packer for LivePacker {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn tags(&self) -> Tags {
+        self.inner.tags()
+    }
+
+    fn score(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<PackScore> {
+        let there = self
+            .shared
+            .facts()
+            .gpu_bytes
+            .get(&kind)
+            .copied()
+            .unwrap_or(0);
+        let asked = host.peak_bytes().saturating_add(guest.peak_bytes());
+        if there > 0 && asked > there {
+            return None;
+        }
+        self.inner.score(host, guest, kind)
+    }
+
+    fn observe(
+        &mut self,
+        host: &Profile,
+        guest: &Profile,
+        kind: GpuType,
+        measured: [f64; 2],
+    ) -> Verdict {
+        self.inner.observe(host, guest, kind, measured)
+    }
+
+    fn refused(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<Reason> {
+        self.inner.refused(host, guest, kind)
+    }
+
+    fn keeps_pairs(&self) -> bool {
+        self.inner.keeps_pairs()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::Class;
+    use policy::cluster::JobType;
+    use policy::cluster::catalogue::{self, Context};
+
+    use super::*;
+
+    fn placer(shared: &Shared) -> LivePlacer {
+        LivePlacer::new(
+            catalogue::placer("anywhere", &Context::default()).unwrap(),
+            shared.clone(),
+        )
+    }
+
+    #[test]
+    fn only_gpus_that_can_be_had_are_shown() {
+        let shared = Shared::default();
+        let state = ClusterState::uniform(4, 2);
+        let placer = placer(&shared);
+        let job = Job::rigid(JobType(0), 1, 0.0, 10.0);
+        let place = |gpus| placer.place(&state, &mut state.free().clone(), &job, gpus);
+        assert_eq!(place(2), Some(vec![GpuId(0), GpuId(1)]));
+        assert_eq!(place(3), None, "never over two nodes");
+        shared.facts().busy.insert(GpuId(0));
+        assert_eq!(place(1), Some(vec![GpuId(1)]), "idle ones first");
+        assert_eq!(place(2), Some(vec![GpuId(2), GpuId(3)]));
+        shared.facts().down.extend([GpuId(2), GpuId(3)]);
+        assert_eq!(
+            place(2),
+            Some(vec![GpuId(0), GpuId(1)]),
+            "busy ones where nothing else is left"
+        );
+        shared.facts().down.extend([GpuId(0), GpuId(1)]);
+        assert_eq!(place(1), None);
+    }
+
+    #[test]
+    fn a_job_that_cannot_move_gets_its_own_gpu_or_none() {
+        let shared = Shared::default();
+        let mut state = ClusterState::uniform(2, 1);
+        let id = state.arrive(Job::rigid(JobType(0), 1, 0.0, 10.0));
+        shared.facts().pinned.insert(id, vec![GpuId(1)]);
+        let mut free = state.free().clone();
+        let placer = placer(&shared);
+        let job = state.job(id).clone();
+        assert_eq!(
+            placer.place(&state, &mut free, &job, 1),
+            Some(vec![GpuId(1)])
+        );
+        assert_eq!(placer.place(&state, &mut free, &job, 1), None);
+        assert_eq!(
+            free.total(),
+            1,
+            "nothing was taken for the one that got nothing"
+        );
+    }
+
+    #[test]
+    fn pairs_that_do_not_fit_into_memory_are_not_tried() {
+        let shared = Shared::default();
+        shared.facts().gpu_bytes.insert(GpuType(0), 10);
+        let packer = LivePacker::new(
+            catalogue::packer("trial", &Context::default()).unwrap(),
+            shared,
+        );
+        let mut a = Profile::unknown(JobType(0), 1, Class::Guaranteed);
+        a.persistent_bytes = 5;
+        let mut b = a;
+        assert!(packer.score(&a, &b, GpuType(0)).is_some());
+        b.ephemeral_bytes = 1;
+        assert!(packer.score(&a, &b, GpuType(0)).is_none());
+        b.persistent_bytes = u64::MAX;
+        assert!(packer.score(&a, &b, GpuType(0)).is_none());
+    }
+}

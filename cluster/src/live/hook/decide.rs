@@ -1,0 +1,344 @@
+//! From the scheduler's decisions to orders for nodes.
+
+use std::collections::BTreeSet;
+
+use policy::cluster::{Decision, GpuId, JobId};
+
+use super::{Hook, wire_class};
+use crate::live::store::RunRecord;
+use crate::live::wire::{RunId, StartRun, Terms, What};
+
+/// What an operator reads about a decision.
+fn kind_of(decision: &Decision) -> &'static str {
+    match decision {
+        Decision::Place { .. } => "place",
+        Decision::Suspend { .. } => "suspend",
+        Decision::Resume { .. } => "resume",
+        Decision::Migrate { .. } => "migrate",
+        Decision::Unpack { .. } => "unpack",
+        Decision::Reshare { .. } => "reshare",
+        Decision::Reject { .. } => "reject",
+        Decision::Resize { .. } => "resize",
+    }
+}
+
+impl Hook {
+    /// Ask the scheduler and bring the state to where it wants it, as far as that can be done.
+    pub(super) fn decide(&mut self) {
+        let batch = self.scheduler.decide(&self.state);
+        let asked: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
+        let mut batch = self.can_be_done(batch);
+        let mut touched: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
+        touched.extend(
+            batch
+                .iter()
+                .filter_map(|d| self.state.partner(d.job()))
+                .collect::<Vec<_>>(),
+        );
+        // What is left out may have made room for something else, which then goes as well.
+        while let Err(refused) = self.state.apply(&batch) {
+            let before = batch.len();
+            batch.retain(|decision| decision.job() != refused.job);
+            if batch.len() == before {
+                batch.clear();
+            }
+        }
+        let done: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
+        for id in asked.difference(&done) {
+            self.scheduler.note(*id);
+        }
+        touched.extend(
+            batch
+                .iter()
+                .filter_map(|d| self.state.partner(d.job()))
+                .collect::<Vec<_>>(),
+        );
+        for at in touched {
+            if !self.state.job(at).is_done() {
+                self.pace(at);
+            }
+        }
+        for decision in &batch {
+            self.tell(decision);
+        }
+    }
+
+    /// Without what live nodes cannot do: GPUs of silent nodes, gangs over several nodes, moves of jobs that cannot move.
+    fn can_be_done(&self, batch: Vec<Decision>) -> Vec<Decision> {
+        let facts = self.shared.facts();
+        let (mut kept, mut stay) = (Vec::new(), BTreeSet::new());
+        for decision in &batch {
+            let at = decision.job();
+            let gpus = decision.gpus();
+            if !gpus.is_empty() {
+                let one_node = gpus
+                    .windows(2)
+                    .all(|two| self.state.node_of(two[0]) == self.state.node_of(two[1]));
+                let up = !gpus.iter().any(|gpu| facts.down.contains(gpu));
+                let own = facts.pinned.get(&at).is_none_or(|own| same(own, gpus));
+                if !(one_node && up && own) {
+                    continue;
+                }
+            }
+            // A guest that cannot leave is not stopped for the sake of GPUs elsewhere that it cannot have.
+            if let Decision::Suspend { job } = decision
+                && facts.pinned.contains_key(job)
+                && let Some(host) = self.state.partner(*job)
+                && self
+                    .state
+                    .job(*job)
+                    .run()
+                    .is_some_and(|run| run.beside.is_some())
+            {
+                let mine = self.state.job(*job).run().map_or(&[][..], |run| &run.gpus);
+                let wanted = batch
+                    .iter()
+                    .any(|other| other.gpus().iter().any(|gpu| mine.contains(gpu)));
+                let host_goes = batch
+                    .iter()
+                    .any(|d| d.job() == host && !matches!(d, Decision::Reshare { .. }));
+                if !wanted && !host_goes {
+                    stay.insert(host);
+                    continue;
+                }
+            }
+            kept.push(decision.clone());
+        }
+        kept.retain(|decision| {
+            !(matches!(decision, Decision::Reshare { .. }) && stay.contains(&decision.job()))
+        });
+        kept
+    }
+
+    /// Into the log, and into the counts.
+    fn tell(&mut self, decision: &Decision) {
+        let at = decision.job();
+        let id = self.numbers[at.0 as usize];
+        let beside = self
+            .state
+            .partner(at)
+            .map(|other| self.numbers[other.0 as usize]);
+        let place = self.state.job(at).run().map(|run| {
+            let devices: Vec<&str> = run
+                .gpus
+                .iter()
+                .map(|gpu| self.places[gpu.0 as usize].1.as_str())
+                .collect();
+            let node = run
+                .gpus
+                .first()
+                .map_or("", |gpu| &self.places[gpu.0 as usize].0);
+            (
+                format!("{node} {}", devices.join(" ")),
+                run.share,
+                run.beside.is_some(),
+            )
+        });
+        let text = match (decision, &place) {
+            (Decision::Unpack { reason, .. }, _) => reason.to_string(),
+            (Decision::Reject { .. }, _) => "its deadline cannot be kept".into(),
+            (_, Some((place, share, _))) => format!("on {place}, share {share}"),
+            _ => String::new(),
+        };
+        match decision {
+            Decision::Place { .. } | Decision::Resume { .. } | Decision::Migrate { .. }
+                if place.as_ref().is_some_and(|(_, _, guest)| *guest) =>
+            {
+                self.store.meta.packs += 1;
+            }
+            Decision::Unpack { .. } => self.store.meta.unpacks += 1,
+            Decision::Reject { .. } => {
+                self.over(id, crate::live::wire::JobPhase::Failed, None, text.clone())
+            }
+            _ => {}
+        }
+        if let (Decision::Unpack { .. }, Some(record)) = (decision, self.jobs.get_mut(&id)) {
+            record.reason = format!("split from its host: {text}");
+            self.dirty.insert(id);
+        }
+        self.say(kind_of(decision), id, beside, text);
+    }
+
+    /// How fast a job goes where it is: as measured, else by what both ask of the device.
+    pub(super) fn pace(&mut self, at: JobId) {
+        let rate = match self.state.partner(at) {
+            None => 1.0,
+            Some(other) => {
+                let id = self.numbers[at.0 as usize];
+                let (own, theirs) = (&self.state.job(at).profile, &self.state.job(other).profile);
+                let measured = self
+                    .jobs
+                    .get(&id)
+                    .and_then(|job| job.rate)
+                    .filter(|rate| rate.is_finite());
+                measured.unwrap_or(1.0 / (own.busy + theirs.busy).max(1.0))
+            }
+        };
+        self.state.set_rate(at, rate);
+    }
+
+    /// Order what is still missing between where jobs are to be and what nodes were told. First what makes room.
+    pub(super) fn reconcile(&mut self) {
+        let mut open: Vec<(u8, u64)> = Vec::new();
+        for (id, record) in &self.jobs {
+            if record.over.is_some() && record.run.is_none() {
+                continue;
+            }
+            let wanted = self.wanted(*id);
+            let sent = record.run.as_ref().and_then(|run| run.sent.share);
+            let rank = match (&wanted, sent) {
+                (None, _) => 0,
+                (Some((.., share)), Some(sent)) if *share < sent => 1,
+                _ => 2,
+            };
+            open.push((rank, *id));
+        }
+        open.sort_unstable();
+        for (_, id) in open {
+            self.reconcile_job(id);
+        }
+    }
+
+    /// Node, devices and share that the state has for a job.
+    fn wanted(&self, id: u64) -> Option<(String, Vec<GpuId>, f64)> {
+        let run = self.state.job(*self.live.get(&id)?).run()?;
+        let node = self.places[run.gpus.first()?.0 as usize].0.clone();
+        Some((node, run.gpus.clone(), run.share))
+    }
+
+    fn reconcile_job(&mut self, id: u64) {
+        let wanted = self.wanted(id);
+        let Some(record) = self.jobs.get(&id) else {
+            return;
+        };
+        let Some(run) = record.run.clone() else {
+            if let Some((node, gpus, share)) = wanted {
+                self.start(id, node, &gpus, share);
+            }
+            return;
+        };
+        if run.stopping {
+            return;
+        }
+        let restartable = record.submission.restartable;
+        let run_id = RunId {
+            job: id,
+            go: run.go,
+        };
+        let stop = match &wanted {
+            None => record.cancelled || record.over.is_some() || restartable,
+            Some((node, gpus, _)) => *node != run.node || !self.is_on(&run, gpus),
+        };
+        if stop {
+            let grace_s = self.config.grace_s;
+            self.order(&run.node, run_id, What::Stop { grace_s });
+            self.change_run(id, |run| run.stopping = true);
+            return;
+        }
+        let suspended = wanted.is_none();
+        let class = record.submission.class;
+        let terms = Terms {
+            // What is promised to one that is held back would be kept from others.
+            class: Some(if suspended {
+                control::Class::Opportunistic
+            } else {
+                class
+            }),
+            share: wanted.as_ref().map(|(.., share)| *share).or(run.sent.share),
+            mem_bytes: run.sent.mem_bytes,
+            paused: suspended || self.probed.contains(&id),
+        };
+        let guest = self
+            .live
+            .get(&id)
+            .and_then(|at| self.state.job(*at).run())
+            .is_some_and(|run| run.beside.is_some());
+        if run.suspended != suspended || run.guest != guest {
+            self.change_run(id, |run| (run.suspended, run.guest) = (suspended, guest));
+        }
+        if terms != run.sent && self.retry_s.get(&id).is_none_or(|at| *at <= self.now_s) {
+            self.order(&run.node, run_id, What::Set(terms));
+            self.change_run(id, |run| run.sent = terms);
+        }
+    }
+
+    fn is_on(&self, run: &RunRecord, gpus: &[GpuId]) -> bool {
+        let own: Option<Vec<GpuId>> = run
+            .devices
+            .iter()
+            .map(|device| self.gpu(&run.node, device))
+            .collect();
+        own.is_some_and(|own| same(&own, gpus))
+    }
+
+    fn change_run(&mut self, id: u64, change: impl FnOnce(&mut RunRecord)) {
+        if let Some(run) = self.jobs.get_mut(&id).and_then(|job| job.run.as_mut()) {
+            change(run);
+            self.dirty.insert(id);
+            self.pin(id);
+        }
+    }
+
+    fn start(&mut self, id: u64, node: String, gpus: &[GpuId], share: f64) {
+        let Some(entry) = self.nodes.get(&node) else {
+            return;
+        };
+        let devices: Vec<String> = gpus
+            .iter()
+            .map(|gpu| self.places[gpu.0 as usize].1.clone())
+            .collect();
+        let simulated = entry
+            .record
+            .devices
+            .iter()
+            .any(|device| device.simulated && devices.contains(&device.uuid));
+        let guest = self
+            .live
+            .get(&id)
+            .and_then(|at| self.state.job(*at).run())
+            .is_some_and(|run| run.beside.is_some());
+        let class = self
+            .live
+            .get(&id)
+            .and_then(|at| self.state.job(*at).run())
+            .map(|run| run.class);
+        let Some(record) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let asked = &record.submission;
+        record.goes += 1;
+        let go = record.goes;
+        let terms = Terms {
+            share: Some(share),
+            class: Some(class.map_or(asked.class, wire_class)),
+            mem_bytes: asked.mem_bytes,
+            paused: false,
+        };
+        let start = StartRun {
+            name: format!("{}.{id}.{go}", asked.name),
+            command: asked.command.clone(),
+            env: asked.env.clone(),
+            dir: asked.dir.clone(),
+            devices: devices.clone(),
+            simulated,
+            terms,
+        };
+        record.run = Some(RunRecord {
+            go,
+            node: node.clone(),
+            devices,
+            sent: terms,
+            guest,
+            ..RunRecord::default()
+        });
+        record.reason.clear();
+        self.dirty.insert(id);
+        self.watches.remove(&id);
+        self.order(&node, RunId { job: id, go }, What::Start(Box::new(start)));
+        self.pin(id);
+    }
+}
+
+fn same(a: &[GpuId], b: &[GpuId]) -> bool {
+    a.len() == b.len() && a.iter().all(|gpu| b.contains(gpu))
+}

@@ -1,0 +1,710 @@
+//! The hook's mind: what nodes say comes in, the [`Scheduler`] decides, orders come out.
+//!
+//! It is a state machine with a clock that is handed in, without sockets or threads: the server calls it under a lock, tests in virtual time.
+//!
+//! * *Records* ([`JobRecord`], orders, pairs) are the truth and are written down before anybody hears of them.
+//! * The [`ClusterState`] that policies read is made from the records whenever nodes come or go ([`Hook::rebuild`]), and after a
+//!   crash in the same way.
+//! * Decisions change only the state. [`Hook::reconcile`] compares each job's place in it with the go that its node was told of,
+//!   and orders the difference: so a decision that could not be carried out yet is not lost, and none is carried out twice.
+//! * A job has one go at a time. The next one is ordered only when the end of the last is written down; a node that is silent keeps
+//!   its jobs until it speaks again or an operator gives it up. So no job is ever in two places.
+
+mod decide;
+mod jobs;
+mod nodes;
+#[cfg(test)]
+mod tests;
+mod trial;
+mod views;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
+
+use control::{Class, ControlError, ErrorCode};
+use policy::cluster::catalogue::{self, Context, Unknown};
+use policy::cluster::{
+    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Scheduler, UserId,
+};
+
+use super::adapt::{Facts, LivePacker, LivePlacer, Shared};
+use super::store::{Changes, JobRecord, Kept, NodeRecord, PairRecord, Solo, Store, StoreError};
+use super::wire::{DecisionView, HookId, Order, RunId, WaitMatrix, What};
+use crate::sweep::Choice;
+use trial::{Trial, Watch};
+
+/// What a job takes alone where its owner says nothing, in seconds: only orders that look at what is left care.
+const UNKNOWN_WORK_S: f64 = 3600.0;
+/// Jobs that are over and still listed.
+const OVER_KEPT: usize = 10_000;
+/// Lines of the decision log in memory.
+const LOG_KEPT: usize = 4096;
+
+/// How a pair is judged.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TrialConfig {
+    /// Shortest window in seconds.
+    pub window_s: f64,
+    /// Iterations of the slower one that it has to hold.
+    pub iterations: f64,
+    /// How long a job's speed alone is measured.
+    pub solo_s: f64,
+}
+
+impl Default for TrialConfig {
+    /// max(20 iterations, 30 s), as [`policy::cluster::packer::Trial::window_s`] says.
+    fn default() -> Self {
+        Self {
+            window_s: 30.0,
+            iterations: 20.0,
+            solo_s: 5.0,
+        }
+    }
+}
+
+/// How a hook is to run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its policies.
+    pub choice: Choice,
+    /// Seed of the policies' choices among equals.
+    pub seed: u64,
+    /// Decide at least so often, in seconds, also where nothing happened.
+    pub round_s: f64,
+    /// How pairs are judged.
+    pub trial: TrialConfig,
+    /// A node that has said nothing for so long gets nothing new, in seconds.
+    pub silent_s: f64,
+    /// How often agents report, in milliseconds.
+    pub report_ms: u64,
+    /// Patience with a job that is to stop, in seconds.
+    pub grace_s: f64,
+    /// Of the binary.
+    pub version: String,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            choice: Choice {
+                order: "fifo-backfill".into(),
+                packer: Some("trial".into()),
+                placer: "consolidate-relaxed".into(),
+                admission: None,
+                sizer: None,
+            },
+            seed: 0,
+            round_s: 10.0,
+            trial: TrialConfig::default(),
+            silent_s: 10.0,
+            report_ms: 1000,
+            grace_s: 10.0,
+            version: env!("CARGO_PKG_VERSION").into(),
+        }
+    }
+}
+
+/// Why there is no hook.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No such policy.
+    #[error("{}", suggestion(.0))]
+    Policy(Unknown),
+    /// No state.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The message, with the nearest name there is.
+#[must_use]
+pub fn suggestion(unknown: &Unknown) -> String {
+    let (word, known) = match unknown {
+        Unknown::Name { name, known, .. } => (name, known),
+        Unknown::Key { key, known, .. } => (key, known),
+        _ => return unknown.to_string(),
+    };
+    let near = known
+        .iter()
+        .map(|name| (strsim::jaro_winkler(word, name), *name));
+    let near = near
+        .filter(|(close, _)| *close > 0.7)
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    near.map_or_else(
+        || unknown.to_string(),
+        |(_, name)| format!("{unknown}; did you mean `{name}`?"),
+    )
+}
+
+/// A node beyond its record.
+#[derive(Clone, Debug, Default)]
+struct NodeEntry {
+    record: NodeRecord,
+    /// Last report, on the cluster's clock, since this hook started.
+    heard_s: Option<f64>,
+    /// As the policies were last told.
+    up: bool,
+    waits: Vec<WaitMatrix>,
+}
+
+/// The hook.
+pub struct Hook {
+    config: Config,
+    store: Store,
+    id: HookId,
+    now_s: f64,
+    state: ClusterState,
+    scheduler: Scheduler,
+    shared: Shared,
+    nodes: BTreeMap<String, NodeEntry>,
+    jobs: BTreeMap<u64, JobRecord>,
+    /// Where jobs are in the state.
+    live: BTreeMap<u64, JobId>,
+    /// Number of each job of the state.
+    numbers: Vec<u64>,
+    /// Node and device of each GPU of the state.
+    places: Vec<(String, String)>,
+    kinds: Names,
+    gpu_types: Names,
+    users: Names,
+    /// Orders that are not acknowledged, by node.
+    orders: BTreeMap<String, BTreeMap<u64, Order>>,
+    pairs: BTreeMap<(String, u32, [String; 2]), PairRecord>,
+    solos: BTreeMap<String, Solo>,
+    watches: BTreeMap<u64, Watch>,
+    trials: BTreeMap<(u64, u64), Trial>,
+    /// Held back for a moment, so that the job beside it can be measured alone.
+    probed: BTreeSet<u64>,
+    /// Terms that were refused are not sent again before this.
+    retry_s: BTreeMap<u64, f64>,
+    log: VecDeque<DecisionView>,
+    changes: Changes,
+    dirty: BTreeSet<u64>,
+    changed: bool,
+    next_round_s: f64,
+    started_unix_ms: u64,
+}
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Hook({:?}, {} jobs, {} nodes)",
+            self.id,
+            self.jobs.len(),
+            self.nodes.len()
+        )
+    }
+}
+
+/// Names by number.
+#[derive(Clone, Debug, Default)]
+struct Names(Vec<String>);
+
+impl Names {
+    fn number(&mut self, name: &str) -> u32 {
+        let known = self.0.iter().position(|known| known == name);
+        // CAST: as many as there are kinds of job.
+        known.unwrap_or_else(|| {
+            self.0.push(name.to_owned());
+            self.0.len() - 1
+        }) as u32
+    }
+}
+
+fn scheduler_of(
+    config: &Config,
+    shared: &Shared,
+    past: impl Iterator<Item = (GpuType, Profile, Profile, [f64; 2])>,
+) -> Result<Scheduler, Unknown> {
+    let choice = &config.choice;
+    let context = Context::default();
+    let order = catalogue::order(&choice.order, &context)?;
+    let placer = LivePlacer::new(catalogue::placer(&choice.placer, &context)?, shared.clone());
+    let mut scheduler = Scheduler::new(order, Box::new(placer), config.seed);
+    if let Some(packer) = &choice.packer {
+        let mut packer = catalogue::packer(packer, &context)?;
+        for (kind, host, guest, rates) in past {
+            packer.observe(&host, &guest, kind, rates);
+        }
+        scheduler = scheduler.packing(Box::new(LivePacker::new(packer, shared.clone())));
+    }
+    if let Some(admission) = &choice.admission {
+        scheduler = scheduler.admitting(catalogue::admission(admission, &context)?);
+    }
+    if let Some(sizer) = &choice.sizer {
+        scheduler = scheduler.sizing(catalogue::sizer(sizer, &context)?);
+    }
+    Ok(scheduler)
+}
+
+impl Hook {
+    /// On the state in a directory.
+    ///
+    /// # Errors
+    /// [`OpenError`]: policies are looked up first, so that a typing error takes no lock.
+    pub fn open(dir: &Path, config: Config, unix_ms: u64) -> Result<Self, OpenError> {
+        let shared = Shared::default();
+        let scheduler =
+            scheduler_of(&config, &shared, std::iter::empty()).map_err(OpenError::Policy)?;
+        let (store, kept, id) = Store::open(dir, unix_ms)?;
+        let Kept {
+            nodes,
+            jobs,
+            orders,
+            pairs,
+            solos,
+            log,
+        } = kept;
+        let mut hook = Self {
+            now_s: 0.0,
+            state: ClusterState::new(Vec::new()),
+            scheduler,
+            shared,
+            nodes: nodes
+                .into_iter()
+                .map(|record| {
+                    (
+                        record.name.clone(),
+                        NodeEntry {
+                            record,
+                            ..NodeEntry::default()
+                        },
+                    )
+                })
+                .collect(),
+            jobs: jobs.into_iter().map(|job| (job.id, job)).collect(),
+            live: BTreeMap::new(),
+            numbers: Vec::new(),
+            places: Vec::new(),
+            kinds: Names::default(),
+            gpu_types: Names::default(),
+            users: Names::default(),
+            orders: BTreeMap::new(),
+            pairs: pairs
+                .into_iter()
+                .map(|pair| ((pair.gpu.clone(), pair.gpus, pair.kinds.clone()), pair))
+                .collect(),
+            solos: solos.into_iter().collect(),
+            watches: BTreeMap::new(),
+            trials: BTreeMap::new(),
+            probed: BTreeSet::new(),
+            retry_s: BTreeMap::new(),
+            log: log.into_iter().collect(),
+            changes: Changes::default(),
+            dirty: BTreeSet::new(),
+            changed: true,
+            next_round_s: 0.0,
+            started_unix_ms: unix_ms,
+            config,
+            store,
+            id,
+        };
+        for (node, order) in orders {
+            hook.orders
+                .entry(node)
+                .or_default()
+                .insert(order.seq, order);
+        }
+        hook.now_s = hook.clock_s(unix_ms);
+        hook.rebuild();
+        hook.commit()?;
+        Ok(hook)
+    }
+
+    /// Which hook this is.
+    #[must_use]
+    pub fn id(&self) -> &HookId {
+        &self.id
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The cluster's clock: seconds since its state was made.
+    #[must_use]
+    pub fn clock_s(&self, unix_ms: u64) -> f64 {
+        // CAST: milliseconds of some decades are below 2^53.
+        unix_ms.saturating_sub(self.store.meta.origin_unix_ms) as f64 / 1000.0
+    }
+
+    fn unix_ms(&self) -> u64 {
+        // CAST: as above.
+        self.store.meta.origin_unix_ms + (self.now_s * 1000.0) as u64
+    }
+
+    /// Let time pass. It does not go backwards, whatever the host's clock does.
+    fn advance(&mut self, unix_ms: u64) {
+        self.now_s = self.now_s.max(self.clock_s(unix_ms));
+        if self.state.gpus() > 0 {
+            self.state.advance(self.now_s);
+        }
+    }
+
+    /// Look around and decide where there is reason to.
+    ///
+    /// # Errors
+    /// The state cannot be written: end and start anew.
+    pub fn step(&mut self, unix_ms: u64) -> Result<(), StoreError> {
+        self.advance(unix_ms);
+        self.watch_nodes();
+        self.let_in();
+        self.try_pairs();
+        if self.state.gpus() > 0
+            && self.knows_enough()
+            && (self.changed || self.now_s >= self.next_round_s)
+        {
+            self.changed = false;
+            self.next_round_s = self.now_s + self.config.round_s;
+            self.decide();
+        }
+        self.reconcile();
+        self.commit()
+    }
+
+    /// Right after a start nodes are silent only because they have not had the time to speak.
+    fn knows_enough(&self) -> bool {
+        self.now_s - self.clock_s(self.started_unix_ms) > self.config.silent_s
+            || self.nodes.values().all(|node| node.heard_s.is_some())
+    }
+
+    /// Jobs whose time to wait after a failure is over.
+    fn let_in(&mut self) {
+        if self.state.gpus() == 0 {
+            return;
+        }
+        let due: Vec<u64> = self
+            .jobs
+            .values()
+            .filter(|job| job.over.is_none() && !job.cancelled && !self.live.contains_key(&job.id))
+            .filter(|job| job.not_before_s <= self.now_s)
+            .map(|job| job.id)
+            .collect();
+        for id in due {
+            self.enter(id);
+        }
+    }
+
+    /// Into the policies' view, as a waiting job.
+    fn enter(&mut self, id: u64) {
+        let Some(record) = self.jobs.get(&id) else {
+            return;
+        };
+        let asked = &record.submission;
+        let kind = JobType(self.kinds.number(&asked.kind));
+        let gpus = asked.gpus.max(1);
+        let mut job = Job::rigid(
+            kind,
+            gpus,
+            record.arrival_s,
+            asked.work_s.unwrap_or(UNKNOWN_WORK_S),
+        );
+        job.user = UserId(self.users.number(&asked.user));
+        job.deadline_s = asked.deadline_s.map(|after| record.arrival_s + after);
+        job.weight = asked.weight.unwrap_or(1.0);
+        let class = policy_class(asked.class);
+        job.profile = Profile::unknown(kind, gpus, class);
+        job.profile.persistent_bytes = asked.mem_bytes.unwrap_or(0);
+        if let Some(profile) = self.watches.get(&id).and_then(|watch| watch.profile) {
+            job.profile = Profile {
+                kind,
+                gpus,
+                class,
+                ..profile
+            }
+            .sane();
+        }
+        (job.settled_work, job.settled_gpu_s, job.settled_s) =
+            (record.done_s, record.gpu_s, record.held_s);
+        job.starts = record.goes;
+        let at = self.state.arrive(job);
+        self.numbers.push(id);
+        self.live.insert(id, at);
+        self.scheduler.note(at);
+        self.changed = true;
+        self.pin(id);
+    }
+
+    /// Tell the placer where a job has to stay, or that it may go anywhere.
+    fn pin(&self, id: u64) {
+        let (Some(record), Some(at)) = (self.jobs.get(&id), self.live.get(&id)) else {
+            return;
+        };
+        let mut facts = self.shared.facts();
+        facts.pinned.remove(at);
+        let own = record
+            .run
+            .as_ref()
+            .filter(|run| !run.stopping && !record.submission.restartable);
+        if let Some(run) = own {
+            let gpus = run
+                .devices
+                .iter()
+                .filter_map(|device| self.gpu(&run.node, device))
+                .collect();
+            facts.pinned.insert(*at, gpus);
+        }
+    }
+
+    fn gpu(&self, node: &str, device: &str) -> Option<GpuId> {
+        let at = self
+            .places
+            .iter()
+            .position(|(n, d)| n == node && d == device)?;
+        u32::try_from(at).ok().map(GpuId)
+    }
+
+    /// Make the policies' view from the records: nodes that are up or have jobs, jobs that are not over, each where its node has it.
+    fn rebuild(&mut self) {
+        self.keep_progress();
+        let holding: BTreeSet<&str> = self
+            .jobs
+            .values()
+            .filter_map(|job| Some(job.run.as_ref()?.node.as_str()))
+            .collect();
+        let mut nodes = Vec::new();
+        let mut facts = Facts::default();
+        self.places.clear();
+        for (name, entry) in &self.nodes {
+            let record = &entry.record;
+            if record.devices.is_empty() || !(entry.up || holding.contains(name.as_str())) {
+                continue;
+            }
+            // CAST: a registration has at most 64 devices.
+            let first = GpuId(self.places.len() as u32);
+            let kind = GpuType(self.gpu_types.number(&record.devices[0].name) as u16);
+            let least = record.devices.iter().map(|device| device.total_bytes).min();
+            facts.gpu_bytes.insert(kind, least.unwrap_or(0));
+            nodes.push(Node {
+                first,
+                gpus: record.devices.len() as u32,
+                kind,
+                gpu_bytes: least.unwrap_or(0),
+                cpus: record.cpus,
+                mem_bytes: record.mem_bytes,
+            });
+            for device in &record.devices {
+                // CAST: as above.
+                let gpu = GpuId(self.places.len() as u32);
+                if !entry.up {
+                    facts.down.insert(gpu);
+                }
+                self.places.push((name.clone(), device.uuid.clone()));
+            }
+        }
+        *self.shared.facts() = facts;
+        self.note_waits();
+        let past = self.past();
+        // What was looked up at the start is still there.
+        if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, past.into_iter()) {
+            self.scheduler = scheduler;
+        }
+        self.state = ClusterState::new(nodes);
+        self.live.clear();
+        self.numbers.clear();
+        self.changed = true;
+        if self.state.gpus() == 0 {
+            return;
+        }
+        self.state.advance(self.now_s);
+        let inside: Vec<u64> = self
+            .jobs
+            .values()
+            .filter(|job| job.over.is_none() && !job.cancelled)
+            .filter(|job| job.run.is_some() || job.not_before_s <= self.now_s)
+            .map(|job| job.id)
+            .collect();
+        inside.iter().for_each(|id| self.enter(*id));
+        // Who came first onto a GPU first.
+        for guests in [false, true] {
+            for id in &inside {
+                self.resettle(*id, guests);
+            }
+        }
+    }
+
+    /// A running job back onto the GPUs that it has.
+    fn resettle(&mut self, id: u64, guests: bool) {
+        let (Some(record), Some(at)) = (self.jobs.get(&id), self.live.get(&id).copied()) else {
+            return;
+        };
+        let Some(run) = record.run.clone() else {
+            return;
+        };
+        if run.guest != guests || run.stopping || run.suspended {
+            return;
+        }
+        let gpus: Vec<GpuId> = run
+            .devices
+            .iter()
+            .filter_map(|device| self.gpu(&run.node, device))
+            .collect();
+        let goes = record.goes;
+        let place = Decision::Place {
+            job: at,
+            gpus,
+            class: self.state.job(at).profile.class,
+            share: run.sent.share.unwrap_or(1.0),
+            mem_bytes: None,
+        };
+        // Where that cannot be, the job counts as waiting, and its node is told to stop it.
+        if self.state.apply(&[place]).is_ok() {
+            self.state.job_mut(at).starts = goes;
+            self.pace(at);
+        }
+    }
+
+    /// Progress from the state into the records.
+    fn keep_progress(&mut self) {
+        for (id, at) in &self.live {
+            let job = self.state.job(*at);
+            if let Some(record) = self.jobs.get_mut(id) {
+                record.done_s = job.done(self.now_s);
+                record.gpu_s = job.service_gpu_s(self.now_s);
+                record.held_s = job.held_s(self.now_s);
+            }
+        }
+    }
+
+    /// Measured pairs, as a packer takes them.
+    fn past(&mut self) -> Vec<(GpuType, Profile, Profile, [f64; 2])> {
+        let mut all = Vec::new();
+        for pair in self.pairs.values() {
+            // CAST: as many as there are types of GPU.
+            let kind = GpuType(self.gpu_types.number(&pair.gpu) as u16);
+            let mut profile = |kind: &str| {
+                Profile::unknown(
+                    JobType(self.kinds.number(kind)),
+                    pair.gpus,
+                    policy::Class::Guaranteed,
+                )
+            };
+            all.push((
+                kind,
+                profile(&pair.kinds[0]),
+                profile(&pair.kinds[1]),
+                pair.rates,
+            ));
+        }
+        all
+    }
+
+    /// Which GPUs strangers are on, for the placer.
+    fn note_waits(&self) {
+        let mut facts = self.shared.facts();
+        facts.busy.clear();
+        for (at, (node, device)) in self.places.iter().enumerate() {
+            let waits = self
+                .nodes
+                .get(node)
+                .and_then(|node| node.waits.iter().find(|w| w.uuid == *device));
+            if waits.is_some_and(|waits| waits.strangers > 0) {
+                // CAST: a place in the list of GPUs.
+                facts.busy.insert(GpuId(at as u32));
+            }
+        }
+    }
+
+    /// An order for a node. It is written down with the rest of the step.
+    fn order(&mut self, node: &str, run: RunId, what: What) -> u64 {
+        let seq = self.store.meta.next_order;
+        self.store.meta.next_order += 1;
+        let order = Order { seq, run, what };
+        self.changes.orders.push((node.to_owned(), order.clone()));
+        self.orders
+            .entry(node.to_owned())
+            .or_default()
+            .insert(seq, order);
+        seq
+    }
+
+    fn drop_order(&mut self, node: &str, seq: u64) -> Option<Order> {
+        let order = self.orders.get_mut(node)?.remove(&seq)?;
+        self.changes.orders.retain(|(_, order)| order.seq != seq);
+        self.changes.dropped_orders.push((node.to_owned(), seq));
+        Some(order)
+    }
+
+    /// A line of the decision log.
+    fn say(&mut self, kind: &str, job: u64, beside: Option<u64>, text: String) {
+        let seq = self.store.meta.next_line;
+        self.store.meta.next_line += 1;
+        let line = DecisionView {
+            seq,
+            unix_ms: self.unix_ms(),
+            kind: kind.into(),
+            job,
+            beside,
+            text,
+        };
+        self.changes.log.push(line.clone());
+        self.log.push_back(line);
+        if self.log.len() > LOG_KEPT {
+            self.log.pop_front();
+        }
+    }
+
+    /// Write down what has changed. Whoever is answered after this may rely on it.
+    ///
+    /// # Errors
+    /// [`StoreError`]: what is in memory is then ahead of the disk, and the process has to end.
+    pub fn commit(&mut self) -> Result<(), StoreError> {
+        if self.dirty.is_empty() && self.changes.is_empty() {
+            return Ok(());
+        }
+        self.forget_old();
+        let dirty = std::mem::take(&mut self.dirty);
+        if !dirty.is_empty() {
+            self.keep_progress();
+        }
+        self.changes
+            .jobs
+            .extend(dirty.iter().filter_map(|id| self.jobs.get(id).cloned()));
+        let changes = std::mem::take(&mut self.changes);
+        self.store.commit(&changes, true)
+    }
+
+    /// Jobs that were over long ago.
+    fn forget_old(&mut self) {
+        let over = self.jobs.values().filter(|job| job.over.is_some()).count();
+        if over <= OVER_KEPT {
+            return;
+        }
+        let old: Vec<u64> = self
+            .jobs
+            .values()
+            .filter(|job| job.over.is_some())
+            .take(over - OVER_KEPT)
+            .map(|job| job.id)
+            .collect();
+        for id in old {
+            self.jobs.remove(&id);
+            self.dirty.remove(&id);
+            self.changes.dropped_jobs.push(id);
+        }
+    }
+}
+
+fn policy_class(class: Class) -> policy::Class {
+    match class {
+        Class::Guaranteed => policy::Class::Guaranteed,
+        Class::Opportunistic => policy::Class::Opportunistic,
+    }
+}
+
+fn wire_class(class: policy::Class) -> Class {
+    match class {
+        policy::Class::Guaranteed => Class::Guaranteed,
+        policy::Class::Opportunistic => Class::Opportunistic,
+    }
+}
+
+fn refuse(message: impl Into<String>, hint: &str) -> ControlError {
+    ControlError::new(ErrorCode::Refused, message).with_hint(hint)
+}
+
+fn invalid(message: impl Into<String>, hint: &str) -> ControlError {
+    ControlError::new(ErrorCode::Invalid, message).with_hint(hint)
+}

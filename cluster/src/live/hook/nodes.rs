@@ -1,0 +1,579 @@
+//! What nodes say: who they are, what became of orders and goes, what is metered.
+
+use std::collections::BTreeSet;
+
+use control::{ControlError, ErrorCode};
+
+use super::{Hook, NodeEntry, invalid, refuse};
+use crate::live::store::NodeRecord;
+use crate::live::wire::{
+    API_MAJOR, Ack, Ended, JobPhase, Orders, Registration, Report, RunId, RunReport, Welcome, What,
+};
+
+/// Devices of a node at most: what a mask of free GPUs holds.
+const MAX_DEVICES: usize = 64;
+/// Nodes at most.
+const MAX_NODES: usize = 1024;
+/// A job whose start came to nothing this often is given up.
+const MAX_FAILURES: u32 = 5;
+/// Longest wait between two starts, in seconds.
+const MAX_BACKOFF_S: f64 = 60.0;
+/// Exit code of `sublet run` where it has not started the command.
+const NOT_STARTED: i32 = 125;
+/// Bytes of a job's last words that are kept.
+const WORDS_BYTES: usize = 500;
+
+impl Hook {
+    /// A node introduces itself, or comes back.
+    ///
+    /// # Errors
+    /// Its name is taken by another one, or what it says makes no sense.
+    pub fn register(
+        &mut self,
+        name: &str,
+        said: Registration,
+        unix_ms: u64,
+    ) -> Result<Welcome, ControlError> {
+        self.advance(unix_ms);
+        if said.api != API_MAJOR {
+            let message = format!(
+                "this hook speaks version {API_MAJOR} of the API, the arbiter speaks {}",
+                said.api
+            );
+            return Err(ControlError::new(ErrorCode::VersionMismatch, message)
+                .with_hint("use the same `sublet` on the hook's host and on the nodes"));
+        }
+        if control::check_name(name).is_err() {
+            let message = format!("`{name}` is no name of a node");
+            return Err(invalid(message, "write letters, digits, `.`, `_` or `-`"));
+        }
+        check_devices(&said)?;
+        let record = NodeRecord {
+            name: name.to_owned(),
+            instance: said.instance,
+            machine: said.machine,
+            boot: said.boot,
+            engine: said.engine,
+            version: said.version,
+            cpus: if said.cpus.is_finite() {
+                said.cpus.max(0.0)
+            } else {
+                0.0
+            },
+            mem_bytes: said.mem_bytes,
+            devices: said.devices,
+        };
+        match self.nodes.get(name) {
+            None if self.nodes.len() >= MAX_NODES => {
+                return Err(refuse(
+                    format!("{MAX_NODES} nodes are known already"),
+                    "forget some",
+                ));
+            }
+            None => {}
+            Some(known) if known.record.instance == record.instance => {}
+            Some(known) => {
+                let rebooted = known.record.machine == record.machine
+                    && known.record.boot != record.boot
+                    && !record.machine.is_empty();
+                if rebooted {
+                    self.give_up(name, "its node was started anew");
+                } else if self.holds(name) || self.is_heard(known) {
+                    let message = format!(
+                        "the name `{name}` belongs to another arbiter (instance {}, this one is {}), which has jobs or reported lately",
+                        known.record.instance, record.instance
+                    );
+                    let hint = "give this one another --cluster-node, or `sublet cluster forget` the other";
+                    return Err(refuse(message, hint));
+                }
+            }
+        }
+        let changed = self
+            .nodes
+            .get(name)
+            .is_none_or(|known| known.record != record);
+        let entry = self.nodes.entry(name.to_owned()).or_default();
+        entry.heard_s = Some(self.now_s);
+        if changed {
+            entry.record = record.clone();
+            entry.up = false;
+            self.changes.nodes.push(record);
+            self.changes.dropped_nodes.retain(|dropped| dropped != name);
+            self.say("node", 0, None, format!("{name} is registered"));
+        }
+        self.watch_nodes();
+        Ok(Welcome {
+            hook: self.id.clone(),
+            report_ms: self.config.report_ms,
+        })
+    }
+
+    fn holds(&self, node: &str) -> bool {
+        self.jobs
+            .values()
+            .any(|job| job.run.as_ref().is_some_and(|run| run.node == node))
+            || self
+                .orders
+                .get(node)
+                .is_some_and(|orders| !orders.is_empty())
+    }
+
+    fn is_heard(&self, entry: &NodeEntry) -> bool {
+        entry
+            .heard_s
+            .is_some_and(|at| self.now_s - at <= self.config.silent_s)
+    }
+
+    /// Nodes that fell silent or came back since the last look.
+    pub(super) fn watch_nodes(&mut self) {
+        let mut news = Vec::new();
+        for (name, entry) in &self.nodes {
+            let up = self.is_heard(entry);
+            if up != entry.up {
+                news.push((name.clone(), up));
+            }
+        }
+        if news.is_empty() {
+            return;
+        }
+        for (name, up) in news {
+            if let Some(entry) = self.nodes.get_mut(&name) {
+                entry.up = up;
+            }
+            let word = if up {
+                "reports"
+            } else {
+                "is silent: it gets nothing new, and keeps its jobs"
+            };
+            self.say("node", 0, None, format!("{name} {word}"));
+        }
+        self.rebuild();
+    }
+
+    /// What an agent says each second; the answer is what it is to do.
+    ///
+    /// # Errors
+    /// The node is not known (it has to register), or another one has its name.
+    pub fn report(
+        &mut self,
+        name: &str,
+        report: Report,
+        unix_ms: u64,
+    ) -> Result<Orders, ControlError> {
+        self.advance(unix_ms);
+        let Some(entry) = self.nodes.get_mut(name) else {
+            let error = ControlError::new(
+                ErrorCode::Other("unknown_node".into()),
+                format!("no node is called `{name}`"),
+            );
+            return Err(error.with_hint("register it first"));
+        };
+        if entry.record.instance != report.instance {
+            let message = format!("the name `{name}` belongs to another arbiter now");
+            return Err(refuse(
+                message,
+                "give one of the two another --cluster-node",
+            ));
+        }
+        entry.heard_s = Some(self.now_s);
+        entry.waits = report.waits.into_iter().take(MAX_DEVICES).collect();
+        self.watch_nodes();
+        self.note_waits();
+        let mut acked_seq = 0;
+        for ack in &report.acks {
+            acked_seq = acked_seq.max(ack.seq);
+            self.on_ack(name, ack);
+        }
+        if let Some(arbiter) = &report.arbiter {
+            self.on_metered(name, arbiter, &report.runs);
+        }
+        let mut settled = Vec::new();
+        for run in &report.runs {
+            match &run.ended {
+                Some(ended) => {
+                    self.on_end(name, run.run, ended);
+                    settled.push(run.run);
+                }
+                None => self.on_alive(name, run),
+            }
+        }
+        let told: BTreeSet<RunId> = report.runs.iter().map(|run| run.run).collect();
+        self.miss(name, &told);
+        self.reconcile();
+        let orders = self
+            .orders
+            .get(name)
+            .into_iter()
+            .flatten()
+            .map(|(_, order)| order.clone())
+            .collect();
+        Ok(Orders {
+            hook: self.id.clone(),
+            acked_seq,
+            settled,
+            orders,
+        })
+    }
+
+    fn on_ack(&mut self, node: &str, ack: &Ack) {
+        let Some(order) = self.drop_order(node, ack.seq) else {
+            return;
+        };
+        let id = order.run.job;
+        if ack.error.is_empty() {
+            return;
+        }
+        let words = shorten(&ack.error);
+        match order.what {
+            What::Start(_) => {
+                let ended = Ended {
+                    never_started: true,
+                    words,
+                    ..Ended::default()
+                };
+                self.on_end(node, order.run, &ended);
+            }
+            What::Set(_) => {
+                self.say(
+                    "refused",
+                    id,
+                    None,
+                    format!("{node} refused new terms: {words}"),
+                );
+                self.retry_s.insert(id, self.now_s + 1.0);
+                self.with_run(node, order.run, |run| run.sent = Default::default());
+            }
+            What::Stop { .. } => {
+                self.say(
+                    "refused",
+                    id,
+                    None,
+                    format!("{node} did not stop it: {words}"),
+                );
+                self.with_run(node, order.run, |run| run.stopping = false);
+            }
+        }
+    }
+
+    fn with_run(
+        &mut self,
+        node: &str,
+        id: RunId,
+        change: impl FnOnce(&mut crate::live::store::RunRecord),
+    ) {
+        let run = self.jobs.get_mut(&id.job).and_then(|job| job.run.as_mut());
+        if let Some(run) = run.filter(|run| run.go == id.go && run.node == node) {
+            change(run);
+            self.dirty.insert(id.job);
+        }
+    }
+
+    /// A go that runs. One that nobody counts on any more is stopped.
+    fn on_alive(&mut self, node: &str, run: &RunReport) {
+        let id = run.run;
+        let ours = self.jobs.get(&id.job).and_then(|job| job.run.as_ref());
+        if ours.is_some_and(|ours| ours.go == id.go && ours.node == node) {
+            if let Some(job) = self.jobs.get_mut(&id.job)
+                && job.started_unix_ms.is_none()
+                && run.pid != 0
+            {
+                job.started_unix_ms =
+                    Some(self.store.meta.origin_unix_ms + (self.now_s * 1000.0) as u64);
+                self.dirty.insert(id.job);
+            }
+            return;
+        }
+        let told = self.orders.get(node).into_iter().flatten();
+        if !told
+            .into_iter()
+            .any(|(_, order)| order.run == id && matches!(order.what, What::Stop { .. }))
+        {
+            self.say(
+                "stop",
+                id.job,
+                None,
+                format!("{node} still runs go {} of it, which was given up", id.go),
+            );
+            let grace_s = self.config.grace_s;
+            self.order(node, id, What::Stop { grace_s });
+        }
+    }
+
+    /// A go of ours that its node knows nothing of, although it was told to start it, is lost.
+    fn miss(&mut self, node: &str, told: &BTreeSet<RunId>) {
+        let lost: Vec<RunId> = self
+            .jobs
+            .values()
+            .filter_map(|job| Some((job.id, job.run.as_ref()?)))
+            .filter(|(_, run)| run.node == node)
+            .map(|(job, run)| RunId { job, go: run.go })
+            .filter(|id| !told.contains(id))
+            .filter(|id| {
+                let open = self.orders.get(node).into_iter().flatten();
+                !open
+                    .into_iter()
+                    .any(|(_, order)| order.run == *id && matches!(order.what, What::Start(_)))
+            })
+            .collect();
+        for id in lost {
+            let words = format!("{node} knows nothing of it any more");
+            self.on_end(
+                node,
+                id,
+                &Ended {
+                    words,
+                    ..Ended::default()
+                },
+            );
+        }
+    }
+
+    /// A go is over. Told twice is told once.
+    pub(super) fn on_end(&mut self, node: &str, id: RunId, ended: &Ended) {
+        let Some(record) = self.jobs.get_mut(&id.job) else {
+            return;
+        };
+        if record
+            .run
+            .as_ref()
+            .is_none_or(|run| run.go != id.go || run.node != node)
+        {
+            return;
+        }
+        let Some(run) = record.run.take() else { return };
+        self.dirty.insert(id.job);
+        let open: Vec<u64> = self
+            .orders
+            .get(node)
+            .into_iter()
+            .flatten()
+            .filter(|(_, order)| order.run == id)
+            .map(|(seq, _)| *seq)
+            .collect();
+        for seq in open {
+            self.drop_order(node, seq);
+        }
+        self.watches.remove(&id.job);
+        self.probed.remove(&id.job);
+        let Some(record) = self.jobs.get_mut(&id.job) else {
+            return;
+        };
+        let words = shorten(&ended.words);
+        let lost = ended.code.is_none() && ended.signal.is_none() && !ended.never_started;
+        let failed_to_start = ended.never_started || ended.code == Some(NOT_STARTED);
+        if !failed_to_start {
+            record.failures = 0;
+        }
+        if record.over.is_some() {
+            return;
+        }
+        if record.cancelled {
+            let reason = "taken back by its owner".into();
+            return self.over(id.job, JobPhase::Cancelled, ended.code, reason);
+        }
+        if ended.well() {
+            return self.over(id.job, JobPhase::Done, ended.code, String::new());
+        }
+        if failed_to_start {
+            record.failures += 1;
+            if record.failures >= MAX_FAILURES {
+                let reason = format!("it could not be started {MAX_FAILURES} times: {words}");
+                return self.over(id.job, JobPhase::Failed, ended.code, reason);
+            }
+            let backoff_s = 2f64.powi(record.failures as i32 - 1).min(MAX_BACKOFF_S);
+            return self.again(
+                id.job,
+                backoff_s,
+                format!("{node} could not start it: {words}"),
+            );
+        }
+        if record.submission.restartable && run.stopping {
+            return self.again(
+                id.job,
+                0.0,
+                "stopped to make room; it goes on where it was".into(),
+            );
+        }
+        if record.submission.restartable && lost {
+            return self.again(id.job, 0.0, format!("its end was not seen: {words}"));
+        }
+        let how = match (ended.code, ended.signal) {
+            (Some(code), _) => format!("exit code {code}"),
+            (None, Some(signal)) => format!("ended by signal {signal}"),
+            (None, None) => "its end was not seen".into(),
+        };
+        let reason = if words.is_empty() {
+            how
+        } else {
+            format!("{how}: {words}")
+        };
+        self.over(id.job, JobPhase::Failed, ended.code, reason);
+    }
+
+    /// Back among those that wait, after a while.
+    fn again(&mut self, id: u64, after_s: f64, reason: String) {
+        self.say("again", id, None, reason.clone());
+        let not_before_s = self.now_s + after_s;
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.reason = reason;
+            record.not_before_s = not_before_s;
+        }
+        let Some(at) = self.live.get(&id).copied() else {
+            return;
+        };
+        if after_s > 0.0 {
+            self.leave(id);
+        } else {
+            // Where the policies already have it somewhere else, that is where it goes next.
+            self.pin(id);
+            self.scheduler.note(at);
+        }
+        self.changed = true;
+    }
+
+    /// Out of the policies' view.
+    pub(super) fn leave(&mut self, id: u64) {
+        self.keep_progress();
+        let Some(at) = self.live.remove(&id) else {
+            return;
+        };
+        self.shared.facts().pinned.remove(&at);
+        let partner = self.state.partner(at);
+        self.state.finish(at);
+        self.scheduler.note(at);
+        if let Some(partner) = partner {
+            self.scheduler.note(partner);
+            self.pace(partner);
+        }
+        self.changed = true;
+    }
+
+    /// A job is over.
+    pub(super) fn over(
+        &mut self,
+        id: u64,
+        phase: JobPhase,
+        exit_code: Option<i32>,
+        reason: String,
+    ) {
+        self.leave(id);
+        let unix_ms = self.unix_ms();
+        let Some(record) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        record.over = Some(crate::live::store::Over {
+            phase,
+            exit_code,
+            unix_ms,
+        });
+        record.reason.clone_from(&reason);
+        self.dirty.insert(id);
+        self.say(phase.as_str(), id, None, reason);
+    }
+
+    /// Count a node's goes as lost and forget its orders.
+    fn give_up(&mut self, node: &str, why: &str) {
+        let seqs: Vec<u64> = self
+            .orders
+            .get(node)
+            .into_iter()
+            .flatten()
+            .map(|(seq, _)| *seq)
+            .collect();
+        for seq in seqs {
+            self.drop_order(node, seq);
+        }
+        let lost: Vec<RunId> = self
+            .jobs
+            .values()
+            .filter_map(|job| Some((job.id, job.run.as_ref()?)))
+            .filter(|(_, run)| run.node == node)
+            .map(|(job, run)| RunId { job, go: run.go })
+            .collect();
+        for id in lost {
+            self.on_end(
+                node,
+                id,
+                &Ended {
+                    words: why.to_owned(),
+                    ..Ended::default()
+                },
+            );
+        }
+    }
+
+    /// An operator says that a node will not come back, or that what runs there is of no matter.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn forget(&mut self, node: &str, unix_ms: u64) -> Result<(), ControlError> {
+        self.advance(unix_ms);
+        if !self.nodes.contains_key(node) {
+            let known: Vec<&str> = self.nodes.keys().map(String::as_str).collect();
+            let error = ControlError::new(
+                ErrorCode::Other("unknown_node".into()),
+                format!("no node is called `{node}`"),
+            );
+            return Err(error.with_hint(format!("known: {}", known.join(", "))));
+        }
+        self.give_up(node, "its node was given up");
+        self.nodes.remove(node);
+        self.orders.remove(node);
+        self.changes.nodes.retain(|record| record.name != node);
+        self.changes.dropped_nodes.push(node.to_owned());
+        self.say(
+            "node",
+            0,
+            None,
+            format!("{node} was given up by an operator"),
+        );
+        self.rebuild();
+        Ok(())
+    }
+}
+
+fn check_devices(said: &Registration) -> Result<(), ControlError> {
+    if said.devices.len() > MAX_DEVICES {
+        let message = format!(
+            "a node has at most {MAX_DEVICES} devices, not {}",
+            said.devices.len()
+        );
+        return Err(invalid(message, "run several arbiters"));
+    }
+    let uuids: BTreeSet<&str> = said
+        .devices
+        .iter()
+        .map(|device| device.uuid.as_str())
+        .collect();
+    if uuids.len() < said.devices.len() || uuids.contains("") {
+        return Err(invalid(
+            "two devices have the same UUID, or none",
+            "what `nvidia-smi -L` prints is expected",
+        ));
+    }
+    let kinds: BTreeSet<&str> = said
+        .devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect();
+    if kinds.len() > 1 {
+        let kinds: Vec<&str> = kinds.into_iter().collect();
+        let message = format!("the devices are of several types: {}", kinds.join(", "));
+        return Err(invalid(message, "run an arbiter for each type"));
+    }
+    Ok(())
+}
+
+/// The end of a text, on one line.
+fn shorten(text: &str) -> String {
+    let line: String = text
+        .trim()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    let from = line.len().saturating_sub(WORDS_BYTES);
+    let from = (from..=line.len())
+        .find(|at| line.is_char_boundary(*at))
+        .unwrap_or(line.len());
+    line[from..].to_owned()
+}

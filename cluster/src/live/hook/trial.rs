@@ -1,0 +1,553 @@
+//! Measuring pairs: both run together for a window, each against its speed alone.
+//!
+//! Speed is counted by what the job does: iterations per second where its iterations are known, else submissions per second, of
+//! which a job makes the same number per iteration. Speed alone is taken while a job has its devices for itself; where nobody has seen
+//! its kind alone yet, the one beside it is held back for a moment ([`TrialConfig::solo_s`](super::TrialConfig)). It is remembered by kind, number and type
+//! of GPU.
+//!
+//! The window is max(20 iterations of the slower one, 30 s) by default: Gandiva's trial, as `policy::cluster::packer::Trial` explains. The
+//! verdict is the packer's. What a job says of itself is not trusted beyond that: nobody is counted as faster than alone, and
+//! a speed that is no number speaks against the pair.
+
+use std::collections::BTreeSet;
+
+use control::{ArbiterStatus, IterationSource, JobStatus};
+use policy::cluster::{JobId, JobType, Profile, Verdict};
+
+use super::{Hook, policy_class};
+use crate::live::store::{PairRecord, Solo, solo_key};
+use crate::live::wire::RunReport;
+
+/// A job's iterations are counted where they are trusted at least so much.
+const TRUSTED: f64 = 0.5;
+/// Fewer iterations than this in a window say less than the submissions in it.
+const FEW: u64 = 20;
+/// Time after a change before anything is measured, in seconds: what was queued before is done by then.
+const SETTLE_S: f64 = 0.5;
+/// A job that does nothing alone for so many times the time of a measurement is taken to do nothing.
+const IDLE_TIMES: f64 = 5.0;
+
+/// What was metered of a go, last.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watch {
+    go: u32,
+    last: Sample,
+    /// It has its devices for itself since then.
+    alone_from: Option<Sample>,
+    pub profile: Option<Profile>,
+}
+
+/// Counters at one time of the node's clock.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Sample {
+    s: f64,
+    launches: u64,
+    iterations: Option<u64>,
+    iteration_s: f64,
+    paused: bool,
+    /// Its device had nothing but the hook's jobs on it.
+    undisturbed: bool,
+}
+
+/// A pair on trial: host and guest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trial {
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// Both have to run.
+    Waiting,
+    /// One is measured while the other is held back.
+    Solo {
+        who: usize,
+        from: Option<Sample>,
+    },
+    Together {
+        from: [Sample; 2],
+    },
+    /// It stays together.
+    Kept,
+}
+
+impl Hook {
+    /// What the node's arbiter says of jobs, into watches and profiles.
+    pub(super) fn on_metered(&mut self, node: &str, arbiter: &ArbiterStatus, runs: &[RunReport]) {
+        // CAST: milliseconds of some decades are below 2^53.
+        let s = (arbiter.started_unix_ms + arbiter.uptime_ms) as f64 / 1000.0;
+        for run in runs {
+            let id = run.run.job;
+            let Some(record) = self.jobs.get(&id) else {
+                continue;
+            };
+            let Some(own) = record
+                .run
+                .as_ref()
+                .filter(|own| own.go == run.run.go && own.node == node)
+            else {
+                continue;
+            };
+            let Some(status) = arbiter
+                .jobs
+                .iter()
+                .find(|job| job.name == run.name && !job.processes.is_empty())
+            else {
+                continue;
+            };
+            let undisturbed = own.devices.iter().all(|device| {
+                let waits = self
+                    .nodes
+                    .get(node)
+                    .and_then(|node| node.waits.iter().find(|w| w.uuid == *device));
+                waits.is_some_and(|waits| waits.strangers == 0)
+            });
+            let sample = sample(status, s, undisturbed);
+            let gpus = record.submission.gpus;
+            let class = policy_class(record.submission.class);
+            let kind = JobType(self.kinds.number(&record.submission.kind));
+            let profile = profile(status, kind, gpus, class, record.submission.mem_bytes);
+            let watch = self.watches.entry(id).or_default();
+            if watch.go != run.run.go {
+                *watch = Watch {
+                    go: run.run.go,
+                    ..Watch::default()
+                };
+            }
+            if sample.s < watch.last.s {
+                continue;
+            }
+            watch.last = sample;
+            watch.profile = Some(profile);
+            if let Some(at) = self.live.get(&id).copied() {
+                self.state.job_mut(at).profile = profile;
+                self.see_alone(id, at);
+            }
+        }
+    }
+
+    /// Learn a job's speed while nobody is beside it.
+    fn see_alone(&mut self, id: u64, at: JobId) {
+        let alone = self.state.job(at).run().is_some() && self.state.partner(at).is_none();
+        let solo_s = self.config.trial.solo_s;
+        let Some(watch) = self.watches.get_mut(&id) else {
+            return;
+        };
+        let last = watch.last;
+        if !alone || last.paused || !last.undisturbed || last.launches == 0 {
+            watch.alone_from = None;
+            return;
+        }
+        let Some(from) = watch.alone_from else {
+            watch.alone_from = Some(last);
+            return;
+        };
+        if last.s - from.s < solo_s + SETTLE_S {
+            return;
+        }
+        watch.alone_from = Some(last);
+        if let Some(solo) = solo_between(&from, &last) {
+            self.learn(id, at, solo);
+        }
+    }
+
+    /// A job's speed alone, for it and for its kind.
+    fn learn(&mut self, id: u64, at: JobId, solo: Solo) {
+        let key = self.solo_key(id, at);
+        let far = |old: &Solo| {
+            let change = solo.launches_per_s / old.launches_per_s;
+            !(0.9..1.1).contains(&change)
+                || old.iterations_per_s.is_some() != solo.iterations_per_s.is_some()
+        };
+        let Some(record) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        if record.solo.as_ref().is_none_or(far) {
+            record.solo = Some(solo);
+            self.dirty.insert(id);
+        }
+        if self.solos.get(&key).is_none_or(far) {
+            self.solos.insert(key.clone(), solo);
+            self.changes.solos.push((key, solo));
+        }
+    }
+
+    fn solo_key(&self, id: u64, at: JobId) -> String {
+        let asked = &self.jobs[&id].submission;
+        solo_key(&self.gpu_name(at), asked.gpus, &asked.kind)
+    }
+
+    /// The name of the type of the GPUs that a running job has.
+    fn gpu_name(&self, at: JobId) -> String {
+        let gpu = self
+            .state
+            .job(at)
+            .run()
+            .and_then(|run| run.gpus.first().copied());
+        let kind = gpu.map(|gpu| self.state.type_of(gpu));
+        kind.and_then(|kind| self.gpu_types.0.get(usize::from(kind.0)).cloned())
+            .unwrap_or_default()
+    }
+
+    fn solo(&self, id: u64, at: JobId) -> Option<Solo> {
+        self.jobs
+            .get(&id)?
+            .solo
+            .or_else(|| self.solos.get(&self.solo_key(id, at)).copied())
+    }
+
+    /// Go on with every pair that there is.
+    pub(super) fn try_pairs(&mut self) {
+        let mut pairs: Vec<[(u64, JobId); 2]> = Vec::new();
+        for at in self.state.running() {
+            if let Some(host) = self.state.job(*at).run().and_then(|run| run.beside)
+                && self.state.partner(*at) == Some(host)
+            {
+                let number = |at: JobId| (self.numbers[at.0 as usize], at);
+                pairs.push([number(host), number(*at)]);
+            }
+        }
+        let there: BTreeSet<(u64, u64)> = pairs
+            .iter()
+            .map(|[host, guest]| (host.0, guest.0))
+            .collect();
+        let gone: Vec<(u64, u64)> = self
+            .trials
+            .keys()
+            .filter(|pair| !there.contains(pair))
+            .copied()
+            .collect();
+        for pair in gone {
+            self.trials.remove(&pair);
+            self.probed.remove(&pair.0);
+            self.probed.remove(&pair.1);
+        }
+        for pair in pairs {
+            self.try_pair(pair);
+        }
+    }
+
+    fn try_pair(&mut self, pair: [(u64, JobId); 2]) {
+        let [host, guest] = pair;
+        let key = (host.0, guest.0);
+        if !self.trials.contains_key(&key) {
+            for (id, _) in pair {
+                if let Some(record) = self.jobs.get_mut(&id) {
+                    record.rate = None;
+                }
+            }
+            self.trials.insert(
+                key,
+                Trial {
+                    stage: Stage::Waiting,
+                },
+            );
+        }
+        let trial = self.trials[&key];
+        let samples = pair.map(|(id, _)| self.current(id));
+        let [Some(first), Some(second)] = samples else {
+            // One of them is not there (yet, or any more); what was under way counts for nothing.
+            if !matches!(trial.stage, Stage::Kept) {
+                self.set_stage(key, Stage::Waiting);
+            }
+            return;
+        };
+        let now = [first, second];
+        match trial.stage {
+            Stage::Kept => {}
+            Stage::Waiting => {
+                if now
+                    .iter()
+                    .any(|sample| sample.launches == 0 || sample.paused)
+                {
+                    return;
+                }
+                match (0..2).find(|who| self.solo(pair[*who].0, pair[*who].1).is_none()) {
+                    Some(who) => {
+                        self.probed.insert(pair[1 - who].0);
+                        self.set_stage(key, Stage::Solo { who, from: None });
+                    }
+                    None => self.set_stage(key, Stage::Together { from: now }),
+                }
+            }
+            Stage::Solo { who, from } => self.probe(pair, who, from, now),
+            Stage::Together { from } => self.watch_together(pair, from, now),
+        }
+    }
+
+    fn set_stage(&mut self, key: (u64, u64), stage: Stage) {
+        if !matches!(stage, Stage::Solo { .. }) {
+            self.probed.remove(&key.0);
+            self.probed.remove(&key.1);
+        }
+        self.trials.insert(key, Trial { stage });
+    }
+
+    /// The newest sample of a job's present go.
+    fn current(&self, id: u64) -> Option<Sample> {
+        let go = self
+            .jobs
+            .get(&id)?
+            .run
+            .as_ref()
+            .filter(|run| !run.stopping)?
+            .go;
+        self.watches
+            .get(&id)
+            .filter(|watch| watch.go == go)
+            .map(|watch| watch.last)
+    }
+
+    fn probe(
+        &mut self,
+        pair: [(u64, JobId); 2],
+        who: usize,
+        from: Option<Sample>,
+        now: [Sample; 2],
+    ) {
+        let key = (pair[0].0, pair[1].0);
+        if !now[1 - who].paused {
+            return;
+        }
+        let Some(from) = from else {
+            return self.set_stage(
+                key,
+                Stage::Solo {
+                    who,
+                    from: Some(now[who]),
+                },
+            );
+        };
+        let solo_s = self.config.trial.solo_s;
+        let passed = now[who].s - from.s;
+        if passed < solo_s + SETTLE_S {
+            return;
+        }
+        let (id, at) = pair[who];
+        match solo_between(&from, &now[who]) {
+            Some(solo) => self.learn(id, at, solo),
+            None if passed < IDLE_TIMES * solo_s => return,
+            // It does nothing alone, so nothing can be said of it together with another.
+            None => {
+                if let Some(record) = self.jobs.get_mut(&id) {
+                    record.solo = Some(Solo::default());
+                }
+            }
+        }
+        self.set_stage(key, Stage::Waiting);
+    }
+
+    fn watch_together(&mut self, pair: [(u64, JobId); 2], from: [Sample; 2], now: [Sample; 2]) {
+        let key = (pair[0].0, pair[1].0);
+        if now.iter().any(|sample| sample.paused) {
+            return self.set_stage(key, Stage::Waiting);
+        }
+        let trial = self.config.trial;
+        let slower_s = now
+            .iter()
+            .map(|sample| sample.iteration_s)
+            .fold(0.0, f64::max);
+        let window_s = (trial.iterations * slower_s).max(trial.window_s);
+        if (0..2).any(|who| now[who].s - from[who].s < window_s) {
+            return;
+        }
+        let rates = [0, 1].map(|who| {
+            let solo = self.solo(pair[who].0, pair[who].1);
+            solo.map_or(f64::NAN, |solo| relative(&solo, &from[who], &now[who]))
+        });
+        self.judge(pair, rates, window_s);
+    }
+
+    fn judge(&mut self, pair: [(u64, JobId); 2], rates: [f64; 2], window_s: f64) {
+        let [(host, host_at), (guest, guest_at)] = pair;
+        let verdict = self
+            .scheduler
+            .observe(&self.state, host_at, guest_at, rates);
+        let unpack = matches!(verdict, Verdict::Unpack(_));
+        let record = PairRecord {
+            gpu: self.gpu_name(host_at),
+            gpus: self.jobs[&host].submission.gpus,
+            kinds: [host, guest].map(|id| self.jobs[&id].submission.kind.clone()),
+            // JSON has no NaN: a pair of which nothing is known is one that does nothing.
+            rates: rates.map(|rate| if rate.is_nan() { 0.0 } else { rate }),
+            unix_ms: self.unix_ms(),
+        };
+        self.changes.pairs.push(record.clone());
+        self.pairs.insert(
+            (record.gpu.clone(), record.gpus, record.kinds.clone()),
+            record,
+        );
+        for (who, (id, at)) in pair.into_iter().enumerate() {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.rate = rates[who].is_finite().then_some(rates[who]);
+                self.dirty.insert(id);
+            }
+            self.pace(at);
+        }
+        let [a, b] = rates;
+        let word = if unpack { "is split" } else { "stays" };
+        let text = format!(
+            "{a:.2} and {b:.2} of their speeds alone over {window_s:.0} s: the pair {word}"
+        );
+        self.say("measured", guest, Some(host), text);
+        self.set_stage((host, guest), Stage::Kept);
+        self.changed |= unpack;
+    }
+}
+
+/// Speed over a stretch; `None` where nothing was done in it.
+fn solo_between(from: &Sample, to: &Sample) -> Option<Solo> {
+    let passed = to.s - from.s;
+    let launches = to.launches.checked_sub(from.launches)?;
+    if launches == 0 || passed <= 0.0 {
+        return None;
+    }
+    let iterations = iterations(from, to).filter(|count| *count >= FEW);
+    // CAST: counts are below 2^53.
+    Some(Solo {
+        launches_per_s: launches as f64 / passed,
+        iterations_per_s: iterations.map(|count| count as f64 / passed),
+    })
+}
+
+fn iterations(from: &Sample, to: &Sample) -> Option<u64> {
+    to.iterations?.checked_sub(from.iterations?)
+}
+
+/// Speed over a stretch relative to being alone; at most 1, NaN where that cannot be said.
+fn relative(solo: &Solo, from: &Sample, to: &Sample) -> f64 {
+    let passed = to.s - from.s;
+    // CAST: counts are below 2^53.
+    let by = |count: u64, alone: f64| count as f64 / passed / alone;
+    let rate = match (solo.iterations_per_s, iterations(from, to)) {
+        (Some(alone), Some(count)) if count >= FEW => by(count, alone),
+        _ => by(
+            to.launches.saturating_sub(from.launches),
+            solo.launches_per_s,
+        ),
+    };
+    if rate.is_nan() || passed <= 0.0 {
+        f64::NAN
+    } else {
+        rate.min(1.0)
+    }
+}
+
+fn sample(status: &JobStatus, s: f64, undisturbed: bool) -> Sample {
+    let profile = status.profile.as_deref();
+    let trusted = profile.filter(|p| p.found != IterationSource::None && p.confidence >= TRUSTED);
+    Sample {
+        s,
+        launches: status.launches,
+        iterations: trusted.map(|profile| profile.iterations),
+        // CAST: nanoseconds of an iteration are below 2^53.
+        iteration_s: trusted
+            .and_then(|p| p.iteration_ns)
+            .map_or(0.0, |ns| ns as f64 / 1e9),
+        paused: status.paused,
+        undisturbed,
+    }
+}
+
+/// What policies read of a job. Nothing of it is believed beyond what can be.
+fn profile(
+    status: &JobStatus,
+    kind: JobType,
+    gpus: u32,
+    class: policy::Class,
+    quota: Option<u64>,
+) -> Profile {
+    let mut profile = Profile::unknown(kind, gpus, class);
+    // A quota is what it may come to.
+    profile.persistent_bytes = quota.unwrap_or(status.mem_used_bytes.max(status.mem_peak_bytes));
+    if let Some(metered) = status.profile.as_deref() {
+        profile.busy = metered.busy_fraction / f64::from(gpus.max(1));
+        profile.mem_busy = metered.copy_fraction.unwrap_or(0.0);
+        if let (Some(persistent), Some(ephemeral), None) =
+            (metered.persistent_bytes, metered.ephemeral_bytes, quota)
+        {
+            (profile.persistent_bytes, profile.ephemeral_bytes) = (persistent, ephemeral);
+        }
+        // CAST: nanoseconds of an iteration are below 2^53.
+        profile.iteration_s = metered.iteration_ns.map_or(0.0, |ns| ns as f64 / 1e9);
+        profile.iteration_cov = metered.iteration_cov.unwrap_or(0.0);
+        profile.launches = metered.launches_per_iteration.unwrap_or(0.0);
+        profile.h2d_bytes = metered.copied_bytes_per_iteration.unwrap_or(0);
+        profile.confidence = metered.confidence;
+    }
+    profile.sane()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(s: f64, launches: u64, iterations: Option<u64>) -> Sample {
+        Sample {
+            s,
+            launches,
+            iterations,
+            ..Sample::default()
+        }
+    }
+
+    #[test]
+    fn speed_is_counted_in_iterations_where_there_are_enough() {
+        let alone = solo_between(&at(0.0, 0, Some(0)), &at(10.0, 1000, Some(100))).unwrap();
+        assert_eq!(
+            (alone.launches_per_s, alone.iterations_per_s),
+            (100.0, Some(10.0))
+        );
+        let half = relative(&alone, &at(20.0, 0, Some(0)), &at(30.0, 900, Some(50)));
+        assert_eq!(
+            half, 0.5,
+            "by iterations, although it launched nearly as often"
+        );
+        let few = relative(&alone, &at(20.0, 0, Some(0)), &at(21.0, 80, Some(8)));
+        assert_eq!(few, 0.8, "by launches: eight iterations say little");
+        let reset = relative(&alone, &at(20.0, 0, Some(500)), &at(30.0, 700, Some(3)));
+        assert!((reset - 0.7).abs() < 1e-12, "iterations were counted anew");
+    }
+
+    #[test]
+    fn nobody_is_faster_than_alone_and_no_number_stays_none() {
+        let alone = Solo {
+            launches_per_s: 10.0,
+            iterations_per_s: None,
+        };
+        assert_eq!(
+            relative(&alone, &at(0.0, 0, None), &at(1.0, 1 << 60, None)),
+            1.0
+        );
+        assert_eq!(
+            relative(&alone, &at(0.0, 50, None), &at(1.0, 0, None)),
+            0.0,
+            "a counter that runs backwards"
+        );
+        assert!(relative(&Solo::default(), &at(0.0, 0, None), &at(1.0, 0, None)).is_nan());
+        assert!(relative(&alone, &at(1.0, 0, None), &at(1.0, 0, None)).is_nan());
+        assert!(solo_between(&at(0.0, 7, None), &at(9.0, 7, None)).is_none());
+    }
+
+    #[test]
+    fn a_lying_profile_is_cut_to_what_can_be() {
+        let metered = control::Profile {
+            busy_fraction: f64::NAN,
+            copy_fraction: Some(-3.0),
+            confidence: 1e300,
+            iteration_cov: Some(f64::INFINITY),
+            ..control::Profile::default()
+        };
+        let status = JobStatus {
+            profile: Some(Box::new(metered)),
+            mem_peak_bytes: 9,
+            ..JobStatus::default()
+        };
+        let profile = profile(&status, JobType(0), 1, policy::Class::Guaranteed, None);
+        assert_eq!(
+            (profile.busy, profile.mem_busy, profile.confidence),
+            (1.0, 1.0, 1.0)
+        );
+        assert_eq!((profile.iteration_cov, profile.persistent_bytes), (0.0, 9));
+    }
+}

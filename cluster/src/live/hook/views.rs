@@ -1,0 +1,160 @@
+//! What is told of jobs, nodes and decisions.
+
+use std::collections::BTreeMap;
+
+use control::ControlError;
+use policy::cluster::catalogue::{self, Context};
+use policy::cluster::{GpuType, JobType, Profile};
+
+use super::jobs::no_job;
+use super::{Hook, NodeEntry};
+use crate::live::store::{JobRecord, PairRecord};
+use crate::live::wire::{DecisionView, HookStatus, JobPhase, JobView, NodeView, PairView};
+
+impl Hook {
+    /// One job.
+    ///
+    /// # Errors
+    /// There is none of this number.
+    pub fn job(&self, id: u64) -> Result<JobView, ControlError> {
+        self.jobs
+            .get(&id)
+            .map(|record| self.view(record))
+            .ok_or_else(|| no_job(id))
+    }
+
+    /// All jobs, those that are over too.
+    #[must_use]
+    pub fn job_views(&self) -> Vec<JobView> {
+        self.jobs.values().map(|record| self.view(record)).collect()
+    }
+
+    fn phase(&self, record: &JobRecord) -> JobPhase {
+        if let Some(over) = &record.over {
+            return over.phase;
+        }
+        match &record.run {
+            None => JobPhase::Waiting,
+            Some(run) if run.stopping => JobPhase::Stopping,
+            Some(run) if run.suspended => JobPhase::Paused,
+            Some(_) if self.watches.contains_key(&record.id) => JobPhase::Running,
+            Some(_) => JobPhase::Starting,
+        }
+    }
+
+    fn view(&self, record: &JobRecord) -> JobView {
+        let asked = &record.submission;
+        let partner = self
+            .live
+            .get(&record.id)
+            .and_then(|at| self.state.partner(*at));
+        let run = record.run.as_ref();
+        // CAST: seconds of some decades in milliseconds are below 2^53.
+        let submitted_ms = (record.arrival_s * 1000.0) as u64;
+        JobView {
+            id: record.id,
+            name: asked.name.clone(),
+            kind: asked.kind.clone(),
+            phase: self.phase(record),
+            reason: record.reason.clone(),
+            gpus: asked.gpus,
+            node: run.map_or_else(String::new, |run| run.node.clone()),
+            devices: run.map_or_else(Vec::new, |run| run.devices.clone()),
+            share: run.and_then(|run| run.sent.share).unwrap_or(0.0),
+            beside: partner.map(|other| self.numbers[other.0 as usize]),
+            rate: record.rate,
+            goes: record.goes,
+            submitted_unix_ms: self.store.meta.origin_unix_ms + submitted_ms,
+            started_unix_ms: record.started_unix_ms,
+            ended_unix_ms: record.over.as_ref().map(|over| over.unix_ms),
+            exit_code: record.over.as_ref().and_then(|over| over.exit_code),
+        }
+    }
+
+    fn node_view(&self, name: &str, entry: &NodeEntry) -> NodeView {
+        let on = |job: &&JobRecord| job.run.as_ref().is_some_and(|run| run.node == name);
+        NodeView {
+            name: name.to_owned(),
+            up: entry.up,
+            silent_s: entry.heard_s.map(|at| self.now_s - at),
+            engine: entry.record.engine.clone(),
+            devices: entry.record.devices.clone(),
+            jobs: self.jobs.values().filter(on).map(|job| job.id).collect(),
+            // CAST: a count.
+            open_orders: self
+                .orders
+                .get(name)
+                .map_or(0, |orders| orders.len() as u64),
+            waits: entry.waits.clone(),
+        }
+    }
+
+    fn pair_view(&self, pair: &PairRecord) -> PairView {
+        let context = Context::default();
+        let packer = self.config.choice.packer.as_ref();
+        let refused = packer
+            .and_then(|packer| catalogue::packer(packer, &context).ok())
+            .is_some_and(|mut packer| {
+                let profile =
+                    |kind| Profile::unknown(JobType(kind), pair.gpus, policy::Class::Guaranteed);
+                let (host, guest) = (profile(0), profile(1));
+                packer.observe(&host, &guest, GpuType(0), pair.rates);
+                packer.refused(&host, &guest, GpuType(0)).is_some()
+            });
+        let PairRecord {
+            gpu,
+            gpus,
+            kinds,
+            rates,
+            unix_ms,
+        } = pair.clone();
+        PairView {
+            gpu,
+            gpus,
+            kinds,
+            rates,
+            refused,
+            unix_ms,
+        }
+    }
+
+    /// The hook as it stands.
+    #[must_use]
+    pub fn status(&self) -> HookStatus {
+        let mut jobs: BTreeMap<String, u64> = BTreeMap::new();
+        for record in self.jobs.values() {
+            *jobs
+                .entry(self.phase(record).as_str().to_owned())
+                .or_default() += 1;
+        }
+        HookStatus {
+            hook: self.id.clone(),
+            version: self.config.version.clone(),
+            policies: self.config.choice.to_string(),
+            started_unix_ms: self.started_unix_ms,
+            nodes: self
+                .nodes
+                .iter()
+                .map(|(name, entry)| self.node_view(name, entry))
+                .collect(),
+            jobs,
+            pairs: self
+                .pairs
+                .values()
+                .map(|pair| self.pair_view(pair))
+                .collect(),
+            packs: self.store.meta.packs,
+            unpacks: self.store.meta.unpacks,
+        }
+    }
+
+    /// Lines of the decision log above a number, oldest first.
+    #[must_use]
+    pub fn decisions(&self, above: u64) -> Vec<DecisionView> {
+        self.log
+            .iter()
+            .filter(|line| line.seq > above)
+            .cloned()
+            .collect()
+    }
+}

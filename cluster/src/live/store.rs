@@ -1,0 +1,561 @@
+//! What outlives the hook: jobs, nodes, orders, pairs, in an embedded database (`redb`: one file, copy-on-write, every commit synced).
+//!
+//! A change is one transaction, and nothing is told to anybody before it is committed; so a hook that is killed at any
+//! instruction is followed by one that knows everything it ever said. The database holds a lock on its file: a second hook on the
+//! same state is refused. Every opening counts the epoch up.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use redb::{Database, ReadableTable, TableDefinition};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::wire::{DecisionView, Device, HookId, Order, RunId, Submission, Terms};
+
+const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
+const NODES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("nodes");
+const JOBS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("jobs");
+const ORDERS: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("orders");
+const PAIRS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pairs");
+const SOLOS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("solos");
+const LOG: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("log");
+
+/// Version of what is in the tables.
+const FORMAT: u32 = 1;
+/// Lines of the decision log that are kept.
+const LOG_KEPT: u64 = 10_000;
+
+/// Why there is no state.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another hook has it.
+    #[error(
+        "another hook runs on {}: end it first, or give this one a --state of its own", .0.display()
+    )]
+    Taken(PathBuf),
+    /// The directory is of no use.
+    #[error("the state directory {} cannot be used: {why}", .path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The database failed.
+    #[error("the state in {} cannot be {what}: {why}", .path.display())]
+    Database {
+        /// Which.
+        path: PathBuf,
+        /// `read`, `written`.
+        what: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// It is of another version.
+    #[error(
+        "the state in {} has format {theirs}, this hook writes {FORMAT}: use the `sublet` that made it, or another --state", .path.display()
+    )]
+    Format {
+        /// Which.
+        path: PathBuf,
+        /// Its format.
+        theirs: u32,
+    },
+}
+
+/// What the database or a record in it is wrong with.
+type Fault = Box<dyn std::error::Error + Send + Sync>;
+
+/// What is counted and drawn.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Meta {
+    format: u32,
+    /// Drawn when the state was made.
+    pub cluster: String,
+    /// Starts of the hook.
+    pub epoch: u64,
+    /// Zero of the cluster's clock.
+    pub origin_unix_ms: u64,
+    /// Number of the next job.
+    pub next_job: u64,
+    /// Number of the next order.
+    pub next_order: u64,
+    /// Number of the next line of the log.
+    pub next_line: u64,
+    /// Pairs made.
+    pub packs: u64,
+    /// Pairs split.
+    pub unpacks: u64,
+}
+
+/// A node, as it registered.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeRecord {
+    /// Its name.
+    pub name: String,
+    /// As registered.
+    pub instance: String,
+    /// As registered.
+    pub machine: String,
+    /// As registered.
+    pub boot: String,
+    /// As registered.
+    pub engine: String,
+    /// As registered.
+    pub version: String,
+    /// CPU cores.
+    pub cpus: f64,
+    /// Memory of the machine.
+    pub mem_bytes: u64,
+    /// Its devices.
+    pub devices: Vec<Device>,
+}
+
+/// Speed of a job alone, by two counters of which one may stand still.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Solo {
+    /// Submissions per second.
+    pub launches_per_s: f64,
+    /// Iterations per second, where they are known.
+    pub iterations_per_s: Option<f64>,
+}
+
+/// A go that was ordered and has not been settled.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunRecord {
+    /// Which go of its job.
+    pub go: u32,
+    /// On which node.
+    pub node: String,
+    /// On which devices.
+    pub devices: Vec<String>,
+    /// What it was last told it may have.
+    pub sent: Terms,
+    /// It was told to stop.
+    pub stopping: bool,
+    /// It holds its place and waits for its turn.
+    pub suspended: bool,
+    /// It came second onto its devices.
+    pub guest: bool,
+}
+
+/// How a job ended.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Over {
+    /// `done`, `failed` or `cancelled`.
+    pub phase: super::wire::JobPhase,
+    /// Exit code.
+    pub exit_code: Option<i32>,
+    /// When.
+    pub unix_ms: u64,
+}
+
+/// A job.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobRecord {
+    /// Its number.
+    pub id: u64,
+    /// As asked for, with its name and kind filled in.
+    pub submission: Submission,
+    /// When it came, on the cluster's clock.
+    pub arrival_s: f64,
+    /// When it first started.
+    pub started_unix_ms: Option<u64>,
+    /// The go in the works.
+    pub run: Option<RunRecord>,
+    /// Goes so far.
+    pub goes: u32,
+    /// Starts in a row that came to nothing.
+    pub failures: u32,
+    /// Not to be started before, on the cluster's clock.
+    pub not_before_s: f64,
+    /// Its owner has taken it back.
+    pub cancelled: bool,
+    /// Why it waits or how it ended.
+    pub reason: String,
+    /// Seconds of work done, by the rates that were measured.
+    pub done_s: f64,
+    /// GPU-seconds held.
+    pub gpu_s: f64,
+    /// Seconds held.
+    pub held_s: f64,
+    /// Its speed alone.
+    pub solo: Option<Solo>,
+    /// Speed relative to that, as last measured.
+    pub rate: Option<f64>,
+    /// Set once it is over.
+    pub over: Option<Over>,
+}
+
+/// What two kinds of job were measured at.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PairRecord {
+    /// Type of the GPU.
+    pub gpu: String,
+    /// GPUs of each.
+    pub gpus: u32,
+    /// Host and guest.
+    pub kinds: [String; 2],
+    /// Speed of each relative to being alone.
+    pub rates: [f64; 2],
+    /// When.
+    pub unix_ms: u64,
+}
+
+/// All that is kept.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// Nodes.
+    pub nodes: Vec<NodeRecord>,
+    /// Jobs by number.
+    pub jobs: Vec<JobRecord>,
+    /// Orders by node and number.
+    pub orders: Vec<(String, Order)>,
+    /// Pairs.
+    pub pairs: Vec<PairRecord>,
+    /// Speeds alone, by what [`solo_key`] makes.
+    pub solos: Vec<(String, Solo)>,
+    /// The decision log.
+    pub log: Vec<DecisionView>,
+}
+
+/// What a transaction writes.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Jobs to write.
+    pub jobs: Vec<JobRecord>,
+    /// Jobs to drop.
+    pub dropped_jobs: Vec<u64>,
+    /// Nodes to write.
+    pub nodes: Vec<NodeRecord>,
+    /// Nodes to drop.
+    pub dropped_nodes: Vec<String>,
+    /// Orders to write.
+    pub orders: Vec<(String, Order)>,
+    /// Orders to drop.
+    pub dropped_orders: Vec<(String, u64)>,
+    /// Pairs to write.
+    pub pairs: Vec<PairRecord>,
+    /// Speeds to write.
+    pub solos: Vec<(String, Solo)>,
+    /// Lines to append to the log.
+    pub log: Vec<DecisionView>,
+}
+
+impl Changes {
+    /// Nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+            && self.dropped_jobs.is_empty()
+            && self.nodes.is_empty()
+            && self.dropped_nodes.is_empty()
+            && self.orders.is_empty()
+            && self.dropped_orders.is_empty()
+            && self.pairs.is_empty()
+            && self.solos.is_empty()
+            && self.log.is_empty()
+    }
+}
+
+/// Under what a speed alone is kept.
+#[must_use]
+pub fn solo_key(gpu: &str, gpus: u32, kind: &str) -> String {
+    format!("{gpu}\n{gpus}\n{kind}")
+}
+
+fn pair_key(pair: &PairRecord) -> String {
+    format!(
+        "{}\n{}\n{}\n{}",
+        pair.gpu, pair.gpus, pair.kinds[0], pair.kinds[1]
+    )
+}
+
+/// The database.
+#[derive(Debug)]
+pub struct Store {
+    database: Database,
+    path: PathBuf,
+    /// What is counted and drawn.
+    pub meta: Meta,
+}
+
+impl Store {
+    /// Opens the state in a directory, which is made where it is missing, counts the epoch up and draws the nonce.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn open(dir: &Path, unix_ms: u64) -> Result<(Self, Kept, HookId), StoreError> {
+        let directory = |why: String| StoreError::Directory {
+            path: dir.to_owned(),
+            why,
+        };
+        match fs::DirBuilder::new()
+            .mode(0o700)
+            .recursive(true)
+            .create(dir)
+        {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(directory(error.to_string())),
+        }
+        let path = dir.join("hook.redb");
+        let database = Database::create(&path).map_err(|error| match error {
+            redb::DatabaseError::DatabaseAlreadyOpen => StoreError::Taken(dir.to_owned()),
+            error => StoreError::Database {
+                path: path.clone(),
+                what: "opened",
+                why: error.to_string(),
+            },
+        })?;
+        let failed = |what| {
+            let path = path.clone();
+            move |error: Fault| StoreError::Database {
+                path: path.clone(),
+                what,
+                why: error.to_string(),
+            }
+        };
+        let mut kept = read(&database).map_err(failed("read"))?;
+        let mut meta = kept.0.take().unwrap_or_default();
+        if meta.format != 0 && meta.format != FORMAT {
+            return Err(StoreError::Format {
+                path,
+                theirs: meta.format,
+            });
+        }
+        if meta.format == 0 {
+            let cluster =
+                random_word().map_err(|error| directory(format!("no random numbers: {error}")))?;
+            meta = Meta {
+                format: FORMAT,
+                cluster,
+                origin_unix_ms: unix_ms,
+                next_job: 1,
+                next_order: 1,
+                next_line: 1,
+                ..Meta::default()
+            };
+        }
+        meta.epoch += 1;
+        let nonce =
+            random_word().map_err(|error| directory(format!("no random numbers: {error}")))?;
+        let id = HookId {
+            cluster: meta.cluster.clone(),
+            epoch: meta.epoch,
+            nonce,
+        };
+        let mut store = Self {
+            database,
+            path,
+            meta,
+        };
+        store.commit(&Changes::default(), true)?;
+        Ok((store, kept.1, id))
+    }
+
+    /// Writes changes as one transaction. `meta`: also what is counted, where nothing else changed.
+    ///
+    /// # Errors
+    /// [`StoreError::Database`]. What was written then is not known: the hook has to end and be started again.
+    pub fn commit(&mut self, changes: &Changes, meta: bool) -> Result<(), StoreError> {
+        if changes.is_empty() && !meta {
+            return Ok(());
+        }
+        self.write(changes).map_err(|error| StoreError::Database {
+            path: self.path.clone(),
+            what: "written",
+            why: error.to_string(),
+        })
+    }
+
+    fn write(&self, changes: &Changes) -> Result<(), Fault> {
+        let transaction = self.database.begin_write()?;
+        {
+            transaction
+                .open_table(META)?
+                .insert("meta", json(&self.meta).as_slice())?;
+            let mut jobs = transaction.open_table(JOBS)?;
+            for job in &changes.jobs {
+                jobs.insert(job.id, json(job).as_slice())?;
+            }
+            for id in &changes.dropped_jobs {
+                jobs.remove(id)?;
+            }
+            let mut nodes = transaction.open_table(NODES)?;
+            for name in &changes.dropped_nodes {
+                nodes.remove(name.as_str())?;
+            }
+            for node in &changes.nodes {
+                nodes.insert(node.name.as_str(), json(node).as_slice())?;
+            }
+            let mut orders = transaction.open_table(ORDERS)?;
+            for (node, order) in &changes.orders {
+                orders.insert((node.as_str(), order.seq), json(order).as_slice())?;
+            }
+            for (node, seq) in &changes.dropped_orders {
+                orders.remove((node.as_str(), *seq))?;
+            }
+            let mut pairs = transaction.open_table(PAIRS)?;
+            for pair in &changes.pairs {
+                pairs.insert(pair_key(pair).as_str(), json(pair).as_slice())?;
+            }
+            let mut solos = transaction.open_table(SOLOS)?;
+            for (key, solo) in &changes.solos {
+                solos.insert(key.as_str(), json(solo).as_slice())?;
+            }
+            let mut log = transaction.open_table(LOG)?;
+            for line in &changes.log {
+                log.insert(line.seq, json(line).as_slice())?;
+                if let Some(old) = line.seq.checked_sub(LOG_KEPT) {
+                    log.remove(old)?;
+                }
+            }
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+}
+
+fn json<T: Serialize>(value: &T) -> Vec<u8> {
+    // PANIC: records hold strings and numbers; a number that is none becomes null.
+    serde_json::to_vec(value).expect("records can be written")
+}
+
+fn read(database: &Database) -> Result<(Option<Meta>, Kept), Fault> {
+    // A transaction that writes makes the tables that are missing.
+    let transaction = database.begin_write()?;
+    let mut kept = Kept::default();
+    let meta;
+    {
+        let table = transaction.open_table(META)?;
+        meta = table
+            .get("meta")?
+            .map(|value| parse(value.value()))
+            .transpose()?;
+        for row in transaction.open_table(NODES)?.iter()? {
+            kept.nodes.push(parse(row?.1.value())?);
+        }
+        for row in transaction.open_table(JOBS)?.iter()? {
+            kept.jobs.push(parse(row?.1.value())?);
+        }
+        for row in transaction.open_table(ORDERS)?.iter()? {
+            let (key, value) = row?;
+            kept.orders
+                .push((key.value().0.to_owned(), parse(value.value())?));
+        }
+        for row in transaction.open_table(PAIRS)?.iter()? {
+            kept.pairs.push(parse(row?.1.value())?);
+        }
+        for row in transaction.open_table(SOLOS)?.iter()? {
+            let (key, value) = row?;
+            kept.solos
+                .push((key.value().to_owned(), parse(value.value())?));
+        }
+        for row in transaction.open_table(LOG)?.iter()? {
+            kept.log.push(parse(row?.1.value())?);
+        }
+    }
+    transaction.commit()?;
+    Ok((meta, kept))
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
+    serde_json::from_slice(bytes).map_err(|error| format!("a record: {error}").into())
+}
+
+/// 64 random bits as hexadecimal digits.
+///
+/// # Errors
+/// Where the host has no random numbers.
+pub fn random_word() -> Result<String, getrandom::Error> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes)?;
+    Ok(format!("{:016x}", u64::from_le_bytes(bytes)))
+}
+
+/// Goes of jobs that records know of, for tests and checks.
+#[must_use]
+pub fn runs(jobs: &[JobRecord]) -> BTreeSet<RunId> {
+    let with_run = jobs.iter().filter_map(|job| {
+        Some(RunId {
+            job: job.id,
+            go: job.run.as_ref()?.go,
+        })
+    });
+    with_run.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_committed_is_there_again_and_the_epoch_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = JobRecord {
+            id: 7,
+            done_s: 1.5,
+            ..JobRecord::default()
+        };
+        let (mut store, kept, first) = Store::open(dir.path(), 1000).unwrap();
+        assert!(kept.jobs.is_empty());
+        store.meta.next_job = 8;
+        let order = Order {
+            seq: 3,
+            run: RunId { job: 7, go: 1 },
+            what: super::super::wire::What::Stop { grace_s: 1.0 },
+        };
+        let changes = Changes {
+            jobs: vec![job.clone()],
+            orders: vec![("a".into(), order.clone()), ("b".into(), order.clone())],
+            ..Changes::default()
+        };
+        store.commit(&changes, false).unwrap();
+        let dropped = Changes {
+            dropped_orders: vec![("b".into(), 3)],
+            ..Changes::default()
+        };
+        store.commit(&dropped, false).unwrap();
+        drop(store);
+        let (store, kept, second) = Store::open(dir.path(), 2000).unwrap();
+        assert_eq!(kept.jobs, [job]);
+        assert_eq!(kept.orders, [("a".to_owned(), order)]);
+        assert_eq!((store.meta.next_job, store.meta.origin_unix_ms), (8, 1000));
+        assert_eq!(
+            (first.cluster, first.epoch + 1),
+            (second.cluster, second.epoch)
+        );
+        assert_ne!(first.nonce, second.nonce);
+    }
+
+    #[test]
+    fn a_second_hook_is_refused_while_the_first_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Store::open(dir.path(), 1).unwrap();
+        let error = Store::open(dir.path(), 1).unwrap_err();
+        assert!(matches!(error, StoreError::Taken(_)), "{error}");
+        assert!(error.to_string().contains("--state"), "{error}");
+        drop(first);
+        assert!(Store::open(dir.path(), 1).is_ok());
+    }
+
+    #[test]
+    fn a_file_that_is_no_state_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("hook.redb"), b"not a database at all").unwrap();
+        let error = Store::open(dir.path(), 1).unwrap_err().to_string();
+        assert!(error.contains("hook.redb"), "{error}");
+    }
+}

@@ -1,0 +1,500 @@
+//! What travels between a node's agent, an operator and the hook: JSON over HTTP.
+//!
+//! ```text
+//! agent -> PUT  /v1/nodes/{node}           Registration   -> Welcome
+//! agent -> POST /v1/nodes/{node}/report    Report         -> Orders
+//! user  -> POST /v1/jobs                   Submission     -> JobView
+//! ```
+//!
+//! The agent always asks and the hook always answers, so that nodes need no open port. Every answer to an agent names the hook
+//! that gives it ([`HookId`]); an agent does nothing for one that another has followed. Unknown fields are ignored and missing ones
+//! take their default, as over the control socket, whose [`ArbiterStatus`] and [`ControlError`](control::ControlError) are used
+//! here as they are. Times on a clock are Unix milliseconds, spans seconds, sizes bytes, shares parts of one device's time.
+
+use std::collections::BTreeMap;
+
+use control::{ArbiterStatus, Class};
+use serde::{Deserialize, Serialize};
+
+/// Raised when an old peer would misunderstand a new one.
+pub const API_MAJOR: u32 = 1;
+
+/// Which life of which hook. Two hooks on copies of one state would count alike; the nonce tells them apart.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct HookId {
+    /// Drawn when the state was made.
+    pub cluster: String,
+    /// Counts the starts of the hook.
+    pub epoch: u64,
+    /// Drawn at each start.
+    pub nonce: String,
+}
+
+/// One go of a job: its number and which go it is, from 1.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
+pub struct RunId {
+    /// The job.
+    pub job: u64,
+    /// Which go.
+    pub go: u32,
+}
+
+impl std::fmt::Display for RunId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.job, self.go)
+    }
+}
+
+/// A node introduces itself.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Registration {
+    /// Must be [`API_MAJOR`].
+    pub api: u32,
+    /// Drawn once for each runtime directory: two nodes of one name differ in it.
+    pub instance: String,
+    /// The machine, and which of its boots: after another boot nothing of the one before can still run.
+    pub machine: String,
+    /// Changes with every boot.
+    pub boot: String,
+    /// Version of the arbiter.
+    pub version: String,
+    /// Who starts jobs there.
+    pub engine: String,
+    /// CPU cores.
+    pub cpus: f64,
+    /// Memory of the machine.
+    pub mem_bytes: u64,
+    /// Its devices, in the order of their indices.
+    pub devices: Vec<Device>,
+}
+
+/// A device of a node.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// Identity, as `nvidia-smi -L` prints it.
+    pub uuid: String,
+    /// Product name: its type.
+    pub name: String,
+    /// Its memory.
+    pub total_bytes: u64,
+    /// It is a simulated one.
+    pub simulated: bool,
+}
+
+/// The answer to a registration.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Welcome {
+    /// Who answers.
+    pub hook: HookId,
+    /// How often to report.
+    pub report_ms: u64,
+}
+
+/// What an agent says each second.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Report {
+    /// As registered.
+    pub instance: String,
+    /// What became of orders, oldest first; repeated until the hook has answered.
+    pub acks: Vec<Ack>,
+    /// Every go of a job that the engine knows and the hook has not settled yet.
+    pub runs: Vec<RunReport>,
+    /// The arbiter with its devices and jobs; `None` where it did not answer its own agent.
+    pub arbiter: Option<ArbiterStatus>,
+    /// What is free and how long a demand would wait, one entry for each device.
+    pub waits: Vec<WaitMatrix>,
+}
+
+/// What became of an order.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ack {
+    /// Which one.
+    pub seq: u64,
+    /// Why it was not done; empty: it was.
+    pub error: String,
+}
+
+/// A go of a job as its engine sees it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunReport {
+    /// Which one.
+    pub run: RunId,
+    /// Its name on the node's arbiter.
+    pub name: String,
+    /// Its process; 0 before it has one.
+    pub pid: u32,
+    /// Set once it is over.
+    pub ended: Option<Ended>,
+}
+
+/// How a go ended.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ended {
+    /// Exit code, where it had one.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// It never became the job: nothing of it ran.
+    pub never_started: bool,
+    /// The last words on its stderr, or why its end is not known.
+    pub words: String,
+}
+
+impl Ended {
+    /// It did what it was to do.
+    #[must_use]
+    pub fn well(&self) -> bool {
+        self.code == Some(0)
+    }
+}
+
+/// Expected waits on one device, after Apollo (OSDI'14): rows are memory, columns shares of time.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WaitMatrix {
+    /// Which device.
+    pub uuid: String,
+    /// Share that is promised to nobody.
+    pub free_share: f64,
+    /// Memory that is neither used nor reserved.
+    pub free_bytes: u64,
+    /// Jobs on it that are not the hook's.
+    pub strangers: u32,
+    /// Least memory of each row.
+    pub rows_bytes: Vec<u64>,
+    /// Share of each column.
+    pub columns_share: Vec<f64>,
+    /// `wait_s[row][column]`: seconds until so much is free; `null`: nobody can tell.
+    pub wait_s: Vec<Vec<Option<f64>>>,
+}
+
+/// The answer to a report.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Orders {
+    /// Who answers.
+    pub hook: HookId,
+    /// Acks up to here are written down and need not be repeated.
+    pub acked_seq: u64,
+    /// Ends that are written down: the engine may forget these.
+    pub settled: Vec<RunId>,
+    /// What to do, in this order; repeated until acknowledged.
+    pub orders: Vec<Order>,
+}
+
+/// One thing to do on a node. Numbers grow by node and are never used twice.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// Its number.
+    pub seq: u64,
+    /// About which go.
+    pub run: RunId,
+    /// What.
+    pub what: What,
+}
+
+/// What to do about a go.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "body", rename_all = "snake_case")]
+pub enum What {
+    /// Start it.
+    Start(Box<StartRun>),
+    /// Change its terms.
+    Set(Terms),
+    /// End it: asked first, killed when `grace_s` have passed.
+    Stop {
+        /// Patience.
+        grace_s: f64,
+    },
+}
+
+/// What it may have while it runs.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Terms {
+    /// Part of each device's time; `None` leaves it.
+    pub share: Option<f64>,
+    /// How firmly.
+    pub class: Option<Class>,
+    /// Memory quota on each device; `None` leaves it.
+    pub mem_bytes: Option<u64>,
+    /// Held back.
+    pub paused: bool,
+}
+
+/// A go to start.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StartRun {
+    /// What the job is called there.
+    pub name: String,
+    /// What to run.
+    pub command: Vec<String>,
+    /// Variables beyond those of the node.
+    pub env: BTreeMap<String, String>,
+    /// Where; empty: a directory of its own.
+    pub dir: String,
+    /// On which devices, by UUID.
+    pub devices: Vec<String>,
+    /// They are simulated.
+    pub simulated: bool,
+    /// What it may have.
+    pub terms: Terms,
+}
+
+/// A job as its owner asks for it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Submission {
+    /// For people; empty: from the command.
+    pub name: String,
+    /// Kind of job (model and batch size): what measurements of pairs are remembered by. Empty: the command line.
+    pub kind: String,
+    /// Whose; empty: everybody's.
+    pub user: String,
+    /// What to run.
+    pub command: Vec<String>,
+    /// Variables for it.
+    pub env: BTreeMap<String, String>,
+    /// Where; empty: a directory of its own on its node.
+    pub dir: String,
+    /// GPUs, all on one node. 0 counts as 1.
+    pub gpus: u32,
+    /// Memory quota on each device.
+    pub mem_bytes: Option<u64>,
+    /// How firmly.
+    pub class: Class,
+    /// How long it takes alone, as its owner thinks.
+    pub work_s: Option<f64>,
+    /// From its submission.
+    pub deadline_s: Option<f64>,
+    /// Above 0; weighs among jobs. `None`: 1.
+    pub weight: Option<f64>,
+    /// It keeps its progress itself: it may be stopped and started again, anywhere. Otherwise it stays where it started, and is
+    /// paused where it has to make room.
+    pub restartable: bool,
+    /// A word of the submitter's, such as a UUID: the same word twice is one job. Empty: none.
+    pub once: String,
+}
+
+/// What a job is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobPhase {
+    /// It waits for GPUs.
+    #[default]
+    Waiting,
+    /// It was told to start, and its node has not said yet that it did.
+    Starting,
+    /// It runs.
+    Running,
+    /// It holds its place on a node and gets no time.
+    Paused,
+    /// It was told to stop, and its node has not said yet that it did.
+    Stopping,
+    /// It ended with exit code 0.
+    Done,
+    /// It ended otherwise.
+    Failed,
+    /// Its owner has taken it back.
+    Cancelled,
+}
+
+impl JobPhase {
+    /// Nothing more will come.
+    #[must_use]
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Done | Self::Failed | Self::Cancelled)
+    }
+
+    /// As on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopping => "stopping",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// A job as it stands.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobView {
+    /// Its number, never used twice.
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: String,
+    /// What it is doing.
+    pub phase: JobPhase,
+    /// Why it waits or how it ended.
+    pub reason: String,
+    /// GPUs that it asks for.
+    pub gpus: u32,
+    /// Its node, while it has one.
+    pub node: String,
+    /// Its devices there, by UUID.
+    pub devices: Vec<String>,
+    /// Part of their time that it was given.
+    pub share: f64,
+    /// The job it shares them with.
+    pub beside: Option<u64>,
+    /// Speed relative to being alone, as last measured beside another.
+    pub rate: Option<f64>,
+    /// How often it was started.
+    pub goes: u32,
+    /// When it came.
+    pub submitted_unix_ms: u64,
+    /// When it first started.
+    pub started_unix_ms: Option<u64>,
+    /// When it was over.
+    pub ended_unix_ms: Option<u64>,
+    /// Its exit code.
+    pub exit_code: Option<i32>,
+}
+
+/// A node as it stands.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeView {
+    /// Its name.
+    pub name: String,
+    /// It has reported lately.
+    pub up: bool,
+    /// Seconds since its last report; `None`: none since the hook started.
+    pub silent_s: Option<f64>,
+    /// Who starts jobs there.
+    pub engine: String,
+    /// Its devices.
+    pub devices: Vec<Device>,
+    /// Jobs of the hook on it.
+    pub jobs: Vec<u64>,
+    /// Orders that it has not acknowledged.
+    pub open_orders: u64,
+    /// Expected waits, as it last published them.
+    pub waits: Vec<WaitMatrix>,
+}
+
+/// A line of the decision log.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DecisionView {
+    /// Counts up by one, over restarts too.
+    pub seq: u64,
+    /// When.
+    pub unix_ms: u64,
+    /// `place`, `suspend`, `resume`, `migrate`, `unpack`, `reshare`, `resize`, `reject`, `measured`, ...
+    pub kind: String,
+    /// About whom; 0: about no job.
+    pub job: u64,
+    /// The job beside it, where there is one.
+    pub beside: Option<u64>,
+    /// In words.
+    pub text: String,
+}
+
+/// What was measured of two kinds of job together.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PairView {
+    /// Type of the GPU.
+    pub gpu: String,
+    /// GPUs of each.
+    pub gpus: u32,
+    /// The two kinds, the one that was there first first.
+    pub kinds: [String; 2],
+    /// Speed of each relative to being alone.
+    pub rates: [f64; 2],
+    /// The packer refuses the pair.
+    pub refused: bool,
+    /// When.
+    pub unix_ms: u64,
+}
+
+/// The hook as it stands.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HookStatus {
+    /// Which one.
+    pub hook: HookId,
+    /// Version of the binary.
+    pub version: String,
+    /// Its policies.
+    pub policies: String,
+    /// Since when it runs.
+    pub started_unix_ms: u64,
+    /// Its nodes.
+    pub nodes: Vec<NodeView>,
+    /// Jobs by phase.
+    pub jobs: BTreeMap<String, u64>,
+    /// Pairs that were measured.
+    pub pairs: Vec<PairView>,
+    /// Pairs made since the state was.
+    pub packs: u64,
+    /// Pairs split because they did not pay.
+    pub unpacks: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_takes_its_default_and_what_is_unknown_is_ignored() {
+        let report: Report = serde_json::from_str(
+            r#"{"instance":"a","mood":"fine","runs":[{"run":{"job":3,"go":1}}]}"#,
+        )
+        .unwrap();
+        assert_eq!(report.runs[0].run, RunId { job: 3, go: 1 });
+        assert!(report.arbiter.is_none());
+    }
+
+    #[test]
+    fn orders_travel_as_they_are() {
+        for what in [
+            What::Start(Box::default()),
+            What::Set(Terms {
+                share: Some(0.5),
+                ..Terms::default()
+            }),
+            What::Stop { grace_s: 5.0 },
+        ] {
+            let order = Order {
+                seq: 7,
+                run: RunId { job: 1, go: 2 },
+                what,
+            };
+            let text = serde_json::to_string(&order).unwrap();
+            assert_eq!(
+                serde_json::from_str::<Order>(&text).unwrap(),
+                order,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_none_is_refused_with_its_place() {
+        for bad in [r#"{"cpus":NaN}"#, r#"{"cpus":1e999}"#, r#"{"cpus":null}"#] {
+            let error = serde_json::from_str::<Registration>(bad).unwrap_err();
+            assert!(error.to_string().contains("line 1"), "{error}");
+        }
+    }
+}

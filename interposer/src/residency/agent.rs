@@ -1,0 +1,331 @@
+//! The agent: our thread in an evictable tenant. It waits for the arbiter's orders and carries them out, with no lock held and every
+//! signal blocked.
+//!
+//! An eviction in order: no capture may be under way; what the program has submitted is waited for, with the program's threads free to go
+//! on (a signal, a free, whatever the device may be waiting for); then the latch closes, and what was submitted meanwhile is waited for;
+//! only then does memory move. At the order's deadline the latch opens again and the order is refused.
+//!
+//! Where the arbiter is lost while memory is out, and the job is to go on without it, the agent brings it back by itself.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use channel::{Answer, MAX_DEVICES, Order, OrderState, Reason, Verb};
+use shim_ffi::CUresult;
+
+use super::engine::{self, Outcome};
+use super::{fit, latch, piece, tuning};
+use crate::client::{self, Attached, OnLoss, now_ns};
+use crate::errno::Preserve;
+use crate::thread::thread;
+use crate::{capture, loader, process};
+
+/// How long the agent sleeps without an order. TIMEOUT: how late it notices that the arbiter is gone, at most.
+const STEP: Duration = Duration::from_millis(250);
+/// TIMEOUT: silence after which an arbiter that lives is taken for stuck, as at the gate.
+const SILENCE_NS: u64 = 5_000_000_000;
+/// TIMEOUT: how long the next arbiter has to come before the client helps itself.
+const GRACE_NS: u64 = 2_000_000_000;
+
+/// 0: not started, 1: it runs.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+/// Whether it is making driver calls.
+static BUSY: AtomicBool = AtomicBool::new(false);
+
+/// In a forked child: threads do not come along.
+pub(super) fn forget() {
+    STARTED.store(0, Ordering::Relaxed);
+    BUSY.store(false, Ordering::Relaxed);
+}
+
+/// At exit: the driver is about to go. Waits a moment for a call of ours that is under way.
+pub(crate) fn stop() {
+    if !super::active() {
+        return;
+    }
+    // TIMEOUT: the agent looks between any two calls; one lasts milliseconds.
+    for _ in 0..200 {
+        if !BUSY.load(Ordering::Acquire) {
+            return;
+        }
+        client::pause(Duration::from_millis(1));
+    }
+}
+
+/// Starts the agent, once.
+pub(super) fn start() {
+    if STARTED
+        .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
+        .is_err()
+    {
+        return;
+    }
+    let _errno = Preserve::new();
+    if !spawn() {
+        STARTED.store(0, Ordering::Release);
+    }
+}
+
+/// A thread with every signal blocked: the program's signals are for the program's threads. By hand, because the standard library's way
+/// asks for a newer C library than we may (see `old_libc`).
+fn spawn() -> bool {
+    type Thread = extern "C" fn(*mut c_void) -> *mut c_void;
+    type Create = unsafe extern "C" fn(
+        *mut libc::pthread_t,
+        *const c_void,
+        Thread,
+        *mut c_void,
+    ) -> libc::c_int;
+    type Detach = unsafe extern "C" fn(libc::pthread_t) -> libc::c_int;
+    let (create, detach) = (
+        loader::in_c_library(c"pthread_create"),
+        loader::in_c_library(c"pthread_detach"),
+    );
+    if create.is_null() || detach.is_null() {
+        return false;
+    }
+    /// Bytes of the kernel's set of signals.
+    const SET: usize = 8;
+    let (all, mut before, mut thread) = (u64::MAX, 0u64, 0);
+    // SAFETY: valid pointers to locals of the kernel's size; the mask of this thread is put back. The functions are the C library's of
+    // these names.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const all,
+            &raw mut before,
+            SET,
+        );
+        let create = std::mem::transmute::<*mut c_void, Create>(create);
+        let detach = std::mem::transmute::<*mut c_void, Detach>(detach);
+        let started = create(
+            &raw mut thread,
+            std::ptr::null(),
+            main,
+            std::ptr::null_mut(),
+        ) == 0;
+        if started {
+            detach(thread);
+        }
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const before,
+            std::ptr::null_mut::<u64>(),
+            SET,
+        );
+        started
+    }
+}
+
+extern "C" fn main(_: *mut c_void) -> *mut c_void {
+    // SAFETY: a NUL-terminated name of less than 16 bytes.
+    unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"sublet-agent".as_ptr()) };
+    thread().inside.set(true);
+    let _ = std::panic::catch_unwind(run);
+    std::ptr::null_mut()
+}
+
+fn run() {
+    let mut shadows_idle_since_ns = now_ns();
+    while !process::exiting() {
+        let Some(attached) = client::current() else {
+            client::pause(STEP);
+            continue;
+        };
+        let seen = attached.end.arbiter.orders();
+        let mut worked = false;
+        for device in 0..MAX_DEVICES {
+            if let Some(order) = due(attached, device) {
+                BUSY.store(true, Ordering::Release);
+                if !process::exiting() {
+                    carry_out(attached, device, &order);
+                }
+                BUSY.store(false, Ordering::Release);
+                worked = true;
+            }
+        }
+        if worked {
+            shadows_idle_since_ns = now_ns();
+            continue;
+        }
+        if latch::is_closed() {
+            look_after(attached);
+        } else if now_ns().saturating_sub(shadows_idle_since_ns) > tuning::KEEP_SHADOWS_NS {
+            give_shadows_back(u64::MAX);
+            shadows_idle_since_ns = now_ns();
+        } else {
+            keep_budget(attached);
+        }
+        attached.end.arbiter.wait_for_orders(seen, STEP);
+    }
+}
+
+/// An order about `device` that has not been answered.
+fn due(attached: &Attached, device: usize) -> Option<Order> {
+    let order = attached.end.arbiter.device(device)?.order()?;
+    let answer = attached.end.client.answer(device).unwrap_or_default();
+    let open = answer.number != order.number
+        || matches!(answer.state, OrderState::None | OrderState::Working);
+    open.then_some(order)
+}
+
+fn say(attached: &Attached, device: usize, number: u64, state: OrderState, reason: Reason) {
+    if let Some(want) = attached.end.client.want(device) {
+        want.answer(Answer {
+            number,
+            state,
+            reason,
+        });
+        if state != OrderState::Working {
+            attached.end.ring();
+        }
+    }
+}
+
+fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
+    let number = order.number;
+    say(attached, device, number, OrderState::Working, Reason::None);
+    // A later order replaces this one.
+    let given_up = || {
+        attached
+            .end
+            .arbiter
+            .device(device)
+            .and_then(channel::DeviceGrant::order)
+            .is_some_and(|now| now.number != number)
+            || !client::current().is_some_and(|now| std::ptr::eq(now, attached))
+    };
+    let outcome = match order.verb {
+        Verb::Evict => quiet(order.deadline_mono_ns, &given_up)
+            .map_or_else(Outcome::Refused, |()| engine::evict(device)),
+        Verb::Restore => engine::restore(device, order.deadline_mono_ns, &given_up),
+        Verb::Fit => quiet(order.deadline_mono_ns, &given_up).map_or_else(Outcome::Refused, |()| {
+            fit::fit(
+                device,
+                order.resident_target_bytes,
+                order.deadline_mono_ns,
+                &given_up,
+            )
+        }),
+    };
+    let out = engine::anything_out();
+    if !out {
+        latch::open();
+    }
+    let (state, reason) = match outcome {
+        Outcome::Done if order.verb == Verb::Evict => (OrderState::Evicted, Reason::None),
+        Outcome::Done if engine::anything_on_host(device) => (OrderState::Partly, Reason::None),
+        Outcome::Done => (OrderState::Resident, Reason::None),
+        Outcome::Refused(reason) => (OrderState::Refused, reason),
+        Outcome::Failed(reason, status) => {
+            if out {
+                latch::fail(status);
+            }
+            (OrderState::Failed, reason)
+        }
+    };
+    say(attached, device, number, state, reason);
+}
+
+/// Nothing is under way on the devices, and no thread of the program is in a call that could change that. On an error the latch is
+/// as it was before.
+fn quiet(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(), Reason> {
+    if latch::is_closed() {
+        return Ok(());
+    }
+    if capture::any() {
+        return Err(Reason::Capturing);
+    }
+    engine::drain(deadline_ns, given_up)?;
+    if !latch::close(deadline_ns) {
+        return Err(Reason::NotDrained);
+    }
+    let quiet = if capture::any() {
+        Err(Reason::Capturing)
+    } else {
+        engine::drain(deadline_ns, given_up)
+    };
+    quiet.inspect_err(|_| latch::open())
+}
+
+/// With memory out: whether there still is somebody who will have it brought back.
+fn look_after(attached: &'static Attached) {
+    let now = now_ns();
+    let lost = attached.look_after(now);
+    if !client::current().is_some_and(|now| std::ptr::eq(now, attached)) {
+        return; // a new arbiter
+    }
+    let silent = now.saturating_sub(attached.end.arbiter.heartbeat_mono_ns()) > SILENCE_NS;
+    if !lost && !silent {
+        return;
+    }
+    match attached.on_loss {
+        OnLoss::Freeze => {}
+        OnLoss::Closed if lost => latch::fail(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
+        OnLoss::Closed => {}
+        OnLoss::Open if lost && now.saturating_sub(attached.lost_at_ns()) < GRACE_NS => {}
+        OnLoss::Open => alone(attached),
+    }
+}
+
+/// Brings everything back without an order.
+fn alone(attached: &'static Attached) {
+    BUSY.store(true, Ordering::Release);
+    let until_ns = now_ns() + tuning::ALONE.as_nanos() as u64; // CAST: half a minute.
+    // An arbiter that has come meanwhile is to decide.
+    let given_up = || {
+        let now = now_ns();
+        attached.look_after(now);
+        !client::current().is_some_and(|now| std::ptr::eq(now, attached))
+    };
+    for device in 0..MAX_DEVICES {
+        if let Outcome::Refused(Reason::DeviceMemory) | Outcome::Failed(..) =
+            engine::restore(device, until_ns, &given_up)
+            && !given_up()
+        {
+            // Asked for again at the next look; until then nobody waits for what may not come.
+            latch::fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+    }
+    if !engine::anything_out() {
+        latch::open();
+    }
+    BUSY.store(false, Ordering::Release);
+}
+
+/// Host copies beyond the budget go.
+fn keep_budget(attached: &Attached) {
+    let budget = attached.end.arbiter.host_budget_bytes();
+    let held = piece::with(|pieces| pieces.host_bytes());
+    if held > budget {
+        give_shadows_back(held - budget);
+    }
+}
+
+/// Gives shadows of what is on its device back, until `bytes` are.
+fn give_shadows_back(bytes: u64) {
+    let mut left = bytes;
+    let gone: Vec<_> = piece::with(|pieces| {
+        let mut gone = Vec::new();
+        for piece in pieces.all.values_mut() {
+            if left == 0 || piece.place == piece::Place::Out {
+                continue;
+            }
+            if let Some(shadow) = piece.shadow.take() {
+                left = left.saturating_sub(piece.bytes);
+                gone.push(shadow);
+            }
+        }
+        if !gone.is_empty() {
+            for device in 0..MAX_DEVICES {
+                pieces.publish(device);
+            }
+        }
+        gone
+    });
+    // The driver's calls for it, not under the lock.
+    drop(gone);
+}

@@ -1,0 +1,732 @@
+//! Arenas: `cuMemAlloc` out of reserved addresses and few physical handles.
+//!
+//! One arena per context. It reserves twice the device's size in addresses, once; what it has mapped there are *chunks* of up to
+//! 64 MiB, each one [piece](super::piece). Blocks of up to a quarter of that share chunks; a larger block has a range of pieces of its
+//! own. Between ranges one granule of addresses stays unmapped, so that an access past the end of one still fails.
+//!
+//! Chunks grow with the arena: a new one is a quarter of what the arena has, and no smaller than the block it is for. A program of a
+//! few allocations pays for a few granules, one of many for few handles, and what lies unused is a quarter at most. Where the quota has
+//! no room for that, the chunk is as small as the block. An empty chunk is released, but for one, which goes when the quota needs it.
+//!
+//! Charged is what the device lacks: whole pieces, on the device or not.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use shim_ffi::*;
+
+use super::piece::{self, GRANULE, Mapping, Piece, Place};
+use super::ranges::Ranges;
+use super::{agent, latch, tuning};
+use crate::client::{self, now_ns};
+use crate::memory::{Meter, granules};
+use crate::thread::thread;
+use crate::{context, gate, process, real};
+
+/// Least bytes that a block takes, and what it is aligned to: as drivers do.
+const UNIT: u64 = 512;
+/// Arenas of a process; contexts beyond them get plain memory, which stays resident.
+const ARENAS: usize = 32;
+/// More than any device has.
+const MOST: u64 = 8 << 40;
+
+/// One live allocation.
+#[derive(Debug)]
+struct Block {
+    /// As the program asked for.
+    bytes: u64,
+    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
+    id: u64,
+    sync_memops: bool,
+    /// Pieces of its own, in order; none for one that lies in a shared chunk.
+    pieces: Vec<u64>,
+}
+
+/// A chunk that blocks share.
+#[derive(Debug)]
+struct Chunk {
+    bytes: u64,
+    used_bytes: u64,
+    piece: u64,
+}
+
+#[derive(Default, Debug)]
+struct Inner {
+    /// Addresses where nothing is mapped.
+    space: Ranges,
+    /// Free parts of chunks.
+    free: Ranges,
+    blocks: BTreeMap<u64, Block>,
+    chunks: BTreeMap<u64, Chunk>,
+    /// An empty chunk that is kept, by its start.
+    spare: Option<u64>,
+    /// Bytes of all chunks.
+    chunk_bytes: u64,
+}
+
+/// Memory of one context.
+#[derive(Debug)]
+struct Arena {
+    context: usize,
+    /// Device index of the pages.
+    device: usize,
+    ordinal: i32,
+    base: u64,
+    bytes: u64,
+    inner: Mutex<Inner>,
+    dead: AtomicBool,
+}
+
+/// Arenas that were made; never freed, because threads may be looking at them.
+static TABLE: [AtomicPtr<Arena>; ARENAS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ARENAS];
+/// Number of the next allocation, for `BUFFER_ID`: far from the driver's own numbers.
+static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1 << 48);
+
+/// Arenas of live contexts.
+fn arenas() -> impl Iterator<Item = &'static Arena> {
+    TABLE
+        .iter()
+        .filter_map(|slot| {
+            // SAFETY: null, or leaked by `make` and never freed.
+            unsafe { slot.load(Ordering::Acquire).as_ref() }
+        })
+        .filter(|arena| !arena.dead.load(Ordering::Acquire))
+}
+
+/// What is known of an allocation, for reports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+    pub(super) id: u64,
+    pub(super) sync_memops: bool,
+    pub(super) context: usize,
+    pub(super) ordinal: i32,
+}
+
+/// Why no memory was had.
+enum Short {
+    /// The program is to be told this.
+    Refused(CUresult),
+    /// The quota has room for so many bytes, the device has none now.
+    Device(u64),
+}
+
+/// The arena that an address belongs to, whether anything is there or not.
+fn at(address: u64) -> Option<&'static Arena> {
+    arenas().find(|arena| address.wrapping_sub(arena.base) < arena.bytes)
+}
+
+/// Whether an address is one of an arena's.
+pub(crate) fn owns(address: u64) -> bool {
+    super::active() && at(address).is_some()
+}
+
+/// The allocation that an address lies in.
+pub(super) fn known(address: u64) -> Option<Known> {
+    let arena = at(address)?;
+    let inner = arena.inner();
+    let (start, block) = inner.blocks.range(..=address).next_back()?;
+    (address - start < block.bytes).then_some(Known {
+        start: *start,
+        bytes: block.bytes,
+        id: block.id,
+        sync_memops: block.sync_memops,
+        context: arena.context,
+        ordinal: arena.ordinal,
+    })
+}
+
+/// Notes `SYNC_MEMOPS` of the allocation that an address lies in.
+pub(super) fn note_sync_memops(address: u64, on: bool) {
+    if let Some(arena) = at(address)
+        && let Some((_, block)) = arena.inner().blocks.range_mut(..=address).next_back()
+    {
+        block.sync_memops = on;
+    }
+}
+
+/// Bytes on `device` that are charged and that nobody lies in: the next allocations get them.
+pub(crate) fn spare_bytes(device: usize) -> u64 {
+    let of = |arena: &Arena| {
+        let inner = arena.inner();
+        let chunk = inner.spare.and_then(|start| inner.chunks.get(&start));
+        chunk.map_or(0, |chunk| chunk.bytes)
+    };
+    arenas()
+        .filter(|arena| arena.device == device)
+        .map(of)
+        .sum()
+}
+
+/// Allocates `asked` bytes for the calling thread's context. `None`: the driver is to do it, and what it gives stays resident.
+pub(crate) fn allocate(meter: &Meter, asked: u64) -> Option<Result<u64, CUresult>> {
+    if !client::current()?.end.arbiter.residency().evictable || asked == 0 {
+        return None;
+    }
+    let arena = of(meter)?;
+    Some(arena.allocate(meter, asked))
+}
+
+/// The arena of the current context, made where there is none yet.
+fn of(meter: &Meter) -> Option<&'static Arena> {
+    let (context, ordinal) = (meter.context(), thread().ordinal.get());
+    if context == 0 || ordinal < 0 {
+        return None;
+    }
+    let find = || arenas().find(|arena| arena.context == context);
+    find().or_else(|| make(meter, context, ordinal).or_else(find))
+}
+
+#[cold]
+#[inline(never)]
+fn make(meter: &Meter, context: usize, ordinal: i32) -> Option<&'static Arena> {
+    static MAKING: Mutex<()> = Mutex::new(());
+    let physical = {
+        let mut total = 0;
+        // SAFETY: valid pointer to a local.
+        let result = unsafe { real::cuDeviceTotalMem_v2(&raw mut total, CUdevice(ordinal)) };
+        result.is_ok().then_some(total as u64)?
+    };
+    // Twice the device, and a little for the gaps; less where a process has few addresses to give.
+    let mut bytes = granules(physical.saturating_mul(2)).max(64 * GRANULE);
+    let mut base = CUdeviceptr::default();
+    loop {
+        // SAFETY: valid pointer to a local; addresses alone, with nothing behind them.
+        let result = unsafe {
+            real::cuMemAddressReserve(&raw mut base, bytes as usize, 0, CUdeviceptr::default(), 0)
+        };
+        if result.is_ok() {
+            break;
+        }
+        bytes /= 2;
+        if bytes < physical / 4 || bytes < GRANULE {
+            return None;
+        }
+        bytes = granules(bytes);
+    }
+    let mut inner = Inner::default();
+    inner.space.insert(base.0, bytes);
+    let arena = Box::new(Arena {
+        context,
+        device: meter.device(),
+        ordinal,
+        base: base.0,
+        bytes,
+        inner: Mutex::new(inner),
+        dead: AtomicBool::new(false),
+    });
+    // Two threads may come at once: one of them gives its addresses back. No driver call under this lock.
+    let placed = {
+        let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let twice = arenas().any(|other| other.context == context);
+        let slot = TABLE.iter().find(|slot| {
+            // SAFETY: null, or leaked here and never freed.
+            let arena = unsafe { slot.load(Ordering::Acquire).as_ref() };
+            arena.is_none_or(|arena| arena.dead.load(Ordering::Acquire))
+        });
+        match slot {
+            Some(slot) if !twice => {
+                let arena = Box::into_raw(arena);
+                slot.store(arena, Ordering::Release);
+                // SAFETY: leaked on the line before.
+                Ok(unsafe { &*arena })
+            }
+            _ => Err(arena),
+        }
+    };
+    match placed {
+        Ok(arena) => {
+            super::note_context(ordinal, context);
+            agent::start();
+            Some(arena)
+        }
+        Err(arena) => {
+            // SAFETY: the reservation just made, which nobody has seen.
+            let _ =
+                unsafe { real::cuMemAddressFree(CUdeviceptr(arena.base), arena.bytes as usize) };
+            None
+        }
+    }
+}
+
+impl Arena {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn allocate(&'static self, meter: &Meter, asked: u64) -> Result<u64, CUresult> {
+        if asked > MOST {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let mut room: Option<Room<'_>> = None;
+        loop {
+            let pass = latch::pass()?;
+            let missing = match self.try_allocate(meter, asked) {
+                Ok(address) => return Ok(address),
+                Err(Short::Refused(status)) => return Err(status),
+                Err(Short::Device(missing)) => missing,
+            };
+            // Not inside while waiting: the arbiter may want this very job's memory out.
+            drop(pass);
+            let room = room.get_or_insert_with(|| Room::begin(meter, missing));
+            if !room.wait() {
+                return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            }
+        }
+    }
+
+    fn try_allocate(&'static self, meter: &Meter, asked: u64) -> Result<u64, Short> {
+        let bytes = asked.next_multiple_of(UNIT);
+        if bytes > tuning::chunk_bytes() / 4 {
+            return self.large(meter, asked);
+        }
+        loop {
+            if let Some(address) = self.small(asked, bytes) {
+                return Ok(address);
+            }
+            // Another thread may be faster and take what was made; then one more is made.
+            self.grow(meter, asked, bytes)?;
+        }
+    }
+
+    /// A block out of a shared chunk, if one has room.
+    #[inline]
+    fn small(&self, asked: u64, bytes: u64) -> Option<u64> {
+        let mut inner = self.inner();
+        let inner = &mut *inner;
+        let start = inner.free.take(bytes)?;
+        if let Some((at, chunk)) = inner.chunks.range_mut(..=start).next_back() {
+            chunk.used_bytes += bytes;
+            if inner.spare == Some(*at) {
+                inner.spare = None;
+            }
+        }
+        let block = Block {
+            bytes: asked,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            sync_memops: false,
+            pieces: Vec::new(),
+        };
+        inner.blocks.insert(start, block);
+        Some(start)
+    }
+
+    /// One more shared chunk, for a block of `bytes`.
+    #[cold]
+    #[inline(never)]
+    fn grow(&'static self, meter: &Meter, asked: u64, bytes: u64) -> Result<(), Short> {
+        let least = granules(bytes);
+        let best = {
+            let has = self.inner().chunk_bytes / 4;
+            let most = tuning::chunk_bytes();
+            has.next_power_of_two().clamp(GRANULE, most).max(least)
+        };
+        let mut size = best;
+        let on_device = loop {
+            match meter.try_reserve(size) {
+                Ok(()) => break true,
+                Err(_) if size > least => size = least,
+                Err(_) if self.drop_spare(meter) => {}
+                Err(over) => {
+                    if !self.overflows() {
+                        return Err(Short::Refused(meter.refuse(over, asked)));
+                    }
+                    meter.force(size);
+                    break false;
+                }
+            }
+        };
+        let made = match self.back(meter, &[size], on_device) {
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if size > least => {
+                meter.release(size - least);
+                size = least;
+                self.back(meter, &[size], on_device)
+            }
+            made => made,
+        };
+        match made {
+            Ok((start, pieces)) => {
+                let mut inner = self.inner();
+                inner.free.insert(start, size);
+                inner.chunk_bytes += size;
+                let chunk = Chunk {
+                    bytes: size,
+                    used_bytes: 0,
+                    piece: pieces.first().copied().unwrap_or(0),
+                };
+                inner.chunks.insert(start, chunk);
+                Ok(())
+            }
+            Err(status) => {
+                meter.release(size);
+                Err(short(status, size, on_device))
+            }
+        }
+    }
+
+    /// A block with pieces of its own.
+    #[cold]
+    #[inline(never)]
+    fn large(&'static self, meter: &Meter, asked: u64) -> Result<u64, Short> {
+        let bytes = granules(asked);
+        let on_device = loop {
+            match meter.try_reserve(bytes) {
+                Ok(()) => break true,
+                Err(_) if self.drop_spare(meter) => {}
+                Err(over) => {
+                    if !self.overflows() {
+                        return Err(Short::Refused(meter.refuse(over, asked)));
+                    }
+                    meter.force(bytes);
+                    break false;
+                }
+            }
+        };
+        let chunk = tuning::chunk_bytes();
+        let parts: Vec<u64> = (0..bytes.div_ceil(chunk))
+            .map(|at| chunk.min(bytes - at * chunk))
+            .collect();
+        match self.back(meter, &parts, on_device) {
+            Ok((start, pieces)) => {
+                let block = Block {
+                    bytes: asked,
+                    id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+                    sync_memops: false,
+                    pieces,
+                };
+                self.inner().blocks.insert(start, block);
+                Ok(start)
+            }
+            Err(status) => {
+                meter.release(bytes);
+                Err(short(status, bytes, on_device))
+            }
+        }
+    }
+
+    /// Whether what is beyond the quota may live in host memory.
+    fn overflows(&self) -> bool {
+        client::current().is_some_and(|attached| attached.end.arbiter.residency().overflow)
+    }
+
+    /// Takes addresses and puts physical memory behind them, a piece for each of `parts`; all or nothing.
+    fn back(
+        &self,
+        meter: &Meter,
+        parts: &[u64],
+        on_device: bool,
+    ) -> Result<(u64, Vec<u64>), CUresult> {
+        let bytes: u64 = parts.iter().sum();
+        if !on_device && !host_has_room(bytes) {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let start = self
+            .inner()
+            .space
+            .take(bytes + GRANULE)
+            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        let properties = piece::on_device(self.ordinal);
+        let access = super::engine::readers_of(self.ordinal);
+        let mut made: Vec<(u64, Piece)> = Vec::new();
+        let mut address = start;
+        let outcome = piece::quietly(|| {
+            for bytes in parts {
+                let mappings = vec![Mapping {
+                    address,
+                    access: access.clone(),
+                }];
+                let (handle, place) = if on_device {
+                    (
+                        piece::bring(*bytes, &properties, &mappings)?,
+                        Place::Resident,
+                    )
+                } else {
+                    (
+                        super::engine::bring_on_host(self.ordinal, *bytes, &mappings)?,
+                        Place::Host,
+                    )
+                };
+                let piece = Piece {
+                    bytes: *bytes,
+                    device: self.device,
+                    ordinal: self.ordinal,
+                    context: self.context,
+                    properties,
+                    handle,
+                    place,
+                    mappings,
+                    shadow: None,
+                    used: 0,
+                    stays: false,
+                    references: 0,
+                };
+                made.push((address, piece));
+                address += bytes;
+            }
+            Ok(())
+        });
+        if let Err(status) = outcome {
+            piece::quietly(|| {
+                for (_, piece) in &made {
+                    let _ = piece::dismiss(piece.handle, piece.bytes, &piece.mappings);
+                }
+            });
+            self.inner().space.insert(start, bytes + GRANULE);
+            return Err(status);
+        }
+        let device = meter.device();
+        let ids = piece::with(|pieces| {
+            let ids = made
+                .into_iter()
+                .map(|(_, piece)| pieces.add(piece))
+                .collect();
+            pieces.publish(device);
+            ids
+        });
+        Ok((start, ids))
+    }
+
+    /// Gives the kept empty chunk back; false where there is none.
+    fn drop_spare(&self, meter: &Meter) -> bool {
+        let gone = {
+            let mut inner = self.inner();
+            let spare = inner.spare.take();
+            spare.and_then(|start| inner.take_chunk(start))
+        };
+        let Some((start, chunk)) = gone else {
+            return false;
+        };
+        let bytes = self.dispose(start, chunk.bytes, &[chunk.piece]);
+        meter.release(bytes);
+        true
+    }
+
+    /// Unmaps and releases pieces that lie one after the other from `start` on; bytes that are charged no longer.
+    fn dispose(&self, start: u64, bytes: u64, ids: &[u64]) -> u64 {
+        let gone: Vec<Piece> =
+            piece::with(|pieces| ids.iter().filter_map(|id| pieces.all.remove(id)).collect());
+        let mut clean = true;
+        piece::quietly(|| {
+            for piece in &gone {
+                if piece.place != Place::Out {
+                    clean &= piece::dismiss(piece.handle, piece.bytes, &piece.mappings).is_ok();
+                }
+            }
+        });
+        let freed = gone.iter().map(|piece| piece.bytes).sum();
+        drop(gone);
+        piece::with(|pieces| pieces.publish(self.device));
+        // Addresses behind which something may still be mapped are given to nobody again.
+        if clean {
+            self.inner().space.insert(start, bytes + GRANULE);
+        }
+        freed
+    }
+}
+
+impl Inner {
+    /// Takes an empty chunk out of what is free.
+    fn take_chunk(&mut self, start: u64) -> Option<(u64, Chunk)> {
+        let bytes = self.chunks.get(&start)?.bytes;
+        if !self.free.take_at(start, bytes) {
+            return None;
+        }
+        self.chunk_bytes -= bytes;
+        self.chunks.remove(&start).map(|chunk| (start, chunk))
+    }
+
+    /// Takes a block out; what its end leaves to be disposed of: start, bytes and pieces.
+    fn remove(&mut self, address: u64) -> Option<Option<(u64, u64, Vec<u64>)>> {
+        let block = self.blocks.remove(&address)?;
+        if !block.pieces.is_empty() {
+            return Some(Some((address, granules(block.bytes), block.pieces)));
+        }
+        let bytes = block.bytes.next_multiple_of(UNIT);
+        self.free.insert(address, bytes);
+        let Some((start, chunk)) = self.chunks.range_mut(..=address).next_back() else {
+            return Some(None);
+        };
+        let start = *start;
+        chunk.used_bytes -= bytes;
+        if chunk.used_bytes != 0 {
+            return Some(None);
+        }
+        if self.spare.is_none() {
+            self.spare = Some(start);
+            return Some(None);
+        }
+        let gone = self.take_chunk(start);
+        Some(gone.map(|(start, chunk)| (start, chunk.bytes, vec![chunk.piece])))
+    }
+}
+
+fn short(status: CUresult, bytes: u64, on_device: bool) -> Short {
+    if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY && on_device {
+        Short::Device(bytes)
+    } else {
+        Short::Refused(status)
+    }
+}
+
+/// Whether the host budget has room for `bytes` more.
+fn host_has_room(bytes: u64) -> bool {
+    client::current().is_some_and(|attached| {
+        let held = piece::with(|pieces| pieces.host_bytes());
+        held.saturating_add(bytes) <= attached.end.arbiter.host_budget_bytes()
+    })
+}
+
+/// `cuMemFree` of an address of an arena; `None`: it is none.
+pub(crate) fn free(address: u64) -> Option<CUresult> {
+    if !super::active() {
+        return None;
+    }
+    let arena = at(address)?;
+    Some(arena.free(address).err().unwrap_or_default())
+}
+
+impl Arena {
+    fn free(&self, address: u64) -> Result<(), CUresult> {
+        if !self.inner().blocks.contains_key(&address) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if process::exiting() {
+            return Ok(());
+        }
+        // As the driver's own: nothing that was submitted before may still use it when somebody else is given the place.
+        self.synchronize()?;
+        let _pass = latch::pass()?;
+        let outcome = self.inner().remove(address);
+        match outcome {
+            None => Err(CUresult::CUDA_ERROR_INVALID_VALUE), // another thread was faster
+            Some(None) => Ok(()),
+            Some(Some((start, bytes, pieces))) => {
+                let freed = self.dispose(start, bytes, &pieces);
+                if let Some(meter) = Meter::on(self.device) {
+                    meter.release(freed);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits for the context, as a free does.
+    fn synchronize(&self) -> Result<(), CUresult> {
+        let thread = thread();
+        gate::before_sync();
+        if let Some(attached) = client::current() {
+            context::refresh(thread, attached);
+        }
+        let same = thread.context.get() == self.context || thread.context.get() == 0;
+        // SAFETY: the context is alive: it has memory of which the program knows. Put back on the same thread.
+        let result = unsafe {
+            if same {
+                real::cuCtxSynchronize()
+            } else {
+                let context = CUcontext(std::ptr::with_exposed_provenance_mut(self.context));
+                let pushed = real::cuCtxPushCurrent_v2(context);
+                if !pushed.is_ok() {
+                    return Err(pushed);
+                }
+                let result = real::cuCtxSynchronize();
+                let mut popped = CUcontext::NULL;
+                let _ = real::cuCtxPopCurrent_v2(&raw mut popped);
+                result
+            }
+        };
+        if result.is_ok() { Ok(()) } else { Err(result) }
+    }
+}
+
+/// After a context has gone: everything in its arena is gone, as with plain memory. Inside the latch.
+pub(crate) fn context_died(context: usize) {
+    if !super::active() {
+        return;
+    }
+    for arena in arenas().filter(|arena| arena.context == context) {
+        if arena.dead.swap(true, Ordering::AcqRel) {
+            continue;
+        }
+        let inner = std::mem::take(&mut *arena.inner());
+        let of_chunks = inner.chunks.values().map(|chunk| chunk.piece);
+        let of_blocks = inner
+            .blocks
+            .values()
+            .flat_map(|block| block.pieces.iter().copied());
+        let ids: Vec<u64> = of_chunks.chain(of_blocks).collect();
+        piece::with(|pieces| {
+            for piece in pieces.all.values_mut() {
+                if piece.context == context
+                    && let Some(shadow) = &mut piece.shadow
+                {
+                    shadow.unpinned();
+                }
+            }
+        });
+        let freed = arena.dispose(arena.base, 0, &ids);
+        if let Some(meter) = Meter::on(arena.device) {
+            meter.release(freed);
+        }
+        // SAFETY: the arena's own reservation, with nothing mapped in it any more; the driver refuses otherwise.
+        let _ = unsafe { real::cuMemAddressFree(CUdeviceptr(arena.base), arena.bytes as usize) };
+    }
+    super::engine::context_died(context);
+}
+
+/// Makes a call of the program's that takes `bytes` of a device's memory, which the quota allows, again and again while the device has
+/// none: another tenant's may be about to leave.
+pub(crate) fn patiently(meter: &Meter, bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
+    let mut room: Option<Room<'_>> = None;
+    loop {
+        let result = call();
+        if result != CUresult::CUDA_ERROR_OUT_OF_MEMORY || !super::active() {
+            return result;
+        }
+        if !room.get_or_insert_with(|| Room::begin(meter, bytes)).wait() {
+            return result;
+        }
+    }
+}
+
+/// A thread that waits for device memory, told to the arbiter.
+struct Room<'a> {
+    meter: &'a Meter,
+    bytes: u64,
+    until_ns: u64,
+}
+
+impl<'a> Room<'a> {
+    fn begin(meter: &'a Meter, bytes: u64) -> Self {
+        let end = &meter.attached().end;
+        if let Some(want) = end.client.want(meter.device()) {
+            want.begin_room(bytes);
+            end.ring();
+        }
+        Self {
+            meter,
+            bytes,
+            until_ns: now_ns() + tuning::ROOM.as_nanos() as u64, // CAST: ten seconds.
+        }
+    }
+
+    /// Pauses before the next try; false where there is to be none.
+    fn wait(&self) -> bool {
+        let now = now_ns();
+        let same = client::current().is_some_and(|now| std::ptr::eq(now, self.meter.attached()));
+        if now > self.until_ns || process::exiting() || !same || self.meter.attached().is_lost() {
+            return false;
+        }
+        client::pause(std::time::Duration::from_millis(1));
+        true
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if let Some(want) = self.meter.attached().end.client.want(self.meter.device()) {
+            want.end_room(self.bytes);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Fitting a job into fewer bytes of its device (AntMan, OSDI 2020): pieces change between device and host memory, at the same address.
+//!
+//! A piece is copied to new memory that is mapped at an address of ours for the moment; when all of it is there the two change places.
+//! Until then nothing is lost: whatever goes wrong, the piece is where it was. Who is asked to go is what was used least recently; that is a
+//! guess about cost and never about need, since what lies in host memory can be used all the same, only slower.
+
+use channel::Reason;
+use shim_ffi::*;
+
+use super::engine::{self, Outcome, Step, Stopped};
+use super::piece::{self, Mapping, Place};
+use crate::client::{self, now_ns};
+use crate::{capture, real};
+
+/// Brings `device` to `target_bytes` of what can be moved: the most recently used is on the device, the rest in host memory.
+pub(super) fn fit(
+    device: usize,
+    target_bytes: u64,
+    deadline_ns: u64,
+    given_up: &dyn Fn() -> bool,
+) -> Outcome {
+    // What has left altogether comes back first: it is used from here on.
+    if engine::out_bytes(device) != 0 {
+        let outcome = engine::restore(device, deadline_ns, given_up);
+        if outcome != Outcome::Done {
+            return outcome;
+        }
+    }
+    let moved = capture::relaxed(|| {
+        shrink(device, target_bytes, deadline_ns, given_up)?;
+        grow(device, target_bytes, deadline_ns, given_up)
+    });
+    piece::with(|pieces| pieces.publish(device));
+    match moved {
+        Ok(()) => Outcome::Done,
+        // Everything is usable where it is: that is never a failure of the job.
+        Err(stopped) => Outcome::Refused(stopped.reason),
+    }
+}
+
+fn resident_bytes(device: usize) -> u64 {
+    piece::with(|pieces| {
+        let on = pieces
+            .all
+            .values()
+            .filter(|piece| piece.device == device && piece.on_device() && piece.moves());
+        on.map(|piece| piece.bytes).sum()
+    })
+}
+
+fn stopped(reason: Reason) -> Stopped {
+    Stopped {
+        reason,
+        status: CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+    }
+}
+
+fn shrink(
+    device: usize,
+    target_bytes: u64,
+    deadline_ns: u64,
+    given_up: &dyn Fn() -> bool,
+) -> Step<()> {
+    let budget = client::current().map_or(0, |attached| attached.end.arbiter.host_budget_bytes());
+    let mut resident = resident_bytes(device);
+    let chosen: Vec<u64> = engine::in_place(device, Place::Resident)
+        .into_iter()
+        .take_while(|id| {
+            let go = resident > target_bytes;
+            let bytes = piece::with(|pieces| pieces.all.get(id).map_or(0, |piece| piece.bytes));
+            resident = resident.saturating_sub(if go { bytes } else { 0 });
+            go
+        })
+        .collect();
+    // Before anything moves: whether the host has room for all of it. Its shadows are room that it has already.
+    let (needed, held) = piece::with(|pieces| {
+        let of = |id: &u64| {
+            pieces
+                .all
+                .get(id)
+                .filter(|piece| piece.shadow.is_none())
+                .map_or(0, |piece| piece.bytes)
+        };
+        (chosen.iter().map(of).sum::<u64>(), pieces.host_bytes())
+    });
+    if held.saturating_add(needed) > budget {
+        return Err(stopped(Reason::HostBudget));
+    }
+    if super::shadow::host_available_bytes().is_some_and(|available| needed > available) {
+        return Err(stopped(Reason::HostMemory));
+    }
+    for id in chosen {
+        if now_ns() > deadline_ns || given_up() {
+            return Err(stopped(Reason::NotDrained));
+        }
+        let shadow = piece::with(|pieces| pieces.all.get_mut(&id)?.shadow.take());
+        drop(shadow);
+        relocate(id, Place::Host).map_err(|stop| match stop.reason {
+            Reason::DeviceMemory => stopped(Reason::HostMemory),
+            _ => stop,
+        })?;
+    }
+    Ok(())
+}
+
+fn grow(
+    device: usize,
+    target_bytes: u64,
+    deadline_ns: u64,
+    given_up: &dyn Fn() -> bool,
+) -> Step<()> {
+    let mut resident = resident_bytes(device);
+    for id in engine::in_place(device, Place::Host).into_iter().rev() {
+        let bytes = piece::with(|pieces| pieces.all.get(&id).map_or(0, |piece| piece.bytes));
+        if resident.saturating_add(bytes) > target_bytes {
+            continue;
+        }
+        if now_ns() > deadline_ns || given_up() {
+            return Err(stopped(Reason::NotDrained));
+        }
+        relocate(id, Place::Resident)?;
+        resident += bytes;
+    }
+    Ok(())
+}
+
+/// Moves one piece between device and host memory.
+fn relocate(id: u64, to: Place) -> Step<()> {
+    let of = engine::look_at(id)?;
+    let lanes = engine::enter(of.context)?;
+    let mut aside = CUdeviceptr::default();
+    // SAFETY: valid pointer to a local; addresses alone.
+    engine::done(unsafe {
+        real::cuMemAddressReserve(&raw mut aside, of.bytes as usize, 0, CUdeviceptr(0), 0)
+    })?;
+    let meanwhile = Mapping {
+        address: aside.0,
+        access: of
+            .mappings
+            .first()
+            .map_or_else(Vec::new, |mapping| mapping.access.clone()),
+    };
+    let outcome = exchange(&of, id, to, &meanwhile, lanes);
+    // SAFETY: reserved above, and nothing is mapped there any more.
+    let _ = unsafe { real::cuMemAddressFree(aside, of.bytes as usize) };
+    outcome
+}
+
+fn exchange(
+    of: &engine::Move,
+    id: u64,
+    to: Place,
+    meanwhile: &Mapping,
+    lanes: engine::Lanes,
+) -> Step<()> {
+    let aside = std::slice::from_ref(meanwhile);
+    let handle = match to {
+        Place::Host => engine::bring_on_host(of.ordinal, of.bytes, aside),
+        _ => piece::bring(of.bytes, &of.properties, aside),
+    }
+    .map_err(Stopped::by)?;
+    // SAFETY: both are mapped for the device, whose work is done, and do not overlap.
+    let copied = engine::done(unsafe {
+        real::cuMemcpyDtoDAsync_v2(
+            CUdeviceptr(meanwhile.address),
+            CUdeviceptr(of.address),
+            of.bytes as usize,
+            lanes.out,
+        )
+    })
+    .and_then(|()| engine::settle(lanes.out, of.bytes));
+    if let Err(stop) = copied {
+        let _ = piece::dismiss(handle, of.bytes, aside);
+        return Err(stop);
+    }
+    // From here on the contents are in both.
+    if let Err(status) = piece::unmap(meanwhile.address, of.bytes) {
+        let _ = piece::release(handle);
+        return Err(Stopped::by(status));
+    }
+    for (at, mapping) in of.mappings.iter().enumerate() {
+        let mapped = piece::unmap(mapping.address, of.bytes).and_then(|()| {
+            piece::map(handle, of.bytes, mapping).inspect_err(|_| {
+                let _ = piece::map(of.handle, of.bytes, mapping);
+            })
+        });
+        if let Err(status) = mapped {
+            for done in of.mappings.iter().take(at) {
+                let _ = piece::unmap(done.address, of.bytes);
+                let _ = piece::map(of.handle, of.bytes, done);
+            }
+            let _ = piece::release(handle);
+            return Err(Stopped::by(status));
+        }
+    }
+    let _ = piece::release(of.handle);
+    piece::with(|pieces| {
+        let Some(piece) = pieces.all.get_mut(&id) else {
+            return;
+        };
+        (piece.handle, piece.place) = (handle, to);
+        let device = piece.device;
+        let moved = match to {
+            Place::Host => &mut pieces.moved_out_bytes,
+            _ => &mut pieces.moved_in_bytes,
+        };
+        if let Some(moved) = moved.get_mut(device) {
+            *moved += of.bytes;
+        }
+        pieces.publish(device);
+    });
+    Ok(())
+}

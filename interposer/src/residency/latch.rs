@@ -1,0 +1,184 @@
+//! The latch: calls of the program on one side, moving memory on the other.
+//!
+//! A call that may touch device memory, or whose arguments the driver checks against it, *passes*: it counts itself in on a line of
+//! its own, looks whether the latch is open, makes the driver call, and counts itself out. The agent closes the latch and waits until
+//! nobody is inside. So a thread that looked at the gate long ago and was put to sleep cannot submit work to memory that has left
+//! meanwhile. The gate alone cannot promise that.
+//!
+//! Whoever finds the latch closed waits as at the gate, in steps with a look at what else may have happened, and says so to the arbiter:
+//! a program that waits in `cuMemAlloc` wants its memory back as much as one that waits to launch. Where the memory could not be
+//! brought back the call is answered with an error.
+//!
+//! The price is two locked additions per call, in evictable tenants alone.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use shim_ffi::CUresult;
+
+use crate::client::{self, now_ns};
+use crate::process;
+use crate::thread::{Thread, thread};
+
+/// Bit of the latch's word that says "closed". The rest counts changes.
+const CLOSED: u32 = 1;
+/// TIMEOUT: how late a waiting call notices that the process is about to end or has lost its arbiter.
+const STEP: Duration = Duration::from_millis(50);
+
+static LATCH: AtomicU32 = AtomicU32::new(0);
+/// What calls are answered instead of waiting; 0: they wait.
+static FAILED: AtomicU32 = AtomicU32::new(0);
+
+const LINES: usize = 64;
+
+#[repr(align(64))]
+struct Line(AtomicU32);
+
+/// Calls inside, by thread; more threads than lines share.
+static INSIDE: [Line; LINES] = [const { Line(AtomicU32::new(0)) }; LINES];
+
+/// A call of the program inside the latch, until dropped.
+#[derive(Debug)]
+pub(crate) struct Pass(Option<&'static AtomicU32>);
+
+impl Drop for Pass {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(line) = self.0 {
+            // SYNC(latch): Release, so that the agent that finds nobody inside sees what the call has done.
+            line.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+/// Lets a call of the program in, or says what it is to be answered. Not to be asked by a thread that is inside already.
+#[inline(always)]
+pub(crate) fn pass() -> Result<Pass, CUresult> {
+    if super::active() {
+        enter()
+    } else {
+        Ok(Pass(None))
+    }
+}
+
+#[inline(never)]
+fn enter() -> Result<Pass, CUresult> {
+    let thread = thread();
+    if thread.inside.get() {
+        return Ok(Pass(None));
+    }
+    let line = line_of(thread);
+    loop {
+        // SYNC(latch): SeqCst here and in `close`. Either the agent sees us inside, or we see the latch closed.
+        line.fetch_add(1, Ordering::SeqCst);
+        let seen = LATCH.load(Ordering::SeqCst);
+        if seen & CLOSED == 0 {
+            return Ok(Pass(Some(line)));
+        }
+        line.fetch_sub(1, Ordering::Release);
+        if !wait(thread, seen)? {
+            return Ok(Pass(None));
+        }
+    }
+}
+
+fn line_of(thread: &Thread) -> &'static AtomicU32 {
+    // Fibonacci hashing of where the thread's data lies.
+    let at = (std::ptr::from_ref(thread) as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    // PANIC: the modulus is the length.
+    &INSIDE[(at >> 32) as usize % LINES].0
+}
+
+/// Waits until the latch may be open; false where there is nothing to wait for any more.
+#[cold]
+#[inline(never)]
+fn wait(thread: &Thread, mut seen: u32) -> Result<bool, CUresult> {
+    let Some(attached) = client::current() else {
+        return Ok(false);
+    };
+    let device = (thread.device_plus_one.get() as usize).saturating_sub(1);
+    let want = attached.end.client.want(device);
+    if let Some(want) = want {
+        want.begin_waiting();
+        attached.end.ring();
+    }
+    let outcome = loop {
+        let failed = FAILED.load(Ordering::Acquire);
+        if failed != 0 {
+            break Err(CUresult(failed));
+        }
+        // At exit and after a fork the attachment is gone, and so is whoever would open the latch.
+        if process::exiting() || client::current().is_none() {
+            break Ok(false);
+        }
+        let timeout = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: STEP.as_nanos() as i64, // CAST: 50 million.
+        };
+        use rustix::thread::futex;
+        let _ = futex::wait(&LATCH, futex::Flags::PRIVATE, seen, Some(&timeout));
+        seen = LATCH.load(Ordering::Acquire);
+        if seen & CLOSED == 0 {
+            break Ok(true);
+        }
+    };
+    if let Some(want) = want {
+        want.end_waiting();
+    }
+    outcome
+}
+
+/// Whether the latch is closed.
+pub(super) fn is_closed() -> bool {
+    LATCH.load(Ordering::Relaxed) & CLOSED != 0
+}
+
+/// Closes the latch and waits until nobody is inside. False, with the latch as it was, where somebody still is at `deadline_ns`.
+pub(super) fn close(deadline_ns: u64) -> bool {
+    if is_closed() {
+        return true;
+    }
+    // SYNC(latch): see `enter`.
+    LATCH.fetch_add(CLOSED, Ordering::SeqCst);
+    let mut nap = Duration::from_micros(20);
+    loop {
+        if INSIDE.iter().all(|line| line.0.load(Ordering::SeqCst) == 0) {
+            return true;
+        }
+        if now_ns() > deadline_ns || process::exiting() {
+            open();
+            return false;
+        }
+        client::pause(nap);
+        nap = (nap * 2).min(Duration::from_millis(1));
+    }
+}
+
+/// Opens the latch and wakes whoever waits.
+pub(super) fn open() {
+    FAILED.store(0, Ordering::Release);
+    if is_closed() {
+        LATCH.fetch_add(CLOSED, Ordering::SeqCst);
+        wake();
+    }
+}
+
+/// From here on calls that find the latch closed are answered `status`, until it opens.
+pub(super) fn fail(status: CUresult) {
+    FAILED.store(status.0, Ordering::Release);
+    wake();
+}
+
+fn wake() {
+    use rustix::thread::futex;
+    let _ = futex::wake(&LATCH, futex::Flags::PRIVATE, i32::MAX as u32);
+}
+
+/// In a forked child.
+pub(super) fn forget() {
+    LATCH.store(0, Ordering::Relaxed);
+    FAILED.store(0, Ordering::Relaxed);
+    for line in &INSIDE {
+        line.0.store(0, Ordering::Relaxed);
+    }
+}

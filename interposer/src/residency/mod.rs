@@ -1,0 +1,63 @@
+//! Memory that can leave the device and come back to the same address.
+//!
+//! An *evictable* tenant's `cuMemAlloc` memory lies in [`arena`]s: reserved addresses, backed by few physical handles. Each handle
+//! is a [`piece`]: the unit that moves. On the arbiter's order the [`agent`], a thread of ours, waits until the device has
+//! nothing left to do for this process, keeps the program's threads out of the driver ([`latch`]), and lets the [`engine`] copy
+//! pieces to host memory ([`shadow`]), unmap and release them; later create, map and copy back. Streams, events, graphs and pointers in
+//! the device's memory stay valid, for every address is what it was.
+//!
+//! It is all or nothing. Which buffers a kernel touches is not known to anybody outside of it (pointers lie in device memory), and
+//! one that touches an address with nothing behind it ends the context. See `docs/residency.md`.
+//!
+//! This is the one place where we keep a thread in the tenant and where a call of the program waits for a lock that is held over
+//! driver calls: the latch. Both exist in evictable tenants only.
+
+mod agent;
+mod arena;
+mod engine;
+mod fit;
+mod latch;
+mod owned;
+mod piece;
+mod ranges;
+mod report;
+mod shadow;
+mod tuning;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::client::Attached;
+
+pub(crate) use agent::stop;
+pub(crate) use arena::patiently;
+pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
+pub(crate) use engine::note_context;
+pub(crate) use latch::pass;
+pub(crate) use owned::{adopt, is_owned, noted, release, retain, translate, unmapped};
+pub(crate) use piece::overflow_bytes;
+pub(crate) use report::{address_range, attribute, attributes, set_attribute};
+
+/// Whether this process's memory can be moved. Set once, before its first context; never in a process that nobody has asked for
+/// it. What is not evictable pays one look at this word.
+pub(crate) static ACTIVE: AtomicBool = AtomicBool::new(false);
+
+/// Whether memory of this process may be movable.
+#[inline(always)]
+pub(crate) fn active() -> bool {
+    ACTIVE.load(Ordering::Relaxed)
+}
+
+/// After the first attachment: what was allocated before stays where it is, so this is said once.
+pub(crate) fn begin(attached: &Attached) {
+    if attached.end.arbiter.residency().evictable && engine::driver_can() {
+        tuning::read();
+        ACTIVE.store(true, Ordering::Release);
+    }
+}
+
+/// In a forked child: it has no device, no agent and nothing to move.
+pub(crate) fn forget() {
+    ACTIVE.store(false, Ordering::Relaxed);
+    latch::forget();
+    agent::forget();
+}

@@ -1,0 +1,272 @@
+//! Physical memory that the program makes itself (`cuMemCreate`, `cuMemMap`; expandable segments are built of it).
+//!
+//! A handle of the driver's does not survive an eviction, and its number may come back as somebody else's. So the program is given a
+//! number of ours, and every call that takes a handle gets the driver's in its place. We hold a reference of our own for as long
+//! as the program has one or anything is mapped; what is mapped where, and who may touch it, is remembered, for the driver forgets.
+//!
+//! A handle that is exported or bound to a multicast object is known elsewhere: it stays where it is from then on. One that is mapped
+//! nowhere, or where its own device has no access, cannot be copied, and stays as well.
+
+use shim_ffi::*;
+
+use super::piece::{self, Mapping, Piece, Place};
+use crate::thread::thread;
+use crate::{client, context};
+
+/// The upper half of our numbers: far from addresses and from small numbers, which is what drivers use.
+const TAG: u64 = 0x5b1e_7000_0000_0000;
+const IDS: u64 = 0x0000_0fff_ffff_ffff;
+
+fn id_of(handle: u64) -> Option<u64> {
+    (handle & !IDS == TAG).then_some(handle & IDS)
+}
+
+/// Whether a handle is a number of ours.
+pub(crate) fn is_owned(handle: u64) -> bool {
+    super::active() && id_of(handle).is_some()
+}
+
+/// After `cuMemCreate` has made `handle`: what the program is given for it.
+pub(crate) fn adopt(
+    handle: u64,
+    bytes: u64,
+    device: usize,
+    properties: &CUmemAllocationProp,
+) -> u64 {
+    let piece = Piece {
+        bytes,
+        device,
+        ordinal: properties.location.id,
+        context: 0,
+        properties: CUmemAllocationProp {
+            win32HandleMetaData: std::ptr::null_mut(),
+            ..*properties
+        },
+        handle,
+        place: Place::Resident,
+        mappings: Vec::new(),
+        shadow: None,
+        used: 0,
+        stays: false,
+        references: 1,
+    };
+    TAG | piece::with(|pieces| pieces.add(piece))
+}
+
+/// What the driver is to be told for a handle of the program's.
+fn driver_handle(handle: u64) -> u64 {
+    let Some(id) = id_of(handle) else {
+        return handle;
+    };
+    // What has been released is no handle: 0 is none of the driver's.
+    piece::with(|pieces| {
+        pieces
+            .all
+            .get(&id)
+            .filter(|piece| piece.references != 0)
+            .map_or(0, |piece| piece.handle)
+    })
+}
+
+/// The handle is known elsewhere from here on.
+fn stays(handle: u64) {
+    let Some(id) = id_of(handle) else {
+        return;
+    };
+    let shadow = piece::with(|pieces| {
+        let piece = pieces.all.get_mut(&id)?;
+        piece.stays = true;
+        let (device, shadow) = (piece.device, piece.shadow.take());
+        pieces.publish(device);
+        shadow
+    });
+    drop(shadow);
+}
+
+/// Gives a piece that nobody holds any more back to the driver. Inside the latch.
+fn drop_if_unheld(id: u64) {
+    let gone = piece::with(|pieces| {
+        let unheld = |piece: &Piece| piece.references == 0 && piece.mappings.is_empty();
+        if !pieces.all.get(&id).is_some_and(unheld) {
+            return None;
+        }
+        let piece = pieces.all.remove(&id);
+        if let Some(piece) = &piece {
+            pieces.publish(piece.device);
+        }
+        piece
+    });
+    if let Some(piece) = gone {
+        let _ = piece::release(piece.handle);
+    }
+}
+
+/// `cuMemRelease` of a handle of ours. Inside the latch.
+pub(crate) fn release(handle: u64) -> CUresult {
+    let Some(id) = id_of(handle) else {
+        return CUresult::CUDA_ERROR_INVALID_VALUE;
+    };
+    let known = piece::with(|pieces| {
+        let piece = pieces.all.get_mut(&id)?;
+        piece.references = piece.references.checked_sub(1)?;
+        Some(())
+    });
+    if known.is_none() {
+        return CUresult::CUDA_ERROR_INVALID_VALUE;
+    }
+    drop_if_unheld(id);
+    CUresult::CUDA_SUCCESS
+}
+
+/// After `cuMemMap` of a handle of ours.
+fn mapped(address: u64, handle: u64) {
+    let Some(id) = id_of(handle) else {
+        return;
+    };
+    let thread = thread();
+    if let Some(attached) = client::current() {
+        context::refresh(thread, attached);
+    }
+    let here = (thread.context.get(), thread.ordinal.get());
+    piece::with(|pieces| {
+        let Some(piece) = pieces.all.get_mut(&id) else {
+            return;
+        };
+        piece.mappings.push(Mapping {
+            address,
+            access: Vec::new(),
+        });
+        if piece.context == 0 {
+            piece.context = if here.1 == piece.ordinal && here.0 != 0 {
+                here.0
+            } else {
+                super::engine::any_context(piece.ordinal)
+            };
+        }
+    });
+}
+
+/// After `cuMemUnmap` of a range, which is made of whole mappings. Inside the latch.
+pub(crate) fn unmapped(start: u64, end: u64) {
+    let touched: Vec<u64> = piece::with(|pieces| {
+        let mut touched = Vec::new();
+        let mut devices = Vec::new();
+        for (id, piece) in &mut pieces.all {
+            let before = piece.mappings.len();
+            piece
+                .mappings
+                .retain(|mapping| !(start..end).contains(&mapping.address));
+            if piece.mappings.len() != before {
+                touched.push(*id);
+                devices.push(piece.device);
+            }
+        }
+        for device in devices {
+            pieces.publish(device);
+        }
+        touched
+    });
+    touched.into_iter().for_each(drop_if_unheld);
+}
+
+/// After `cuMemSetAccess` of a range.
+///
+/// # Safety
+/// `list` points to `count` descriptors.
+unsafe fn accessible(start: u64, bytes: u64, list: *const CUmemAccessDesc, count: usize) {
+    // SAFETY: the caller's promise.
+    let list = unsafe { std::slice::from_raw_parts(list, count) };
+    let end = start.saturating_add(bytes);
+    piece::with(|pieces| {
+        let mut devices = Vec::new();
+        for piece in pieces.all.values_mut() {
+            for mapping in &mut piece.mappings {
+                if !(start..end).contains(&mapping.address) {
+                    continue;
+                }
+                for one in list {
+                    mapping.access.retain(|known| {
+                        (known.location.r#type, known.location.id)
+                            != (one.location.r#type, one.location.id)
+                    });
+                    if one.flags != CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE {
+                        mapping.access.push(*one);
+                    }
+                }
+                if !devices.contains(&piece.device) {
+                    devices.push(piece.device);
+                }
+            }
+        }
+        for device in devices {
+            pieces.publish(device);
+        }
+    });
+    super::agent::start();
+}
+
+/// `cuMemRetainAllocationHandle` of an address where a piece of the program's is mapped: its number, with one more reference.
+pub(crate) fn retain(address: u64) -> Option<u64> {
+    piece::with(|pieces| {
+        let (id, piece) = pieces.all.iter_mut().find(|(_, piece)| {
+            piece
+                .mappings
+                .iter()
+                .any(|mapping| address.wrapping_sub(mapping.address) < piece.bytes)
+        })?;
+        piece.references += 1;
+        Some(TAG | id)
+    })
+}
+
+/// Puts the driver's handles where the program has said ours: in the words of a call that takes one.
+pub(crate) fn translate(symbol: Symbol, words: &mut [usize]) {
+    let at = match symbol {
+        Symbol::cuMemMap => 3,
+        Symbol::cuMemExportToShareableHandle | Symbol::cuMemGetAllocationPropertiesFromHandle => 1,
+        Symbol::cuMulticastBindMem => 2,
+        Symbol::cuMulticastBindMem_v2 | Symbol::cuLogicalEndpointBindMem => 3,
+        _ => return,
+    };
+    if let Some(word) = words.get_mut(at)
+        && id_of(*word as u64).is_some()
+    {
+        *word = driver_handle(*word as u64) as usize;
+    }
+}
+
+/// After a call of the program's that has succeeded, with the words that the program said.
+pub(crate) fn noted(symbol: Symbol, words: &[usize]) {
+    let word = |at: usize| words.get(at).copied().unwrap_or(0);
+    match symbol {
+        Symbol::cuMemMap => mapped(word(0) as u64, word(3) as u64),
+        Symbol::cuMemSetAccess => {
+            // SAFETY: the driver has just read as many descriptors there.
+            unsafe { accessible(word(0) as u64, word(1) as u64, word(2) as *const _, word(3)) };
+        }
+        Symbol::cuMemExportToShareableHandle => stays(word(1) as u64),
+        Symbol::cuMulticastBindMem => stays(word(2) as u64),
+        Symbol::cuMulticastBindMem_v2 | Symbol::cuLogicalEndpointBindMem => stays(word(3) as u64),
+        Symbol::cuMulticastBindAddr => stays_at(word(2) as u64),
+        Symbol::cuMulticastBindAddr_v2 => stays_at(word(3) as u64),
+        Symbol::cuMemGetHandleForAddressRange => stays_at(word(1) as u64),
+        _ => {}
+    }
+}
+
+/// What is mapped at an address is known elsewhere from here on, an arena's piece included.
+fn stays_at(address: u64) {
+    let id = piece::with(|pieces| {
+        let mut all = pieces.all.iter();
+        let found = all.find(|(_, piece)| {
+            piece
+                .mappings
+                .iter()
+                .any(|mapping| address.wrapping_sub(mapping.address) < piece.bytes)
+        });
+        found.map(|(id, _)| *id)
+    });
+    if let Some(id) = id {
+        stays(TAG | id);
+    }
+}

@@ -1,0 +1,309 @@
+//! Pieces: physical handles of ours, where they are, and where they are mapped.
+//!
+//! The state machine of a piece:
+//!
+//! ```text
+//!   Resident ──copy to its shadow──► CopyingOut ──unmap, release──► Out
+//!      ▲                                                             │
+//!      └──copied back── CopyingIn ◄──create, map, set access─────────┘
+//!   Resident ◄──────► Host   (the same address, backed by host memory that the device reaches: overflow)
+//! ```
+//!
+//! A piece is changed by one thread at a time: by the program's while the latch is open (it allocates, frees, maps), by the agent while
+//! it is closed. The table's lock is held for look-ups and changes of state, never over a driver call.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use channel::{Footprint, MAX_DEVICES};
+use shim_ffi::*;
+
+use super::shadow::Shadow;
+use crate::client;
+use crate::{capture, real};
+
+pub(super) use crate::memory::GRANULE;
+
+/// Where a piece's bytes are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// On its device.
+    Resident,
+    /// On its device, on the way into its shadow.
+    CopyingOut,
+    /// In its shadow. There is no physical handle, and nothing is mapped.
+    Out,
+    /// Mapped again, on the way back from its shadow.
+    CopyingIn,
+    /// In host memory, mapped at its address.
+    Host,
+}
+
+/// One place where a piece is mapped.
+#[derive(Clone, Debug)]
+pub(super) struct Mapping {
+    pub(super) address: u64,
+    pub(super) access: Vec<CUmemAccessDesc>,
+}
+
+/// One physical handle.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) bytes: u64,
+    /// Device index of the pages.
+    pub(super) device: usize,
+    /// The driver's ordinal of it.
+    pub(super) ordinal: i32,
+    /// A context whose streams copy it; 0: none is known.
+    pub(super) context: usize,
+    pub(super) properties: CUmemAllocationProp,
+    /// The driver's handle, of which we hold a reference while there is one.
+    pub(super) handle: u64,
+    pub(super) place: Place,
+    pub(super) mappings: Vec<Mapping>,
+    pub(super) shadow: Option<Shadow>,
+    /// When it was last used, as far as we know: larger is later.
+    pub(super) used: u64,
+    /// It is known elsewhere: it stays where it is.
+    pub(super) stays: bool,
+    /// References that the program has, for what it has made itself.
+    pub(super) references: u64,
+}
+
+// SAFETY: the only pointer in it (`properties.win32HandleMetaData`) is the program's and never followed.
+unsafe impl Send for Piece {}
+
+impl Piece {
+    /// Whether it can be moved.
+    pub(super) fn moves(&self) -> bool {
+        !self.stays
+            && self.context != 0
+            && self.mappings.first().is_some_and(|mapping| {
+                mapping.access.iter().any(|one| {
+                    one.location.r#type == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE
+                        && one.location.id == self.ordinal
+                        && one.flags == CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                })
+            })
+    }
+
+    /// Whether its bytes are on the device.
+    pub(super) fn on_device(&self) -> bool {
+        matches!(
+            self.place,
+            Place::Resident | Place::CopyingOut | Place::CopyingIn
+        )
+    }
+
+    /// Where it is copied from and to.
+    pub(super) fn address(&self) -> u64 {
+        self.mappings.first().map_or(0, |mapping| mapping.address)
+    }
+}
+
+/// All pieces of the process.
+#[derive(Default)]
+pub(super) struct Pieces {
+    pub(super) all: BTreeMap<u64, Piece>,
+    next: u64,
+    clock: u64,
+    pub(super) moved_out_bytes: [u64; MAX_DEVICES],
+    pub(super) moved_in_bytes: [u64; MAX_DEVICES],
+}
+
+static PIECES: Mutex<Option<Pieces>> = Mutex::new(None);
+/// Bytes charged to the tenant that lie in host memory, by device.
+static OVERFLOW: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
+
+/// Looks at the pieces, or changes them.
+pub(super) fn with<T>(act: impl FnOnce(&mut Pieces) -> T) -> T {
+    act(PIECES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get_or_insert_with(Pieces::default))
+}
+
+/// Bytes on `device` that the tenant is charged for and that lie in host memory instead.
+#[inline]
+pub(crate) fn overflow_bytes(device: usize) -> u64 {
+    OVERFLOW
+        .get(device)
+        .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+}
+
+impl Pieces {
+    /// Makes a piece known.
+    pub(super) fn add(&mut self, piece: Piece) -> u64 {
+        self.next += 1;
+        let id = self.next;
+        let used = self.tick();
+        self.all.insert(id, Piece { used, ..piece });
+        id
+    }
+
+    /// The next moment, for [`Piece::used`].
+    pub(super) fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// Tells the arbiter where the memory of `device` is.
+    pub(super) fn publish(&self, device: usize) {
+        let mut footprint = Footprint {
+            moved_out_bytes: self.moved_out_bytes.get(device).copied().unwrap_or(0),
+            moved_in_bytes: self.moved_in_bytes.get(device).copied().unwrap_or(0),
+            ..Footprint::default()
+        };
+        let mut overflow = 0;
+        for piece in self.all.values().filter(|piece| piece.device == device) {
+            if piece.moves() {
+                footprint.evictable_bytes += piece.bytes;
+                if piece.on_device() {
+                    footprint.resident_bytes += piece.bytes;
+                }
+            }
+            if piece.place == Place::Host {
+                overflow += piece.bytes;
+                footprint.host_bytes += piece.bytes;
+            }
+            if piece.shadow.is_some() {
+                footprint.host_bytes += piece.bytes;
+            }
+        }
+        if let Some(word) = OVERFLOW.get(device) {
+            word.store(overflow, Ordering::Relaxed);
+        }
+        if let Some(want) = client::current().and_then(|attached| attached.end.client.want(device))
+        {
+            want.set_footprint(&footprint);
+        }
+    }
+
+    /// Host memory held, in bytes.
+    pub(super) fn host_bytes(&self) -> u64 {
+        let held = self.all.values().map(|piece| {
+            let host = if piece.place == Place::Host {
+                piece.bytes
+            } else {
+                0
+            };
+            host + piece.shadow.as_ref().map_or(0, |_| piece.bytes)
+        });
+        held.sum()
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The driver's calls
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn done(result: CUresult) -> Result<(), CUresult> {
+    if result.is_ok() { Ok(()) } else { Err(result) }
+}
+
+/// Physical memory of a device, for arenas.
+pub(super) fn on_device(ordinal: i32) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        r#type: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        location: CUmemLocation {
+            r#type: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: ordinal,
+        },
+        ..CUmemAllocationProp::default()
+    }
+}
+
+/// Full access from one device.
+pub(super) fn access_from(ordinal: i32) -> CUmemAccessDesc {
+    CUmemAccessDesc {
+        location: CUmemLocation {
+            r#type: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: ordinal,
+        },
+        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    }
+}
+
+/// `cuMemCreate`.
+pub(super) fn create(bytes: u64, properties: &CUmemAllocationProp) -> Result<u64, CUresult> {
+    let mut handle = CUmemGenericAllocationHandle::default();
+    // SAFETY: valid pointers to a local and to properties that outlive the call.
+    done(unsafe { real::cuMemCreate(&raw mut handle, bytes as usize, properties, 0) })?;
+    Ok(handle.0)
+}
+
+/// Maps a handle and sets access; undone where the second fails.
+pub(super) fn map(handle: u64, bytes: u64, mapping: &Mapping) -> Result<(), CUresult> {
+    // SAFETY: an address range reserved for this, on which nothing is mapped; the handle is whole.
+    unsafe {
+        done(real::cuMemMap(
+            CUdeviceptr(mapping.address),
+            bytes as usize,
+            0,
+            CUmemGenericAllocationHandle(handle),
+            0,
+        ))?;
+        if mapping.access.is_empty() {
+            return Ok(());
+        }
+        let access = real::cuMemSetAccess(
+            CUdeviceptr(mapping.address),
+            bytes as usize,
+            mapping.access.as_ptr(),
+            mapping.access.len(),
+        );
+        done(access).inspect_err(|_| {
+            let _ = unmap(mapping.address, bytes);
+        })
+    }
+}
+
+/// `cuMemUnmap`.
+pub(super) fn unmap(address: u64, bytes: u64) -> Result<(), CUresult> {
+    // SAFETY: a mapping of ours, whole, that nothing on the device uses any more (the caller has waited).
+    done(unsafe { real::cuMemUnmap(CUdeviceptr(address), bytes as usize) })
+}
+
+/// `cuMemRelease`.
+pub(super) fn release(handle: u64) -> Result<(), CUresult> {
+    // SAFETY: a reference of ours.
+    done(unsafe { real::cuMemRelease(CUmemGenericAllocationHandle(handle)) })
+}
+
+/// Creates, maps and gives access, at all of `mappings`; all or nothing.
+pub(super) fn bring(
+    bytes: u64,
+    properties: &CUmemAllocationProp,
+    mappings: &[Mapping],
+) -> Result<u64, CUresult> {
+    let handle = create(bytes, properties)?;
+    for (at, mapping) in mappings.iter().enumerate() {
+        if let Err(status) = map(handle, bytes, mapping) {
+            for mapped in mappings.iter().take(at) {
+                let _ = unmap(mapped.address, bytes);
+            }
+            let _ = release(handle);
+            return Err(status);
+        }
+    }
+    Ok(handle)
+}
+
+/// Unmaps everywhere and releases. Where something cannot be unmapped what was is mapped again, and all is as before.
+pub(super) fn dismiss(handle: u64, bytes: u64, mappings: &[Mapping]) -> Result<(), CUresult> {
+    let back = |upto: usize| {
+        for mapping in mappings.iter().take(upto) {
+            let _ = map(handle, bytes, mapping);
+        }
+    };
+    for (at, mapping) in mappings.iter().enumerate() {
+        unmap(mapping.address, bytes).inspect_err(|_| back(at))?;
+    }
+    release(handle).inspect_err(|_| back(mappings.len()))
+}
+
+/// Runs own driver calls of a program's thread so that they are no calls of the program's.
+pub(super) fn quietly<T>(calls: impl FnOnce() -> T) -> T {
+    capture::relaxed(calls)
+}

@@ -1,0 +1,136 @@
+//! What a program is told of memory in an arena: what it would be told of plain memory.
+//!
+//! The driver knows chunks where the program knows allocations, and nothing at all while they are out. So every answer is ours.
+
+use shim_ffi::*;
+
+use super::arena::{self, Known};
+
+/// Of an address in an arena: the allocation that it lies in. `None`: it is none of ours.
+pub(crate) fn address_range(address: u64) -> Option<Result<(u64, u64), CUresult>> {
+    if !arena::owns(address) {
+        return None;
+    }
+    let known = arena::known(address).map(|known| (known.start, known.bytes));
+    Some(known.ok_or(CUresult::CUDA_ERROR_NOT_FOUND))
+}
+
+/// A value with the type that the API gives it.
+enum Value {
+    Int(u32),
+    Wide(u64),
+}
+
+impl Value {
+    /// # Safety
+    /// `to` points to room for a value of this attribute's type.
+    unsafe fn put(self, to: *mut c_void) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::Int(value) => to.cast::<u32>().write_unaligned(value),
+                Self::Wide(value) => to.cast::<u64>().write_unaligned(value),
+            }
+        }
+    }
+}
+
+fn value(known: &Known, attribute: CUpointer_attribute, at: u64) -> Result<Value, CUresult> {
+    use CUpointer_attribute as A;
+    const DEVICE: u32 = 2;
+    const READ_WRITE: u32 = 3;
+    Ok(match attribute {
+        A::CU_POINTER_ATTRIBUTE_CONTEXT => Value::Wide(known.context as u64),
+        A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => Value::Int(DEVICE),
+        A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => Value::Wide(at),
+        A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => Value::Int(u32::from(known.sync_memops)),
+        A::CU_POINTER_ATTRIBUTE_BUFFER_ID => Value::Wide(known.id),
+        // CAST: ordinals are small and not negative.
+        A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Value::Int(known.ordinal as u32),
+        A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR | A::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => {
+            Value::Wide(known.start)
+        }
+        A::CU_POINTER_ATTRIBUTE_RANGE_SIZE | A::CU_POINTER_ATTRIBUTE_MAPPING_SIZE => {
+            Value::Wide(known.bytes)
+        }
+        A::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => Value::Wide(known.id),
+        A::CU_POINTER_ATTRIBUTE_MAPPED => Value::Int(1),
+        A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => Value::Int(READ_WRITE),
+        // Another process cannot open it, and a network card must not be told of it: the pages behind it change.
+        A::CU_POINTER_ATTRIBUTE_IS_MANAGED
+        | A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+        | A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => Value::Int(0),
+        A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES | A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {
+            Value::Wide(0)
+        }
+        A::CU_POINTER_ATTRIBUTE_P2P_TOKENS => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    })
+}
+
+/// `cuPointerGetAttribute` of an address in an arena; `None`: the driver is to answer.
+///
+/// # Safety
+/// As the driver's function.
+pub(crate) unsafe fn attribute(
+    data: *mut c_void,
+    attribute: CUpointer_attribute,
+    pointer: u64,
+) -> Option<CUresult> {
+    if data.is_null() || !arena::owns(pointer) {
+        return None;
+    }
+    let found = arena::known(pointer)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        .and_then(|known| value(&known, attribute, pointer));
+    Some(match found {
+        Ok(value) => {
+            // SAFETY: the caller's, of the attribute's type.
+            unsafe { value.put(data) };
+            CUresult::CUDA_SUCCESS
+        }
+        Err(status) => status,
+    })
+}
+
+/// `cuPointerGetAttributes` of an address in an allocation of an arena; `None`: the driver is to answer. What does not apply to
+/// the address is told as the driver tells it of its own, without an error.
+///
+/// # Safety
+/// As the driver's function.
+pub(crate) unsafe fn attributes(
+    count: u32,
+    attributes: *mut CUpointer_attribute,
+    data: *mut *mut c_void,
+    pointer: u64,
+) -> Option<CUresult> {
+    if attributes.is_null() || data.is_null() || !arena::owns(pointer) {
+        return None;
+    }
+    let known = arena::known(pointer)?;
+    for at in 0..count as usize {
+        // SAFETY: arrays of `count` elements, the caller's.
+        let (attribute, to) = unsafe { (*attributes.add(at), *data.add(at)) };
+        if to.is_null() {
+            return Some(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let value = value(&known, attribute, pointer).unwrap_or(Value::Wide(0));
+        // SAFETY: the caller's, of the attribute's type; those that do not apply are words.
+        unsafe { value.put(to) };
+    }
+    Some(CUresult::CUDA_SUCCESS)
+}
+
+/// `cuPointerSetAttribute` of an address in an arena; `None`: the driver's business. The one attribute that can be set says that
+/// copies of this memory are to wait for their end; the driver is told so of the chunk, and we remember it of the allocation.
+pub(crate) fn set_attribute(value: usize, attribute: u32, pointer: u64) -> bool {
+    if attribute != CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS.0 || value == 0 {
+        return false;
+    }
+    if !arena::owns(pointer) {
+        return false;
+    }
+    // SAFETY: the driver has just read an int there.
+    arena::note_sync_memops(pointer, unsafe { *(value as *const i32) } != 0);
+    true
+}

@@ -1,0 +1,74 @@
+//! Sizes and times, and the switches that a measurement may turn.
+//!
+//! `SUBLET_RESIDENCY` is read once, at attachment: words `chunk=BYTES` (a power of two of at least 2 MiB), `depth=COPIES`, `pipeline=0`,
+//! `pin=0`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
+//! read is ignored.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::piece::GRANULE;
+
+/// Bytes of one physical handle. Create, map and access cost tens of microseconds a handle, whatever its size, and so do unmap
+/// and release; a copy of 64 MiB takes a millisecond or more on today's links, so that this disappears behind it. Smaller
+/// ones would let another tenant's memory in earlier, but by less than the cost.
+static CHUNK: AtomicU64 = AtomicU64::new(64 << 20);
+/// Copies under way at once: with two the copy engine never waits for us; more cover a late wake-up.
+static DEPTH: AtomicU64 = AtomicU64::new(4);
+static PIPELINE: AtomicBool = AtomicBool::new(true);
+static PIN: AtomicBool = AtomicBool::new(true);
+
+/// TIMEOUT: how long an allocation that the quota allows waits for device memory that another tenant is to leave: some switches of
+/// twenty gigabytes.
+pub(super) const ROOM: Duration = Duration::from_secs(10);
+/// TIMEOUT: how long shadows of a job whose memory is on the device are kept without being used.
+pub(super) const KEEP_SHADOWS_NS: u64 = 60_000_000_000;
+/// TIMEOUT: how long the client tries to bring its memory back by itself, without an arbiter, before calls fail.
+pub(super) const ALONE: Duration = Duration::from_secs(30);
+
+pub(super) fn read() {
+    // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, read before it can change.
+    let text = unsafe {
+        let value = libc::getenv(c"SUBLET_RESIDENCY".as_ptr());
+        if value.is_null() {
+            return;
+        }
+        std::ffi::CStr::from_ptr(value).to_str().unwrap_or("")
+    };
+    for word in text.split([',', ' ']) {
+        let Some((key, value)) = word.split_once('=') else {
+            continue;
+        };
+        let Ok(number) = value.trim().parse::<u64>() else {
+            continue;
+        };
+        match key.trim() {
+            "chunk" if number >= GRANULE && number.is_power_of_two() => {
+                CHUNK.store(number, Ordering::Relaxed);
+            }
+            "depth" if (1..=64).contains(&number) => DEPTH.store(number, Ordering::Relaxed),
+            "pipeline" => PIPELINE.store(number != 0, Ordering::Relaxed),
+            "pin" => PIN.store(number != 0, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+}
+
+/// Bytes of one physical handle, at most.
+pub(super) fn chunk_bytes() -> u64 {
+    CHUNK.load(Ordering::Relaxed)
+}
+
+/// Copies that are under way at once.
+pub(super) fn depth() -> usize {
+    if PIPELINE.load(Ordering::Relaxed) {
+        DEPTH.load(Ordering::Relaxed) as usize // CAST: at most 64.
+    } else {
+        1
+    }
+}
+
+/// Whether host copies lie in pinned memory.
+pub(super) fn pins() -> bool {
+    PIN.load(Ordering::Relaxed)
+}

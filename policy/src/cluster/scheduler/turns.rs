@@ -1,0 +1,89 @@
+//! The decision of a scheduler with a divider.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, start};
+use crate::cluster::divider::Turn;
+
+impl Scheduler {
+    /// Do what the divider says. Whoever already is on GPUs of the type of its turn stays there, as far as nobody else has them.
+    pub(super) fn take_turns(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
+        let Some(divider) = &mut self.divider else {
+            return;
+        };
+        let turns = divider.turns(state);
+        let mut free = FreeGpus::all(state.nodes());
+        let mut at: BTreeMap<usize, Vec<GpuId>> = BTreeMap::new();
+        for (index, turn) in turns.iter().enumerate() {
+            let stays = turn.jobs.iter().find_map(|id| {
+                let gpus = &state.job(*id).run()?.gpus;
+                let right = |gpu: &GpuId| state.type_of(*gpu) == turn.kind && free.contains(*gpu);
+                gpus.iter().all(right).then(|| gpus.clone())
+            });
+            if let Some(gpus) = stays {
+                for gpu in &gpus {
+                    free.take(*gpu);
+                }
+                at.insert(index, gpus);
+            }
+        }
+        let mut running: BTreeSet<JobId> = BTreeSet::new();
+        for (index, turn) in turns.iter().enumerate() {
+            let Some(first) = turn.jobs.first() else {
+                continue;
+            };
+            let gpus = at.remove(&index).or_else(|| {
+                let job = state.job(*first);
+                let mut some = free.only(|node| state.nodes()[node].kind == turn.kind);
+                let gpus = self.placer.place(state, &mut some, job, job.gpus)?;
+                for gpu in &gpus {
+                    free.take(*gpu);
+                }
+                Some(gpus)
+            });
+            match gpus {
+                Some(gpus) => {
+                    running.extend(&turn.jobs);
+                    seat(state, turn, &gpus, batch);
+                }
+                None => self.waits.fragmented.extend(&turn.jobs),
+            }
+        }
+        for id in state.running() {
+            if !running.contains(id) {
+                batch.push(Decision::Suspend { job: *id });
+            }
+        }
+    }
+}
+
+/// Put the one or two jobs of a turn onto these GPUs.
+fn seat(state: &ClusterState, turn: &Turn, gpus: &[GpuId], batch: &mut Vec<Decision>) {
+    let share = 1.0 / turn.jobs.len() as f64;
+    // Who is there already comes first, so that the other comes beside it.
+    let here = |id: &JobId| {
+        let run = state.job(*id).run();
+        run.is_some_and(|run| run.gpus == gpus)
+    };
+    let (stay, come): (Vec<JobId>, Vec<JobId>) = turn.jobs.iter().partition(|id| here(id));
+    for id in &stay {
+        let Some(run) = state.job(*id).run() else {
+            continue;
+        };
+        let left_alone = run.beside.is_some() && stay.len() == 1;
+        if run.share != share || left_alone {
+            batch.push(Decision::Reshare { job: *id, share });
+        }
+    }
+    for id in come {
+        let (job, gpus) = (state.job(id), gpus.to_vec());
+        batch.push(match job.run() {
+            None => start(job, gpus, share),
+            Some(_) => Decision::Migrate {
+                job: id,
+                gpus,
+                share,
+            },
+        });
+    }
+}

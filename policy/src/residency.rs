@@ -1,0 +1,495 @@
+//! Who stays in a device's memory, who leaves it, and when: arbitration between jobs whose memories do not fit together.
+//!
+//! A job is moved as a whole or not at all. Which bytes a turn will touch cannot be known from outside (a pointer may lie in
+//! any of them), so the unit is everything that a job can have moved, and the question is the one of the working-set model
+//! (P. J. Denning, "The working set model for program behavior", CACM 1968) with jobs in place of pages: while the sum fits,
+//! everybody stays, and a hand-over costs nothing; when it does not, jobs take *terms*.
+//!
+//! *The length of a term.* A switch of `b` bytes over a link of `r` bytes per second takes `s = b / r`; both directions run at
+//! once, so of two jobs the longer direction counts. A job that stays for `k * s` before somebody takes its room keeps the
+//! device from working for `s` in every `(k + 1) * s`:
+//!
+//! ```text
+//! 20 GB at 50 GB/s: s = 0.4 s     k = 10: terms of 4 s, 9 % of the time goes into moving     k = 1: 50 %
+//! ```
+//!
+//! `k` is `slice_over_switch`, 10 where nobody says otherwise. Terms of jobs that compete are in the proportion of their weights,
+//! the shortest being `k * s`, so that shares hold over a round of terms. The slice policy deals the time between those who
+//! are in; a job that is out is shown to it when its room may be taken.
+//!
+//! *A job that pauses* loses its room only when its silence has lasted as long as a switch would. That is the rule of the
+//! ski rental (A. Karlin, M. Manasse, L. Rudolph, D. Sleator, "Competitive snoopy caching", Algorithmica 1988): whatever the
+//! pauses are like, the time lost is at most twice that of one who knows them beforehand. A data loader that takes 5 ms
+//! does not cost the job a switch of a second.
+//!
+//! *Classes.* A guaranteed job takes an opportunistic one's room at once; an opportunistic one never takes that of a guaranteed
+//! one that is at work.
+//!
+//! *Whose room.* Those whose use is furthest away: idle ones first, the longest idle before the others; then those whose
+//! term is over; never more of them than needed. *Whose turn.* The class, then who has been away longest.
+//!
+//! *Pressure* is the part of the time that went into switches lately ([`Pressure`]). Above what `k` stands for terms are stretched;
+//! where that does not help one job is parked: the lowest class, of that the newest. Thrashing is answered by less
+//! multiprogramming, as ever.
+
+mod pressure;
+
+use crate::slice::{Class, TenantId};
+
+pub use pressure::{Level, Pressure};
+
+/// What a link is taken to do until it was measured: an older PCIe generation with pinned memory.
+const UNKNOWN_BYTES_PER_US: u64 = 10_000;
+/// What a switch costs beyond its bytes: draining, and handles to make and to map.
+const SWITCH_NS: u64 = 5_000_000;
+/// Terms are in the proportion of weights up to here; beyond it a small share would wait for minutes.
+const MOST_TERMS: f64 = 20.0;
+
+/// A job with memory on the device, or away from it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Lodger {
+    /// Which one.
+    pub id: TenantId,
+    /// Its class.
+    pub class: Class,
+    /// Its weight in millionths.
+    pub weight_ppm: u32,
+    /// When it came, for whom to park.
+    pub arrived_ns: u64,
+    /// What of its memory can be moved, wherever it is.
+    pub evictable_bytes: u64,
+    /// Of that, what is on the device.
+    pub resident_bytes: u64,
+    /// What stays on the device.
+    pub fixed_bytes: u64,
+    /// It cannot run as it is: its memory is not where it was, and not usable where it is.
+    pub out: bool,
+    /// It would use the device if it could, or does.
+    pub wants: bool,
+    /// When it was last at work.
+    pub active_ns: u64,
+    /// Since when it is in, or out.
+    pub since_ns: u64,
+    /// It is on its way out.
+    pub leaving: bool,
+    /// It is on its way in.
+    pub coming: bool,
+    /// It cannot be moved before that.
+    pub stuck_until_ns: u64,
+    /// Its owner keeps it away.
+    pub kept_away: bool,
+}
+
+impl Lodger {
+    /// What it needs beyond what it has on the device.
+    pub fn missing_bytes(&self) -> u64 {
+        self.evictable_bytes.saturating_sub(self.resident_bytes)
+    }
+
+    /// What it takes from the device once it has arrived where it is going.
+    pub fn footprint_bytes(&self) -> u64 {
+        let own = match (self.leaving, self.coming) {
+            (true, _) => 0,
+            (_, true) => self.evictable_bytes,
+            _ => self.resident_bytes,
+        };
+        self.fixed_bytes.saturating_add(own)
+    }
+
+    fn is_moving(&self) -> bool {
+        self.leaving || self.coming
+    }
+}
+
+/// All that is looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Lodgers<'a> {
+    /// Now, in nanoseconds of any monotonic clock.
+    pub now_ns: u64,
+    /// What the device has for jobs; 0: not known, everything fits.
+    pub capacity_bytes: u64,
+    /// Every job of the device, each once.
+    pub all: &'a [Lodger],
+}
+
+impl Lodgers<'_> {
+    fn get(&self, id: TenantId) -> Option<&Lodger> {
+        self.all.iter().find(|lodger| lodger.id == id)
+    }
+
+    /// What nobody has once those on their way have arrived.
+    pub fn free_bytes(&self) -> u64 {
+        if self.capacity_bytes == 0 {
+            return u64::MAX;
+        }
+        self.capacity_bytes.saturating_sub(self.taken_bytes())
+    }
+
+    fn taken_bytes(&self) -> u64 {
+        self.all
+            .iter()
+            .map(Lodger::footprint_bytes)
+            .fold(0, u64::saturating_add)
+    }
+
+    /// By how much `bytes` more would be too much.
+    pub fn lacking_bytes(&self, bytes: u64) -> u64 {
+        if self.capacity_bytes == 0 {
+            return 0;
+        }
+        let wanted = self.taken_bytes().saturating_add(bytes);
+        wanted.saturating_sub(self.capacity_bytes)
+    }
+}
+
+/// How fast memory moves, in bytes per microsecond (MB/s); 0: not measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Link {
+    /// Device to host.
+    pub out: u64,
+    /// Host to device.
+    pub back: u64,
+}
+
+impl Link {
+    /// How long it takes to move so much out and so much back, at once.
+    pub fn switch_ns(&self, out_bytes: u64, back_bytes: u64) -> u64 {
+        let ns = |bytes: u64, rate: u64| {
+            let rate = if rate == 0 {
+                UNKNOWN_BYTES_PER_US
+            } else {
+                rate
+            };
+            u64::try_from(u128::from(bytes) * 1000 / u128::from(rate)).unwrap_or(u64::MAX)
+        };
+        ns(out_bytes, self.out)
+            .max(ns(back_bytes, self.back))
+            .saturating_add(SWITCH_NS)
+    }
+}
+
+/// What a job may do as things are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Standing {
+    /// It is in, and runs as the slice policy says.
+    #[default]
+    In,
+    /// It is on its way, one way or the other.
+    Moving,
+    /// It is out, and its turn may begin with a switch.
+    MayCome,
+    /// It is out, and somebody's term has to end first; when, where that is known.
+    Waits(Option<u64>),
+    /// It is out until there is room for it without evicting anybody.
+    Parked,
+    /// Its owner keeps it away.
+    KeptAway,
+    /// It would not fit beside what cannot be moved: so much is needed, so much could be had.
+    TooLarge {
+        /// What it has that can be moved.
+        needed_bytes: u64,
+        /// What the device has once everybody else has left.
+        available_bytes: u64,
+    },
+}
+
+impl Standing {
+    /// Whether it can run as it is.
+    pub fn is_in(self) -> bool {
+        self == Self::In
+    }
+
+    /// Whether the slice policy may choose it.
+    pub fn may_run(self) -> bool {
+        matches!(self, Self::In | Self::MayCome)
+    }
+}
+
+/// Whose room is taken, and from when on that is right.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Room {
+    /// Who leaves; empty: there is room.
+    pub victims: Vec<TenantId>,
+    /// Not before then.
+    pub from_ns: u64,
+}
+
+/// How jobs take turns in a device's memory.
+#[derive(Clone, Debug)]
+pub struct Arbitration {
+    slice_over_switch: f64,
+    /// As measured.
+    pub link: Link,
+    pressure: Pressure,
+    parked: Vec<TenantId>,
+}
+
+impl Arbitration {
+    /// One in which a term lasts so many times longer than its switch.
+    pub fn new(slice_over_switch: f64) -> Self {
+        let mut new = Self {
+            slice_over_switch: 1.0,
+            link: Link::default(),
+            pressure: Pressure::default(),
+            parked: Vec::new(),
+        };
+        new.set_slice_over_switch(slice_over_switch);
+        new
+    }
+
+    /// From here on.
+    pub fn set_slice_over_switch(&mut self, slice_over_switch: f64) {
+        self.slice_over_switch = if slice_over_switch.is_finite() {
+            slice_over_switch.clamp(1.0, 1000.0)
+        } else {
+            10.0
+        };
+    }
+
+    /// A switch has kept the device for so long.
+    pub fn switched(&mut self, now_ns: u64, ns: u64) {
+        self.pressure.add(now_ns, ns);
+    }
+
+    /// How much of the time goes into switches.
+    pub fn pressure(&self) -> &Pressure {
+        &self.pressure
+    }
+
+    /// Whether it was parked.
+    pub fn is_parked(&self, id: TenantId) -> bool {
+        self.parked.contains(&id)
+    }
+
+    /// What each job may do now, in the order of `lodgers`, and when to look again. Parks and releases by the way.
+    pub fn standings(&mut self, lodgers: &Lodgers<'_>) -> (Vec<Standing>, Option<u64>) {
+        self.answer_pressure(lodgers);
+        let mut line: Vec<&Lodger> = lodgers
+            .all
+            .iter()
+            .filter(|one| one.out && one.wants && !one.is_moving() && !one.kept_away)
+            .collect();
+        line.sort_by_key(|one| (one.class == Class::Opportunistic, one.since_ns, one.id));
+        // Only the first one for whom room can be made takes others' room: two at once would take each other's.
+        let mut head = None;
+        let mut again_ns: Option<u64> = None;
+        for one in line {
+            if self.fits(lodgers, one) || self.is_parked(one.id) {
+                continue;
+            }
+            if let Some(room) = self.room_for(lodgers, one.id)
+                && room.from_ns < u64::MAX
+            {
+                if room.from_ns > lodgers.now_ns {
+                    again_ns = Some(room.from_ns);
+                }
+                head = Some((one.id, room.from_ns));
+                break;
+            }
+        }
+        let standings = lodgers
+            .all
+            .iter()
+            .map(|one| self.standing(lodgers, one, head))
+            .collect();
+        (standings, again_ns)
+    }
+
+    fn standing(
+        &self,
+        lodgers: &Lodgers<'_>,
+        one: &Lodger,
+        head: Option<(TenantId, u64)>,
+    ) -> Standing {
+        if one.is_moving() {
+            return Standing::Moving;
+        }
+        if one.kept_away {
+            return Standing::KeptAway;
+        }
+        if !one.out {
+            return Standing::In;
+        }
+        if one.stuck_until_ns > lodgers.now_ns {
+            return Standing::Waits(Some(one.stuck_until_ns));
+        }
+        if self.fits(lodgers, one) {
+            return Standing::MayCome;
+        }
+        let others = lodgers.all.iter().filter(|other| other.id != one.id);
+        let fixed = others
+            .map(|other| other.fixed_bytes)
+            .fold(one.fixed_bytes, u64::saturating_add);
+        let available_bytes = lodgers.capacity_bytes.saturating_sub(fixed);
+        if one.evictable_bytes > available_bytes {
+            return Standing::TooLarge {
+                needed_bytes: one.evictable_bytes,
+                available_bytes,
+            };
+        }
+        if self.is_parked(one.id) {
+            return Standing::Parked;
+        }
+        match head {
+            Some((id, from_ns)) if id == one.id && from_ns <= lodgers.now_ns => Standing::MayCome,
+            Some((id, from_ns)) if id == one.id => Standing::Waits(Some(from_ns)),
+            _ => Standing::Waits(None),
+        }
+    }
+
+    /// Whether it could come without anybody's leaving.
+    fn fits(&self, lodgers: &Lodgers<'_>, one: &Lodger) -> bool {
+        lodgers.lacking_bytes(one.missing_bytes()) == 0
+    }
+
+    /// Whose room `id` would take, and when; `None`: whoever left, there would not be enough.
+    pub fn room_for(&self, lodgers: &Lodgers<'_>, id: TenantId) -> Option<Room> {
+        let one = lodgers.get(id)?;
+        self.room(lodgers, one, one.missing_bytes(), false)
+    }
+
+    /// Whose room `id`, which is in and wants `bytes` more, takes at once, terms or not: the alternative is that it fails.
+    pub fn more_room_for(&self, lodgers: &Lodgers<'_>, id: TenantId, bytes: u64) -> Option<Room> {
+        let one = lodgers.get(id)?;
+        let room = self.room(lodgers, one, bytes, true)?;
+        (room.from_ns <= lodgers.now_ns).then_some(room)
+    }
+
+    fn room(&self, lodgers: &Lodgers<'_>, one: &Lodger, bytes: u64, urgent: bool) -> Option<Room> {
+        let needed = lodgers.lacking_bytes(bytes);
+        if needed == 0 {
+            return Some(Room::default());
+        }
+        let mut candidates: Vec<(u64, &Lodger)> = lodgers
+            .all
+            .iter()
+            .filter(|other| {
+                other.id != one.id
+                    && other.resident_bytes > 0
+                    && !other.is_moving()
+                    && other.stuck_until_ns <= lodgers.now_ns
+            })
+            .map(|other| (self.free_from_ns(lodgers, other, one, urgent), other))
+            .filter(|(from_ns, _)| *from_ns < u64::MAX)
+            .collect();
+        // Furthest next use: who may leave soonest, idle ones before those at work, the longest idle first.
+        candidates.sort_by_key(|(from_ns, other)| {
+            let due_ns = (*from_ns).max(lodgers.now_ns);
+            (due_ns, other.wants, other.active_ns, other.id)
+        });
+        let mut chosen: Vec<(u64, &Lodger)> = Vec::new();
+        let mut gained = 0u64;
+        for candidate in candidates {
+            if gained >= needed {
+                break;
+            }
+            gained = gained.saturating_add(candidate.1.resident_bytes);
+            chosen.push(candidate);
+        }
+        if gained < needed {
+            return None;
+        }
+        // Whoever turns out not to be needed stays, the last one chosen first.
+        let mut at = chosen.len();
+        while at > 0 {
+            at -= 1;
+            let without = gained - chosen[at].1.resident_bytes;
+            if without >= needed {
+                gained = without;
+                chosen.remove(at);
+            }
+        }
+        Some(Room {
+            from_ns: chosen
+                .iter()
+                .map(|(from_ns, _)| *from_ns)
+                .max()
+                .unwrap_or(0),
+            victims: chosen.iter().map(|(_, other)| other.id).collect(),
+        })
+    }
+
+    /// When `other`'s room may be taken for `one`; the greatest number: not as things are.
+    fn free_from_ns(
+        &self,
+        lodgers: &Lodgers<'_>,
+        other: &Lodger,
+        one: &Lodger,
+        urgent: bool,
+    ) -> u64 {
+        let switch_ns = self
+            .link
+            .switch_ns(other.resident_bytes, one.missing_bytes());
+        // One that has never run has been idle since it came in.
+        let silent_ns = other
+            .active_ns
+            .max(other.since_ns)
+            .saturating_add(switch_ns);
+        let own = (other.class, one.class);
+        if other.kept_away || self.is_parked(other.id) {
+            return 0;
+        }
+        match own {
+            (Class::Opportunistic, Class::Guaranteed) => return 0,
+            (Class::Guaranteed, Class::Opportunistic) if other.wants => return u64::MAX,
+            (Class::Guaranteed, Class::Opportunistic) => return silent_ns,
+            _ => {}
+        }
+        if urgent {
+            return 0;
+        }
+        let ends_ns = other
+            .since_ns
+            .saturating_add(self.term_ns(lodgers, other, switch_ns));
+        if other.wants {
+            ends_ns
+        } else {
+            ends_ns.min(silent_ns)
+        }
+    }
+
+    /// How long `lodger` stays while others of its class wait for its room, the switch being so long.
+    fn term_ns(&self, lodgers: &Lodgers<'_>, lodger: &Lodger, switch_ns: u64) -> u64 {
+        let competing = lodgers
+            .all
+            .iter()
+            .filter(|other| other.class == lodger.class && other.wants && !other.kept_away);
+        let least = competing
+            .map(|other| other.weight_ppm.max(1))
+            .chain([lodger.weight_ppm.max(1)])
+            .min()
+            .unwrap_or(1);
+        let terms = (f64::from(lodger.weight_ppm.max(1)) / f64::from(least)).min(MOST_TERMS);
+        let k = self.slice_over_switch * f64::from(self.pressure.stretch());
+        // CAST: `as` saturates.
+        (switch_ns as f64 * k * terms) as u64
+    }
+
+    fn answer_pressure(&mut self, lodgers: &Lodgers<'_>) {
+        self.parked
+            .retain(|id| lodgers.all.iter().any(|one| one.id == *id));
+        let target = 1.0 / (self.slice_over_switch + 1.0);
+        self.pressure.step(lodgers.now_ns, target);
+        if self.pressure.takes_release(lodgers.now_ns) && !self.parked.is_empty() {
+            self.parked.remove(0);
+        }
+        let working = lodgers
+            .all
+            .iter()
+            .filter(|one| one.wants && !one.kept_away && !self.is_parked(one.id));
+        if self.pressure.level() != Level::Thrashing || working.clone().count() < 2 {
+            return;
+        }
+        let last = working
+            .filter(|one| one.evictable_bytes > 0)
+            .max_by_key(|one| (one.class == Class::Opportunistic, one.arrived_ns, one.id));
+        if let Some(last) = last
+            && self.pressure.takes_parking(lodgers.now_ns)
+        {
+            self.parked.push(last.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

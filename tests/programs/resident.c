@@ -1,0 +1,259 @@
+// Holds device memory with known contents, as it is told on stdin, one command per line, and answers each with one line.
+//
+//   init [CONTEXTS]       cuInit, the first device, its primary context              -> STATUS
+//   alloc BYTES           cuMemAlloc                                                 -> STATUS ID
+//   free ID               cuMemFree                                                  -> STATUS
+//   fill ID SEED          words that depend on seed and place, by copies             -> STATUS
+//   check ID SEED         how many words are different                               -> STATUS COUNT
+//   range ID OFFSET       cuMemGetAddressRange of an address inside                  -> STATUS DISTANCE BYTES
+//   attribute ID WHICH    cuPointerGetAttribute, as a word                           -> STATUS VALUE
+//   address ID                                                                       -> ADDRESS
+//   info                  cuMemGetInfo                                               -> STATUS FREE TOTAL
+//   capture | captured    a capture begins on a stream of its own | ends             -> STATUS
+//   graph ID VALUE        a graph that sets all words of ID to VALUE                 -> STATUS
+//   replay                launches it and waits                                      -> STATUS
+//   words ID VALUE        how many words of ID are not VALUE                         -> STATUS COUNT
+//   write ID VALUE        cuStreamWriteValue32 to the first word, and waits          -> STATUS
+//   await VALUE           a stream waits for VALUE in host memory                    -> STATUS
+//   signal VALUE          that word gets VALUE                                       -> STATUS
+//   push | destroy        a context of its own, made current | destroyed             -> STATUS
+//   vmm BYTES             cuMemAddressReserve, Create, Map, SetAccess: ID as others  -> STATUS ID
+//   release ID            the handle of a vmm allocation, its mapping stays          -> STATUS
+//   unmap ID              its mapping                                                -> STATUS
+//   map ID                again, at the same address                                 -> STATUS
+//   export ID             its handle, as a descriptor                                -> STATUS
+//   retain ID             cuMemRetainAllocationHandle of its address                 -> STATUS
+//   ipc ID                cuIpcGetMemHandle                                          -> STATUS
+//   host BYTES            pinned host memory of the program's own                    -> STATUS
+//   churn COUNT           so many pairs of cuMemAlloc and cuMemFree of 4 KiB         -> STATUS NANOSECONDS
+#define _GNU_SOURCE
+#include "cuda_min.h"
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef cu_word W;
+enum { MOST = 4096 };
+
+struct location {
+    int type, id;
+};
+struct properties {
+    int type, handle_types;
+    struct location location;
+    void *win32;
+    unsigned char compression, rdma;
+    unsigned short usage;
+    unsigned char reserved[4];
+};
+struct access {
+    struct location location;
+    int flags;
+};
+
+static void *driver;
+static struct held {
+    W address, handle;
+    size_t bytes;
+} held[MOST];
+static int count;
+static W own, stream, exec, waiting;
+static volatile unsigned *word;
+
+static void *find(const char *name) {
+    void *at = dlsym(driver, name);
+    if (!at) {
+        fprintf(stderr, "the driver has no %s\n", name);
+        exit(3);
+    }
+    return at;
+}
+
+#define CALL(name, ...) ((cu_status(*)())find(name))(__VA_ARGS__)
+
+static cu_status init(void) {
+    cu_device device = 0;
+    W context = 0;
+    cu_status status = CALL("cuInit", 0u);
+    if (!status) status = CALL("cuDeviceGet", &device, 0);
+    if (!status) status = CALL("cuDevicePrimaryCtxRetain", &context, device);
+    if (!status) status = CALL("cuCtxSetCurrent", context);
+    return status;
+}
+
+static unsigned expected(unsigned seed, size_t at) {
+    unsigned long long mixed = (at + 1) * 0x9e3779b97f4a7c15ull + seed * 0xbb67ae8584caa73bull;
+    return (unsigned)(mixed >> 32);
+}
+
+// Contents go through one small buffer, so that a program of gigabytes needs no gigabytes of its own.
+enum { PART = 1 << 20 };
+static unsigned buffer[PART / 4];
+
+static cu_status fill(struct held *what, unsigned seed) {
+    cu_status status = 0;
+    for (size_t at = 0; !status && at < what->bytes; at += PART) {
+        size_t bytes = what->bytes - at < PART ? what->bytes - at : PART;
+        for (size_t word_at = 0; word_at < bytes / 4; word_at++) buffer[word_at] = expected(seed, at / 4 + word_at);
+        status = CALL("cuMemcpyHtoD_v2", what->address + at, buffer, bytes);
+    }
+    return status;
+}
+
+static cu_status check(struct held *what, unsigned seed, int same, unsigned value, size_t *wrong) {
+    cu_status status = 0;
+    *wrong = 0;
+    for (size_t at = 0; !status && at < what->bytes; at += PART) {
+        size_t bytes = what->bytes - at < PART ? what->bytes - at : PART;
+        status = CALL("cuMemcpyDtoH_v2", buffer, what->address + at, bytes);
+        for (size_t word_at = 0; !status && word_at < bytes / 4; word_at++)
+            *wrong += buffer[word_at] != (same ? value : expected(seed, at / 4 + word_at));
+    }
+    return status;
+}
+
+static cu_status map(struct held *what) {
+    struct access access = {{1, 0}, 3};
+    cu_status status = CALL("cuMemMap", what->address, what->bytes, (size_t)0, what->handle, (W)0);
+    if (!status) status = CALL("cuMemSetAccess", what->address, what->bytes, &access, (size_t)1);
+    return status;
+}
+
+static cu_status vmm(struct held *what) {
+    struct properties properties = {.type = 1, .handle_types = 1, .location = {1, 0}};
+    cu_status status = CALL("cuMemAddressReserve", &what->address, what->bytes, (size_t)0, (W)0, (W)0);
+    if (!status) status = CALL("cuMemCreate", &what->handle, what->bytes, &properties, (W)0);
+    return status ? status : map(what);
+}
+
+static cu_status graph(struct held *what, unsigned value) {
+    W built = 0, from = 0;
+    cu_status status = CALL("cuStreamCreate", &from, 1u);
+    if (!status) status = CALL("cuStreamBeginCapture_v2", from, 1u);
+    if (!status) status = CALL("cuMemsetD32Async", what->address, value, what->bytes / 4, from);
+    if (!status) status = CALL("cuStreamEndCapture", from, &built);
+    if (!status) status = CALL("cuGraphInstantiateWithFlags", &exec, built, (W)0);
+    return status;
+}
+
+static cu_status churn(int pairs, long long *ns) {
+    struct timespec begun, ended;
+    cu_status status = 0;
+    cu_status (*alloc)(W *, size_t) = find("cuMemAlloc_v2");
+    cu_status (*release)(W) = find("cuMemFree_v2");
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    for (int at = 0; !status && at < pairs; at++) {
+        W address = 0;
+        status = alloc(&address, 4096);
+        if (!status) status = release(address);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    *ns = (ended.tv_sec - begun.tv_sec) * 1000000000ll + ended.tv_nsec - begun.tv_nsec;
+    return status;
+}
+
+int main(void) {
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 3;
+    }
+    char line[256];
+    while (fgets(line, sizeof line, stdin)) {
+        char verb[16] = "";
+        unsigned long long first = 0, second = 0;
+        sscanf(line, "%15s %llu %llu", verb, &first, &second);
+        struct held *of = &held[first < MOST ? first : 0];
+        size_t wrong = 0;
+        if (!strcmp(verb, "init")) {
+            printf("%d\n", init());
+        } else if (!strcmp(verb, "alloc") || !strcmp(verb, "vmm")) {
+            struct held *new = &held[count];
+            memset(new, 0, sizeof *new);
+            new->bytes = first;
+            cu_status status = *verb == 'v' ? vmm(new) : CALL("cuMemAlloc_v2", &new->address, new->bytes);
+            printf("%d %d\n", status, status ? -1 : count++);
+        } else if (!strcmp(verb, "free")) {
+            printf("%d\n", CALL("cuMemFree_v2", of->address));
+        } else if (!strcmp(verb, "fill")) {
+            printf("%d\n", fill(of, second));
+        } else if (!strcmp(verb, "check")) {
+            cu_status status = check(of, second, 0, 0, &wrong);
+            printf("%d %zu\n", status, wrong);
+        } else if (!strcmp(verb, "words")) {
+            cu_status status = check(of, 0, 1, second, &wrong);
+            printf("%d %zu\n", status, wrong);
+        } else if (!strcmp(verb, "range")) {
+            W base = 0;
+            size_t bytes = 0;
+            cu_status status = CALL("cuMemGetAddressRange_v2", &base, &bytes, of->address + second);
+            printf("%d %lld %zu\n", status, (long long)(of->address - base), bytes);
+        } else if (!strcmp(verb, "attribute")) {
+            W value = 0;
+            cu_status status = CALL("cuPointerGetAttribute", &value, (unsigned)second, of->address);
+            printf("%d %llu\n", status, (unsigned long long)value);
+        } else if (!strcmp(verb, "address")) {
+            printf("%llu\n", (unsigned long long)of->address);
+        } else if (!strcmp(verb, "info")) {
+            size_t free_bytes = 0, total = 0;
+            cu_status status = CALL("cuMemGetInfo_v2", &free_bytes, &total);
+            printf("%d %zu %zu\n", status, free_bytes, total);
+        } else if (!strcmp(verb, "capture")) {
+            cu_status status = stream ? 0 : CALL("cuStreamCreate", &stream, 1u);
+            printf("%d\n", status ? status : CALL("cuStreamBeginCapture_v2", stream, 2u));
+        } else if (!strcmp(verb, "captured")) {
+            W built = 0;
+            printf("%d\n", CALL("cuStreamEndCapture", stream, &built));
+        } else if (!strcmp(verb, "graph")) {
+            printf("%d\n", graph(of, second));
+        } else if (!strcmp(verb, "replay")) {
+            cu_status status = CALL("cuGraphLaunch", exec, (W)0);
+            printf("%d\n", status ? status : CALL("cuCtxSynchronize"));
+        } else if (!strcmp(verb, "write")) {
+            cu_status status = CALL("cuStreamWriteValue32_v2", (W)0, of->address, (unsigned)second, 0u);
+            printf("%d\n", status ? status : CALL("cuCtxSynchronize"));
+        } else if (!strcmp(verb, "await")) {
+            cu_status status = waiting ? 0 : CALL("cuStreamCreate", &waiting, 1u);
+            if (!status && !word) status = CALL("cuMemAllocHost_v2", &word, (size_t)4096);
+            if (!status) status = CALL("cuStreamWaitValue32_v2", waiting, (W)word, (unsigned)first, 1u);
+            printf("%d\n", status);
+        } else if (!strcmp(verb, "signal")) {
+            *word = first;
+            printf("0\n");
+        } else if (!strcmp(verb, "push")) {
+            printf("%d\n", CALL("cuCtxCreate_v2", &own, 0u, 0));
+        } else if (!strcmp(verb, "destroy")) {
+            printf("%d\n", CALL("cuCtxDestroy_v2", own));
+        } else if (!strcmp(verb, "release")) {
+            printf("%d\n", CALL("cuMemRelease", of->handle));
+        } else if (!strcmp(verb, "unmap")) {
+            printf("%d\n", CALL("cuMemUnmap", of->address, of->bytes));
+        } else if (!strcmp(verb, "map")) {
+            printf("%d\n", map(of));
+        } else if (!strcmp(verb, "export")) {
+            int fd = -1;
+            printf("%d\n", CALL("cuMemExportToShareableHandle", &fd, of->handle, 1u, (W)0));
+        } else if (!strcmp(verb, "retain")) {
+            W handle = 0;
+            cu_status status = CALL("cuMemRetainAllocationHandle", &handle, of->address);
+            printf("%d\n", status ? status : CALL("cuMemRelease", handle));
+        } else if (!strcmp(verb, "ipc")) {
+            char handle[64];
+            printf("%d\n", CALL("cuIpcGetMemHandle", handle, of->address));
+        } else if (!strcmp(verb, "host")) {
+            W at = 0;
+            printf("%d\n", CALL("cuMemAllocHost_v2", &at, (size_t)first));
+        } else if (!strcmp(verb, "churn")) {
+            long long ns = 0;
+            cu_status status = churn(first, &ns);
+            printf("%d %lld\n", status, ns);
+        } else {
+            printf("what? %s", line);
+        }
+        fflush(stdout);
+    }
+    return 0;
+}
