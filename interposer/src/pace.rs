@@ -148,12 +148,19 @@ impl Private {
         if slot.issued().wrapping_sub(seen) >= RING as u64 {
             return; // older than what is remembered
         }
+        let let_in_ns = self.let_in_ns.load(Ordering::Relaxed);
+        // PANIC: the modulus is the length.
+        let first_issued_ns =
+            self.issued_ns[seen.wrapping_add(1) as usize % RING].load(Ordering::Relaxed);
+        if let_in_ns > first_issued_ns {
+            return; // it went on while the thread waited at the gate, and nobody looked
+        }
         // The work of a mark begins after the mark before it was issued, at the earliest, and after that had passed. Where
         // the program pauses in between this is too early, and the estimate too high: then marks come more often, and tell
         // better. The other way round an estimate that is too low would never be put right.
         let begun_ns = seen_ns
             .max(self.issued_ns[seen as usize % RING].load(Ordering::Relaxed)) // PANIC: the modulus is the length.
-            .max(self.let_in_ns.load(Ordering::Relaxed));
+            .max(let_in_ns);
         let took_ns = now_ns.saturating_sub(begun_ns).max(1);
         // Where something is still in flight the device was busy all the time. Otherwise the marks passed somewhere between the
         // last look and this one; where the looks are far apart the sample says only "at most".
@@ -370,6 +377,21 @@ mod tests {
         private.observe(&slot, 60 * MS, true);
         assert_eq!(cost::of(seen(0x98_5350)), Some(49 * MS as u32));
         assert_eq!(cost::of(seen(0x98_5450)), Some(MS as u32));
+    }
+
+    #[test]
+    fn what_went_on_while_the_thread_waited_at_the_gate_tells_nothing() {
+        let (private, slot) = begun();
+        issue(&private, &slot, 10 * MS, MS, alone(0x98_5650, true));
+        slot.settle();
+        // Let in again, and something is in flight by the next look.
+        private.let_in_ns.store(60 * MS, Ordering::Relaxed);
+        private.issued(slot.issue(), MS, alone(0x98_5750, true), 60 * MS + 1);
+        private.observe(&slot, 60 * MS + 2, false);
+        assert_eq!(cost::of(seen(0x98_5650)), None);
+        slot.settle();
+        private.observe(&slot, 90 * MS, true);
+        assert_eq!(cost::of(seen(0x98_5750)), Some(30 * MS as u32));
     }
 
     #[test]
