@@ -390,7 +390,7 @@ mod tests {
         private.observe(&slot, 60 * MS + 2, false);
         assert_eq!(cost::of(seen(0x98_5650)), None);
         slot.settle();
-        private.observe(&slot, 90 * MS, true);
+        private.observe(&slot, 90 * MS + 2, true);
         assert_eq!(cost::of(seen(0x98_5750)), Some(30 * MS as u32));
     }
 
