@@ -7,16 +7,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context as _, anyhow};
 use cluster::plot::{self, Series};
 use cluster::report::{Report, completion_times};
-use cluster::sim::Config;
+use cluster::sim::{Config, Outcome};
 use cluster::spec::ClusterSpec;
 use cluster::sweep::{Choice, SweepError, sweep};
-use cluster::trace::{self, Options};
+use cluster::trace::{self, Options, Trace};
 use policy::cluster::catalogue::{self, Unknown};
 use serde_json::{Value, json};
 
-use crate::args::{Policies, Sim, SimCommand};
+use crate::args::{Policies, Sim, SimCommand, SimRun};
 use crate::exit::Result;
 use crate::table::{Align, Table};
+
+mod what_if;
 
 /// What is printed.
 ///
@@ -25,11 +27,21 @@ use crate::table::{Align, Table};
 pub fn sim(args: &Sim) -> Result<String> {
     match &args.command {
         Some(SimCommand::Policies(args)) => Ok(policies(args)),
-        None => simulate(args),
+        Some(SimCommand::WhatIf(args)) => what_if::what_if(args),
+        None => simulate(&args.run),
     }
 }
 
-fn simulate(args: &Sim) -> Result<String> {
+/// What a run is about, as read.
+struct Input {
+    spec: ClusterSpec,
+    trace: Trace,
+    skipped: usize,
+    past_gpu_s: Vec<f64>,
+    config: Config,
+}
+
+fn input(args: &SimRun) -> Result<Input> {
     let (Some(file), Some(text)) = (&args.trace, &args.cluster) else {
         return Err(anyhow!("--trace FILE and --cluster SPEC say what to simulate").into());
     };
@@ -64,7 +76,6 @@ fn simulate(args: &Sim) -> Result<String> {
             samples
         }
     };
-    let choices = choices(args);
     let config = Config {
         round_s: args.round,
         restart_s: args.restart,
@@ -73,6 +84,17 @@ fn simulate(args: &Sim) -> Result<String> {
         seed: args.seed,
         pair_window_s: None,
     };
+    Ok(Input {
+        spec,
+        trace,
+        skipped,
+        past_gpu_s,
+        config,
+    })
+}
+
+/// All runs, with a bar on a terminal.
+fn run_all(input: &Input, choices: &[Choice]) -> Result<Vec<Outcome>> {
     let shown = AtomicUsize::new(0);
     let terminal = std::io::stderr().is_terminal();
     let progress = |done: usize, all: usize| {
@@ -83,12 +105,32 @@ fn simulate(args: &Sim) -> Result<String> {
             let _ = write!(std::io::stderr(), "\r[{bar:25}] {percent:3} %{end}");
         }
     };
-    let outcomes = sweep(&trace, &spec, &choices, &past_gpu_s, &config, &progress).map_err(
-        |error| match error {
-            SweepError::Unknown(unknown) => suggest(&unknown),
-            error => error.into(),
-        },
-    )?;
+    let Input {
+        spec,
+        trace,
+        past_gpu_s,
+        config,
+        ..
+    } = input;
+    let outcomes = sweep(trace, spec, choices, past_gpu_s, config, &progress);
+    let outcomes = outcomes.map_err(|error| match error {
+        SweepError::Unknown(unknown) => suggest(&unknown),
+        error => error.into(),
+    })?;
+    Ok(outcomes)
+}
+
+fn simulate(args: &SimRun) -> Result<String> {
+    let input = input(args)?;
+    let choices = choices(args);
+    let outcomes = run_all(&input, &choices)?;
+    let Input {
+        spec,
+        trace,
+        skipped,
+        ..
+    } = input;
+    let text = args.cluster.as_deref().unwrap_or_default();
     let reports: Vec<Report> = outcomes.iter().map(Report::of).collect();
     if let Some(file) = &args.plot {
         let series: Vec<Series> = choices
@@ -112,7 +154,7 @@ fn simulate(args: &Sim) -> Result<String> {
                     "placer": choice.placer, "admission": choice.admission, "sizer": choice.sizer, "report": report})
             })
             .collect();
-        let all = json!({"trace": file, "cluster": text, "seed": args.seed, "round_s": args.round,
+        let all = json!({"trace": args.trace, "cluster": text, "seed": args.seed, "round_s": args.round,
             "restart_s": args.restart, "start_s": args.start, "noise": args.noise, "skipped": skipped,
             "offered_load": trace.offered_load(spec.gpus()), "runs": runs});
         return Ok(format!("{all:#}\n"));
@@ -129,13 +171,13 @@ fn simulate(args: &Sim) -> Result<String> {
     Ok(format!("{head}\n{}", table(&choices, &reports)))
 }
 
-fn file_name(args: &Sim) -> String {
+fn file_name(args: &SimRun) -> String {
     let name = args.trace.as_ref().and_then(|file| file.file_stem());
     name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Every order (or sizer) with every packer and placer.
-fn choices(args: &Sim) -> Vec<Choice> {
+fn choices(args: &SimRun) -> Vec<Choice> {
     let or_none = |list: &[String]| match list {
         [] => vec![None],
         list => list
@@ -363,6 +405,57 @@ mod tests {
             let line = with(words);
             assert!(line.contains(expected), "{words:?}: {line}");
         }
+    }
+
+    #[test]
+    fn another_agreement_is_told_by_slack() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("t.csv");
+        let rows =
+            "arrival_s,duration_s,num_gpus,deadline_s\n0,100,1,100\n0,100,1,150\n0,100,1,300\n";
+        std::fs::write(&trace, rows).unwrap();
+        let words = |sla, slack| {
+            let file = trace.to_str().unwrap();
+            [
+                "what-if",
+                "--trace",
+                file,
+                "--cluster",
+                "1",
+                "--order",
+                "fifo",
+                "--order",
+                "edf",
+                "--sla",
+                sla,
+                "--slack",
+                slack,
+            ]
+        };
+        let json = |sla, slack| -> Value {
+            let text = run(&[&words(sla, slack)[..], &["--json"]].concat()).unwrap();
+            serde_json::from_str(&text).unwrap()
+        };
+        // One after the other: done at 100, 200 and 300.
+        let kept = |json: &Value, at: usize| json["runs"][at]["kept_pct"].as_f64().unwrap();
+        let deadlines = json("d:1", "1");
+        assert!((kept(&deadlines, 0) - 200.0 / 3.0).abs() < 1e-9);
+        let report = &deadlines["runs"][0]["report"]["deadlines_met_pct"];
+        assert_eq!(
+            report.as_f64().unwrap(),
+            kept(&deadlines, 0),
+            "a step is a deadline"
+        );
+        let steps = json("1x:1,2x:0.5", "1,1.5,3");
+        let fifo: Vec<f64> = (0..3).map(|at| kept(&steps, at)).collect();
+        assert!((fifo[0] - 50.0).abs() < 1e-9, "1 + 0.5 of 3: {fifo:?}");
+        assert!(fifo.is_sorted() && fifo[2] == 100.0, "{fifo:?}");
+        let table = run(&words("2x:1", "1,2")).unwrap();
+        assert_eq!(table.lines().count(), 1 + 4, "{table}");
+        let bad = words("2x", "1");
+        let bad = ["sublet", "sim"].iter().chain(&bad).map(OsString::from);
+        assert!(args::parse(bad).is_err(), "a step without a reward");
+        assert!(wrong(&words("2x:1", "0")).contains("slack"));
     }
 
     #[test]

@@ -4,13 +4,14 @@
 //! * [`training`]: jobs whose speed is known down to placement, batch size and epoch.
 //! * [`spec`]: what a cluster consists of.
 //! * [`sim`]: discrete events in virtual time, driving the same [`policy::cluster::Scheduler`] that a live hook drives.
-//! * [`report`]: what a run was like, in numbers; [`plot`]: in pictures.
+//! * [`report`]: what a run was like, in numbers; [`plot`]: in pictures; [`reward`]: what it was worth.
 //!
 //! * [`live`]: the hook itself: nodes that report, jobs that are submitted, decisions that are carried out.
 
 pub mod live;
 pub mod plot;
 pub mod report;
+pub mod reward;
 pub mod sim;
 pub mod spec;
 pub mod sweep;

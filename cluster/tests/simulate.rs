@@ -330,3 +330,50 @@ fn a_workload_without_its_measurements_is_told() {
         "{error}"
     );
 }
+
+/// HiveD's promise in a run: a user whose jobs fit into its own virtual cluster never waits, whatever the others do.
+#[test]
+fn who_stays_within_its_cells_never_waits() {
+    let mut random = Random::new(41);
+    for case in 0..20 {
+        let mut trace = Trace::default();
+        let mut come = |user: u32, gpus, arrival_s, duration_s| {
+            let mut job = Job::rigid(JobType(user), gpus, arrival_s, duration_s);
+            job.user = policy::cluster::UserId(user);
+            trace.jobs.push(job);
+        };
+        // Two nodes of 8 for four users: 4 GPUs each. User 0 has at most one job of up to 4 at a time.
+        let mut now_s = 0.0;
+        for _ in 0..30 {
+            let duration_s = 1.0 + random.exponential(50.0);
+            come(0, 1 + random.below(4) as u32, now_s, duration_s);
+            now_s += duration_s + 0.5 + random.exponential(20.0);
+        }
+        for _ in 0..150 {
+            let (user, gpus) = (1 + random.below(5) as u32, 1 << random.below(4));
+            come(user, gpus, now_s * random.unit(), random.exponential(60.0));
+        }
+        trace
+            .jobs
+            .sort_by(|a, b| a.arrival_s.total_cmp(&b.arrival_s));
+        let spec: ClusterSpec = "2x8xT4".parse().unwrap();
+        let run = |admission: Option<&str>| {
+            let mut with = choice("srtf", None, "anywhere");
+            with.admission = admission.map(Into::into);
+            let config = Config {
+                seed: case,
+                ..Config::default()
+            };
+            sweep(&trace, &spec, &[with], &[], &config, &|_, _| {}).unwrap()
+        };
+        let waited = |outcome: &cluster::sim::Outcome| {
+            let own = outcome.fates.iter().zip(&trace.jobs);
+            let own = own.filter(|(_, job)| job.user.0 == 0);
+            own.map(|(fate, _)| fate.waited_s).fold(0.0, f64::max)
+        };
+        let (with, without) = (run(Some("cells:tenants=4")), run(None));
+        assert!(waited(&with[0]) < 1e-6, "{}", waited(&with[0]));
+        assert!(waited(&without[0]) > 1.0, "without, it would have waited");
+        assert!(with[0].fates.iter().all(|fate| fate.end_s.is_some()));
+    }
+}

@@ -38,7 +38,7 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         .client
         .thread(thread.slot_plus_one.get() as usize - 1);
     thread.launches.set(line);
-    thread.unknown_ns.set(i32::MAX);
+    thread.unknown_ns.set(crate::thread::UNKNOWN_NS);
     signature::arm(thread, attached);
     if thread.context_known.get() {
         return;
@@ -76,6 +76,15 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         attached.tell_other_device(device.0);
     }
     thread.context_known.set(true);
+}
+
+/// The driver's ordinal of the calling thread's device; -1: none.
+pub(crate) fn here() -> i32 {
+    let thread = crate::thread::thread();
+    if let Some(attached) = client::current() {
+        refresh(thread, attached);
+    }
+    thread.ordinal.get()
 }
 
 /// Device index of the pages for a driver ordinal.

@@ -11,6 +11,7 @@ use channel::{Bypass, COMING, DeviceGrant, Event, OPEN};
 
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::marks::Weight;
+use crate::residency::Pass;
 use crate::signature::{self, Seen};
 use crate::thread::{Thread, thread};
 use crate::{capture, context, cost, marks, process, residency};
@@ -54,11 +55,32 @@ pub(crate) enum Ticket {
 #[inline(always)]
 pub(crate) fn open(stream: usize, seen: Seen) -> bool {
     let thread = thread();
-    // Both are not negative.
+    // Below zero also where the credit is, see `open_latched`.
     let left = thread.credit.get() - cost::quickly(seen.signature, thread.unknown_ns.get());
     if left < 0 || thread.stream.get() != stream || capture::any() {
         return false;
     }
+    counted(thread, seen, left)
+}
+
+/// The same where memory may be moved: the call passes the latch as well. There credit is counted below zero, so that the way
+/// above is closed to it.
+#[inline]
+pub(crate) fn open_latched(stream: usize, seen: Seen) -> Option<Pass> {
+    let thread = thread();
+    let credit = thread.credit.get();
+    // Below zero the one, not negative the other.
+    let left = -credit - cost::quickly(seen.signature, thread.unknown_ns.get());
+    if credit >= 0 || left < 0 || thread.stream.get() != stream || capture::any() {
+        return None;
+    }
+    let pass = residency::try_pass()?;
+    counted(thread, seen, -left).then_some(pass)
+}
+
+/// Whether the gate of a thread with credit is open; then the submission is counted.
+#[inline(always)]
+fn counted(thread: &Thread, seen: Seen, credit_left: i32) -> bool {
     // SAFETY: with credit the first two pointers are set; all three are to words that are never unmapped.
     unsafe {
         if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0
@@ -66,7 +88,7 @@ pub(crate) fn open(stream: usize, seen: Seen) -> bool {
         {
             return false;
         }
-        thread.credit.set(left);
+        thread.credit.set(credit_left);
         let line = &*thread.launches.get();
         if let Some(ring) = thread.ring.get().as_ref() {
             ring.record(line.launches(), seen.signature);
@@ -206,12 +228,13 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         }
         marks::bound(thread, attached);
     }
-    // Where memory may be moved every call has to pass the latch, which is on the slow path.
-    thread.give_credit(match residency::active() {
-        true => 0,
-        false => marks::credit_ns(thread, attached),
-    });
+    thread.give_credit(credit(marks::credit_ns(thread, attached)));
     thread.inside.set(false);
+}
+
+/// Credit as the thread's fast path reads it: see [`open_latched`].
+fn credit(ns: i32) -> i32 {
+    if residency::active() { -ns } else { ns }
 }
 
 /// Lets the thread pass without being governed, still by the fast path.
@@ -224,10 +247,7 @@ fn ungoverned(thread: &Thread, stream: usize) {
     thread.stream_slot_plus_one.set(0);
     // Look again now and then: an attachment may have come. A tenth of a second of the device's time, or 1000 submissions.
     thread.unknown_ns.set(100_000);
-    thread.give_credit(match residency::active() {
-        true => 0,
-        false => 100_000_000,
-    });
+    thread.give_credit(credit(100_000_000));
     thread.spent_ns.set(0);
     thread.context_known.set(false);
 }

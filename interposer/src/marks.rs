@@ -18,7 +18,7 @@ use shim_ffi::*;
 use crate::client::{self, Attached, now_ns, pause};
 use crate::pace::{Alone, Private, RING};
 use crate::signature::Seen;
-use crate::thread::{StreamEntry, Thread};
+use crate::thread::{MOST_CREDIT, StreamEntry, Thread};
 use crate::{capture, cost, process, real};
 
 /// Most submissions per mark.
@@ -229,16 +229,20 @@ pub(crate) fn credit_ns(thread: &Thread, attached: &Attached) -> i32 {
         .get()
         .saturating_sub(thread.spent_ns.get())
         .min(until_turn(thread, attached));
-    i32::try_from(left_ns).unwrap_or(i32::MAX)
+    i32::try_from(left_ns).map_or(MOST_CREDIT, |ns| ns.min(MOST_CREDIT))
 }
 
 /// After a wait at the gate: the first marks come soon, so that the device's pace is learnt anew.
 pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
     let budget_ns = thread.budget_ns.get().min(FIRST_BUDGET_NS);
     thread.budget_ns.set(budget_ns);
+    let now_ns = now_ns();
+    if let Some(slot) = (thread.slot_plus_one.get() as usize).checked_sub(1) {
+        attached.end.client.thread(slot).note_let_in(now_ns);
+    }
     if let Some((index, _)) = current(thread, attached) {
         // PANIC: the pages and `PRIVATE` are of one length.
-        PRIVATE[index].let_in_ns.store(now_ns(), Ordering::Relaxed);
+        PRIVATE[index].let_in_ns.store(now_ns, Ordering::Relaxed);
     }
 }
 

@@ -24,11 +24,16 @@ pub(crate) struct StreamEntry {
     pub(crate) slot_plus_one: u32,
 }
 
+/// Most credit, and what is beyond all credit. Their sum fits a word.
+pub(crate) const MOST_CREDIT: i32 = 1_000_000_000;
+pub(crate) const UNKNOWN_NS: i32 = 1_100_000_000;
+
 /// What we keep per thread.
 #[repr(C)]
 pub(crate) struct Thread {
     /// Device time in nanoseconds whose submissions may pass by the fast path before the slow one is due. First, and 0 to start
-    /// with: nothing else is looked at where a submission takes more.
+    /// with: nothing else is looked at where a submission takes more. Below zero where memory may be moved, see
+    /// `gate::open_latched`.
     pub(crate) credit: Cell<i32>,
     /// Whether `device` and `context` are those of the thread's current context.
     pub(crate) context_known: Cell<bool>,
@@ -117,9 +122,9 @@ pub(crate) fn thread<'a>() -> &'a Thread {
 impl Thread {
     /// Lets submissions that take `ns` together pass by the fast path from here on, instead of what was left.
     pub(crate) fn give_credit(&self, ns: i32) {
-        let used = self.granted.get().saturating_sub(self.credit.get()).max(0);
+        let used = self.granted.get().abs() - self.credit.get().abs();
         // CAST: not negative.
-        self.spent_ns.set(self.spent_ns.get() + used as u64);
+        self.spent_ns.set(self.spent_ns.get() + used.max(0) as u64);
         self.granted.set(ns);
         self.credit.set(ns);
     }
@@ -128,7 +133,7 @@ impl Thread {
     pub(crate) fn forget(&self) {
         self.give_credit(0);
         self.spent_ns.set(0);
-        self.unknown_ns.set(i32::MAX);
+        self.unknown_ns.set(UNKNOWN_NS);
         self.context_known.set(false);
         self.stream.set(0);
         self.gate.set(std::ptr::null());

@@ -1,6 +1,7 @@
 //! The integration suite: one binary, a module per topic, a directory per test.
 
 mod bounds;
+mod cluster;
 mod documents;
 mod exports;
 mod guest;
@@ -10,4 +11,5 @@ mod imports;
 mod quota;
 mod residency;
 mod shares;
+mod soak;
 mod survival;

@@ -34,7 +34,10 @@ pub fn read_curves(file: &Path, options: &Options) -> Result<Curves, TraceError>
         if wanted.as_ref().is_none_or(|wanted| *wanted == name) {
             let key = (row.text(model)?.to_owned(), row.number(batch)? as u32);
             let at = points.entry(key).or_default();
-            at.insert(row.gpus(gpus)?, row.number(speed)?);
+            // `nan` is what could not be measured.
+            if !row.text(speed)?.eq_ignore_ascii_case("nan") {
+                at.insert(row.gpus(gpus)?, row.number(speed)?);
+            }
         }
         known.insert(name);
         Ok(())

@@ -69,6 +69,10 @@ pub(super) struct Piece {
     pub(super) stays: bool,
     /// References that the program has, for what it has made itself.
     pub(super) references: u64,
+    /// It is an arena's.
+    pub(super) of_arena: bool,
+    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` was set of something in it.
+    pub(super) sync_memops: bool,
 }
 
 // SAFETY: the only pointer in it (`properties.win32HandleMetaData`) is the program's and never followed.

@@ -7,12 +7,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::admission::Leases;
+use super::admission::{Leases, Tenants};
 use super::divider::{Gavel, Goal};
-use super::order::{Drf, Edf, Fifo, Gittins, Las, Sjf, Srsf, Srtf, Tickets, TwoDLas, WorstRho};
+use super::order::{
+    Carbyne, Drf, Edf, Fifo, Gittins, Hug, Las, Sjf, Srsf, Srtf, Tickets, TwoDLas, WorstRho,
+};
 use super::packer::{Greedy, Opportunistic, ScoreTree, Trial, UtilSum};
 use super::placer::{Anywhere, Buddy, Consolidate, Emptiest};
-use super::sizer::{Afs, EdfElastic, Marginal, MaxMin, MinimumShare, Pollux, RigidSrtf};
+use super::sizer::{Afs, EdfElastic, Marginal, MaxMin, MinimumShare, Pollux, RigidSrtf, Sia};
 use super::{Admission, Divider, Order, Packer, PairTable, Placer, Sizer, Tags};
 
 /// What some policies are built from beside their parameters.
@@ -256,6 +258,18 @@ const ORDERS: &[Row<dyn Order>] = &[
         |_, _| Ok(Box::<Drf>::default()),
     ),
     (
+        "hug",
+        "user with the smallest part of its guarantee and leftovers first",
+        &[],
+        |_, _| Ok(Box::<Hug>::default()),
+    ),
+    (
+        "carbyne",
+        "who is at its fair time first; who has time gives way to the shortest",
+        &[],
+        |_, _| Ok(Box::<Carbyne>::default()),
+    ),
+    (
         "tickets",
         "users by stride over GPU time, one ticket each",
         &[],
@@ -406,6 +420,18 @@ const ADMISSIONS: &[Row<dyn Admission>] = &[
         },
     ),
     (
+        "cells",
+        "users own equal virtual clusters; the others' free GPUs are lent",
+        &[(
+            "tenants",
+            &[4.0],
+            1.0,
+            4096.0,
+            "number of virtual clusters, one each for the first users",
+        )],
+        |values, _| Ok(Box::new(Tenants::new(values.one("tenants") as usize))),
+    ),
+    (
         "minimum-share",
         "only whose deadline can be kept",
         &[SLOT_S],
@@ -458,6 +484,18 @@ const SIZERS: &[Row<dyn Sizer>] = &[
         "each GPU to the short, unless the long gains more",
         &[],
         |_, _| Ok(Box::new(Afs)),
+    ),
+    (
+        "sia",
+        "the least sum of weighted powers of goodputs over GPU types",
+        &[(
+            "restart",
+            &[Sia::RESTART_S],
+            0.0,
+            INF,
+            "what a restart is taken to cost, in seconds",
+        )],
+        |values, _| Ok(Box::new(Sia::new(values.one("restart")))),
     ),
     (
         "edf-elastic",

@@ -6,6 +6,7 @@
 //! again. Where a packer is in place and more is asked for than there is, those who got nothing are then offered to it, in
 //! the same sequence, as guests of jobs with as many GPUs.
 
+mod bound;
 mod packing;
 mod resizing;
 mod turns;
@@ -179,7 +180,15 @@ impl Scheduler {
         if self.packer.is_some() || state.guests() > 0 {
             self.pack(state, &mut batch);
         } else if self.order.preemptive() {
-            self.preempt(state, &mut batch);
+            if self
+                .admission
+                .as_ref()
+                .is_some_and(|admission| admission.places())
+            {
+                self.preempt_bound(state, &mut batch);
+            } else {
+                self.preempt(state, &mut batch);
+            }
         } else {
             self.fill(state, state.free().clone(), &mut batch);
         }

@@ -2,10 +2,12 @@
 
 pub mod cells;
 mod leases;
+mod tenants;
 
 pub use leases::Leases;
+pub use tenants::Tenants;
 
-use super::{ClusterState, Job, JobId, Tags};
+use super::{ClusterState, GpuId, Job, JobId, Tags};
 
 /// What a job was promised when it came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,5 +61,13 @@ pub trait Admission: Send {
     /// The jobs whose rank may have changed since the last refresh are all active ones; otherwise ranks never change.
     fn ranks_drift(&self) -> bool {
         false
+    }
+    /// It binds some jobs to GPUs, as [`Self::gpus`] says.
+    fn places(&self) -> bool {
+        false
+    }
+    /// The GPUs that a job is bound to: it runs there or not at all.
+    fn gpus(&self, _job: JobId) -> Option<&[GpuId]> {
+        None
     }
 }

@@ -3,6 +3,7 @@
 mod attained;
 mod deadline;
 mod fair;
+mod shares;
 mod simple;
 
 use std::cmp::Ordering;
@@ -10,6 +11,7 @@ use std::cmp::Ordering;
 pub use attained::{Gittins, Las, TwoDLas};
 pub use deadline::Edf;
 pub use fair::{Drf, Tickets, WorstRho};
+pub use shares::{Carbyne, Hug};
 pub use simple::{Fifo, Sjf, Srsf, Srtf};
 
 use super::{ClusterState, Job, Tags};

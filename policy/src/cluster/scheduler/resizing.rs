@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, start};
-use crate::cluster::Speed;
 use crate::cluster::placer::Regroup;
+use crate::cluster::{GpuType, Speed};
 
 impl Scheduler {
     /// Do what the sizer says: first whoever stops or shrinks, then whoever grows or starts.
@@ -15,6 +15,10 @@ impl Scheduler {
             .into_iter()
             .filter(|(_, gpus)| *gpus > 0)
             .collect();
+        let kinds: BTreeMap<JobId, GpuType> = sizes
+            .keys()
+            .filter_map(|id| Some((*id, sizer.kind(*id)?)))
+            .collect();
         let mut free = state.free().clone();
         for id in state.running() {
             if !sizes.contains_key(id) {
@@ -23,8 +27,8 @@ impl Scheduler {
             }
         }
         match self.placer.regroup() {
-            Regroup::Keep => self.extend(state, free, &sizes, batch),
-            order => self.regroup(state, free, &sizes, order, batch),
+            Regroup::Keep if kinds.is_empty() => self.extend(state, free, &sizes, batch),
+            order => self.regroup(state, free, (&sizes, &kinds), order, batch),
         }
     }
 
@@ -67,21 +71,24 @@ impl Scheduler {
         &mut self,
         state: &ClusterState,
         mut free: FreeGpus,
-        sizes: &BTreeMap<JobId, u32>,
+        (sizes, kinds): (&BTreeMap<JobId, u32>, &BTreeMap<JobId, GpuType>),
         order: Regroup,
         batch: &mut Vec<Decision>,
     ) {
         let mut movers: Vec<(u32, JobId)> = Vec::new();
         for (id, gpus) in sizes {
             let held = held(state, *id);
-            if *gpus as usize != held.len() && !state.job(*id).is_done() {
+            let kind = kinds.get(id);
+            let elsewhere = held.first().map(|gpu| state.type_of(*gpu)) != kind.copied();
+            let moves = *gpus as usize != held.len() || (kind.is_some() && elsewhere);
+            if moves && !state.job(*id).is_done() {
                 give(&mut free, held);
                 movers.push((*gpus, *id));
             }
         }
         movers.sort_by_key(|(gpus, id)| match order {
-            Regroup::LargeFirst => (u32::MAX - gpus, *id),
-            Regroup::SmallFirst | Regroup::Keep => (*gpus, *id),
+            Regroup::LargeFirst | Regroup::Keep => (u32::MAX - gpus, *id),
+            Regroup::SmallFirst => (*gpus, *id),
         });
         for (gpus, id) in movers {
             let (job, held) = (state.job(id), held(state, id));
@@ -89,9 +96,17 @@ impl Scheduler {
                 Speed::Rigid => gpus,
                 Speed::Curve(_) => 1,
             };
-            let placed = (least..=gpus)
-                .rev()
-                .find_map(|gpus| self.placer.place(state, &mut free, job, gpus));
+            let placed = (least..=gpus).rev().find_map(|gpus| {
+                let Some(kind) = kinds.get(&id) else {
+                    return self.placer.place(state, &mut free, job, gpus);
+                };
+                let mut some = free.only(|node| state.nodes()[node].kind == *kind);
+                let taken = self.placer.place(state, &mut some, job, gpus)?;
+                for gpu in &taken {
+                    free.take(*gpu);
+                }
+                Some(taken)
+            });
             if placed
                 .as_ref()
                 .is_none_or(|placed| placed.len() < gpus as usize)

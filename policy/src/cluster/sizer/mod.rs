@@ -20,9 +20,10 @@ pub use maxmin::MaxMin;
 pub use minimum_share::MinimumShare;
 pub use pollux::{Pollux, share};
 pub use rigid::RigidSrtf;
+pub use sia::Sia;
 
 use super::admission::Promises;
-use super::{Admit, ClusterState, Job, JobId, Speed, Tags};
+use super::{Admit, ClusterState, GpuType, Job, JobId, Speed, Tags};
 
 /// The slot "how many GPUs?".
 pub trait Sizer: Send {
@@ -32,6 +33,10 @@ pub trait Sizer: Send {
     fn tags(&self) -> Tags;
     /// The number of GPUs of every job that gets some, from now on. Together no more than there are.
     fn resize(&mut self, state: &ClusterState, promises: &Promises) -> Vec<(JobId, u32)>;
+    /// On which type of GPU a job that it just gave some shall have them; `None`: on any.
+    fn kind(&self, _job: JobId) -> Option<GpuType> {
+        None
+    }
     /// It counts on jobs that choose their batch size by the GPUs they have.
     fn tunes_batches(&self) -> bool {
         false

@@ -1,6 +1,12 @@
 //! Sia's choice of configurations (SOSP'23) as an integer program.
 
+use std::collections::{BTreeSet, HashMap};
+
 use microlp::{ComparisonOp, OptimizationDirection, Problem};
+
+use super::{Sizer, share};
+use crate::cluster::admission::Promises;
+use crate::cluster::{Admit, ClusterState, GpuType, Job, JobId, Manner, Objective, Speed, Tags};
 
 /// What a job may be given: so many GPUs of each type.
 pub type Configuration = Vec<u32>;
@@ -70,6 +76,159 @@ pub fn choose(
         taken.map(|(c, _)| *c)
     };
     Some(chosen.iter().map(pick).collect())
+}
+
+/// Sia: each job gets one configuration, a number of GPUs of one type, so that the sum of weighted powers of goodputs is least.
+///
+/// Configurations are powers of two up to a node, then whole nodes, and for a rigid job the number it asks for. A job that runs counts in
+/// any other configuration for (age - restarts x cost) / (age + cost) of its goodput there, with what a restart costs. On one type of GPU the program is a knapsack and
+/// solved as one; on several it goes to the solver, and where that fails everybody keeps what he has.
+#[derive(Clone, Debug)]
+pub struct Sia {
+    restart_s: f64,
+    kinds: HashMap<JobId, GpuType>,
+}
+
+impl Sia {
+    /// Restart cost of a middling model; Sia's own are 25 to 250 s.
+    pub const RESTART_S: f64 = 50.0;
+
+    /// With this restart cost in seconds.
+    #[must_use]
+    pub fn new(restart_s: f64) -> Self {
+        Self {
+            restart_s,
+            kinds: HashMap::new(),
+        }
+    }
+
+    fn candidate(&self, state: &ClusterState, job: &Job, of: &[(GpuType, u32)]) -> Candidate {
+        let now_s = state.now_s();
+        let age_s = (now_s - job.arrival_s).max(0.0);
+        let lost_s = f64::from(job.starts.saturating_sub(1)) * self.restart_s;
+        let counts = (age_s - lost_s).max(0.0) / (age_s + self.restart_s).max(1e-9);
+        let has = job
+            .run()
+            .and_then(|run| Some((state.type_of(*run.gpus.first()?), run.gpus.len() as u32)));
+        let mut goodput: Vec<f64> = of
+            .iter()
+            .map(|(kind, gpus)| {
+                let possible = match job.speed {
+                    Speed::Rigid => *gpus == job.gpus,
+                    Speed::Curve(_) => *gpus <= job.most_gpus,
+                };
+                f64::from(u8::from(possible)) * job.rate_on(*gpus, *kind)
+            })
+            .collect();
+        let some = goodput.iter().copied().filter(|rate| *rate > 0.0);
+        let least = some.fold(f64::INFINITY, f64::min);
+        for (rate, configuration) in goodput.iter_mut().zip(of) {
+            let moves = has.is_some_and(|has| has != *configuration);
+            // Never quite nothing: the cost of a configuration is finite.
+            let counts = if moves { counts.max(1e-3) } else { 1.0 };
+            *rate = if *rate > 0.0 {
+                *rate / least * counts
+            } else {
+                0.0
+            };
+        }
+        Candidate {
+            weight: job.weight,
+            goodput,
+        }
+    }
+}
+
+/// Types of GPU, and how many there are of each in numbers that a job may be given.
+fn configurations(state: &ClusterState, jobs: &[&Job]) -> (Vec<(GpuType, u32)>, Vec<u32>) {
+    let mut widths: Vec<(u32, u32)> = Vec::new();
+    for node in state.nodes() {
+        let at = usize::from(node.kind.0);
+        widths.resize(widths.len().max(at + 1), (0, 0));
+        widths[at] = (widths[at].0.max(node.gpus), widths[at].1 + node.gpus);
+    }
+    let rigid = jobs.iter().filter(|job| matches!(job.speed, Speed::Rigid));
+    let asked: BTreeSet<u32> = rigid.map(|job| job.gpus).collect();
+    let mut all = Vec::new();
+    for (kind, (width, there)) in widths.iter().enumerate() {
+        let parts = (0..32).map(|power| 1_u32 << power);
+        let mut sizes: BTreeSet<u32> = parts.take_while(|gpus| gpus <= width).collect();
+        sizes.extend(
+            (1..)
+                .map(|n| n * (*width).max(1))
+                .take_while(|n| n <= there),
+        );
+        sizes.extend(&asked);
+        sizes.retain(|gpus| gpus <= there);
+        all.extend(sizes.into_iter().map(|gpus| (GpuType(kind as u16), gpus)));
+    }
+    (all, widths.into_iter().map(|(_, there)| there).collect())
+}
+
+impl Sizer for Sia {
+    fn name(&self) -> &'static str {
+        "sia"
+    }
+    fn tags(&self) -> Tags {
+        Tags {
+            objectives: &[Objective::Completion],
+            manners: &[Manner::Elastic, Manner::Heterogeneous],
+            source: "Sia, SOSP'23",
+        }
+    }
+    fn resize(&mut self, state: &ClusterState, promises: &Promises) -> Vec<(JobId, u32)> {
+        let jobs: Vec<&Job> = state
+            .active()
+            .filter(|job| promises.known(job.id) != Some(Admit::Reject))
+            .collect();
+        let (of, gpus) = configurations(state, &jobs);
+        let candidates: Vec<Candidate> = jobs
+            .iter()
+            .map(|job| self.candidate(state, job, &of))
+            .collect();
+        let choice = if gpus.len() == 1 {
+            let costs: Vec<_> = candidates
+                .iter()
+                .map(|job| {
+                    let can = of.iter().zip(&job.goodput).filter(|(_, rate)| **rate > 0.0);
+                    let with = can.map(|((_, n), rate)| (*n, job.weight * rate.powf(POWER)));
+                    with.chain([(0, job.weight * UNALLOCATED)]).collect()
+                })
+                .collect();
+            let at = |n: u32| of.iter().position(|(_, gpus)| *gpus == n);
+            Some(share(&costs, gpus[0]).into_iter().map(at).collect())
+        } else {
+            let rows: Vec<Configuration> = of
+                .iter()
+                .map(|(kind, n)| {
+                    let mut row = vec![0; gpus.len()];
+                    row[usize::from(kind.0)] = *n;
+                    row
+                })
+                .collect();
+            choose(&candidates, &rows, &gpus)
+        };
+        let Some(choice) = choice else {
+            let has = |job: &&Job| Some((job.id, job.run()?.gpus.len() as u32));
+            return jobs.iter().filter_map(has).collect();
+        };
+        self.kinds.clear();
+        let mut sizes = Vec::new();
+        for (job, chosen) in jobs.iter().zip(choice) {
+            let chosen: Option<usize> = chosen;
+            if let Some((kind, gpus)) = chosen.map(|at| of[at]) {
+                self.kinds.insert(job.id, kind);
+                sizes.push((job.id, gpus));
+            }
+        }
+        sizes
+    }
+    fn kind(&self, job: JobId) -> Option<GpuType> {
+        self.kinds.get(&job).copied()
+    }
+    fn tunes_batches(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]
@@ -147,5 +306,31 @@ mod tests {
                 "{choice:?}: {best}"
             );
         }
+    }
+
+    #[test]
+    fn who_gains_most_from_the_fast_type_gets_it() {
+        use std::sync::Arc;
+
+        use crate::cluster::{GpuId, JobType, Node};
+        let node = |kind| Node {
+            first: GpuId(0),
+            gpus: 2,
+            kind: GpuType(kind),
+            gpu_bytes: 16 << 30,
+            cpus: 6.0,
+            mem_bytes: 0,
+        };
+        let mut state = ClusterState::new(vec![node(0), node(1)]);
+        for fast in [1.1, 4.0] {
+            let mut job = Job::rigid(JobType(0), 2, 0.0, 100.0);
+            job.by_type = Arc::from([1.0, fast]);
+            state.arrive(job);
+        }
+        let mut sia = Sia::new(Sia::RESTART_S);
+        let sizes = sia.resize(&state, &Promises::default());
+        assert_eq!(sizes, [(JobId(0), 2), (JobId(1), 2)]);
+        assert_eq!(sia.kind(JobId(0)), Some(GpuType(0)));
+        assert_eq!(sia.kind(JobId(1)), Some(GpuType(1)));
     }
 }
