@@ -30,7 +30,7 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         let line = attached.end.client.thread(slot);
         line.all_marked();
         thread.slot_plus_one.set(slot as u32 + 1);
-        thread.batch.set(1);
+        thread.budget_ns.set(marks::FIRST_BUDGET_NS);
     }
     // Also back from the counter of an ungoverned thread.
     let line = attached
@@ -38,11 +38,12 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         .client
         .thread(thread.slot_plus_one.get() as usize - 1);
     thread.launches.set(line);
+    thread.unknown_ns.set(crate::thread::UNKNOWN_NS);
     signature::arm(thread, attached);
     if thread.context_known.get() {
         return;
     }
-    thread.credit.set(0);
+    thread.give_credit(0);
     thread.device_plus_one.set(0);
     thread.ordinal.set(-1);
     thread.context.set(0);
@@ -119,7 +120,7 @@ pub(crate) fn before(symbol: Symbol, args: &[usize]) {
 pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
     let thread = thread();
     thread.context_known.set(false);
-    thread.credit.set(0);
+    thread.give_credit(0);
     if let Some(context) = destroyed(symbol, args) {
         memory::context_died(context, result.is_ok());
     }

@@ -20,7 +20,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
-use crate::{capture, context, gate, memory, real, residency, signature};
+use crate::{capture, context, cost, gate, memory, real, residency, signature};
 
 /// Runs a hook; a panic in it becomes `fallback`'s answer, and never leaves the entry.
 #[inline(always)]
@@ -818,9 +818,17 @@ mod track {
             | Symbol::cuGraphInstantiateWithParams_ptsz => {
                 // SAFETY: the driver has just written a handle there.
                 let exec = unsafe { *(arg(0) as *const usize) };
-                memory::instantiated(exec, CUgraph(arg(1) as *mut c_void));
+                let graph = CUgraph(arg(1) as *mut c_void);
+                memory::instantiated(exec, graph);
+                cost::graph_instantiated(exec, graph);
             }
-            Symbol::cuGraphExecDestroy => memory::exec_destroyed(arg(0)),
+            Symbol::cuGraphExecDestroy => {
+                memory::exec_destroyed(arg(0));
+                cost::graph_gone(arg(0));
+            }
+            Symbol::cuGraphExecUpdate | Symbol::cuGraphExecUpdate_v2 => {
+                cost::graph_instantiated(arg(0), CUgraph(arg(1) as *mut c_void));
+            }
             Symbol::cuGraphAddNode | Symbol::cuGraphAddNode_v2 | Symbol::cuGraphAddNode_v3 => {
                 let parameters = if symbol as u16 == Symbol::cuGraphAddNode as u16 {
                     arg(4)

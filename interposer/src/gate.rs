@@ -1,8 +1,8 @@
 //! The gate in front of every submission.
 //!
-//! While the lease holds: four loads, a decrement and a store on this thread's own line, then the driver. Everything else
-//! (which device, which stream, waiting for a grant, completion marks) is the slow path, due every few hundred
-//! submissions. The call blocks here and nowhere later: nothing is queued behind the program's back.
+//! While the lease holds: five loads, a subtraction and a store on this thread's own line, then the driver. Everything else
+//! (which device, which stream, waiting for a grant, completion marks) is the slow path, due when the device time that was
+//! credited is used up, and for whatever nobody knows yet how long it takes. The call blocks here and nowhere later: nothing is queued behind the program's back.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,10 +10,11 @@ use std::time::Duration;
 use channel::{Bypass, COMING, DeviceGrant, Event, OPEN};
 
 use crate::client::{self, Attached, OnLoss, now_ns};
+use crate::marks::Weight;
 use crate::residency::Pass;
 use crate::signature::{self, Seen};
 use crate::thread::{Thread, thread};
-use crate::{capture, context, marks, process, residency};
+use crate::{capture, context, cost, marks, process, residency};
 
 /// The gate of a thread that nobody governs.
 static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
@@ -42,7 +43,7 @@ pub(crate) enum Ticket {
     /// Nothing.
     Pass,
     /// Count it and mark it when due.
-    Count,
+    Count(Weight),
     /// The call blocked until its work was done, on this device index; when it began, 0 where that tells nothing of the device's
     /// copies: too small, or behind other work.
     Blocked(usize, u64),
@@ -54,11 +55,12 @@ pub(crate) enum Ticket {
 #[inline(always)]
 pub(crate) fn open(stream: usize, seen: Seen) -> bool {
     let thread = thread();
-    let credit = thread.credit.get();
-    if credit <= 0 || thread.stream.get() != stream || capture::any() {
+    // Below zero also where the credit is, see `open_latched`.
+    let left = thread.credit.get() - cost::quickly(seen.signature, thread.unknown_ns.get());
+    if left < 0 || thread.stream.get() != stream || capture::any() {
         return false;
     }
-    counted(thread, seen, credit - 1)
+    counted(thread, seen, left)
 }
 
 /// The same where memory may be moved: the call passes the latch as well. There credit is counted below zero, so that the way
@@ -67,11 +69,13 @@ pub(crate) fn open(stream: usize, seen: Seen) -> bool {
 pub(crate) fn open_latched(stream: usize, seen: Seen) -> Option<Pass> {
     let thread = thread();
     let credit = thread.credit.get();
-    if credit >= 0 || thread.stream.get() != stream || capture::any() {
+    // Below zero the one, not negative the other.
+    let left = -credit - cost::quickly(seen.signature, thread.unknown_ns.get());
+    if credit >= 0 || left < 0 || thread.stream.get() != stream || capture::any() {
         return None;
     }
     let pass = residency::try_pass()?;
-    counted(thread, seen, credit + 1).then_some(pass)
+    counted(thread, seen, -left).then_some(pass)
 }
 
 /// Whether the gate of a thread with credit is open; then the submission is counted.
@@ -162,7 +166,7 @@ fn admit_attached(
             && client.in_flight(device).marks == 0;
         return Ticket::Blocked(device, if idle { now_ns() } else { 0 });
     }
-    Ticket::Count
+    Ticket::Count(marks::weigh(thread, attached, seen))
 }
 
 /// A submission that was let in is not made after all.
@@ -190,18 +194,27 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         .end
         .client
         .thread(thread.slot_plus_one.get() as usize - 1);
-    if matches!(ticket, Ticket::Count | Ticket::Blocked(..)) {
+    if matches!(ticket, Ticket::Count(_) | Ticket::Blocked(..)) {
         signature::record(thread, attached, line.launches(), seen);
         line.count_copied(seen.copies);
     }
+    let mut alone = None;
     match ticket {
         Ticket::Pass | Ticket::Deny => return,
-        Ticket::Count => line.count_launch(),
+        Ticket::Count(weight) => {
+            line.count_launch();
+            thread.spent_ns.set(thread.spent_ns.get() + weight.ns);
+            alone = weight.alone;
+        }
         Ticket::Blocked(device, begun_ns) => {
             if begun_ns != 0 {
                 signature::learn_rate(line, seen, begun_ns);
             }
             line.count_launch();
+            // It is over; what it took is not queued.
+            thread
+                .spent_ns
+                .set(thread.spent_ns.get() + thread.budget_ns.get() / 8);
             if let Some(want) = attached.end.client.want(device) {
                 want.end_blocking();
             }
@@ -209,32 +222,19 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         }
     }
     thread.inside.set(true);
-    let unmarked = line.unmarked();
-    let batch = u64::from(thread.batch.get());
-    if unmarked >= batch {
-        marks::issue(thread, attached);
+    if alone.is_some() || marks::due(thread, line) {
+        if alone.is_some() || marks::room(thread, attached) {
+            marks::issue(thread, attached, alone);
+        }
         marks::bound(thread, attached);
     }
-    // The next mark is issued by the slow path of the submission that uses up the credit: one less than the batch.
-    let left = u64::from(thread.batch.get())
-        .saturating_sub(line.unmarked())
-        .saturating_sub(1)
-        .min(marks::until_turn(thread, attached));
-    let followed = thread.stream_slot_plus_one.get() != 0;
-    // CAST: at most the largest batch.
-    thread
-        .credit
-        .set(credit(if followed { left as i32 } else { 0 }));
+    thread.give_credit(credit(marks::credit_ns(thread, attached)));
     thread.inside.set(false);
 }
 
 /// Credit as the thread's fast path reads it: see [`open_latched`].
-fn credit(submissions: i32) -> i32 {
-    if residency::active() {
-        -submissions
-    } else {
-        submissions
-    }
+fn credit(ns: i32) -> i32 {
+    if residency::active() { -ns } else { ns }
 }
 
 /// Lets the thread pass without being governed, still by the fast path.
@@ -245,8 +245,10 @@ fn ungoverned(thread: &Thread, stream: usize) {
     thread.anchor.set(0);
     thread.stream.set(stream);
     thread.stream_slot_plus_one.set(0);
-    // Look again now and then: an attachment may have come.
-    thread.credit.set(credit(1024));
+    // Look again now and then: an attachment may have come. A tenth of a second of the device's time, or 1000 submissions.
+    thread.unknown_ns.set(100_000);
+    thread.give_credit(credit(100_000_000));
+    thread.spent_ns.set(0);
     thread.context_known.set(false);
 }
 

@@ -1,24 +1,36 @@
 //! Completion marks: after a batch of submissions to a stream, the device itself writes a number into our shared page.
 //!
-//! The arbiter sees what has finished without a call into this process, and we bound what is in flight *in time*: what one
-//! submission takes is learnt from the marks as they pass, and a submitting call waits while more is queued than the
-//! grant's window holds, exactly as it would wait for a full launch queue. Until the first mark has passed nothing is
-//! known, and one mark at a time is in flight.
+//! The arbiter sees what has finished without a call into this process, and we bound what is in flight *in time*: a submitting
+//! call waits while more is queued than the grant's window holds, exactly as it would wait for a full launch queue.
+//!
+//! A submission weighs what it takes on the device, as far as that is known ([`cost`]). Two things are learnt from the marks as
+//! they pass. A mark that covers one submission tells what that takes; the first of its class has one of its own, so has
+//! whatever takes long, and now and then one of the others. All marks of a stream together tell its *pace*: how long work takes
+//! that weighs a second, a mean of sums over the recent past, in which the errors of the single weights come out. Of what nobody
+//! has seen yet four at a time are in flight.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use channel::{STREAM_SLOTS, StreamSlot};
+use channel::{STREAM_SLOTS, StreamSlot, ThreadSlot};
 use shim_ffi::*;
 
 use crate::client::{self, Attached, now_ns, pause};
-use crate::thread::{StreamEntry, Thread};
-use crate::{capture, process, real};
+use crate::pace::{Alone, Private, RING};
+use crate::signature::Seen;
+use crate::thread::{MOST_CREDIT, StreamEntry, Thread};
+use crate::{capture, cost, process, real};
 
-/// Issue times kept per slot. Marks in flight never exceed it while a window is set.
-const RING: usize = 32;
 /// Most submissions per mark.
-const LARGEST_BATCH: u32 = 512;
+const LARGEST_BATCH: u64 = 1024;
+/// Device time of the first mark of a thread, and of the first ones after it was let in.
+pub(crate) const FIRST_BUDGET_NS: u64 = 20_000;
+/// Least device time that is worth a mark.
+const LEAST_BUDGET_NS: u64 = 2_000;
+/// One mark in so many is followed by one of a single submission.
+const MARKS_PER_SAMPLE: u32 = 8;
+/// Time per mark where nothing bounds what is in flight.
+const UNBOUND_NS: u64 = 1_000_000;
 // States of the registration of our page: never tried, somebody is at it, done, the driver will not.
 const NEVER: u32 = 0;
 const BUSY: u32 = 1;
@@ -30,142 +42,11 @@ static REGISTRATION: AtomicU32 = AtomicU32::new(NEVER);
 static DEVICE_OFFSET: AtomicU64 = AtomicU64::new(0);
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// What is known of a slot's marks. Touched by the slot's owning thread.
-struct Private {
-    /// When each of the last marks was issued.
-    issued_ns: [AtomicU64; RING],
-    /// Submissions to the stream up to each of the last marks.
-    upto: [AtomicU64; RING],
-    /// Submissions to the stream up to the last mark.
-    total: AtomicU64,
-    /// Last mark that was seen passed, and when.
-    seen: AtomicU64,
-    seen_ns: AtomicU64,
-    /// When it was last looked for.
-    looked_ns: AtomicU64,
-    /// When the gate last let the thread in after a wait: what waits there is not the device's time.
-    let_in_ns: AtomicU64,
-    /// Device time of one submission, as learnt; 0: not yet.
-    each_ns: AtomicU64,
-    /// What it was learnt from, the recent past weighing most: device time and submissions. A mean of the two sums, and not
-    /// of the samples' ratios, because programs mix kernels of microseconds with kernels of milliseconds.
-    sum_ns: AtomicU64,
-    sum_submissions: AtomicU64,
-    /// Thread that the slot belongs to.
-    owner: AtomicU32,
-}
-
-/// Submissions are summed in this fraction, so that their decay does not round to nothing.
-const SCALE: u64 = 1024;
-
-/// A sum in which what came before weighs fifteen sixteenths.
-fn decayed(sum: u64, new: u64) -> u64 {
-    (sum - sum / 16).saturating_add(new)
-}
-
-impl Private {
-    const fn new() -> Self {
-        Self {
-            issued_ns: [const { AtomicU64::new(0) }; RING],
-            upto: [const { AtomicU64::new(0) }; RING],
-            total: AtomicU64::new(0),
-            seen: AtomicU64::new(0),
-            seen_ns: AtomicU64::new(0),
-            looked_ns: AtomicU64::new(0),
-            let_in_ns: AtomicU64::new(0),
-            each_ns: AtomicU64::new(0),
-            sum_ns: AtomicU64::new(0),
-            sum_submissions: AtomicU64::new(0),
-            owner: AtomicU32::new(0),
-        }
-    }
-
-    /// A new owner knows nothing of what the last one learnt.
-    fn reset(&self, slot: &StreamSlot, owner: u32) {
-        self.total.store(0, Ordering::Relaxed);
-        self.seen.store(slot.done(), Ordering::Relaxed);
-        self.upto[slot.done() as usize % RING].store(0, Ordering::Relaxed); // PANIC: the modulus is the length.
-        self.each_ns.store(0, Ordering::Relaxed);
-        self.sum_ns.store(0, Ordering::Relaxed);
-        self.sum_submissions.store(0, Ordering::Relaxed);
-        self.owner.store(owner, Ordering::Relaxed);
-    }
-
-    /// Notes a mark that covers `submissions` more.
-    fn issued(&self, mark: u64, submissions: u64, now_ns: u64) {
-        let total = self.total.load(Ordering::Relaxed) + submissions;
-        self.total.store(total, Ordering::Relaxed);
-        self.upto[mark as usize % RING].store(total, Ordering::Relaxed); // PANIC: the modulus is the length.
-        self.issued_ns[mark as usize % RING].store(now_ns, Ordering::Relaxed); // PANIC: as above.
-    }
-
-    /// Looks which marks have passed, and learns from them what a submission takes. `just_now`: the program was asleep until
-    /// they had passed.
-    fn observe(&self, slot: &StreamSlot, now_ns: u64, just_now: bool) {
-        let (done, seen) = (slot.done(), self.seen.load(Ordering::Relaxed));
-        let looked_ns = self.looked_ns.swap(now_ns, Ordering::Relaxed);
-        let passed = done.wrapping_sub(seen);
-        if passed == 0 || passed > u64::MAX / 2 {
-            return;
-        }
-        self.seen.store(done, Ordering::Relaxed);
-        let seen_ns = self.seen_ns.swap(now_ns, Ordering::Relaxed);
-        if slot.issued().wrapping_sub(seen) >= RING as u64 {
-            return; // older than what is remembered
-        }
-        // PANIC: the modulus is the length, in all three.
-        let submissions = self.upto[done as usize % RING]
-            .load(Ordering::Relaxed)
-            .wrapping_sub(self.upto[seen as usize % RING].load(Ordering::Relaxed))
-            .max(1);
-        // The work of a mark begins after the mark before it was issued, at the earliest, and after that had passed. Where
-        // the program pauses in between this is too early, and the estimate too high: then marks come more often, and tell
-        // better. The other way round an estimate that is too low would never be put right.
-        let begun_ns = seen_ns
-            .max(self.issued_ns[seen as usize % RING].load(Ordering::Relaxed))
-            .max(self.let_in_ns.load(Ordering::Relaxed));
-        let took_ns = now_ns.saturating_sub(begun_ns);
-        let sample_ns = (took_ns / submissions).max(1);
-        let each_ns = self.each_ns.load(Ordering::Relaxed);
-        // Where something is still in flight the device was busy all the time. Otherwise the marks passed somewhere between the
-        // last look and this one; where the looks are far apart the sample says only "at most".
-        let busy = slot.issued() != done;
-        let tight =
-            just_now || busy || now_ns.saturating_sub(looked_ns) <= (took_ns / 2).max(200_000);
-        if tight || (each_ns != 0 && sample_ns < each_ns) {
-            let ns = decayed(self.sum_ns.load(Ordering::Relaxed), took_ns);
-            let count = decayed(
-                self.sum_submissions.load(Ordering::Relaxed),
-                submissions.saturating_mul(SCALE),
-            );
-            self.sum_ns.store(ns, Ordering::Relaxed);
-            self.sum_submissions.store(count, Ordering::Relaxed);
-            let mean_ns = ns.saturating_mul(SCALE) / count.max(1);
-            self.each_ns.store(mean_ns.max(1), Ordering::Relaxed);
-        }
-    }
-
-    /// Whether what is in flight fits `window_ns`.
-    fn fits(&self, slot: &StreamSlot, window_ns: u64, now_ns: u64) -> bool {
-        let behind = slot.issued().wrapping_sub(slot.done());
-        if behind == 0 || behind > u64::MAX / 2 {
-            return true;
-        }
-        if behind as usize >= RING - 2 {
-            return false;
-        }
-        // A stream is a queue: what was issued longer ago than the window and has not passed makes it at least that long,
-        // whatever was learnt.
-        let oldest_ns =
-            self.issued_ns[slot.done().wrapping_add(1) as usize % RING].load(Ordering::Relaxed); // PANIC: as below.
-        let each_ns = self.each_ns.load(Ordering::Relaxed);
-        if each_ns == 0 || now_ns.saturating_sub(oldest_ns) > window_ns {
-            return false;
-        }
-        let upto = self.upto[slot.done() as usize % RING].load(Ordering::Relaxed); // PANIC: the modulus is the length.
-        let queued = self.total.load(Ordering::Relaxed).wrapping_sub(upto);
-        queued.saturating_mul(each_ns) <= window_ns
-    }
+/// What a submission weighs in its stream.
+pub(crate) struct Weight {
+    pub(crate) ns: u64,
+    /// It has a mark of its own.
+    pub(crate) alone: Option<Alone>,
 }
 
 static PRIVATE: [Private; STREAM_SLOTS] = [const { Private::new() }; STREAM_SLOTS];
@@ -231,7 +112,7 @@ fn slot_of(thread: &Thread, attached: &Attached, stream: usize, device: u32) -> 
         .or_else(|| reclaim(attached, device))?;
     // CAST: thread ids are positive.
     let owner = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    PRIVATE[index].reset(attached.end.client.stream(index)?, owner); // PANIC: the pages and `PRIVATE` are of one length.
+    PRIVATE[index].reset(attached.end.client.stream(index)?, owner, now_ns()); // PANIC: the pages and `PRIVATE` are of one length.
     thread.streams[at].set(StreamEntry {
         key: stream,
         device,
@@ -278,16 +159,83 @@ pub(crate) fn flush(thread: &Thread, attached: &Attached) {
         .client
         .thread(thread.slot_plus_one.get() as usize - 1);
     if line.unmarked() != 0 {
-        issue(thread, attached);
+        issue(thread, attached, None);
     }
 }
 
-/// Largest batch of a thread that has just been let in.
-const FIRST_BATCH: u32 = 8;
+/// Before a submission: what it weighs. What was submitted before one that is to have a mark of its own is marked now.
+pub(crate) fn weigh(thread: &Thread, attached: &Attached, seen: Seen) -> Weight {
+    let known = cost::of(seen);
+    let ns = known.map_or_else(|| guess_ns(thread, attached), u64::from);
+    let telling = known.is_none()
+        || ns > thread.budget_ns.get() / 2
+        || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE;
+    if !telling || behind(thread, attached) >= RING / 2 {
+        return Weight { ns, alone: None };
+    }
+    flush(thread, attached);
+    let alone = Some(Alone {
+        signature: seen.signature,
+        class: seen.class,
+        guessed: known.is_none(),
+    });
+    Weight { ns, alone }
+}
+
+/// Weight of what is not known: so that the window holds four of it.
+fn guess_ns(thread: &Thread, attached: &Attached) -> u64 {
+    match u64::from(window_us(thread, attached)) * 250 {
+        0 => thread.budget_ns.get() / 16,
+        quarter_ns => quarter_ns,
+    }
+}
+
+/// Marks of the thread's stream that have not passed; as many as are remembered where its completion cannot be followed.
+fn behind(thread: &Thread, attached: &Attached) -> usize {
+    match current(thread, attached) {
+        // CAST: cut off below.
+        Some((_, slot)) => slot.issued().saturating_sub(slot.done()).min(RING as u64) as usize,
+        None => RING,
+    }
+}
+
+/// Whether one more mark could be remembered until it has passed.
+pub(crate) fn room(thread: &Thread, attached: &Attached) -> bool {
+    behind(thread, attached) < RING - 2
+}
+
+/// Whether what is unmarked is worth a mark.
+pub(crate) fn due(thread: &Thread, line: &ThreadSlot) -> bool {
+    thread.give_credit(0);
+    let spent_ns = thread.spent_ns.get();
+    let unmarked = line.unmarked();
+    unmarked != 0 && (spent_ns >= thread.budget_ns.get() || unmarked >= LARGEST_BATCH)
+}
+
+/// For how much the fast path is open now: what is left until the next mark, and half of what is left of a slice.
+pub(crate) fn credit_ns(thread: &Thread, attached: &Attached) -> i32 {
+    let line = attached
+        .end
+        .client
+        .thread(thread.slot_plus_one.get() as usize - 1);
+    if thread.stream_slot_plus_one.get() == 0
+        || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE
+        || line.unmarked() >= LARGEST_BATCH
+    {
+        return 0;
+    }
+    let left_ns = thread
+        .budget_ns
+        .get()
+        .saturating_sub(thread.spent_ns.get())
+        .min(until_turn(thread, attached));
+    i32::try_from(left_ns).map_or(MOST_CREDIT, |ns| ns.min(MOST_CREDIT))
+}
 
 /// After a wait at the gate: the first marks come soon, so that the device's pace is learnt anew.
 pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
-    thread.batch.set(thread.batch.get().min(FIRST_BATCH));
+    let budget_ns = thread.budget_ns.get().min(FIRST_BUDGET_NS);
+    thread.budget_ns.set(budget_ns);
     let now_ns = now_ns();
     if let Some(slot) = (thread.slot_plus_one.get() as usize).checked_sub(1) {
         attached.end.client.thread(slot).note_let_in(now_ns);
@@ -298,9 +246,9 @@ pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
     }
 }
 
-/// Issues a mark on the thread's current stream and adapts the batch.
-pub(crate) fn issue(thread: &Thread, attached: &Attached) {
-    thread.credit.set(0);
+/// Issues a mark on the thread's current stream and adapts the budget. `alone`: the one submission that it covers.
+pub(crate) fn issue(thread: &Thread, attached: &Attached, alone: Option<Alone>) {
+    thread.give_credit(0);
     // No own call on a capturing stream, nor on the default stream while another is captured.
     if capture::any() || process::exiting() {
         return;
@@ -318,7 +266,12 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached) {
     let (now, private) = (now_ns(), &PRIVATE[index]); // PANIC: the pages and `PRIVATE` are of one length.
     private.observe(slot, now, false);
     let mark = slot.issue();
-    private.issued(mark, line.unmarked(), now);
+    let weight_ns = thread.spent_ns.take();
+    private.issued(mark, weight_ns, alone, now);
+    thread.marks_since_apart.set(match alone {
+        Some(_) => 0,
+        None => thread.marks_since_apart.get() + 1,
+    });
     let address = CUdeviceptr((slot.done_address() as u64).wrapping_add(offset));
     let stream = CUstream(std::ptr::without_provenance_mut(thread.stream.get()));
     // SAFETY: the address is the device's view of a word in our page, which stays mapped; the stream is the one that the
@@ -341,22 +294,19 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached) {
 }
 
 /// One mark per eighth of the window: few enough to cost nothing, often enough to bound what is in flight.
-/// Batches grow only while the device keeps up: looks are rare where batches are large, and what was learnt of small kernels
-/// must not let a program queue many large ones before the next look.
+/// Budgets grow only while the device keeps up: looks are rare where they are large, and a kernel may take what its grid does not
+/// tell.
 fn adapt(thread: &Thread, attached: &Attached, private: &Private, keeps_up: bool) {
-    let window_us = window_us(thread, attached);
-    let aim_ns = if window_us == 0 {
-        1_000_000
-    } else {
-        u64::from(window_us) * 125
+    let aim_ns = match u64::from(window_us(thread, attached)) * 125 {
+        0 => UNBOUND_NS,
+        eighth_ns => eighth_ns,
     };
-    let each_ns = private.each_ns.load(Ordering::Relaxed);
-    let batch = aim_ns.checked_div(each_ns).unwrap_or(1);
-    let before = thread.batch.get().max(1);
-    let most = if keeps_up { before * 2 } else { before };
-    // CAST: clamped. Growth by doubling: a first sample may have been a lucky one.
-    let batch = (batch as u32).clamp(1, LARGEST_BATCH.min(most));
-    thread.batch.set(batch);
+    let before_ns = thread.budget_ns.get().max(LEAST_BUDGET_NS);
+    let most_ns = if keeps_up { before_ns * 2 } else { before_ns };
+    let budget_ns = private
+        .weight_of(aim_ns)
+        .clamp(LEAST_BUDGET_NS, most_ns.min(UNBOUND_NS * 1024));
+    thread.budget_ns.set(budget_ns);
 }
 
 fn window_us(thread: &Thread, attached: &Attached) -> u32 {
@@ -367,9 +317,8 @@ fn window_us(thread: &Thread, attached: &Attached) -> u32 {
         .map_or(0, channel::DeviceGrant::window_us)
 }
 
-/// How many submissions fit into what is left of a slice, by what one takes; any number where it has no end, or is past it and
-/// nobody has come.
-pub(crate) fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
+/// What fits into what is left of a slice, by weight; anything where it has no end, or is past it and nobody has come.
+fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
     let Some(grant) = (thread.device_plus_one.get() as usize)
         .checked_sub(1)
         .and_then(|device| attached.end.arbiter.device(device))
@@ -389,10 +338,8 @@ pub(crate) fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
     let Some((index, _)) = current(thread, attached) else {
         return u64::MAX;
     };
-    // PANIC: the pages and `PRIVATE` are of one length.
-    let each_ns = PRIVATE[index].each_ns.load(Ordering::Relaxed);
-    // Half of it, and half of the rest next time: what one takes is a guess.
-    left_ns / 2 / each_ns.max(1)
+    // Half of it, and half of the rest next time: what work takes is a guess. PANIC: the pages and `PRIVATE` are of one length.
+    PRIVATE[index].weight_of(left_ns / 2)
 }
 
 /// After a call that has waited for the device: the one look that a program gives us that submits a burst and sleeps until it
@@ -449,7 +396,7 @@ pub(crate) fn bound(thread: &Thread, attached: &'static Attached) {
             }
         }
         // While nothing is known yet the wait is for one short mark: look often.
-        let nap_ns = if private.each_ns.load(Ordering::Relaxed) == 0 {
+        let nap_ns = if private.guesses(slot) {
             10_000
         } else {
             (window_ns / 16).clamp(10_000, 100_000)

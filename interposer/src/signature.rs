@@ -18,6 +18,8 @@ pub(crate) struct Seen {
     pub(crate) signature: u32,
     /// Bytes that it copies between host and device.
     pub(crate) copies: u64,
+    /// What is like it in the time that it takes, see [`crate::cost`]; neither 0 nor odd. Not computed where nobody asks.
+    pub(crate) class: u32,
 }
 
 /// Odd constants with well-mixed bits: the fractional parts of the golden ratio and of the square root of 3.
@@ -34,11 +36,31 @@ const fn fold(what: u64, shape: u64) -> u32 {
     (what & !LOW) | (shape & LOW) | 1
 }
 
+/// The class of what does `what`, so much of it.
+#[inline(always)]
+pub(crate) const fn class(symbol: u64, what: u64, size: u64) -> u32 {
+    let magnitude = 64 - size.leading_zeros() as u64;
+    let mixed = what.wrapping_mul(MIX) ^ (symbol << 8 | magnitude).wrapping_mul(MIX_SHAPE);
+    // CAST: the upper half; and neither 0 nor odd.
+    ((mixed.wrapping_mul(MIX) >> 32) as u32 | 2) & !1
+}
+
+/// The class of a kernel's launch, by whichever function.
+#[inline(always)]
+pub(crate) fn class_of_kernel(kernel: u64, (x, y, z): (u32, u32, u32)) -> u32 {
+    // What the driver allows fits.
+    let blocks = u64::from(x)
+        .wrapping_mul(u64::from(y))
+        .wrapping_mul(u64::from(z));
+    class(0, kernel, blocks)
+}
+
 /// The signature of a call of `symbol` to `stream`, and what it copies.
 #[inline(always)]
 pub(crate) fn of(symbol: Symbol, args: &[usize], stream: usize) -> Seen {
     let arg = |at: usize| args.get(at).copied().unwrap_or(0) as u64;
     let (mut what, mut shape, mut copies) = (symbol as u64 + 1, 0, 0);
+    let mut kernel_grid = None;
     match symbol {
         Symbol::cuLaunchKernel
         | Symbol::cuLaunchKernel_ptsz
@@ -46,19 +68,19 @@ pub(crate) fn of(symbol: Symbol, args: &[usize], stream: usize) -> Seen {
         | Symbol::cuLaunchCooperativeKernel_ptsz => {
             what = arg(0);
             // CAST: the upper halves of the registers of 32-bit parameters are anything.
-            shape = grid(arg(1) as u32, arg(2) as u32, arg(3) as u32);
+            kernel_grid = Some((arg(1) as u32, arg(2) as u32, arg(3) as u32));
         }
         Symbol::cuLaunchKernelEx | Symbol::cuLaunchKernelEx_ptsz => {
             what = arg(1);
             if arg(0) != 0 {
                 // SAFETY: the caller's launch configuration, which the driver is about to read as well.
                 let config = unsafe { &*(arg(0) as *const CUlaunchConfig) };
-                shape = grid(config.gridDimX, config.gridDimY, config.gridDimZ);
+                kernel_grid = Some((config.gridDimX, config.gridDimY, config.gridDimZ));
             }
         }
         Symbol::cuLaunchGrid | Symbol::cuLaunchGridAsync => {
             what = arg(0);
-            shape = grid(arg(1) as u32, arg(2) as u32, 1); // CAST: as above.
+            kernel_grid = Some((arg(1) as u32, arg(2) as u32, 1)); // CAST: as above.
         }
         Symbol::cuLaunch | Symbol::cuGraphLaunch | Symbol::cuGraphLaunch_ptsz => what = arg(0),
         Symbol::cuMemcpyHtoD
@@ -88,14 +110,28 @@ pub(crate) fn of(symbol: Symbol, args: &[usize], stream: usize) -> Seen {
         | Symbol::cuMemcpyDtoDAsync_v2_ptsz => shape = arg(2),
         _ => {}
     }
+    let class = match kernel_grid {
+        Some(blocks) => {
+            shape = grid(blocks);
+            class_of_kernel(what, blocks)
+        }
+        None => match symbol {
+            // The same graph, by either function.
+            Symbol::cuGraphLaunch | Symbol::cuGraphLaunch_ptsz => {
+                class(Symbol::cuGraphLaunch as u64 + 1, what, 1)
+            }
+            _ => class(symbol as u64 + 1, what, shape),
+        },
+    };
     Seen {
         signature: fold(what, shape ^ ((stream as u64) << 20)),
         copies,
+        class,
     }
 }
 
 #[inline(always)]
-fn grid(x: u32, y: u32, z: u32) -> u64 {
+fn grid((x, y, z): (u32, u32, u32)) -> u64 {
     (x as u64) ^ ((y as u64) << 24) ^ ((z as u64) << 44)
 }
 

@@ -24,11 +24,16 @@ pub(crate) struct StreamEntry {
     pub(crate) slot_plus_one: u32,
 }
 
+/// Most credit, and what is beyond all credit. Their sum fits a word.
+pub(crate) const MOST_CREDIT: i32 = 1_000_000_000;
+pub(crate) const UNKNOWN_NS: i32 = 1_100_000_000;
+
 /// What we keep per thread.
 #[repr(C)]
 pub(crate) struct Thread {
-    /// Submissions that may pass by the fast path before the slow one is due. First, and 0 to start with: nothing else is
-    /// looked at while it is not positive. Below zero where memory may be moved, see `gate::open_latched`.
+    /// Device time in nanoseconds whose submissions may pass by the fast path before the slow one is due. First, and 0 to start
+    /// with: nothing else is looked at where a submission takes more. Below zero where memory may be moved, see
+    /// `gate::open_latched`.
     pub(crate) credit: Cell<i32>,
     /// Whether `device` and `context` are those of the thread's current context.
     pub(crate) context_known: Cell<bool>,
@@ -46,6 +51,9 @@ pub(crate) struct Thread {
     pub(crate) ring: Cell<*const SignatureRing>,
     /// Signature at which the slow path is due; 0: none.
     pub(crate) anchor: Cell<u32>,
+    /// What a submission of which nothing is known takes of the credit: all there can be, so that the slow path learns of it; or
+    /// little, in a thread that nobody governs.
+    pub(crate) unknown_ns: Cell<i32>,
     /// Generation of the attachment that all this belongs to.
     pub(crate) generation: Cell<u32>,
     /// Thread slot in the client's half, plus one.
@@ -56,8 +64,14 @@ pub(crate) struct Thread {
     pub(crate) ordinal: Cell<i32>,
     /// The current context.
     pub(crate) context: Cell<usize>,
-    /// Submissions per completion mark.
-    pub(crate) batch: Cell<u32>,
+    /// The credit when it was last given.
+    pub(crate) granted: Cell<i32>,
+    /// Completion marks since the last one that covers a single submission.
+    pub(crate) marks_since_apart: Cell<u32>,
+    /// Device time per completion mark, in nanoseconds.
+    pub(crate) budget_ns: Cell<u64>,
+    /// Device time of the submissions that no mark covers yet and that the credit does not show, in nanoseconds.
+    pub(crate) spent_ns: Cell<u64>,
     /// Slot of the current stream, plus one; 0 where completion cannot be followed.
     pub(crate) stream_slot_plus_one: Cell<u32>,
     /// When the arbiter was last looked after, `CLOCK_MONOTONIC` nanoseconds.
@@ -106,9 +120,20 @@ pub(crate) fn thread<'a>() -> &'a Thread {
 }
 
 impl Thread {
+    /// Lets submissions that take `ns` together pass by the fast path from here on, instead of what was left.
+    pub(crate) fn give_credit(&self, ns: i32) {
+        let used = self.granted.get().abs() - self.credit.get().abs();
+        // CAST: not negative.
+        self.spent_ns.set(self.spent_ns.get() + used.max(0) as u64);
+        self.granted.set(ns);
+        self.credit.set(ns);
+    }
+
     /// Forgets everything that belongs to an attachment; the next submission takes the slow path.
     pub(crate) fn forget(&self) {
-        self.credit.set(0);
+        self.give_credit(0);
+        self.spent_ns.set(0);
+        self.unknown_ns.set(UNKNOWN_NS);
         self.context_known.set(false);
         self.stream.set(0);
         self.gate.set(std::ptr::null());

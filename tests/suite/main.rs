@@ -1,5 +1,6 @@
 //! The integration suite: one binary, a module per topic, a directory per test.
 
+mod bounds;
 mod cluster;
 mod documents;
 mod exports;

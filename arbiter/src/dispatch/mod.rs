@@ -204,6 +204,8 @@ impl Lane {
         let free = nobody && self.turn.is_none() && self.coming.is_none();
         let grant = self.grant_of(&self.seats[at], now_ns, 0, 0);
         let seat = &mut self.seats[at];
+        // Also before its first grant: it may come in by the clock, before that is written.
+        pages.arbiter.set_window(self.device, grant.window_us);
         seat.standing = self.keeper.standing(tenant);
         seat.clients.push((client, Rc::clone(&pages)));
         seat.launches = seat.sample(self.device).launches;

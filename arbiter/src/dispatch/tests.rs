@@ -554,3 +554,13 @@ fn who_goes_in_by_the_clock_is_confirmed_and_charged_from_its_turn() {
     let difference = a.contended_device_ns.abs_diff(b.contended_device_ns);
     assert!(difference <= 5 * MS, "{difference}");
 }
+
+#[test]
+fn a_window_is_there_before_the_first_grant() {
+    let bench = Bench::new(&[1, 1]);
+    assert!(bench.open(0) && !bench.open(1));
+    for pages in &bench.pages {
+        let device = pages.arbiter.device(0).expect("device");
+        assert_eq!(device.window_us(), 20_000);
+    }
+}

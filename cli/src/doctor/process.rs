@@ -97,6 +97,10 @@ pub fn look(pid: u32, library: &Path) -> Option<Seen> {
         absent: None,
         program,
     };
+    // On its way out: its memory is gone between one look and the next.
+    if seen.image == 0 && seen.command.is_empty() {
+        return None;
+    }
     if seen.ours == 0 {
         seen.absent = Some(if elf::is_static_program(&proc.join("exe")) {
             Absent::Static

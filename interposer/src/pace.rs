@@ -1,0 +1,417 @@
+//! What is known of a stream's completion marks, and what is learnt from them as they pass.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use channel::StreamSlot;
+
+use crate::cost;
+
+/// Marks remembered per slot. Those in flight never exceed it while a window is set.
+pub(crate) const RING: usize = 32;
+
+/// A submission that has a mark of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Alone {
+    pub(crate) signature: u32,
+    pub(crate) class: u32,
+    /// Nobody knows what it takes; its weight is a guess.
+    pub(crate) guessed: bool,
+}
+
+impl Alone {
+    /// As a word that is not 0: classes are even.
+    fn word(self) -> u64 {
+        u64::from(self.signature) << 32 | u64::from(self.class) | u64::from(self.guessed)
+    }
+
+    fn from_word(word: u64) -> Option<Self> {
+        (word != 0).then_some(Self {
+            signature: (word >> 32) as u32, // CAST: both halves.
+            class: word as u32 & !1,
+            guessed: word & 1 == 1,
+        })
+    }
+
+    fn learn(self, took_ns: u64) {
+        cost::learn(self.signature, self.class, took_ns);
+    }
+}
+
+/// What is known of a slot's marks. Touched by the slot's owning thread.
+pub(crate) struct Private {
+    /// When each of the last marks was issued.
+    issued_ns: [AtomicU64; RING],
+    /// Weight of the submissions to the stream up to each of the last marks, in nanoseconds.
+    upto: [AtomicU64; RING],
+    /// Which of the last marks cover one submission, and which, see [`Alone`]; else 0.
+    alone: [AtomicU64; RING],
+    /// Weight of the submissions to the stream up to the last mark.
+    total: AtomicU64,
+    /// Last mark whose weight is a guess.
+    guessed: AtomicU64,
+    /// Last mark that was seen passed, and when.
+    seen: AtomicU64,
+    seen_ns: AtomicU64,
+    /// When it was last looked for.
+    looked_ns: AtomicU64,
+    /// When the gate last let the thread in after a wait: what waits there is not the device's time.
+    pub(crate) let_in_ns: AtomicU64,
+    /// Device time of what weighs [`SCALE`] nanoseconds; 0: not learnt yet.
+    pace: AtomicU64,
+    /// What it was learnt from, the recent past weighing most: device time and weight. A mean of the two sums, and not
+    /// of the samples' ratios, because programs mix kernels of microseconds with kernels of milliseconds.
+    sum_ns: AtomicU64,
+    sum_weight: AtomicU64,
+    /// Thread that the slot belongs to.
+    pub(crate) owner: AtomicU32,
+}
+
+/// Of the pace.
+const SCALE: u64 = 1024;
+/// Work is not taken for faster or slower than so many times its weight.
+const MOST_PACE: u64 = 1024 * SCALE;
+const LEAST_PACE: u64 = SCALE / 64;
+
+/// A sum in which what came before weighs fifteen sixteenths.
+fn decayed(sum: u64, new: u64) -> u64 {
+    (sum - sum / 16).saturating_add(new)
+}
+
+impl Private {
+    pub(crate) const fn new() -> Self {
+        Self {
+            issued_ns: [const { AtomicU64::new(0) }; RING],
+            upto: [const { AtomicU64::new(0) }; RING],
+            alone: [const { AtomicU64::new(0) }; RING],
+            total: AtomicU64::new(0),
+            guessed: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            seen_ns: AtomicU64::new(0),
+            looked_ns: AtomicU64::new(0),
+            let_in_ns: AtomicU64::new(0),
+            pace: AtomicU64::new(0),
+            sum_ns: AtomicU64::new(0),
+            sum_weight: AtomicU64::new(0),
+            owner: AtomicU32::new(0),
+        }
+    }
+
+    /// A new owner knows nothing of what the last one learnt; its work begins now.
+    pub(crate) fn reset(&self, slot: &StreamSlot, owner: u32, now_ns: u64) {
+        let done = slot.done();
+        self.seen_ns.store(now_ns, Ordering::Relaxed);
+        self.looked_ns.store(now_ns, Ordering::Relaxed);
+        self.issued_ns[done as usize % RING].store(now_ns, Ordering::Relaxed); // PANIC: the modulus is the length.
+        self.total.store(0, Ordering::Relaxed);
+        self.seen.store(done, Ordering::Relaxed);
+        self.guessed.store(done, Ordering::Relaxed);
+        self.upto[done as usize % RING].store(0, Ordering::Relaxed); // PANIC: the modulus is the length.
+        self.pace.store(0, Ordering::Relaxed);
+        self.sum_ns.store(0, Ordering::Relaxed);
+        self.sum_weight.store(0, Ordering::Relaxed);
+        self.owner.store(owner, Ordering::Relaxed);
+    }
+
+    /// Notes a mark that covers `weight_ns` more.
+    pub(crate) fn issued(&self, mark: u64, weight_ns: u64, alone: Option<Alone>, now_ns: u64) {
+        let total = self.total.load(Ordering::Relaxed).wrapping_add(weight_ns);
+        self.total.store(total, Ordering::Relaxed);
+        let at = mark as usize % RING; // PANIC: the modulus is the length, in all three.
+        self.upto[at].store(total, Ordering::Relaxed);
+        self.alone[at].store(alone.map_or(0, Alone::word), Ordering::Relaxed);
+        self.issued_ns[at].store(now_ns, Ordering::Relaxed);
+        if alone.is_some_and(|alone| alone.guessed) {
+            self.guessed.store(mark, Ordering::Relaxed);
+        }
+    }
+
+    /// Weight of the submissions up to `mark`, one of the last.
+    fn upto(&self, mark: u64) -> u64 {
+        self.upto[mark as usize % RING].load(Ordering::Relaxed) // PANIC: the modulus is the length.
+    }
+
+    fn alone(&self, mark: u64) -> Option<Alone> {
+        Alone::from_word(self.alone[mark as usize % RING].load(Ordering::Relaxed)) // PANIC: as above.
+    }
+
+    /// Looks which marks have passed, and learns from them what submissions take. `just_now`: the program was asleep until
+    /// they had passed.
+    pub(crate) fn observe(&self, slot: &StreamSlot, now_ns: u64, just_now: bool) {
+        let (done, seen) = (slot.done(), self.seen.load(Ordering::Relaxed));
+        let looked_ns = self.looked_ns.swap(now_ns, Ordering::Relaxed);
+        let passed = done.wrapping_sub(seen);
+        if passed == 0 || passed > u64::MAX / 2 {
+            return;
+        }
+        self.seen.store(done, Ordering::Relaxed);
+        let seen_ns = self.seen_ns.swap(now_ns, Ordering::Relaxed);
+        if slot.issued().wrapping_sub(seen) >= RING as u64 {
+            return; // older than what is remembered
+        }
+        let let_in_ns = self.let_in_ns.load(Ordering::Relaxed);
+        // PANIC: the modulus is the length.
+        let first_issued_ns =
+            self.issued_ns[seen.wrapping_add(1) as usize % RING].load(Ordering::Relaxed);
+        if let_in_ns > first_issued_ns {
+            return; // it went on while the thread waited at the gate, and nobody looked
+        }
+        // The work of a mark begins after the mark before it was issued, at the earliest, and after that had passed. Where
+        // the program pauses in between this is too early, and the estimate too high: then marks come more often, and tell
+        // better. The other way round an estimate that is too low would never be put right.
+        let begun_ns = seen_ns
+            .max(self.issued_ns[seen as usize % RING].load(Ordering::Relaxed)) // PANIC: the modulus is the length.
+            .max(let_in_ns);
+        let took_ns = now_ns.saturating_sub(begun_ns).max(1);
+        // Where something is still in flight the device was busy all the time. Otherwise the marks passed somewhere between the
+        // last look and this one; where the looks are far apart the sample says only "at most".
+        let busy = slot.issued() != done;
+        let tight =
+            just_now || busy || now_ns.saturating_sub(looked_ns) <= (took_ns / 2).max(200_000);
+        // What was not over at the last look took at least until then; the others have the rest.
+        let first_ns = match passed {
+            1 => took_ns,
+            _ => looked_ns.saturating_sub(begun_ns).min(took_ns),
+        };
+        self.learn(seen, done, (took_ns, first_ns), tight);
+    }
+
+    /// The marks after `seen` up to `done` have taken `took_ns`, the first of them at least `first_ns`. Not `tight`: at most.
+    fn learn(&self, seen: u64, done: u64, (took_ns, first_ns): (u64, u64), tight: bool) {
+        let passed = done.wrapping_sub(seen);
+        let weight_of = |mark: u64| {
+            self.upto(mark)
+                .wrapping_sub(self.upto(mark.wrapping_sub(1)))
+        };
+        let marks = || (1..=passed).map(|step| seen.wrapping_add(step));
+        let is_guess = |mark: &u64| self.alone(*mark).is_some_and(|alone| alone.guessed);
+        let guesses = marks().filter(is_guess).count() as u64;
+        if passed == 1
+            && let Some(alone) = self.alone(done)
+        {
+            let shorter = !alone.guessed && took_ns < self.expected_ns(weight_of(done));
+            if tight || shorter {
+                alone.learn(took_ns);
+            }
+            // A guess says nothing of the pace.
+            if alone.guessed {
+                return;
+            }
+        } else if guesses != 0 {
+            if !tight {
+                return;
+            }
+            let first = seen.wrapping_add(1);
+            let known_ns: u64 = marks()
+                .filter(|mark| *mark != first && !is_guess(mark))
+                .map(weight_of)
+                .sum();
+            let rest_ns = (took_ns - first_ns).saturating_sub(self.expected_ns(known_ns));
+            let others = guesses - u64::from(is_guess(&first));
+            for mark in marks().filter(is_guess) {
+                let ns = match mark == first {
+                    true => first_ns.max(took_ns / passed),
+                    false => rest_ns / others.max(1),
+                };
+                if let Some(alone) = self.alone(mark) {
+                    alone.learn(ns);
+                }
+            }
+            return;
+        } else if tight
+            && first_ns > took_ns / 2
+            && let Some(alone) = self.alone(seen.wrapping_add(1))
+        {
+            alone.learn(first_ns);
+        }
+        let weight_ns = self.upto(done).wrapping_sub(self.upto(seen)).max(1);
+        let learnt = self.pace.load(Ordering::Relaxed) != 0;
+        if tight || (learnt && took_ns < self.expected_ns(weight_ns)) {
+            let ns = decayed(self.sum_ns.load(Ordering::Relaxed), took_ns);
+            let weight = decayed(self.sum_weight.load(Ordering::Relaxed), weight_ns);
+            self.sum_ns.store(ns, Ordering::Relaxed);
+            self.sum_weight.store(weight, Ordering::Relaxed);
+            let pace = ns.saturating_mul(SCALE) / weight.max(1);
+            self.pace
+                .store(pace.clamp(LEAST_PACE, MOST_PACE), Ordering::Relaxed);
+        }
+    }
+
+    /// Device time of the stream's work of such a weight.
+    pub(crate) fn expected_ns(&self, weight_ns: u64) -> u64 {
+        match self.pace.load(Ordering::Relaxed) {
+            0 => weight_ns,
+            pace => weight_ns.saturating_mul(pace) / SCALE,
+        }
+    }
+
+    /// Weight of so much device time; not 0.
+    pub(crate) fn weight_of(&self, ns: u64) -> u64 {
+        match self.pace.load(Ordering::Relaxed) {
+            0 => ns.max(1),
+            pace => (ns.saturating_mul(SCALE) / pace).max(1),
+        }
+    }
+
+    /// Whether what is in flight fits `window_ns`.
+    pub(crate) fn fits(&self, slot: &StreamSlot, window_ns: u64, now_ns: u64) -> bool {
+        let behind = slot.issued().wrapping_sub(slot.done());
+        if behind == 0 || behind > u64::MAX / 2 {
+            return true;
+        }
+        if behind as usize >= RING - 2 {
+            return false;
+        }
+        // A stream is a queue: what was issued longer ago than the window and has not passed makes it at least that long,
+        // whatever was learnt.
+        let oldest_ns =
+            self.issued_ns[slot.done().wrapping_add(1) as usize % RING].load(Ordering::Relaxed); // PANIC: the modulus is the length.
+        if now_ns.saturating_sub(oldest_ns) > window_ns {
+            return false;
+        }
+        let queued = self
+            .total
+            .load(Ordering::Relaxed)
+            .wrapping_sub(self.upto(slot.done()));
+        self.expected_ns(queued) <= window_ns
+    }
+
+    /// Whether something is in flight whose weight is a guess.
+    pub(crate) fn guesses(&self, slot: &StreamSlot) -> bool {
+        let behind = self
+            .guessed
+            .load(Ordering::Relaxed)
+            .wrapping_sub(slot.done());
+        behind != 0 && behind < u64::MAX / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signature::Seen;
+
+    const MS: u64 = 1_000_000;
+
+    fn alone(key: u32, guessed: bool) -> Option<Alone> {
+        Some(Alone {
+            signature: key | 1,
+            class: key & !1,
+            guessed,
+        })
+    }
+
+    fn seen(key: u32) -> Seen {
+        Seen {
+            signature: key | 1,
+            copies: 0,
+            class: key & !1,
+        }
+    }
+
+    fn begun() -> (Private, StreamSlot) {
+        let (private, slot) = (Private::new(), StreamSlot::default());
+        private.reset(&slot, 1, 10 * MS);
+        (private, slot)
+    }
+
+    /// Issues a mark at that time, of that weight.
+    fn issue(private: &Private, slot: &StreamSlot, at_ns: u64, weight_ns: u64, of: Option<Alone>) {
+        private.observe(slot, at_ns, false);
+        private.issued(slot.issue(), weight_ns, of, at_ns);
+    }
+
+    #[test]
+    fn one_submission_tells_what_it_takes() {
+        let (private, slot) = begun();
+        issue(&private, &slot, 10 * MS, MS, alone(0x98_5150, true));
+        assert!(private.guesses(&slot));
+        private.observe(&slot, 30 * MS, false);
+        slot.settle();
+        assert!(!private.guesses(&slot));
+        private.observe(&slot, 60 * MS, true);
+        assert_eq!(cost::of(seen(0x98_5150)), Some(50 * MS as u32));
+        // A guess says nothing of the pace.
+        assert_eq!(private.expected_ns(MS), MS);
+    }
+
+    #[test]
+    fn what_is_known_to_take_long_fills_the_window_by_itself() {
+        let (private, slot) = begun();
+        for step in 0..4 {
+            issue(&private, &slot, 10 * MS + step, MS / 2, None);
+        }
+        assert!(private.fits(&slot, 2 * MS, 10 * MS + 10));
+        issue(
+            &private,
+            &slot,
+            10 * MS + 4,
+            50 * MS,
+            alone(0x98_5250, false),
+        );
+        assert!(!private.fits(&slot, 2 * MS, 10 * MS + 10));
+        slot.settle();
+        assert!(private.fits(&slot, 2 * MS, 10 * MS + 10));
+    }
+
+    #[test]
+    fn the_pace_is_a_mean_over_the_recent_past() {
+        let (private, slot) = begun();
+        let mut now_ns = 10 * MS;
+        for _ in 0..200 {
+            issue(&private, &slot, now_ns, MS / 10, None);
+            now_ns += MS / 5;
+            slot.settle();
+            private.observe(&slot, now_ns, true);
+        }
+        assert_eq!(private.expected_ns(MS), 2 * MS);
+        assert_eq!(private.weight_of(2 * MS), MS);
+    }
+
+    #[test]
+    fn the_first_of_several_marks_has_what_passed_before_the_last_look() {
+        let (private, slot) = begun();
+        issue(&private, &slot, 10 * MS, MS, alone(0x98_5350, true));
+        issue(&private, &slot, 10 * MS + 1, MS, alone(0x98_5450, true));
+        private.observe(&slot, 59 * MS, false);
+        slot.settle();
+        private.observe(&slot, 60 * MS, true);
+        assert_eq!(cost::of(seen(0x98_5350)), Some(49 * MS as u32));
+        assert_eq!(cost::of(seen(0x98_5450)), Some(MS as u32));
+    }
+
+    #[test]
+    fn what_went_on_while_the_thread_waited_at_the_gate_tells_nothing() {
+        let (private, slot) = begun();
+        issue(&private, &slot, 10 * MS, MS, alone(0x98_5650, true));
+        slot.settle();
+        // Let in again, and something is in flight by the next look.
+        private.let_in_ns.store(60 * MS, Ordering::Relaxed);
+        private.issued(slot.issue(), MS, alone(0x98_5750, true), 60 * MS + 1);
+        private.observe(&slot, 60 * MS + 2, false);
+        assert_eq!(cost::of(seen(0x98_5650)), None);
+        slot.settle();
+        private.observe(&slot, 90 * MS + 2, true);
+        assert_eq!(cost::of(seen(0x98_5750)), Some(30 * MS as u32));
+    }
+
+    #[test]
+    fn a_late_look_says_no_more_than_at_most() {
+        let (private, slot) = begun();
+        issue(&private, &slot, 10 * MS, MS, alone(0x98_5550, true));
+        slot.settle();
+        // The program was away for a second.
+        private.observe(&slot, 1010 * MS, false);
+        assert_eq!(cost::of(seen(0x98_5550)), None);
+        cost::learn(0, 0x98_5550, 2000 * MS);
+        issue(
+            &private,
+            &slot,
+            1020 * MS,
+            1000 * MS,
+            alone(0x98_5550, false),
+        );
+        slot.settle();
+        private.observe(&slot, 1520 * MS, false);
+        assert!(cost::of(seen(0x98_5550)).is_some_and(|ns| u64::from(ns) < 1000 * MS));
+    }
+}
