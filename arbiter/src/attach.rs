@@ -446,6 +446,14 @@ impl Arbiter {
         self.clients.insert(id, client);
         // Before the welcome, so that a client alone finds its gate open.
         self.enter_lanes(id, now_ns);
+        // A job is in the file before its first process is let in: a successor finds it however soon this process is killed.
+        if self
+            .ledger
+            .get(tenant_id)
+            .is_some_and(|t| t.clients.is_empty())
+        {
+            self.state_file.settle();
+        }
         let welcomed = match self.ledger.get(tenant_id).and_then(|t| t.memory.as_ref()) {
             Some(memory) => connection.welcome(&pages, memory, device_map),
             None => Err(std::io::Error::other("the job has ended")),

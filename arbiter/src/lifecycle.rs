@@ -139,6 +139,7 @@ impl Arbiter {
         self.state_is_old = true;
     }
 
+    /// Has what a successor needs to know written, beside the loop.
     pub(crate) fn save_state(&mut self) {
         self.state_is_old = false;
         let tenants = self.ledger.iter().map(|tenant| SavedTenant {
@@ -151,21 +152,14 @@ impl Arbiter {
             oom_count: tenant.oom_count,
             clients: self.saved_clients(tenant),
         });
-        let mut state = State {
+        self.state_file.save(State {
             epoch: self.epoch,
             next_id: self.next_id,
             tenants: tenants.collect(),
             baselines: self.profiles.saved(),
             devices: self.saved_devices(),
             ..State::default()
-        };
-        let path = self.options.dir.state_file();
-        if let Err(error) = state.save(&path) {
-            tracing::error!(
-                "{} cannot be written, a restarted arbiter will not know its jobs: {error}",
-                path.display()
-            );
-        }
+        });
     }
 
     fn saved_clients(&self, tenant: &Tenant) -> Vec<SavedClient> {
@@ -200,6 +194,7 @@ impl Arbiter {
         let message = format!("arbiter {} ends", std::process::id());
         self.journal.write("stop", "", message, &[("pid", pid)]);
         self.save_state();
+        self.state_file.settle();
         let dir = &self.options.dir;
         for path in [dir.channel_socket(), dir.control_socket()] {
             let _ = std::fs::remove_file(path);

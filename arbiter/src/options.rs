@@ -51,7 +51,10 @@ pub struct Options {
     pub embedded: bool,
     /// Ends after this long without a job; `None`: never.
     pub idle_exit: Option<Duration>,
-    /// Slices last this long while two tenants want a device, and less with more of them.
+    /// Slices never last longer, where a device's own rule says nothing.
+    pub quantum_max: Duration,
+    /// Slices last this long while two tenants want a device, one of them guaranteed, and less with more of them; where a
+    /// device's own rule has a longest slice, they last that long.
     pub quantum: Duration,
     /// Slices never last less.
     pub quantum_min: Duration,
@@ -107,13 +110,14 @@ pub struct DeviceRule {
 }
 
 impl Options {
-    /// The defaults: 5 ms slices, 2 ms in flight, no end.
+    /// The defaults: slices of 2 to 50 ms, 5 ms for two guaranteed tenants, 2 ms in flight, no end.
     pub fn new(dir: RuntimeDir) -> Self {
         Self {
             dir,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             embedded: false,
             idle_exit: None,
+            quantum_max: Duration::from_millis(50),
             quantum: Duration::from_millis(5),
             quantum_min: Duration::from_millis(2),
             window: Duration::from_millis(2),
@@ -164,26 +168,30 @@ impl Options {
     /// The pace of a device with these settings.
     fn pace(&self, settings: &DeviceSettings) -> Pace {
         let micros_of = |us: Option<u64>| us.map(|us| u32::try_from(us).unwrap_or(u32::MAX));
-        let quantum_us = micros_of(settings.quantum_max_us).unwrap_or(micros(self.quantum));
-        let min_us = micros_of(settings.quantum_min_us).unwrap_or(micros(self.quantum_min));
+        let set_us = micros_of(settings.quantum_max_us);
         // Below that a hand-over would cost more than the slice.
-        let max_us = quantum_us.max(200);
+        let promised_us = set_us.unwrap_or(micros(self.quantum)).max(200);
+        let min_us = micros_of(settings.quantum_min_us).unwrap_or(micros(self.quantum_min));
+        let max_us = set_us.unwrap_or(micros(self.quantum_max).max(min_us));
+        let max_us = max_us.max(promised_us);
         let early_wake = settings.early_wake.unwrap_or(self.early_wake);
-        let look_ns = (u64::from(max_us) * 1000 / 16).clamp(100_000, 400_000);
+        let look_ns = (u64::from(promised_us) * 1000 / 16).clamp(100_000, 400_000);
+        let window_us = micros(self.window).clamp(1, promised_us / 2);
         Pace {
-            quantum: policy::QuantumBounds {
+            quantum: policy::quantum::Lengths {
                 min_us: min_us.max(200).min(max_us),
                 max_us,
+                promised_us,
             },
-            window_us: micros(self.window).clamp(1, max_us / 2),
+            window_us,
             lone_window_us: micros(self.lone_window).max(1),
-            gap_window_us: micros(self.window).clamp(1, max_us / 2).min(GAP_WINDOW_US),
+            gap_window_us: window_us.min(GAP_WINDOW_US),
             look_ns,
             gap_look_ns: look_ns.min(GAP_LOOK_NS),
             drain_look_ns: 50_000,
             drain_ns: nanos(self.drain),
             quiet_ns: nanos(self.quiet),
-            quiet_max_ns: nanos(self.quiet).max(u64::from(max_us) * 1000 / 3),
+            quiet_max_ns: nanos(self.quiet).max(u64::from(promised_us) * 1000 / 3),
             gap_quiet_max_ns: nanos(self.quiet).max(GAP_QUIET_NS),
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),
             tick_ns: 20_000_000,

@@ -1,6 +1,7 @@
 //! A client as the arbiter holds it: who it is, its pages, and what it claims. Everything a client wrote is copied out here,
 //! once, into plain values; it can be nonsense, and then it is that client's own loss.
 
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
@@ -89,8 +90,8 @@ pub struct Activity {
     pub waits: bool,
     /// A thread is inside a blocking driver call.
     pub blocking: bool,
-    /// Marks are outstanding.
-    pub in_flight: bool,
+    /// Marks that are outstanding.
+    pub marks: u64,
     /// Work was submitted that no mark covers.
     pub unmarked: bool,
     /// A number that changes with every submission.
@@ -98,12 +99,17 @@ pub struct Activity {
 }
 
 impl Activity {
+    /// Whether marks are outstanding.
+    pub fn in_flight(self) -> bool {
+        self.marks > 0
+    }
+
     /// Of two clients together.
     pub fn and(self, other: Self) -> Self {
         Self {
             waits: self.waits || other.waits,
             blocking: self.blocking || other.blocking,
-            in_flight: self.in_flight || other.in_flight,
+            marks: self.marks.saturating_add(other.marks),
             unmarked: self.unmarked || other.unmarked,
             launches: self.launches.wrapping_add(other.launches),
         }
@@ -121,7 +127,7 @@ pub fn activity(pages: &ClientPages, device: usize) -> Activity {
     Activity {
         waits: client.waiting(device) > 0,
         blocking: client.blocking(device) > 0,
-        in_flight: client.in_flight(device).marks > 0,
+        marks: client.in_flight(device).marks,
         unmarked: client.unmarked(device),
         launches: client.launches_on(device),
     }
@@ -129,10 +135,14 @@ pub fn activity(pages: &ClientPages, device: usize) -> Activity {
 
 /// Start time of a process in clock ticks since boot (field 22 of `/proc/PID/stat`, see proc_pid_stat(5)); `None`: gone.
 pub fn started_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // One read: the kernel makes the whole line for it, some 300 bytes. What is needed is well within the buffer, whatever the numbers.
+    let mut file = std::fs::File::open(format!("/proc/{pid}/stat")).ok()?;
+    let mut buffer = [0; 1024];
+    let length = file.read(&mut buffer).ok()?;
     // The second field is the name in parentheses and may contain anything; count from the last one.
-    let rest = &stat[stat.rfind(')')? + 1..];
-    let mut fields = rest.split_ascii_whitespace();
+    let stat = buffer.get(..length)?;
+    let rest = &stat[stat.iter().rposition(|byte| *byte == b')')? + 1..];
+    let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
     if fields.next()? == "Z" {
         return None;
     }
@@ -166,12 +176,12 @@ mod tests {
             ..Activity::default()
         };
         let other = Activity {
-            in_flight: true,
+            marks: 2,
             launches: 3,
             ..Activity::default()
         };
         let both = one.and(other);
-        assert!(both.waits && both.in_flight && !both.blocking);
+        assert!(both.waits && both.in_flight() && !both.blocking);
         assert_eq!(both.launches, 2);
     }
 }

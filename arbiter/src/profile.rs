@@ -16,6 +16,7 @@ use control::{IterationSource, Profile};
 use policy::TenantId;
 use policy::iterations::Found;
 
+use crate::dispatch::Boundaries;
 use crate::serve::Arbiter;
 use crate::state::SavedBaseline;
 use crate::tenant::Tenant;
@@ -221,6 +222,23 @@ impl Profiles {
         }
     }
 
+    /// Where its boundaries are noted, for those who cannot wait for the next look.
+    pub fn boundaries(&self, id: TenantId) -> Option<Boundaries> {
+        match self.jobs.get(&id)?.source {
+            Source::Steps { client } => Some(Boundaries { client, slot: None }),
+            Source::Found {
+                client,
+                slot,
+                anchor: Some(_),
+                ..
+            } => Some(Boundaries {
+                client,
+                slot: Some(slot),
+            }),
+            _ => None,
+        }
+    }
+
     /// The part of it that slice policies look at; zeros and `None` where nothing is known.
     pub fn view(&self, id: TenantId, name: &str) -> (policy::Iterations, policy::Memory) {
         let Some(job) = self.jobs.get(&id).filter(|job| job.source != Source::None) else {
@@ -315,7 +333,8 @@ impl Arbiter {
                         ephemeral_bytes: peak_bytes,
                     }
                 };
-                lane.inform(tenant.id, memory, iterations);
+                let boundaries = self.profiles.boundaries(tenant.id);
+                lane.inform(tenant.id, memory, iterations, boundaries);
             }
         }
     }

@@ -30,10 +30,12 @@ use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{Errand, HostBooks};
 use crate::spare::Spare;
-use crate::state::State;
+use crate::state::{State, StateFile};
 
 /// How often the slow things are seen to: deadlines of strangers, journals, the file of the state.
 pub(crate) const HOUSE_NS: u64 = 100_000_000;
+/// How long they are put off at most while a hand-over is under way or near.
+const PUT_OFF_NS: u64 = 20_000_000;
 /// How long pages of an earlier arbiter may take to turn up. TIMEOUT: clients try again every second or so.
 pub(crate) const ADOPT_NS: u64 = 10_000_000_000;
 /// Jobs that have ended and are still shown, and for how long.
@@ -162,11 +164,13 @@ pub struct Arbiter {
     pub(crate) next_id: u64,
     pub(crate) started_unix_ms: u64,
     pub(crate) state_is_old: bool,
+    pub(crate) state_file: StateFile,
     /// Log lines that strangers may still cause.
     pub(crate) strangers: Allowance,
     /// Listeners left alone until then, for want of descriptors.
     pub(crate) deaf_until_ns: Option<u64>,
     house_ns: u64,
+    profiles_ns: Option<u64>,
     pub(crate) spare: Spare,
     idle_since_ns: Option<u64>,
     pub(crate) watching: bool,
@@ -196,6 +200,7 @@ impl Arbiter {
         let journal = Journal::open(&journal_path)
             .map_err(Error::io(format!("write {}", journal_path.display())))?;
         let (mut state, damage) = State::load(&dir.state_file());
+        let state_file = StateFile::start(dir.state_file()).map_err(Error::io("start a thread"))?;
 
         let path = dir.channel_socket();
         let listen = |path: &std::path::Path| format!("listen at {}", path.display());
@@ -248,9 +253,11 @@ impl Arbiter {
             next_id: state.next_id.max(1),
             started_unix_ms: unix_ms(),
             state_is_old: true,
+            state_file,
             strangers: Allowance::new(now_ns),
             deaf_until_ns: None,
             house_ns: now_ns,
+            profiles_ns: None,
             spare: Spare::default(),
             idle_since_ns: Some(now_ns),
             watching: false,
@@ -295,7 +302,9 @@ impl Arbiter {
         }
         arbiter.set_up_residency();
         arbiter.restore(state, now_ns);
+        // The number of this incarnation is used up before anybody is served.
         arbiter.save_state();
+        arbiter.state_file.settle();
         Ok(arbiter)
     }
 
@@ -384,11 +393,26 @@ impl Arbiter {
             self.dirty |= self.conductor.lanes();
         }
         self.step_dirty_lanes();
-        if now_ns >= self.house_ns {
+        // The slow things are not in the way of a hand-over: the core is left to whoever was just woken, and to the turn that is near.
+        let now_ns = mono_ns();
+        let later_ns = self
+            .lanes
+            .iter()
+            .filter_map(|lane| lane.hands_over_until(now_ns));
+        let later_ns = later_ns.max().unwrap_or(0);
+        let waits = |due_ns: u64| now_ns < later_ns && now_ns < due_ns + PUT_OFF_NS;
+        let (house_waits, profiles_wait) = (
+            now_ns >= self.house_ns && waits(self.house_ns),
+            self.profiles_ns
+                .is_some_and(|due_ns| now_ns >= due_ns && waits(due_ns)),
+        );
+        if now_ns >= self.house_ns && !house_waits {
             self.keep_house(now_ns);
             self.house_ns = now_ns + HOUSE_NS;
         }
-        let profiles_ns = self.look_at_profiles(now_ns);
+        if !profiles_wait {
+            self.profiles_ns = self.look_at_profiles(now_ns);
+        }
         // What changed in the house may open gates.
         self.step_dirty_lanes();
         let errands_ns = self.run_errands(mono_ns());
@@ -404,8 +428,9 @@ impl Arbiter {
             && self.ledger.is_empty()
             && self.deaf_until_ns.is_none()
             && !self.watching;
+        let put_off = |due_ns: u64, waits: bool| if waits { later_ns } else { due_ns };
         let house = if !quiet {
-            Some(self.house_ns)
+            Some(put_off(self.house_ns, house_waits))
         } else {
             let idle_exit = self.options.idle_exit;
             let since_ns = self.idle_since_ns;
@@ -413,10 +438,12 @@ impl Arbiter {
                 since_ns.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX))
             })
         };
+        let profiles = self.profiles_ns;
+        let profiles = profiles.map(|due_ns| put_off(due_ns, profiles_wait));
         lanes
             .into_iter()
             .chain(house)
-            .chain(profiles_ns)
+            .chain(profiles)
             .chain(errands_ns)
             .min()
     }

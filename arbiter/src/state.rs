@@ -1,9 +1,14 @@
 //! What outlives the arbiter: the jobs, their tokens and who was attached, in `state.json`, replaced as a whole.
+//!
+//! Written by a thread of its own ([`StateFile`]): making the text, and a file system that takes its time, delay no hand-over. What is
+//! handed over while an older state is being written replaces the one that waits, so the file is at most one write behind.
 
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use control::{DeviceSettings, JobSpec};
 use serde::{Deserialize, Serialize};
@@ -114,9 +119,145 @@ impl State {
     }
 }
 
+/// The file of the state, and the thread that writes it.
+#[derive(Debug)]
+pub struct StateFile {
+    desk: Arc<Desk>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the two sides share.
+#[derive(Debug, Default)]
+struct Desk {
+    tray: Mutex<Tray>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Tray {
+    /// To be written next.
+    newest: Option<State>,
+    /// One is being written.
+    writing: bool,
+    /// No more will come.
+    over: bool,
+}
+
+impl Desk {
+    /// A thread that panicked leaves a tray that is as good as any.
+    fn tray(&self) -> MutexGuard<'_, Tray> {
+        self.tray.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, tray: MutexGuard<'a, Tray>) -> MutexGuard<'a, Tray> {
+        self.changed
+            .wait(tray)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what comes until there will be no more.
+    fn write_all(&self, path: &Path) {
+        let mut tray = self.tray();
+        loop {
+            let Some(mut state) = tray.newest.take() else {
+                if tray.over {
+                    return;
+                }
+                tray = self.wait(tray);
+                continue;
+            };
+            tray.writing = true;
+            drop(tray);
+            if let Err(error) = state.save(path) {
+                tracing::error!(
+                    "{} cannot be written, a restarted arbiter will not know its jobs: {error}",
+                    path.display()
+                );
+            }
+            tray = self.tray();
+            tray.writing = false;
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl StateFile {
+    /// Starts the thread.
+    pub fn start(path: PathBuf) -> io::Result<Self> {
+        let desk = Arc::new(Desk::default());
+        let other = Arc::clone(&desk);
+        let thread = std::thread::Builder::new()
+            .name("state".into())
+            .spawn(move || other.write_all(&path))?;
+        Ok(Self {
+            desk,
+            thread: Some(thread),
+        })
+    }
+
+    /// Has a state written, soon.
+    pub fn save(&self, state: State) {
+        self.desk.tray().newest = Some(state);
+        self.desk.changed.notify_all();
+    }
+
+    /// Waits until everything is written: for as long as the file system takes, as a write of our own would.
+    pub fn settle(&self) {
+        let mut tray = self.desk.tray();
+        while tray.newest.is_some() || tray.writing {
+            tray = self.desk.wait(tray);
+        }
+    }
+}
+
+impl Drop for StateFile {
+    /// Everything is written before whoever holds the directory's lock lets go of it.
+    fn drop(&mut self) {
+        self.desk.tray().over = true;
+        self.desk.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_newest_state_is_written_in_the_end_and_before_its_file_is_let_go() {
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("state.json");
+        let of = |next_id| State {
+            next_id,
+            ..State::default()
+        };
+        let file = StateFile::start(path.clone()).expect("a thread");
+        file.save(of(1));
+        file.settle();
+        assert_eq!(State::load(&path).0.next_id, 1);
+        (2..500).for_each(|next_id| file.save(of(next_id)));
+        file.settle();
+        assert_eq!(State::load(&path).0.next_id, 499);
+        file.save(of(500));
+        drop(file);
+        assert_eq!(State::load(&path).0.next_id, 500);
+    }
+
+    #[test]
+    fn a_directory_that_is_gone_ends_nothing() {
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("gone").join("state.json");
+        let file = StateFile::start(path.clone()).expect("a thread");
+        file.save(State::default());
+        file.settle();
+        std::fs::create_dir(dir.path().join("gone")).expect("it is back");
+        file.save(State::default());
+        drop(file);
+        assert_eq!(State::load(&path).1, None);
+        assert!(path.exists());
+    }
 
     #[test]
     fn it_comes_back_as_it_was_and_damage_is_told() {

@@ -82,8 +82,10 @@ impl Arbiter {
                     .policy
                     .as_ref()
                     .map_or_else(|| "stride".into(), ToString::to_string),
-                quantum_us: lane.map_or(0, |lane| u64::from(lane.quantum().max_us)),
-                quantum_min_us: lane.map_or(0, |lane| u64::from(lane.quantum().min_us)),
+                quantum_us: lane.map_or(0, |lane| u64::from(lane.lengths().max_us)),
+                quantum_min_us: lane.map_or(0, |lane| u64::from(lane.lengths().min_us)),
+                slice_us: lane.map_or(0, |lane| u64::from(lane.slice().0)),
+                switch_cost_ns: lane.map_or(0, |lane| lane.slice().1),
                 early_wake: settings.early_wake.unwrap_or(false),
                 misbehaviour: settings.misbehaviour.unwrap_or_default(),
                 set_by_hand: self.by_hand_of(index).is_some(),
@@ -182,7 +184,7 @@ impl Arbiter {
             command: tenant.spec.command.clone(),
             class: convert::wire_class(tenant.spec.class),
             state: match (tenant.clients.is_empty(), busy, waits) {
-                _ if tenant.spec.paused => JobState::Paused,
+                _ if tenant.spec.paused || tenant.spec.evicted => JobState::Paused,
                 (true, ..) if devices.is_empty() => JobState::Starting,
                 (_, true, _) => JobState::Running,
                 (_, _, true) => JobState::Waiting,

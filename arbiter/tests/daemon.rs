@@ -3,35 +3,19 @@
 mod bench;
 
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
 use arbiter::{Arbiter, Error, Options};
-use bench::{Daemon, Worker, attach, introduction, until};
+use bench::{Daemon, Worker, attach, child, introduction, named, refusal, role_of_ours, until};
 use channel::client::{AttachError, ClientEnd};
-use channel::wire::Outcome;
-use channel::{Account, Bypass, Event, NO_LIMIT};
-use control::{Change, Class, ClientError, ErrorCode, JobSpec, JobState, MemLimit};
+use channel::wire::{Hello, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, Welcome};
+use channel::{Account, ArbiterHalf, Bypass, ClientHalf, Event, Mapped, NO_LIMIT};
+use control::{Change, Class, ErrorCode, IterationSource, JobSpec, JobState, MemLimit, SoloSource};
 
 const GIB: u64 = 1 << 30;
-
-fn named(name: &str, share: f64) -> JobSpec {
-    JobSpec {
-        name: name.into(),
-        share: Some(share),
-        simulated: true,
-        ..JobSpec::default()
-    }
-}
-
-fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> control::ControlError {
-    match result {
-        Err(ClientError::Refused(error)) => error,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[test]
 fn a_job_alone_finds_its_gate_open_its_limit_set_and_itself_listed() {
@@ -539,29 +523,138 @@ fn a_client_that_lies_about_its_work_gets_its_share_and_no_more() {
     assert!(events.len() < 60, "{} lines", events.len());
 }
 
-// --- processes of our own ---
-
-fn child(role: &str, socket: &std::path::Path, word: &str) -> Child {
-    let mut command = Command::new(std::env::current_exe().expect("us"));
-    // The test runner's own threads would take a signal that the arbiter, in a thread of theirs, waits for.
-    // SAFETY: blocking a signal is all that happens between fork and exec, and it is async-signal-safe.
-    unsafe {
-        command.pre_exec(|| {
-            let mut signals = nix::sys::signal::SigSet::empty();
-            signals.add(nix::sys::signal::Signal::SIGTERM);
-            signals.thread_block().map_err(Into::into)
-        });
-    }
-    command
-        .args(["--exact", "role", "--nocapture", "--test-threads=1"])
-        .env("ARBITER_TEST_ROLE", role)
-        .env("ARBITER_TEST_SOCKET", socket)
-        .env("ARBITER_TEST_WORD", word)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("started")
+/// A greeting by hand, with these abilities; what comes back.
+fn greet(job: &control::Registered, features: u64) -> (Welcome, Vec<OwnedFd>) {
+    let introduction = introduction(job);
+    let hello = Hello {
+        major: PROTOCOL_MAJOR,
+        minor: PROTOCOL_MINOR,
+        features,
+        token: introduction.token,
+        previous_slot: None,
+        gap_ns: 0,
+        devices: introduction.devices,
+        command: introduction.command,
+    };
+    let socket = bench::seqpacket(&job.channel_socket);
+    assert!(bench::send(&socket, &hello.encode()));
+    let (bytes, fds) = bench::receive_with(&socket);
+    (Welcome::decode(&bytes).expect("a welcome"), fds)
 }
+
+#[test]
+fn a_client_that_asks_for_no_signature_page_gets_four_descriptors_and_is_like_any_other() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let older = operator.register(named("older", 0.5)).expect("registered");
+    let newer = operator.register(named("newer", 0.5)).expect("registered");
+    let (welcome, fds) = greet(&older, 0);
+    assert_eq!((welcome.outcome, fds.len()), (Outcome::Attached, 4));
+    // Abilities that nobody knows are nobody's.
+    let (welcome, more) = greet(&newer, channel::SIGNATURES | 1 << 63);
+    assert_eq!((welcome.outcome, more.len()), (Outcome::Attached, 5));
+
+    let arbiter = Mapped::<ArbiterHalf>::open(fds[0].as_fd(), false).expect("the arbiter's half");
+    let client = Mapped::<ClientHalf>::open(fds[1].as_fd(), true).expect("the client's half");
+    let gate = arbiter.device(0).expect("device");
+    gate.look().expect("alone it finds its gate open");
+    client.thread(0).count_launch();
+    let jobs = operator.list().expect("list");
+    assert_eq!((jobs[0].launches, jobs[0].processes.len()), (1, 1));
+    // It has no boundaries to tell of, and takes its turns.
+    let _rival = Worker::start(attach(&newer));
+    client.want(0).expect("device").begin_waiting();
+    until("it is let in again and again", || {
+        let waits = gate.look().is_err();
+        if waits {
+            rustix::io::write(&fds[3], &1u64.to_ne_bytes()).expect("rung");
+        } else {
+            client.thread(0).count_launch();
+        }
+        (operator.list().expect("list")[0].grants > 20).then_some(())
+    });
+    let profile = operator.list().expect("list")[0].profile.clone();
+    assert!(profile.is_none_or(|profile| profile.found == IterationSource::None));
+}
+
+#[test]
+fn what_an_iteration_takes_alone_is_known_to_the_next_arbiter() {
+    let (_place, dir) = bench::directory();
+    let profile = |operator: &mut control::Client, name: &str| {
+        let jobs = operator.list().expect("list");
+        let job = jobs.into_iter().find(|job| job.name == name);
+        job.and_then(|job| job.profile).unwrap_or_default()
+    };
+    /// Four submissions and a boundary.
+    fn iterate(client: &ClientEnd) {
+        (0..4).for_each(|_| client.client.thread(0).count_launch());
+        client.client.thread(0).all_marked();
+        let page = client.signatures.expect("asked for");
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let mono_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        page.steps().note(client.client.launches(), mono_ns, 0);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let (told, job, learnt_ns) = {
+        let first = Daemon::start_in(dir.clone());
+        let mut operator = first.operator();
+        let told = operator.register(named("told", 0.1)).expect("registered");
+        let change = Change {
+            solo_iteration_us: Some(7000),
+            ..Change::default()
+        };
+        operator.set("told", change).expect("set");
+        let job = operator.register(named("learnt", 0.5)).expect("registered");
+        let client = attach(&job);
+        let learnt_ns = until("it is learnt", || {
+            iterate(&client);
+            let profile = profile(&mut operator, "learnt");
+            let learnt = profile.solo_source == SoloSource::Learnt;
+            profile.solo_iteration_ns.filter(|_| learnt)
+        });
+        (told, job, learnt_ns)
+    };
+    // By the file: what is learnt goes on being refined until the end.
+    let state = std::fs::read(dir.state_file()).expect("kept for a successor");
+    let state: serde_json::Value = serde_json::from_slice(&state).expect("JSON");
+    let baselines = state["baselines"].as_array().expect("a list");
+    let kept = baselines.iter().find(|kept| kept["name"] == "learnt");
+    let kept_ns = kept.expect("kept")["iteration_ns"]
+        .as_f64()
+        .expect("a number");
+    assert!(
+        kept_ns > 2e6 && learnt_ns > 2_000_000,
+        "{kept_ns} {learnt_ns}"
+    );
+
+    let second = Daemon::start_in(dir);
+    let mut operator = second.operator();
+    let rival = operator.register(named("rival", 0.4)).expect("registered");
+    let client = attach(&job);
+    // Never alone, so that nothing is learnt anew.
+    client.client.want(0).expect("device").begin_blocking();
+    let _rival = Worker::start(attach(&rival));
+    let recorded = until("it is known again", || {
+        iterate(&client);
+        let profile = profile(&mut operator, "learnt");
+        let known = profile.solo_source == SoloSource::Recorded;
+        profile.solo_iteration_ns.filter(|_| known)
+    });
+    // CAST: below 2^53 nanoseconds.
+    assert!(
+        (recorded as f64 - kept_ns).abs() < 2.0,
+        "{recorded} {kept_ns}"
+    );
+    let client = attach(&told);
+    until("what an operator has set is known as well", || {
+        iterate(&client);
+        let profile = profile(&mut operator, "told");
+        let set = (profile.solo_source, profile.solo_iteration_ns);
+        (set == (SoloSource::Set, Some(7_000_000))).then_some(())
+    });
+}
+
+// --- processes of our own ---
 
 fn arbiter_child(dir: &(tempfile::TempDir, control::paths::RuntimeDir)) -> Child {
     child("arbiter", dir.1.path(), "")
@@ -570,11 +663,9 @@ fn arbiter_child(dir: &(tempfile::TempDir, control::paths::RuntimeDir)) -> Child
 /// What the processes started by other tests do; a test like any other where nobody has given it a role.
 #[test]
 fn role() {
-    let Ok(role) = std::env::var("ARBITER_TEST_ROLE") else {
+    let Some((role, socket, word)) = role_of_ours() else {
         return;
     };
-    let socket = std::path::PathBuf::from(std::env::var_os("ARBITER_TEST_SOCKET").expect("socket"));
-    let word = std::env::var("ARBITER_TEST_WORD").expect("word");
     match role.as_str() {
         "hold" => {
             let job = control::Registered {

@@ -10,28 +10,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use arbiter::{DeviceRule, Options, Rules};
-use bench::{Daemon, Worker, attach, until};
+use bench::{Daemon, Worker, attach, child, named, refusal, role_of_ours, until};
 use channel::Event;
 use control::{
-    Change, Class, Client, ClientError, DeviceSelector, DeviceSettings, ErrorCode, JobSpec,
-    JobState, Misbehaviour, PolicyChoice, SliceMode,
+    Change, Class, Client, DeviceSelector, DeviceSettings, ErrorCode, JobState, Misbehaviour,
+    PolicyChoice, SliceMode,
 };
-
-fn named(name: &str, share: f64) -> JobSpec {
-    JobSpec {
-        name: name.into(),
-        share: Some(share),
-        simulated: true,
-        ..JobSpec::default()
-    }
-}
-
-fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> control::ControlError {
-    match result {
-        Err(ClientError::Refused(error)) => error,
-        other => panic!("{other:?}"),
-    }
-}
 
 /// Journal lines about a job that harmed the others, by what it did.
 fn offences(operator: &mut Client, job: &str) -> Vec<String> {
@@ -407,13 +391,7 @@ fn a_process_is_ended_only_where_the_configuration_says_so() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     // A process of its own, which attaches and never comes when it is let in.
-    let mut child = std::process::Command::new(std::env::current_exe().expect("us"))
-        .args(["--exact", "role", "--nocapture", "--test-threads=1"])
-        .env("ARBITER_TEST_ROLE", "deaf")
-        .env("ARBITER_TEST_SOCKET", daemon.dir.control_socket())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .expect("started");
+    let mut child = child("deaf", &daemon.dir.control_socket(), "");
     let job = operator.register(named("other", 0.5)).expect("registered");
     let worker = Worker::start(attach(&job));
     until("it is told", || {
@@ -443,12 +421,10 @@ fn a_process_is_ended_only_where_the_configuration_says_so() {
 /// What a process started by another test does; a test like any other where nobody has given it a role.
 #[test]
 fn role() {
-    if std::env::var("ARBITER_TEST_ROLE").as_deref() != Ok("deaf") {
+    let Some((_, socket, _)) = role_of_ours() else {
         return;
-    }
-    let socket = std::env::var_os("ARBITER_TEST_SOCKET").expect("socket");
-    let mut operator =
-        Client::connect(std::path::Path::new(&socket), bench::PATIENCE).expect("connected");
+    };
+    let mut operator = Client::connect(&socket, bench::PATIENCE).expect("connected");
     let job = operator.register(named("deaf", 0.5)).expect("registered");
     let client = attach(&job);
     client.client.want(0).expect("device").begin_waiting();

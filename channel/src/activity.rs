@@ -113,6 +113,11 @@ impl ThreadSlot {
         self.marked.store(self.launches.load(Relaxed), Relaxed);
     }
 
+    /// Says that the gate has let the thread in at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds), after a wait.
+    pub fn note_let_in(&self, mono_ns: u64) {
+        self.let_in_mono_ns.store(mono_ns, Relaxed);
+    }
+
     /// Submissions that no mark covers yet.
     pub fn unmarked(&self) -> u64 {
         self.launches
@@ -242,6 +247,17 @@ impl ClientHalf {
             .fold(0, |sum, thread| {
                 sum.wrapping_add(thread.launches.load(Relaxed))
             })
+    }
+
+    /// When the first thread that last used `device` was let in since `since_mono_ns`, of those that had to wait; `None`: none
+    /// was, or the client does not tell.
+    pub fn let_in_since(&self, device: usize, since_mono_ns: u64) -> Option<u64> {
+        let threads = self.threads.iter();
+        threads
+            .filter(|thread| thread.device.load(Relaxed) as usize == device)
+            .map(|thread| thread.let_in_mono_ns.load(Relaxed))
+            .filter(|mono_ns| *mono_ns >= since_mono_ns && *mono_ns != 0)
+            .min()
     }
 
     /// Whether a thread that last used `device` has submitted work that no mark covers yet.

@@ -173,7 +173,10 @@ pub struct ThreadSlot {
     /// Device that they went to, last.
     pub(crate) device: AtomicU32,
     pub(crate) reserved0: u32,
-    pub(crate) reserved: [u64; 3],
+    /// `CLOCK_MONOTONIC` time at which the gate let the thread in after it had waited there, last, in nanoseconds; 0: never, or
+    /// not told. Since 1.2.
+    pub(crate) let_in_mono_ns: AtomicU64,
+    pub(crate) reserved: [u64; 2],
     /// Bytes copied between host and device. Since 1.1.
     pub(crate) copied_bytes: AtomicU64,
     /// Fastest such copy seen, in bytes per microsecond; 0: none that tells. Since 1.1.
@@ -324,6 +327,7 @@ mod promise {
     const _: () = assert!(offset_of!(ArbiterHalf, anchor) == 120);
     const _: () = assert!(size_of::<Want>() == 64 && size_of::<ThreadSlot>() == 64);
     const _: () = assert!(offset_of!(ThreadSlot, copied_bytes) == 48);
+    const _: () = assert!(offset_of!(ThreadSlot, let_in_mono_ns) == 24);
     const _: () = assert!(size_of::<Boundary>() == 32);
     const _: () = assert!(size_of::<BoundaryRing>() == 64 + 32 * BOUNDARY_SLOTS);
     const _: () = assert!(offset_of!(SignatureRing, words) == size_of::<BoundaryRing>());

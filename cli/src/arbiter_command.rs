@@ -40,6 +40,7 @@ pub fn run(args: Arbiter) -> Result<()> {
             .filter(|filter| !filter.is_empty()),
     )?;
     dir.ensure(around.uid)?;
+    crate::cluster_command::node::start(&args.cluster, &dir)?;
     arbiter::run(Options {
         reload: Some(reload(args.config.clone())),
         ..options(dir, &args, config)
@@ -153,6 +154,7 @@ mod tests {
             runtime_dir: None,
             stop: false,
             config: None,
+            cluster: Default::default(),
         }
     }
 

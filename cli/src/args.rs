@@ -49,6 +49,8 @@ pub enum Command {
     Arbiter(Arbiter),
     /// Simulate a cluster: a trace of jobs under scheduling and packing policies, in virtual time
     Sim(Sim),
+    /// The hook above the nodes: run it, submit jobs to it, look at it
+    Cluster(crate::cluster_command::args::Cluster),
     /// Print the JSON Schema of the quota file
     Schema,
 }
@@ -209,7 +211,7 @@ pub struct Set {
     /// How many jobs may hold the device at once in slices, where the policy makes use of it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub holders: Option<u32>,
-    /// Longest slice in milliseconds
+    /// Longest slice in milliseconds, and what two jobs have while one of them is guaranteed
     #[arg(long, value_name = "MS", value_parser = parse_quantum)]
     pub quantum_ms: Option<f64>,
     /// Shortest slice in milliseconds
@@ -329,6 +331,8 @@ pub struct Arbiter {
     /// Quota file, for its device and tenant sections [env: SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub cluster: crate::cluster_command::node::ClusterFlags,
 }
 
 /// Several orders, packers, placers or sizers make a sweep: every combination is run, in parallel.

@@ -3,6 +3,7 @@
 
 mod arbiter_command;
 mod args;
+mod cluster_command;
 mod config;
 mod connect;
 mod doctor;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Set(args) => set::set(&args),
         Command::Arbiter(args) => arbiter_command::run(args).map(|()| String::new()),
         Command::Sim(args) => sim::sim(&args),
+        Command::Cluster(args) => cluster_command::cluster(&args),
         Command::Schema => Ok(config::schema::text()),
     };
     match printed {

@@ -1,7 +1,9 @@
 //! `sublet ps`: the jobs and devices of the arbiter, for people or as JSON.
 
 use control::paths::{RuntimeDir, Surroundings};
-use control::{ArbiterStatus, Client, DeviceStatus, JobStatus, Profile, SliceMode, short_bytes};
+use control::{
+    ArbiterStatus, Client, DeviceStatus, JobStatus, PressureLevel, Profile, SliceMode, short_bytes,
+};
 use serde_json::{Value, json};
 
 use crate::args::Ps;
@@ -100,12 +102,54 @@ fn text_of(status: &ArbiterStatus) -> String {
         table.row(job_row(job));
     }
     text += &table.render();
+    text += &residences_of(status);
     for job in &status.jobs {
         if let Some(why) = &job.demoted {
             text += &format!("{} runs after all others: it {why}\n", job.name);
         }
     }
     text
+}
+
+/// Where the memory of evictable jobs is; nothing where there are none.
+fn residences_of(status: &ArbiterStatus) -> String {
+    let mut table = Table::new(&[
+        ("EVICTABLE", Align::Left),
+        ("WHERE", Align::Left),
+        ("ON GPU", Align::Right),
+        ("AWAY", Align::Right),
+        ("FIXED", Align::Right),
+        ("HOST", Align::Right),
+        ("OUT", Align::Right),
+        ("BACK", Align::Right),
+        ("WHY", Align::Left),
+    ]);
+    let mut any = false;
+    for job in &status.jobs {
+        let Some(residence) = &job.residence else {
+            continue;
+        };
+        any = true;
+        let away = residence
+            .evictable_bytes
+            .saturating_sub(residence.resident_bytes);
+        table.row(vec![
+            job.name.clone(),
+            residence.state.as_str().into(),
+            short_bytes(residence.resident_bytes),
+            short_bytes(away),
+            short_bytes(residence.fixed_bytes),
+            short_bytes(residence.host_bytes),
+            residence.evictions.to_string(),
+            residence.restores.to_string(),
+            if residence.reason.is_empty() {
+                "-".into()
+            } else {
+                residence.reason.clone()
+            },
+        ]);
+    }
+    if any { table.render() } else { String::new() }
 }
 
 /// What is known of each job's iterations.
@@ -183,10 +227,18 @@ fn short_time(ns: u64) -> String {
 }
 
 fn device_line(device: &DeviceStatus) -> String {
-    // CAST: slices of more than 2^53 us do not exist.
-    let quantum_ms = device.quantum_us as f64 / 1000.0;
+    // CAST: slices end at a second.
+    let ms = |us: u64| us as f64 / 1000.0;
+    let slices = match (device.quantum_min_us, device.slice_us) {
+        (min_us, 0) if min_us != 0 && min_us != device.quantum_us => {
+            format!("{} to {}", ms(min_us), ms(device.quantum_us))
+        }
+        (_, 0) => ms(device.quantum_us).to_string(),
+        // To a hundredth: they follow what a hand-over costs.
+        (_, slice_us) => ms(slice_us / 10 * 10).to_string(),
+    };
     format!(
-        "GPU {}: {}{}, {}, {}{}, busy {:.0}%, held by {}",
+        "GPU {}: {}{}, {}, {}{}, busy {:.0}%, held by {}{}",
         device.index,
         device.name,
         if device.simulated && !device.name.contains("simulated") {
@@ -199,12 +251,29 @@ fn device_line(device: &DeviceStatus) -> String {
         if device.mode == SliceMode::Auto {
             format!(" ({})", device.running_reason)
         } else if device.quantum_us > 0 && device.mode != SliceMode::Concurrent {
-            format!(" slices of {quantum_ms} ms")
+            format!(" slices of {slices} ms")
         } else {
             String::new()
         },
         device.busy_fraction * 100.0,
         device.holder.as_deref().unwrap_or("nobody"),
+        pressure_of(device),
+    )
+}
+
+/// What goes into moving memory, where anything does.
+fn pressure_of(device: &DeviceStatus) -> String {
+    let pressure = &device.pressure;
+    if pressure.switches == 0 {
+        return String::new();
+    }
+    let level = match pressure.level {
+        PressureLevel::Calm => String::new(),
+        level => format!(" ({}, terms x{})", level.as_str(), pressure.stretch),
+    };
+    format!(
+        ", moving memory {:.0}%{level}",
+        pressure.switching_fraction * 100.0
     )
 }
 
@@ -242,7 +311,7 @@ fn job_row(job: &JobStatus) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use control::{Class, JobDevice, JobState, ProcessStatus};
+    use control::{Class, JobDevice, JobState, Pressure, ProcessStatus, Residence, ResidenceState};
 
     use super::*;
 
@@ -284,6 +353,56 @@ mod tests {
             ],
             ..ArbiterStatus::default()
         }
+    }
+
+    #[test]
+    fn where_memory_is_is_told_of_evictable_jobs() {
+        let mut status = status();
+        status.devices[0].pressure = Pressure {
+            level: PressureLevel::Pressed,
+            switching_fraction: 0.174,
+            switches: 3,
+            stretch: 2,
+            ..Pressure::default()
+        };
+        status.jobs[0].residence = Some(Box::new(Residence {
+            state: ResidenceState::Evicted,
+            evictable_bytes: 3 << 30,
+            fixed_bytes: 2 << 20,
+            host_bytes: 3 << 30,
+            evictions: 2,
+            restores: 1,
+            reason: "waits for the end of another job's term".into(),
+            ..Residence::default()
+        }));
+        let text = text_of(&status);
+        assert!(
+            text.contains("held by train, moving memory 17% (pressed, terms x2)\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains(
+                "\
+EVICTABLE  WHERE    ON GPU  AWAY  FIXED  HOST  OUT  BACK  WHY
+train      evicted      0B  3GiB   2MiB  3GiB    2     1  waits for the end of another job's term
+"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_length_of_a_slice_is_the_last_one_or_what_it_may_be() {
+        let mut device = DeviceStatus {
+            quantum_min_us: 2000,
+            quantum_us: 50_000,
+            ..DeviceStatus::default()
+        };
+        assert!(device_line(&device).contains("slices of 2 to 50 ms"));
+        device.slice_us = 6168;
+        assert!(device_line(&device).contains("slices of 6.16 ms"));
+        (device.slice_us, device.quantum_us) = (0, 2000);
+        assert!(device_line(&device).contains("slices of 2 ms"));
     }
 
     #[test]

@@ -197,6 +197,10 @@ pub struct DeviceStatus {
     pub quantum_us: u64,
     /// Shortest slice.
     pub quantum_min_us: u64,
+    /// What the last slice was given while others waited; 0: there was none.
+    pub slice_us: u64,
+    /// For how long a hand-over leaves the device idle, as far as the host can tell, as learnt; 0: not known.
+    pub switch_cost_ns: u64,
     /// How many jobs may hold it at once in slices.
     pub holders_max: u32,
     pub early_wake: bool,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 /// The kernel library, as C strings for `cuModuleLoadData`.
-const MODULES: [(&str, &str); 6] = [
+const MODULES: [(&str, &str); 7] = [
     (
         "elementwise",
         concat!(include_str!("../../simgpu/kernels/elementwise.ptx"), "\0"),
@@ -37,6 +37,10 @@ const MODULES: [(&str, &str); 6] = [
     (
         "busy",
         concat!(include_str!("../../simgpu/kernels/busy.ptx"), "\0"),
+    ),
+    (
+        "chunks",
+        concat!(include_str!("../../simgpu/kernels/chunks.ptx"), "\0"),
     ),
 ];
 
@@ -275,6 +279,23 @@ impl Gpu {
         self.launch_on(result::stream::null(), name, shape, args)
     }
 
+    /// Queues the kernel `name` on a stream, which may be one that is being captured.
+    ///
+    /// # Errors
+    /// What the driver says to the launch, or to work before it.
+    ///
+    /// # Panics
+    /// When `name` was not among those given to [`Gpu::open`].
+    pub fn launch_into(
+        &self,
+        stream: sys::CUstream,
+        name: &'static str,
+        shape: Shape,
+        args: &[Arg],
+    ) -> Result<(), GpuError> {
+        self.launch_on(stream, name, shape, args)
+    }
+
     pub(crate) fn launch_on(
         &self,
         stream: sys::CUstream,
@@ -340,6 +361,7 @@ impl Drop for Gpu {
 pub trait Element: Copy + Default {}
 impl Element for u8 {}
 impl Element for u32 {}
+impl Element for u64 {}
 impl Element for f32 {}
 
 /// Device memory, freed on drop.
@@ -359,7 +381,19 @@ impl<T: Element> Buffer<T> {
         self.arg_at(0)
     }
 
-    /// The address of element `index`.
+    /// Bytes that the buffer takes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The address of the first element.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.dptr
+    }
+
+    /// The address of element `index` as a kernel's parameter.
     ///
     /// # Panics
     /// When the buffer has no such element.
@@ -382,8 +416,19 @@ impl<T: Element> Buffer<T> {
     /// # Panics
     /// When there are more values than elements.
     pub fn write(&self, values: &[T]) -> Result<(), GpuError> {
+        self.write_at(0, values)
+    }
+
+    /// Writes `values` from element `index` on.
+    ///
+    /// # Errors
+    /// What the driver says to the copy.
+    ///
+    /// # Panics
+    /// When there are more values than elements from there on.
+    pub fn write_at(&self, index: u64, values: &[T]) -> Result<(), GpuError> {
         assert!(
-            values.len() as u64 <= self.count,
+            index.saturating_add(values.len() as u64) <= self.count,
             "{} has {} elements",
             self.what,
             self.count
@@ -391,8 +436,9 @@ impl<T: Element> Buffer<T> {
         if values.is_empty() {
             return Ok(());
         }
-        // SAFETY: the buffer is as long as `values` at least, and the copy has read them when the call returns.
-        unsafe { result::memcpy_htod_sync(self.dptr, values) }
+        let to = self.dptr + index * size_of::<T>() as u64; // CAST: an element has a few bytes.
+        // SAFETY: the buffer has room for `values` there, and the copy has read them when the call returns.
+        unsafe { result::memcpy_htod_sync(to, values) }
             .map_err(|error| failed(format!("copying {} to the device", self.what), error))
     }
 
@@ -404,16 +450,28 @@ impl<T: Element> Buffer<T> {
     /// # Panics
     /// When the buffer has fewer elements.
     pub fn read(&self, count: usize) -> Result<Vec<T>, GpuError> {
+        self.read_at(0, count)
+    }
+
+    /// Reads `count` elements from element `index` on, after all work queued on the default stream.
+    ///
+    /// # Errors
+    /// As [`Buffer::read`].
+    ///
+    /// # Panics
+    /// When the buffer has fewer elements from there on.
+    pub fn read_at(&self, index: u64, count: usize) -> Result<Vec<T>, GpuError> {
         assert!(
-            count as u64 <= self.count,
+            index.saturating_add(count as u64) <= self.count,
             "{} has {} elements",
             self.what,
             self.count
         );
+        let from = self.dptr + index * size_of::<T>() as u64; // CAST: an element has a few bytes.
         let mut values = vec![T::default(); count];
         if count > 0 {
             // SAFETY: the buffer has `count` elements, `values` has room for them, and the copy is done when the call returns.
-            unsafe { result::memcpy_dtoh_sync(&mut values, self.dptr) }
+            unsafe { result::memcpy_dtoh_sync(&mut values, from) }
                 .map_err(|error| failed(format!("copying {} from the device", self.what), error))?;
         }
         Ok(values)

@@ -77,6 +77,15 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
     thread.context_known.set(true);
 }
 
+/// The driver's ordinal of the calling thread's device; -1: none.
+pub(crate) fn here() -> i32 {
+    let thread = crate::thread::thread();
+    if let Some(attached) = client::current() {
+        refresh(thread, attached);
+    }
+    thread.ordinal.get()
+}
+
 /// Device index of the pages for a driver ordinal.
 pub(crate) fn index_of(attached: &Attached, ordinal: i32) -> Option<usize> {
     usize::try_from(ordinal)

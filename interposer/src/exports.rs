@@ -265,6 +265,13 @@ macro_rules! gated {
             extern "C-unwind" fn slow($($arg: usize),*) -> CUresult {
                 let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
                 let seen = signature::of(Symbol::$symbol, &[$($arg),*], stream);
+                if residency::active()
+                    && !blocks!($stream)
+                    && !track::may_allocate(Symbol::$symbol)
+                    && let Some(_pass) = gate::open_latched(stream, seen)
+                {
+                    return call_words!($symbol $($arg)*);
+                }
                 let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream), seen));
                 let ticket = admitted.unwrap_or(gate::Ticket::Pass);
                 if matches!(ticket, gate::Ticket::Deny) {
@@ -783,6 +790,12 @@ mod track {
                 // SAFETY: the driver has just written a handle there.
                 let handle = unsafe { *(arg(0) as *const u64) };
                 memory::retained(handle, arg(1) as u64);
+            }
+            Symbol::cuCtxEnablePeerAccess | Symbol::cuCtxDisablePeerAccess
+                if residency::active() =>
+            {
+                let on = symbol as u16 == Symbol::cuCtxEnablePeerAccess as u16;
+                residency::peers(context::here(), arg(0), on);
             }
             Symbol::cuPointerSetAttribute => {
                 // CAST: an enumerator in the low half of its word.

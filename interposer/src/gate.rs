@@ -10,6 +10,7 @@ use std::time::Duration;
 use channel::{Bypass, COMING, DeviceGrant, Event, OPEN};
 
 use crate::client::{self, Attached, OnLoss, now_ns};
+use crate::residency::Pass;
 use crate::signature::{self, Seen};
 use crate::thread::{Thread, thread};
 use crate::{capture, context, marks, process, residency};
@@ -57,6 +58,25 @@ pub(crate) fn open(stream: usize, seen: Seen) -> bool {
     if credit <= 0 || thread.stream.get() != stream || capture::any() {
         return false;
     }
+    counted(thread, seen, credit - 1)
+}
+
+/// The same where memory may be moved: the call passes the latch as well. There credit is counted below zero, so that the way
+/// above is closed to it.
+#[inline]
+pub(crate) fn open_latched(stream: usize, seen: Seen) -> Option<Pass> {
+    let thread = thread();
+    let credit = thread.credit.get();
+    if credit >= 0 || thread.stream.get() != stream || capture::any() {
+        return None;
+    }
+    let pass = residency::try_pass()?;
+    counted(thread, seen, credit + 1).then_some(pass)
+}
+
+/// Whether the gate of a thread with credit is open; then the submission is counted.
+#[inline(always)]
+fn counted(thread: &Thread, seen: Seen, credit_left: i32) -> bool {
     // SAFETY: with credit the first two pointers are set; all three are to words that are never unmapped.
     unsafe {
         if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0
@@ -64,7 +84,7 @@ pub(crate) fn open(stream: usize, seen: Seen) -> bool {
         {
             return false;
         }
-        thread.credit.set(credit - 1);
+        thread.credit.set(credit_left);
         let line = &*thread.launches.get();
         if let Some(ring) = thread.ring.get().as_ref() {
             ring.record(line.launches(), seen.signature);
@@ -200,11 +220,21 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         .saturating_sub(line.unmarked())
         .saturating_sub(1)
         .min(marks::until_turn(thread, attached));
-    // Where memory may be moved every call has to pass the latch, which is on the slow path.
-    let followed = thread.stream_slot_plus_one.get() != 0 && !residency::active();
+    let followed = thread.stream_slot_plus_one.get() != 0;
     // CAST: at most the largest batch.
-    thread.credit.set(if followed { left as i32 } else { 0 });
+    thread
+        .credit
+        .set(credit(if followed { left as i32 } else { 0 }));
     thread.inside.set(false);
+}
+
+/// Credit as the thread's fast path reads it: see [`open_latched`].
+fn credit(submissions: i32) -> i32 {
+    if residency::active() {
+        -submissions
+    } else {
+        submissions
+    }
 }
 
 /// Lets the thread pass without being governed, still by the fast path.
@@ -216,9 +246,7 @@ fn ungoverned(thread: &Thread, stream: usize) {
     thread.stream.set(stream);
     thread.stream_slot_plus_one.set(0);
     // Look again now and then: an attachment may have come.
-    thread
-        .credit
-        .set(if residency::active() { 0 } else { 1024 });
+    thread.credit.set(credit(1024));
     thread.context_known.set(false);
 }
 

@@ -64,7 +64,7 @@ impl<T> Lock<T> {
             // TIMEOUT: none. The holder is in a handful of instructions, and makes no call that could wait.
             match looks {
                 0..SPINS => std::hint::spin_loop(),
-                SPINS..SLEEPS => rustix::thread::sched_yield(),
+                SPINS..SLEEPS => std::thread::yield_now(),
                 _ => pause(NAP),
             }
         }

@@ -288,9 +288,13 @@ const FIRST_BATCH: u32 = 8;
 /// After a wait at the gate: the first marks come soon, so that the device's pace is learnt anew.
 pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
     thread.batch.set(thread.batch.get().min(FIRST_BATCH));
+    let now_ns = now_ns();
+    if let Some(slot) = (thread.slot_plus_one.get() as usize).checked_sub(1) {
+        attached.end.client.thread(slot).note_let_in(now_ns);
+    }
     if let Some((index, _)) = current(thread, attached) {
         // PANIC: the pages and `PRIVATE` are of one length.
-        PRIVATE[index].let_in_ns.store(now_ns(), Ordering::Relaxed);
+        PRIVATE[index].let_in_ns.store(now_ns, Ordering::Relaxed);
     }
 }
 

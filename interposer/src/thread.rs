@@ -28,7 +28,7 @@ pub(crate) struct StreamEntry {
 #[repr(C)]
 pub(crate) struct Thread {
     /// Submissions that may pass by the fast path before the slow one is due. First, and 0 to start with: nothing else is
-    /// looked at while it is not positive.
+    /// looked at while it is not positive. Below zero where memory may be moved, see `gate::open_latched`.
     pub(crate) credit: Cell<i32>,
     /// Whether `device` and `context` are those of the thread's current context.
     pub(crate) context_known: Cell<bool>,

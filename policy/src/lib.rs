@@ -4,6 +4,7 @@
 //! clock and imports nothing of ours, so that the daemon, the tests and a simulator run the very same code:
 //!
 //! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
+//! * [`quantum`]: how long a slice lasts, by what a hand-over costs.
 //! * [`residency`]: who stays in a device's memory where not all fit.
 //! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
 //! * [`cluster`]: what runs where above the node: the slots, the policies that fill them, and the scheduler that asks them.
@@ -20,6 +21,7 @@ mod gangs;
 mod guard;
 pub mod iterations;
 mod lanes;
+pub mod quantum;
 mod registry;
 pub mod residency;
 mod salus;

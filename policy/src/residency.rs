@@ -39,9 +39,12 @@ use crate::slice::{Class, TenantId};
 pub use pressure::{Level, Pressure};
 
 /// What a link is taken to do until it was measured: an older PCIe generation with pinned memory.
-const UNKNOWN_BYTES_PER_US: u64 = 10_000;
+pub const UNKNOWN_BYTES_PER_US: u64 = 10_000;
 /// What a switch costs beyond its bytes: draining, and handles to make and to map.
 const SWITCH_NS: u64 = 5_000_000;
+/// An allocation that waits for room is not kept waiting longer than this for the end of another job's term. TIMEOUT: it gives up
+/// after ten seconds.
+const URGENT_NS: u64 = 2_000_000_000;
 /// Terms are in the proportion of weights up to here; beyond it a small share would wait for minutes.
 const MOST_TERMS: f64 = 20.0;
 
@@ -62,6 +65,8 @@ pub struct Lodger {
     pub resident_bytes: u64,
     /// What stays on the device.
     pub fixed_bytes: u64,
+    /// What an allocation of it waits for.
+    pub room_bytes: u64,
     /// It cannot run as it is: its memory is not where it was, and not usable where it is.
     pub out: bool,
     /// It would use the device if it could, or does.
@@ -81,19 +86,25 @@ pub struct Lodger {
 }
 
 impl Lodger {
-    /// What it needs beyond what it has on the device.
+    /// What it needs beyond what it has on the device, to come back and to go on.
     pub fn missing_bytes(&self) -> u64 {
-        self.evictable_bytes.saturating_sub(self.resident_bytes)
+        self.evictable_bytes
+            .saturating_sub(self.resident_bytes)
+            .saturating_add(self.room_bytes)
     }
 
-    /// What it takes from the device once it has arrived where it is going.
+    /// What it takes from the device once it has arrived where it is going, what an allocation waits for included.
     pub fn footprint_bytes(&self) -> u64 {
-        let own = match (self.leaving, self.coming) {
-            (true, _) => 0,
-            (_, true) => self.evictable_bytes,
-            _ => self.resident_bytes,
-        };
-        self.fixed_bytes.saturating_add(own)
+        self.fixed_bytes.saturating_add(self.movable_bytes())
+    }
+
+    fn movable_bytes(&self) -> u64 {
+        match (self.leaving, self.coming, self.out) {
+            (true, ..) => 0,
+            (_, true, _) => self.evictable_bytes.saturating_add(self.room_bytes),
+            (.., true) => self.resident_bytes,
+            _ => self.resident_bytes.saturating_add(self.room_bytes),
+        }
     }
 
     fn is_moving(&self) -> bool {
@@ -321,9 +332,10 @@ impl Arbitration {
             .map(|other| other.fixed_bytes)
             .fold(one.fixed_bytes, u64::saturating_add);
         let available_bytes = lodgers.capacity_bytes.saturating_sub(fixed);
+        let needed_bytes = one.evictable_bytes.saturating_add(one.room_bytes);
         if one.evictable_bytes > available_bytes {
             return Standing::TooLarge {
-                needed_bytes: one.evictable_bytes,
+                needed_bytes,
                 available_bytes,
             };
         }
@@ -345,13 +357,16 @@ impl Arbitration {
     /// Whose room `id` would take, and when; `None`: whoever left, there would not be enough.
     pub fn room_for(&self, lodgers: &Lodgers<'_>, id: TenantId) -> Option<Room> {
         let one = lodgers.get(id)?;
-        self.room(lodgers, one, one.missing_bytes(), false)
+        // Of one that is on its way all is spoken for.
+        let bytes = if one.coming { 0 } else { one.missing_bytes() };
+        self.room(lodgers, one, bytes, false)
     }
 
-    /// Whose room `id`, which is in and wants `bytes` more, takes at once, terms or not: the alternative is that it fails.
-    pub fn more_room_for(&self, lodgers: &Lodgers<'_>, id: TenantId, bytes: u64) -> Option<Room> {
+    /// Whose room `id`, which is in and has an allocation waiting, takes now, most of a term or not: the alternative is that it
+    /// fails.
+    pub fn more_room_for(&self, lodgers: &Lodgers<'_>, id: TenantId) -> Option<Room> {
         let one = lodgers.get(id)?;
-        let room = self.room(lodgers, one, bytes, true)?;
+        let room = self.room(lodgers, one, 0, true)?;
         (room.from_ns <= lodgers.now_ns).then_some(room)
     }
 
@@ -383,7 +398,7 @@ impl Arbitration {
             if gained >= needed {
                 break;
             }
-            gained = gained.saturating_add(candidate.1.resident_bytes);
+            gained = gained.saturating_add(candidate.1.movable_bytes());
             chosen.push(candidate);
         }
         if gained < needed {
@@ -393,7 +408,7 @@ impl Arbitration {
         let mut at = chosen.len();
         while at > 0 {
             at -= 1;
-            let without = gained - chosen[at].1.resident_bytes;
+            let without = gained - chosen[at].1.movable_bytes();
             if without >= needed {
                 gained = without;
                 chosen.remove(at);
@@ -435,12 +450,17 @@ impl Arbitration {
             (Class::Guaranteed, Class::Opportunistic) => return silent_ns,
             _ => {}
         }
-        if urgent {
+        // Two that wait for each other would wait for ever.
+        if urgent && other.room_bytes > 0 {
             return 0;
         }
-        let ends_ns = other
-            .since_ns
-            .saturating_add(self.term_ns(lodgers, other, switch_ns));
+        let term_ns = self.term_ns(lodgers, other, switch_ns);
+        let term_ns = if urgent {
+            term_ns.min(URGENT_NS)
+        } else {
+            term_ns
+        };
+        let ends_ns = other.since_ns.saturating_add(term_ns);
         if other.wants {
             ends_ns
         } else {

@@ -15,7 +15,9 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RELEASE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "release"
+# What was built; a test names the folder that it tests.
+TESTED = os.environ.get("SUBLET_TEST_ARTEFACTS")
+RELEASE = pathlib.Path(TESTED or pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release").resolve()
 SUBLET = RELEASE / "sublet"
 MS = 1_000_000
 
@@ -170,6 +172,9 @@ def finish(metrics, rows, options):
         baseline = "-" if row["baseline"] is None else f"{row['baseline']:.4f}"
         print(f"{row['name']:32} {row['value']:>12.4f} {row['unit']:8} {baseline:>12} {row['budget'] or '-':>10}")
     if options.json:
-        print(json.dumps({"commit": commit(), "device": "simgpu (simulated)", "simulated": True, "cpus": os.cpu_count(),
+        real, slow = getattr(options, "real", False), getattr(options, "slow", 1)
+        device = "the GPU of this machine" if real else "simgpu (simulated)"
+        more = {"slow": slow} if slow != 1 else {}
+        print(json.dumps({"commit": commit(), "device": device, "simulated": not real, "cpus": os.cpu_count(), **more,
                           "metrics": metrics, "rows": rows}))
     sys.stdout.flush()

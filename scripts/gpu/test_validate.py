@@ -391,6 +391,12 @@ class RehearsalTest(Directory):
         self.assertIn("the arbiter counted the refusal", [check["name"] for check in found["pytorch_quota"].checks])
 
 
+    def test_the_sections_of_residency_move_jobs_and_lose_nothing(self):
+        found = self.rehearse("residency", "residency_pytorch")
+        self.assertGreater(len(found["residency"].figures), 6)
+        self.assertTrue(any("out in" in note for note in found["residency_pytorch"].notes))
+
+
 class CommandLineTest(Directory):
     def validate(self, *words):
         return subprocess.run([sys.executable, HERE / "validate", *words], capture_output=True, text=True, timeout=LONG_S)

@@ -60,6 +60,11 @@ impl Artefacts {
         &self.root
     }
 
+    /// Where all of it lies.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// A program of the workspace: `sublet`, `spin`, `train_mlp`, ...
     ///
     /// # Panics

@@ -66,6 +66,17 @@ impl Running {
         }
     }
 
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// After [`Running::wait`], or where it cannot be sent.
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        // CAST: process ids are positive.
+        let pid = nix::unistd::Pid::from_raw(self.pid() as i32);
+        nix::sys::signal::kill(pid, signal)
+            .unwrap_or_else(|error| panic!("{signal} to {pid}: {error}"));
+    }
+
     /// Whether it has ended.
     pub fn has_ended(&mut self) -> bool {
         self.0

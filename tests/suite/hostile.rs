@@ -1,6 +1,7 @@
 //! Jobs that harm the others, and jobs on several devices: nobody else stands still.
 
 use control::JobStatus;
+use nix::sys::signal::Signal;
 use tests::{Artefacts, Outcome, Room, Running, wait_until};
 
 fn spin(room: &Room, name: &str, fault: Option<&str>) -> Running {
@@ -54,6 +55,54 @@ fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part()
     assert_eq!(job(&room, "endless").grants, grants);
     assert_eq!(job(&room, "honest").demoted, None);
     drop((honest, endless));
+}
+
+#[test]
+fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_was() {
+    let room = Room::new();
+    let honest = spin(&room, "honest", None);
+    let stopped = spin(&room, "stopped", None);
+    goes_on(&room, "honest");
+    goes_on(&room, "stopped");
+    // Stopped while it holds the device, or while its work is on it.
+    let holds = |name: &str| {
+        let devices = room.control().and_then(|mut control| {
+            let status = control.status();
+            status.map_err(|error| error.to_string())
+        });
+        let holder = devices
+            .ok()
+            .and_then(|status| status.devices.first()?.holder.clone());
+        holder.as_deref() == Some(name)
+    };
+    wait_until("it holds the device", || holds("stopped").then_some(()));
+    stopped.signal(Signal::SIGSTOP);
+    goes_on(&room, "honest");
+    let told = wait_until("it is told", || {
+        let mut events = room.events().into_iter();
+        events.find(|event| event.kind == "misbehaviour")
+    });
+    let offence = told.fields["offence"].as_str().expect("a word");
+    assert_eq!(told.job, "stopped");
+    assert!(matches!(offence, "deaf" | "endless"), "{offence}");
+    assert!(job(&room, "stopped").demoted.is_some());
+    // From here on it has the device at most for a slice now and then, to see whether it is back.
+    let before = [job(&room, "honest"), job(&room, "stopped")];
+    goes_on(&room, "honest");
+    goes_on(&room, "honest");
+    let grants = [job(&room, "honest"), job(&room, "stopped")]
+        .iter()
+        .zip(&before)
+        .map(|(now, then)| now.grants - then.grants)
+        .collect::<Vec<_>>();
+    assert!(grants[1] <= grants[0] + 1, "{grants:?}");
+    assert_eq!(job(&room, "honest").demoted, None);
+    stopped.signal(Signal::SIGCONT);
+    goes_on(&room, "stopped");
+    wait_until("it is forgiven", || {
+        job(&room, "stopped").demoted.is_none().then_some(())
+    });
+    drop((honest, stopped));
 }
 
 #[test]

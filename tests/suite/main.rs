@@ -1,5 +1,6 @@
 //! The integration suite: one binary, a module per topic, a directory per test.
 
+mod cluster;
 mod documents;
 mod exports;
 mod guest;
@@ -9,4 +10,5 @@ mod imports;
 mod quota;
 mod residency;
 mod shares;
+mod soak;
 mod survival;

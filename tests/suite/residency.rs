@@ -8,7 +8,29 @@ use tests::{Artefacts, Room, Talk, programs, wait_until};
 
 const MIB: u64 = 1 << 20;
 
-/// A program whose memory can be moved, and the arbiter's end of its channel.
+/// `program`, whose memory can be moved, and the socket of its arbiter.
+fn evictable(room: &Room, program: &std::path::Path) -> (Listening, std::process::Command) {
+    let listening = Listening::at(&room.path("channel.sock"));
+    let mut command = room.bare(program);
+    command
+        .env("LD_PRELOAD", Artefacts::get().preload())
+        .env("SUBLET_DRIVER", Artefacts::get().simulated_driver())
+        .env("SUBLET_SOCKET", listening.path())
+        .env("SUBLET_TOKEN", TOKEN);
+    (listening, command)
+}
+
+fn welcome(listening: &Listening, overflow: bool, host_budget: Option<u64>) -> Attached {
+    listening.welcome_with(|pages| {
+        let mode = ResidencyMode {
+            evictable: true,
+            overflow,
+        };
+        pages.arbiter.set_residency(mode, host_budget);
+    })
+}
+
+/// The program `resident`, and the arbiter's end of its channel.
 struct Host {
     talk: Talk,
     arbiter: Attached,
@@ -24,23 +46,12 @@ impl Host {
     /// With variables of its own, overflow to host memory allowed or not, and a host budget.
     fn with(vars: &[(&str, &str)], overflow: bool, host_budget: Option<u64>) -> Self {
         let room = Room::new();
-        let listening = Listening::at(&room.path("channel.sock"));
-        let mut command = room.bare(programs::program("resident"));
-        command
-            .env("LD_PRELOAD", Artefacts::get().preload())
-            .env("SUBLET_DRIVER", Artefacts::get().simulated_driver())
-            .env("SUBLET_SOCKET", listening.path())
-            .env("SUBLET_TOKEN", TOKEN)
-            .envs(vars.iter().copied());
-        let mut talk = Talk::start(&mut command);
+        let (listening, mut command) = evictable(&room, &programs::program("resident"));
+        // The kernel that hashes takes memory of the device, and these tests count every byte.
+        command.env("SUBLET_RESIDENCY", "reuse=0");
+        let mut talk = Talk::start(command.envs(vars.iter().copied()));
         talk.send("init");
-        let arbiter = listening.welcome_with(|pages| {
-            let mode = ResidencyMode {
-                evictable: true,
-                overflow,
-            };
-            pages.arbiter.set_residency(mode, host_budget);
-        });
+        let arbiter = welcome(&listening, overflow, host_budget);
         assert_eq!(talk.answer(), "0");
         let mut witness = Talk::start(&mut room.bare(programs::program("memory")));
         assert_eq!(witness.ask("init"), "0");
@@ -336,7 +347,7 @@ fn memory_that_the_program_maps_itself_moves_with_its_handles() {
 
 #[test]
 fn a_job_is_fitted_into_fewer_bytes_and_uses_all_of_them() {
-    let mut host = Host::with(&[("SUBLET_RESIDENCY", "chunk=4194304")], true, None);
+    let mut host = Host::with(&[("SUBLET_RESIDENCY", "chunk=4194304,reuse=0")], true, None);
     let ids: Vec<String> = (0..4)
         .map(|_| host.take(&format!("alloc {}", 8 * MIB)))
         .collect();
@@ -420,9 +431,9 @@ fn an_allocation_waits_for_memory_that_another_tenant_is_to_leave() {
         host.witness.ask(&format!("alloc plain {}", 8000 * MIB)),
         "0 0"
     );
-    host.talk.send(&format!("alloc {}", 1024 * MIB));
+    host.talk.send(&format!("alloc {}", 256 * MIB));
     wait_until("it asks for room", || {
-        (host.arbiter.pages.client.room_bytes(0) == 1024 * MIB).then_some(())
+        (host.arbiter.pages.client.room_bytes(0) == 256 * MIB).then_some(())
     });
     assert_eq!(host.witness.ask("free 0"), "0");
     assert_eq!(host.talk.answer(), "0 0");
@@ -499,7 +510,7 @@ fn a_failure_at_any_step_leaves_the_job_resident_or_says_so() {
         let fault = fails(call, 999, after);
         let vars = [
             ("SUBLET_SIM_FAULT", fault.as_str()),
-            ("SUBLET_RESIDENCY", "chunk=2097152,depth=2"),
+            ("SUBLET_RESIDENCY", "chunk=2097152,depth=2,reuse=0"),
         ];
         let mut host = Host::with(&vars, false, None);
         let id = host.take(&format!("alloc {}", 12 * MIB));
@@ -514,15 +525,27 @@ fn a_failure_at_any_step_leaves_the_job_resident_or_says_so() {
         host.says(&format!("check {id} 4"), "0 0");
         host.ended_well();
     }
-    // Without pinned memory or events it is slower, and that is all.
-    for call in ["cuMemHostRegister_v2", "cuEventRecord"] {
-        let fault = fails(call, 999, 1);
-        let mut host = Host::with(&[("SUBLET_SIM_FAULT", &fault)], false, None);
+    // Without pinned memory, events or hashes it is slower, and that is all.
+    for (call, after) in [
+        ("cuMemHostRegister_v2", 1),
+        ("cuEventRecord", 1),
+        ("cuModuleLoadData", 0),
+        ("cuLaunchKernel", 0),
+        ("cuMemHostAlloc", 0),
+    ] {
+        let fault = fails(call, 999, after);
+        let vars = [
+            ("SUBLET_SIM_FAULT", fault.as_str()),
+            ("SUBLET_RESIDENCY", ""),
+        ];
+        let mut host = Host::with(&vars, false, None);
         let id = host.take(&format!("alloc {}", 12 * MIB));
         host.says(&format!("fill {id} 4"), "0");
-        host.evict();
-        host.restore();
-        host.says(&format!("check {id} 4"), "0 0");
+        for _ in 0..2 {
+            host.evict();
+            host.restore();
+            host.says(&format!("check {id} 4"), "0 0");
+        }
         host.ended_well();
     }
     // A restore that cannot be carried out: nothing is lost, and calls are told instead of waiting for ever.
@@ -536,7 +559,7 @@ fn a_failure_at_any_step_leaves_the_job_resident_or_says_so() {
         let fault = fails(call, 999, pieces);
         let vars = [
             ("SUBLET_SIM_FAULT", fault.as_str()),
-            ("SUBLET_RESIDENCY", "chunk=2097152"),
+            ("SUBLET_RESIDENCY", "chunk=2097152,reuse=0"),
         ];
         let mut host = Host::with(&vars, false, None);
         let id = host.take(&format!("alloc {}", 12 * MIB));
@@ -564,5 +587,139 @@ fn a_job_whose_arbiter_is_silent_brings_itself_back() {
     host.arbiter.pages.arbiter.beat(1);
     host.says(&format!("check {id} 6"), "0 0");
     assert_eq!(host.on_the_card(), 6 * MIB);
+    host.ended_well();
+}
+
+/// Evicts and restores `times`, without a pause; how often it was evicted.
+fn move_about(arbiter: &mut Attached, times: usize) -> usize {
+    let mut evicted = 0;
+    for _ in 0..times {
+        arbiter.close();
+        arbiter.order(Verb::Evict, 0);
+        match arbiter.answered() {
+            (OrderState::Evicted, Reason::None) => {
+                evicted += 1;
+                assert_eq!(arbiter.footprint().resident_bytes, 0);
+                arbiter.order(Verb::Restore, 0);
+                let restored = arbiter.answered();
+                assert_eq!(restored, (OrderState::Resident, Reason::None));
+            }
+            // Somebody captures, or has nothing just now: the next time.
+            (OrderState::Refused, Reason::Capturing | Reason::NothingEvictable) => {}
+            other => panic!("{other:?}"),
+        }
+        arbiter.open();
+    }
+    evicted
+}
+
+#[test]
+fn threads_that_never_rest_find_what_they_have_written() {
+    let room = Room::new();
+    let (listening, mut command) = evictable(&room, &programs::program("restless"));
+    let mut talk = Talk::start(command.arg("4").env("SUBLET_RESIDENCY", "chunk=2097152"));
+    let mut arbiter = welcome(&listening, false, None);
+    assert_eq!(talk.answer(), "started");
+    let evicted = move_about(&mut arbiter, 60);
+    assert!(evicted > 20, "{evicted}");
+    let outcome = talk.finish();
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    let words: Vec<&str> = outcome.stdout.split_whitespace().collect();
+    assert!(words[0].parse::<u64>().expect("a number") > 20, "{words:?}");
+    assert_eq!(
+        words[1..],
+        ["0", "0", "0"],
+        "wrong words, errors, last error"
+    );
+    let left = arbiter.footprint();
+    assert!(left.evictable_bytes <= 4 * MIB, "{left:?}");
+}
+
+#[test]
+fn training_ends_with_the_same_loss_however_often_it_is_moved() {
+    let steps = [
+        "--steps",
+        "600",
+        "--extra-us",
+        "500",
+        "--progress-every",
+        "0",
+        "--json",
+    ];
+    let loss = |outcome: tests::Outcome| {
+        let report = outcome.succeeded().json();
+        report["loss_bits"].as_str().expect("the loss").to_owned()
+    };
+    let train_mlp = Artefacts::get().program("train_mlp");
+    let bare = loss(tests::Outcome::of(Room::new().bare(&train_mlp).args(steps)));
+    let room = Room::new();
+    let (listening, mut command) = evictable(&room, &train_mlp);
+    let mut job = tests::Running::start(command.args(steps));
+    let mut arbiter = welcome(&listening, false, None);
+    wait_until("it trains", || {
+        (arbiter.pages.client.launches() > 100 || job.has_ended()).then_some(())
+    });
+    let mut evicted = 0;
+    while !job.has_ended() && evicted < 10 {
+        arbiter.close();
+        arbiter.order_within(Verb::Evict, 0, Duration::from_millis(500));
+        let moved = wait_until("it is evicted or ends", || {
+            let answer = arbiter.pages.client.answer(0)?;
+            let evicted = answer.state == OrderState::Evicted;
+            let refused = answer.state == OrderState::Refused;
+            (evicted || refused || job.has_ended()).then_some(evicted)
+        });
+        if moved {
+            evicted += 1;
+            arbiter.order(Verb::Restore, 0);
+            arbiter.answered();
+        }
+        arbiter.open();
+    }
+    assert!(evicted > 0);
+    assert_eq!(loss(job.wait()), bare);
+}
+
+#[test]
+fn what_has_not_changed_since_it_left_is_not_copied_out_again() {
+    for reuse in [true, false] {
+        let reuse_word = format!("chunk=4194304,reuse={}", u8::from(reuse));
+        let mut host = Host::with(&[("SUBLET_RESIDENCY", &reuse_word)], false, None);
+        let large = host.take(&format!("alloc {}", 30 * MIB));
+        let small = host.take("alloc 100000");
+        host.says(&format!("fill {large} 1"), "0");
+        host.says(&format!("fill {small} 2"), "0");
+        let held = host.arbiter.footprint().evictable_bytes;
+        let mut moved = 0;
+        let mut out = |host: &mut Host| {
+            host.evict();
+            let now = host.arbiter.footprint().moved_out_bytes;
+            let by = now - moved;
+            moved = now;
+            host.restore();
+            by
+        };
+        assert_eq!(out(&mut host), held);
+        host.says(&format!("check {large} 1"), "0 0");
+        assert_eq!(out(&mut host), if reuse { 0 } else { held });
+        // One word of one MiB.
+        host.says(&format!("write {large} 77"), "0");
+        assert_eq!(out(&mut host), if reuse { MIB } else { held });
+        host.says(&format!("check {large} 1"), "0 1");
+        host.says(&format!("fill {small} 3"), "0");
+        host.says(&format!("fill {large} 1"), "0");
+        assert_eq!(out(&mut host), if reuse { 2 * MIB } else { held });
+        host.says(&format!("check {large} 1"), "0 0");
+        host.says(&format!("check {small} 3"), "0 0");
+        host.ended_well();
+    }
+}
+
+#[test]
+fn a_program_ends_as_ever_while_its_memory_is_out() {
+    let mut host = Host::start();
+    let id = host.take(&format!("alloc {}", 20 * MIB));
+    host.says(&format!("fill {id} 1"), "0");
+    host.evict();
     host.ended_well();
 }

@@ -117,6 +117,33 @@ fn a_job_alone_has_all_of_the_device() {
 }
 
 #[test]
+fn a_program_says_itself_where_its_iterations_end() {
+    let room = Room::new();
+    let steps = tests::programs::program("steps");
+    let bare = Outcome::of(&mut room.bare(&steps)).succeeded();
+    assert_eq!(bare.stdout, "none\n");
+    let mut command = room.job(&["--name", "steps"], &steps);
+    let mut running = Running::start(command.stdin(std::process::Stdio::piped()));
+    let profile = wait_until("its steps are counted", || {
+        let profile = room.job_status("steps")?.profile?;
+        (profile.iterations >= 20).then_some(profile)
+    });
+    assert_eq!(profile.found, control::IterationSource::Hinted);
+    assert_eq!((profile.periodic, profile.confidence), (Some(true), 1.0));
+    // Steps are two milliseconds apart, or more on a busy host.
+    assert!(
+        profile.iteration_ns.is_some_and(|ns| ns >= 2_000_000),
+        "{profile:?}"
+    );
+    let (input, mut output) = running.pipes();
+    drop(input);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut output, &mut text).expect("its output");
+    assert_eq!(text, "before 0\nafter 1\n");
+    assert_eq!(running.wait().code, Some(0));
+}
+
+#[test]
 fn shares_above_the_whole_are_refused() {
     let room = Room::new();
     let _a = spin(&room, "a", &["--share", "0.75"]);

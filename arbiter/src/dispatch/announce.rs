@@ -4,28 +4,61 @@ use policy::{Decision, TenantId};
 
 use super::{CONFIRM_NS, Lane};
 
+/// A holder that may be falling idle is looked at again after so long, and the next tenant is woken so long before it would count as
+/// idle, in nanoseconds. Below the 0.2 ms for which a thread looks at a gate that is about to open.
+const IDLE_LEAD_NS: u64 = 150_000;
+
 impl Lane {
     /// Shortly before a slice begins: wakes who waits for it. Where it begins at the end of another one the gates of both are
     /// told when to turn over, and their threads go by the clock then, whether the arbiter is given a core at that
-    /// moment or not; where it begins at the end of a tail the threads look at their gate. Returns when to decide again, or to do
-    /// this.
+    /// moment or not; where it begins at the end of a tail, or when a silent holder counts as idle, the threads look at their
+    /// gate. Returns when to decide again, or to do this.
     pub(super) fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
         let drains = self.coming.is_some();
+        let (idle_ns, heir) = self.expect_idle(now_ns);
+        let sooner = |ns: u64| idle_ns.map_or(ns, |idle_ns| ns.min(idle_ns));
         let next = decision.next.filter(|_| self.pace.lead_ns > 0);
         let early_ns = decision
             .again_ns
             .filter(|_| next.is_some() && !drains)
             .map(|turn_ns| turn_ns.saturating_sub(self.pace.lead_ns));
         if let Some(early_ns) = early_ns.filter(|early_ns| now_ns < *early_ns) {
-            self.tell(None);
-            return Some(early_ns);
+            self.tell(heir.map(|heir| (heir, None)));
+            return Some(sooner(early_ns));
         }
         let turn_ns = decision.again_ns.filter(|_| !drains);
-        self.tell(next.map(|next| (next, turn_ns)));
+        let heir = heir.map(|heir| (heir, None));
+        self.tell(next.map(|next| (next, turn_ns)).or(heir));
         match next.and(turn_ns) {
             Some(turn_ns) => Some(turn_ns + CONFIRM_NS),
-            None => decision.again_ns,
+            None => decision.again_ns.map(sooner).or(idle_ns),
         }
+    }
+
+    /// When to look at a holder with nothing on the device again, which counts as idle when it has been silent for long enough; and
+    /// who has the device then, once that is near and there is but one who waits.
+    fn expect_idle(&self, now_ns: u64) -> (Option<u64>, Option<TenantId>) {
+        let nothing = (None, None);
+        if self.holders > 1 || self.turn.is_some() || self.coming.is_some() {
+            return nothing;
+        }
+        let mut waiting = self
+            .seats
+            .iter()
+            .filter(|seat| seat.hold.is_none() && seat.waits && seat.may_run() && !seat.gang);
+        let Some(first) = waiting.next() else {
+            return nothing;
+        };
+        let holder = self.seats.iter().find(|seat| seat.hold.is_some());
+        let idle_ns = holder.and_then(|seat| seat.idle_ns);
+        let Some(idle_ns) = idle_ns.filter(|idle_ns| now_ns < *idle_ns) else {
+            return nothing;
+        };
+        if idle_ns - now_ns > IDLE_LEAD_NS {
+            return (Some(idle_ns - IDLE_LEAD_NS), None);
+        }
+        let only = waiting.next().is_none() && first.standing.is_in() && self.pace.lead_ns > 0;
+        (Some(idle_ns), only.then_some(first.tenant))
     }
 
     /// Tells the gates who comes next, and takes back what they were told before.

@@ -21,17 +21,21 @@ mod announce;
 mod auto;
 mod bounds;
 mod conduct;
+mod cost;
 mod gang;
 mod pace;
+mod progress;
 mod residence;
 mod seat;
 mod switch;
+mod tail;
 mod told;
 
 use std::rc::Rc;
 
 use channel::Grant;
 use channel::arbiter::ClientPages;
+use policy::quantum::SwitchCost;
 use policy::{
     Class, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy, TenantId, TenantView,
 };
@@ -42,8 +46,10 @@ use crate::usage::{Recent, Usage};
 use auto::{Auto, Running, Sample};
 use bounds::Slices;
 pub use conduct::Offence;
+use cost::Handover;
 pub use gang::Conductor;
 pub use pace::{Answer, Mode, Pace, Setup};
+pub use progress::Boundaries;
 use seat::Seat;
 
 /// For how long after a moment of contention the small window stays.
@@ -61,6 +67,15 @@ pub struct Lane {
     device: usize,
     mode: Mode,
     pace: Pace,
+    /// Between what a slice lasts now.
+    quantum: QuantumBounds,
+    /// What the last slice was given, in microseconds.
+    slice_us: u32,
+    cost: SwitchCost,
+    /// One whose first submission has not been seen yet.
+    handover: Option<Handover>,
+    /// When the tail that was waited for has ended, where it was found to have ended in this step.
+    drained_ns: Option<u64>,
     holders: usize,
     answer: Answer,
     memory_bytes: u64,
@@ -112,6 +127,11 @@ impl Lane {
             device,
             mode: setup.mode,
             pace: setup.pace,
+            quantum: setup.pace.quantum.now(0, true),
+            slice_us: 0,
+            cost: SwitchCost::default(),
+            handover: None,
+            drained_ns: None,
             holders: setup.holders.max(1),
             answer: setup.answer,
             memory_bytes: setup.memory_bytes,
@@ -184,6 +204,7 @@ impl Lane {
         let free = nobody && self.turn.is_none() && self.coming.is_none();
         let grant = self.grant_of(&self.seats[at], now_ns, 0, 0);
         let seat = &mut self.seats[at];
+        seat.standing = self.keeper.standing(tenant);
         seat.clients.push((client, Rc::clone(&pages)));
         seat.launches = seat.sample(self.device).launches;
         if seat.hold.is_some() {
@@ -192,7 +213,7 @@ impl Lane {
             && self.seats[at].may_run()
             && self.seats[at].standing.is_in()
         {
-            self.begin(now_ns, at, self.pace.quantum.max_us, false);
+            self.begin(now_ns, at, self.pace.quantum.promised_us, false);
         }
     }
 
@@ -237,9 +258,16 @@ impl Lane {
     }
 
     /// What is known of a tenant's memory and its iterations, for policies that ask.
-    pub fn inform(&mut self, tenant: TenantId, memory: Memory, iterations: Iterations) {
+    pub fn inform(
+        &mut self,
+        tenant: TenantId,
+        memory: Memory,
+        iterations: Iterations,
+        boundaries: Option<Boundaries>,
+    ) {
         if let Some(seat) = self.seat_mut(tenant) {
             (seat.memory, seat.iterations) = (memory, iterations);
+            seat.progress.follow(boundaries);
         }
     }
 
@@ -268,6 +296,7 @@ impl Lane {
         }
         self.look(now_ns);
         let kept_ns = self.keep(now_ns);
+        self.adapt(now_ns);
         let mut again_ns = self.bar(now_ns);
         let mut sooner = |ns: Option<u64>| {
             again_ns = match (again_ns, ns) {
@@ -324,6 +353,7 @@ impl Lane {
         let contended = wanting.count() >= 2;
         for seat in &mut self.seats {
             let got_ns = if seat.busy { dt_ns / busy.max(1) } else { 0 };
+            let got_ns = seat.forgive(got_ns);
             if got_ns > 0 {
                 self.policy.charge(seat.tenant, got_ns);
             }
@@ -343,10 +373,13 @@ impl Lane {
             .map(|seat| seat.class(now_ns))
             .peekable();
         self.gap = waiting.peek().is_some() && waiting.all(|class| class == Class::Opportunistic);
+        self.drained_ns = None;
         for seat in &mut self.seats {
             let gap = self.gap && seat.terms.class == Class::Guaranteed;
-            seat.look(now_ns, self.device, &self.pace, gap);
+            let drained_ns = seat.look(now_ns, self.device, &self.pace, gap);
+            self.drained_ns = self.drained_ns.max(drained_ns);
         }
+        self.learn_cost(now_ns);
     }
 
     /// Takes the device from those that may not run. Returns when one of them may again, or one that runs may not.
@@ -402,7 +435,7 @@ impl Lane {
             let seat = &self.seats[at];
             let there = seat.standing.is_in() && !seat.clients.is_empty();
             if seat.hold.is_none() && seat.may_run() && there {
-                self.begin(now_ns, at, self.pace.quantum.max_us, false);
+                self.begin(now_ns, at, self.pace.quantum.promised_us, false);
             }
         }
     }
@@ -458,7 +491,7 @@ impl Lane {
     }
 
     fn slices(&self) -> Slices {
-        let QuantumBounds { min_us, max_us } = self.pace.quantum;
+        let QuantumBounds { min_us, max_us } = self.quantum;
         Slices {
             min_ns: i64::from(min_us) * 1000,
             max_ns: i64::from(max_us) * 1000,
@@ -486,3 +519,7 @@ impl Lane {
 mod tests;
 #[cfg(test)]
 mod tests_control;
+#[cfg(test)]
+mod tests_residence;
+#[cfg(test)]
+mod tests_switch;

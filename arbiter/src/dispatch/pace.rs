@@ -1,12 +1,13 @@
 //! How a lane is run: what a quota file or an operator chooses, in the lane's own units.
 
-use policy::{QuantumBounds, SlicePolicy};
+use policy::SlicePolicy;
+use policy::quantum::Lengths;
 
 /// How a lane runs; times in nanoseconds unless named otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
-    /// Between what a slice may last.
-    pub quantum: QuantumBounds,
+    /// What a slice may last.
+    pub quantum: Lengths,
     /// How long work may stay queued while several tenants want the device.
     pub window_us: u32,
     /// The same for a tenant alone.

@@ -14,6 +14,9 @@ use crate::residency::{Guest, HostBooks, Keeper, News, Whereabouts};
 impl Lane {
     /// Looks where everybody's memory is and what may follow. Returns when to look again.
     pub(super) fn keep(&mut self, now_ns: u64) -> Option<u64> {
+        if self.keeper.is_idle() {
+            return None;
+        }
         let device = self.device;
         let again_ns = {
             let guests: Vec<Guest<'_>> = self
@@ -153,7 +156,7 @@ impl Seat {
         // Threads that go in by the clock may have done so before anybody looked.
         let quiet = || {
             let seen = self.sample(device);
-            !seen.in_flight && !seen.blocking
+            !seen.in_flight() && !seen.blocking
         };
         Guest {
             id: self.tenant,

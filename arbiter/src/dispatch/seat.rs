@@ -10,6 +10,8 @@ use policy::{Class, GangId, Holder, Iterations, Memory, TenantId, TenantView};
 use super::bounds::{Bounds, Slices};
 use super::conduct::{Conduct, Offence};
 use super::pace::{Answer, Pace};
+use super::progress::Progress;
+use super::tail::Tail;
 use crate::peer::{self, Activity};
 use crate::terms::Terms;
 use crate::usage::Usage;
@@ -50,13 +52,17 @@ pub(super) struct Seat {
     pub busy: bool,
     /// When its gate was closed, where its tail has not ended.
     pub tail_since_ns: Option<u64>,
-    /// How long its tails are, the recent ones weighing most.
-    pub tail_ns: u64,
+    /// How long its tails are, and when this one ends.
+    pub tail: Tail,
+    /// Of the slice that has begun, what is not charged to it.
+    pub forgiven_ns: u64,
     /// Since when it has had work on the device that was there when a slice of it ended, without submitting any more: a
     /// slice in between, in a gap that the others left, does not end that.
     unfinished_since_ns: Option<u64>,
     /// How long it may be silent before it counts as idle.
     pub quiet_ns: u64,
+    /// It holds the device and had nothing on it when it was looked at last: it counts as idle then, unless it does something.
+    pub idle_ns: Option<u64>,
     /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
     /// not ended. Its threads are inside the driver, or on their way to the gate.
     pub ready_until_ns: u64,
@@ -83,6 +89,8 @@ pub(super) struct Seat {
     /// What is known of its memory and its iterations.
     pub memory: Memory,
     pub iterations: Iterations,
+    /// Where it is between their boundaries.
+    pub progress: Progress,
 }
 
 /// A slice that has begun.
@@ -117,9 +125,11 @@ impl Seat {
             waits: false,
             busy: false,
             tail_since_ns: None,
-            tail_ns: 0,
+            tail: Tail::default(),
+            forgiven_ns: 0,
             unfinished_since_ns: None,
             quiet_ns: pace.quiet_ns,
+            idle_ns: None,
             ready_until_ns: 0,
             passed_over: false,
             deaf_until_ns: 0,
@@ -138,6 +148,7 @@ impl Seat {
             window_us: pace.lone_window_us,
             memory: Memory::default(),
             iterations: Iterations::default(),
+            progress: Progress::default(),
         }
     }
 
@@ -190,7 +201,11 @@ impl Seat {
                 .work_ns
                 .map(|work_ns| work_ns.saturating_sub(self.usage.device_ns)),
             deadline_ns: self.terms.deadline_ns,
-            iterations: self.iterations,
+            iterations: Iterations {
+                done_ns: self.progress.done_ns(self.usage.device_ns),
+                at_boundary: self.progress.at_boundary(),
+                ..self.iterations
+            },
             gang: self.gang.then_some(GangId(self.tenant.0)),
             ..TenantView::new(self.tenant, self.class(now_ns), weight_ppm, wants)
         }
@@ -212,24 +227,27 @@ impl Seat {
     }
 
     /// Copies out what the clients claim. `gap`: only opportunistic tenants wait for it to fall silent. Giving way to them too
-    /// early costs no more than their window, so less silence will do.
-    pub fn look(&mut self, now_ns: u64, device: usize, pace: &Pace, gap: bool) {
+    /// early costs no more than their window, so less silence will do. Returns when its tail has ended, where that was found
+    /// now.
+    pub fn look(&mut self, now_ns: u64, device: usize, pace: &Pace, gap: bool) -> Option<u64> {
         if self.hold.is_none() && self.tail_since_ns.is_none() {
             let waits = |(_, pages): &(u64, Rc<ClientPages>)| peer::waits(pages, device);
             self.waits = now_ns >= self.deaf_until_ns && self.clients.iter().any(waits);
             self.learn_quiet(now_ns, pace);
-            return;
+            self.progress
+                .look(&self.clients, self.usage.device_ns, true);
+            return None;
         }
         let seen = self.sample(device);
         self.waits = seen.waits;
         self.came |= !seen.waits || seen.launches != self.launches;
-        if !(seen.in_flight || seen.blocking) || seen.launches != self.launches {
+        if !(seen.in_flight() || seen.blocking) || seen.launches != self.launches {
             self.unfinished_since_ns = None;
         }
         let woken = self
             .hold
             .is_some_and(|hold| now_ns < hold.opened_ns + WAKE_NS);
-        if seen.in_flight
+        if seen.in_flight()
             || seen.blocking
             || seen.launches != self.launches
             || (seen.waits && woken)
@@ -237,6 +255,9 @@ impl Seat {
             self.active_ns = Some(now_ns);
         }
         self.launches = seen.launches;
+        let idle = !(seen.in_flight() || seen.blocking);
+        self.progress
+            .look(&self.clients, self.usage.device_ns, idle);
         let quiet_ns = if gap {
             (self.quiet_ns / 3 * 2).min(pace.gap_quiet_max_ns)
         } else {
@@ -247,27 +268,42 @@ impl Seat {
         } else {
             quiet_ns
         };
+        let mut drained_ns = None;
         if self.hold.is_some() {
             self.tail_since_ns = None;
-        } else if !(seen.in_flight || seen.blocking)
+        } else if !(seen.in_flight() || seen.blocking)
             && let Some(since_ns) = self.tail_since_ns.take()
         {
-            self.learn_tail(now_ns.saturating_sub(since_ns));
+            drained_ns = Some(self.tail.end(since_ns, now_ns));
         }
         if self.tail_since_ns.is_some() {
+            self.tail.look(now_ns, seen.marks);
             self.ready_until_ns = now_ns + self.quiet_ns;
         }
+        let silent = !(seen.in_flight() || seen.blocking || seen.waits);
+        let idle_ns = self.active_ns.map(|active_ns| active_ns + quiet_ns);
+        self.idle_ns = idle_ns.filter(|_| self.hold.is_some() && silent);
         self.busy = if self.hold.is_some() {
-            self.active_ns
-                .is_some_and(|active_ns| now_ns.saturating_sub(active_ns) < quiet_ns)
+            idle_ns.is_some_and(|idle_ns| now_ns < idle_ns)
         } else {
             self.tail_since_ns.is_some()
         };
+        drained_ns
     }
 
-    /// Its tail has ended.
-    fn learn_tail(&mut self, tail_ns: u64) {
-        self.tail_ns = self.tail_ns - self.tail_ns / 8 + tail_ns / 8;
+    /// Whether it holds the device by a gate that was opened then.
+    pub fn opened_at(&self, opened_ns: u64) -> bool {
+        self.hold.is_some_and(|hold| hold.opened_ns == opened_ns)
+    }
+
+    /// What remains of a charge once what is nobody's was taken off.
+    pub fn forgive(&mut self, got_ns: u64) -> u64 {
+        if self.hold.is_none() {
+            return got_ns;
+        }
+        let forgiven_ns = got_ns.min(self.forgiven_ns);
+        self.forgiven_ns -= forgiven_ns;
+        got_ns - forgiven_ns
     }
 
     /// One that comes back after a pause that could have been waited for is waited for longer next time.
@@ -300,11 +336,12 @@ impl Seat {
                 self.came = !self.waits;
                 self.busy = wants;
                 self.tail_since_ns = None;
+                self.forgiven_ns = 0;
                 now_ns
             }
         };
         // Its gate closes so much earlier that the slice ends with the tail, but is open for half of it at least.
-        let tail_us = u32::try_from(self.tail_ns / 1000).unwrap_or(u32::MAX);
+        let tail_us = u32::try_from(self.tail.mean_ns() / 1000).unwrap_or(u32::MAX);
         self.hold = Some(Hold {
             since_ns: now_ns,
             opened_ns,
@@ -318,6 +355,7 @@ impl Seat {
             pages.arbiter.close(device);
         }
         self.closed = (now_ns, None);
+        self.idle_ns = None;
         self.hold.take()
     }
 
@@ -326,11 +364,12 @@ impl Seat {
     pub fn begin_tail(&mut self, now_ns: u64, device: usize, hold: Hold) -> bool {
         let seen = self.sample(device);
         self.passed_over = !self.busy;
-        self.tail_since_ns = (seen.in_flight || seen.blocking).then_some(now_ns);
+        self.tail_since_ns = (seen.in_flight() || seen.blocking).then_some(now_ns);
         if self.tail_since_ns.is_none() {
-            self.learn_tail(0);
+            self.tail.none();
             self.unfinished_since_ns = None;
         } else {
+            self.tail.begin(now_ns, seen.marks);
             self.unfinished_since_ns.get_or_insert(now_ns);
         }
         if self.busy || self.tail_since_ns.is_some() {
@@ -358,6 +397,7 @@ impl Seat {
         (self.waits, self.busy) = (false, false);
         (self.tail_since_ns, self.unfinished_since_ns) = (None, None);
         self.ready_until_ns = 0;
+        self.idle_ns = None;
         self.hold = None;
     }
 

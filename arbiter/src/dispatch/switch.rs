@@ -4,7 +4,7 @@ use policy::{Class, Decision, Device, QuantumBounds, Slice, TenantId, View};
 
 use super::conduct::Offence;
 use super::seat::{Hold, Seat};
-use super::{CROWDED_NS, Lane};
+use super::{CROWDED_NS, Lane, tail};
 
 impl Lane {
     /// Who holds the device, when to decide again, and who comes next.
@@ -48,7 +48,7 @@ impl Lane {
             now_ns,
             tenants: &self.view,
             holders: &self.held,
-            quantum: self.pace.quantum,
+            quantum: self.quantum,
             device: Device {
                 holders: self.holders,
                 memory_bytes: self.memory_bytes,
@@ -84,7 +84,7 @@ impl Lane {
             .iter()
             .filter_map(|seat| Some((seat, seat.hold?)));
         // Where a tail is to be waited for there is time to wake the next one after the end of the slice.
-        let ends = holds.map(|(seat, hold)| (hold.due_ns(), seat.tail_ns));
+        let ends = holds.map(|(seat, hold)| (hold.due_ns(), seat.tail.mean_ns()));
         let (Some(again_ns), Some((due_ns, tail_ns))) = (decision.again_ns, ends.min()) else {
             return decision;
         };
@@ -121,13 +121,17 @@ impl Lane {
         let waited_for = self.seats.iter().filter_map(|seat| {
             let since_ns = seat.tail_since_ns?;
             let own = seat.tenant == slice.tenant;
-            (!own && now_ns < since_ns + patience_ns(seat)).then_some(since_ns + seat.tail_ns)
+            (!own && now_ns < since_ns + patience_ns(seat)).then(|| seat.tail.ends_ns(since_ns))
         });
         if let Some(ends_ns) = waited_for.max() {
             self.coming = Some(slice);
             let soon = ends_ns <= now_ns + self.pace.lead_ns;
             return Decision {
-                again_ns: Some(now_ns + self.pace.drain_look_ns),
+                again_ns: Some(tail::look_again_ns(
+                    now_ns,
+                    ends_ns,
+                    self.pace.drain_look_ns,
+                )),
                 next: soon.then_some(slice.tenant),
                 ..Decision::default()
             };
@@ -189,7 +193,7 @@ impl Lane {
             .filter_map(|seat| Some((seat.tenant, seat.bounds.due_ns(slices)?)))
             .max_by_key(|(_, owed_ns)| *owed_ns)?;
         let owed_us = u32::try_from(owed_ns / 1000).unwrap_or(u32::MAX);
-        let QuantumBounds { min_us, max_us } = self.pace.quantum;
+        let QuantumBounds { min_us, max_us } = self.quantum;
         let quantum_us = owed_us.clamp(min_us.min(max_us), max_us);
         self.floor = Some(tenant);
         let decision = self.hand_to(now_ns, tenant, quantum_us, true);
@@ -209,7 +213,14 @@ impl Lane {
             0
         };
         let grant = self.grant_of(&self.seats[at], now_ns, quantum_us, deadline_ns);
+        let handed_over = contended && self.seats[at].hold.is_none();
         self.seats[at].begin(now_ns, self.device, &grant);
+        if contended {
+            self.slice_us = quantum_us;
+        }
+        if handed_over {
+            self.note_handover(now_ns, at);
+        }
     }
 
     /// Takes the device from a tenant that holds it.

@@ -1,6 +1,7 @@
 //! The lane in virtual time, on real pages.
 
 use policy::Class;
+use policy::quantum::Lengths;
 
 use super::*;
 
@@ -9,10 +10,10 @@ pub(super) const US: u64 = 1000;
 
 fn pace() -> Pace {
     Pace {
-        quantum: QuantumBounds {
+        quantum: Lengths::between(QuantumBounds {
             min_us: 2000,
             max_us: 5000,
-        },
+        }),
         window_us: 2000,
         lone_window_us: 20_000,
         gap_window_us: 500,
@@ -44,7 +45,7 @@ pub(super) fn setup(mode: Mode) -> Setup {
 pub(super) struct Bench {
     pub lane: Lane,
     pub now_ns: u64,
-    next_ns: Option<u64>,
+    pub next_ns: Option<u64>,
     pub pages: Vec<Rc<ClientPages>>,
 }
 

@@ -1,5 +1,6 @@
 //! Live control, bounds, classes, conduct, several holders, and gangs: lanes in virtual time, on real pages.
 
+use policy::quantum::Lengths;
 use policy::{Class, Decision, Few, View};
 
 use super::tests::{Bench, MS, US, greedy, setup};
@@ -140,10 +141,10 @@ fn new_quanta_modes_and_policies_take_effect_within_a_slice() {
     let before = count(&mut bench);
     assert!((180..=210).contains(&before), "{before}");
     let mut longer = setup(Mode::Exclusive);
-    longer.pace.quantum = QuantumBounds {
+    longer.pace.quantum = Lengths::between(QuantumBounds {
         min_us: 20_000,
         max_us: 50_000,
-    };
+    });
     bench.lane.run_as(bench.now_ns, longer);
     bench.step();
     let after = count(&mut bench);

@@ -1,5 +1,6 @@
 //! What is told about a lane: who harms the others, how it runs, who holds it and what each one used.
 
+use policy::quantum::Lengths;
 use policy::{QuantumBounds, TenantId};
 
 use super::Lane;
@@ -64,9 +65,19 @@ impl Lane {
         (self.at_once(), reason)
     }
 
-    /// Between what a slice lasts.
+    /// Between what a slice lasts now.
     pub fn quantum(&self) -> QuantumBounds {
+        self.quantum
+    }
+
+    /// What a slice may last.
+    pub fn lengths(&self) -> Lengths {
         self.pace.quantum
+    }
+
+    /// What the last slice was given in microseconds, and what a hand-over costs in nanoseconds; 0: not known.
+    pub fn slice(&self) -> (u32, u64) {
+        (self.slice_us, self.cost.ns())
     }
 
     /// Who holds the device. All at once, those who use it.

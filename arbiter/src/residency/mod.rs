@@ -6,12 +6,14 @@
 
 mod books;
 mod errands;
+mod guest;
 mod keeper;
 mod station;
 mod survey;
 
 pub use books::{HostBooks, Memory};
 pub use errands::Errand;
-pub use keeper::{Guest, Keeper, Lodging, News, Whereabouts};
+pub use guest::{Guest, Lodging};
+pub use keeper::{Keeper, News, Whereabouts};
 pub use station::State;
 pub(crate) use survey::sum;

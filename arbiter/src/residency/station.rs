@@ -184,8 +184,8 @@ impl Station {
             }) if number == sent.number => match (sent.verb, state) {
                 (_, OrderState::None | OrderState::Working) => None,
                 (Verb::Evict, OrderState::Evicted)
-                | (Verb::Restore, OrderState::Resident)
-                | (Verb::Fit, OrderState::Partly | OrderState::Resident) => Some(None),
+                // What lies in host memory beyond the quota stays there.
+                | (Verb::Restore | Verb::Fit, OrderState::Partly | OrderState::Resident) => Some(None),
                 // Everything is where it was, so nothing had to be moved.
                 (Verb::Evict, OrderState::Refused) if reason == Reason::NothingEvictable => {
                     Some(None)

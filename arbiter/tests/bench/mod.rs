@@ -1,7 +1,9 @@
-//! What the tests share: a daemon in a thread, clients, and waiting.
+//! What the tests share: a daemon in a thread, clients, processes with a role, and waiting.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -11,7 +13,7 @@ use arbiter::{Arbiter, Options, Stopper};
 use channel::client::{ClientEnd, Introduction};
 use channel::wire::DeviceId;
 use control::paths::RuntimeDir;
-use control::{Client, Registered};
+use control::{Client, ClientError, JobSpec, Registered};
 
 /// Far beyond what anything here takes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -26,6 +28,55 @@ pub fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A simulated job.
+pub fn named(name: &str, share: f64) -> JobSpec {
+    JobSpec {
+        name: name.into(),
+        share: Some(share),
+        simulated: true,
+        ..JobSpec::default()
+    }
+}
+
+/// Why something was refused.
+pub fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> control::ControlError {
+    match result {
+        Err(ClientError::Refused(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Starts this very program with a role, which its test `role` plays.
+pub fn child(role: &str, socket: &Path, word: &str) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("us"));
+    // The test runner's own threads would take a signal that the arbiter, in a thread of theirs, waits for.
+    // SAFETY: blocking a signal is all that happens between fork and exec, and it is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            let mut signals = nix::sys::signal::SigSet::empty();
+            signals.add(nix::sys::signal::Signal::SIGTERM);
+            signals.thread_block().map_err(Into::into)
+        });
+    }
+    command
+        .args(["--exact", "role", "--nocapture", "--test-threads=1"])
+        .env("ARBITER_TEST_ROLE", role)
+        .env("ARBITER_TEST_SOCKET", socket)
+        .env("ARBITER_TEST_WORD", word)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started")
+}
+
+/// The role of this process, with its socket and its word; `None`: it is nobody's.
+pub fn role_of_ours() -> Option<(String, PathBuf, String)> {
+    let role = std::env::var("ARBITER_TEST_ROLE").ok()?;
+    let socket = PathBuf::from(std::env::var_os("ARBITER_TEST_SOCKET").expect("socket"));
+    let word = std::env::var("ARBITER_TEST_WORD").expect("word");
+    Some((role, socket, word))
 }
 
 /// A runtime directory of its own.
@@ -47,12 +98,19 @@ pub struct Daemon {
     pub dir: RuntimeDir,
     stopper: Stopper,
     thread: Option<JoinHandle<()>>,
-    _place: tempfile::TempDir,
+    _place: Option<tempfile::TempDir>,
 }
 
 impl Daemon {
     pub fn start() -> Self {
         let (place, dir) = directory();
+        let mut daemon = Self::start_in(dir);
+        daemon._place = Some(place);
+        daemon
+    }
+
+    /// In a directory that outlives it.
+    pub fn start_in(dir: RuntimeDir) -> Self {
         let (send, started) = std::sync::mpsc::channel();
         let options = Options {
             host_nvml: false,
@@ -68,7 +126,7 @@ impl Daemon {
             dir,
             stopper,
             thread: Some(thread),
-            _place: place,
+            _place: None,
         }
     }
 
@@ -177,6 +235,27 @@ pub fn seqpacket(path: &Path) -> OwnedFd {
 /// Sends one message; false where the other side has hung up.
 pub fn send(socket: &OwnedFd, bytes: &[u8]) -> bool {
     rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL).is_ok()
+}
+
+/// One message with the descriptors that came along.
+pub fn receive_with(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+    let timeout = rustix::net::sockopt::Timeout::Recv;
+    rustix::net::sockopt::set_socket_timeout(socket, timeout, Some(PATIENCE)).expect("set");
+    let mut buffer = vec![0; 4096];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut slices = [std::io::IoSliceMut::new(&mut buffer)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let message =
+        rustix::net::recvmsg(socket, &mut slices, &mut control, flags).expect("an answer");
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let fds = rights.flatten().collect();
+    buffer.truncate(message.bytes);
+    (buffer, fds)
 }
 
 /// One message; `None` where the other side has hung up without one.

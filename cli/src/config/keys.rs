@@ -183,7 +183,7 @@ pub static DEVICES: Section = Section {
         key(
             "quantum_ms",
             Kind::Quantum,
-            "Longest slice in milliseconds.",
+            "Longest slice in milliseconds, and what two jobs have while one of them is guaranteed. Left out: 50, and 5 for those.",
         ),
         key(
             "quantum_min_ms",

@@ -1,14 +1,20 @@
 //! The live hook: what the simulator does in virtual time, done to real jobs on real nodes.
 //!
 //! * [`wire`]: what travels, JSON over HTTP; [`http`]: as much of HTTP as that needs; [`openapi`]: the document.
-//! * [`store`]: what survives `kill -9`.
+//! * [`store`]: what survives `kill -9`; [`records`]: in which words.
 //! * [`hook`]: the state machine around the same [`policy::cluster::Scheduler`]; [`adapt`]: what nodes that live add to policies that are pure.
 //! * [`service`]: routes, token, ticks.
+//! * [`agent`]: a node's side: reports, orders; [`engine`]: who starts jobs there; [`runner`]: a job's own companion; [`waits`]: how long a demand would wait.
 
 pub mod adapt;
+pub mod agent;
+pub mod engine;
 pub mod hook;
 pub mod http;
 pub mod openapi;
+pub mod records;
+pub mod runner;
 pub mod service;
 pub mod store;
+pub mod waits;
 pub mod wire;

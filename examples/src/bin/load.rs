@@ -76,6 +76,8 @@ struct Seen {
     latencies_us: Vec<f64>,
     phases_ns: Vec<[u64; 2]>,
     longest_stall: Duration,
+    /// When that was over.
+    stall_until_ns: u64,
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
@@ -114,7 +116,10 @@ fn work(args: &Args, lane: &mut Lane, end: Instant, seen: &mut Seen) -> anyhow::
     let mut last = Instant::now();
     let mut note = |seen: &mut Seen| {
         let now = Instant::now();
-        seen.longest_stall = seen.longest_stall.max(now - last);
+        if now - last > seen.longest_stall {
+            seen.longest_stall = now - last;
+            seen.stall_until_ns = monotonic_ns();
+        }
         last = now;
         now
     };
@@ -172,6 +177,7 @@ fn report(args: &Args, gpu: &Gpu, lane: &Lane, elapsed: Duration, mut seen: Seen
             "bursts_per_s": seen.bursts as f64 / seconds, // CAST: far below 2^53.
             "latency_us": { "p50": part(0.5), "p90": part(0.9), "p99": part(0.99), "max": part(1.0) },
             "longest_stall_us": stall_us,
+            "longest_stall_until_mono_ns": seen.stall_until_ns,
             "phases_mono_ns": seen.phases_ns,
         });
         println!("{report}");

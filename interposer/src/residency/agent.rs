@@ -15,7 +15,7 @@ use channel::{Answer, MAX_DEVICES, Order, OrderState, Reason, Verb};
 use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
-use super::{fit, latch, piece, tuning};
+use super::{fit, lanes, latch, piece, tuning};
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::errno::Preserve;
 use crate::thread::thread;
@@ -239,14 +239,14 @@ fn quiet(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(), Reason> {
     if capture::any() {
         return Err(Reason::Capturing);
     }
-    engine::drain(deadline_ns, given_up)?;
+    lanes::drain(deadline_ns, given_up)?;
     if !latch::close(deadline_ns) {
         return Err(Reason::NotDrained);
     }
     let quiet = if capture::any() {
         Err(Reason::Capturing)
     } else {
-        engine::drain(deadline_ns, given_up)
+        lanes::drain(deadline_ns, given_up)
     };
     quiet.inspect_err(|_| latch::open())
 }

@@ -18,8 +18,9 @@ use shim_ffi::*;
 
 use super::piece::{self, GRANULE, Mapping, Piece, Place};
 use super::ranges::Ranges;
+use super::room::Room;
 use super::{agent, latch, tuning};
-use crate::client::{self, now_ns};
+use crate::client;
 use crate::memory::{Meter, granules};
 use crate::thread::thread;
 use crate::{context, gate, process, real};
@@ -428,7 +429,7 @@ impl Arena {
             .take(bytes + GRANULE)
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let properties = piece::on_device(self.ordinal);
-        let access = super::engine::readers_of(self.ordinal);
+        let access = super::lanes::readers_of(self.ordinal);
         let mut made: Vec<(u64, Piece)> = Vec::new();
         let mut address = start;
         let outcome = piece::quietly(|| {
@@ -461,6 +462,8 @@ impl Arena {
                     used: 0,
                     stays: false,
                     references: 0,
+                    of_arena: true,
+                    sync_memops: false,
                 };
                 made.push((address, piece));
                 address += bytes;
@@ -672,61 +675,5 @@ pub(crate) fn context_died(context: usize) {
         // SAFETY: the arena's own reservation, with nothing mapped in it any more; the driver refuses otherwise.
         let _ = unsafe { real::cuMemAddressFree(CUdeviceptr(arena.base), arena.bytes as usize) };
     }
-    super::engine::context_died(context);
-}
-
-/// Makes a call of the program's that takes `bytes` of a device's memory, which the quota allows, again and again while the device has
-/// none: another tenant's may be about to leave.
-pub(crate) fn patiently(meter: &Meter, bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
-    let mut room: Option<Room<'_>> = None;
-    loop {
-        let result = call();
-        if result != CUresult::CUDA_ERROR_OUT_OF_MEMORY || !super::active() {
-            return result;
-        }
-        if !room.get_or_insert_with(|| Room::begin(meter, bytes)).wait() {
-            return result;
-        }
-    }
-}
-
-/// A thread that waits for device memory, told to the arbiter.
-struct Room<'a> {
-    meter: &'a Meter,
-    bytes: u64,
-    until_ns: u64,
-}
-
-impl<'a> Room<'a> {
-    fn begin(meter: &'a Meter, bytes: u64) -> Self {
-        let end = &meter.attached().end;
-        if let Some(want) = end.client.want(meter.device()) {
-            want.begin_room(bytes);
-            end.ring();
-        }
-        Self {
-            meter,
-            bytes,
-            until_ns: now_ns() + tuning::ROOM.as_nanos() as u64, // CAST: ten seconds.
-        }
-    }
-
-    /// Pauses before the next try; false where there is to be none.
-    fn wait(&self) -> bool {
-        let now = now_ns();
-        let same = client::current().is_some_and(|now| std::ptr::eq(now, self.meter.attached()));
-        if now > self.until_ns || process::exiting() || !same || self.meter.attached().is_lost() {
-            return false;
-        }
-        client::pause(std::time::Duration::from_millis(1));
-        true
-    }
-}
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        if let Some(want) = self.meter.attached().end.client.want(self.meter.device()) {
-            want.end_room(self.bytes);
-        }
-    }
+    super::lanes::context_died(context);
 }

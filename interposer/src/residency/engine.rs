@@ -6,18 +6,18 @@
 //! created where it was: that is what makes evicting one tenant while restoring another as fast as the slower of both. The restoring
 //! side asks again and again for memory that is not there yet.
 //!
-//! What was used last comes back first and leaves last.
+//! What was allocated last comes back first and leaves last: a guess at what is used next, and no more.
 
-use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use channel::Reason;
 use shim_ffi::*;
 
+use super::lanes::{Flight, Step, Stopped, done, enter, settle};
 use super::piece::{self, Mapping, Place};
 use super::shadow::{Shadow, host_available_bytes};
-use super::tuning;
+use super::{digest, tuning};
 use crate::client::{self, now_ns};
 use crate::{capture, process, real};
 
@@ -29,287 +29,6 @@ pub(super) enum Outcome {
     Refused(Reason),
     /// Neither carried out nor undone: some of it is still out, its bytes are safe in host memory.
     Failed(Reason, CUresult),
-}
-
-/// Why a step did not work.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stopped {
-    pub(super) reason: Reason,
-    pub(super) status: CUresult,
-}
-
-impl Stopped {
-    pub(super) fn by(status: CUresult) -> Self {
-        let reason = if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            Reason::DeviceMemory
-        } else {
-            Reason::Driver
-        };
-        Self { reason, status }
-    }
-}
-
-pub(super) type Step<T> = Result<T, Stopped>;
-
-pub(super) fn done(result: CUresult) -> Step<()> {
-    if result.is_ok() {
-        Ok(())
-    } else {
-        Err(Stopped::by(result))
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Contexts, and what we keep in them
-// ---------------------------------------------------------------------------------------------------------------------
-
-/// A live context of the program's.
-#[derive(Clone, Copy)]
-struct Context {
-    ordinal: i32,
-    context: usize,
-    lanes: Option<Lanes>,
-}
-
-/// Our own streams in a context, one per direction, and an event.
-#[derive(Clone, Copy)]
-pub(super) struct Lanes {
-    pub(super) out: CUstream,
-    back: CUstream,
-    event: CUevent,
-}
-
-static CONTEXTS: Mutex<Vec<Context>> = Mutex::new(Vec::new());
-/// Devices that may touch the memory of another one: (who touches, whose), by ordinal.
-static PEERS: Mutex<Vec<(i32, i32)>> = Mutex::new(Vec::new());
-
-fn contexts<T>(act: impl FnOnce(&mut Vec<Context>) -> T) -> T {
-    act(&mut CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-/// Whether the driver has what moving needs.
-pub(super) fn driver_can() -> bool {
-    [
-        Symbol::cuMemCreate,
-        Symbol::cuMemAddressReserve,
-        Symbol::cuMemMap,
-        Symbol::cuMemSetAccess,
-        Symbol::cuMemUnmap,
-        Symbol::cuMemRelease,
-    ]
-    .into_iter()
-    .all(real::exported)
-}
-
-/// A context in which the program works: its streams have to be done before anything moves.
-pub(crate) fn note_context(ordinal: i32, context: usize) {
-    contexts(|all| {
-        if !all.iter().any(|known| known.context == context) {
-            all.push(Context {
-                ordinal,
-                context,
-                lanes: None,
-            });
-        }
-    });
-}
-
-/// After a context has gone. Pieces that were copied in it are copied in another one of their device from now on.
-pub(super) fn context_died(context: usize) {
-    let left: Vec<(i32, usize)> = contexts(|all| {
-        all.retain(|known| known.context != context);
-        all.iter()
-            .map(|known| (known.ordinal, known.context))
-            .collect()
-    });
-    piece::with(|pieces| {
-        for piece in pieces.all.values_mut() {
-            if piece.context == context {
-                let other = left.iter().find(|(ordinal, _)| *ordinal == piece.ordinal);
-                piece.context = other.map_or(0, |(_, context)| *context);
-            }
-        }
-    });
-}
-
-/// A live context of the device; 0: none is known.
-pub(super) fn any_context(ordinal: i32) -> usize {
-    contexts(|all| {
-        let known = all.iter().find(|known| known.ordinal == ordinal);
-        known.map_or(0, |known| known.context)
-    })
-}
-
-/// Who may touch memory of the device `ordinal`.
-pub(super) fn readers_of(ordinal: i32) -> Vec<CUmemAccessDesc> {
-    let mut access = vec![piece::access_from(ordinal)];
-    let peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let others = peers.iter().filter(|(_, owner)| *owner == ordinal);
-    access.extend(others.map(|(toucher, _)| piece::access_from(*toucher)));
-    access
-}
-
-fn set_current(context: usize) -> Step<()> {
-    let context = CUcontext(std::ptr::with_exposed_provenance_mut(context));
-    // SAFETY: a context of the program's that is alive: whoever destroys one passes the latch. This is our own thread.
-    done(unsafe { real::cuCtxSetCurrent(context) })
-}
-
-const NON_BLOCKING: u32 = 1;
-const DISABLE_TIMING: u32 = 2;
-
-/// Makes `context` current, with our streams in it.
-pub(super) fn enter(context: usize) -> Step<Lanes> {
-    set_current(context)?;
-    let known = contexts(|all| {
-        all.iter()
-            .find(|known| known.context == context)
-            .and_then(|known| known.lanes)
-    });
-    if let Some(lanes) = known {
-        return Ok(lanes);
-    }
-    let mut lanes = Lanes {
-        out: CUstream::NULL,
-        back: CUstream::NULL,
-        event: CUevent::NULL,
-    };
-    // SAFETY: valid pointers to locals. They go with the context.
-    unsafe {
-        done(real::cuStreamCreate(&raw mut lanes.out, NON_BLOCKING))?;
-        done(real::cuStreamCreate(&raw mut lanes.back, NON_BLOCKING))?;
-        done(real::cuEventCreate(&raw mut lanes.event, DISABLE_TIMING))?;
-    }
-    contexts(|all| {
-        if let Some(known) = all.iter_mut().find(|known| known.context == context) {
-            known.lanes = Some(lanes);
-        }
-    });
-    Ok(lanes)
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Waiting for the device
-// ---------------------------------------------------------------------------------------------------------------------
-
-/// Asks until `ask` says something other than "not ready", with naps that grow a little.
-fn poll(deadline_ns: u64, given_up: &dyn Fn() -> bool, ask: impl Fn() -> CUresult) -> Step<()> {
-    let mut nap = Duration::from_micros(10);
-    loop {
-        match ask() {
-            CUresult::CUDA_ERROR_NOT_READY => {}
-            result => return done(result),
-        }
-        if now_ns() > deadline_ns || process::exiting() || given_up() {
-            return Err(Stopped {
-                reason: Reason::NotDrained,
-                status: CUresult::CUDA_ERROR_NOT_READY,
-            });
-        }
-        client::pause(nap);
-        nap = (nap * 2).min(Duration::from_micros(100));
-    }
-}
-
-/// Waits until the devices have done everything that this process has submitted, in all of its contexts.
-pub(super) fn drain(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(), Reason> {
-    let known: Vec<usize> = contexts(|all| all.iter().map(|known| known.context).collect());
-    let whole = real::exported(Symbol::cuCtxRecordEvent);
-    for context in known {
-        let drained = capture::relaxed(|| {
-            let lanes = enter(context)?;
-            if whole {
-                let handle = CUcontext(std::ptr::with_exposed_provenance_mut(context));
-                // SAFETY: a live context and an event of our own in it. It ends captures in this context; there are none.
-                done(unsafe { real::cuCtxRecordEvent(handle, lanes.event) })?;
-                // SAFETY: our own event.
-                poll(deadline_ns, given_up, || unsafe {
-                    real::cuEventQuery(lanes.event)
-                })
-            } else {
-                // What is marked first, which can be given up; then the driver's own wait, for what no mark covers.
-                poll(deadline_ns, given_up, marked_work)?;
-                // SAFETY: the context is current.
-                done(unsafe { real::cuCtxSynchronize() })
-            }
-        });
-        drained.map_err(|stopped| stopped.reason)?;
-    }
-    Ok(())
-}
-
-/// Whether the devices have passed every completion mark.
-fn marked_work() -> CUresult {
-    let busy = client::current().is_some_and(|attached| {
-        (0..channel::MAX_DEVICES).any(|device| attached.end.client.in_flight(device).marks != 0)
-    });
-    if busy {
-        CUresult::CUDA_ERROR_NOT_READY
-    } else {
-        CUresult::CUDA_SUCCESS
-    }
-}
-
-/// TIMEOUT: no link is slower than 100 MB/s, and the device may be somebody else's for a while.
-fn copy_deadline_ns(bytes: u64) -> u64 {
-    now_ns() + bytes * 10 + 30_000_000_000
-}
-
-/// Waits until a stream of ours is done.
-pub(super) fn settle(stream: CUstream, bytes: u64) -> Step<()> {
-    // SAFETY: our own stream.
-    poll(copy_deadline_ns(bytes), &|| false, || unsafe {
-        real::cuStreamQuery(stream)
-    })
-}
-
-/// A copy that is under way.
-struct Flight {
-    id: u64,
-    bytes: u64,
-    event: CUevent,
-}
-
-impl Flight {
-    /// Notes where in the stream the copy ends. Where that cannot be had, the copy is waited for here and now.
-    fn begin(id: u64, bytes: u64, stream: CUstream) -> Step<Self> {
-        let mut event = CUevent::NULL;
-        // SAFETY: valid pointer to a local; our own stream and event in the current context.
-        let marked = unsafe {
-            real::cuEventCreate(&raw mut event, DISABLE_TIMING).is_ok()
-                && real::cuEventRecord(event, stream).is_ok()
-        };
-        let mut flight = Self { id, bytes, event };
-        if !marked {
-            settle(stream, bytes)?;
-            flight.give_back();
-        }
-        Ok(flight)
-    }
-
-    fn give_back(&mut self) {
-        if !self.event.is_null() {
-            // SAFETY: our own event; the driver keeps what it still needs of it.
-            let _ = unsafe { real::cuEventDestroy_v2(self.event) };
-            self.event = CUevent::NULL;
-        }
-    }
-
-    fn land(&self) -> Step<()> {
-        if self.event.is_null() {
-            return Ok(());
-        }
-        // SAFETY: our own event.
-        poll(copy_deadline_ns(self.bytes), &|| false, || unsafe {
-            real::cuEventQuery(self.event)
-        })
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        self.give_back();
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -370,7 +89,14 @@ pub(super) fn evict(device: usize) -> Outcome {
     if let Err(reason) = take_shadows(&ids) {
         return Outcome::Refused(reason);
     }
-    let moved = capture::relaxed(|| copy_out(&ids));
+    let moved = capture::relaxed(|| {
+        let digests = if tuning::reuses() {
+            digest::of(&ids)
+        } else {
+            BTreeMap::new()
+        };
+        copy_out(&ids, digests)
+    });
     piece::with(|pieces| pieces.publish(device));
     match moved {
         Ok(()) => Outcome::Done,
@@ -430,8 +156,27 @@ pub(super) struct Move {
     pub(super) handle: u64,
     pub(super) mappings: Vec<Mapping>,
     pub(super) properties: CUmemAllocationProp,
+    /// Copies of it are to wait for their end.
+    pub(super) sync_memops: bool,
     /// Its shadow; null: it has none.
     host: *mut c_void,
+}
+
+impl Move {
+    /// What the driver has forgotten of a mapping that was made anew.
+    pub(super) fn tell_again(&self) {
+        if self.sync_memops {
+            let on: i32 = 1;
+            // SAFETY: valid pointer to a local; an address that is mapped.
+            let _ = unsafe {
+                real::cuPointerSetAttribute(
+                    (&raw const on).cast(),
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+                    CUdeviceptr(self.address),
+                )
+            };
+        }
+    }
 }
 
 /// A piece as it is now.
@@ -447,6 +192,7 @@ pub(super) fn look_at(id: u64) -> Step<Move> {
             handle: piece.handle,
             mappings: piece.mappings.clone(),
             properties: piece.properties,
+            sync_memops: piece.sync_memops,
             host: shadow.map_or(std::ptr::null_mut(), Shadow::pointer),
         })
     });
@@ -464,14 +210,6 @@ fn look(id: u64) -> Step<Move> {
     })
 }
 
-fn set_place(id: u64, place: Place) {
-    piece::with(|pieces| {
-        if let Some(piece) = pieces.all.get_mut(&id) {
-            piece.place = place;
-        }
-    });
-}
-
 /// Pins the shadow of a piece, in the current context. Not under the table's lock.
 fn pin(id: u64) {
     let taken = piece::with(|pieces| pieces.all.get_mut(&id)?.shadow.take());
@@ -485,7 +223,8 @@ fn pin(id: u64) {
     }
 }
 
-fn copy_out(ids: &[u64]) -> Step<()> {
+/// Copies pieces out, but for what their shadows hold already by `digests`, and releases each as soon as it is there.
+fn copy_out(ids: &[u64], mut digests: BTreeMap<u64, digest::Digest>) -> Step<()> {
     let mut flights = VecDeque::new();
     let mut last = CUstream::NULL;
     let mut copies = || {
@@ -494,23 +233,32 @@ fn copy_out(ids: &[u64]) -> Step<()> {
             let lanes = enter(to.context)?;
             last = lanes.out;
             pin(*id);
-            set_place(*id, Place::CopyingOut);
-            // SAFETY: the piece is mapped for its device, whose work is done; the shadow has its size and lives on.
-            done(unsafe {
-                real::cuMemcpyDtoHAsync_v2(
-                    to.host,
-                    CUdeviceptr(to.address),
-                    to.bytes as usize,
-                    lanes.out,
-                )
-            })?;
-            flights.push_back(Flight::begin(*id, to.bytes, lanes.out)?);
+            let (now, before) = (digests.remove(id), begin_copy(*id));
+            let runs = digest::changed(to.bytes, before.as_ref(), now.as_ref());
+            for (from, bytes) in &runs {
+                // SAFETY: the piece is mapped for its device, whose work is done; the shadow has its size and lives on.
+                done(unsafe {
+                    real::cuMemcpyDtoHAsync_v2(
+                        to.host.byte_add(*from as usize),
+                        CUdeviceptr(to.address + from),
+                        *bytes as usize,
+                        lanes.out,
+                    )
+                })?;
+            }
+            let bytes = runs.iter().map(|(_, bytes)| bytes).sum();
+            let flight = if bytes == 0 {
+                Flight::of_nothing(*id)
+            } else {
+                Flight::begin(*id, bytes, lanes.out)?
+            };
+            flights.push_back((flight, now));
             while flights.len() >= tuning::depth() {
-                leave(&flights.pop_front())?;
+                leave(flights.pop_front())?;
             }
         }
         while !flights.is_empty() {
-            leave(&flights.pop_front())?;
+            leave(flights.pop_front())?;
         }
         Ok(())
     };
@@ -533,12 +281,30 @@ fn copy_out(ids: &[u64]) -> Step<()> {
     outcome
 }
 
+/// A piece is about to be copied out; what its shadow held until now.
+fn begin_copy(id: u64) -> Option<digest::Digest> {
+    piece::with(|pieces| {
+        let piece = pieces.all.get_mut(&id)?;
+        piece.place = Place::CopyingOut;
+        piece.shadow.as_mut()?.digest.take()
+    })
+}
+
 /// A copy has arrived: its piece goes from the device.
-fn leave(flight: &Option<Flight>) -> Step<()> {
-    let Some(flight) = flight else {
+fn leave(flight: Option<(Flight, Option<digest::Digest>)>) -> Step<()> {
+    let Some((flight, digest)) = flight else {
         return Ok(());
     };
     flight.land()?;
+    piece::with(|pieces| {
+        if let Some(shadow) = pieces
+            .all
+            .get_mut(&flight.id)
+            .and_then(|piece| piece.shadow.as_mut())
+        {
+            shadow.digest = digest;
+        }
+    });
     let gone = look(flight.id)?;
     piece::dismiss(gone.handle, gone.bytes, &gone.mappings).map_err(Stopped::by)?;
     piece::with(|pieces| {
@@ -643,7 +409,10 @@ fn bring(of: &Move, deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Step<u64> 
     let mut nap = Duration::from_micros(20);
     loop {
         match piece::bring(of.bytes, &of.properties, &of.mappings) {
-            Ok(handle) => return Ok(handle),
+            Ok(handle) => {
+                of.tell_again();
+                return Ok(handle);
+            }
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
                 if now_ns() < deadline_ns && !process::exiting() && !given_up() =>
             {

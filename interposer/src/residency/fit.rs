@@ -7,7 +7,8 @@
 use channel::Reason;
 use shim_ffi::*;
 
-use super::engine::{self, Outcome, Step, Stopped};
+use super::engine::{self, Outcome};
+use super::lanes::{self, Step, Stopped};
 use super::piece::{self, Mapping, Place};
 use crate::client::{self, now_ns};
 use crate::{capture, real};
@@ -127,10 +128,10 @@ fn grow(
 /// Moves one piece between device and host memory.
 fn relocate(id: u64, to: Place) -> Step<()> {
     let of = engine::look_at(id)?;
-    let lanes = engine::enter(of.context)?;
+    let lanes = lanes::enter(of.context)?;
     let mut aside = CUdeviceptr::default();
     // SAFETY: valid pointer to a local; addresses alone.
-    engine::done(unsafe {
+    lanes::done(unsafe {
         real::cuMemAddressReserve(&raw mut aside, of.bytes as usize, 0, CUdeviceptr(0), 0)
     })?;
     let meanwhile = Mapping {
@@ -151,7 +152,7 @@ fn exchange(
     id: u64,
     to: Place,
     meanwhile: &Mapping,
-    lanes: engine::Lanes,
+    lanes: lanes::Lanes,
 ) -> Step<()> {
     let aside = std::slice::from_ref(meanwhile);
     let handle = match to {
@@ -160,7 +161,7 @@ fn exchange(
     }
     .map_err(Stopped::by)?;
     // SAFETY: both are mapped for the device, whose work is done, and do not overlap.
-    let copied = engine::done(unsafe {
+    let copied = lanes::done(unsafe {
         real::cuMemcpyDtoDAsync_v2(
             CUdeviceptr(meanwhile.address),
             CUdeviceptr(of.address),
@@ -168,7 +169,7 @@ fn exchange(
             lanes.out,
         )
     })
-    .and_then(|()| engine::settle(lanes.out, of.bytes));
+    .and_then(|()| lanes::settle(lanes.out, of.bytes));
     if let Err(stop) = copied {
         let _ = piece::dismiss(handle, of.bytes, aside);
         return Err(stop);
@@ -194,6 +195,7 @@ fn exchange(
         }
     }
     let _ = piece::release(of.handle);
+    of.tell_again();
     piece::with(|pieces| {
         let Some(piece) = pieces.all.get_mut(&id) else {
             return;

@@ -61,6 +61,19 @@ pub(crate) fn pass() -> Result<Pass, CUresult> {
     }
 }
 
+/// The same without waiting: `None` where the latch is closed.
+#[inline]
+pub(crate) fn try_pass() -> Option<Pass> {
+    let line = line_of(thread());
+    // SYNC(latch): as in `enter`.
+    line.fetch_add(1, Ordering::SeqCst);
+    if LATCH.load(Ordering::SeqCst) & CLOSED == 0 {
+        return Some(Pass(Some(line)));
+    }
+    line.fetch_sub(1, Ordering::Release);
+    None
+}
+
 #[inline(never)]
 fn enter() -> Result<Pass, CUresult> {
     let thread = thread();

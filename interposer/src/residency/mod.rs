@@ -14,13 +14,16 @@
 
 mod agent;
 mod arena;
+mod digest;
 mod engine;
 mod fit;
+mod lanes;
 mod latch;
 mod owned;
 mod piece;
 mod ranges;
 mod report;
+mod room;
 mod shadow;
 mod tuning;
 
@@ -29,13 +32,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::client::Attached;
 
 pub(crate) use agent::stop;
-pub(crate) use arena::patiently;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
-pub(crate) use engine::note_context;
-pub(crate) use latch::pass;
+pub(crate) use lanes::{note_context, peers};
+pub(crate) use latch::{Pass, pass, try_pass};
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, translate, unmapped};
 pub(crate) use piece::overflow_bytes;
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
+pub(crate) use room::patiently;
 
 /// Whether this process's memory can be moved. Set once, before its first context; never in a process that nobody has asked for
 /// it. What is not evictable pays one look at this word.
@@ -49,7 +52,7 @@ pub(crate) fn active() -> bool {
 
 /// After the first attachment: what was allocated before stays where it is, so this is said once.
 pub(crate) fn begin(attached: &Attached) {
-    if attached.end.arbiter.residency().evictable && engine::driver_can() {
+    if attached.end.arbiter.residency().evictable && lanes::driver_can() {
         tuning::read();
         ACTIVE.store(true, Ordering::Release);
     }

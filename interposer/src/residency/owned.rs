@@ -49,6 +49,8 @@ pub(crate) fn adopt(
         used: 0,
         stays: false,
         references: 1,
+        of_arena: false,
+        sync_memops: false,
     };
     TAG | piece::with(|pieces| pieces.add(piece))
 }
@@ -140,7 +142,7 @@ fn mapped(address: u64, handle: u64) {
             piece.context = if here.1 == piece.ordinal && here.0 != 0 {
                 here.0
             } else {
-                super::engine::any_context(piece.ordinal)
+                super::lanes::any_context(piece.ordinal)
             };
         }
     });

@@ -63,12 +63,16 @@ pub(super) struct Piece {
     pub(super) place: Place,
     pub(super) mappings: Vec<Mapping>,
     pub(super) shadow: Option<Shadow>,
-    /// When it was last used, as far as we know: larger is later.
+    /// When it was last known to be used, which is when it was made: larger is later.
     pub(super) used: u64,
     /// It is known elsewhere: it stays where it is.
     pub(super) stays: bool,
     /// References that the program has, for what it has made itself.
     pub(super) references: u64,
+    /// It is an arena's.
+    pub(super) of_arena: bool,
+    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` was set of something in it.
+    pub(super) sync_memops: bool,
 }
 
 // SAFETY: the only pointer in it (`properties.win32HandleMetaData`) is the program's and never followed.

@@ -5,6 +5,7 @@
 use shim_ffi::*;
 
 use super::arena::{self, Known};
+use super::piece;
 
 /// Of an address in an arena: the allocation that it lies in. `None`: it is none of ours.
 pub(crate) fn address_range(address: u64) -> Option<Result<(u64, u64), CUresult>> {
@@ -121,16 +122,22 @@ pub(crate) unsafe fn attributes(
     Some(CUresult::CUDA_SUCCESS)
 }
 
-/// `cuPointerSetAttribute` of an address in an arena; `None`: the driver's business. The one attribute that can be set says that
-/// copies of this memory are to wait for their end; the driver is told so of the chunk, and we remember it of the allocation.
-pub(crate) fn set_attribute(value: usize, attribute: u32, pointer: u64) -> bool {
-    if attribute != CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS.0 || value == 0 {
-        return false;
-    }
-    if !arena::owns(pointer) {
-        return false;
+/// After `cuPointerSetAttribute`. The one attribute that can be set says that copies of this memory are to wait for their end; the driver has
+/// been told so of the chunk, is told again whenever that is mapped anew, and we remember it of the allocation.
+pub(crate) fn set_attribute(value: usize, attribute: u32, pointer: u64) {
+    if attribute != CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS.0
+        || value == 0
+        || !super::active()
+    {
+        return;
     }
     // SAFETY: the driver has just read an int there.
-    arena::note_sync_memops(pointer, unsafe { *(value as *const i32) } != 0);
-    true
+    let on = unsafe { *(value as *const i32) } != 0;
+    arena::note_sync_memops(pointer, on);
+    piece::with(|pieces| {
+        let mut all = pieces.all.values_mut();
+        if let Some(piece) = all.find(|piece| pointer.wrapping_sub(piece.address()) < piece.bytes) {
+            piece.sync_memops = on;
+        }
+    });
 }

@@ -16,6 +16,8 @@ pub(super) struct Shadow {
     at: usize,
     bytes: u64,
     pinned: bool,
+    /// What it holds, by hash; `None`: it has not been copied to, or nobody knows.
+    pub(super) digest: Option<super::digest::Digest>,
 }
 
 impl Shadow {
@@ -48,6 +50,7 @@ impl Shadow {
             at: at as usize,
             bytes,
             pinned: false,
+            digest: None,
         })
     }
 

@@ -1,7 +1,7 @@
 //! Sizes and times, and the switches that a measurement may turn.
 //!
 //! `SUBLET_RESIDENCY` is read once, at attachment: words `chunk=BYTES` (a power of two of at least 2 MiB), `depth=COPIES`, `pipeline=0`,
-//! `pin=0`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
+//! `pin=0`, `reuse=0`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
 //! read is ignored.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,6 +17,7 @@ static CHUNK: AtomicU64 = AtomicU64::new(64 << 20);
 static DEPTH: AtomicU64 = AtomicU64::new(4);
 static PIPELINE: AtomicBool = AtomicBool::new(true);
 static PIN: AtomicBool = AtomicBool::new(true);
+static REUSE: AtomicBool = AtomicBool::new(true);
 
 /// TIMEOUT: how long an allocation that the quota allows waits for device memory that another tenant is to leave: some switches of
 /// twenty gigabytes.
@@ -49,6 +50,7 @@ pub(super) fn read() {
             "depth" if (1..=64).contains(&number) => DEPTH.store(number, Ordering::Relaxed),
             "pipeline" => PIPELINE.store(number != 0, Ordering::Relaxed),
             "pin" => PIN.store(number != 0, Ordering::Relaxed),
+            "reuse" => REUSE.store(number != 0, Ordering::Relaxed),
             _ => {}
         }
     }
@@ -71,4 +73,9 @@ pub(super) fn depth() -> usize {
 /// Whether host copies lie in pinned memory.
 pub(super) fn pins() -> bool {
     PIN.load(Ordering::Relaxed)
+}
+
+/// Whether what has not changed since it was last copied out is not copied again.
+pub(super) fn reuses() -> bool {
+    REUSE.load(Ordering::Relaxed)
 }

@@ -339,16 +339,19 @@ fn an_allocation_that_waits_takes_room_at_once_but_not_that_of_its_betters() {
         evictable_bytes: 6 * GIB,
         resident_bytes: 6 * GIB,
         active_ns: 99 * S,
-        since_ns: 99 * S,
+        since_ns: 97 * S,
         wants,
         ..Lodger::default()
     };
     let (high, low) = (Class::Guaranteed, Class::Opportunistic);
     let arbitration = Arbitration::new(10.0);
     let victims = |all: &[Lodger], id| {
-        let lodgers = lodgers(all, 12 * GIB, 100 * S);
+        let mut all = all.to_vec();
+        let waits = all.iter_mut().find(|one| one.id == TenantId(id));
+        waits.expect("one of them").room_bytes = GIB;
+        let lodgers = lodgers(&all, 12 * GIB, 100 * S);
         arbitration
-            .more_room_for(&lodgers, TenantId(id), GIB)
+            .more_room_for(&lodgers, TenantId(id))
             .map(|room| room.victims)
     };
     let all = [of(1, high, true), of(2, high, true)];
@@ -356,6 +359,12 @@ fn an_allocation_that_waits_takes_room_at_once_but_not_that_of_its_betters() {
     let all = [of(1, high, true), of(2, low, true)];
     assert_eq!(victims(&all, 1), Some(vec![TenantId(2)]));
     assert_eq!(victims(&all, 2), None);
+    // One that has just come keeps its place for a moment; where both wait, one of them gives way at once.
+    let mut new = [of(1, high, true), of(2, high, true)];
+    new[1].since_ns = 99 * S;
+    assert_eq!(victims(&new, 1), None);
+    new[1].room_bytes = GIB;
+    assert_eq!(victims(&new, 1), Some(vec![TenantId(2)]));
     let mut stuck = all;
     stuck[1].stuck_until_ns = 101 * S;
     assert_eq!(victims(&stuck, 1), None);

@@ -59,6 +59,14 @@ class Context:
         """The JSON object that a program prints as its last line."""
         return last_json(self.run(command, name, timeout_s, env, expect))
 
+    def json_text(self, command, name, timeout_s=60, env=None, expect=(0,)):
+        """The JSON that is all of what a program prints."""
+        process = self.run(command, name, timeout_s, env, expect)
+        try:
+            return json.loads(process.stdout())
+        except ValueError:
+            raise Failure(f"{name} printed no JSON; {process.tails()}") from None
+
     def probe(self, *words, name=None, timeout_s=60, env=None):
         return self.json_of([self.place.probe(), *map(str, words)], name or f"probe-{words[0]}", timeout_s, env)
 
@@ -67,14 +75,14 @@ class Context:
 
     # The governed side
 
-    def arbiter(self, quantum_ms=None, driver=None):
+    def arbiter(self, quantum_ms=None, driver=None, config=""):
         """An arbiter of this section alone, up and answering."""
         self.arbiters += 1
-        return Arbiter(self, self.directory / f"a{self.arbiters}", quantum_ms, driver)
+        return Arbiter(self, self.directory / f"a{self.arbiters}", quantum_ms, driver, config)
 
 
 class Arbiter:
-    def __init__(self, context, directory, quantum_ms, driver):
+    def __init__(self, context, directory, quantum_ms, driver, more=""):
         self.context = context
         self.driver = driver
         directory.mkdir(mode=0o700)
@@ -85,7 +93,7 @@ class Arbiter:
         self.env["SUBLET_RUNTIME_DIR"] = str(directory)
         # Its own file: none of the machine's is to have a say.
         config = directory / "sublet.toml"
-        config.write_text(f'[[device]]\ndevice = "*"\nquantum_ms = {quantum_ms}\n' if quantum_ms else "")
+        config.write_text(more + (f'[[device]]\ndevice = "*"\nquantum_ms = {quantum_ms}\n' if quantum_ms else ""))
         self.env["SUBLET_CONFIG"] = str(config)
         self.process = context.start([context.place.sublet, "arbiter", "--runtime-dir", directory], "arbiter", self.env)
         deadline = time.monotonic() + context.limit(10)

@@ -13,6 +13,7 @@ use crate::driver::Driver;
 use crate::entry::{In, api};
 use crate::exec::work::{Copy, Direction, Side, Work};
 use crate::memory::Kind;
+use crate::memory::sparse::is_private;
 use crate::stream::{Default, Stream};
 
 const HOST: CUmemorytype = CUmemorytype(1);
@@ -111,6 +112,12 @@ impl Request {
             (_, Place::Pageable) | (Place::Pageable, _) => (Direction::In, true, true),
             (Place::Pinned, Place::Pinned) => (Direction::In, false, true),
         };
+        let private = pageable
+            && [(&self.from, from_span), (&self.to, to_span)]
+                .iter()
+                .all(|(side, span)| {
+                    driver.memory.region(side.address).is_some() || is_private(side.address, *span)
+                });
         let Self {
             from,
             to,
@@ -128,6 +135,7 @@ impl Request {
                 depth,
                 direction,
                 pageable,
+                private,
             },
             to_host,
         )))

@@ -1,19 +1,22 @@
 //! Turns on the compute engine, between the processes of a host.
 //!
 //! One word says who holds it. A process that waits sets its bit, and the holder hands the word on, round robin, when its slice is
-//! over or it has nothing to do. Anybody may take the word from a holder that died.
+//! over or it has nothing to do. Anybody may take the word from a holder that died, or whose process was stopped by a signal: a device
+//! does not stop with its host.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Card;
-use super::host::{futex_wait, futex_wake};
+use super::host::{futex_wait, futex_wake, is_stopped};
 use super::layout::{SLOTS, WAITER_WORDS, turn_word};
 use crate::clock;
 
 /// How often a process that waits for the compute engine looks whether the holder still lives.
 const HOLDER_CHECK: Duration = Duration::from_millis(1);
+/// How long the same holder is waited for before it is looked whether its process was stopped.
+const STOPPED_CHECK: Duration = Duration::from_millis(20);
 /// How far back in time work may start when its process was late: the host's scheduler is not the device's fault.
 pub const CATCH_UP_NS: u64 = 1_000_000;
 
@@ -28,11 +31,17 @@ impl Card {
         let shared = &self.state().devices[device];
         let bell = &self.slot_device(own.slot, device).bell;
         let mut waiting = false;
+        let mut waited = (0, Instant::now());
         loop {
             let rung = bell.load(Acquire);
             let holder = shared.turn.load(Acquire);
+            if waited.0 != holder {
+                waited = (holder, Instant::now());
+            }
+            let stands_still =
+                || waited.1.elapsed() >= STOPPED_CHECK && self.skip_if_stopped(device, holder);
             let taken = holder == own.word
-                || ((holder == 0 || (waiting && !self.holds_alive(holder)))
+                || ((holder == 0 || (waiting && (!self.holds_alive(holder) || stands_still())))
                     && shared
                         .turn
                         .compare_exchange(holder, own.word, AcqRel, Acquire)
@@ -51,6 +60,8 @@ impl Card {
                 fence(SeqCst);
                 continue;
             }
+            // Who stood still has lost its place among those that wait.
+            shared.waiters[own.slot / 64].fetch_or(1 << (own.slot % 64), SeqCst);
             futex_wait(bell, rung, HOLDER_CHECK);
         }
         let mut from = shared.compute_until_ns.load(Acquire);
@@ -151,6 +162,25 @@ impl Card {
                 }
                 alive
             })
+    }
+
+    /// Whether the engine is this process's: it may have been taken away while the process stood still.
+    pub fn has_turn(&self, device: usize) -> bool {
+        self.own()
+            .is_some_and(|own| self.state().devices[device].turn.load(Acquire) == own.word)
+    }
+
+    /// Whether the holder's process was stopped by a signal; then it waits no longer either.
+    fn skip_if_stopped(&self, device: usize, word: u64) -> bool {
+        let slot = (word & 0xffff) as usize;
+        let Some(slot) = slot.checked_sub(1).filter(|slot| *slot < SLOTS) else {
+            return false;
+        };
+        let stopped = is_stopped(self.state().slots[slot].pid.load(Acquire));
+        if stopped {
+            self.state().devices[device].waiters[slot / 64].fetch_and(!(1 << (slot % 64)), SeqCst);
+        }
+        stopped
     }
 
     fn holds_alive(&self, word: u64) -> bool {

@@ -109,7 +109,7 @@ impl Compute {
     /// At the end of a slice: on with the next one, after the others' turns if anybody waits.
     fn next_slice(&mut self, at: u64, slice_ns: u64) {
         clock::sleep_until(at);
-        if self.card.turn_wanted(self.device) {
+        if self.card.turn_wanted(self.device) || !self.card.has_turn(self.device) {
             self.card.give_turn(self.device, at);
             self.acquire(slice_ns);
         } else {

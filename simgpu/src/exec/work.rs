@@ -66,6 +66,8 @@ pub struct Copy {
     pub direction: Direction,
     /// True when the host side is not page-locked.
     pub pageable: bool,
+    /// True when that side is private memory of the process without a file behind it.
+    pub private: bool,
 }
 
 impl Copy {
@@ -341,7 +343,12 @@ impl Copy {
         } else {
             // SAFETY: the caller vouches for it.
             unsafe {
-                memory.copy_sparse((address(&self.from), from), (address(&self.to), to), bytes);
+                memory.copy_sparse(
+                    (address(&self.from), from),
+                    (address(&self.to), to),
+                    bytes,
+                    self.private,
+                );
             }
         }
     }
@@ -373,7 +380,7 @@ impl Fill {
             let width = self.width as usize;
             if self.value == 0 {
                 // SAFETY: translated for the whole row.
-                unsafe { memory.zero(self.address + row * self.pitch, target, row_bytes) };
+                unsafe { memory.zero(self.address + row * self.pitch, target, row_bytes, false) };
                 continue;
             }
             // SAFETY: translated for the whole row; addresses are multiples of the element, which the entry checked.

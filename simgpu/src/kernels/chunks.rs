@@ -68,7 +68,9 @@ fn hash_chunks(launch: &Launch<'_>) -> Result<(), Fault> {
         }
         let data = launch.at::<u64>(address, bytes / 8)?;
         let found = match zeros {
-            _ if bytes == 0 || !launch.memory.is_untouched(address, bytes) => hash_words(data),
+            _ if bytes == 0 || !launch.memory.is_untouched(address, bytes) => {
+                hash_words(launch, address, data)
+            }
             Some((length, hash)) if length == bytes => hash,
             _ => {
                 let hash = hash_zeros(bytes / 8);
@@ -139,10 +141,24 @@ impl Lanes {
     }
 }
 
-fn hash_words(words: &[Cell<u64>]) -> [u64; 2] {
+/// Rows that are looked at together for whether anybody ever wrote to them.
+const ROWS: usize = 128;
+
+fn hash_words(launch: &Launch<'_>, address: u64, words: &[Cell<u64>]) -> [u64; 2] {
     let mut lanes = Lanes::new();
-    for row in words.chunks(LANES) {
-        lanes.absorb(row.iter().map(|word| u64::from_le(word.get())));
+    let mut at = address;
+    for rows in words.chunks(ROWS * LANES) {
+        // CAST: lengths fit 64 bits.
+        let bytes = rows.len() as u64 * 8;
+        let untouched = launch.memory.is_untouched(at, bytes);
+        at += bytes;
+        for row in rows.chunks(LANES) {
+            if untouched {
+                lanes.absorb(row.iter().map(|_| 0));
+            } else {
+                lanes.absorb(row.iter().map(|word| u64::from_le(word.get())));
+            }
+        }
     }
     // CAST: a length fits 64 bits.
     lanes.finish(words.len() as u64 * 8)

@@ -54,8 +54,8 @@ pub enum Kind {
     Imported { handle: Vec<u8>, opens: u32 },
     /// Page-locked host memory of ours, with its flags.
     HostAlloc { flags: u32 },
-    /// The program's own host memory, registered, with its flags.
-    HostRegistered { flags: u32 },
+    /// The program's own host memory, registered, with its flags; and whether it is private memory without a file behind it.
+    HostRegistered { flags: u32, private: bool },
     /// A module's global variable.
     Global,
     /// An array's elements.
@@ -429,6 +429,7 @@ impl Memory {
         if self.window.contains(start) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        let private = sparse::is_private(start, bytes);
         let mut inner = self.inner.write();
         if inner
             .regions
@@ -438,7 +439,7 @@ impl Memory {
         {
             return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
         }
-        let kind = Kind::HostRegistered { flags };
+        let kind = Kind::HostRegistered { flags, private };
         let region = Region {
             start,
             bytes,

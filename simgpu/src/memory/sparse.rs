@@ -43,9 +43,14 @@ impl Backing {
 type Extent = (u64, u64, bool);
 
 impl Memory {
-    fn backing(&self, address: u64, bytes: u64) -> Backing {
+    /// `private`: what no region of the device's is private memory.
+    fn backing(&self, address: u64, bytes: u64, private: bool) -> Backing {
         let Some(region) = self.region(address) else {
-            return Backing::Unknown;
+            return if private && !self.is_device_address(address) {
+                Backing::Private
+            } else {
+                Backing::Unknown
+            };
         };
         if address + bytes > region.end() {
             return Backing::Unknown;
@@ -55,7 +60,7 @@ impl Memory {
                 Some((fd, offset)) => Backing::File(fd, offset + (address - region.start)),
                 None => Backing::Unknown,
             },
-            Kind::HostAlloc { .. } => Backing::Private,
+            Kind::HostAlloc { .. } | Kind::HostRegistered { private: true, .. } => Backing::Private,
             Kind::HostRegistered { .. } | Kind::Imported { .. } => Backing::Unknown,
             _ => Backing::Window(self.window().arena(), self.window().offset(address)),
         }
@@ -63,14 +68,14 @@ impl Memory {
 
     /// True when a range was never written, and so reads as zeros. False says nothing.
     pub fn is_untouched(&self, address: u64, bytes: u64) -> bool {
-        let backing = self.backing(address, bytes);
+        let backing = self.backing(address, bytes, false);
         extents(&backing, address, bytes)
             .iter()
             .all(|(_, _, written)| !written)
     }
 
     /// Copies `bytes` from the host address `from` to the host address `to`, which are those of `from_address` and
-    /// `to_address`.
+    /// `to_address`. `private`: a side that is no memory of the device's, nor known to it, is private memory.
     ///
     /// # Safety
     /// Both host ranges are accessible for all of the bytes; they may overlap.
@@ -79,11 +84,12 @@ impl Memory {
         (from_address, from): (u64, *const u8),
         (to_address, to): (u64, *mut u8),
         bytes: u64,
+        private: bool,
     ) {
         // CAST: pointers have 64 bits here.
         let apart = (from as u64).abs_diff(to as u64) >= bytes;
         let source = if bytes >= WORTHWHILE && apart {
-            self.backing(from_address, bytes)
+            self.backing(from_address, bytes, private)
         } else {
             Backing::Unknown
         };
@@ -99,7 +105,9 @@ impl Memory {
                 }
             } else {
                 // SAFETY: as above.
-                unsafe { self.zero(to_address + start, to.add(start as usize), length) };
+                unsafe {
+                    self.zero(to_address + start, to.add(start as usize), length, private);
+                }
             }
         }
     }
@@ -108,10 +116,10 @@ impl Memory {
     ///
     /// # Safety
     /// The host range is accessible for all of the bytes.
-    pub unsafe fn zero(&self, address: u64, to: *mut u8, bytes: u64) {
+    pub unsafe fn zero(&self, address: u64, to: *mut u8, bytes: u64, private: bool) {
         let inner = address.next_multiple_of(PAGE)..(address + bytes) & !(PAGE - 1);
         let backing = if inner.start + WORTHWHILE <= inner.end {
-            self.backing(address, bytes)
+            self.backing(address, bytes, private)
         } else {
             Backing::Unknown
         };
@@ -207,6 +215,46 @@ fn file_extents(fd: i32, offset: u64, bytes: u64) -> Option<Vec<Extent>> {
         at = hole;
     }
     Some(extents)
+}
+
+/// True when a range is private memory of the process with no file behind it, by the kernel's list: a page of it that is not there
+/// reads as zeros. False for short ranges, which are not worth the look.
+pub(crate) fn is_private(start: u64, bytes: u64) -> bool {
+    if bytes < WORTHWHILE {
+        return false;
+    }
+    let Ok(text) = std::fs::read_to_string("/proc/self/maps") else {
+        return false;
+    };
+    let mut at = start;
+    for line in text.lines() {
+        // ABI: `from-to rwxp offset device inode path`.
+        let mut words = line.split_ascii_whitespace();
+        let (Some(range), Some(rights), Some(inode)) = (words.next(), words.next(), words.nth(2))
+        else {
+            return false;
+        };
+        let ends = range.split_once('-').and_then(|(from, to)| {
+            Some((
+                u64::from_str_radix(from, 16).ok()?,
+                u64::from_str_radix(to, 16).ok()?,
+            ))
+        });
+        let Some((from, to)) = ends else {
+            return false;
+        };
+        if !(from..to).contains(&at) {
+            continue;
+        }
+        if !rights.ends_with('p') || inode != "0" {
+            return false;
+        }
+        at = to;
+        if at >= start + bytes {
+            return true;
+        }
+    }
+    false
 }
 
 /// What the kernel knows of private pages: those neither present nor swapped were never written, or given back.

@@ -211,6 +211,49 @@ fn copies_of_untouched_memory_take_no_host_memory_and_read_as_zeros() {
 }
 
 #[test]
+fn registered_memory_stays_untouched_too_unless_it_is_a_file_s() {
+    if !alone("residency::registered_memory_stays_untouched_too_unless_it_is_a_file_s") {
+        return;
+    }
+    driver();
+    let bytes = 1 << 30;
+    let device = alloc(bytes);
+    upload(CUdeviceptr(device.0 + (5 * MIB) as u64), &[7_u8; 100]);
+    let page = (5 * MIB) / 4096 * 4096;
+    for shared in [false, true] {
+        let kind = if shared {
+            libc::MAP_SHARED
+        } else {
+            libc::MAP_PRIVATE
+        };
+        let flags = kind | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let bytes = if shared { 16 * MIB } else { bytes };
+        // SAFETY: a fresh mapping, given back below after it is no longer registered.
+        unsafe {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let host = libc::mmap(std::ptr::null_mut(), bytes, rights, flags, -1, 0);
+            assert_ne!(host, libc::MAP_FAILED);
+            host.cast::<u8>().add(MIB).write_bytes(0xee, 8192);
+            ok(api::cuMemHostRegister_v2(host, bytes, 0));
+            let before = resident_bytes();
+            ok(api::cuMemcpyDtoH_v2(host, device, bytes));
+            let grown = resident_bytes().saturating_sub(before);
+            assert!(shared || grown < 32 * MIB, "1 GiB of zeros took {grown}");
+            let found = std::slice::from_raw_parts(host.cast::<u8>(), bytes);
+            assert!(found[MIB..MIB + 8192].iter().all(|byte| *byte == 0));
+            assert_eq!(
+                &found[5 * MIB..5 * MIB + 101],
+                &[&[7; 100][..], &[0]].concat()
+            );
+            assert!(found[page - 4096..page].iter().all(|byte| *byte == 0));
+            ok(api::cuMemHostUnregister(host));
+            libc::munmap(host, bytes);
+        }
+    }
+    free(device);
+}
+
+#[test]
 fn large_copies_keep_every_byte_whatever_was_written_before() {
     driver();
     let bytes = 6 * MIB;

@@ -4,6 +4,15 @@
 #[allow(dead_code, reason = "the library uses all of it, its tests a part")]
 #[path = "../../../interposer/src/memory/live.rs"]
 mod live;
+#[path = "../../../interposer/src/lock.rs"]
+mod lock;
+
+/// What the lock needs of the library.
+mod client {
+    pub(crate) fn pause(nap: std::time::Duration) {
+        std::thread::sleep(nap);
+    }
+}
 
 use std::cell::Cell;
 

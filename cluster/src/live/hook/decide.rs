@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use policy::cluster::{Decision, GpuId, JobId};
 
 use super::{Hook, wire_class};
-use crate::live::store::RunRecord;
+use crate::live::records::RunRecord;
 use crate::live::wire::{RunId, StartRun, Terms, What};
 
 /// What an operator reads about a decision.
@@ -245,7 +245,7 @@ impl Hook {
                 class
             }),
             share: wanted.as_ref().map(|(.., share)| *share).or(run.sent.share),
-            mem_bytes: run.sent.mem_bytes,
+            mem_bytes: record.submission.mem_bytes,
             paused: suspended || self.probed.contains(&id),
         };
         let guest = self

@@ -3,7 +3,7 @@
 use control::{ControlError, ErrorCode};
 
 use super::{Hook, invalid, refuse};
-use crate::live::store::JobRecord;
+use crate::live::records::JobRecord;
 use crate::live::wire::{JobPhase, JobView, Submission};
 
 /// Jobs that are not over at most.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use control::{ControlError, ErrorCode};
 
 use super::{Hook, NodeEntry, invalid, refuse};
-use crate::live::store::NodeRecord;
+use crate::live::records::NodeRecord;
 use crate::live::wire::{
     API_MAJOR, Ack, Ended, JobPhase, Orders, Registration, Report, RunId, RunReport, Welcome, What,
 };
@@ -259,7 +259,7 @@ impl Hook {
         &mut self,
         node: &str,
         id: RunId,
-        change: impl FnOnce(&mut crate::live::store::RunRecord),
+        change: impl FnOnce(&mut crate::live::records::RunRecord),
     ) {
         let run = self.jobs.get_mut(&id.job).and_then(|job| job.run.as_mut());
         if let Some(run) = run.filter(|run| run.go == id.go && run.node == node) {
@@ -461,7 +461,7 @@ impl Hook {
         let Some(record) = self.jobs.get_mut(&id) else {
             return;
         };
-        record.over = Some(crate::live::store::Over {
+        record.over = Some(crate::live::records::Over {
             phase,
             exit_code,
             unix_ms,

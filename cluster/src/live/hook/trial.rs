@@ -15,7 +15,7 @@ use control::{ArbiterStatus, IterationSource, JobStatus};
 use policy::cluster::{JobId, JobType, Profile, Verdict};
 
 use super::{Hook, policy_class};
-use crate::live::store::{PairRecord, Solo, solo_key};
+use crate::live::records::{PairRecord, Solo, solo_key};
 use crate::live::wire::RunReport;
 
 /// A job's iterations are counted where they are trusted at least so much.

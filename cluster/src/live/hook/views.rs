@@ -8,7 +8,7 @@ use policy::cluster::{GpuType, JobType, Profile};
 
 use super::jobs::no_job;
 use super::{Hook, NodeEntry};
-use crate::live::store::{JobRecord, PairRecord};
+use crate::live::records::{JobRecord, PairRecord};
 use crate::live::wire::{DecisionView, HookStatus, JobPhase, JobView, NodeView, PairView};
 
 impl Hook {

@@ -5,7 +5,7 @@ A new section is a function of a Context in one of these modules, and a row here
 
 import collections
 
-from . import calls, frameworks, host, memory, torch_jobs, turns
+from . import calls, frameworks, host, memory, residency, torch_jobs, turns
 
 # needs: "torch", "cupy" or "jax": a module that must be importable and see a GPU; None: also on the simulated GPU.
 Section = collections.namedtuple("Section", "name run limit_s needs what")
@@ -19,6 +19,9 @@ ALL = [
     Section("pytorch_solo", torch_jobs.solo, 75, "torch", "CNN and GPT alone, bare and governed: step time, losses"),
     Section("pytorch_pair", torch_jobs.pair, 75, "torch", "two GPT jobs at 0.5/0.5 and 0.75/0.25"),
     Section("pytorch_quota", torch_jobs.quota, 60, "torch", "three jobs under quotas, one at its limit"),
+    Section("residency", residency.residency, 90, None, "a job evicted, restored, and two switched, against the link; contents"),
+    Section("residency_pytorch", residency.pytorch, 75, "torch", "PyTorch evicted and restored in mid-training: losses equal"),
+    Section("oversubscribe", residency.oversubscribe, 90, None, "three trainings with 2.2 times the memory that there is"),
     Section("ways", host.ways, 40, None, "sublet doctor: is every call seen"),
     Section("handover", turns.handover, 30, None, "hand-over between two busy tenants"),
     Section("vmm", memory.vmm, 20, None, "cost of physical handles"),

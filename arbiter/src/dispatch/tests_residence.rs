@@ -1,0 +1,511 @@
+//! Tenants whose memories do not fit together, in virtual time, on real pages.
+
+use channel::{Answer, Footprint, Order, OrderState, Reason, ResidencyMode, Verb};
+use policy::Class;
+
+use super::tests::{MS, US, greedy, setup};
+use super::*;
+use crate::residency::{HostBooks, Lodging, State};
+
+const S: u64 = 1000 * MS;
+/// The device has eight of these.
+const UNIT: u64 = 128 << 20;
+const STEP_NS: u64 = 200 * US;
+/// What an agent moves in a step: some 40 GB/s.
+const CHUNK: u64 = 8 << 20;
+
+/// The client's side: carries out orders a chunk at a time.
+struct Agent {
+    pages: Rc<ClientPages>,
+    told: Footprint,
+    /// Number of the order that was answered.
+    done: u64,
+    refuses: Reason,
+    silent: bool,
+}
+
+impl Agent {
+    fn new(units: u64) -> Self {
+        let pages = Rc::new(ClientPages::create().expect("pages"));
+        let mode = ResidencyMode {
+            evictable: true,
+            overflow: false,
+        };
+        pages.arbiter.set_residency(mode, None);
+        let told = Footprint {
+            evictable_bytes: units * UNIT,
+            resident_bytes: units * UNIT,
+            ..Footprint::default()
+        };
+        let new = Self {
+            pages,
+            told,
+            done: 0,
+            refuses: Reason::None,
+            silent: false,
+        };
+        new.tell();
+        new
+    }
+
+    fn tell(&self) {
+        let want = self.pages.client.want(0).expect("device");
+        want.set_footprint(&self.told);
+    }
+
+    fn answer(&self, order: &Order, state: OrderState, reason: Reason) {
+        let want = self.pages.client.want(0).expect("device");
+        want.answer(Answer {
+            number: order.number,
+            state,
+            reason,
+        });
+    }
+
+    fn step(&mut self, now_ns: u64, free_bytes: &mut u64) {
+        let order = self
+            .pages
+            .arbiter
+            .device(0)
+            .and_then(|device| device.order());
+        let Some(order) = order.filter(|order| order.number != self.done && !self.silent) else {
+            return;
+        };
+        assert!(
+            order.verb == Verb::Restore || !self.pages.arbiter.is_open(0),
+            "memory leaves under an open gate"
+        );
+        let told = &mut self.told;
+        match order.verb {
+            Verb::Evict if self.refuses != Reason::None => {
+                self.answer(&order, OrderState::Refused, self.refuses);
+                self.done = order.number;
+            }
+            Verb::Evict => {
+                let bytes = CHUNK.min(told.resident_bytes);
+                told.resident_bytes -= bytes;
+                told.moved_out_bytes += bytes;
+                told.host_bytes = told
+                    .host_bytes
+                    .max(told.evictable_bytes - told.resident_bytes);
+                *free_bytes += bytes;
+                if told.resident_bytes == 0 {
+                    self.done = order.number;
+                    self.tell();
+                    self.answer(&order, OrderState::Evicted, Reason::None);
+                }
+            }
+            _ => {
+                let bytes = CHUNK.min(told.evictable_bytes - told.resident_bytes);
+                if bytes <= *free_bytes {
+                    told.resident_bytes += bytes;
+                    told.moved_in_bytes += bytes;
+                    *free_bytes -= bytes;
+                }
+                if told.resident_bytes == told.evictable_bytes {
+                    self.done = order.number;
+                    self.tell();
+                    self.answer(&order, OrderState::Resident, Reason::None);
+                } else if now_ns > order.deadline_mono_ns {
+                    *free_bytes += told.resident_bytes;
+                    told.resident_bytes = 0;
+                    self.done = order.number;
+                    self.tell();
+                    self.answer(&order, OrderState::Refused, Reason::DeviceMemory);
+                }
+            }
+        }
+        self.tell();
+    }
+}
+
+/// A device of eight units, with tenants of so many units and so much weight each. The first one has come, the others
+/// have been away from the start as far as they do not fit.
+struct World {
+    lane: Lane,
+    now_ns: u64,
+    next_ns: Option<u64>,
+    agents: Vec<Agent>,
+    free_bytes: u64,
+    /// Steps in which each tenant's gate was open.
+    open: Vec<u64>,
+    /// Steps in which nobody's was.
+    idle: u64,
+}
+
+impl World {
+    fn new(tenants: &[(u64, u32, Class)], host_units: u64) -> Self {
+        let mut lane = Lane::new(0, setup(Mode::Exclusive), 0);
+        let books = Rc::new(std::cell::RefCell::new(HostBooks::default()));
+        books.borrow_mut().set_limit(host_units * UNIT);
+        lane.lodge(10.0, &books, 8 * UNIT);
+        let mut free_bytes = 8 * UNIT;
+        let mut agents = Vec::new();
+        for (at, (units, weight, class)) in tenants.iter().enumerate() {
+            let mut agent = Agent::new(*units);
+            if let Some(left) = free_bytes.checked_sub(units * UNIT) {
+                free_bytes = left;
+            } else {
+                agent.told.resident_bytes = 0;
+                agent.tell();
+                agent.answer(
+                    &Order {
+                        number: 1,
+                        verb: Verb::Evict,
+                        resident_target_bytes: 0,
+                        deadline_mono_ns: 0,
+                    },
+                    OrderState::Evicted,
+                    Reason::None,
+                );
+                agent.done = 1;
+            }
+            let terms = Terms {
+                lodging: Lodging {
+                    evictable: true,
+                    ..Lodging::default()
+                },
+                ..Terms::plain(*class, *weight)
+            };
+            let at = at as u64;
+            lane.add(0, TenantId(at), terms, at, Rc::clone(&agent.pages));
+            lane.note_memory(TenantId(at), units * UNIT, None);
+            agents.push(agent);
+        }
+        let count = agents.len();
+        Self {
+            lane,
+            now_ns: 0,
+            next_ns: Some(0),
+            agents,
+            free_bytes,
+            open: vec![0; count],
+            idle: 0,
+        }
+    }
+
+    fn two(host_units: u64) -> Self {
+        let one = (6, 500_000, Class::Guaranteed);
+        Self::new(&[one, one], host_units)
+    }
+
+    fn run(&mut self, ns: u64, busy: impl Fn(usize, u64) -> bool) {
+        let end_ns = self.now_ns + ns;
+        while self.now_ns < end_ns {
+            self.now_ns += STEP_NS;
+            let waiting = |agents: &[Agent]| -> u32 {
+                agents.iter().map(|one| one.pages.client.waiting(0)).sum()
+            };
+            let before = waiting(&self.agents);
+            for (at, agent) in self.agents.iter().enumerate() {
+                if busy(at, self.now_ns) {
+                    greedy(&agent.pages);
+                } else {
+                    silent(&agent.pages);
+                }
+            }
+            for agent in &mut self.agents {
+                agent.step(self.now_ns, &mut self.free_bytes);
+            }
+            let rang = waiting(&self.agents) > before;
+            if rang || self.next_ns.is_none_or(|next_ns| next_ns <= self.now_ns) {
+                self.next_ns = self.lane.step(self.now_ns);
+            }
+            let mut idle = true;
+            for (at, agent) in self.agents.iter().enumerate() {
+                if agent.pages.arbiter.is_open(0) {
+                    let there = agent.told.resident_bytes == agent.told.evictable_bytes;
+                    assert!(there, "tenant {at} runs without its memory");
+                    self.open[at] += 1;
+                    idle = false;
+                }
+            }
+            self.idle += u64::from(idle);
+        }
+    }
+
+    fn part(&self, at: usize) -> f64 {
+        self.open[at] as f64 / self.open.iter().sum::<u64>() as f64
+    }
+
+    fn state(&self, at: u64) -> State {
+        let whereabouts = self.lane.whereabouts(TenantId(at));
+        whereabouts.expect("it is evictable").state
+    }
+}
+
+fn silent(pages: &Rc<ClientPages>) {
+    let want = pages.client.want(0).expect("device");
+    while pages.client.waiting(0) > 0 {
+        want.end_waiting();
+    }
+}
+
+#[test]
+fn two_that_do_not_fit_take_turns_and_the_device_is_busy_nine_tenths_of_the_time() {
+    let mut world = World::two(100);
+    world.run(S, |_, _| true);
+    (world.open, world.idle) = (vec![0; 2], 0);
+    world.run(20 * S, |_, _| true);
+    assert!((world.part(0) - 0.5).abs() < 0.05, "{:?}", world.open);
+    let steps = (20 * S / STEP_NS) as f64;
+    let idle = world.idle as f64 / steps;
+    assert!(idle < 0.12, "{idle}");
+    let (switches, _) = world.lane.arbitration().pressure().totals();
+    assert!((20..200).contains(&switches), "{switches}");
+    let evictions = world
+        .lane
+        .whereabouts(TenantId(0))
+        .expect("one")
+        .figures
+        .evictions;
+    assert!(evictions > 5, "{evictions}");
+    let used = world.lane.usage(TenantId(0)).expect("seat").device_ns;
+    assert!(used > 8 * S, "{used}");
+}
+
+#[test]
+fn shares_hold_over_terms() {
+    let world = |weights: [u32; 2]| {
+        let all = weights.map(|weight| (6, weight, Class::Guaranteed));
+        let mut world = World::new(&all, 100);
+        world.run(S, |_, _| true);
+        world.open = vec![0; 2];
+        world.run(30 * S, |_, _| true);
+        world.part(0)
+    };
+    let part = world([750_000, 250_000]);
+    assert!((part - 0.75).abs() < 0.05, "{part}");
+}
+
+#[test]
+fn one_that_stays_runs_while_others_are_switched() {
+    let (small, large) = (
+        (1, 200_000, Class::Guaranteed),
+        (6, 400_000, Class::Guaranteed),
+    );
+    let mut world = World::new(&[small, large, large], 100);
+    world.run(S, |_, _| true);
+    world.idle = 0;
+    world.run(10 * S, |_, _| true);
+    let idle = world.idle as f64 / (10 * S / STEP_NS) as f64;
+    assert!(idle < 0.03, "{idle}");
+    assert!(
+        world.open.iter().all(|open| *open > 500),
+        "{:?}",
+        world.open
+    );
+    assert_eq!(world.state(0), State::Resident);
+}
+
+#[test]
+fn a_guaranteed_tenant_is_back_at_once_and_an_opportunistic_one_has_its_pauses() {
+    let all = [
+        (6, 500_000, Class::Guaranteed),
+        (6, 500_000, Class::Opportunistic),
+    ];
+    let mut world = World::new(&all, 100);
+    // Two seconds of work, two of silence.
+    let busy = |at: usize, now_ns: u64| at == 1 || now_ns % (4 * S) < 2 * S;
+    world.run(40 * S, busy);
+    let steps = (40 * S / STEP_NS) as f64;
+    let [high, low] = [0, 1].map(|at| world.open[at] as f64 / steps);
+    assert!(high > 0.45, "{high}");
+    assert!(low > 0.35, "{low}");
+}
+
+#[test]
+fn short_pauses_cost_no_switch() {
+    let mut world = World::two(100);
+    world.run(S, |at, _| at == 0);
+    let switches = |world: &World| world.lane.arbitration().pressure().totals().0;
+    let before = switches(&world);
+    // 4 ms of silence in every 20: less than any switch. The other one waits for the end of the term.
+    world.run(100 * MS, |at, now_ns| {
+        at == 1 || now_ns % (20 * MS) > 4 * MS
+    });
+    assert!(switches(&world) <= before + 1);
+}
+
+#[test]
+fn what_the_host_has_no_room_for_stays_and_runs_on() {
+    let mut world = World::two(3);
+    world.run(5 * S, |_, _| true);
+    assert_eq!(
+        (world.state(0), world.state(1)),
+        (State::Resident, State::Evicted)
+    );
+    assert!(world.part(0) > 0.999, "{:?}", world.open);
+    let idle = world.idle as f64 / (5 * S / STEP_NS) as f64;
+    assert!(idle < 0.05, "{idle}");
+    let whereabouts = world.lane.whereabouts(TenantId(0)).expect("evictable");
+    assert!(
+        whereabouts.figures.reason.contains("768MiB"),
+        "{whereabouts:?}"
+    );
+    assert!(!world.lane.take_residency_news().is_empty());
+    assert_eq!(world.agents[0].told.moved_out_bytes, 0, "nothing has moved");
+}
+
+#[test]
+fn one_that_refuses_keeps_its_place_and_the_other_is_called_off() {
+    let mut world = World::two(100);
+    world.agents[0].refuses = Reason::Capturing;
+    world.run(5 * S, |_, _| true);
+    assert_eq!(world.state(1), State::Evicted);
+    assert!(world.part(0) > 0.999, "{:?}", world.open);
+    let idle = world.idle as f64 / (5 * S / STEP_NS) as f64;
+    assert!(idle < 0.05, "{idle}");
+    world.agents[0].refuses = Reason::None;
+    world.run(40 * S, |_, _| true);
+    assert!(world.part(1) > 0.2, "{:?}", world.open);
+}
+
+#[test]
+fn a_process_that_says_nothing_holds_nobody_up_for_ever() {
+    let mut world = World::two(100);
+    world.run(S, |at, _| at == 0);
+    world.agents[0].silent = true;
+    // It is told to leave, says nothing, and its room is not given: the other one goes back in the end, and is tried again.
+    world.run(60 * S, |_, _| true);
+    let whereabouts = world.lane.whereabouts(TenantId(0)).expect("evictable");
+    assert!(whereabouts.figures.failed, "{whereabouts:?}");
+    // It is killed, and what it had is free.
+    world.free_bytes += world.agents[0].told.resident_bytes;
+    world.lane.remove(world.now_ns, 0);
+    world.lane.retire(world.now_ns, TenantId(0));
+    world.agents.remove(0);
+    world.open = vec![0; 1];
+    world.run(40 * S, |_, _| true);
+    assert_eq!(world.state(1), State::Resident);
+    assert!(world.open[0] > 0);
+}
+
+#[test]
+fn one_that_dies_on_its_way_out_leaves_its_room() {
+    let mut world = World::two(100);
+    world.run(S, |at, _| at == 0);
+    // Until its eviction is under way.
+    for _ in 0..100_000 {
+        world.run(STEP_NS, |_, _| true);
+        let part = world.agents[0].told;
+        if part.resident_bytes < part.evictable_bytes && part.resident_bytes > 0 {
+            break;
+        }
+    }
+    assert_eq!(world.state(0), State::Evicting);
+    world.free_bytes += world.agents[0].told.resident_bytes;
+    world.lane.remove(world.now_ns, 0);
+    world.lane.retire(world.now_ns, TenantId(0));
+    world.agents.remove(0);
+    world.open = vec![0; 1];
+    world.run(S, |_, _| true);
+    assert_eq!(world.state(1), State::Resident);
+    assert!(world.open[0] > 1000, "{:?}", world.open);
+}
+
+#[test]
+fn one_that_comes_from_an_earlier_arbiter_without_its_memory_does_not_run() {
+    let mut world = World::two(100);
+    // The other one is gone, and the device is free: nobody's gate may be open before the memory is back.
+    world.free_bytes += world.agents[0].told.resident_bytes;
+    world.lane.remove(world.now_ns, 0);
+    world.lane.retire(world.now_ns, TenantId(0));
+    world.agents.remove(0);
+    world.lane.remove(world.now_ns, 1);
+    let terms = Terms {
+        lodging: Lodging {
+            evictable: true,
+            ..Lodging::default()
+        },
+        ..Terms::plain(Class::Guaranteed, 500_000)
+    };
+    let pages = Rc::clone(&world.agents[0].pages);
+    world
+        .lane
+        .add(world.now_ns, TenantId(1), terms, 7, Rc::clone(&pages));
+    assert!(!pages.arbiter.is_open(0));
+    world.open = vec![0; 1];
+    world.run(S, |_, _| true);
+    assert_eq!(world.state(1), State::Resident);
+    assert!(world.open[0] > 1000, "{:?}", world.open);
+}
+
+#[test]
+fn a_tenant_that_is_sent_away_stays_away_until_it_is_called() {
+    let mut world = World::two(100);
+    world.run(500 * MS, |_, _| true);
+    let mut terms = Terms {
+        lodging: Lodging {
+            evictable: true,
+            kept_away: true,
+            ..Lodging::default()
+        },
+        ..Terms::plain(Class::Guaranteed, 500_000)
+    };
+    world.lane.call(world.now_ns, TenantId(0), false);
+    world.lane.set_terms(TenantId(0), terms);
+    world.next_ns = None;
+    world.run(2 * S, |_, _| true);
+    assert_eq!(
+        (world.state(0), world.state(1)),
+        (State::Evicted, State::Resident)
+    );
+    world.open = vec![0; 2];
+    world.run(2 * S, |_, _| true);
+    assert_eq!(world.open[0], 0);
+    // The other one is silent and in the way; the one that was called comes without wanting the device.
+    terms.lodging.kept_away = false;
+    world.lane.set_terms(TenantId(0), terms);
+    world.lane.call(world.now_ns, TenantId(0), true);
+    world.next_ns = None;
+    world.run(5 * S, |_, _| false);
+    assert_eq!(
+        (world.state(0), world.state(1)),
+        (State::Resident, State::Evicted)
+    );
+}
+
+#[test]
+fn an_allocation_that_waits_for_room_gets_it() {
+    let all = [
+        (6, 500_000, Class::Guaranteed),
+        (1, 500_000, Class::Guaranteed),
+    ];
+    let mut world = World::new(&all, 100);
+    world.run(3 * S, |_, _| true);
+    let want = |world: &World| {
+        let pages = Rc::clone(&world.agents[1].pages);
+        move |begin: bool| {
+            let want = pages.client.want(0).expect("device");
+            if begin {
+                want.begin_room(4 * UNIT);
+            } else {
+                want.end_room(4 * UNIT);
+            }
+        }
+    };
+    let room = want(&world);
+    room(true);
+    for _ in 0..100_000 {
+        if world.free_bytes >= 4 * UNIT {
+            break;
+        }
+        world.run(STEP_NS, |at, _| at == 0);
+    }
+    assert!(world.free_bytes >= 4 * UNIT);
+    assert_ne!(world.state(0), State::Resident);
+    // It has it, and its place for a term.
+    room(false);
+    world.free_bytes -= 4 * UNIT;
+    let told = &mut world.agents[1].told;
+    told.evictable_bytes += 4 * UNIT;
+    told.resident_bytes += 4 * UNIT;
+    world.agents[1].tell();
+    world.run(10 * S, |_, _| true);
+    assert!(
+        world.open.iter().all(|open| *open > 1000),
+        "{:?}",
+        world.open
+    );
+}

@@ -1,0 +1,250 @@
+//! What hand-overs cost, what is made of that, and who is told of them beforehand: lanes in virtual time, on real pages.
+
+use policy::quantum::Lengths;
+
+use super::tests::{Bench, MS, US, greedy, setup};
+use super::*;
+
+/// Clients whose threads come so long after their gate has opened; what each of them used after that.
+struct Late {
+    late_ns: u64,
+    now_ns: u64,
+    opened_ns: Vec<Option<u64>>,
+    used_ns: Vec<u64>,
+}
+
+impl Late {
+    fn new(bench: &Bench, late_ns: u64) -> Self {
+        Self {
+            late_ns,
+            now_ns: bench.now_ns,
+            opened_ns: vec![None; bench.pages.len()],
+            used_ns: vec![0; bench.pages.len()],
+        }
+    }
+
+    fn live(&mut self, pages: &[Rc<ClientPages>]) {
+        self.now_ns += 50 * US;
+        for (at, pages) in pages.iter().enumerate() {
+            let want = pages.client.want(0).expect("device");
+            if !pages.arbiter.is_open(0) {
+                self.opened_ns[at] = None;
+                if pages.client.waiting(0) == 0 {
+                    want.begin_waiting();
+                }
+                continue;
+            }
+            let opened_ns = *self.opened_ns[at].get_or_insert(self.now_ns - 50 * US);
+            if self.now_ns < opened_ns + self.late_ns {
+                continue;
+            }
+            if pages.client.waiting(0) > 0 {
+                want.end_waiting();
+                pages.client.thread(0).note_let_in(self.now_ns);
+            } else {
+                self.used_ns[at] += 50 * US;
+            }
+            pages.client.thread(0).count_launch();
+            pages.client.thread(0).all_marked();
+        }
+    }
+
+    fn run(&mut self, bench: &mut Bench, ns: u64) {
+        bench.run(ns, |pages| self.live(pages));
+    }
+}
+
+fn lasting(min_us: u32, max_us: u32) -> Setup {
+    let mut setup = setup(Mode::Exclusive);
+    setup.pace.quantum = Lengths::between(QuantumBounds { min_us, max_us });
+    setup
+}
+
+#[test]
+fn what_a_hand_over_costs_is_learnt_and_makes_slices_longer_within_their_bounds() {
+    for (min_us, max_us, slice_us) in [(2000, 5000, 5000), (2000, 50_000, 8000), (2000, 2000, 2000)]
+    {
+        let mut bench = Bench::new(&[125_000; 8]);
+        let mut longer = lasting(min_us, max_us);
+        longer.pace.quantum.promised_us = max_us.min(5000);
+        bench.lane.run_as(0, longer);
+        bench.run(200 * MS, |pages| pages.iter().for_each(greedy));
+        assert_eq!(bench.lane.slice(), (2000, 0), "nothing costs anything");
+        let mut late = Late::new(&bench, 100 * US);
+        late.run(&mut bench, 4000 * MS);
+        let (now_us, cost_ns) = bench.lane.slice();
+        assert!(cost_ns.abs_diff(100 * US) <= 5 * US, "{cost_ns}");
+        assert!(
+            now_us.abs_diff(slice_us) <= slice_us / 20,
+            "{now_us} {slice_us}"
+        );
+        let grants = |bench: &Bench| -> u64 { (0..8).map(|at| bench.usage(at).grants).sum() };
+        let before = grants(&bench);
+        late.run(&mut bench, 1000 * MS);
+        let turns = grants(&bench) - before;
+        let expected = 1_000_000 / u64::from(slice_us);
+        assert!(
+            turns.abs_diff(expected) <= expected / 10 + 2,
+            "{turns} {expected}"
+        );
+    }
+}
+
+#[test]
+fn the_time_of_a_hand_over_is_charged_to_nobody() {
+    // The heavy one has three slices in a row, and one hand-over for them.
+    let mut bench = Bench::new(&[750_000, 250_000]);
+    bench.lane.run_as(0, lasting(2000, 2000));
+    let mut late = Late::new(&bench, 100 * US);
+    late.run(&mut bench, 1000 * MS);
+    late.used_ns = vec![0; 2];
+    late.run(&mut bench, 20_000 * MS);
+    let part = late.used_ns[1] as f64 / late.used_ns.iter().sum::<u64>() as f64;
+    assert!((part / 0.25 - 1.0).abs() < 0.01, "{part}");
+}
+
+#[test]
+fn one_that_says_it_comes_late_gains_no_more_than_hand_overs_cost() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let mut used_ns = [0; 2];
+    let mut now_ns = 0;
+    bench.run(10_000 * MS, |pages| {
+        now_ns += 50 * US;
+        for (at, pages) in pages.iter().enumerate() {
+            let open = pages.arbiter.is_open(0);
+            used_ns[at] += if open { 50 * US } else { 0 };
+            greedy(pages);
+            if at == 0 && open {
+                // Let in this very moment, again and again.
+                pages.client.thread(0).note_let_in(now_ns);
+            }
+        }
+    });
+    let part = used_ns[0] as f64 / (used_ns[0] + used_ns[1]) as f64;
+    assert!(part < 0.51, "{part}");
+}
+
+#[test]
+fn only_opportunistic_tenants_have_long_slices_and_a_guaranteed_one_ends_them() {
+    let mut bench = Bench::new(&[500_000, 500_000, 500_000]);
+    let mut any = lasting(2000, 50_000);
+    any.pace.quantum.promised_us = 5000;
+    bench.lane.run_as(0, any);
+    for at in [0, 1] {
+        let terms = Terms::plain(policy::Class::Opportunistic, 500_000);
+        bench.lane.set_terms(TenantId(at), terms);
+    }
+    bench.run(1000 * MS, |pages| pages[..2].iter().for_each(greedy));
+    let grants = bench.usage(0).grants + bench.usage(1).grants;
+    assert!((18..=24).contains(&grants), "{grants}");
+    assert_eq!(bench.lane.slice().0, 50_000);
+    bench.wait(2);
+    assert!(bench.open(2), "at once");
+    // Guaranteed now, all of them.
+    for at in [0, 1] {
+        let terms = Terms::plain(policy::Class::Guaranteed, 500_000);
+        bench.lane.set_terms(TenantId(at), terms);
+    }
+    bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
+    let before: u64 = (0..3).map(|at| bench.usage(at).grants).sum();
+    bench.run(1000 * MS, |pages| pages.iter().for_each(greedy));
+    let grants = (0..3).map(|at| bench.usage(at).grants).sum::<u64>() - before;
+    assert!((290..=310).contains(&grants), "slices of 3.3 ms: {grants}");
+}
+
+#[test]
+fn who_waits_for_a_holder_that_falls_silent_is_told_before_and_told_off_when_it_goes_on() {
+    let coming = |bench: &Bench, at: usize| {
+        let gate = bench.pages[at].arbiter.device(0).expect("device").look();
+        gate.is_err_and(|word| word & channel::COMING != 0)
+    };
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.pace.lead_ns = 100 * US;
+    // In the first half of a slice, with the other one waiting.
+    bench.run(MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    assert!(bench.open(0));
+    let mut told = 0;
+    for _ in 0..40 {
+        // Silent for less than it takes to count as idle, and back.
+        bench.run(250 * US, |_| ());
+        told += u32::from(coming(&bench, 1));
+        assert!(bench.open(0) || told > 0);
+        if !bench.open(0) {
+            break;
+        }
+        bench.run(100 * US, |pages| greedy(&pages[0]));
+    }
+    assert!(told > 0);
+    // Silent for good.
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.pace.lead_ns = 100 * US;
+    bench.run(MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    let mut before = false;
+    for _ in 0..20 {
+        let was = coming(&bench, 1);
+        bench.run(50 * US, |_| ());
+        if bench.open(1) {
+            before = was;
+            break;
+        }
+    }
+    assert!(bench.open(1) && !bench.open(0));
+    assert!(before, "it was looking at its gate already");
+    // With the early wake-up off nobody is told.
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.run(MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    for _ in 0..20 {
+        bench.run(50 * US, |_| ());
+        assert!(!coming(&bench, 1));
+    }
+    assert!(bench.open(1));
+}
+
+#[test]
+fn the_end_of_a_tail_is_found_soon_and_its_half_look_is_part_of_the_cost() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let pages = Rc::clone(&bench.pages[0]);
+    let stream = pages.client.claim_stream(0).expect("slot").1;
+    let mut seen = Vec::new();
+    // Tails of 320 us, looked for in steps of 10 us.
+    let mut opened: Option<u64> = None;
+    let mut until_ns = 0;
+    stream.issue();
+    for step in 0..200_000u64 {
+        bench.now_ns += 10 * US;
+        let [first, second] = [0, 1].map(|at| bench.open(at));
+        if first {
+            greedy(&bench.pages[0]);
+            until_ns = 0;
+            if stream.done() == stream.issued() {
+                stream.issue();
+            }
+        } else {
+            greedy(&bench.pages[0]);
+            if until_ns == 0 {
+                until_ns = bench.now_ns + 320 * US;
+            }
+            if bench.now_ns >= until_ns && stream.done() != stream.issued() {
+                stream.settle();
+                opened = Some(bench.now_ns);
+            }
+        }
+        greedy(&bench.pages[1]);
+        if second && let Some(ended_ns) = opened.take() {
+            seen.push(bench.now_ns - ended_ns);
+        }
+        let due = bench.next_ns.is_some_and(|next_ns| next_ns <= bench.now_ns);
+        if due || step == 0 {
+            bench.step();
+        }
+    }
+    assert!(seen.len() > 100, "{}", seen.len());
+    let late = seen.iter().skip(20).sum::<u64>() / (seen.len() - 20) as u64;
+    assert!(
+        late <= 25 * US,
+        "{late}: looks of 15 us, and a step of this test"
+    );
+}

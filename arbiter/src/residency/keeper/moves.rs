@@ -1,0 +1,349 @@
+//! How a move goes: draining, orders, what the processes of a job answer, and what follows where one of them does not do as it was
+//! told.
+
+use channel::Verb;
+use policy::TenantId;
+use policy::residency::{Link, UNKNOWN_BYTES_PER_US};
+
+use super::{Guest, Keeper, News, Phase, Record};
+use crate::residency::books::Memory;
+use crate::residency::station::{State, Why};
+
+/// How long a job's work may take to end once its gate is closed, before its processes are told to see to it themselves.
+/// TIMEOUT: tails end within the in-flight window, milliseconds; kernels of a second are rare.
+const DRAIN_NS: u64 = 1_000_000_000;
+/// Beside what the bytes take at a quarter of the measured rate. TIMEOUT: pinning the host's memory for the first time goes at a
+/// few GB/s, and a loaded host lets a thread wait.
+const ORDER_NS: u64 = 20_000_000_000;
+/// Least bytes from which a rate is learnt.
+const LEARN_BYTES: u64 = 32 << 20;
+/// By so much the memory that is spoken for may be more than there is before an arrival is called off.
+const SLACK_BYTES: u64 = 64 << 20;
+/// How long one that could not be moved is left alone, at first and at most.
+const BACKOFF_NS: u64 = 500_000_000;
+const BACKOFF_MAX_NS: u64 = 30_000_000_000;
+impl Keeper {
+    /// What the processes of a tenant say, and what follows from it.
+    pub(super) fn look(&mut self, now_ns: u64, guest: &Guest<'_>) {
+        let record = self.records.entry(guest.id).or_insert_with(|| Record {
+            since_ns: now_ns,
+            ..Record::default()
+        });
+        if guest.active {
+            record.active_ns = now_ns;
+        }
+        let (mut refused, mut longest_ns) = (None, 0);
+        for (client, pages) in guest.clients {
+            let Some((_, station)) = self.stations.get_mut(client) else {
+                continue;
+            };
+            let ended = station.look(now_ns, pages, self.device);
+            let held = station.footprint().host_bytes;
+            let mut books = self.books.borrow_mut();
+            books.hold(*client, self.device, guest.id, held);
+            let Some(ended) = ended else { continue };
+            books.promise(*client, self.device, guest.id, 0);
+            drop(books);
+            longest_ns = longest_ns.max(ended.ns);
+            record.figures.copied_bytes += ended.copied.0 + ended.copied.1;
+            let link = &mut self.arbitration.link;
+            match ended.failed {
+                None => learn(link, ended.copied, ended.ns),
+                Some(why) => refused = Some(why),
+            }
+        }
+        record.figures.moving_ns += longest_ns;
+        if let Some(why) = refused {
+            self.undo(now_ns, guest, why);
+        }
+    }
+
+    /// One process of a tenant has not done as it was told: the others go back to where they were.
+    pub(super) fn undo(&mut self, now_ns: u64, guest: &Guest<'_>, why: Why) {
+        let Some(record) = self.records.get_mut(&guest.id) else {
+            return;
+        };
+        let Phase::Ordered { verb } = record.phase else {
+            return;
+        };
+        let text = why.text();
+        record.figures.failed = true;
+        record.figures.reason.clone_from(&text);
+        record.backoff_ns = (record.backoff_ns * 2).clamp(BACKOFF_NS, BACKOFF_MAX_NS);
+        record.stuck_until_ns = now_ns + record.backoff_ns;
+        record.wished = false;
+        record.switch_ns = None;
+        self.news.push(News::NotMoved {
+            id: guest.id,
+            verb,
+            why: text,
+        });
+        match verb {
+            // Whoever has left already is called back, and whoever has not said anything is to.
+            Verb::Evict => self.order(now_ns, guest, Verb::Restore, |state| !state.is_usable()),
+            // Those that have arrived wait with the others; nothing of the job runs meanwhile.
+            Verb::Restore => self.order(now_ns, guest, Verb::Evict, |state| {
+                matches!(state, State::Resident | State::Restoring)
+            }),
+            Verb::Fit => self.order(now_ns, guest, Verb::Restore, |state| !state.is_usable()),
+        }
+    }
+
+    /// Tells those processes of a tenant whose state asks for it; where there is none the tenant has settled.
+    pub(super) fn order(
+        &mut self,
+        now_ns: u64,
+        guest: &Guest<'_>,
+        verb: Verb,
+        which: impl Fn(State) -> bool,
+    ) {
+        let bytes: u64 = self.footprints(guest).map(|f| f.evictable_bytes).sum();
+        // Both ways at once, and at a quarter of the rate at worst.
+        let moving_ns = self.arbitration.link.switch_ns(bytes, bytes);
+        let deadline_ns = now_ns + ORDER_NS + moving_ns.saturating_mul(4);
+        let mut told = false;
+        let target = self.fit_target(guest);
+        let resident: u64 = self.footprints(guest).map(|f| f.evictable_bytes).sum();
+        for (client, pages) in guest.clients {
+            let Some((_, station)) = self.stations.get_mut(client) else {
+                continue;
+            };
+            if !which(station.state()) {
+                continue;
+            }
+            // Each process keeps its part of what the job keeps.
+            let own = u128::from(station.footprint().evictable_bytes) * u128::from(target)
+                / u128::from(resident.max(1));
+            let own = u64::try_from(own).unwrap_or(u64::MAX);
+            station.give(now_ns, pages, self.device, (verb, own), deadline_ns);
+            told = true;
+        }
+        if let Some(record) = self.records.get_mut(&guest.id) {
+            record.phase = if told {
+                Phase::Ordered { verb }
+            } else {
+                Phase::Settled
+            };
+        }
+    }
+
+    /// Departures whose work has ended are ordered; what is over is told.
+    pub(super) fn proceed(&mut self, now_ns: u64, guest: &Guest<'_>) {
+        let Some(record) = self.records.get_mut(&guest.id) else {
+            return;
+        };
+        match record.phase {
+            Phase::Settled | Phase::Called => {}
+            Phase::Draining { verb, since_ns } => {
+                if !guest.drained && now_ns < since_ns + DRAIN_NS {
+                    return;
+                }
+                record.figures.drained_ns = now_ns;
+                if let Err(why) = self.host_has_room(guest, verb) {
+                    self.refuse(now_ns, guest.id, verb, why);
+                    return;
+                }
+                match verb {
+                    Verb::Evict => self.order(now_ns, guest, verb, |state| {
+                        matches!(state, State::Resident | State::Partly)
+                    }),
+                    _ => self.order(now_ns, guest, verb, State::is_usable),
+                }
+                if self.phase_of(guest.id) == Phase::Settled {
+                    self.conclude(now_ns, guest.id, verb);
+                }
+            }
+            Phase::Ordered { verb } => {
+                let busy = guest.clients.iter().any(|(client, _)| {
+                    self.stations
+                        .get(client)
+                        .is_some_and(|(_, station)| station.is_busy())
+                });
+                if !busy {
+                    self.conclude(now_ns, guest.id, verb);
+                }
+            }
+        }
+    }
+
+    /// Nothing has moved, and nothing will for a while.
+    pub(super) fn refuse(&mut self, now_ns: u64, id: TenantId, verb: Verb, why: String) {
+        let Some(record) = self.records.get_mut(&id) else {
+            return;
+        };
+        record.phase = Phase::Settled;
+        record.by_hand = false;
+        record.backoff_ns = (record.backoff_ns * 2).clamp(BACKOFF_NS, BACKOFF_MAX_NS);
+        record.stuck_until_ns = now_ns + record.backoff_ns;
+        record.wished = false;
+        record.switch_ns = None;
+        record.figures.failed = true;
+        record.figures.ended_ns = now_ns;
+        record.figures.reason.clone_from(&why);
+        self.news.push(News::NotMoved { id, verb, why });
+    }
+
+    /// A move is over, one way or the other.
+    pub(super) fn conclude(&mut self, now_ns: u64, id: TenantId, verb: Verb) {
+        let Some(record) = self.records.get_mut(&id) else {
+            return;
+        };
+        record.phase = Phase::Settled;
+        record.by_hand = false;
+        record.figures.ended_ns = now_ns;
+        match verb {
+            Verb::Fit => record.fitted_ns = now_ns,
+            Verb::Evict | Verb::Restore => record.since_ns = now_ns,
+        }
+        if record.figures.failed {
+            return;
+        }
+        (record.backoff_ns, record.stuck_until_ns) = (0, 0);
+        match verb {
+            Verb::Evict => record.figures.evictions += 1,
+            Verb::Restore => {
+                record.figures.restores += 1;
+                record.wished = false;
+                if let Some(began_ns) = record.switch_ns.take() {
+                    self.arbitration
+                        .switched(now_ns, now_ns.saturating_sub(began_ns));
+                }
+            }
+            Verb::Fit => {}
+        }
+    }
+
+    /// Whether the host can take what leaves; promises it.
+    pub(super) fn host_has_room(&self, guest: &Guest<'_>, verb: Verb) -> Result<(), String> {
+        let own: Vec<(u64, channel::Footprint)> = guest
+            .clients
+            .iter()
+            .filter_map(|(client, _)| Some((*client, self.stations.get(client)?.1.footprint())))
+            .collect();
+        let all: u64 = own.iter().map(|(_, f)| f.evictable_bytes).sum();
+        let kept = match verb {
+            Verb::Evict => 0,
+            Verb::Restore => return Ok(()),
+            Verb::Fit => self.fit_target(guest),
+        };
+        let needs: Vec<(u64, u64)> = own
+            .iter()
+            .map(|(client, f)| {
+                let stays =
+                    u128::from(f.evictable_bytes) * u128::from(kept) / u128::from(all.max(1));
+                let stays = u64::try_from(stays).unwrap_or(u64::MAX);
+                (*client, f.evictable_bytes.saturating_sub(stays))
+            })
+            .collect();
+        let mut books = self.books.borrow_mut();
+        books.set_free(Memory::of_this_host());
+        books
+            .check(guest.id, self.device, &needs, guest.terms.host_bytes)
+            .map_err(|short| short.text())?;
+        for (client, bytes) in needs {
+            books.promise(client, self.device, guest.id, bytes);
+            if let Some((_, pages)) = guest.clients.iter().find(|(id, _)| *id == client) {
+                let budget = books.budget_bytes(client, guest.id, guest.terms.host_bytes);
+                pages
+                    .arbiter
+                    .set_residency(guest.terms.mode(), Some(budget));
+            }
+        }
+        Ok(())
+    }
+
+    /// Arrivals whose room is not given after all take that of others, or go back: better than to wait for their deadline.
+    pub(super) fn rescue(&mut self, now_ns: u64, guests: &[Guest<'_>]) {
+        let arriving = |phase| {
+            matches!(
+                phase,
+                Phase::Called
+                    | Phase::Ordered {
+                        verb: Verb::Restore
+                    }
+            )
+        };
+        for guest in guests {
+            if !arriving(self.phase_of(guest.id)) {
+                continue;
+            }
+            self.count(guests);
+            // Others grow by a little all the time, and what is spoken for is not taken to the byte.
+            if self.lodgers(now_ns).lacking_bytes(0) <= SLACK_BYTES {
+                return;
+            }
+            if let Some(room) = self.arbitration.room_for(&self.lodgers(now_ns), guest.id)
+                && room.from_ns <= now_ns
+            {
+                for victim in room.victims {
+                    self.depart(now_ns, victim, Verb::Evict);
+                }
+                continue;
+            }
+            let why = "the job whose room it was to have cannot leave".to_owned();
+            self.refuse(now_ns, guest.id, Verb::Restore, why);
+            self.order(now_ns, guest, Verb::Evict, |state| {
+                state == State::Restoring
+            });
+        }
+    }
+
+    /// Those that were called come once every departure is on its way.
+    pub(super) fn call_in(&mut self, now_ns: u64, guests: &[Guest<'_>]) {
+        let leaving = |record: &Record| matches!(record.phase, Phase::Draining { .. });
+        if self.records.values().any(leaving) {
+            return;
+        }
+        for guest in guests {
+            if self.phase_of(guest.id) == Phase::Called {
+                if let Some(record) = self.records.get_mut(&guest.id) {
+                    record.figures.drained_ns = now_ns;
+                }
+                self.order(now_ns, guest, Verb::Restore, |state| !state.is_usable());
+                if self.phase_of(guest.id) == Phase::Settled {
+                    self.conclude(now_ns, guest.id, Verb::Restore);
+                }
+            }
+        }
+    }
+}
+
+impl Record {
+    /// Something is asked of it by hand; what was tried before counts no longer.
+    pub(super) fn ask(&mut self, now_ns: u64) {
+        (self.stuck_until_ns, self.backoff_ns) = (0, 0);
+        self.by_hand = false;
+        self.begin(now_ns);
+        self.by_hand = true;
+    }
+
+    /// A move begins; one that was asked for by hand has begun when it was asked for.
+    pub(super) fn begin(&mut self, now_ns: u64) {
+        if self.by_hand {
+            return;
+        }
+        let figures = &mut self.figures;
+        (figures.asked_ns, figures.drained_ns, figures.ended_ns) = (now_ns, 0, 0);
+        (figures.copied_bytes, figures.failed) = (0, false);
+        figures.reason.clear();
+    }
+}
+
+/// Takes over what a move shows of the link. A first eviction pins its host memory on the way and shows too little, so a rate falls
+/// slowly and rises at once; where it is overrated for a while the pressure shows that.
+fn learn(link: &mut Link, (out, back): (u64, u64), ns: u64) {
+    let blend = |rate: &mut u64, bytes: u64| {
+        if bytes < LEARN_BYTES || ns == 0 {
+            return;
+        }
+        let seen = u64::try_from(u128::from(bytes) * 1000 / u128::from(ns)).unwrap_or(u64::MAX);
+        let before = if *rate == 0 {
+            UNKNOWN_BYTES_PER_US
+        } else {
+            *rate
+        };
+        *rate = seen.max(before - before / 4 + seen / 4).max(1);
+    };
+    blend(&mut link.out, out);
+    blend(&mut link.back, back);
+}

@@ -1,0 +1,122 @@
+//! What is told about a device's residency.
+
+use std::rc::Rc;
+
+use channel::Verb;
+use channel::arbiter::ClientPages;
+use policy::residency::{Arbitration, Standing};
+use policy::{Class, TenantId};
+
+use super::{Keeper, Phase};
+use crate::residency::guest::{Guest, Lodging};
+use crate::residency::station::{State, Station};
+
+/// What is told about a tenant.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Figures {
+    pub evictions: u64,
+    pub restores: u64,
+    pub moving_ns: u64,
+    /// Why the last thing asked of it was not done.
+    pub reason: String,
+    /// Of the last move: when it was asked for, when its work had ended, when it was over; 0: not yet.
+    pub asked_ns: u64,
+    pub drained_ns: u64,
+    pub ended_ns: u64,
+    /// Copied by the last move, both ways.
+    pub copied_bytes: u64,
+    /// The last thing asked of it was not done.
+    pub failed: bool,
+}
+
+/// Where a tenant is, for reports.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Whereabouts {
+    pub state: State,
+    pub evictable_bytes: u64,
+    pub resident_bytes: u64,
+    pub fixed_bytes: u64,
+    pub host_bytes: u64,
+    pub moved_out_bytes: u64,
+    pub moved_in_bytes: u64,
+    pub standing: Standing,
+    pub parked: bool,
+    /// Nothing is under way.
+    pub settled: bool,
+    pub figures: Figures,
+}
+
+/// Something that people want to know of.
+#[derive(Clone, PartialEq, Debug)]
+pub enum News {
+    /// It could not be moved.
+    NotMoved {
+        id: TenantId,
+        verb: Verb,
+        why: String,
+    },
+    /// It is left aside, or no longer.
+    Parked { id: TenantId, parked: bool },
+}
+
+impl Keeper {
+    /// What has happened since the last time.
+    pub fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// How much of the time goes into switches, and how fast memory moves.
+    pub fn arbitration(&self) -> &Arbitration {
+        &self.arbitration
+    }
+
+    /// Where a tenant's memory is; `None`: none of it can be moved.
+    pub fn whereabouts(
+        &self,
+        id: TenantId,
+        clients: &[(u64, Rc<ClientPages>)],
+    ) -> Option<Whereabouts> {
+        let stations: Vec<&Station> = clients
+            .iter()
+            .filter_map(|(client, _)| Some(&self.stations.get(client)?.1))
+            .collect();
+        if stations.is_empty() {
+            return None;
+        }
+        let guest = Guest {
+            id,
+            class: Class::default(),
+            weight_ppm: 0,
+            arrived_ns: 0,
+            wants: false,
+            active: false,
+            drained: false,
+            terms: Lodging::default(),
+            clients,
+        };
+        let sum = |of: fn(&channel::Footprint) -> u64| {
+            stations
+                .iter()
+                .map(|station| of(&station.footprint()))
+                .fold(0, u64::saturating_add)
+        };
+        let record = self.records.get(&id).cloned().unwrap_or_default();
+        Some(Whereabouts {
+            state: match (record.phase, self.state_of(&guest)) {
+                (Phase::Draining { .. }, State::Resident) => State::Evicting,
+                (Phase::Called, _) => State::Restoring,
+                (_, state) => state,
+            },
+            evictable_bytes: sum(|f| f.evictable_bytes),
+            resident_bytes: sum(|f| f.resident_bytes),
+            fixed_bytes: record.fixed_bytes,
+            host_bytes: sum(|f| f.host_bytes),
+            moved_out_bytes: sum(|f| f.moved_out_bytes),
+            moved_in_bytes: sum(|f| f.moved_in_bytes),
+            standing: record.standing,
+            parked: self.arbitration.is_parked(id),
+            settled: record.phase == Phase::Settled,
+            figures: record.figures,
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! The command line of `sublet cluster`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use control::Class;
+
+use crate::settings::parse_flag;
+
+/// The hook above the nodes: arbiters report to it (`sublet arbiter --cluster URL`), jobs are submitted to it, it decides who runs where.
+#[derive(Debug, Args)]
+pub struct Cluster {
+    #[command(subcommand)]
+    pub command: ClusterCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Run the hook
+    Serve(Box<Serve>),
+    /// Submit a job
+    Submit(Box<Submit>),
+    /// Show the jobs
+    Jobs(Show),
+    /// Take jobs back
+    Cancel(Cancel),
+    /// Show hook, nodes and measured pairs
+    Status(Show),
+    /// Show what was decided, and why
+    Log(Log),
+    /// Give a node up: what runs there is counted as lost
+    Forget(Forget),
+    /// What the arbiter starts beside each job
+    #[command(hide = true)]
+    RunJob { dir: PathBuf },
+}
+
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Directory of its state, made where it is missing
+    #[arg(long, value_name = "DIR")]
+    pub state: PathBuf,
+    /// Where to listen; port 0 takes a free one, which is then printed
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7070")]
+    pub listen: SocketAddr,
+    /// File whose first line everybody has to know; needed off loopback [default: DIR/token, made where it is missing]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Who is next; `sublet sim policies` lists all
+    #[arg(long, value_name = "POLICY", default_value = "fifo-backfill")]
+    pub order: String,
+    /// Who shares a GPU: trial, util-sum, ..., or none
+    #[arg(long, value_name = "POLICY", default_value = "trial")]
+    pub packer: String,
+    /// Which GPUs
+    #[arg(long, value_name = "POLICY", default_value = "consolidate-relaxed")]
+    pub placer: String,
+    /// Whose deadline is promised
+    #[arg(long, value_name = "POLICY")]
+    pub admission: Option<String>,
+    /// How many GPUs
+    #[arg(long, value_name = "POLICY")]
+    pub sizer: Option<String>,
+    /// Seed of choices among equals
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Decide at least so often
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "10s")]
+    pub round: Duration,
+    /// Shortest window in which a pair is measured
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "30s")]
+    pub trial_window: Duration,
+    /// Iterations of the slower of the two that the window has to hold
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub trial_iterations: u32,
+    /// How long a job's speed alone is measured
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "5s")]
+    pub trial_solo: Duration,
+    /// A node that is silent for so long gets nothing new
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "10s")]
+    pub node_timeout: Duration,
+    /// How long a job may take to end when it is asked to
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "10s")]
+    pub grace: Duration,
+}
+
+/// Where the hook is.
+#[derive(Debug, Args)]
+pub struct Hook {
+    /// The hook's address, such as http://127.0.0.1:7070 [env: SUBLET_CLUSTER]
+    #[arg(long, value_name = "URL")]
+    pub cluster: Option<String>,
+    /// File with its token [env: SUBLET_CLUSTER_TOKEN_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Show {
+    #[command(flatten)]
+    pub hook: Hook,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Submit {
+    #[command(flatten)]
+    pub hook: Hook,
+    /// Print the job as JSON instead of its number
+    #[arg(long)]
+    pub json: bool,
+    /// Name of the job [default: from the command]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Kind of job, such as resnet50-b64: measurements of pairs are remembered by it [default: the command line]
+    #[arg(long, value_name = "WORD")]
+    pub kind: Option<String>,
+    /// Whose job, for policies that are fair between users
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// GPUs, all on one node
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub gpus: u32,
+    /// Memory limit on each device: 8GiB, 512M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub mem: Option<u64>,
+    /// guaranteed or opportunistic
+    #[arg(long, value_name = "guaranteed|opportunistic", default_value_t)]
+    pub class: Class,
+    /// How long it takes alone
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub work: Option<Duration>,
+    /// When it should be done, from now
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
+    pub deadline: Option<Duration>,
+    /// Weight among jobs
+    #[arg(long, value_name = "F")]
+    pub weight: Option<f64>,
+    /// It keeps its progress itself: it may be stopped and started again, anywhere
+    #[arg(long, value_name = "true|false", value_parser = parse_flag, num_args = 0..=1, default_missing_value = "true", default_value = "false")]
+    pub restartable: bool,
+    /// Variable for the job; may be repeated
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
+    pub env: Vec<(String, String)>,
+    /// Directory to run in, as the nodes have it [default: one of its own]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// The same word twice is one job
+    #[arg(long, value_name = "WORD")]
+    pub once: Option<String>,
+    /// The command and its arguments
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Cancel {
+    #[command(flatten)]
+    pub hook: Hook,
+    /// Numbers of the jobs
+    #[arg(value_name = "ID", required = true)]
+    pub ids: Vec<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct Log {
+    #[command(flatten)]
+    pub hook: Hook,
+    /// Only lines with a number above this
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub above: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Forget {
+    #[command(flatten)]
+    pub hook: Hook,
+    /// The node
+    #[arg(value_name = "NODE")]
+    pub node: String,
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    control::parse_bytes(text).map_err(|error| error.to_string())
+}
+
+fn parse_variable(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    pair.map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .ok_or_else(|| format!("`{text}` is no variable: write NAME=VALUE"))
+}

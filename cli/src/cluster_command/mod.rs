@@ -1,0 +1,290 @@
+//! `sublet cluster`: the hook, and what is asked of it.
+
+pub mod args;
+pub mod node;
+
+use std::env;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use cluster::live::hook::{Config, Hook, TrialConfig};
+use cluster::live::http::client::Client;
+use cluster::live::http::server;
+use cluster::live::service::{self, Service};
+use cluster::live::wire::{DecisionView, HookStatus, JobView, Submission};
+use cluster::sweep::Choice;
+use serde_json::Value;
+
+use crate::exit::Result;
+use crate::table::{Align, Table};
+use args::{Cancel, ClusterCommand, Forget, Log, Serve, Show, Submit};
+
+/// TIMEOUT: the hook syncs a disk before it answers.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is printed.
+///
+/// # Errors
+/// A flag or file that is wrong, no hook, or its refusal.
+pub fn cluster(args: &args::Cluster) -> Result<String> {
+    let printed = match &args.command {
+        ClusterCommand::Serve(args) => serve(args),
+        ClusterCommand::Submit(args) => submit(args),
+        ClusterCommand::Jobs(args) => jobs(args),
+        ClusterCommand::Cancel(args) => cancel(args),
+        ClusterCommand::Status(args) => status(args),
+        ClusterCommand::Log(args) => log(args),
+        ClusterCommand::Forget(args) => forget(args),
+        ClusterCommand::RunJob { dir } => node::run_job(dir),
+    };
+    Ok(printed?)
+}
+
+fn serve(args: &Serve) -> anyhow::Result<String> {
+    let seconds = |span: Duration, what: &str| match span.as_secs_f64() {
+        s if s > 0.0 => Ok(s),
+        _ => Err(anyhow!("--{what} is 0: a time above 0 is expected")),
+    };
+    let config = Config {
+        choice: Choice {
+            order: args.order.clone(),
+            packer: Some(args.packer.clone()).filter(|packer| packer != "none"),
+            placer: args.placer.clone(),
+            admission: args.admission.clone(),
+            sizer: args.sizer.clone(),
+        },
+        seed: args.seed,
+        round_s: seconds(args.round, "round")?,
+        trial: TrialConfig {
+            window_s: seconds(args.trial_window, "trial-window")?,
+            iterations: f64::from(args.trial_iterations),
+            solo_s: seconds(args.trial_solo, "trial-solo")?,
+        },
+        silent_s: seconds(args.node_timeout, "node-timeout")?,
+        report_ms: 1000,
+        grace_s: args.grace.as_secs_f64(),
+        version: env!("CARGO_PKG_VERSION").into(),
+    };
+    if args.token_file.is_none() && !args.listen.ip().is_loopback() {
+        bail!(
+            "listening at {} lets other hosts submit jobs, so a token has to be agreed upon: give --token-file (and mind that it travels in the clear: use a network that is yours)",
+            args.listen
+        );
+    }
+    let hook = Hook::open(&args.state, config, service::unix_ms())?;
+    let id = hook.id().clone();
+    // A token on loopback too: every user of this host reaches it, and jobs run as the arbiters' user.
+    let token = match &args.token_file {
+        Some(file) => service::read_token(file)?,
+        None => service::token_or_new(&args.state.join("token"))?,
+    };
+    let (listener, address) =
+        server::listen(args.listen).map_err(|error| service::ServeError::Listen {
+            address: args.listen,
+            error,
+        })?;
+    // One line when it can be asked, for people and for scripts that start it.
+    eprintln!(
+        "sublet cluster: http://{address}, cluster {}, epoch {}",
+        id.cluster, id.epoch
+    );
+    std::sync::Arc::new(Service::new(hook, Some(token))).serve(listener)?;
+    Ok(String::new())
+}
+
+fn client(hook: &args::Hook) -> anyhow::Result<Client> {
+    let var = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    let url = hook.cluster.clone().or_else(|| var("SUBLET_CLUSTER"));
+    let Some(url) = url else {
+        bail!("which hook? give --cluster http://HOST:PORT, or set SUBLET_CLUSTER");
+    };
+    let file = hook
+        .token_file
+        .clone()
+        .or_else(|| var("SUBLET_CLUSTER_TOKEN_FILE").map(PathBuf::from));
+    let token = file.map(|file| service::read_token(&file)).transpose()?;
+    Ok(Client::new(&url, token, PATIENCE)?)
+}
+
+fn json(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+fn submit(args: &Submit) -> anyhow::Result<String> {
+    let asked = Submission {
+        name: args.name.clone().unwrap_or_default(),
+        kind: args.kind.clone().unwrap_or_default(),
+        user: args.user.clone().unwrap_or_default(),
+        command: args.command.clone(),
+        env: args.env.iter().cloned().collect(),
+        dir: args
+            .dir
+            .as_ref()
+            .map_or_else(String::new, |dir| dir.display().to_string()),
+        gpus: args.gpus,
+        mem_bytes: args.mem,
+        class: args.class,
+        work_s: args.work.map(|work| work.as_secs_f64()),
+        deadline_s: args.deadline.map(|deadline| deadline.as_secs_f64()),
+        weight: args.weight,
+        restartable: args.restartable,
+        once: args.once.clone().unwrap_or_default(),
+    };
+    let job: JobView = client(&args.hook)?
+        .ask("POST", "/v1/jobs", Some(&asked))
+        .context("the job was not taken")?;
+    Ok(if args.json {
+        json(&serde_json::to_value(job)?)
+    } else {
+        format!("{}\n", job.id)
+    })
+}
+
+fn get<T: serde::de::DeserializeOwned>(hook: &args::Hook, path: &str) -> anyhow::Result<T> {
+    Ok(client(hook)?.ask("GET", path, None::<&()>)?)
+}
+
+fn jobs(args: &Show) -> anyhow::Result<String> {
+    let jobs: Vec<JobView> = get(&args.hook, "/v1/jobs")?;
+    if args.json {
+        return Ok(json(&serde_json::to_value(jobs)?));
+    }
+    let mut table = Table::new(&[
+        ("ID", Align::Right),
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        ("GPUS", Align::Right),
+        ("NODE", Align::Left),
+        ("SHARE", Align::Right),
+        ("BESIDE", Align::Right),
+        ("RATE", Align::Right),
+        ("GOES", Align::Right),
+        ("WHY", Align::Left),
+    ]);
+    for job in &jobs {
+        let or_none = |text: String| {
+            if text.is_empty() {
+                "-".to_owned()
+            } else {
+                text
+            }
+        };
+        table.row(vec![
+            job.id.to_string(),
+            job.name.clone(),
+            job.phase.as_str().to_owned(),
+            job.gpus.to_string(),
+            or_none(job.node.clone()),
+            if job.node.is_empty() {
+                "-".into()
+            } else {
+                format!("{:.2}", job.share)
+            },
+            job.beside.map_or("-".into(), |other| other.to_string()),
+            job.rate.map_or("-".into(), |rate| format!("{rate:.2}")),
+            job.goes.to_string(),
+            or_none(job.reason.clone()),
+        ]);
+    }
+    Ok(table.render())
+}
+
+fn cancel(args: &Cancel) -> anyhow::Result<String> {
+    let mut client = client(&args.hook)?;
+    let mut text = String::new();
+    for id in &args.ids {
+        let job: JobView = client.ask("DELETE", &format!("/v1/jobs/{id}"), None::<&()>)?;
+        text += &format!("{id}: {}\n", job.phase.as_str());
+    }
+    Ok(text)
+}
+
+fn status(args: &Show) -> anyhow::Result<String> {
+    let status: HookStatus = get(&args.hook, "/v1/status")?;
+    if args.json {
+        return Ok(json(&serde_json::to_value(status)?));
+    }
+    let counts: Vec<String> = status
+        .jobs
+        .iter()
+        .map(|(phase, count)| format!("{count} {phase}"))
+        .collect();
+    let mut text = format!(
+        "cluster {}, epoch {}: {}\njobs: {}; {} pairs made, {} split\n",
+        status.hook.cluster,
+        status.hook.epoch,
+        status.policies,
+        if counts.is_empty() {
+            "none".into()
+        } else {
+            counts.join(", ")
+        },
+        status.packs,
+        status.unpacks
+    );
+    for node in &status.nodes {
+        let devices: Vec<&str> = node
+            .devices
+            .iter()
+            .map(|device| device.name.as_str())
+            .collect();
+        let state = match (node.up, node.silent_s) {
+            (true, _) => "up".to_owned(),
+            (false, Some(s)) => format!("silent for {s:.0} s"),
+            (false, None) => "not heard since the hook started".to_owned(),
+        };
+        let jobs: Vec<String> = node.jobs.iter().map(ToString::to_string).collect();
+        let jobs = if jobs.is_empty() {
+            "no job".into()
+        } else {
+            format!("jobs {}", jobs.join(" "))
+        };
+        text += &format!(
+            "{}: {state}, {} x {}, {jobs}\n",
+            node.name,
+            devices.len(),
+            devices.first().unwrap_or(&"-")
+        );
+    }
+    for pair in &status.pairs {
+        let word = if pair.refused { "refused" } else { "good" };
+        text += &format!(
+            "pair on {}: `{}` {:.2} and `{}` {:.2}: {word}\n",
+            pair.gpu, pair.kinds[0], pair.rates[0], pair.kinds[1], pair.rates[1]
+        );
+    }
+    Ok(text)
+}
+
+fn log(args: &Log) -> anyhow::Result<String> {
+    let lines: Vec<DecisionView> = get(&args.hook, &format!("/v1/decisions?above={}", args.above))?;
+    if args.json {
+        return Ok(json(&serde_json::to_value(lines)?));
+    }
+    let line = |line: &DecisionView| {
+        let beside = line
+            .beside
+            .map_or_else(String::new, |other| format!(" beside {other}"));
+        let job = if line.job == 0 {
+            String::new()
+        } else {
+            format!(" job {}{beside}", line.job)
+        };
+        format!(
+            "{} {}.{:03} {}{job}: {}\n",
+            line.seq,
+            line.unix_ms / 1000,
+            line.unix_ms % 1000,
+            line.kind,
+            line.text
+        )
+    };
+    Ok(lines.iter().map(line).collect())
+}
+
+fn forget(args: &Forget) -> anyhow::Result<String> {
+    let _: Value =
+        client(&args.hook)?.ask("DELETE", &format!("/v1/nodes/{}", args.node), None::<&()>)?;
+    Ok(format!("{} is given up\n", args.node))
+}

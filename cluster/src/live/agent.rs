@@ -1,0 +1,601 @@
+//! A node's agent: reports to the hook each second and carries its orders out, on a thread of the arbiter's process.
+//!
+//! It speaks to its own arbiter over the control socket like everybody else, so the arbiter's loop never waits for it, and the hook is
+//! asked on a connection with deadlines, so a hook that is gone, slow or wrong costs nothing but these reports: jobs and slices go
+//! on, and the agent tries again after a pause that doubles up to [`MAX_PAUSE`].
+//!
+//! Orders are done one after the other in the sequence of their numbers, so that what makes room comes before what takes it. What was done is
+//! kept in `agent.json` until the hook has written it down; an order that is repeated is not done again. An answer of a hook
+//! that another has followed is not listened to.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use control::{
+    ArbiterStatus, Change, Client as ControlClient, ClientError as ControlFailure, ErrorCode,
+    MemLimit,
+};
+use serde::{Deserialize, Serialize};
+
+use super::engine::{Engine, replace};
+use super::http::client::Client;
+use super::store::random_word;
+use super::waits;
+use super::wire::{
+    API_MAJOR, Ack, Device, HookId, Order, Orders, Registration, Report, RunId, RunReport, Terms,
+    Welcome, What,
+};
+
+/// TIMEOUT: the arbiter answers within milliseconds; two seconds are a host in trouble.
+const ARBITER_PATIENCE: Duration = Duration::from_secs(2);
+/// TIMEOUT: the hook syncs a disk before it answers.
+const HOOK_PATIENCE: Duration = Duration::from_secs(5);
+/// First and longest pause between tries to reach the hook.
+const MIN_PAUSE: Duration = Duration::from_millis(500);
+/// See [`MIN_PAUSE`].
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// TIMEOUT: a job is known to its arbiter within a second of its start, on a busy host within some.
+const ATTACH: Duration = Duration::from_secs(20);
+
+/// How an agent is to run.
+pub struct Config {
+    /// The hook's address.
+    pub url: String,
+    /// Its token.
+    pub token: Option<String>,
+    /// Name of this node.
+    pub node: String,
+    /// The arbiter's control socket.
+    pub control_socket: PathBuf,
+    /// Where `agent.json` is.
+    pub dir: PathBuf,
+    /// Version of the binary.
+    pub version: String,
+    /// The devices of this node, asked anew at each registration.
+    pub devices: Box<dyn Fn() -> Result<Vec<Device>, String> + Send>,
+    /// Tells what an operator should know; one line each.
+    pub say: Box<dyn Fn(&str) + Send>,
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Config({} at {})", self.node, self.url)
+    }
+}
+
+/// What outlives the agent.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Memory {
+    instance: String,
+    hook: HookId,
+    applied_seq: u64,
+    acks: Vec<Ack>,
+}
+
+/// An agent.
+pub struct Agent {
+    config: Config,
+    engine: Box<dyn Engine>,
+    hook: Client,
+    memory: Memory,
+    /// Held for as long as this agent lives: a second one of the same directory would carry orders out as well.
+    _lock: fs::File,
+    registered: bool,
+    report_every: Duration,
+    /// The order at the head, and since when it is tried.
+    trying: Option<(u64, Instant)>,
+    open: Vec<Order>,
+    /// The order to stop for which a job was asked: once, and from then on waited for.
+    asked: Option<u64>,
+    arbiter: Option<ControlClient>,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Agent({:?})", self.config)
+    }
+}
+
+/// Why an answer of the hook is not listened to.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Stale {
+    /// Another cluster.
+    #[error("this node belongs to cluster {own}, the hook is of cluster {theirs}: give it the right --cluster, or remove {} to move it", .file.display())]
+    Cluster {
+        /// Ours.
+        own: String,
+        /// Its.
+        theirs: String,
+        /// What says so.
+        file: PathBuf,
+    },
+    /// A later one was heard of, or another of the same age.
+    #[error(
+        "the hook is of epoch {theirs}, and one of epoch {own} was heard before: two hooks run on copies of one state; end the older one"
+    )]
+    Epoch {
+        /// Ours.
+        own: u64,
+        /// Its.
+        theirs: u64,
+    },
+}
+
+/// Whether to listen to a hook, given the one that was heard before.
+fn listen_to(own: &HookId, theirs: &HookId, file: &Path) -> Result<(), Stale> {
+    if own.cluster.is_empty() || own == theirs {
+        return Ok(());
+    }
+    if own.cluster != theirs.cluster {
+        return Err(Stale::Cluster {
+            own: own.cluster.clone(),
+            theirs: theirs.cluster.clone(),
+            file: file.to_owned(),
+        });
+    }
+    if theirs.epoch <= own.epoch {
+        return Err(Stale::Epoch {
+            own: own.epoch,
+            theirs: theirs.epoch,
+        });
+    }
+    Ok(())
+}
+
+impl Agent {
+    /// Of a node.
+    ///
+    /// # Errors
+    /// The URL is none, another agent has the directory, or `agent.json` cannot be read or made.
+    pub fn new(config: Config, mut engine: Box<dyn Engine>) -> Result<Self, String> {
+        let hook = Client::new(&config.url, config.token.clone(), HOOK_PATIENCE)
+            .map_err(|error| error.to_string())?;
+        let file = config.dir.join("agent.json");
+        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+        let lock = fs::File::create(config.dir.join("agent.lock")).map_err(|error| told(&error))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
+            |error| {
+                format!(
+                    "another arbiter reports from {}: {error}",
+                    config.dir.display()
+                )
+            },
+        )?;
+        let mut memory: Memory = match fs::read(&file) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| told(&error))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Memory::default(),
+            Err(error) => return Err(told(&error)),
+        };
+        if memory.instance.is_empty() {
+            memory.instance = random_word().map_err(|error| told(&error))?;
+            let bytes = serde_json::to_vec(&memory).map_err(|error| told(&error))?;
+            replace(&file, &bytes).map_err(|error| told(&error))?;
+        }
+        if !memory.hook.cluster.is_empty() {
+            engine
+                .join(&memory.hook.cluster)
+                .map_err(|error| error.to_string())?;
+        }
+        Ok(Self {
+            config,
+            engine,
+            hook,
+            memory,
+            _lock: lock,
+            registered: false,
+            report_every: Duration::from_secs(1),
+            trying: None,
+            open: Vec::new(),
+            asked: None,
+            arbiter: None,
+        })
+    }
+
+    /// Report and obey for ever.
+    pub fn run(mut self) {
+        let mut pause = MIN_PAUSE;
+        let mut lost = false;
+        loop {
+            let begun = Instant::now();
+            match self.turn() {
+                Ok(busy) => {
+                    if lost {
+                        (self.config.say)(&format!(
+                            "the hook at {} is reached again",
+                            self.hook.url()
+                        ));
+                    }
+                    (lost, pause) = (false, MIN_PAUSE);
+                    // What was just done is told at once: others wait for it.
+                    let rest = if busy {
+                        Duration::from_millis(100)
+                    } else {
+                        self.report_every
+                    };
+                    std::thread::sleep(rest.saturating_sub(begun.elapsed()));
+                }
+                Err(why) => {
+                    if !lost {
+                        (self.config.say)(&format!(
+                            "cluster: {why}; jobs go on, and the hook is tried again"
+                        ));
+                    }
+                    lost = true;
+                    // Orders that were heard are still carried out.
+                    self.obey();
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(MAX_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.config.dir.join("agent.json")
+    }
+
+    fn remember(&self) -> Result<(), String> {
+        let bytes = serde_json::to_vec(&self.memory).map_err(|error| error.to_string())?;
+        replace(&self.file(), &bytes).map_err(|error| format!("{}: {error}", self.file().display()))
+    }
+
+    /// One report and what follows from its answer. `true`: there is more to say soon.
+    fn turn(&mut self) -> Result<bool, String> {
+        if !self.registered {
+            self.register()?;
+        }
+        let report = self.report()?;
+        let path = format!("/v1/nodes/{}/report", self.config.node);
+        let orders: Orders = match self.hook.ask("POST", &path, Some(&report)) {
+            Ok(orders) => orders,
+            Err(error) => {
+                // A hook that was started anew on another state, or where somebody gave us up.
+                self.registered &= error.status() != Some(404);
+                return Err(error.to_string());
+            }
+        };
+        self.hear(&orders.hook)?;
+        let before = self.memory.acks.len();
+        self.memory.acks.retain(|ack| ack.seq > orders.acked_seq);
+        if self.memory.acks.len() != before {
+            self.remember()?;
+        }
+        for run in &orders.settled {
+            self.engine
+                .forget(*run)
+                .map_err(|error| error.to_string())?;
+        }
+        self.open = orders.orders;
+        let busy = self.obey();
+        Ok(busy)
+    }
+
+    fn hear(&mut self, hook: &HookId) -> Result<(), String> {
+        listen_to(&self.memory.hook, hook, &self.file()).map_err(|stale| stale.to_string())?;
+        self.engine
+            .join(&hook.cluster)
+            .map_err(|error| error.to_string())?;
+        if self.memory.hook != *hook {
+            self.memory.hook = hook.clone();
+            self.remember()?;
+        }
+        Ok(())
+    }
+
+    fn register(&mut self) -> Result<(), String> {
+        let devices = (self.config.devices)()?;
+        let word = |file: &str| {
+            fs::read_to_string(file)
+                .map(|text| text.trim().to_owned())
+                .unwrap_or_default()
+        };
+        let memory = word("/proc/meminfo");
+        let kib = memory.lines().find_map(|line| {
+            line.strip_prefix("MemTotal:")?
+                .trim()
+                .strip_suffix("kB")?
+                .trim()
+                .parse::<u64>()
+                .ok()
+        });
+        let said = Registration {
+            api: API_MAJOR,
+            instance: self.memory.instance.clone(),
+            // Two arbiters of one machine are two nodes with directories of their own.
+            machine: format!("{} {}", word("/etc/machine-id"), self.config.dir.display()),
+            boot: word("/proc/sys/kernel/random/boot_id"),
+            version: self.config.version.clone(),
+            engine: self.engine.name().to_owned(),
+            // CAST: a number of processors.
+            cpus: std::thread::available_parallelism().map_or(1, usize::from) as f64,
+            mem_bytes: kib.unwrap_or(0) << 10,
+            devices,
+        };
+        let path = format!("/v1/nodes/{}", self.config.node);
+        let welcome: Welcome = self
+            .hook
+            .ask("PUT", &path, Some(&said))
+            .map_err(|error| error.to_string())?;
+        self.hear(&welcome.hook)?;
+        self.report_every = Duration::from_millis(welcome.report_ms.clamp(50, 60_000));
+        self.registered = true;
+        Ok(())
+    }
+
+    fn report(&mut self) -> Result<Report, String> {
+        // The acks first: a go whose start is acknowledged is in the list that is made after it.
+        let acks = self.memory.acks.clone();
+        let runs = self.engine.list().map_err(|error| error.to_string())?;
+        let arbiter = self.with_arbiter(ControlClient::status).ok();
+        let ours: BTreeMap<&str, RunId> = runs
+            .iter()
+            .map(|run| (run.name.as_str(), run.run))
+            .collect();
+        let waits = arbiter
+            .as_ref()
+            .map(|arbiter| waits::matrices(arbiter, |name| ours.contains_key(name)));
+        Ok(Report {
+            instance: self.memory.instance.clone(),
+            acks,
+            runs,
+            waits: waits.unwrap_or_default(),
+            arbiter: arbiter.map(trim),
+        })
+    }
+
+    fn with_arbiter<T>(
+        &mut self,
+        ask: impl Fn(&mut ControlClient) -> Result<T, ControlFailure>,
+    ) -> Result<T, ControlFailure> {
+        let mut client = match self.arbiter.take() {
+            Some(client) => client,
+            None => ControlClient::connect(&self.config.control_socket, ARBITER_PATIENCE)?,
+        };
+        match ask(&mut client) {
+            Ok(answer) => {
+                self.arbiter = Some(client);
+                Ok(answer)
+            }
+            Err(refused @ ControlFailure::Refused(_)) => {
+                self.arbiter = Some(client);
+                Err(refused)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Do what can be done of the open orders, in sequence. `true`: something was done.
+    fn obey(&mut self) -> bool {
+        let mut any = false;
+        while let Some(order) = self.open.first().cloned() {
+            if order.seq <= self.memory.applied_seq {
+                self.open.remove(0);
+                continue;
+            }
+            let since = match self.trying {
+                Some((seq, since)) if seq == order.seq => since,
+                _ => {
+                    let now = Instant::now();
+                    self.trying = Some((order.seq, now));
+                    now
+                }
+            };
+            let Some(error) = self.carry_out(&order, since.elapsed()) else {
+                return true;
+            };
+            self.memory.applied_seq = order.seq;
+            self.memory.acks.push(Ack {
+                seq: order.seq,
+                error,
+            });
+            // Not written down: it is done again after a crash, and is made to bear that.
+            if let Err(why) = self.remember() {
+                (self.config.say)(&format!("cluster: {why}"));
+            }
+            self.open.remove(0);
+            any = true;
+        }
+        any
+    }
+
+    /// What came of an order, empty for done; `None`: not yet.
+    fn carry_out(&mut self, order: &Order, tried: Duration) -> Option<String> {
+        match &order.what {
+            What::Start(start) => Some(
+                self.engine
+                    .start(order.run, start)
+                    .err()
+                    .map_or_else(String::new, |error| error.0),
+            ),
+            What::Stop { grace_s } => self.stop(order, tried.as_secs_f64() > *grace_s),
+            What::Set(terms) => self.set(order.run, *terms, tried),
+        }
+    }
+
+    fn find(&mut self, run: RunId) -> Result<Option<RunReport>, String> {
+        let all = self.engine.list().map_err(|error| error.to_string())?;
+        Ok(all
+            .into_iter()
+            .find(|report| report.run == run && report.ended.is_none()))
+    }
+
+    fn stop(&mut self, order: &Order, kill: bool) -> Option<String> {
+        let begun = match self.find(order.run) {
+            Ok(None) => return Some(String::new()),
+            Ok(Some(report)) => report.pid != 0,
+            Err(error) => return Some(error),
+        };
+        if self.asked == Some(order.seq) && !kill {
+            return None;
+        }
+        match self.engine.stop(order.run, kill) {
+            Ok(()) => {
+                // A go that had no process yet has not heard it.
+                self.asked = begun.then_some(order.seq);
+                None
+            }
+            Err(error) => Some(error.0),
+        }
+    }
+
+    fn set(&mut self, run: RunId, terms: Terms, tried: Duration) -> Option<String> {
+        let name = match self.find(run) {
+            // Over: there is nothing left to change, and its end is reported.
+            Ok(None) => return Some(String::new()),
+            Ok(Some(report)) => report.name,
+            Err(error) => return Some(error),
+        };
+        let change = Change {
+            share: terms.share,
+            class: terms.class,
+            mem: terms.mem_bytes.map(MemLimit::Bytes),
+            paused: Some(terms.paused),
+            ..Change::default()
+        };
+        match self.with_arbiter(|arbiter| arbiter.set(&name, change)) {
+            Ok(_) => Some(String::new()),
+            // Started, and not at its registration yet.
+            Err(ControlFailure::Refused(error))
+                if error.code == ErrorCode::NoSuchJob && tried < ATTACH =>
+            {
+                None
+            }
+            Err(ControlFailure::Refused(error)) => Some(error.to_string()),
+            Err(_) if tried < ATTACH => None,
+            Err(error) => Some(error.to_string()),
+        }
+    }
+}
+
+/// Without what the hook has no use for: command lines are nobody's business up there.
+fn trim(mut arbiter: ArbiterStatus) -> ArbiterStatus {
+    for job in &mut arbiter.jobs {
+        job.command.clear();
+        job.user.clear();
+        for process in &mut job.processes {
+            process.command.clear();
+        }
+    }
+    for device in &mut arbiter.devices {
+        device.unmanaged.clear();
+    }
+    arbiter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::engine::EngineError;
+    use crate::live::wire::StartRun;
+
+    fn id(cluster: &str, epoch: u64, nonce: &str) -> HookId {
+        HookId {
+            cluster: cluster.into(),
+            epoch,
+            nonce: nonce.into(),
+        }
+    }
+
+    struct Nobody;
+
+    impl Engine for Nobody {
+        fn name(&self) -> &'static str {
+            "nobody"
+        }
+        fn join(&mut self, _: &str) -> Result<(), EngineError> {
+            Ok(())
+        }
+        fn list(&mut self) -> Result<Vec<RunReport>, EngineError> {
+            Ok(Vec::new())
+        }
+        fn start(&mut self, _: RunId, _: &StartRun) -> Result<(), EngineError> {
+            Err(EngineError("nobody starts anything".into()))
+        }
+        fn stop(&mut self, _: RunId, _: bool) -> Result<(), EngineError> {
+            Ok(())
+        }
+        fn forget(&mut self, _: RunId) -> Result<(), EngineError> {
+            Ok(())
+        }
+    }
+
+    fn agent(dir: &Path) -> Result<Agent, String> {
+        let config = Config {
+            url: "http://127.0.0.1:9".into(),
+            token: None,
+            node: "n".into(),
+            control_socket: dir.join("control.sock"),
+            dir: dir.to_owned(),
+            version: String::new(),
+            devices: Box::new(|| Ok(Vec::new())),
+            say: Box::new(|_| ()),
+        };
+        Agent::new(config, Box::new(Nobody))
+    }
+
+    #[test]
+    fn orders_are_done_once_in_sequence_and_their_acks_outlive_the_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = agent(dir.path()).unwrap();
+        assert!(agent(dir.path()).unwrap_err().contains("another arbiter"));
+        let run = RunId { job: 1, go: 1 };
+        let start = Order {
+            seq: 4,
+            run,
+            what: What::Start(Box::default()),
+        };
+        let stop = Order {
+            seq: 7,
+            run,
+            what: What::Stop { grace_s: 1.0 },
+        };
+        first.open = vec![start.clone(), stop.clone()];
+        assert!(first.obey());
+        let acks = first.memory.acks.clone();
+        assert_eq!(
+            (acks[0].seq, acks[0].error.as_str()),
+            (4, "nobody starts anything")
+        );
+        assert_eq!((acks[1].seq, acks[1].error.as_str()), (7, ""));
+        let instance = first.memory.instance.clone();
+        drop(first);
+        let mut second = agent(dir.path()).unwrap();
+        assert_eq!(
+            (&second.memory.acks, &second.memory.instance),
+            (&acks, &instance)
+        );
+        second.open = vec![start, stop];
+        assert!(!second.obey(), "they were done before");
+        assert_eq!(second.memory.acks, acks);
+        assert!(second.turn().is_err(), "nobody is at port 9");
+    }
+
+    #[test]
+    fn only_the_newest_hook_of_the_own_cluster_is_listened_to() {
+        let file = Path::new("/run/agent.json");
+        let own = id("a", 5, "x");
+        let to = |theirs: HookId| listen_to(&own, &theirs, file);
+        assert!(
+            listen_to(&HookId::default(), &own, file).is_ok(),
+            "the first one"
+        );
+        assert!(to(own.clone()).is_ok() && to(id("a", 6, "y")).is_ok());
+        assert_eq!(to(id("a", 4, "z")), Err(Stale::Epoch { own: 5, theirs: 4 }));
+        assert_eq!(
+            to(id("a", 5, "y")),
+            Err(Stale::Epoch { own: 5, theirs: 5 }),
+            "a copy that counts alike"
+        );
+        let error = to(id("b", 9, "x")).unwrap_err().to_string();
+        assert!(
+            error.contains("cluster a")
+                && error.contains("cluster b")
+                && error.contains("/run/agent.json"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,232 @@
+//! The policies' view, made from the records: whenever nodes come or go, and after a crash in the same way.
+
+use std::collections::BTreeSet;
+
+use policy::cluster::{
+    ClusterState, Decision, GpuId, GpuType, Job, JobType, Node, Profile, UserId,
+};
+
+use super::{Hook, UNKNOWN_WORK_S, policy_class, scheduler_of};
+use crate::live::adapt::Facts;
+
+impl Hook {
+    /// Into the policies' view, as a waiting job.
+    pub(super) fn enter(&mut self, id: u64) {
+        let Some(record) = self.jobs.get(&id) else {
+            return;
+        };
+        let asked = &record.submission;
+        let kind = JobType(self.kinds.number(&asked.kind));
+        let gpus = asked.gpus.max(1);
+        let mut job = Job::rigid(
+            kind,
+            gpus,
+            record.arrival_s,
+            asked.work_s.unwrap_or(UNKNOWN_WORK_S),
+        );
+        job.user = UserId(self.users.number(&asked.user));
+        job.deadline_s = asked.deadline_s.map(|after| record.arrival_s + after);
+        job.weight = asked.weight.unwrap_or(1.0);
+        let class = policy_class(asked.class);
+        job.profile = Profile::unknown(kind, gpus, class);
+        job.profile.persistent_bytes = asked.mem_bytes.unwrap_or(0);
+        if let Some(profile) = self.watches.get(&id).and_then(|watch| watch.profile) {
+            job.profile = Profile {
+                kind,
+                gpus,
+                class,
+                ..profile
+            }
+            .sane();
+        }
+        (job.settled_work, job.settled_gpu_s, job.settled_s) =
+            (record.done_s, record.gpu_s, record.held_s);
+        job.starts = record.goes;
+        let at = self.state.arrive(job);
+        self.numbers.push(id);
+        self.live.insert(id, at);
+        self.scheduler.note(at);
+        self.changed = true;
+        self.pin(id);
+    }
+
+    /// Tell the placer where a job has to stay, or that it may go anywhere.
+    pub(super) fn pin(&self, id: u64) {
+        let (Some(record), Some(at)) = (self.jobs.get(&id), self.live.get(&id)) else {
+            return;
+        };
+        let mut facts = self.shared.facts();
+        facts.pinned.remove(at);
+        let own = record
+            .run
+            .as_ref()
+            .filter(|run| !run.stopping && !record.submission.restartable);
+        if let Some(run) = own {
+            let gpus = run
+                .devices
+                .iter()
+                .filter_map(|device| self.gpu(&run.node, device))
+                .collect();
+            facts.pinned.insert(*at, gpus);
+        }
+    }
+
+    pub(super) fn gpu(&self, node: &str, device: &str) -> Option<GpuId> {
+        let at = self
+            .places
+            .iter()
+            .position(|(n, d)| n == node && d == device)?;
+        u32::try_from(at).ok().map(GpuId)
+    }
+
+    /// Make the policies' view from the records: nodes that are up or have jobs, jobs that are not over, each where its node has it.
+    pub(super) fn rebuild(&mut self) {
+        self.keep_progress();
+        let holding: BTreeSet<&str> = self
+            .jobs
+            .values()
+            .filter_map(|job| Some(job.run.as_ref()?.node.as_str()))
+            .collect();
+        let mut nodes = Vec::new();
+        let mut facts = Facts::default();
+        self.places.clear();
+        for (name, entry) in &self.nodes {
+            let record = &entry.record;
+            if record.devices.is_empty() || !(entry.up || holding.contains(name.as_str())) {
+                continue;
+            }
+            // CAST: a registration has at most 64 devices.
+            let first = GpuId(self.places.len() as u32);
+            let kind = GpuType(self.gpu_types.number(&record.devices[0].name) as u16);
+            let least = record.devices.iter().map(|device| device.total_bytes).min();
+            facts.gpu_bytes.insert(kind, least.unwrap_or(0));
+            nodes.push(Node {
+                first,
+                gpus: record.devices.len() as u32,
+                kind,
+                gpu_bytes: least.unwrap_or(0),
+                cpus: record.cpus,
+                mem_bytes: record.mem_bytes,
+            });
+            for device in &record.devices {
+                // CAST: as above.
+                let gpu = GpuId(self.places.len() as u32);
+                if !entry.up {
+                    facts.down.insert(gpu);
+                }
+                self.places.push((name.clone(), device.uuid.clone()));
+            }
+        }
+        *self.shared.facts() = facts;
+        self.note_waits();
+        let past = self.past();
+        // What was looked up at the start is still there.
+        if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, past.into_iter()) {
+            self.scheduler = scheduler;
+        }
+        self.state = ClusterState::new(nodes);
+        self.live.clear();
+        self.numbers.clear();
+        self.changed = true;
+        if self.state.gpus() == 0 {
+            return;
+        }
+        self.state.advance(self.now_s);
+        let inside: Vec<u64> = self
+            .jobs
+            .values()
+            .filter(|job| job.over.is_none() && !job.cancelled)
+            .filter(|job| job.run.is_some() || job.not_before_s <= self.now_s)
+            .map(|job| job.id)
+            .collect();
+        inside.iter().for_each(|id| self.enter(*id));
+        // Who came first onto a GPU first.
+        for guests in [false, true] {
+            for id in &inside {
+                self.resettle(*id, guests);
+            }
+        }
+    }
+
+    /// A running job back onto the GPUs that it has.
+    pub(super) fn resettle(&mut self, id: u64, guests: bool) {
+        let (Some(record), Some(at)) = (self.jobs.get(&id), self.live.get(&id).copied()) else {
+            return;
+        };
+        let Some(run) = record.run.clone() else {
+            return;
+        };
+        if run.guest != guests || run.stopping || run.suspended {
+            return;
+        }
+        let gpus: Vec<GpuId> = run
+            .devices
+            .iter()
+            .filter_map(|device| self.gpu(&run.node, device))
+            .collect();
+        let goes = record.goes;
+        let place = Decision::Place {
+            job: at,
+            gpus,
+            class: self.state.job(at).profile.class,
+            share: run.sent.share.unwrap_or(1.0),
+            mem_bytes: None,
+        };
+        // Where that cannot be, the job counts as waiting, and its node is told to stop it.
+        if self.state.apply(&[place]).is_ok() {
+            self.state.job_mut(at).starts = goes;
+            self.pace(at);
+        }
+    }
+
+    /// Progress from the state into the records.
+    pub(super) fn keep_progress(&mut self) {
+        for (id, at) in &self.live {
+            let job = self.state.job(*at);
+            if let Some(record) = self.jobs.get_mut(id) {
+                record.done_s = job.done(self.now_s);
+                record.gpu_s = job.service_gpu_s(self.now_s);
+                record.held_s = job.held_s(self.now_s);
+            }
+        }
+    }
+
+    /// Measured pairs, as a packer takes them.
+    pub(super) fn past(&mut self) -> Vec<(GpuType, Profile, Profile, [f64; 2])> {
+        let mut all = Vec::new();
+        for pair in self.pairs.values() {
+            // CAST: as many as there are types of GPU.
+            let kind = GpuType(self.gpu_types.number(&pair.gpu) as u16);
+            let mut profile = |kind: &str| {
+                Profile::unknown(
+                    JobType(self.kinds.number(kind)),
+                    pair.gpus,
+                    policy::Class::Guaranteed,
+                )
+            };
+            all.push((
+                kind,
+                profile(&pair.kinds[0]),
+                profile(&pair.kinds[1]),
+                pair.rates,
+            ));
+        }
+        all
+    }
+
+    /// Which GPUs strangers are on, for the placer.
+    pub(super) fn note_waits(&self) {
+        let mut facts = self.shared.facts();
+        facts.busy.clear();
+        for (at, (node, device)) in self.places.iter().enumerate() {
+            let waits = self
+                .nodes
+                .get(node)
+                .and_then(|node| node.waits.iter().find(|w| w.uuid == *device));
+            if waits.is_some_and(|waits| waits.strangers > 0) {
+                // CAST: a place in the list of GPUs.
+                facts.busy.insert(GpuId(at as u32));
+            }
+        }
+    }
+}

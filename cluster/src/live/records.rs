@@ -1,0 +1,220 @@
+//! What is written down: jobs, nodes, goes, pairs, and what is counted.
+
+use serde::{Deserialize, Serialize};
+
+use super::wire::{DecisionView, Device, JobPhase, Order, Submission, Terms};
+
+/// What is counted and drawn.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Meta {
+    /// Version of what is in the tables.
+    pub format: u32,
+    /// Drawn when the state was made.
+    pub cluster: String,
+    /// Starts of the hook.
+    pub epoch: u64,
+    /// Zero of the cluster's clock.
+    pub origin_unix_ms: u64,
+    /// Number of the next job.
+    pub next_job: u64,
+    /// Number of the next order.
+    pub next_order: u64,
+    /// Number of the next line of the log.
+    pub next_line: u64,
+    /// Pairs made.
+    pub packs: u64,
+    /// Pairs split.
+    pub unpacks: u64,
+}
+
+/// A node, as it registered.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeRecord {
+    /// Its name.
+    pub name: String,
+    /// As registered.
+    pub instance: String,
+    /// As registered.
+    pub machine: String,
+    /// As registered.
+    pub boot: String,
+    /// As registered.
+    pub engine: String,
+    /// As registered.
+    pub version: String,
+    /// CPU cores.
+    pub cpus: f64,
+    /// Memory of the machine.
+    pub mem_bytes: u64,
+    /// Its devices.
+    pub devices: Vec<Device>,
+}
+
+/// Speed of a job alone, by two counters of which one may stand still.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Solo {
+    /// Submissions per second.
+    pub launches_per_s: f64,
+    /// Iterations per second, where they are known.
+    pub iterations_per_s: Option<f64>,
+}
+
+/// A go that was ordered and has not been settled.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunRecord {
+    /// Which go of its job.
+    pub go: u32,
+    /// On which node.
+    pub node: String,
+    /// On which devices.
+    pub devices: Vec<String>,
+    /// What it was last told it may have.
+    pub sent: Terms,
+    /// It was told to stop.
+    pub stopping: bool,
+    /// It holds its place and waits for its turn.
+    pub suspended: bool,
+    /// It came second onto its devices.
+    pub guest: bool,
+}
+
+/// How a job ended.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Over {
+    /// `done`, `failed` or `cancelled`.
+    pub phase: JobPhase,
+    /// Exit code.
+    pub exit_code: Option<i32>,
+    /// When.
+    pub unix_ms: u64,
+}
+
+/// A job.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobRecord {
+    /// Its number.
+    pub id: u64,
+    /// As asked for, with its name and kind filled in.
+    pub submission: Submission,
+    /// When it came, on the cluster's clock.
+    pub arrival_s: f64,
+    /// When it first started.
+    pub started_unix_ms: Option<u64>,
+    /// The go in the works.
+    pub run: Option<RunRecord>,
+    /// Goes so far.
+    pub goes: u32,
+    /// Starts in a row that came to nothing.
+    pub failures: u32,
+    /// Not to be started before, on the cluster's clock.
+    pub not_before_s: f64,
+    /// Its owner has taken it back.
+    pub cancelled: bool,
+    /// Why it waits or how it ended.
+    pub reason: String,
+    /// Seconds of work done, by the rates that were measured.
+    pub done_s: f64,
+    /// GPU-seconds held.
+    pub gpu_s: f64,
+    /// Seconds held.
+    pub held_s: f64,
+    /// Its speed alone.
+    pub solo: Option<Solo>,
+    /// Speed relative to that, as last measured.
+    pub rate: Option<f64>,
+    /// Set once it is over.
+    pub over: Option<Over>,
+}
+
+/// What two kinds of job were measured at.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PairRecord {
+    /// Type of the GPU.
+    pub gpu: String,
+    /// GPUs of each.
+    pub gpus: u32,
+    /// Host and guest.
+    pub kinds: [String; 2],
+    /// Speed of each relative to being alone.
+    pub rates: [f64; 2],
+    /// When.
+    pub unix_ms: u64,
+}
+
+/// All that is kept.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// Nodes.
+    pub nodes: Vec<NodeRecord>,
+    /// Jobs by number.
+    pub jobs: Vec<JobRecord>,
+    /// Orders by node and number.
+    pub orders: Vec<(String, Order)>,
+    /// Pairs.
+    pub pairs: Vec<PairRecord>,
+    /// Speeds alone, by what [`solo_key`] makes.
+    pub solos: Vec<(String, Solo)>,
+    /// The decision log.
+    pub log: Vec<DecisionView>,
+}
+
+/// What a transaction writes.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Jobs to write.
+    pub jobs: Vec<JobRecord>,
+    /// Jobs to drop.
+    pub dropped_jobs: Vec<u64>,
+    /// Nodes to write.
+    pub nodes: Vec<NodeRecord>,
+    /// Nodes to drop.
+    pub dropped_nodes: Vec<String>,
+    /// Orders to write.
+    pub orders: Vec<(String, Order)>,
+    /// Orders to drop.
+    pub dropped_orders: Vec<(String, u64)>,
+    /// Pairs to write.
+    pub pairs: Vec<PairRecord>,
+    /// Speeds to write.
+    pub solos: Vec<(String, Solo)>,
+    /// Lines to append to the log.
+    pub log: Vec<DecisionView>,
+}
+
+impl Changes {
+    /// Nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+            && self.dropped_jobs.is_empty()
+            && self.nodes.is_empty()
+            && self.dropped_nodes.is_empty()
+            && self.orders.is_empty()
+            && self.dropped_orders.is_empty()
+            && self.pairs.is_empty()
+            && self.solos.is_empty()
+            && self.log.is_empty()
+    }
+}
+
+/// Under what a speed alone is kept.
+#[must_use]
+pub fn solo_key(gpu: &str, gpus: u32, kind: &str) -> String {
+    format!("{gpu}\n{gpus}\n{kind}")
+}
+
+/// Under what a pair is kept.
+#[must_use]
+pub fn pair_key(pair: &PairRecord) -> String {
+    format!(
+        "{}\n{}\n{}\n{}",
+        pair.gpu, pair.gpus, pair.kinds[0], pair.kinds[1]
+    )
+}

@@ -1,0 +1,194 @@
+//! How long a demand would wait on a device: Apollo's wait-time matrix (OSDI'14), with shares of time and memory for its cores and
+//! memory.
+//!
+//! An entry is the expected time until so much share *and* so many bytes are free at once. Jobs are expected to end in the order of
+//! what is left of them: what their owner said of their work, less what they have had, at the rate at which they get it; where nobody said
+//! anything, as long again as they have run (the length that makes half of all such guesses too short). Then shares and bytes are
+//! added up in that order. A job whose end cannot be told at all, because it is paused, is waited for without end.
+
+use control::{ArbiterStatus, Class, DeviceStatus, JobState, JobStatus};
+
+use super::wire::WaitMatrix;
+
+/// Columns.
+const SHARES: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
+/// Rows, as parts of the device's memory.
+const PARTS: [f64; 4] = [0.125, 0.25, 0.5, 0.9];
+/// A sum of shares may miss its mark by so much.
+const AIR: f64 = 1e-6;
+
+/// The matrices of all devices of an arbiter. `ours` tells the hook's own jobs by name.
+#[must_use]
+pub fn matrices(arbiter: &ArbiterStatus, ours: impl Fn(&str) -> bool) -> Vec<WaitMatrix> {
+    arbiter
+        .devices
+        .iter()
+        .map(|device| matrix(arbiter, device, &ours))
+        .collect()
+}
+
+fn matrix(
+    arbiter: &ArbiterStatus,
+    device: &DeviceStatus,
+    ours: &impl Fn(&str) -> bool,
+) -> WaitMatrix {
+    let on_it = |job: &&JobStatus| job.state != JobState::Gone && device.jobs.contains(&job.name);
+    let jobs: Vec<&JobStatus> = arbiter.jobs.iter().filter(on_it).collect();
+    let now_unix_ms = arbiter.started_unix_ms + arbiter.uptime_ms;
+    let mut free_share = 1.0;
+    let mut free_bytes = device.total_bytes.saturating_sub(device.reserved_bytes);
+    // Share and bytes that come free, by when.
+    let mut ends: Vec<(Option<f64>, f64, u64)> = Vec::new();
+    for job in &jobs {
+        let share = if job.class == Class::Guaranteed {
+            job.share_asked.unwrap_or(job.share_got_recent)
+        } else {
+            0.0
+        };
+        let part = job.devices.iter().find(|part| part.uuid == device.uuid);
+        let bytes = part.map_or(0, |part| {
+            part.mem_limit_bytes
+                .unwrap_or(part.mem_used_bytes + part.unattributed_bytes)
+        });
+        free_share -= share;
+        free_bytes = free_bytes.saturating_sub(bytes);
+        ends.push((left_s(job, now_unix_ms), share, bytes));
+    }
+    ends.sort_by(|a, b| {
+        a.0.unwrap_or(f64::INFINITY)
+            .total_cmp(&b.0.unwrap_or(f64::INFINITY))
+    });
+    // CAST: memory of a device is below 2^53.
+    let rows_bytes: Vec<u64> = PARTS
+        .iter()
+        .map(|part| (device.total_bytes as f64 * part) as u64)
+        .collect();
+    let wait = |share: f64, bytes: u64| {
+        let (mut have_share, mut have_bytes) = (free_share, free_bytes);
+        if have_share + AIR >= share && have_bytes >= bytes {
+            return Some(0.0);
+        }
+        for (at_s, more_share, more_bytes) in &ends {
+            have_share += more_share;
+            have_bytes = have_bytes.saturating_add(*more_bytes);
+            if have_share + AIR >= share && have_bytes >= bytes {
+                return *at_s;
+            }
+        }
+        None
+    };
+    WaitMatrix {
+        uuid: device.uuid.clone(),
+        free_share: free_share.clamp(0.0, 1.0),
+        free_bytes,
+        // CAST: jobs of one device.
+        strangers: jobs.iter().filter(|job| !ours(&job.name)).count() as u32,
+        wait_s: rows_bytes
+            .iter()
+            .map(|bytes| SHARES.iter().map(|share| wait(*share, *bytes)).collect())
+            .collect(),
+        rows_bytes,
+        columns_share: SHARES.to_vec(),
+    }
+}
+
+/// Seconds that a job is expected to go on; `None` where nobody can tell.
+fn left_s(job: &JobStatus, now_unix_ms: u64) -> Option<f64> {
+    if job.paused {
+        return None;
+    }
+    if let Some(work_ns) = job.work_ns {
+        // CAST: nanoseconds of years are below 2^63; the rate is what it has got lately, a tenth at the least.
+        let left = work_ns.saturating_sub(job.device_time_ns) as f64 / 1e9;
+        return Some(left / job.share_got_recent.clamp(0.1, 1.0));
+    }
+    // CAST: as above.
+    Some(now_unix_ms.saturating_sub(job.started_unix_ms) as f64 / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use control::JobDevice;
+
+    use super::*;
+
+    fn job(name: &str, share: f64, bytes: u64, age_s: u64) -> JobStatus {
+        JobStatus {
+            name: name.into(),
+            share_asked: Some(share),
+            started_unix_ms: 1_000_000 - age_s * 1000,
+            devices: vec![JobDevice {
+                uuid: "GPU-0".into(),
+                mem_limit_bytes: Some(bytes),
+                ..JobDevice::default()
+            }],
+            ..JobStatus::default()
+        }
+    }
+
+    fn of(jobs: Vec<JobStatus>) -> WaitMatrix {
+        let device = DeviceStatus {
+            uuid: "GPU-0".into(),
+            total_bytes: 1000,
+            jobs: jobs.iter().map(|job| job.name.clone()).collect(),
+            ..DeviceStatus::default()
+        };
+        let arbiter = ArbiterStatus {
+            started_unix_ms: 1_000_000,
+            devices: vec![device],
+            jobs,
+            ..ArbiterStatus::default()
+        };
+        matrices(&arbiter, |name| name.starts_with("ours")).remove(0)
+    }
+
+    #[test]
+    fn an_empty_device_is_there_at_once() {
+        let matrix = of(Vec::new());
+        assert!(
+            matrix
+                .wait_s
+                .iter()
+                .flatten()
+                .all(|wait| *wait == Some(0.0))
+        );
+        assert_eq!(
+            (matrix.free_share, matrix.free_bytes, matrix.strangers),
+            (1.0, 1000, 0)
+        );
+    }
+
+    #[test]
+    fn a_demand_waits_for_as_many_ends_as_it_needs() {
+        let mut told = job("ours", 0.5, 400, 10);
+        told.work_ns = Some(30_000_000_000);
+        told.device_time_ns = 20_000_000_000;
+        told.share_got_recent = 0.5;
+        // 10 s of work left at half speed: 20 s. The other has run for 60 s: 60 s more.
+        let matrix = of(vec![job("other", 0.25, 300, 60), told]);
+        assert_eq!(
+            matrix.wait_s[0],
+            [Some(0.0), Some(20.0), Some(20.0), Some(60.0)]
+        );
+        // 900 bytes need both.
+        assert_eq!(matrix.wait_s[3], [Some(60.0); 4]);
+        assert_eq!((matrix.free_bytes, matrix.strangers), (300, 1));
+    }
+
+    #[test]
+    fn the_end_of_a_paused_job_cannot_be_told() {
+        let mut paused = job("ours", 0.5, 0, 10);
+        paused.paused = true;
+        assert_eq!(
+            of(vec![paused]).wait_s[0],
+            [Some(0.0), Some(0.0), None, None]
+        );
+        let mut free = job("free", 0.5, 0, 10);
+        free.class = Class::Opportunistic;
+        assert_eq!(
+            of(vec![free]).wait_s[0],
+            [Some(0.0); 4],
+            "who has no promise is in nobody's way"
+        );
+    }
+}

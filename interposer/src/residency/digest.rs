@@ -1,0 +1,213 @@
+//! What has not changed since it was last copied out need not be copied again: its shadow still holds it.
+//!
+//! The device says so itself, at the speed of its memory: a kernel reads every piece and writes a hash of 128 bits per MiB, which is compared with
+//! the one of the last eviction. Weights that are only read, caches and optimizer states of frozen layers are recognised that way.
+//! Two different contents have the same hash with a probability of about 2^-128 each time (the kernel's source says why);
+//! it is made for chance, not for an adversary, and a tenant that wanted to deceive it would corrupt itself alone.
+//!
+//! Table and hashes lie in pinned host memory, so that no device memory is needed where there may be none. Where anything of this fails,
+//! everything is copied.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use shim_ffi::*;
+
+use super::lanes::{self, Lanes, Step};
+use super::piece;
+use crate::real;
+
+/// Bytes that one hash stands for.
+pub(super) const RANGE: u64 = 1 << 20;
+/// The kernel's threads per block.
+const THREADS: u32 = 256;
+/// Blocks at most: some for each multiprocessor of a large device.
+const BLOCKS: usize = 1024;
+
+/// The kernel as PTX: the driver compiles it for the device.
+const MODULE: &str = concat!(include_str!("../../../simgpu/kernels/chunks.ptx"), "\0");
+
+/// A hash of each range of a piece, in order.
+pub(super) type Digest = Vec<[u64; 2]>;
+
+/// This driver does not take the kernel; it is not asked again.
+static UNUSABLE: AtomicBool = AtomicBool::new(false);
+
+/// Hashes of what pieces hold on the device now; fewer, or none, where that cannot be had. Nothing may be under way on it.
+pub(super) fn of(ids: &[u64]) -> BTreeMap<u64, Digest> {
+    let mut digests = BTreeMap::new();
+    if UNUSABLE.load(Ordering::Relaxed) {
+        return digests;
+    }
+    let mut by_context: BTreeMap<usize, Vec<(u64, u64, u64)>> = BTreeMap::new();
+    piece::with(|pieces| {
+        for id in ids {
+            if let Some(piece) = pieces.all.get(id) {
+                let of = by_context.entry(piece.context).or_default();
+                of.push((*id, piece.address(), piece.bytes));
+            }
+        }
+    });
+    for (context, all) in by_context {
+        if in_context(context, &all, &mut digests).is_err() {
+            UNUSABLE.store(true, Ordering::Relaxed);
+        }
+    }
+    digests
+}
+
+/// Pinned host memory that the device reaches at the same address.
+struct Pinned(*mut u64);
+
+impl Pinned {
+    fn take(words: usize) -> Step<Self> {
+        const PORTABLE_AND_MAPPED: u32 = 3;
+        let mut at = std::ptr::null_mut();
+        // SAFETY: valid pointer to a local.
+        lanes::done(unsafe { real::cuMemHostAlloc(&raw mut at, words * 8, PORTABLE_AND_MAPPED) })?;
+        Ok(Self(at.cast()))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: taken above, and the kernel that used it is done.
+        let _ = unsafe { real::cuMemFreeHost(self.0.cast()) };
+    }
+}
+
+fn in_context(
+    context: usize,
+    all: &[(u64, u64, u64)],
+    digests: &mut BTreeMap<u64, Digest>,
+) -> Step<()> {
+    let lanes = lanes::enter(context)?;
+    let kernel = kernel(context, lanes)?;
+    let ranges: Vec<(u64, u64)> = all
+        .iter()
+        .flat_map(|(_, address, bytes)| {
+            (0..bytes.div_ceil(RANGE))
+                .map(move |at| (address + at * RANGE, RANGE.min(bytes - at * RANGE)))
+        })
+        .collect();
+    let bytes: u64 = all.iter().map(|(_, _, bytes)| bytes).sum();
+    let (table, hashes) = (
+        Pinned::take(2 * ranges.len().max(1))?,
+        Pinned::take(2 * ranges.len().max(1))?,
+    );
+    for (at, (address, bytes)) in ranges.iter().enumerate() {
+        // SAFETY: two words for each range.
+        unsafe {
+            table.0.add(2 * at).write(*address);
+            table.0.add(2 * at + 1).write(*bytes);
+        }
+    }
+    let (mut to, mut from, mut count) = (hashes.0, table.0, ranges.len() as u64);
+    let mut parameters: [*mut c_void; 3] = [
+        (&raw mut to).cast(),
+        (&raw mut from).cast(),
+        (&raw mut count).cast(),
+    ];
+    // CAST: at most BLOCKS.
+    let blocks = ranges.len().clamp(1, BLOCKS) as u32;
+    // SAFETY: the kernel's own parameters; it reads the pieces, which are mapped, and the table, and writes the hashes. Both are
+    // waited for before they go.
+    let launched = lanes::done(unsafe {
+        real::cuLaunchKernel(
+            kernel,
+            blocks,
+            1,
+            1,
+            THREADS,
+            1,
+            1,
+            0,
+            lanes.out,
+            parameters.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    });
+    launched.and_then(|()| lanes::settle(lanes.out, bytes))?;
+    let mut at = 0;
+    for (id, _, bytes) in all {
+        let count = bytes.div_ceil(RANGE) as usize;
+        let digest = (at..at + count)
+            // SAFETY: as many pairs of words as there are ranges, written by the kernel that is done.
+            .map(|at| unsafe { [hashes.0.add(2 * at).read(), hashes.0.add(2 * at + 1).read()] })
+            .collect();
+        digests.insert(*id, digest);
+        at += count;
+    }
+    Ok(())
+}
+
+/// The kernel, loaded into the current context.
+fn kernel(context: usize, lanes: Lanes) -> Step<CUfunction> {
+    if !lanes.hash.is_null() {
+        return Ok(lanes.hash);
+    }
+    let (mut module, mut function) = (CUmodule::NULL, CUfunction::NULL);
+    // SAFETY: valid pointers to locals; a module's text and a name, NUL-terminated both. The module goes with the context.
+    unsafe {
+        lanes::done(real::cuModuleLoadData(
+            &raw mut module,
+            MODULE.as_ptr().cast(),
+        ))?;
+        lanes::done(real::cuModuleGetFunction(
+            &raw mut function,
+            module,
+            c"sublet_hash_chunks".as_ptr(),
+        ))?;
+    }
+    lanes::keep_kernel(context, function);
+    Ok(function)
+}
+
+/// Ranges of a piece that have to be copied: start and length in bytes. All of it where one of the two is not known.
+pub(super) fn changed(
+    bytes: u64,
+    before: Option<&Digest>,
+    now: Option<&Digest>,
+) -> Vec<(u64, u64)> {
+    let (Some(before), Some(now)) = (before, now) else {
+        return vec![(0, bytes)];
+    };
+    if before.len() != now.len() {
+        return vec![(0, bytes)];
+    }
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for (at, (before, now)) in before.iter().zip(now).enumerate() {
+        if before == now {
+            continue;
+        }
+        let start = at as u64 * RANGE;
+        let length = RANGE.min(bytes - start);
+        match runs.last_mut() {
+            Some((from, so_far)) if *from + *so_far == start => *so_far += length,
+            _ => runs.push((start, length)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_changed_ranges_are_copied_in_one_piece() {
+        let before: Digest = (0..6).map(|at| [at, 0]).collect();
+        let bytes = 5 * RANGE + 100;
+        let mut now = before.clone();
+        assert_eq!(changed(bytes, Some(&before), Some(&now)), []);
+        assert_eq!(changed(bytes, None, Some(&now)), [(0, bytes)]);
+        assert_eq!(changed(bytes, Some(&before), None), [(0, bytes)]);
+        for at in [1, 2, 5] {
+            now[at][1] = 7;
+        }
+        assert_eq!(
+            changed(bytes, Some(&before), Some(&now)),
+            [(RANGE, 2 * RANGE), (5 * RANGE, 100)]
+        );
+    }
+}

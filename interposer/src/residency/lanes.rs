@@ -1,0 +1,355 @@
+//! What we keep in the program's contexts: streams of our own, an event, a kernel; and waiting for what is under way there.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use channel::Reason;
+use shim_ffi::*;
+
+use super::piece;
+use crate::client::{self, now_ns};
+use crate::{capture, process, real};
+
+/// Why a step did not work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stopped {
+    pub(super) reason: Reason,
+    pub(super) status: CUresult,
+}
+
+impl Stopped {
+    pub(super) fn by(status: CUresult) -> Self {
+        let reason = if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            Reason::DeviceMemory
+        } else {
+            Reason::Driver
+        };
+        Self { reason, status }
+    }
+}
+
+pub(super) type Step<T> = Result<T, Stopped>;
+
+pub(super) fn done(result: CUresult) -> Step<()> {
+    if result.is_ok() {
+        Ok(())
+    } else {
+        Err(Stopped::by(result))
+    }
+}
+
+/// A live context of the program's.
+#[derive(Clone, Copy)]
+struct Context {
+    ordinal: i32,
+    context: usize,
+    lanes: Option<Lanes>,
+}
+
+/// Our own streams in a context, one per direction, and an event.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes {
+    pub(super) out: CUstream,
+    pub(super) back: CUstream,
+    event: CUevent,
+    /// The kernel that hashes; null until it is loaded.
+    pub(super) hash: CUfunction,
+}
+
+static CONTEXTS: Mutex<Vec<Context>> = Mutex::new(Vec::new());
+/// Devices that may touch the memory of another one: (who touches, whose), by ordinal.
+static PEERS: Mutex<Vec<(i32, i32)>> = Mutex::new(Vec::new());
+
+fn contexts<T>(act: impl FnOnce(&mut Vec<Context>) -> T) -> T {
+    act(&mut CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Whether the driver has what moving needs.
+pub(super) fn driver_can() -> bool {
+    [
+        Symbol::cuMemCreate,
+        Symbol::cuMemAddressReserve,
+        Symbol::cuMemMap,
+        Symbol::cuMemSetAccess,
+        Symbol::cuMemUnmap,
+        Symbol::cuMemRelease,
+    ]
+    .into_iter()
+    .all(real::exported)
+}
+
+/// A context in which the program works: its streams have to be done before anything moves.
+pub(crate) fn note_context(ordinal: i32, context: usize) {
+    contexts(|all| {
+        if !all.iter().any(|known| known.context == context) {
+            all.push(Context {
+                ordinal,
+                context,
+                lanes: None,
+            });
+        }
+    });
+}
+
+/// After a context has gone. Pieces that were copied in it are copied in another one of their device from now on.
+pub(super) fn context_died(context: usize) {
+    let left: Vec<(i32, usize)> = contexts(|all| {
+        all.retain(|known| known.context != context);
+        all.iter()
+            .map(|known| (known.ordinal, known.context))
+            .collect()
+    });
+    piece::with(|pieces| {
+        for piece in pieces.all.values_mut() {
+            if piece.context == context {
+                let other = left.iter().find(|(ordinal, _)| *ordinal == piece.ordinal);
+                piece.context = other.map_or(0, |(_, context)| *context);
+            }
+        }
+    });
+}
+
+/// A live context of the device; 0: none is known.
+pub(super) fn any_context(ordinal: i32) -> usize {
+    contexts(|all| {
+        let known = all.iter().find(|known| known.ordinal == ordinal);
+        known.map_or(0, |known| known.context)
+    })
+}
+
+/// After `cuCtxEnablePeerAccess` or `cuCtxDisablePeerAccess` of a thread on the device `toucher`: plain memory of the other context's device
+/// can be touched from there, or no longer. The driver knows that of its own allocations; mappings have to be told. Inside the latch.
+pub(crate) fn peers(toucher: i32, other: usize, on: bool) {
+    let owner = contexts(|all| {
+        let known = all.iter().find(|known| known.context == other);
+        known.map(|known| known.ordinal)
+    });
+    let Some(owner) = owner.filter(|owner| *owner != toucher && toucher >= 0) else {
+        return;
+    };
+    {
+        let mut peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.retain(|pair| *pair != (toucher, owner));
+        if on {
+            peers.push((toucher, owner));
+        }
+    }
+    let mut access = piece::access_from(toucher);
+    if !on {
+        access.flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    }
+    let told: Vec<(u64, u64)> = piece::with(|pieces| {
+        let arenas = pieces
+            .all
+            .values_mut()
+            .filter(|piece| piece.ordinal == owner && piece.of_arena);
+        arenas
+            .map(|piece| {
+                for mapping in &mut piece.mappings {
+                    mapping.access.retain(|one| one.location.id != toucher);
+                    if on {
+                        mapping.access.push(access);
+                    }
+                }
+                (piece.address(), piece.bytes)
+            })
+            .collect()
+    });
+    piece::quietly(|| {
+        for (address, bytes) in told {
+            // SAFETY: mapped by us; the latch is open and passed, so that nothing is away.
+            let _ = unsafe {
+                real::cuMemSetAccess(CUdeviceptr(address), bytes as usize, &raw const access, 1)
+            };
+        }
+    });
+}
+
+/// Who may touch memory of the device `ordinal`.
+pub(super) fn readers_of(ordinal: i32) -> Vec<CUmemAccessDesc> {
+    let mut access = vec![piece::access_from(ordinal)];
+    let peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let others = peers.iter().filter(|(_, owner)| *owner == ordinal);
+    access.extend(others.map(|(toucher, _)| piece::access_from(*toucher)));
+    access
+}
+
+fn set_current(context: usize) -> Step<()> {
+    let context = CUcontext(std::ptr::with_exposed_provenance_mut(context));
+    // SAFETY: a context of the program's that is alive: whoever destroys one passes the latch. This is our own thread.
+    done(unsafe { real::cuCtxSetCurrent(context) })
+}
+
+const NON_BLOCKING: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+
+/// Makes `context` current, with our streams in it.
+pub(super) fn enter(context: usize) -> Step<Lanes> {
+    set_current(context)?;
+    let known = contexts(|all| {
+        all.iter()
+            .find(|known| known.context == context)
+            .and_then(|known| known.lanes)
+    });
+    if let Some(lanes) = known {
+        return Ok(lanes);
+    }
+    let mut lanes = Lanes {
+        out: CUstream::NULL,
+        back: CUstream::NULL,
+        event: CUevent::NULL,
+        hash: CUfunction::NULL,
+    };
+    // SAFETY: valid pointers to locals. They go with the context.
+    unsafe {
+        done(real::cuStreamCreate(&raw mut lanes.out, NON_BLOCKING))?;
+        done(real::cuStreamCreate(&raw mut lanes.back, NON_BLOCKING))?;
+        done(real::cuEventCreate(&raw mut lanes.event, DISABLE_TIMING))?;
+    }
+    contexts(|all| {
+        if let Some(known) = all.iter_mut().find(|known| known.context == context) {
+            known.lanes = Some(lanes);
+        }
+    });
+    Ok(lanes)
+}
+
+/// Remembers the kernel that was loaded into a context.
+pub(super) fn keep_kernel(context: usize, hash: CUfunction) {
+    contexts(|all| {
+        if let Some(known) = all.iter_mut().find(|known| known.context == context)
+            && let Some(lanes) = &mut known.lanes
+        {
+            lanes.hash = hash;
+        }
+    });
+}
+
+/// Asks until `ask` says something other than "not ready", with naps that grow a little.
+fn poll(deadline_ns: u64, given_up: &dyn Fn() -> bool, ask: impl Fn() -> CUresult) -> Step<()> {
+    let mut nap = Duration::from_micros(10);
+    loop {
+        match ask() {
+            CUresult::CUDA_ERROR_NOT_READY => {}
+            result => return done(result),
+        }
+        if now_ns() > deadline_ns || process::exiting() || given_up() {
+            return Err(Stopped {
+                reason: Reason::NotDrained,
+                status: CUresult::CUDA_ERROR_NOT_READY,
+            });
+        }
+        client::pause(nap);
+        nap = (nap * 2).min(Duration::from_micros(100));
+    }
+}
+
+/// Waits until the devices have done everything that this process has submitted, in all of its contexts.
+pub(super) fn drain(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(), Reason> {
+    let known: Vec<usize> = contexts(|all| all.iter().map(|known| known.context).collect());
+    let whole = real::exported(Symbol::cuCtxRecordEvent);
+    for context in known {
+        let drained = capture::relaxed(|| {
+            let lanes = enter(context)?;
+            if whole {
+                let handle = CUcontext(std::ptr::with_exposed_provenance_mut(context));
+                // SAFETY: a live context and an event of our own in it. It ends captures in this context; there are none.
+                done(unsafe { real::cuCtxRecordEvent(handle, lanes.event) })?;
+                // SAFETY: our own event.
+                poll(deadline_ns, given_up, || unsafe {
+                    real::cuEventQuery(lanes.event)
+                })
+            } else {
+                // What is marked first, which can be given up; then the driver's own wait, for what no mark covers.
+                poll(deadline_ns, given_up, marked_work)?;
+                // SAFETY: the context is current.
+                done(unsafe { real::cuCtxSynchronize() })
+            }
+        });
+        drained.map_err(|stopped| stopped.reason)?;
+    }
+    Ok(())
+}
+
+/// Whether the devices have passed every completion mark.
+fn marked_work() -> CUresult {
+    let busy = client::current().is_some_and(|attached| {
+        (0..channel::MAX_DEVICES).any(|device| attached.end.client.in_flight(device).marks != 0)
+    });
+    if busy {
+        CUresult::CUDA_ERROR_NOT_READY
+    } else {
+        CUresult::CUDA_SUCCESS
+    }
+}
+
+/// TIMEOUT: no link is slower than 100 MB/s, and the device may be somebody else's for a while.
+fn copy_deadline_ns(bytes: u64) -> u64 {
+    now_ns() + bytes * 10 + 30_000_000_000
+}
+
+/// Waits until a stream of ours is done.
+pub(super) fn settle(stream: CUstream, bytes: u64) -> Step<()> {
+    // SAFETY: our own stream.
+    poll(copy_deadline_ns(bytes), &|| false, || unsafe {
+        real::cuStreamQuery(stream)
+    })
+}
+
+/// A copy that is under way.
+pub(super) struct Flight {
+    pub(super) id: u64,
+    pub(super) bytes: u64,
+    event: CUevent,
+}
+
+impl Flight {
+    /// Nothing is to be waited for.
+    pub(super) fn of_nothing(id: u64) -> Self {
+        Self {
+            id,
+            bytes: 0,
+            event: CUevent::NULL,
+        }
+    }
+
+    /// Notes where in the stream the copy ends. Where that cannot be had, the copy is waited for here and now.
+    pub(super) fn begin(id: u64, bytes: u64, stream: CUstream) -> Step<Self> {
+        let mut event = CUevent::NULL;
+        // SAFETY: valid pointer to a local; our own stream and event in the current context.
+        let marked = unsafe {
+            real::cuEventCreate(&raw mut event, DISABLE_TIMING).is_ok()
+                && real::cuEventRecord(event, stream).is_ok()
+        };
+        let mut flight = Self { id, bytes, event };
+        if !marked {
+            settle(stream, bytes)?;
+            flight.give_back();
+        }
+        Ok(flight)
+    }
+
+    fn give_back(&mut self) {
+        if !self.event.is_null() {
+            // SAFETY: our own event; the driver keeps what it still needs of it.
+            let _ = unsafe { real::cuEventDestroy_v2(self.event) };
+            self.event = CUevent::NULL;
+        }
+    }
+
+    pub(super) fn land(&self) -> Step<()> {
+        if self.event.is_null() {
+            return Ok(());
+        }
+        // SAFETY: our own event.
+        poll(copy_deadline_ns(self.bytes), &|| false, || unsafe {
+            real::cuEventQuery(self.event)
+        })
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}

@@ -1,0 +1,64 @@
+//! Waiting for device memory that the quota allows and the device does not have now: another tenant's may be about to leave.
+
+use shim_ffi::CUresult;
+
+use super::tuning;
+use crate::client::{self, now_ns};
+use crate::memory::Meter;
+use crate::process;
+
+/// Makes a call of the program's that takes `bytes` of a device's memory, which the quota allows, again and again while the device has
+/// none: another tenant's may be about to leave.
+pub(crate) fn patiently(meter: &Meter, bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
+    let mut room: Option<Room<'_>> = None;
+    loop {
+        let result = call();
+        if result != CUresult::CUDA_ERROR_OUT_OF_MEMORY || !super::active() {
+            return result;
+        }
+        if !room.get_or_insert_with(|| Room::begin(meter, bytes)).wait() {
+            return result;
+        }
+    }
+}
+
+/// A thread that waits for device memory, told to the arbiter.
+pub(super) struct Room<'a> {
+    meter: &'a Meter,
+    bytes: u64,
+    until_ns: u64,
+}
+
+impl<'a> Room<'a> {
+    pub(super) fn begin(meter: &'a Meter, bytes: u64) -> Self {
+        let end = &meter.attached().end;
+        if let Some(want) = end.client.want(meter.device()) {
+            want.begin_room(bytes);
+            end.ring();
+        }
+        Self {
+            meter,
+            bytes,
+            until_ns: now_ns() + tuning::ROOM.as_nanos() as u64, // CAST: ten seconds.
+        }
+    }
+
+    /// Pauses before the next try; false where there is to be none.
+    pub(super) fn wait(&self) -> bool {
+        let now = now_ns();
+        let same = client::current().is_some_and(|now| std::ptr::eq(now, self.meter.attached()));
+        if now > self.until_ns || process::exiting() || !same || self.meter.attached().is_lost() {
+            return false;
+        }
+        client::pause(std::time::Duration::from_millis(1));
+        true
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if let Some(want) = self.meter.attached().end.client.want(self.meter.device()) {
+            want.end_room(self.bytes);
+        }
+    }
+}

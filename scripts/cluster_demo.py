@@ -1,0 +1,315 @@
+"""Three arbiters on simulated GPUs, twelve jobs, one hook: with packing by trial, then without, from the same seed.
+
+The hook is killed (SIGKILL) and started again in the middle. Checked: every job ends well, none is in two places, the pair of two
+training jobs that do not get along is split within two windows and not tried again, and training ends with the same loss to the bit
+however often it was stopped. Reported: completion times with and without packing.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+NODES = ("north", "east", "south")
+WINDOW_S = 5.0
+SOLO_S = 1.5
+# Work of the jobs: steps of training; seconds of serving.
+STEPS = 2500
+SERVE_S = 12
+LATE_S = 6.0
+
+
+class Failure(Exception):
+    """Something that this script promises did not happen."""
+
+
+def example_jobs(target, directory, scale):
+    """Name, kind, whether it may be moved, command. The first three come at once, the others one after the other."""
+
+    def train(at):
+        return (
+            f"train-{at}",
+            "train-mlp-32",
+            True,
+            [
+                target / "train_mlp", "--hidden", 32, "--batch", 32, "--steps", int(STEPS * scale), "--extra-us", 4000,
+                "--checkpoint", directory / f"train-{at}.ckpt", "--checkpoint-every", 50, "--resume", "--progress-every", 0, "--json",
+            ],
+        )  # fmt: skip
+
+    def infer(at):
+        command = [target / "infer_loop", "--rate", 5, "--burst", 2, "--batch", 8, "--hidden", 32, "--extra-us", 8000]
+        return (f"infer-{at}", "infer-5x2", False, [*command, "--seconds", max(2, int(SERVE_S * scale)), "--json"])
+
+    def load(at, kind, burst, pause_ms):
+        command = [target / "load", "--kernel-us", 4000, "--burst", burst, "--pause-us", pause_ms * 1000]
+        return (f"{kind}-{at}", kind, False, [*command, "--for-ms", int(SERVE_S * 1000 * scale), "--json"])
+
+    first = [train(1), train(2), train(3)]
+    late = [train(4)]
+    late += [infer(1), load(1, "light", 2, 60), infer(2), load(2, "light", 2, 60), infer(3), load(1, "bursty", 6, 120)]
+    late += [infer(4), load(2, "bursty", 6, 120)]
+    return first, late
+
+
+class Cluster:
+    """Hook and nodes in directories of their own, and everything that was started."""
+
+    def __init__(self, target, packer, seed, say):
+        self.target, self.packer, self.seed, self.say = target, packer, seed, say
+        self.directory = Path(tempfile.mkdtemp(prefix="sublet-cluster-"))
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+        self.hook, self.nodes, self.url = None, {}, None
+        self.port = 0
+        self.start_hook()
+        for name in NODES:
+            place = self.directory / name
+            for part in ("run", "sim"):
+                (place / part).mkdir(mode=0o700, parents=True)
+            environment = {
+                **self.environment,
+                "SUBLET_RUNTIME_DIR": str(place / "run"),
+                "SUBLET_SIM_STATE": str(place / "sim"),
+                "SUBLET_SIM_CONTEXT": "0B",
+            }
+            command = [target / "sublet", "arbiter", "--cluster", self.url, "--cluster-token-file", self.token, "--cluster-node", name]
+            command += ["--cluster-sim"] + (["--cluster-user", "root"] if os.geteuid() == 0 else [])
+            log = open(place / "arbiter.log", "w")
+            self.nodes[name] = (subprocess.Popen(list(map(str, command)), env=environment, stderr=log, start_new_session=True), log)
+        self.wait_for("all nodes report", lambda: sum(node["up"] for node in self.status()["nodes"]) == len(NODES))
+
+    @property
+    def token(self):
+        return self.directory / "hook" / "token"
+
+    def start_hook(self):
+        log = self.directory / "hook.log"
+        offset = log.stat().st_size if log.exists() else 0
+        command = [
+            self.target / "sublet", "cluster", "serve", "--state", self.directory / "hook", "--listen", f"127.0.0.1:{self.port}",
+            "--packer", self.packer, "--placer", "consolidate-relaxed", "--seed", self.seed, "--round", "1s",
+            "--trial-window", f"{WINDOW_S:g}s", "--trial-solo", f"{SOLO_S:g}s", "--node-timeout", "5s", "--grace", "5s",
+        ]  # fmt: skip
+        with open(log, "a") as out:
+            self.hook = subprocess.Popen(list(map(str, command)), env=self.environment, stderr=out, start_new_session=True)
+
+        def told():
+            if self.hook.poll() is not None:
+                raise Failure(f"the hook ended: {log.read_text().strip().splitlines()[-1:]}")
+            return re.search(r"http://[\d.]+:(\d+)", log.read_text()[offset:])
+
+        found = self.wait_for("the hook listens", told)
+        self.url, self.port = found.group(0), int(found.group(1))
+
+    def ask(self, *words):
+        command = [self.target / "sublet", "cluster", *words[:1], "--cluster", self.url, "--token-file", self.token, *words[1:]]
+        done = subprocess.run(list(map(str, command)), env=self.environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Failure(done.stderr.strip())
+        return done.stdout
+
+    def status(self):
+        return json.loads(self.ask("status", "--json"))
+
+    def jobs(self):
+        return json.loads(self.ask("jobs", "--json"))
+
+    def decisions(self):
+        return json.loads(self.ask("log", "--json"))
+
+    def submit(self, job):
+        name, kind, restartable, command = job
+        flags = ["--name", name, "--kind", kind, *(["--restartable"] if restartable else [])]
+        return int(self.ask("submit", *flags, "--once", name, "--", *command))
+
+    def wait_for(self, what, answer, seconds=60.0):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                value = answer()
+            except Failure as failure:
+                if self.hook.poll() is not None:
+                    raise
+                value, what = None, f"{what} ({failure})"
+            if value:
+                return value
+            time.sleep(0.2)
+        raise Failure(f"{what}: not within {seconds:.0f} s; see {self.directory}")
+
+    def kill_hook(self):
+        self.hook.send_signal(signal.SIGKILL)
+        self.hook.wait()
+        self.start_hook()
+
+    def output(self, job, go):
+        """The last line of a go's output, wherever it ran, as JSON."""
+        for name in NODES:
+            for file in (self.directory / name / "run/cluster/runs").glob(f"*/{job}.{go}/stdout"):
+                return json.loads(file.read_text().strip().splitlines()[-1])
+        raise Failure(f"job {job} has no output")
+
+    def goes(self, job):
+        """Directories of the job's goes that were begun, on all nodes."""
+        return [path for name in NODES for path in (self.directory / name / "run/cluster/runs").glob(f"*/{job}.*/started")]
+
+    def close(self, keep=False):
+        if self.hook.poll() is None:
+            self.hook.terminate()
+            self.hook.wait()
+        for name, (process, log) in self.nodes.items():
+            for pid in (self.directory / name / "run/cluster/runs").glob("*/*/pid"):
+                if not (pid.parent / "exit.json").exists():
+                    try:
+                        os.killpg(int(pid.read_text()), signal.SIGKILL)
+                    except (ProcessLookupError, ValueError):
+                        pass
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            log.close()
+        if not keep:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def play(target, packer, seed, scale, kill, say):
+    """One run; its figures and what is wrong with it."""
+    cluster = Cluster(target, packer, seed, say)
+    wrong, keep = [], False
+    try:
+        order = random.Random(seed)
+        first, late = example_jobs(target, cluster.directory, scale)
+        begun = time.time()
+        ids = [cluster.submit(job) for job in first]
+        time.sleep(LATE_S)
+        for job in late:
+            ids.append(cluster.submit(job))
+            time.sleep(order.uniform(0.1, 0.5))
+        if kill:
+            cluster.wait_for("a pair is split", lambda: any(line["kind"] == "unpack" for line in cluster.decisions()))
+            say(f"  {time.time() - begun:3.0f} s: a pair is split; the hook is killed now")
+            cluster.kill_hook()
+            if cluster.status()["hook"]["epoch"] != 2:
+                wrong.append("the hook that followed does not count as the second")
+        shown = 0
+        while True:
+            jobs = cluster.jobs()
+            over = [job for job in jobs if job["phase"] in ("done", "failed", "cancelled")]
+            if len(over) == len(ids):
+                break
+            if time.time() - begun > 240:
+                raise Failure(f"{len(ids) - len(over)} jobs are not over after 240 s; see {cluster.directory}")
+            if time.time() - begun - shown > 5:
+                shown = time.time() - begun
+                states = {phase: sum(job["phase"] == phase for job in jobs) for phase in ("waiting", "running", "done")}
+                pairs = sorted((job["name"], next(o["name"] for o in jobs if o["id"] == job["beside"])) for job in jobs if job["beside"])
+                text = ", ".join("+".join(pair) for pair in pairs if pair[0] < pair[1])
+                say(f"  {shown:3.0f} s: {states['waiting']} wait, {states['running']} run, {states['done']} done; {text or 'no pairs'}")
+            time.sleep(1.0)
+        jobs.sort(key=lambda job: job["id"])
+        status, log = cluster.status(), cluster.decisions()
+        losses = set()
+        for job in jobs:
+            if job["phase"] != "done":
+                wrong.append(f"{job['name']} ended as {job['phase']}: {job['reason']}")
+                continue
+            report = cluster.output(job["id"], job["goes"])
+            if "loss_bits" in report:
+                losses.add(report["loss_bits"])
+            elif job["goes"] != 1:
+                wrong.append(f"{job['name']} cannot be moved and was started {job['goes']} times")
+            if len(cluster.goes(job["id"])) != job["goes"]:
+                wrong.append(f"{job['name']} was started {len(cluster.goes(job['id']))} times for {job['goes']} goes")
+        if [job["id"] for job in jobs] != ids:
+            wrong.append(f"jobs {ids} were submitted, {[job['id'] for job in jobs]} are known")
+        if len(losses) > 1:
+            wrong.append(f"training ended with different losses: {', '.join(sorted(losses))}")
+        completion = [(job["ended_unix_ms"] - job["submitted_unix_ms"]) / 1000 for job in jobs if job["ended_unix_ms"]]
+        figures = {
+            "packer": packer,
+            "jobs": len(jobs),
+            "done": sum(job["phase"] == "done" for job in jobs),
+            "jct_mean_s": sum(completion) / len(completion),
+            "jct_max_s": max(completion),
+            "makespan_s": max(job["ended_unix_ms"] for job in jobs) / 1000 - begun,
+            "packs": status["packs"],
+            "unpacks": status["unpacks"],
+            "hook_epoch": status["hook"]["epoch"],
+            "pairs": [{key: pair[key] for key in ("kinds", "rates", "refused")} for pair in status["pairs"]],
+            "loss_bits": sorted(losses),
+            "per_job": [{key: job[key] for key in ("name", "kind", "phase", "goes", "rate")} for job in jobs],
+        }
+        if kill:
+            wrong += check_splits(log, figures)
+        return figures, wrong
+    except Failure:
+        keep = True
+        raise
+    finally:
+        cluster.close(keep)
+
+
+def check_splits(log, figures):
+    """How long bad pairs lasted, and whether they came again."""
+    wrong, since, lasted, split = [], {}, [], set()
+    for line in log:
+        if line["kind"] in ("place", "resume", "migrate") and line["beside"]:
+            since[line["job"]] = line["unix_ms"]
+            if frozenset((line["job"], line["beside"])) in split:
+                wrong.append(f"jobs {line['job']} and {line['beside']} were put together again after they were split")
+        if line["kind"] == "measured" and "is split" in line["text"]:
+            split.add(frozenset((line["job"], line["beside"])))
+        if line["kind"] == "unpack" and line["job"] in since:
+            lasted.append((line["unix_ms"] - since[line["job"]]) / 1000)
+    figures["window_s"] = WINDOW_S
+    figures["bad_pairs_lasted_s"] = lasted
+    if not lasted:
+        wrong.append("no pair was split, though two training jobs do not get along")
+    if any(seconds > 2 * WINDOW_S for seconds in lasted):
+        wrong.append(f"a bad pair lasted {max(lasted):.1f} s, two windows are {2 * WINDOW_S:.0f} s")
+    if not any(not pair["refused"] for pair in figures["pairs"]):
+        wrong.append("no pair was found good")
+    return wrong
+
+
+def demo(target, seed, scale, want_json, commit, say):
+    say(f"twelve jobs on three arbiters with a simulated GPU each, packed by trial (windows of {WINDOW_S:g} s), seed {seed} ...")
+    packed, wrong = play(target, "trial", seed, scale, True, say)
+    say("the same jobs without packing ...")
+    plain, more = play(target, "none", seed, scale, False, say)
+    wrong += more
+    if packed["loss_bits"] != plain["loss_bits"]:
+        wrong.append(f"training ended with loss bits {packed['loss_bits']} packed and {plain['loss_bits']} alone")
+    say()
+    say(f"{'':14}{'packed by trial':>18}{'not packed':>14}")
+    for key, name in (("jct_mean_s", "mean JCT"), ("jct_max_s", "longest JCT"), ("makespan_s", "makespan")):
+        say(f"{name:14}{packed[key]:16.1f} s{plain[key]:12.1f} s")
+    say(f"{'pairs':14}{packed['packs']:>18}{plain['packs']:>14}")
+    say(f"{'of these split':14}{packed['unpacks']:>18}{plain['unpacks']:>14}")
+    for pair in packed["pairs"]:
+        (a, b), (x, y) = pair["kinds"], pair["rates"]
+        say(f"  {a} {x:.2f} + {b} {y:.2f} = {x + y:.2f}: {'refused' if pair['refused'] else 'good'}")
+    say(f"bad pairs lasted {', '.join(f'{seconds:.1f} s' for seconds in packed['bad_pairs_lasted_s'])}; the hook was killed once in between")
+    say("All figures are from simulated GPUs.")
+    if want_json:
+        metrics = [
+            {"name": "jct_mean_packed", "value": packed["jct_mean_s"], "unit": "s", "baseline": plain["jct_mean_s"],
+             "ratio": packed["jct_mean_s"] / plain["jct_mean_s"], "budget": None},
+            {"name": "makespan_packed", "value": packed["makespan_s"], "unit": "s", "baseline": plain["makespan_s"],
+             "ratio": packed["makespan_s"] / plain["makespan_s"], "budget": None},
+            {"name": "bad_pair_lasted", "value": max(packed["bad_pairs_lasted_s"], default=None), "unit": "s", "baseline": WINDOW_S,
+             "ratio": max(packed["bad_pairs_lasted_s"], default=0) / WINDOW_S, "budget": 2 * WINDOW_S},
+        ]  # fmt: skip
+        return wrong, {
+            "commit": commit, "simulated": True, "seed": seed, "metrics": metrics, "packed": packed, "plain": plain, "failures": wrong
+        }  # fmt: skip
+    return wrong, None

@@ -1,0 +1,316 @@
+//! The hook above two arbiters on one host, each with a simulated device of its own.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+
+use serde_json::Value;
+use tests::{Artefacts, Outcome, Room, Running, wait_until};
+
+/// A hook, its state in a directory of its own.
+struct Hook {
+    room: Room,
+    process: Option<Child>,
+    port: String,
+}
+
+impl Hook {
+    fn new() -> Self {
+        let mut hook = Self {
+            room: Room::new(),
+            process: None,
+            port: "0".into(),
+        };
+        hook.start();
+        hook
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    fn token_file(&self) -> PathBuf {
+        self.room.path("hook/token")
+    }
+
+    fn command(&self) -> std::process::Command {
+        let state = self.room.path("hook");
+        let mut command = self.room.sublet(["cluster", "serve", "--listen"]);
+        command
+            .arg(format!("127.0.0.1:{}", self.port))
+            .arg("--state")
+            .arg(state);
+        command.args([
+            "--round",
+            "1s",
+            "--trial-window",
+            "3s",
+            "--trial-solo",
+            "1s",
+            "--node-timeout",
+            "5s",
+            "--grace",
+            "5s",
+        ]);
+        command
+    }
+
+    fn start(&mut self) {
+        let mut process = self
+            .command()
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the hook");
+        let mut line = String::new();
+        BufReader::new(process.stderr.take().expect("its stderr"))
+            .read_line(&mut line)
+            .expect("its first line");
+        let port = line
+            .split("http://127.0.0.1:")
+            .nth(1)
+            .and_then(|rest| rest.split(',').next());
+        self.port = port
+            .unwrap_or_else(|| panic!("no address in `{line}`"))
+            .to_owned();
+        self.process = Some(process);
+    }
+
+    /// SIGKILL.
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    fn ask(&self, words: &[&str]) -> Outcome {
+        let mut command = self.room.sublet(["cluster"]);
+        command
+            .args(&words[..1])
+            .args(["--cluster", &self.url(), "--token-file"])
+            .arg(self.token_file());
+        Outcome::of(command.args(&words[1..]))
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        serde_json::from_str(&self.ask(words).succeeded().stdout).expect("JSON")
+    }
+
+    fn jobs(&self) -> Vec<Value> {
+        self.json(&["jobs", "--json"])
+            .as_array()
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    fn phases(&self) -> Vec<String> {
+        self.jobs()
+            .iter()
+            .map(|job| job["phase"].as_str().unwrap_or_default().to_owned())
+            .collect()
+    }
+
+    /// An arbiter that reports to it.
+    fn node(&self, name: &str) -> Node {
+        let room = Room::new();
+        let mut command = room.sublet([
+            "arbiter",
+            "--cluster",
+            &self.url(),
+            "--cluster-sim",
+            "--cluster-node",
+            name,
+        ]);
+        command.arg("--cluster-token-file").arg(self.token_file());
+        if nix::unistd::geteuid().is_root() {
+            command.args(["--cluster-user", "root"]);
+        }
+        let arbiter = Some(Running::start(&mut command));
+        Node {
+            room,
+            arbiter,
+            name: name.to_owned(),
+        }
+    }
+
+    fn is_up(&self, node: &Node) -> bool {
+        let status = self.json(&["status", "--json"]);
+        let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+        nodes
+            .iter()
+            .any(|one| one["name"] == node.name.as_str() && one["up"] == true)
+    }
+}
+
+impl Drop for Hook {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+struct Node {
+    room: Room,
+    arbiter: Option<Running>,
+    name: String,
+}
+
+impl Node {
+    /// Directories of the goes that were begun.
+    fn runs(&self) -> BTreeSet<PathBuf> {
+        let list = |dir: PathBuf| {
+            let entries = std::fs::read_dir(dir);
+            entries
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.path())
+        };
+        let goes = list(self.room.path("run/cluster/runs")).flat_map(list);
+        goes.filter(|go| go.join("started").exists()).collect()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Jobs are processes of their own, each the leader of its group.
+        for place in self.runs() {
+            let pid = std::fs::read_to_string(place.join("pid"))
+                .ok()
+                .and_then(|pid| pid.trim().parse().ok());
+            if let Some(pid) = pid.filter(|_| !place.join("exit.json").exists()) {
+                let _ = nix::sys::signal::killpg(
+                    nix::unistd::Pid::from_raw(pid),
+                    nix::sys::signal::Signal::SIGKILL,
+                );
+            }
+        }
+        drop(self.arbiter.take());
+    }
+}
+
+fn submit(hook: &Hook, name: &str, restartable: bool, command: &[&str]) {
+    let mut words = vec!["submit", "--name", name, "--kind", command[0]];
+    if restartable {
+        words.push("--restartable");
+    }
+    let program = Artefacts::get().program(command[0]);
+    words.extend(["--", program.to_str().expect("UTF-8")]);
+    words.extend(&command[1..]);
+    hook.ask(&words).succeeded();
+}
+
+#[test]
+fn a_hook_that_is_killed_loses_no_job_and_an_arbiter_that_is_killed_finds_its_own_again() {
+    let mut hook = Hook::new();
+    let (mut a, b) = (hook.node("a"), hook.node("b"));
+    wait_until("both nodes report", || {
+        (hook.is_up(&a) && hook.is_up(&b)).then_some(())
+    });
+    let serve = [
+        "load",
+        "--kernel-us",
+        "2000",
+        "--burst",
+        "3",
+        "--pause-us",
+        "40000",
+        "--for-ms",
+        "9000",
+    ];
+    for at in 0..4 {
+        submit(&hook, &format!("serve-{at}"), false, &serve);
+    }
+    wait_until("they run", || {
+        (hook
+            .phases()
+            .iter()
+            .filter(|phase| *phase == "running")
+            .count()
+            == 4)
+            .then_some(())
+    });
+    for _ in 0..3 {
+        hook.kill();
+        hook.start();
+    }
+    // The arbiter too: its jobs have runners of their own.
+    if let Some(mut arbiter) = a.arbiter.take() {
+        arbiter.kill();
+        drop(arbiter);
+    }
+    let before = a.runs();
+    let mut again = a.room.sublet([
+        "arbiter",
+        "--cluster",
+        &hook.url(),
+        "--cluster-sim",
+        "--cluster-node",
+        "a",
+    ]);
+    again.arg("--cluster-token-file").arg(hook.token_file());
+    if nix::unistd::geteuid().is_root() {
+        again.args(["--cluster-user", "root"]);
+    }
+    a.arbiter = Some(Running::start(&mut again));
+    wait_until("all are done", || {
+        hook.phases()
+            .iter()
+            .all(|phase| phase == "done")
+            .then_some(())
+    });
+    let jobs = hook.jobs();
+    assert_eq!(jobs.len(), 4);
+    assert!(jobs.iter().all(|job| job["goes"] == 1), "{jobs:?}");
+    assert_eq!(a.runs(), before, "nothing was started anew");
+    let names = |node: &Node| {
+        node.runs()
+            .iter()
+            .filter_map(|go| go.file_name().map(|name| name.to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let goes = [names(&a), names(&b)].concat();
+    assert_eq!(goes.iter().collect::<BTreeSet<_>>().len(), 4, "{goes:?}");
+    let status = hook.json(&["status", "--json"]);
+    assert_eq!(status["hook"]["epoch"], 4);
+    assert!(status["packs"].as_u64() >= Some(2), "{status}");
+}
+
+#[test]
+fn a_second_hook_a_wrong_token_and_a_wrong_policy_are_refused() {
+    let hook = Hook::new();
+    let second = Outcome::of(&mut hook.command());
+    assert_eq!(second.code, Some(125), "{second:?}");
+    assert!(second.stderr.contains("another hook"), "{second:?}");
+
+    let other = hook.room.path("other");
+    let fresh = |words: &[&str]| {
+        let mut command = hook.room.sublet(["cluster", "serve", "--state"]);
+        Outcome::of(command.arg(&other).args(words))
+    };
+    let open = fresh(&["--listen", "0.0.0.0:0"]);
+    assert!(
+        open.code == Some(125) && open.stderr.contains("--token-file"),
+        "{open:?}"
+    );
+    let meant = fresh(&["--packer", "tria"]);
+    assert!(
+        meant.code == Some(125) && meant.stderr.contains("did you mean `trial`"),
+        "{meant:?}"
+    );
+    assert!(!other.join("hook.redb").exists());
+
+    let mut unknown = hook
+        .room
+        .sublet(["cluster", "jobs", "--cluster", &hook.url()]);
+    let unknown = Outcome::of(&mut unknown);
+    assert!(
+        unknown.code == Some(125) && unknown.stderr.contains("token"),
+        "{unknown:?}"
+    );
+    let gone = hook.ask(&["cancel", "9"]);
+    assert!(
+        gone.code == Some(125) && gone.stderr.contains("job 9"),
+        "{gone:?}"
+    );
+}
