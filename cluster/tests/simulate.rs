@@ -377,3 +377,32 @@ fn who_stays_within_its_cells_never_waits() {
         assert!(with[0].fates.iter().all(|fate| fate.end_s.is_some()));
     }
 }
+
+/// Synergy's own tables: a server of 8 GPUs, 24 cores and 500 GB with half image models.
+#[test]
+fn cores_and_memory_go_to_who_needs_them() {
+    use policy::cluster::fair::tune;
+    let all = trace::read_sensitivity(&data("synergy/cpu_mem_sensitivity.csv")).unwrap();
+    let single = |names: &[&str]| -> Vec<_> {
+        let of = |name: &&str| all[&((*name).to_owned(), 1)].clone();
+        names.iter().map(of).collect()
+    };
+    let image = single(&["res18", "alexnet", "shufflenet", "mobilenet", "res50"]);
+    let text = single(&["bert", "gnmt", "lstm", "transformer"]);
+    let mut random = Random::new(59);
+    let (mut tuned, mut jobs) = (0.0, 0.0);
+    for _ in 0..50 {
+        let image = (0..4).map(|_| (1, &image[random.below(image.len())]));
+        let mut on_it: Vec<_> = image.collect();
+        on_it.extend((0..4).map(|_| (1, &text[random.below(text.len())])));
+        let given = tune(8, 24.0, 500e9, &on_it);
+        assert!(given.iter().map(|of| of.cpus).sum::<f64>() <= 24.0 + 1e-6);
+        assert!(given.iter().map(|of| of.bytes).sum::<f64>() <= 500e9 * (1.0 + 1e-6));
+        for (of, (_, job)) in given.iter().zip(&on_it) {
+            assert!(of.speed >= job.speed(3.0, 62.5e9) - 1e-9, "{of:?}");
+            tuned += of.speed / job.speed(3.0, 62.5e9);
+            jobs += 1.0;
+        }
+    }
+    assert!(tuned / jobs >= 1.2, "{}", tuned / jobs);
+}

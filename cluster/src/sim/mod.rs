@@ -528,9 +528,13 @@ impl<'a> Simulation<'a> {
         for decision in &batch {
             self.count(decision);
         }
-        let sessions = &self.sessions;
-        let tunes = |id: &&JobId| sessions[id.0 as usize].as_ref().is_some_and(Session::tunes);
-        touched.extend(self.state.running().iter().filter(tunes));
+        if self.scheduler.tunes_batches() {
+            let tunes = |id: &&JobId| {
+                let session = self.sessions[id.0 as usize].as_ref();
+                session.is_some_and(Session::tunes)
+            };
+            touched.extend(self.state.running().iter().filter(tunes));
+        }
         for id in touched {
             self.epochs[id.0 as usize] += 1;
             self.pace(id);

@@ -5,6 +5,7 @@ mod elasticflow;
 mod gavel;
 mod philly;
 pub mod pollux;
+mod synergy;
 mod table;
 mod tiresias;
 
@@ -16,6 +17,7 @@ use policy::cluster::{GpuType, Job, JobType, PairTable};
 
 pub use elasticflow::read_curves;
 pub use gavel::{read_isolated, read_pairs};
+pub use synergy::read_sensitivity;
 use table::Table;
 pub use table::TraceError;
 

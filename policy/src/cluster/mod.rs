@@ -32,6 +32,7 @@ pub mod sizer;
 mod state;
 mod tags;
 mod throughput;
+pub mod wait;
 
 pub use admission::{Admission, Admit};
 pub use decision::{Decision, Reason};

@@ -4,6 +4,8 @@ mod carbyne;
 mod drf;
 mod gavel;
 mod hug;
+mod synergy;
+mod trade;
 
 pub use carbyne::{Fluid, Schedule, altruistic, fair_schedule};
 pub use drf::drf;
@@ -12,3 +14,5 @@ pub use gavel::{
     max_min, max_min_of_types,
 };
 pub use hug::{Hug, hug};
+pub use synergy::{Given, Sensitivity, tune};
+pub use trade::{Holding, Trader, by_tickets, trade};
