@@ -1,5 +1,7 @@
 //! Jobs that harm the others, and jobs on several devices: nobody else stands still.
 
+use std::time::{Duration, Instant};
+
 use control::JobStatus;
 use nix::sys::signal::Signal;
 use tests::{Artefacts, Outcome, Room, Running, wait_until};
@@ -50,9 +52,16 @@ fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part()
         "{ps:?}"
     );
     assert!(!endless.has_ended(), "nobody asked to have it ended");
-    let grants = job(&room, "endless").grants;
-    goes_on(&room, "honest");
-    assert_eq!(job(&room, "endless").grants, grants);
+    // It may be let in where the other job has had no core for a while. Turn and turn about, in slices of 50 ms at most, it
+    // would be once in 100 ms.
+    let (grants, since) = (job(&room, "endless").grants, Instant::now());
+    for _ in 0..12 {
+        goes_on(&room, "honest");
+    }
+    let took = since.elapsed();
+    let more = job(&room, "endless").grants - grants;
+    let most = 1 + took.as_millis() as u64 / 200;
+    assert!(more <= most, "let in {more} times in {took:?}");
     assert_eq!(job(&room, "honest").demoted, None);
     drop((honest, endless));
 }
@@ -75,13 +84,22 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
             .and_then(|status| status.devices.first()?.holder.clone());
         holder.as_deref() == Some(name)
     };
-    wait_until("it holds the device", || holds("stopped").then_some(()));
-    stopped.signal(Signal::SIGSTOP);
-    goes_on(&room, "honest");
+    // Between two launches it wants nothing, and being stopped is no offence: then once more.
     let told = wait_until("it is told", || {
-        let mut events = room.events().into_iter();
-        events.find(|event| event.kind == "misbehaviour")
+        stopped.signal(Signal::SIGCONT);
+        wait_until("it holds the device", || holds("stopped").then_some(()));
+        stopped.signal(Signal::SIGSTOP);
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_secs(3) {
+            let mut events = room.events().into_iter();
+            if let Some(event) = events.find(|event| event.kind == "misbehaviour") {
+                return Some(event);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        None
     });
+    goes_on(&room, "honest");
     let offence = told.fields["offence"].as_str().expect("a word");
     assert_eq!(told.job, "stopped");
     assert!(matches!(offence, "deaf" | "endless"), "{offence}");
