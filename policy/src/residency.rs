@@ -43,7 +43,7 @@ pub const UNKNOWN_BYTES_PER_US: u64 = 10_000;
 /// What a switch costs beyond its bytes: draining, and handles to make and to map.
 const SWITCH_NS: u64 = 5_000_000;
 /// An allocation that waits for room is not kept waiting longer than this for the end of another job's term. TIMEOUT: it gives up
-/// after ten seconds.
+/// after half a minute.
 const URGENT_NS: u64 = 2_000_000_000;
 /// Terms are in the proportion of weights up to here; beyond it a small share would wait for minutes.
 const MOST_TERMS: f64 = 20.0;

@@ -106,7 +106,7 @@ pub(super) fn evict(device: usize) -> Outcome {
 
 /// After an eviction that stopped half-way: what has left comes back.
 fn undo(device: usize, stopped: Stopped) -> Outcome {
-    let back = tuning::ROOM.as_nanos() as u64; // CAST: ten seconds.
+    let back = tuning::UNDO.as_nanos() as u64; // CAST: ten seconds.
     match restore(device, now_ns() + back, &|| false) {
         Outcome::Done => Outcome::Refused(stopped.reason),
         _ => Outcome::Failed(stopped.reason, stopped.status),

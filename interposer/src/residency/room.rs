@@ -39,7 +39,7 @@ impl<'a> Room<'a> {
         Self {
             meter,
             bytes,
-            until_ns: now_ns() + tuning::ROOM.as_nanos() as u64, // CAST: ten seconds.
+            until_ns: now_ns() + tuning::ROOM.as_nanos() as u64, // CAST: half a minute.
         }
     }
 

@@ -19,9 +19,11 @@ static PIPELINE: AtomicBool = AtomicBool::new(true);
 static PIN: AtomicBool = AtomicBool::new(true);
 static REUSE: AtomicBool = AtomicBool::new(true);
 
-/// TIMEOUT: how long an allocation that the quota allows waits for device memory that another tenant is to leave: some switches of
-/// twenty gigabytes.
-pub(super) const ROOM: Duration = Duration::from_secs(10);
+/// TIMEOUT: how long an allocation that the quota allows waits for device memory that other tenants are to leave: some switches of
+/// twenty gigabytes, of others that have just asked for theirs, on a host that is busy.
+pub(super) const ROOM: Duration = Duration::from_secs(30);
+/// TIMEOUT: how long what has left may take to come back after an eviction that stopped half-way.
+pub(super) const UNDO: Duration = Duration::from_secs(10);
 /// TIMEOUT: how long shadows of a job whose memory is on the device are kept without being used.
 pub(super) const KEEP_SHADOWS_NS: u64 = 60_000_000_000;
 /// TIMEOUT: how long the client tries to bring its memory back by itself, without an arbiter, before calls fail.
