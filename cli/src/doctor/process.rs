@@ -28,6 +28,8 @@ pub struct Seen {
     pub drivers: usize,
     /// Different driver files among them.
     pub driver_files: Vec<PathBuf>,
+    /// How many times NVML is loaded.
+    pub nvmls: usize,
     /// It has opened a device file of NVIDIA's.
     pub device_open: bool,
     /// Why the library is not in it; `None` where it is, or where it has not got that far.
@@ -92,6 +94,7 @@ pub fn look(pid: u32, library: &Path) -> Option<Seen> {
         ours: mapped.ours,
         drivers: mapped.drivers,
         driver_files: mapped.driver_files,
+        nvmls: mapped.nvmls,
         device_open: device_open(&proc),
         audited: names_us(&environment, "LD_AUDIT=", library),
         absent: None,
@@ -126,6 +129,7 @@ struct Mapped {
     ours: usize,
     drivers: usize,
     driver_files: Vec<PathBuf>,
+    nvmls: usize,
     c_library: bool,
     other_loader: bool,
 }
@@ -155,6 +159,8 @@ impl Mapped {
                 if !mapped.driver_files.iter().any(|file| file == path) {
                     mapped.driver_files.push(path.to_owned());
                 }
+            } else if name.starts_with(b"libnvidia-ml.so") {
+                mapped.nvmls += 1;
             }
         }
         mapped
@@ -212,12 +218,15 @@ mod tests {
 7f10-7f11 r--p 00000000 08:01 12                         /usr/lib/libcuda.so.595.1
 7f11-7f12 r-xp 00001000 08:01 12                         /usr/lib/libcuda.so.595.1
 7f20-7f21 r--p 00000000 08:01 12                         /usr/lib/libcuda.so.595.1
+7f28-7f29 r--p 00000000 08:01 14                         /usr/lib/libnvidia-ml.so.595.1
+7f29-7f2a r--p 00000000 08:01 15                         /opt/other/libnvidia-ml.so.1
+7f2a-7f2b r-xp 00001000 08:01 15                         /opt/other/libnvidia-ml.so.1
 7f30-7f31 r--p 00000000 08:01 13                         /usr/lib/libc.so.6
 7f40-7f41 rw-p 00000000 00:00 0
 7f50-7f51 rw-p 00000000 00:00 0                          [heap]
 ";
         let mapped = Mapped::of(maps, Path::new("/opt/libsublet.so"));
-        assert_eq!((mapped.ours, mapped.drivers), (1, 2));
+        assert_eq!((mapped.ours, mapped.drivers, mapped.nvmls), (1, 2, 2));
         assert_eq!(
             mapped.driver_files,
             [Path::new("/usr/lib/libcuda.so.595.1")]

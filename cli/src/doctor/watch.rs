@@ -265,6 +265,15 @@ impl Watched {
                 }
                 continue;
             }
+            if seen.nvmls > 1 {
+                let text = format!(
+                    "{who} has the management library (NVML) loaded {} times: one of them is ours to answer for, another (dlmopen, a second copy of the file) tells the whole device's memory and processes; quotas hold all the same",
+                    seen.nvmls
+                );
+                out_of_reach.push(json!({
+                    "pid": seen.pid, "command": seen.command, "kind": "nvml_copy", "calls": 0, "text": text,
+                }));
+            }
             // A link namespace that the auditor is in counts as one of ours, and has no driver.
             let namespaces = seen.ours.saturating_sub(usize::from(seen.audited));
             let (kind, text) = if past > 0 && seen.drivers > namespaces {
@@ -402,6 +411,10 @@ mod tests {
             kinds(vec![seen(2, 1, 1, None)]),
             (vec!["past_the_library".into()], 0)
         );
+        let (mut once, mut twice) = (seen(2, 1, 0, None), seen(2, 1, 0, None));
+        (once.nvmls, twice.nvmls) = (1, 2);
+        assert_eq!(kinds(vec![once]), (vec![], 0));
+        assert_eq!(kinds(vec![twice]), (vec![], 1), "told, and no escape");
         let mut audited = seen(2, 3, 2, None);
         audited.audited = true;
         let mut watched = watched(vec![audited]);
