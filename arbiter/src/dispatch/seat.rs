@@ -168,8 +168,17 @@ impl Seat {
             && if self.hold.is_some() {
                 self.busy
             } else {
-                self.wants(now_ns)
+                self.wants(now_ns) && !self.is_stuck(now_ns)
             }
+    }
+
+    /// Whether it is demoted for work that does not end and is on the device yet: more of it would only come behind that.
+    fn is_stuck(&self, now_ns: u64) -> bool {
+        let endless = matches!(
+            self.conduct.demoted(now_ns),
+            Some(super::Offence::Endless { .. })
+        );
+        endless && self.tail_since_ns.is_some()
     }
 
     /// Its class as it is treated.
