@@ -441,13 +441,14 @@ impl Arbitration {
             .max(other.since_ns)
             .saturating_add(switch_ns);
         let own = (other.class, one.class);
-        if other.kept_away || self.is_parked(other.id) {
+        if other.kept_away {
             return 0;
         }
         match own {
             (Class::Opportunistic, Class::Guaranteed) => return 0,
             (Class::Guaranteed, Class::Opportunistic) if other.wants => return u64::MAX,
             (Class::Guaranteed, Class::Opportunistic) => return silent_ns,
+            _ if self.is_parked(other.id) => return 0,
             _ => {}
         }
         // Two that wait for each other would wait for ever.
