@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use policy::cluster::{
-    ClusterState, Decision, GpuId, GpuType, Job, JobType, Node, Profile, UserId,
+    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Speed, UserId,
 };
 
 use super::{Hook, UNKNOWN_WORK_S, policy_class, scheduler_of};
@@ -24,6 +24,11 @@ impl Hook {
             record.arrival_s,
             asked.work_s.unwrap_or(UNKNOWN_WORK_S),
         );
+        if let Some(most) = asked.max_gpus.filter(|most| *most > gpus) {
+            // As fast as it has GPUs: nobody has measured anything else.
+            job.most_gpus = most;
+            job.speed = Speed::Curve((1..=most).map(|n| f64::from(n) / f64::from(gpus)).collect());
+        }
         job.user = UserId(self.users.number(&asked.user));
         job.deadline_s = asked.deadline_s.map(|after| record.arrival_s + after);
         job.weight = asked.weight.unwrap_or(1.0);
@@ -69,6 +74,13 @@ impl Hook {
                 .collect();
             facts.pinned.insert(*at, gpus);
         }
+    }
+
+    /// GPUs that a job has, or asks for where it has none.
+    pub(super) fn held(&self, at: JobId) -> u32 {
+        let job = self.state.job(at);
+        // CAST: a node has at most 64.
+        job.run().map_or(job.gpus, |run| run.gpus.len() as u32)
     }
 
     pub(super) fn gpu(&self, node: &str, device: &str) -> Option<GpuId> {
