@@ -130,13 +130,13 @@ impl Hook {
             }
         }
         *self.shared.facts() = facts;
-        self.note_waits();
         let past = self.past();
         // What was looked up at the start is still there.
         if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, past.into_iter()) {
             self.scheduler = scheduler;
         }
         self.state = ClusterState::new(nodes);
+        self.note_waits();
         self.live.clear();
         self.numbers.clear();
         self.changed = true;
@@ -226,8 +226,8 @@ impl Hook {
         all
     }
 
-    /// Which GPUs strangers are on, for the placer.
-    pub(super) fn note_waits(&self) {
+    /// Which GPUs strangers are on, and how long a request would wait there, for the placer.
+    pub(super) fn note_waits(&mut self) {
         let mut facts = self.shared.facts();
         facts.busy.clear();
         for (at, (node, device)) in self.places.iter().enumerate() {
@@ -235,10 +235,13 @@ impl Hook {
                 .nodes
                 .get(node)
                 .and_then(|node| node.waits.iter().find(|w| w.uuid == *device));
+            // CAST: a place in the list of GPUs.
+            let gpu = GpuId(at as u32);
             if waits.is_some_and(|waits| waits.strangers > 0) {
-                // CAST: a place in the list of GPUs.
-                facts.busy.insert(GpuId(at as u32));
+                facts.busy.insert(gpu);
             }
+            self.state
+                .set_wait_matrix(gpu, waits.and_then(crate::live::waits::as_told));
         }
     }
 }
