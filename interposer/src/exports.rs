@@ -20,7 +20,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
-use crate::{capture, context, cost, gate, memory, real, residency, signature};
+use crate::{capture, context, cost, gate, marks, memory, real, residency, signature};
 
 /// Runs a hook; a panic in it becomes `fallback`'s answer, and never leaves the entry.
 #[inline(always)]
@@ -300,7 +300,10 @@ macro_rules! gated {
                 }
                 let result = call_words!($symbol $($arg)*);
                 drop(pass);
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket, seen)));
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    gate::settle(ticket, seen);
+                    marks::after_error(result);
+                }));
                 result
             }
             let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
@@ -341,6 +344,9 @@ macro_rules! observed_sync {
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             let _ = std::panic::catch_unwind(gate::before_sync);
             let result = call_words!($symbol $($arg)*);
+            if !result.is_ok() {
+                let _ = std::panic::catch_unwind(|| marks::after_error(result));
+            }
             if !track::only_asks(Symbol::$symbol) {
                 let _ = std::panic::catch_unwind(gate::after_sync);
                 // Pools give memory back to the device when the program synchronises.
@@ -758,7 +764,7 @@ mod track {
     #[inline(always)]
     pub(super) fn before(symbol: Symbol) {
         if begins_capture(symbol) {
-            // What was submitted so far is marked now; during the capture nobody marks.
+            // What was submitted so far is marked now: a stream that is captured is not marked any more.
             gate::before_sync();
             capture::before_begin();
         }
