@@ -26,6 +26,7 @@ const SECOND: u64 = 0xC2B2_AE3D_27D4_EB4F;
 /// `(u64* hashes, const u64* chunks, u64 count)`. Addresses and lengths are multiples of 8; blocks of 256 threads.
 pub(super) const HASH_CHUNKS: Kernel = Kernel {
     name: "sublet_hash_chunks",
+    waits: None,
     param_sizes: &[8, 8, 8],
     run: hash_chunks,
     cost: |launch| {

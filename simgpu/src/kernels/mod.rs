@@ -9,6 +9,7 @@
 //! As on hardware, ordering accesses to memory between concurrent launches is the program's duty.
 
 mod chunks;
+mod collective;
 mod elementwise;
 mod hash;
 mod loss;
@@ -76,11 +77,20 @@ pub struct Cost {
     pub fixed_ns: u64,
 }
 
+/// See [`Kernel::waits`].
+pub type Waits = fn(&Launch<'_>) -> Result<bool, Fault>;
+
 /// A kernel's native twin.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     /// The entry's name in the PTX.
     pub name: &'static str,
+    /// For a kernel that spins until other launches have begun: whether they have. It is asked from the moment at which the launch
+    /// itself begins, again and again until it says so; then comes `run`. `None`: it waits for nobody.
+    ///
+    /// # Errors
+    /// As `run`.
+    pub waits: Option<Waits>,
     /// Bytes of each parameter, 1 to 8.
     pub param_sizes: &'static [u8],
     /// Computes what the kernel computes.
@@ -92,7 +102,7 @@ pub struct Kernel {
     pub cost: fn(&Launch<'_>) -> Cost,
 }
 
-static KERNELS: [Kernel; 16] = [
+static KERNELS: [Kernel; 17] = [
     elementwise::FILL,
     elementwise::AXPY,
     elementwise::BIAS_ACT,
@@ -109,6 +119,7 @@ static KERNELS: [Kernel; 16] = [
     hash::CONTENT_HASH,
     hash::HASH_FOLD,
     chunks::HASH_CHUNKS,
+    collective::ALL_REDUCE,
 ];
 
 /// The twin of the kernel `name`, if there is one.
