@@ -56,8 +56,8 @@ pub(super) struct Seat {
     pub tail: Tail,
     /// Of the slice that has begun, what is not charged to it.
     pub forgiven_ns: u64,
-    /// Since when it has had work on the device that was there when a slice of it ended, without submitting any more: a
-    /// slice in between, in a gap that the others left, does not end that.
+    /// Since when it has had work on the device that was there when a slice of it ended, passed on or begun anew, without submitting
+    /// any more: a slice in between, in a gap that the others left, does not end that.
     unfinished_since_ns: Option<u64>,
     /// How long it may be silent before it counts as idle.
     pub quiet_ns: u64,
@@ -335,7 +335,14 @@ impl Seat {
         }
         self.window_us = grant.window_us;
         let opened_ns = match self.hold {
-            Some(hold) => hold.opened_ns,
+            Some(hold) => {
+                // It keeps the device at the end of a slice: what was there then counts as where it is passed on.
+                let seen = self.sample(device);
+                if seen.in_flight() || seen.blocking {
+                    self.unfinished_since_ns.get_or_insert(now_ns);
+                }
+                hold.opened_ns
+            }
             None => {
                 self.usage.grants += 1;
                 // One that waits is about to begin; one that was let in unasked may never.

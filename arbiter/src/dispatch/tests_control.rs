@@ -291,6 +291,36 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
 }
 
 #[test]
+fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
+    // The first to come keeps the device under this policy: what waits behind a kernel that spins waits for good.
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let fifo = Setup {
+        policy: policy::by_name("fifo", &[]).ok(),
+        ..setup(Mode::Exclusive)
+    };
+    bench.lane.run_as(0, fifo);
+    let client = Rc::clone(&bench.pages[0]);
+    client.client.claim_stream(0).expect("slot").1.issue();
+    bench.run(2 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    let live = |bench: &mut Bench, ns| {
+        for _ in 0..ns / (100 * MS) {
+            bench.run(100 * MS, |pages| greedy(&pages[1]));
+            bench.lane.inspect(bench.now_ns);
+        }
+    };
+    live(&mut bench, 900 * MS);
+    assert!(
+        bench.open(0) && !bench.open(1),
+        "kernels of a second are rare, not wrong"
+    );
+    live(&mut bench, 300 * MS);
+    assert!(bench.open(1) && !bench.open(0));
+    let told = bench.lane.take_offences();
+    assert!(matches!(told[..], [(TenantId(0), Offence::Endless { .. })]));
+}
+
+#[test]
 fn one_that_never_comes_is_reported_once_and_demoted() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.wait(0);

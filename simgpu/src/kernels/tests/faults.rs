@@ -36,6 +36,15 @@ fn sound_arguments(name: &str) -> (Vec<u64>, [u32; 3], usize) {
         }
         "sublet_content_hash" => (vec![slot(0), slot(1), 64, 64], line, 2),
         "sublet_hash_fold" => (vec![slot(0), slot(1), 4], line, 2),
+        // The other rank's word is 0, which says that it has come to the last round before they wrap round.
+        "sublet_all_reduce_f32" => {
+            let last = u64::from(u32::MAX);
+            (
+                vec![slot(0), slot(1), slot(2), slot(3), 16, 0, 2, last],
+                line,
+                4,
+            )
+        }
         "sublet_hash_chunks" => (vec![slot(0), slot(2), 1], line, 2),
         other => panic!("no arguments for {other}: add them here with the kernel"),
     }
