@@ -1,8 +1,7 @@
 """Three arbiters on simulated GPUs, twelve jobs, one hook: with packing by trial, then without, from the same seed.
 
-The hook is killed (SIGKILL) and started again in the middle. Checked: every job ends well, none is in two places, the pair of two
-training jobs that do not get along is split within two windows and not tried again, and training ends with the same loss to the bit
-however often it was stopped. Reported: completion times with and without packing.
+The hook is killed (SIGKILL) and started again in the middle. Each of CLAIMS is checked and reported by name; one that does not hold
+is a failure of the demo. Reported besides: completion times with and without packing.
 """
 
 import json
@@ -23,6 +22,41 @@ SOLO_S = 1.5
 STEPS = 3500
 SERVE_S = 12
 LATE_S = 4.5
+
+# What is shown; whatever is found wrong names the one that it breaks.
+CLAIMS = {
+    "nodes": "three arbiters, each with a simulated GPU of its own, and jobs ran on every one",
+    "jobs": "twelve jobs, each known once, under the number that its submitter was told",
+    "packed": "the trial packer put jobs together",
+    "measured": "pairs were measured against the speed of each alone, and a good one was found and kept",
+    "split": "a bad pair was split within two windows",
+    "remembered": "a pair that was split was not put together again",
+    "killed": "the hook was killed in the middle, with jobs running and pairs made, and the next one on its state went on",
+    "finished": "every job ended well, in both runs",
+    "once": "no job was in two places: each go of a job was started once, and jobs that cannot be moved had one go",
+    "same_result": "training ended with the same loss to the bit, packed or not, and however often it was stopped",
+    "compared": "the same jobs in the same sequence, from the same seed, ran without packing as well",
+}
+
+
+class Wrong:
+    """What was found wrong, by the claim that it breaks."""
+
+    def __init__(self):
+        self.found = {claim: [] for claim in CLAIMS}
+
+    def add(self, claim, text):
+        self.found[claim].append(text)
+
+    def unless(self, holds, claim, text):
+        if not holds:
+            self.add(claim, text)
+
+    def texts(self):
+        return [text for texts in self.found.values() for text in texts]
+
+    def claims(self):
+        return {claim: {"held": not self.found[claim], "text": text, "failures": self.found[claim]} for claim, text in CLAIMS.items()}
 
 
 class Failure(Exception):
@@ -181,10 +215,10 @@ class Cluster:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def play(target, packer, seed, scale, kill, say):
-    """One run; its figures and what is wrong with it."""
+def play(target, packer, seed, scale, kill, say, wrong):
+    """One run and its figures."""
     cluster = Cluster(target, packer, seed, say)
-    wrong, keep = [], False
+    keep = False
     try:
         order = random.Random(seed)
         first, late = example_jobs(target, cluster.directory, scale)
@@ -197,45 +231,42 @@ def play(target, packer, seed, scale, kill, say):
         if kill:
             cluster.wait_for("a pair is split", lambda: any(line["kind"] == "unpack" for line in cluster.decisions()))
             say(f"  {time.time() - begun:3.0f} s: a pair is split; the hook is killed now")
+            before = cluster.jobs()
             cluster.kill_hook()
-            if cluster.status()["hook"]["epoch"] != 2:
-                wrong.append("the hook that followed does not count as the second")
-        shown = 0
-        while True:
-            jobs = cluster.jobs()
-            over = [job for job in jobs if job["phase"] in ("done", "failed", "cancelled")]
-            if len(over) == len(ids):
-                break
-            if time.time() - begun > 240:
-                raise Failure(f"{len(ids) - len(over)} jobs are not over after 240 s; see {cluster.directory}")
-            if time.time() - begun - shown > 5:
-                shown = time.time() - begun
-                states = {phase: sum(job["phase"] == phase for job in jobs) for phase in ("waiting", "running", "done")}
-                pairs = sorted((job["name"], next(o["name"] for o in jobs if o["id"] == job["beside"])) for job in jobs if job["beside"])
-                text = ", ".join("+".join(pair) for pair in pairs if pair[0] < pair[1])
-                say(f"  {shown:3.0f} s: {states['waiting']} wait, {states['running']} run, {states['done']} done; {text or 'no pairs'}")
-            time.sleep(1.0)
-        jobs.sort(key=lambda job: job["id"])
+            epoch = cluster.status()["hook"]["epoch"]
+            wrong.unless(epoch == 2, "killed", f"the hook that followed counts as number {epoch}")
+            running = sum(job["phase"] == "running" for job in before)
+            wrong.unless(running > 0, "killed", "nothing ran when the hook was killed")
+            wrong.unless(any(job["beside"] for job in before), "killed", "no pair was there when the hook was killed")
+            lost = {job["id"] for job in before} - {job["id"] for job in cluster.jobs()}
+            wrong.unless(not lost, "killed", f"jobs {sorted(lost)} are unknown to the hook that followed")
+        jobs = watch(cluster, len(ids), begun, say)
         status, log = cluster.status(), cluster.decisions()
-        losses = set()
+        losses, places = set(), set()
         for job in jobs:
+            goes = cluster.goes(job["id"])
+            places |= {path.relative_to(cluster.directory).parts[0] for path in goes}
+            name = job["name"]
+            wrong.unless(len(goes) == job["goes"], "once", f"{name} was started {len(goes)} times for {job['goes']} goes")
             if job["phase"] != "done":
-                wrong.append(f"{job['name']} ended as {job['phase']}: {job['reason']}")
+                wrong.add("finished", f"{name} ended as {job['phase']}: {job['reason']}")
                 continue
             report = cluster.output(job["id"], job["goes"])
             if "loss_bits" in report:
                 losses.add(report["loss_bits"])
             elif job["goes"] != 1:
-                wrong.append(f"{job['name']} cannot be moved and was started {job['goes']} times")
-            if len(cluster.goes(job["id"])) != job["goes"]:
-                wrong.append(f"{job['name']} was started {len(cluster.goes(job['id']))} times for {job['goes']} goes")
-        if [job["id"] for job in jobs] != ids:
-            wrong.append(f"jobs {ids} were submitted, {[job['id'] for job in jobs]} are known")
-        if len(losses) > 1:
-            wrong.append(f"training ended with different losses: {', '.join(sorted(losses))}")
+                wrong.add("once", f"{name} cannot be moved and was started {job['goes']} times")
+        known = [job["id"] for job in jobs]
+        wrong.unless(known == ids and len(ids) == 12, "jobs", f"jobs {ids} were submitted, {known} are known")
+        up = [node["name"] for node in status["nodes"] if node["up"]]
+        wrong.unless(len(up) == 3, "nodes", f"{len(up)} nodes report: {', '.join(up)}")
+        wrong.unless(len(places) == 3, "nodes", f"jobs ran on {', '.join(sorted(places)) or 'no node'} only")
+        wrong.unless(len(losses) == 1, "same_result", f"training ended with the losses {', '.join(sorted(losses)) or 'of nobody'}")
         completion = [(job["ended_unix_ms"] - job["submitted_unix_ms"]) / 1000 for job in jobs if job["ended_unix_ms"]]
         figures = {
             "packer": packer,
+            "seed": seed,
+            "nodes": len(up),
             "jobs": len(jobs),
             "done": sum(job["phase"] == "done" for job in jobs),
             "jct_mean_s": sum(completion) / len(completion),
@@ -248,9 +279,9 @@ def play(target, packer, seed, scale, kill, say):
             "loss_bits": sorted(losses),
             "per_job": [{key: job[key] for key in ("name", "kind", "phase", "goes", "rate")} for job in jobs],
         }
-        if kill:
-            wrong += check_splits(log, figures)
-        return figures, wrong
+        if packer != "none":
+            check_pairs(log, figures, wrong)
+        return figures
     except Failure:
         keep = True
         raise
@@ -258,37 +289,66 @@ def play(target, packer, seed, scale, kill, say):
         cluster.close(keep)
 
 
-def check_splits(log, figures):
+def watch(cluster, count, begun, say):
+    """Until every job is over; the jobs, in the order of their numbers."""
+    shown = 0
+    while True:
+        jobs = cluster.jobs()
+        over = [job for job in jobs if job["phase"] in ("done", "failed", "cancelled")]
+        if len(over) == count:
+            return sorted(jobs, key=lambda job: job["id"])
+        if time.time() - begun > 240:
+            raise Failure(f"{count - len(over)} jobs are not over after 240 s; see {cluster.directory}")
+        if time.time() - begun - shown > 5:
+            shown = time.time() - begun
+            states = {phase: sum(job["phase"] == phase for job in jobs) for phase in ("waiting", "running", "done")}
+            pairs = sorted((job["name"], next(o["name"] for o in jobs if o["id"] == job["beside"])) for job in jobs if job["beside"])
+            text = ", ".join("+".join(pair) for pair in pairs if pair[0] < pair[1])
+            say(f"  {shown:3.0f} s: {states['waiting']} wait, {states['running']} run, {states['done']} done; {text or 'no pairs'}")
+        time.sleep(1.0)
+
+
+def check_pairs(log, figures, wrong):
     """How long bad pairs lasted, and whether they came again."""
-    wrong, since, lasted, split = [], {}, [], set()
+    since, lasted, split = {}, [], set()
     for line in log:
         if line["kind"] in ("place", "resume", "migrate") and line["beside"]:
             since[line["job"]] = line["unix_ms"]
-            if frozenset((line["job"], line["beside"])) in split:
-                wrong.append(f"jobs {line['job']} and {line['beside']} were put together again after they were split")
+            again = frozenset((line["job"], line["beside"])) in split
+            wrong.unless(not again, "remembered", f"jobs {line['job']} and {line['beside']} were put together again after they were split")
         if line["kind"] == "measured" and "is split" in line["text"]:
             split.add(frozenset((line["job"], line["beside"])))
         if line["kind"] == "unpack" and line["job"] in since:
             lasted.append((line["unix_ms"] - since[line["job"]]) / 1000)
     figures["window_s"] = WINDOW_S
     figures["bad_pairs_lasted_s"] = lasted
-    if not lasted:
-        wrong.append("no pair was split, though two training jobs do not get along")
-    if any(seconds > 2 * WINDOW_S for seconds in lasted):
-        wrong.append(f"a bad pair lasted {max(lasted):.1f} s, two windows are {2 * WINDOW_S:.0f} s")
-    if not any(not pair["refused"] for pair in figures["pairs"]):
-        wrong.append("no pair was found good")
-    return wrong
+    wrong.unless(figures["packs"] > 0, "packed", "no jobs were put together")
+    wrong.unless(lasted, "split", "no pair was split, though two training jobs do not get along")
+    for seconds in lasted:
+        wrong.unless(seconds <= 2 * WINDOW_S, "split", f"a bad pair lasted {seconds:.1f} s, two windows are {2 * WINDOW_S:.0f} s")
+    wrong.unless(figures["pairs"], "measured", "no pair was measured")
+    wrong.unless(any(not pair["refused"] for pair in figures["pairs"]), "measured", "no pair was found good")
+    rates = [rate for pair in figures["pairs"] for rate in pair["rates"]]
+    wrong.unless(all(0.0 <= rate <= 1.0 for rate in rates), "measured", f"rates {rates} are not all between 0 and 1")
+
+
+def check_comparison(packed, plain, wrong):
+    """That the two runs can be held against each other."""
+    named = [[(job["name"], job["kind"]) for job in run["per_job"]] for run in (packed, plain)]
+    wrong.unless(named[0] == named[1], "compared", f"the runs had different jobs: {named[0]} and {named[1]}")
+    wrong.unless(packed["seed"] == plain["seed"], "compared", f"the seeds are {packed['seed']} and {plain['seed']}")
+    wrong.unless(plain["packs"] == 0, "compared", f"{plain['packs']} pairs were made in the run without packing")
+    bits = (packed["loss_bits"], plain["loss_bits"])
+    wrong.unless(bits[0] == bits[1], "same_result", f"training ended with loss bits {bits[0]} packed and {bits[1]} alone")
 
 
 def demo(target, seed, scale, want_json, commit, say):
     say(f"twelve jobs on three arbiters with a simulated GPU each, packed by trial (windows of {WINDOW_S:g} s), seed {seed} ...")
-    packed, wrong = play(target, "trial", seed, scale, True, say)
+    wrong = Wrong()
+    packed = play(target, "trial", seed, scale, True, say, wrong)
     say("the same jobs without packing ...")
-    plain, more = play(target, "none", seed, scale, False, say)
-    wrong += more
-    if packed["loss_bits"] != plain["loss_bits"]:
-        wrong.append(f"training ended with loss bits {packed['loss_bits']} packed and {plain['loss_bits']} alone")
+    plain = play(target, "none", seed, scale, False, say, wrong)
+    check_comparison(packed, plain, wrong)
     say()
     say(f"{'':14}{'packed by trial':>18}{'not packed':>14}")
     for key, name in (("jct_mean_s", "mean JCT"), ("jct_max_s", "longest JCT"), ("makespan_s", "makespan")):
@@ -298,18 +358,22 @@ def demo(target, seed, scale, want_json, commit, say):
     for pair in packed["pairs"]:
         (a, b), (x, y) = pair["kinds"], pair["rates"]
         say(f"  {a} {x:.2f} + {b} {y:.2f} = {x + y:.2f}: {'refused' if pair['refused'] else 'good'}")
-    say(f"bad pairs lasted {', '.join(f'{seconds:.1f} s' for seconds in packed['bad_pairs_lasted_s'])}; the hook was killed once in between")
+    lasted = ", ".join(f"{seconds:.1f} s" for seconds in packed["bad_pairs_lasted_s"])
+    say(f"bad pairs lasted {lasted or 'no time'}; the hook was killed once in between")
+    claims = wrong.claims()
+    for claim in claims.values():
+        say(f"  {'shown' if claim['held'] else 'NOT SHOWN'}: {claim['text']}")
     say("All figures are from simulated GPUs.")
-    if want_json:
-        metrics = [
-            {"name": "jct_mean_packed", "value": packed["jct_mean_s"], "unit": "s", "baseline": plain["jct_mean_s"],
-             "ratio": packed["jct_mean_s"] / plain["jct_mean_s"], "budget": None},
-            {"name": "makespan_packed", "value": packed["makespan_s"], "unit": "s", "baseline": plain["makespan_s"],
-             "ratio": packed["makespan_s"] / plain["makespan_s"], "budget": None},
-            {"name": "bad_pair_lasted", "value": max(packed["bad_pairs_lasted_s"], default=None), "unit": "s", "baseline": WINDOW_S,
-             "ratio": max(packed["bad_pairs_lasted_s"], default=0) / WINDOW_S, "budget": 2 * WINDOW_S},
-        ]  # fmt: skip
-        return wrong, {
-            "commit": commit, "simulated": True, "seed": seed, "metrics": metrics, "packed": packed, "plain": plain, "failures": wrong
-        }  # fmt: skip
-    return wrong, None
+    if not want_json:
+        return wrong.texts(), None
+
+    def metric(name, value, baseline, budget=None):
+        return {"name": name, "value": value, "unit": "s", "baseline": baseline, "ratio": value / baseline, "budget": budget}
+
+    metrics = [
+        metric("jct_mean_packed", packed["jct_mean_s"], plain["jct_mean_s"]),
+        metric("makespan_packed", packed["makespan_s"], plain["makespan_s"]),
+    ]
+    metrics += [metric("bad_pair_lasted", max(packed["bad_pairs_lasted_s"]), WINDOW_S, 2 * WINDOW_S)] if lasted else []
+    report = {"commit": commit, "simulated": True, "seed": seed, "claims": claims, "metrics": metrics, "packed": packed, "plain": plain}
+    return wrong.texts(), {**report, "failures": wrong.texts()}

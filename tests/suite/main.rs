@@ -10,6 +10,7 @@ mod hostile;
 mod imports;
 mod quota;
 mod residency;
+mod resize;
 mod shares;
 mod soak;
 mod survival;

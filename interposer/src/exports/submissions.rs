@@ -1,0 +1,147 @@
+//! Entries that may have to wait for the device.
+
+use shim_ffi::CUlaunchConfig;
+
+/// The stream of a gated call as a key: 1 and 2 are the default streams.
+macro_rules! stream_key {
+    ($default:expr, 0, [$($arg:ident)*]) => { $default };
+    ($default:expr, in_struct, [$first:ident $($rest:ident)*]) => { submissions::stream_in_struct($first, $default) };
+    ($default:expr, $position:literal, [$($arg:ident)*]) => {{
+        let stream = [$($arg),*][$position - 1];
+        if stream == 0 { $default } else { stream }
+    }};
+}
+
+macro_rules! default_stream {
+    (legacy) => {
+        gate::LEGACY
+    };
+    (ptsz) => {
+        gate::PER_THREAD
+    };
+    (ptds) => {
+        gate::PER_THREAD
+    };
+}
+
+/// Position 0 is a call without a stream: it blocks until its work is done.
+macro_rules! blocks {
+    (0) => {
+        true
+    };
+    ($stream:tt) => {
+        false
+    };
+}
+
+/// The stream inside a `CUlaunchConfig`.
+#[inline(always)]
+pub(super) fn stream_in_struct(structure: usize, default: usize) -> usize {
+    if structure == 0 {
+        return default;
+    }
+    // SAFETY: the caller's launch configuration, which the driver is about to read as well.
+    let stream = unsafe { (*(structure as *const CUlaunchConfig)).hStream.0 as usize };
+    if stream == 0 { default } else { stream }
+}
+
+macro_rules! gated {
+    ($symbol:ident $variant:ident $stream:tt [$($arg:ident)*]) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
+        pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
+            /// Apart, so that the fast path is a handful of loads and a jump.
+            #[cold]
+            #[inline(never)]
+            extern "C-unwind" fn slow($($arg: usize),*) -> CUresult {
+                let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
+                let seen = signature::of(Symbol::$symbol, &[$($arg),*], stream);
+                if residency::active()
+                    && !blocks!($stream)
+                    && !track::may_allocate(Symbol::$symbol)
+                    && let Some(_pass) = gate::open_latched(stream, seen)
+                {
+                    return call_words!($symbol $($arg)*);
+                }
+                let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream), seen));
+                let ticket = admitted.unwrap_or(gate::Ticket::Pass);
+                if matches!(ticket, gate::Ticket::Deny) {
+                    return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
+                }
+                let pass = match residency::pass() {
+                    Ok(pass) => pass,
+                    Err(status) => {
+                        gate::withdraw(ticket);
+                        return status;
+                    }
+                };
+                if track::may_allocate(Symbol::$symbol) {
+                    let exec = [$($arg),*][0];
+                    let prepaid = std::panic::catch_unwind(|| memory::before_graph(exec)).unwrap_or(Ok(None));
+                    let (result, prepaid) = match prepaid {
+                        Ok(prepaid) => (call_words!($symbol $($arg)*), prepaid),
+                        Err(refusal) => (refusal, None),
+                    };
+                    drop(pass);
+                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                        gate::settle(ticket, seen);
+                        memory::after_graph(prepaid, result);
+                    }));
+                    return result;
+                }
+                let result = call_words!($symbol $($arg)*);
+                drop(pass);
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket, seen)));
+                result
+            }
+            let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
+            let function = real::bound(Symbol::$symbol);
+            let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = slow;
+            if !blocks!($stream)
+                && !track::may_allocate(Symbol::$symbol)
+                && !function.is_null()
+                && gate::open(stream, signature::of(Symbol::$symbol, &[$($arg),*], stream))
+            {
+                // SAFETY: the driver's function of this name, which takes these words.
+                next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
+            }
+            // SAFETY: the caller's own arguments.
+            unsafe { next($($arg),*) }
+        }
+    };
+}
+/// The one launch that takes an array of launches: gated by the stream of the first.
+macro_rules! gated_list {
+    ($symbol:ident [$list:ident $count:ident $flags:ident]) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $symbol($list: usize, $count: usize, $flags: usize) -> CUresult {
+            let stream = if $list == 0 || $count as u32 == 0 {
+                gate::LEGACY
+            } else {
+                // SAFETY: at least one element, which the driver is about to read as well.
+                let stream = unsafe { (*($list as *const CUDA_LAUNCH_PARAMS)).hStream.0 as usize };
+                if stream == 0 { gate::LEGACY } else { stream }
+            };
+            let seen = signature::of(Symbol::$symbol, &[], stream);
+            let ticket = std::panic::catch_unwind(|| gate::admit(stream, false, seen)).unwrap_or(gate::Ticket::Pass);
+            if matches!(ticket, gate::Ticket::Deny) {
+                return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
+            }
+            let pass = match residency::pass() {
+                Ok(pass) => pass,
+                Err(status) => {
+                    gate::withdraw(ticket);
+                    return status;
+                }
+            };
+            let result = call_words!($symbol $list $count $flags);
+            drop(pass);
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket, seen)));
+            result
+        }
+    };
+}
