@@ -442,6 +442,7 @@ impl Arbiter {
         };
         self.publish_to(&client);
         self.introduce_residency(tenant_id, &pages);
+        self.introduce_resize(tenant_id, &pages);
         let command = client.command.clone();
         self.clients.insert(id, client);
         // Before the welcome, so that a client alone finds its gate open.

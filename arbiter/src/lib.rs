@@ -24,6 +24,7 @@ mod peer;
 mod profile;
 mod reactor;
 mod residency;
+mod resize;
 mod serve;
 mod spare;
 mod state;

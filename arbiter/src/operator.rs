@@ -243,7 +243,7 @@ impl Arbiter {
         if change.is_empty() {
             return Err(
                 ControlError::new(ErrorCode::Invalid, "nothing to change").with_hint(
-                    "give memory, host memory, overflow, a share or its bounds, a class, a deadline, pause or resume, or the time of a solo iteration",
+                    "give memory, host memory, overflow, a share or its bounds, a class, a deadline, pause or resume, another size, or the time of a solo iteration",
                 ),
             );
         }
@@ -295,8 +295,15 @@ impl Arbiter {
             "host_memory",
             change.host_memory.map(|memory| memory.to_string().into()),
         );
+        add(
+            "resize",
+            change.resize.map(|resize| resize.to_string().into()),
+        );
         if let Some(tenant) = self.ledger.get_mut(id) {
             tenant.spec = spec;
+        }
+        if let Some(resize) = change.resize {
+            self.ask_resize(id, resize);
         }
         if let Some(us) = change.solo_iteration_us {
             fields.push(("solo_iteration_us", Value::from(us)));

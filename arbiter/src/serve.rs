@@ -467,6 +467,7 @@ impl Arbiter {
         self.control.expire(now_ns);
         self.expire_parked(now_ns);
         self.expire_greetings(now_ns);
+        self.expire_resizes();
         if self
             .deaf_until_ns
             .is_some_and(|until_ns| until_ns <= now_ns)

@@ -228,6 +228,8 @@ impl Arbiter {
             devices,
             processes,
             profile: Some(Box::new(self.profiles.of(id, &tenant.spec.name))),
+            listens_for_resize: self.listens_for_resize(tenant),
+            resize: self.resize_status(tenant),
         })
     }
 

@@ -96,6 +96,10 @@ pub struct Tenant {
     pub launches_gone: u64,
     /// Journal lines that it may still cause.
     pub allowance: Allowance,
+    /// The size that it was asked to change to, and when.
+    pub resize: Option<(channel::Resize, u64)>,
+    /// Number of the last such request.
+    pub resized: u64,
 }
 
 /// A client that was attached to an arbiter before this one.
@@ -140,6 +144,8 @@ impl Tenant {
             oom_count: 0,
             launches_gone: 0,
             allowance: Allowance::new(now_ns),
+            resize: None,
+            resized: 0,
         }
     }
 

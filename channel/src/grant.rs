@@ -193,7 +193,8 @@ impl Default for ArbiterHalf {
             orders: Default::default(),
             residency: Default::default(),
             host_budget_bytes: Default::default(),
-            reserved: Default::default(),
+            resize: Default::default(),
+            reserved: 0,
             anchor: Default::default(),
             devices: std::array::from_fn::<_, MAX_DEVICES, _>(|_| DeviceGrant::default()),
         }

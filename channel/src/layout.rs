@@ -14,7 +14,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 1;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 2;
+pub const LAYOUT_MINOR: u32 = 3;
 
 /// Devices that one client can talk about.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -82,7 +82,9 @@ pub struct ArbiterHalf {
     pub(crate) residency: AtomicU32,
     /// Host memory that the client may hold for what is not on its devices, in bytes; [`NO_LIMIT`]: any. Since 1.2.
     pub(crate) host_budget_bytes: AtomicU64,
-    pub(crate) reserved: [u64; 2],
+    /// Number of the last request to change the job's size, and the GPUs it is to go on with in the lower 16 bits; 0: none. Since 1.3.
+    pub(crate) resize: AtomicU64,
+    pub(crate) reserved: u64,
     /// Which submissions are boundaries: thread slot plus one above, signature below; 0: none. Since 1.1.
     pub(crate) anchor: AtomicU64,
     pub(crate) devices: [DeviceGrant; MAX_DEVICES],
@@ -131,7 +133,12 @@ pub struct ClientHalf {
     pub(crate) reserved0: u32,
     /// Records ever written to the journal.
     pub(crate) journal_head: AtomicU64,
-    pub(crate) reserved: [u64; 6],
+    /// Number of the request to change its size for which the program may be stopped. Since 1.3.
+    pub(crate) resize_ready: AtomicU64,
+    /// 1 once the program has looked for such a request. Since 1.3.
+    pub(crate) resize_listens: AtomicU32,
+    pub(crate) reserved1: u32,
+    pub(crate) reserved: [u64; 4],
     pub(crate) wants: [Want; MAX_DEVICES],
     pub(crate) threads: [ThreadSlot; THREAD_SLOTS],
     pub(crate) streams: [StreamSlot; STREAM_SLOTS],
@@ -321,6 +328,9 @@ mod promise {
     const _: () = assert!(offset_of!(DeviceGrant, turn_mono_ns) == 56);
     const _: () = assert!(offset_of!(DeviceGrant, order) == 64);
     const _: () = assert!(offset_of!(ArbiterHalf, orders) == 88);
+    const _: () = assert!(offset_of!(ArbiterHalf, resize) == 104);
+    const _: () = assert!(offset_of!(ClientHalf, resize_ready) == 80);
+    const _: () = assert!(offset_of!(ClientHalf, resize_listens) == 88);
     const _: () = assert!(offset_of!(Want, answer) == 8 && offset_of!(Want, room_bytes) == 56);
     const _: () = assert!(size_of::<ArbiterHalf>() == 128 + 128 * MAX_DEVICES);
     const _: () = assert!(offset_of!(ArbiterHalf, devices) == 128);

@@ -12,6 +12,7 @@ mod journal;
 mod layout;
 mod ledger;
 mod residency;
+mod resize;
 mod shared;
 mod sync;
 
@@ -41,6 +42,7 @@ pub use ledger::{Account, OverLimit, Prepaid};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
 pub use residency::{Answer, Footprint, Order, OrderState, RESIDENCY, Reason, ResidencyMode, Verb};
+pub use resize::Resize;
 pub use shared::Block;
 #[cfg(not(loom))]
 pub use signature::{KIND_BITS, Noted, SIGNATURES};

@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use control::{
-    Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, Overflow, PolicyChoice, SliceMode,
+    Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, Overflow, PolicyChoice, Resize,
+    SliceMode,
 };
 
 use crate::config::keys::QUANTUM_MS;
@@ -193,6 +194,9 @@ pub struct Set {
     /// New host memory of an evictable job
     #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
     pub host_memory: Option<MemLimit>,
+    /// Ask the job to end its iteration, save, and be ready to go on with so many GPUs (0: to make room); `stay` takes that back
+    #[arg(long, value_name = "GPUS|stay", allow_hyphen_values = true)]
+    pub resize: Option<Resize>,
     /// Give the job no device time until it is resumed
     #[arg(long, conflicts_with = "resume")]
     pub pause: bool,
@@ -229,7 +233,7 @@ pub struct Set {
 }
 
 /// Flags of `set` that are about a job.
-const JOB_FLAGS: [&str; 14] = [
+const JOB_FLAGS: [&str; 15] = [
     "name",
     "mem",
     "share",
@@ -244,6 +248,7 @@ const JOB_FLAGS: [&str; 14] = [
     "solo_iteration_us",
     "overflow",
     "host_memory",
+    "resize",
 ];
 
 /// What was not on the devices already stays where it is; nothing is moved where the host has no room for all of it.

@@ -48,7 +48,7 @@ pub fn set(args: &Set) -> Result<String> {
     let change = change_of(args);
     if change.is_empty() {
         let what = format!(
-            "nothing to change on `{name}`: give --mem, --share, --share-min, --share-max, --class, --gang, --deadline, --work, --pause, --resume, --overflow, --host-memory or --solo-iteration-us"
+            "nothing to change on `{name}`: give --mem, --share, --share-min, --share-max, --class, --gang, --deadline, --work, --pause, --resume, --overflow, --host-memory, --resize or --solo-iteration-us"
         );
         return Err(anyhow!(what).into());
     }
@@ -79,6 +79,7 @@ fn change_of(args: &Set) -> Change {
         solo_iteration_us: args.solo_iteration_us,
         overflow: args.overflow,
         host_memory: args.host_memory,
+        resize: args.resize,
     }
 }
 

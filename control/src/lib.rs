@@ -17,6 +17,7 @@ mod profile;
 mod report;
 mod request;
 mod residency;
+mod resize;
 mod size;
 mod span;
 pub mod wire;
@@ -37,6 +38,7 @@ pub use residency::{
     JobMoved, MoveOutcome, Moved, Moves, Overflow, Pressure, PressureLevel, Residence,
     ResidenceState,
 };
+pub use resize::{Resize, ResizeStatus};
 pub use size::{MemLimit, SizeError, exact_bytes, parse_bytes, short_bytes};
 pub use span::{BadSpan, parse_span, short_span};
 

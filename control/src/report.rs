@@ -13,6 +13,7 @@ use crate::device::Misbehaviour;
 use crate::profile::Profile;
 use crate::request::{Class, DeviceSelector, FailMode, UnknownWord};
 use crate::residency::{Overflow, Pressure, Residence};
+use crate::resize::ResizeStatus;
 
 /// A registration that was accepted.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -106,6 +107,10 @@ pub struct JobStatus {
     pub processes: Vec<ProcessStatus>,
     /// `None`: from an arbiter that makes none.
     pub profile: Option<Box<Profile>>,
+    /// It looks for requests to change its size.
+    pub listens_for_resize: bool,
+    /// What it was asked for, and has not been stopped for yet.
+    pub resize: Option<ResizeStatus>,
 }
 
 /// A job's part in one device.

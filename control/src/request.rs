@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::DeviceSettings;
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
 use crate::residency::{Moved, Moves, Overflow};
+use crate::resize::Resize;
 use crate::size::MemLimit;
 
 /// One request. On the wire `{"kind": "set", "body": {...}}`.
@@ -124,6 +125,8 @@ pub struct Change {
     pub paused: Option<bool>,
     pub overflow: Option<Overflow>,
     pub host_memory: Option<MemLimit>,
+    /// Asks the job to end an iteration and be ready to go on with another number of GPUs.
+    pub resize: Option<Resize>,
 }
 
 impl Change {

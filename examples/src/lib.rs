@@ -1,7 +1,7 @@
 //! What the example programs share: the device through cudarc's driver API, the digits, a small network on the kernels of
 //! `simgpu/kernels`, checkpoints, and the handling of arguments and errors.
 //!
-//! The programs are ordinary CUDA programs. They know nothing of sublet and link nothing of it.
+//! The programs are ordinary CUDA programs. They link nothing of sublet; what asks it anything looks it up by name.
 
 pub mod app;
 pub mod checkpoint;
@@ -10,6 +10,7 @@ pub mod gpu;
 pub mod lane;
 pub mod link;
 pub mod mlp;
+pub mod resize;
 pub mod rng;
 pub mod size;
 pub mod stripes;

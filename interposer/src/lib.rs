@@ -35,6 +35,7 @@ mod proc_address;
 mod process;
 mod real;
 mod residency;
+mod resize;
 mod signature;
 mod thread;
 mod trace;

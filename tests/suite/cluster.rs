@@ -13,14 +13,21 @@ struct Hook {
     room: Room,
     process: Option<Child>,
     port: String,
+    words: Vec<String>,
 }
 
 impl Hook {
     fn new() -> Self {
+        Self::with(&[])
+    }
+
+    /// With these words on its command line.
+    fn with(words: &[&str]) -> Self {
         let mut hook = Self {
             room: Room::new(),
             process: None,
             port: "0".into(),
+            words: words.iter().map(|word| (*word).to_owned()).collect(),
         };
         hook.start();
         hook
@@ -53,6 +60,7 @@ impl Hook {
             "--grace",
             "5s",
         ]);
+        command.args(&self.words);
         command
     }
 
@@ -312,5 +320,92 @@ fn a_second_hook_a_wrong_token_and_a_wrong_policy_are_refused() {
     assert!(
         gone.code == Some(125) && gone.stderr.contains("job 9"),
         "{gone:?}"
+    );
+}
+
+#[test]
+fn a_job_that_has_to_make_room_saves_first_and_goes_on_from_there() {
+    let hook = Hook::with(&["--order", "srtf", "--packer", "none"]);
+    let node = hook.node("a");
+    wait_until("the node reports", || hook.is_up(&node).then_some(()));
+    let checkpoint = hook.room.path("long.ckpt");
+    let submit = |name: &str, work: &str, steps: &str, more: &[&str]| {
+        let program = Artefacts::get().program("train_mlp");
+        let mut words = vec![
+            "submit",
+            "--name",
+            name,
+            "--work",
+            work,
+            "--restartable",
+            "--",
+        ];
+        words.push(program.to_str().expect("UTF-8"));
+        words.extend([
+            "--steps",
+            steps,
+            "--extra-us",
+            "2000",
+            "--progress-every",
+            "0",
+            "--json",
+        ]);
+        words.extend(more);
+        hook.ask(&words).succeeded();
+    };
+    let resume = ["--resume", "--checkpoint-every", "1000000", "--checkpoint"];
+    let mut more = resume.to_vec();
+    more.push(checkpoint.to_str().expect("UTF-8"));
+    submit("long", "1h", "2000", &more);
+    wait_until("the long one trains", || {
+        node.room
+            .jobs()
+            .iter()
+            .any(|job| job.listens_for_resize)
+            .then_some(())
+    });
+    submit("short", "1s", "100", &[]);
+    wait_until("both are done", || {
+        hook.phases()
+            .iter()
+            .all(|phase| phase == "done")
+            .then_some(())
+    });
+    let long = hook
+        .jobs()
+        .into_iter()
+        .find(|job| job["name"] == "long")
+        .expect("the long one");
+    assert_eq!(
+        (&long["goes"], &long["saved"]),
+        (&2.into(), &1.into()),
+        "{long}"
+    );
+    let said = |go: u32| {
+        let file = format!("{}.{go}/stdout", long["id"]);
+        let found = node
+            .runs()
+            .into_iter()
+            .find_map(|run| std::fs::read_to_string(run.parent()?.join(&file)).ok());
+        found.unwrap_or_else(|| panic!("no {file}"))
+    };
+    let step = |text: &str| {
+        let digits = text.split("at step ").nth(1).unwrap_or_default();
+        digits
+            .chars()
+            .take_while(char::is_ascii_digit)
+            .collect::<String>()
+    };
+    let (first, second) = (said(1), said(2));
+    assert!(
+        first.contains("saved at step") && first.contains("with 0 GPUs"),
+        "{first}"
+    );
+    assert_eq!(step(&first), step(&second), "{first}{second}");
+    let lines = hook.json(&["log", "--json"]);
+    let lines = lines.as_array().cloned().unwrap_or_default();
+    assert!(
+        lines.iter().any(|line| line["kind"] == "saved"),
+        "{lines:?}"
     );
 }

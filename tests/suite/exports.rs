@@ -32,7 +32,7 @@ fn the_preload_library_bears_the_drivers_name_and_all_its_symbols() {
 }
 
 /// What it exports besides the driver's symbols, and who asks for it.
-const BESIDES: [(&str, &str); 8] = [
+const BESIDES: [(&str, &str); 10] = [
     ("dlsym", "look-ups through a handle of the real driver"),
     ("dlvsym", "the same"),
     (
@@ -40,6 +40,11 @@ const BESIDES: [(&str, &str); 8] = [
         "tools, and telling ourselves from a driver",
     ),
     ("sublet_step", "programs that say where an iteration ends"),
+    (
+        "sublet_resize_requested",
+        "programs that can change their size",
+    ),
+    ("sublet_resize_ready", "the same"),
     (
         "InitializeInjection",
         "the driver, where it is told to inject us",

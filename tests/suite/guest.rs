@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use tests::fake::{Listening, TOKEN};
-use tests::{Artefacts, Outcome, Room, programs};
+use tests::{Artefacts, Outcome, Room, Running, programs, wait_until};
 
 /// With the library, and with an arbiter that would notice any knock at its door.
 fn with_library(room: &Room, listening: &Listening, program: &str) -> Command {
@@ -156,6 +156,46 @@ fn a_program_in_python_finds_the_driver_by_its_name() {
     let mut command = room.job(&["--mem", "3GiB"], "python3");
     let outcome = Outcome::of(command.args(["-c", script])).succeeded();
     assert_eq!(outcome.stdout, format!("0 0 {}\nTrue\n", 3u64 << 30));
+}
+
+#[test]
+fn a_program_in_python_is_told_to_change_its_size() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    let module = Artefacts::get().root().join("python");
+    let script = "import ctypes, time, sublet\n\
+        print(sublet.resize_requested(), sublet.resize_ready(), flush=True)\n\
+        ctypes.CDLL('libcuda.so.1').cuInit(0)\n\
+        while sublet.resize_requested() is None:\n\
+        \x20   time.sleep(0.01)\n\
+        print(sublet.resize_requested(), sublet.resize_ready(), sublet.resize_requested())\n";
+    let room = Room::new();
+    let mut alone = room.bare("python3");
+    alone.env("PYTHONPATH", &module).args([
+        "-c",
+        "import sublet; print(sublet.active(), sublet.resize_requested(), sublet.resize_ready())",
+    ]);
+    let alone = Outcome::of(&mut alone).succeeded();
+    assert_eq!(alone.stdout, "False None False\n");
+
+    let _arbiter = room.arbiter();
+    let mut command = room.job(&["--name", "elastic"], "python3");
+    let job = Running::start(command.env("PYTHONPATH", &module).args(["-c", script]));
+    wait_until("it looks for requests", || {
+        room.job_status("elastic")?.listens_for_resize.then_some(())
+    });
+    let set = |resize: &str| {
+        Outcome::of(&mut room.sublet(["set", "elastic", "--resize", resize])).succeeded();
+    };
+    set("3");
+    wait_until("it is ready", || {
+        room.job_status("elastic")?
+            .resize
+            .filter(|asked| asked.ready && asked.gpus == 3)
+    });
+    set("stay");
+    assert_eq!(job.wait().succeeded().stdout, "None False\n3 True None\n");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod imports;
 mod lease;
 mod quota;
 mod residency;
+mod resize;
 mod shares;
 mod soak;
 mod survival;

@@ -84,6 +84,9 @@ pub struct Serve {
     /// How long a job may take to end when it is asked to
     #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "10s")]
     pub grace: Duration,
+    /// How long before that it may take to end its iteration and save, where it looks for such requests; at most 1m
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "30s")]
+    pub save_patience: Duration,
 }
 
 /// Where the hook is.
@@ -125,6 +128,9 @@ pub struct Submit {
     /// GPUs, all on one node
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub gpus: u32,
+    /// The job can go on with any number of GPUs up to this; with --restartable and a sizer
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub max_gpus: Option<u32>,
     /// Memory limit on each device: 8GiB, 512M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mem: Option<u64>,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use cluster::live::hook::{Config, Hook, TrialConfig};
+use cluster::live::hook::{Config, Hook, MOST_SIGNAL_S, TrialConfig};
 use cluster::live::http::client::Client;
 use cluster::live::http::server;
 use cluster::live::service::{self, Service};
@@ -64,8 +64,15 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
         silent_s: seconds(args.node_timeout, "node-timeout")?,
         report_ms: 1000,
         grace_s: args.grace.as_secs_f64(),
+        signal_s: args.save_patience.as_secs_f64(),
         version: env!("CARGO_PKG_VERSION").into(),
     };
+    if config.signal_s > MOST_SIGNAL_S {
+        bail!(
+            "--save-patience is {} s: at most {MOST_SIGNAL_S} s are waited for a job that is to save",
+            config.signal_s
+        );
+    }
     if args.token_file.is_none() && !args.listen.ip().is_loopback() {
         bail!(
             "listening at {} lets other hosts submit jobs, so a token has to be agreed upon: give --token-file (and mind that it travels in the clear: use a network that is yours)",
@@ -123,6 +130,7 @@ fn submit(args: &Submit) -> anyhow::Result<String> {
             .as_ref()
             .map_or_else(String::new, |dir| dir.display().to_string()),
         gpus: args.gpus,
+        max_gpus: args.max_gpus,
         mem_bytes: args.mem,
         class: args.class,
         work_s: args.work.map(|work| work.as_secs_f64()),

@@ -87,7 +87,9 @@ impl Placer for LivePlacer {
             gpus.windows(2)
                 .all(|two| state.node_of(two[0]) == state.node_of(two[1]))
         };
-        for left in [idle, up] {
+        // Whoever weighs waits is shown them all at once.
+        let first = (!self.inner.weighs_waits()).then_some(idle);
+        for left in first.into_iter().chain([up]) {
             let try_in = |left: &FreeGpus| {
                 self.inner
                     .place(state, &mut left.clone(), job, gpus)
@@ -212,6 +214,36 @@ mod tests {
         );
         shared.facts().down.extend([GpuId(0), GpuId(1)]);
         assert_eq!(place(1), None);
+    }
+
+    #[test]
+    fn a_placer_that_weighs_waits_is_shown_busy_gpus_too() {
+        let shared = Shared::default();
+        let mut state = ClusterState::uniform(2, 1);
+        let job = Job::rigid(JobType(0), 1, 0.0, 10.0);
+        shared.facts().busy.extend([GpuId(0), GpuId(1)]);
+        let told = |wait_s| {
+            policy::cluster::wait::WaitMatrix::told(&[1.0], &[1 << 34], vec![vec![Some(wait_s)]])
+        };
+        state.set_wait_matrix(GpuId(0), told(30.0));
+        state.set_wait_matrix(GpuId(1), told(5.0));
+        let context = Context::default();
+        let place = |name| {
+            let inner = catalogue::placer(name, &context).unwrap();
+            LivePlacer::new(inner, shared.clone()).place(&state, &mut state.free().clone(), &job, 1)
+        };
+        assert_eq!(place("wait-time"), Some(vec![GpuId(1)]));
+        assert_eq!(
+            place("anywhere"),
+            Some(vec![GpuId(0)]),
+            "strangers on both, and no idea of the waits"
+        );
+        shared.facts().busy.remove(&GpuId(0));
+        assert_eq!(place("anywhere"), Some(vec![GpuId(0)]));
+        // It believes the node, whoever is on it.
+        assert_eq!(place("wait-time"), Some(vec![GpuId(1)]));
+        shared.facts().down.insert(GpuId(1));
+        assert_eq!(place("wait-time"), Some(vec![GpuId(0)]));
     }
 
     #[test]

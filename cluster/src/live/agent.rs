@@ -8,7 +8,7 @@
 //! kept in `agent.json` until the hook has written it down; an order that is repeated is not done again. An answer of a hook
 //! that another has followed is not listened to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use control::{
     ArbiterStatus, Change, Client as ControlClient, ClientError as ControlFailure, ErrorCode,
-    MemLimit,
+    MemLimit, Resize,
 };
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +25,8 @@ use super::http::client::Client;
 use super::store::random_word;
 use super::waits;
 use super::wire::{
-    API_MAJOR, Ack, Device, HookId, Order, Orders, Registration, Report, RunId, RunReport, Terms,
-    Welcome, What,
+    API_MAJOR, Ack, Device, HookId, Order, Orders, Registration, Report, RunId, RunReport, Signal,
+    Terms, Welcome, What,
 };
 
 /// TIMEOUT: the arbiter answers within milliseconds; two seconds are a host in trouble.
@@ -89,8 +89,10 @@ pub struct Agent {
     /// The order at the head, and since when it is tried.
     trying: Option<(u64, Instant)>,
     open: Vec<Order>,
-    /// The order to stop for which a job was asked: once, and from then on waited for.
-    asked: Option<u64>,
+    /// The order to stop for which a job was asked, and when: once, and from then on waited for.
+    asked: Option<(u64, Instant)>,
+    /// Goes that said that all is saved.
+    saved: BTreeSet<RunId>,
     arbiter: Option<ControlClient>,
 }
 
@@ -191,6 +193,7 @@ impl Agent {
             trying: None,
             open: Vec::new(),
             asked: None,
+            saved: BTreeSet::new(),
             arbiter: None,
         })
     }
@@ -268,6 +271,7 @@ impl Agent {
             self.engine
                 .forget(*run)
                 .map_err(|error| error.to_string())?;
+            self.saved.remove(run);
         }
         self.open = orders.orders;
         let busy = self.obey();
@@ -329,7 +333,10 @@ impl Agent {
     fn report(&mut self) -> Result<Report, String> {
         // The acks first: a go whose start is acknowledged is in the list that is made after it.
         let acks = self.memory.acks.clone();
-        let runs = self.engine.list().map_err(|error| error.to_string())?;
+        let mut runs = self.engine.list().map_err(|error| error.to_string())?;
+        for run in &mut runs {
+            run.saved = self.saved.contains(&run.run);
+        }
         let arbiter = self.with_arbiter(ControlClient::status).ok();
         let ours: BTreeMap<&str, RunId> = runs
             .iter()
@@ -411,7 +418,7 @@ impl Agent {
                     .err()
                     .map_or_else(String::new, |error| error.0),
             ),
-            What::Stop { grace_s } => self.stop(order, tried.as_secs_f64() > *grace_s),
+            What::Stop { grace_s, signal } => self.stop(order, *grace_s, *signal, tried),
             What::Set(terms) => self.set(order.run, *terms, tried),
         }
     }
@@ -423,22 +430,72 @@ impl Agent {
             .find(|report| report.run == run && report.ended.is_none()))
     }
 
-    fn stop(&mut self, order: &Order, kill: bool) -> Option<String> {
-        let begun = match self.find(order.run) {
+    /// The job is given the time to save, then asked to end, then killed.
+    fn stop(
+        &mut self,
+        order: &Order,
+        grace_s: f64,
+        signal: Option<Signal>,
+        tried: Duration,
+    ) -> Option<String> {
+        let report = match self.find(order.run) {
             Ok(None) => return Some(String::new()),
-            Ok(Some(report)) => report.pid != 0,
+            Ok(Some(report)) => report,
             Err(error) => return Some(error),
         };
-        if self.asked == Some(order.seq) && !kill {
+        let begun = report.pid != 0;
+        let asked = self.asked.filter(|(seq, _)| *seq == order.seq);
+        if let (Some(signal), true, None) = (signal, begun, asked)
+            && tried.as_secs_f64() <= signal.patience_s
+            && !self.may_stop(&report, signal)
+        {
             return None;
         }
+        let kill = match asked {
+            Some((_, at)) if at.elapsed().as_secs_f64() <= grace_s => return None,
+            Some(_) => true,
+            // It has no process that could be asked, and might never have one.
+            None => !begun && tried.as_secs_f64() > grace_s,
+        };
         match self.engine.stop(order.run, kill) {
             Ok(()) => {
                 // A go that had no process yet has not heard it.
-                self.asked = begun.then_some(order.seq);
+                if begun && asked.is_none() {
+                    self.asked = Some((order.seq, Instant::now()));
+                }
                 None
             }
             Err(error) => Some(error.0),
+        }
+    }
+
+    /// Whether a job has saved, or will not because it does not look for requests or there is nobody who could ask it.
+    fn may_stop(&mut self, report: &RunReport, signal: Signal) -> bool {
+        let Ok(jobs) = self.with_arbiter(ControlClient::list) else {
+            return true;
+        };
+        let Some(job) = jobs.iter().find(|job| job.name == report.name) else {
+            return true;
+        };
+        if !job.listens_for_resize || job.paused {
+            return true;
+        }
+        match &job.resize {
+            Some(asked) if asked.gpus == signal.gpus => {
+                if asked.ready {
+                    self.saved.insert(report.run);
+                }
+                asked.ready
+            }
+            _ => {
+                let change = Change {
+                    resize: Some(Resize::To(signal.gpus)),
+                    ..Change::default()
+                };
+                let name = &report.name;
+                self.with_arbiter(|arbiter| arbiter.set(name, change))
+                    .is_err()
+            }
         }
     }
 
@@ -551,7 +608,10 @@ mod tests {
         let stop = Order {
             seq: 7,
             run,
-            what: What::Stop { grace_s: 1.0 },
+            what: What::Stop {
+                grace_s: 1.0,
+                signal: None,
+            },
         };
         first.open = vec![start.clone(), stop.clone()];
         assert!(first.obey());

@@ -131,6 +131,7 @@ impl LocalEngine {
             name: name.clone(),
             pid,
             ended,
+            saved: false,
         };
         if let Some(mut ended) = runner::read_exit(dir) {
             if !ended.well() && ended.words.is_empty() {

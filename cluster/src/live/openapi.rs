@@ -14,8 +14,8 @@ mod tests {
     use crate::live::service::ROUTES;
     use crate::live::wire::{
         Ack, DecisionView, Device, Ended, HookId, HookStatus, JobView, NodeView, Order, Orders,
-        PairView, Registration, Report, RunId, RunReport, StartRun, Submission, Terms, WaitMatrix,
-        Welcome, What,
+        PairView, Registration, Report, RunId, RunReport, Signal, StartRun, Submission, Terms,
+        WaitMatrix, Welcome, What,
     };
 
     fn document() -> Value {
@@ -91,10 +91,14 @@ mod tests {
             json(Order {
                 seq: 1,
                 run: RunId::default(),
-                what: What::Stop { grace_s: 1.0 },
+                what: What::Stop {
+                    grace_s: 1.0,
+                    signal: None,
+                },
             }),
         );
         check("Terms", json(Terms::default()));
+        check("Signal", json(Signal::default()));
         check("StartRun", json(StartRun::default()));
         check("Submission", json(Submission::default()));
         check("JobView", json(JobView::default()));

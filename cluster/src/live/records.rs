@@ -80,6 +80,8 @@ pub struct RunRecord {
     pub suspended: bool,
     /// It came second onto its devices.
     pub guest: bool,
+    /// It said that all is saved and that it may be stopped.
+    pub saved: bool,
 }
 
 /// How a job ended.
@@ -110,6 +112,8 @@ pub struct JobRecord {
     pub run: Option<RunRecord>,
     /// Goes so far.
     pub goes: u32,
+    /// Goes that were stopped with all saved.
+    pub saved: u32,
     /// Starts in a row that came to nothing.
     pub failures: u32,
     /// Not to be started before, on the cluster's clock.

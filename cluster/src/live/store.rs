@@ -293,7 +293,10 @@ mod tests {
         let order = Order {
             seq: 3,
             run: RunId { job: 7, go: 1 },
-            what: What::Stop { grace_s: 1.0 },
+            what: What::Stop {
+                grace_s: 1.0,
+                signal: None,
+            },
         };
         let changes = Changes {
             jobs: vec![job.clone()],

@@ -1,12 +1,12 @@
 //! How long a demand would wait on a device: Apollo's wait-time matrix (OSDI'14), with shares of time and memory for its cores and
-//! memory.
+//! memory, as [`policy::cluster::wait`] computes it. Here is what it is computed from: who is on a device by its arbiter's word.
 //!
-//! An entry is the expected time until so much share *and* so many bytes are free at once. Jobs are expected to end in the order of
-//! what is left of them: what their owner said of their work, less what they have had, at the rate at which they get it; where nobody said
-//! anything, as long again as they have run (the length that makes half of all such guesses too short). Then shares and bytes are
-//! added up in that order. A job whose end cannot be told at all, because it is paused, is waited for without end.
+//! Jobs are expected to end in the order of what is left of them: what their owner said of their work, less what they have had, at the rate at which
+//! they get it; where nobody said anything, as long again as they have run (the length that makes half of all such guesses too short). A job whose end
+//! cannot be told at all, because it is paused, is waited for without end.
 
 use control::{ArbiterStatus, Class, DeviceStatus, JobState, JobStatus};
+use policy::cluster::wait::{self, Use};
 
 use super::wire::WaitMatrix;
 
@@ -14,8 +14,6 @@ use super::wire::WaitMatrix;
 const SHARES: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
 /// Rows, as parts of the device's memory.
 const PARTS: [f64; 4] = [0.125, 0.25, 0.5, 0.9];
-/// A sum of shares may miss its mark by so much.
-const AIR: f64 = 1e-6;
 
 /// The matrices of all devices of an arbiter. `ours` tells the hook's own jobs by name.
 #[must_use]
@@ -27,6 +25,24 @@ pub fn matrices(arbiter: &ArbiterStatus, ours: impl Fn(&str) -> bool) -> Vec<Wai
         .collect()
 }
 
+/// As a policy reads it; `None` where a node has told something that cannot be.
+#[must_use]
+pub fn as_told(matrix: &WaitMatrix) -> Option<wait::WaitMatrix> {
+    // On the wire rows are memory, there they are shares.
+    let whole = matrix.wait_s.len() == matrix.rows_bytes.len()
+        && matrix
+            .wait_s
+            .iter()
+            .all(|row| row.len() == matrix.columns_share.len());
+    if !whole {
+        return None;
+    }
+    let by_share = (0..matrix.columns_share.len())
+        .map(|column| matrix.wait_s.iter().map(|row| row[column]).collect())
+        .collect();
+    wait::WaitMatrix::told(&matrix.columns_share, &matrix.rows_bytes, by_share)
+}
+
 fn matrix(
     arbiter: &ArbiterStatus,
     device: &DeviceStatus,
@@ -35,59 +51,42 @@ fn matrix(
     let on_it = |job: &&JobStatus| job.state != JobState::Gone && device.jobs.contains(&job.name);
     let jobs: Vec<&JobStatus> = arbiter.jobs.iter().filter(on_it).collect();
     let now_unix_ms = arbiter.started_unix_ms + arbiter.uptime_ms;
-    let mut free_share = 1.0;
-    let mut free_bytes = device.total_bytes.saturating_sub(device.reserved_bytes);
-    // Share and bytes that come free, by when.
-    let mut ends: Vec<(Option<f64>, f64, u64)> = Vec::new();
-    for job in &jobs {
-        let share = if job.class == Class::Guaranteed {
-            job.share_asked.unwrap_or(job.share_got_recent)
-        } else {
-            0.0
-        };
-        let part = job.devices.iter().find(|part| part.uuid == device.uuid);
-        let bytes = part.map_or(0, |part| {
-            part.mem_limit_bytes
-                .unwrap_or(part.mem_used_bytes + part.unattributed_bytes)
-        });
-        free_share -= share;
-        free_bytes = free_bytes.saturating_sub(bytes);
-        ends.push((left_s(job, now_unix_ms), share, bytes));
-    }
-    ends.sort_by(|a, b| {
-        a.0.unwrap_or(f64::INFINITY)
-            .total_cmp(&b.0.unwrap_or(f64::INFINITY))
-    });
-    // CAST: memory of a device is below 2^53.
-    let rows_bytes: Vec<u64> = PARTS
+    let usable_bytes = device.total_bytes.saturating_sub(device.reserved_bytes);
+    let running: Vec<Use> = jobs
         .iter()
-        .map(|part| (device.total_bytes as f64 * part) as u64)
-        .collect();
-    let wait = |share: f64, bytes: u64| {
-        let (mut have_share, mut have_bytes) = (free_share, free_bytes);
-        if have_share + AIR >= share && have_bytes >= bytes {
-            return Some(0.0);
-        }
-        for (at_s, more_share, more_bytes) in &ends {
-            have_share += more_share;
-            have_bytes = have_bytes.saturating_add(*more_bytes);
-            if have_share + AIR >= share && have_bytes >= bytes {
-                return *at_s;
+        .map(|job| {
+            let part = job.devices.iter().find(|part| part.uuid == device.uuid);
+            Use {
+                share: if job.class == Class::Guaranteed {
+                    job.share_asked.unwrap_or(job.share_got_recent)
+                } else {
+                    0.0
+                },
+                bytes: part.map_or(0, |part| {
+                    part.mem_limit_bytes
+                        .unwrap_or(part.mem_used_bytes + part.unattributed_bytes)
+                }),
+                left_s: left_s(job, now_unix_ms).unwrap_or(f64::INFINITY),
             }
-        }
-        None
-    };
+        })
+        .collect();
+    // CAST: memory of a device is below 2^53.
+    let rows_bytes = PARTS.map(|part| (device.total_bytes as f64 * part) as u64);
+    let waits = wait::WaitMatrix::of(usable_bytes, &running, &[], &SHARES, &rows_bytes);
+    let told = |share: &Vec<f64>, row: usize| Some(share[row]).filter(|wait| wait.is_finite());
+    let (share, bytes) = running.iter().fold((0.0, 0u64), |(share, bytes), of| {
+        (share + of.share, bytes.saturating_add(of.bytes))
+    });
     WaitMatrix {
         uuid: device.uuid.clone(),
-        free_share: free_share.clamp(0.0, 1.0),
-        free_bytes,
+        free_share: (1.0 - share).clamp(0.0, 1.0),
+        free_bytes: usable_bytes.saturating_sub(bytes),
         // CAST: jobs of one device.
         strangers: jobs.iter().filter(|job| !ours(&job.name)).count() as u32,
-        wait_s: rows_bytes
-            .iter()
-            .map(|bytes| SHARES.iter().map(|share| wait(*share, *bytes)).collect())
+        wait_s: (0..rows_bytes.len())
+            .map(|row| waits.rows().iter().map(|share| told(share, row)).collect())
             .collect(),
-        rows_bytes,
+        rows_bytes: rows_bytes.to_vec(),
         columns_share: SHARES.to_vec(),
     }
 }
@@ -173,6 +172,22 @@ mod tests {
         // 900 bytes need both.
         assert_eq!(matrix.wait_s[3], [Some(60.0); 4]);
         assert_eq!((matrix.free_bytes, matrix.strangers), (300, 1));
+    }
+
+    #[test]
+    fn a_matrix_is_read_as_it_was_written_and_one_that_cannot_be_is_none() {
+        let mut matrix = of(vec![job("other", 0.5, 600, 60)]);
+        let read = as_told(&matrix).unwrap();
+        assert_eq!(read.wait_s(0.5, 250), 0.0);
+        assert_eq!((read.wait_s(1.0, 1), read.wait_s(0.25, 500)), (60.0, 60.0));
+        assert_eq!(read.wait_s(1.0, 950), f64::INFINITY, "beyond its rows");
+        matrix.wait_s[3][0] = Some(f64::NAN);
+        assert_eq!(as_told(&matrix), None);
+        matrix.wait_s[3] = vec![None];
+        assert_eq!(as_told(&matrix), None);
+        matrix.wait_s.clear();
+        assert_eq!(as_told(&matrix), None);
+        assert_eq!(as_told(&WaitMatrix::default()), None);
     }
 
     #[test]

@@ -133,6 +133,8 @@ pub struct RunReport {
     pub pid: u32,
     /// Set once it is over.
     pub ended: Option<Ended>,
+    /// It said at the end of an iteration that all is saved, when it was asked to change its size or to make room.
+    pub saved: bool,
 }
 
 /// How a go ended.
@@ -214,7 +216,20 @@ pub enum What {
     Stop {
         /// Patience.
         grace_s: f64,
+        /// It is given the time to end its iteration before it is asked.
+        #[serde(default)]
+        signal: Option<Signal>,
     },
+}
+
+/// A job that looks for it is told at the end of an iteration that it is to be stopped, saves, and says so.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Signal {
+    /// GPUs that it is to go on with; 0: none for now.
+    pub gpus: u16,
+    /// How long that may take, in seconds.
+    pub patience_s: f64,
 }
 
 /// What it may have while it runs.
@@ -269,6 +284,8 @@ pub struct Submission {
     pub dir: String,
     /// GPUs, all on one node. 0 counts as 1.
     pub gpus: u32,
+    /// It can go on with any number of GPUs up to this, in proportion as fast; for restartable jobs. `None`: with `gpus` only.
+    pub max_gpus: Option<u32>,
     /// Memory quota on each device.
     pub mem_bytes: Option<u64>,
     /// How firmly.
@@ -360,6 +377,8 @@ pub struct JobView {
     pub rate: Option<f64>,
     /// How often it was started.
     pub goes: u32,
+    /// How many of its goes were stopped with all saved, at the end of an iteration.
+    pub saved: u32,
     /// When it came.
     pub submitted_unix_ms: u64,
     /// When it first started.
@@ -474,7 +493,17 @@ mod tests {
                 share: Some(0.5),
                 ..Terms::default()
             }),
-            What::Stop { grace_s: 5.0 },
+            What::Stop {
+                grace_s: 5.0,
+                signal: None,
+            },
+            What::Stop {
+                grace_s: 5.0,
+                signal: Some(Signal {
+                    gpus: 2,
+                    patience_s: 30.0,
+                }),
+            },
         ] {
             let order = Order {
                 seq: 7,

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use examples::checkpoint::{Checkpoint, Config};
 use examples::gpu::{Buffer, Gpu};
+use examples::resize::Resizing;
 use examples::train::{BUSY, Score, Trainer};
 use examples::{app, digits, mlp, size};
 use serde::Serialize;
@@ -229,11 +230,23 @@ fn train(
         Some(steps) => trainer.steps() >= steps,
         None => trainer.epochs() >= args.epochs,
     };
+    let resizing = Resizing::find();
     while !done(trainer) {
         if stop() {
             return Ok(false);
         }
         let epoch_loss = trainer.advance()?;
+        if let Some(path) = &args.checkpoint
+            && let Some(gpus) = resizing.requested()
+        {
+            trainer.checkpoint()?.write(path)?;
+            println!(
+                "{}: saved at step {}, to go on with {gpus} GPUs",
+                args.name,
+                trainer.steps()
+            );
+            resizing.stop_me();
+        }
         if let Some(path) = &args.checkpoint {
             let due = match args.checkpoint_every {
                 Some(every) => trainer.steps().is_multiple_of(every),

@@ -13,7 +13,7 @@ use super::order::{
     Carbyne, Drf, Edf, Fifo, Gittins, Hug, Las, Sjf, Srsf, Srtf, Tickets, TwoDLas, WorstRho,
 };
 use super::packer::{Greedy, Opportunistic, ScoreTree, Trial, UtilSum};
-use super::placer::{Anywhere, Buddy, Consolidate, Emptiest};
+use super::placer::{Anywhere, Buddy, Consolidate, Emptiest, WaitTime};
 use super::sizer::{Afs, EdfElastic, Marginal, MaxMin, MinimumShare, Pollux, RigidSrtf, Sia};
 use super::{Admission, Divider, Order, Packer, PairTable, Placer, Sizer, Tags};
 
@@ -396,6 +396,12 @@ const PLACERS: &[Row<dyn Placer>] = &[
     ("buddy", "aligned blocks of a power of two", &[], |_, _| {
         Ok(Box::new(Buddy))
     }),
+    (
+        "wait-time",
+        "where the job is done first, by the waits that nodes publish",
+        &[],
+        |_, _| Ok(Box::new(WaitTime)),
+    ),
 ];
 
 const SLOT_S: Parameter = ("slot", &[240.0], 1.0, INF, "length of a slot in seconds");

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::wait::WaitMatrix;
 use super::{Decision, FreeGpus, Job, JobId, Phase, Run, Speed};
 
 /// A GPU: its place in the list of all GPUs, node by node.
@@ -68,6 +69,7 @@ pub struct ClusterState {
     guests: usize,
     demand: u64,
     contention_s: f64,
+    waits: BTreeMap<GpuId, WaitMatrix>,
     /// Seconds that a job loses each time it is given GPUs again.
     pub restart_s: f64,
     /// Seconds that a job loses when it is given GPUs for the first time.
@@ -99,6 +101,7 @@ impl ClusterState {
             guests: 0,
             demand: 0,
             contention_s: 0.0,
+            waits: BTreeMap::new(),
             restart_s: 0.0,
             start_s: 0.0,
         }
@@ -226,6 +229,12 @@ impl ClusterState {
         residents.into_iter().filter(|id| *id != NOBODY).map(JobId)
     }
 
+    /// What its node says of how long a request would wait on a GPU; `None`: nothing, and nobody but the scheduler's own jobs uses it.
+    #[must_use]
+    pub fn wait_matrix(&self, gpu: GpuId) -> Option<&WaitMatrix> {
+        self.waits.get(&gpu)
+    }
+
     /// The job that shares GPUs with this one.
     #[must_use]
     pub fn partner(&self, id: JobId) -> Option<JobId> {
@@ -259,6 +268,14 @@ impl ClusterState {
     }
 
     // What happens.
+
+    /// A node tells how long a request would wait on one of its GPUs, or that it does not any more.
+    pub fn set_wait_matrix(&mut self, gpu: GpuId, matrix: Option<WaitMatrix>) {
+        match matrix {
+            Some(matrix) => drop(self.waits.insert(gpu, matrix)),
+            None => drop(self.waits.remove(&gpu)),
+        }
+    }
 
     /// Let time pass. Time does not go backwards.
     pub fn advance(&mut self, now_s: f64) {

@@ -1,5 +1,8 @@
 //! How long until a part of a GPU is free: Apollo's wait-time matrix (OSDI'14).
 //!
+//! One object on both sides of the wire: a node's agent fills it from what its arbiter meters, the hook checks what it is told
+//! ([`WaitMatrix::told`]) and the placer [`wait-time`](super::placer::WaitTime) reads it.
+//!
 //! Every server publishes what a request would wait for, by what it asks for; a scheduler then places by the estimated completion, wait and run
 //! together, instead of by load. Here a request is a share of a GPU's time and bytes of its memory. Requests of one GPU start in the order
 //! in which they came, as soon as both are there; so the matrix follows from who is on it, who waits for it, and how long each still takes.
@@ -11,7 +14,7 @@ pub struct Use {
     pub share: f64,
     /// Bytes of its memory.
     pub bytes: u64,
-    /// Seconds it still takes, once it runs.
+    /// Seconds it still takes, once it runs. What is no number or infinite does not end.
     pub left_s: f64,
 }
 
@@ -41,6 +44,9 @@ fn pass(running: &mut Vec<Use>, gpu_bytes: u64, share: f64, bytes: u64) -> Optio
     let mut waited_s = 0.0;
     while !fits(running, gpu_bytes, share, bytes) {
         let next_s = running.iter().map(|other| other.left_s).reduce(f64::min)?;
+        if next_s == f64::INFINITY {
+            return None;
+        }
         waited_s += next_s;
         for other in running.iter_mut() {
             other.left_s -= next_s;
@@ -51,7 +57,7 @@ fn pass(running: &mut Vec<Use>, gpu_bytes: u64, share: f64, bytes: u64) -> Optio
 }
 
 impl WaitMatrix {
-    /// Of a GPU, at these shares and bytes (ascending): who runs on it, and who waits for it in turn. What is not a time ends at once.
+    /// Of a GPU, at these shares and bytes (ascending): who runs on it, and who waits for it in turn.
     #[must_use]
     pub fn of(
         gpu_bytes: u64,
@@ -64,7 +70,7 @@ impl WaitMatrix {
             left_s: if of.left_s.is_finite() {
                 of.left_s.max(0.0)
             } else {
-                f64::MAX
+                f64::INFINITY
             },
             ..*of
         };
@@ -92,6 +98,41 @@ impl WaitMatrix {
             shares: shares.to_vec(),
             bytes: bytes.to_vec(),
         }
+    }
+
+    /// Seconds, by share and then by bytes; infinite: nobody can tell.
+    #[must_use]
+    pub fn rows(&self) -> &[Vec<f64>] {
+        &self.wait_s
+    }
+
+    /// As somebody else tells it: `wait_s` by share, then by bytes, `None` for a wait without a known end. `None` where that cannot be: a row or column is
+    /// missing, shares or bytes do not ascend, a wait is negative or no number.
+    #[must_use]
+    pub fn told(shares: &[f64], bytes: &[u64], wait_s: Vec<Vec<Option<f64>>>) -> Option<Self> {
+        let ascend = shares.windows(2).all(|two| two[0] < two[1])
+            && bytes.windows(2).all(|two| two[0] < two[1])
+            && shares.iter().all(|share| *share > 0.0 && share.is_finite());
+        let whole = wait_s.len() == shares.len()
+            && !bytes.is_empty()
+            && wait_s.iter().all(|row| row.len() == bytes.len());
+        let times = wait_s
+            .iter()
+            .flatten()
+            .flatten()
+            .all(|wait| wait.is_finite() && *wait >= 0.0);
+        (ascend && whole && !shares.is_empty() && times).then(|| Self {
+            shares: shares.to_vec(),
+            bytes: bytes.to_vec(),
+            wait_s: wait_s
+                .into_iter()
+                .map(|row| {
+                    row.into_iter()
+                        .map(|wait| wait.unwrap_or(f64::INFINITY))
+                        .collect()
+                })
+                .collect(),
+        })
     }
 
     /// Seconds for a request, at the next larger share and bytes of the matrix; infinite beyond them.
@@ -245,6 +286,33 @@ mod tests {
             ..half
         };
         let matrix = WaitMatrix::of(16 * GIB, &[forever], &[], &SHARES, &BYTES);
-        assert!(matrix.wait_s(1.0, GIB) > 1e300);
+        assert_eq!(matrix.wait_s(1.0, GIB), f64::INFINITY);
+        assert_eq!(matrix.wait_s(0.5, GIB), 0.0);
+    }
+
+    #[test]
+    fn what_is_told_is_taken_only_where_it_can_be() {
+        let told = |wait_s: &[&[Option<f64>]]| {
+            let rows = wait_s.iter().map(|row| row.to_vec()).collect();
+            WaitMatrix::told(&[0.5, 1.0], &[GIB, 2 * GIB], rows)
+        };
+        let good = told(&[&[Some(0.0), Some(5.0)], &[Some(9.0), None]]).unwrap();
+        assert_eq!(good.wait_s(0.4, 2 * GIB), 5.0);
+        assert_eq!(good.wait_s(1.0, GIB), 9.0);
+        assert_eq!(good.wait_s(1.0, 2 * GIB), f64::INFINITY);
+        for bad in [Some(f64::NAN), Some(-1.0), Some(f64::INFINITY)] {
+            assert_eq!(told(&[&[Some(0.0), bad], &[None, None]]), None, "{bad:?}");
+        }
+        assert_eq!(told(&[&[Some(0.0), None]]), None, "a row is missing");
+        assert_eq!(told(&[&[Some(0.0)], &[None, None]]), None);
+        let one = vec![vec![Some(0.0)]];
+        for shares in [f64::NAN, 0.0, -1.0] {
+            assert_eq!(WaitMatrix::told(&[shares], &[1], one.clone()), None);
+        }
+        assert_eq!(
+            WaitMatrix::told(&[1.0, 0.5], &[1], [one.clone(), one.clone()].concat()),
+            None
+        );
+        assert_eq!(WaitMatrix::told(&[], &[], Vec::new()), None);
     }
 }

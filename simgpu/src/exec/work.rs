@@ -229,8 +229,8 @@ impl DeviceMemory for View<'_> {
         Some(host)
     }
 
-    fn is_untouched(&self, dptr: u64, bytes: u64) -> bool {
-        self.memory.is_untouched(dptr, bytes)
+    fn written(&self, dptr: u64, bytes: u64) -> (u64, Vec<std::ops::Range<u64>>) {
+        self.memory.written(dptr, bytes)
     }
 }
 

@@ -20,6 +20,8 @@ mod reduce;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 /// Translates device addresses for kernels. Implemented by the simulated device.
 pub trait DeviceMemory {
     /// The host pointer for `[dptr, dptr + bytes)` if that range is wholly mapped and accessible.
@@ -28,11 +30,10 @@ pub trait DeviceMemory {
     /// launch that asked for it returns.
     fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8>;
 
-    /// True when it is known without a look at the bytes that all of them are zeros, because nobody ever wrote to them. False
-    /// says nothing.
-    fn is_untouched(&self, dptr: u64, bytes: u64) -> bool {
-        let _ = (dptr, bytes);
-        false
+    /// What of the range may hold anything but zeros, in order: what was never written is left out where that is known without a look at
+    /// the bytes. And how far that is known, which may be short of the range's end.
+    fn written(&self, dptr: u64, bytes: u64) -> (u64, Vec<Range<u64>>) {
+        (dptr + bytes, std::iter::once(dptr..dptr + bytes).collect())
     }
 }
 

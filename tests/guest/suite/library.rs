@@ -65,6 +65,8 @@ fn it_exports_no_more_than_the_driver_and_its_entries() {
         "dlvsym",
         "sublet_version",
         "sublet_step",
+        "sublet_resize_requested",
+        "sublet_resize_ready",
         "la_version",
         "la_objopen",
         "la_objsearch",

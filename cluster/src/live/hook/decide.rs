@@ -6,7 +6,7 @@ use policy::cluster::{Decision, GpuId, JobId};
 
 use super::{Hook, wire_class};
 use crate::live::records::RunRecord;
-use crate::live::wire::{RunId, StartRun, Terms, What};
+use crate::live::wire::{RunId, Signal, StartRun, Terms, What};
 
 /// What an operator reads about a decision.
 fn kind_of(decision: &Decision) -> &'static str {
@@ -162,7 +162,7 @@ impl Hook {
     /// How fast a job goes where it is: as measured, else by what both ask of the device.
     pub(super) fn pace(&mut self, at: JobId) {
         let rate = match self.state.partner(at) {
-            None => 1.0,
+            None => self.state.job(at).rate(self.held(at)),
             Some(other) => {
                 let id = self.numbers[at.0 as usize];
                 let (own, theirs) = (&self.state.job(at).profile, &self.state.job(other).profile);
@@ -231,7 +231,14 @@ impl Hook {
         };
         if stop {
             let grace_s = self.config.grace_s;
-            self.order(&run.node, run_id, What::Stop { grace_s });
+            // Who is not to go on has nothing to save for us.
+            let goes_on = restartable && !record.cancelled && record.over.is_none();
+            let signal = goes_on.then(|| Signal {
+                // CAST: a node has at most 64.
+                gpus: wanted.as_ref().map_or(0, |(_, gpus, _)| gpus.len() as u16),
+                patience_s: self.config.signal_s,
+            });
+            self.order(&run.node, run_id, What::Stop { grace_s, signal });
             self.change_run(id, |run| run.stopping = true);
             return;
         }

@@ -214,6 +214,24 @@ fn checked(mut asked: Submission) -> Result<Submission, ControlError> {
             ));
         }
     }
+    if let Some(most) = asked.max_gpus {
+        if most < asked.gpus || most > 64 {
+            let message = format!(
+                "at least {} GPUs are asked for and at most {most}",
+                asked.gpus
+            );
+            return Err(invalid(
+                message,
+                "give a largest number between that and 64, or none",
+            ));
+        }
+        if !asked.restartable && most > asked.gpus {
+            return Err(invalid(
+                "the job is to change its size and is not restartable",
+                "give --restartable as well: it is stopped, and goes on in its new size from what it has saved",
+            ));
+        }
+    }
     if asked.mem_bytes == Some(0) {
         return Err(invalid("the memory quota is 0", "leave it out for none"));
     }
@@ -252,6 +270,11 @@ mod tests {
         assert!(wrong(&|job| job.command = vec!["a\0".into()]).contains("NUL"));
         assert!(wrong(&|job| job.name = "a b".into()).contains("`a b`"));
         assert!(wrong(&|job| job.gpus = 65).contains("65"));
+        assert!(
+            wrong(&|job| (job.gpus, job.max_gpus, job.restartable) = (4, Some(3), true))
+                .contains("at most 3")
+        );
+        assert!(wrong(&|job| job.max_gpus = Some(2)).contains("not restartable"));
         assert!(wrong(&|job| job.work_s = Some(f64::NAN)).contains("NaN"));
         assert!(wrong(&|job| job.weight = Some(-1.0)).contains("-1"));
         assert!(wrong(&|job| job.dir = "here".into()).contains("`here`"));

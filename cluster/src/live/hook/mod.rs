@@ -40,6 +40,9 @@ const OVER_KEPT: usize = 10_000;
 /// Lines of the decision log in memory.
 const LOG_KEPT: usize = 4096;
 
+/// Longest patience with a job that is to save, in seconds: a request at a node's arbiter does not live longer than that by much.
+pub const MOST_SIGNAL_S: f64 = 60.0;
+
 /// How a pair is judged.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TrialConfig {
@@ -79,6 +82,8 @@ pub struct Config {
     pub report_ms: u64,
     /// Patience with a job that is to stop, in seconds.
     pub grace_s: f64,
+    /// Patience before that with a job that is to end its iteration and save, in seconds; below [`MOST_SIGNAL_S`].
+    pub signal_s: f64,
     /// Of the binary.
     pub version: String,
 }
@@ -99,6 +104,7 @@ impl Default for Config {
             silent_s: 10.0,
             report_ms: 1000,
             grace_s: 10.0,
+            signal_s: 30.0,
             version: env!("CARGO_PKG_VERSION").into(),
         }
     }

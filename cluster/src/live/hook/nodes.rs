@@ -189,6 +189,9 @@ impl Hook {
         }
         let mut settled = Vec::new();
         for run in &report.runs {
+            if run.saved {
+                self.on_saved(name, run.run);
+            }
             match &run.ended {
                 Some(ended) => {
                     self.on_end(name, run.run, ended);
@@ -268,6 +271,25 @@ impl Hook {
         }
     }
 
+    /// A go that is to be stopped says that all is saved.
+    fn on_saved(&mut self, node: &str, id: RunId) {
+        let Some(record) = self.jobs.get_mut(&id.job) else {
+            return;
+        };
+        let Some(run) = &mut record.run else { return };
+        if run.go != id.go || run.node != node || !run.stopping || run.saved {
+            return;
+        }
+        run.saved = true;
+        record.saved += 1;
+        self.dirty.insert(id.job);
+        let text = format!(
+            "go {} on {node} has saved at the end of an iteration and may be stopped",
+            id.go
+        );
+        self.say("saved", id.job, None, text);
+    }
+
     /// A go that runs. One that nobody counts on any more is stopped.
     fn on_alive(&mut self, node: &str, run: &RunReport) {
         let id = run.run;
@@ -295,7 +317,14 @@ impl Hook {
                 format!("{node} still runs go {} of it, which was given up", id.go),
             );
             let grace_s = self.config.grace_s;
-            self.order(node, id, What::Stop { grace_s });
+            self.order(
+                node,
+                id,
+                What::Stop {
+                    grace_s,
+                    signal: None,
+                },
+            );
         }
     }
 
@@ -371,7 +400,9 @@ impl Hook {
             let reason = "taken back by its owner".into();
             return self.over(id.job, JobPhase::Cancelled, ended.code, reason);
         }
-        if ended.well() {
+        // One that was told to make room and has ended by itself after it saved is not done by that.
+        let gave_way = run.stopping && run.saved && record.submission.restartable;
+        if ended.well() && !gave_way {
             return self.over(id.job, JobPhase::Done, ended.code, String::new());
         }
         if failed_to_start {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use policy::cluster::{
-    ClusterState, Decision, GpuId, GpuType, Job, JobType, Node, Profile, UserId,
+    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Speed, UserId,
 };
 
 use super::{Hook, UNKNOWN_WORK_S, policy_class, scheduler_of};
@@ -24,6 +24,11 @@ impl Hook {
             record.arrival_s,
             asked.work_s.unwrap_or(UNKNOWN_WORK_S),
         );
+        if let Some(most) = asked.max_gpus.filter(|most| *most > gpus) {
+            // As fast as it has GPUs: nobody has measured anything else.
+            job.most_gpus = most;
+            job.speed = Speed::Curve((1..=most).map(|n| f64::from(n) / f64::from(gpus)).collect());
+        }
         job.user = UserId(self.users.number(&asked.user));
         job.deadline_s = asked.deadline_s.map(|after| record.arrival_s + after);
         job.weight = asked.weight.unwrap_or(1.0);
@@ -69,6 +74,13 @@ impl Hook {
                 .collect();
             facts.pinned.insert(*at, gpus);
         }
+    }
+
+    /// GPUs that a job has, or asks for where it has none.
+    pub(super) fn held(&self, at: JobId) -> u32 {
+        let job = self.state.job(at);
+        // CAST: a node has at most 64.
+        job.run().map_or(job.gpus, |run| run.gpus.len() as u32)
     }
 
     pub(super) fn gpu(&self, node: &str, device: &str) -> Option<GpuId> {
@@ -118,13 +130,13 @@ impl Hook {
             }
         }
         *self.shared.facts() = facts;
-        self.note_waits();
         let past = self.past();
         // What was looked up at the start is still there.
         if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, past.into_iter()) {
             self.scheduler = scheduler;
         }
         self.state = ClusterState::new(nodes);
+        self.note_waits();
         self.live.clear();
         self.numbers.clear();
         self.changed = true;
@@ -214,8 +226,8 @@ impl Hook {
         all
     }
 
-    /// Which GPUs strangers are on, for the placer.
-    pub(super) fn note_waits(&self) {
+    /// Which GPUs strangers are on, and how long a request would wait there, for the placer.
+    pub(super) fn note_waits(&mut self) {
         let mut facts = self.shared.facts();
         facts.busy.clear();
         for (at, (node, device)) in self.places.iter().enumerate() {
@@ -223,10 +235,13 @@ impl Hook {
                 .nodes
                 .get(node)
                 .and_then(|node| node.waits.iter().find(|w| w.uuid == *device));
+            // CAST: a place in the list of GPUs.
+            let gpu = GpuId(at as u32);
             if waits.is_some_and(|waits| waits.strangers > 0) {
-                // CAST: a place in the list of GPUs.
-                facts.busy.insert(GpuId(at as u32));
+                facts.busy.insert(gpu);
             }
+            self.state
+                .set_wait_matrix(gpu, waits.and_then(crate::live::waits::as_told));
         }
     }
 }

@@ -24,8 +24,12 @@ struct Fake {
     applied: u64,
     acks: Vec<Ack>,
     silent: bool,
+    /// Its jobs save where they are asked to, and end by themselves.
+    listens: bool,
     known: bool,
     started: Vec<RunId>,
+    /// Goes that were asked to save, and for how many GPUs.
+    signals: Vec<(RunId, u16)>,
 }
 
 struct Go {
@@ -36,6 +40,7 @@ struct Go {
     left_s: f64,
     launches: f64,
     ended: Option<Ended>,
+    saved: bool,
 }
 
 impl Fake {
@@ -49,8 +54,10 @@ impl Fake {
             applied: 0,
             acks: Vec::new(),
             silent: false,
+            listens: false,
             known: false,
             started: Vec::new(),
+            signals: Vec::new(),
         }
     }
 
@@ -125,6 +132,7 @@ impl Fake {
             name: go.name.clone(),
             pid: 1,
             ended: go.ended.clone(),
+            saved: go.saved,
         });
         let waits = (0..self.devices).map(|at| WaitMatrix {
             uuid: format!("GPU-{at}"),
@@ -177,6 +185,7 @@ impl Fake {
                             left_s: kept.unwrap_or(number(2)),
                             launches: 0.0,
                             ended: None,
+                            saved: false,
                         };
                         self.started.push(order.run);
                         assert!(
@@ -190,6 +199,22 @@ impl Fake {
                     Some(go) => go.terms = terms,
                     None => error = "no such job".into(),
                 },
+                What::Stop {
+                    signal: Some(signal),
+                    ..
+                } if self.listens => {
+                    assert!(signal.patience_s > 0.0, "{signal:?}");
+                    self.signals.push((order.run, signal.gpus));
+                    if let Some(go) = self.runs.get_mut(&order.run)
+                        && go.ended.is_none()
+                    {
+                        go.saved = true;
+                        go.ended = Some(Ended {
+                            code: Some(0),
+                            ..Ended::default()
+                        });
+                    }
+                }
                 What::Stop { .. } => {
                     if let Some(go) = self.runs.get_mut(&order.run)
                         && go.ended.is_none()
@@ -456,6 +481,86 @@ fn a_job_that_cannot_move_is_paused_and_goes_on_where_it_was() {
         1,
         "it was never started again"
     );
+}
+
+#[test]
+fn a_job_that_saves_and_gives_way_is_not_done_by_that() {
+    let mut world = World::new(&[1], None);
+    world.nodes[0].listens = true;
+    world.config.choice.order = "srtf".into();
+    world.kill();
+    let ms = world.ms();
+    let asked = |work_s, command: &str| Submission {
+        command: command.split(' ').map(str::to_owned).collect(),
+        work_s: Some(work_s),
+        restartable: true,
+        ..Submission::default()
+    };
+    let long = asked(100.0, "job 1 30 f");
+    let long = world.hook().submit(long, ms).unwrap().0.id;
+    world.until("the long one runs", 10.0, |w| {
+        w.phase(long) == JobPhase::Running
+    });
+    let ms = world.ms();
+    let short = asked(5.0, "job 1 5");
+    let short = world.hook().submit(short, ms).unwrap().0.id;
+    world.until("the short one is done", 20.0, |w| {
+        w.phase(short) == JobPhase::Done
+    });
+    assert!(
+        !world.phase(long).is_over(),
+        "exit code 0 after it was told to make room"
+    );
+    world.until("the long one is done", 60.0, World::over);
+    let view = world.hook().job(long).unwrap();
+    assert_eq!(
+        (view.phase, view.goes, view.saved),
+        (JobPhase::Done, 2, 1),
+        "{view:?}"
+    );
+    assert_eq!(world.nodes[0].signals, [(RunId { job: long, go: 1 }, 0)]);
+    assert!(world.kinds().contains(&"saved".into()));
+    assert_eq!(world.hook().job(short).unwrap().saved, 0);
+}
+
+#[test]
+fn an_elastic_job_is_asked_to_save_and_goes_on_in_its_new_size() {
+    let mut world = World::new(&[4], None);
+    world.nodes[0].listens = true;
+    world.config.choice.sizer = Some("max-min".into());
+    world.config.choice.order = "fifo".into();
+    world.kill();
+    let submit = |world: &mut World, max_gpus| {
+        let ms = world.ms();
+        let asked = Submission {
+            command: ["job", "1", "40", "f"].map(str::to_owned).to_vec(),
+            work_s: Some(40.0),
+            restartable: true,
+            max_gpus,
+            ..Submission::default()
+        };
+        world.hook().submit(asked, ms).unwrap().0.id
+    };
+    let first = submit(&mut world, Some(4));
+    world.until("it has all GPUs", 10.0, |w| {
+        w.hook().job(first).unwrap().devices.len() == 4 && w.phase(first) == JobPhase::Running
+    });
+    let second = submit(&mut world, Some(4));
+    world.until("they have half each", 20.0, |w| {
+        let devices = |id| w.hook().job(id).unwrap().devices.len();
+        let both = [first, second].map(devices);
+        both == [2, 2] && w.phase(first) == JobPhase::Running
+    });
+    assert_eq!(world.nodes[0].signals, [(RunId { job: first, go: 1 }, 2)]);
+    assert!(world.kinds().contains(&"resize".into()));
+    // Rigid jobs are what they were: nobody gives them another size.
+    let third = submit(&mut world, None);
+    world.until("all are over", 200.0, World::over);
+    for id in [first, second, third] {
+        assert_eq!(world.phase(id), JobPhase::Done);
+    }
+    let saved = world.hook().job(first).unwrap().saved;
+    assert!(saved >= 1, "{saved}");
 }
 
 #[test]

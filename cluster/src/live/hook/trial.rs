@@ -103,7 +103,8 @@ impl Hook {
                 waits.is_some_and(|waits| waits.strangers == 0)
             });
             let sample = sample(status, s, undisturbed);
-            let gpus = record.submission.gpus;
+            // CAST: a node has at most 64.
+            let gpus = own.devices.len() as u32;
             let class = policy_class(record.submission.class);
             let kind = JobType(self.kinds.number(&record.submission.kind));
             let profile = profile(status, kind, gpus, class, record.submission.mem_bytes);
@@ -173,8 +174,8 @@ impl Hook {
     }
 
     fn solo_key(&self, id: u64, at: JobId) -> String {
-        let asked = &self.jobs[&id].submission;
-        solo_key(&self.gpu_name(at), asked.gpus, &asked.kind)
+        let kind = &self.jobs[&id].submission.kind;
+        solo_key(&self.gpu_name(at), self.held(at), kind)
     }
 
     /// The name of the type of the GPUs that a running job has.
@@ -366,7 +367,7 @@ impl Hook {
         let unpack = matches!(verdict, Verdict::Unpack(_));
         let record = PairRecord {
             gpu: self.gpu_name(host_at),
-            gpus: self.jobs[&host].submission.gpus,
+            gpus: self.held(host_at),
             kinds: [host, guest].map(|id| self.jobs[&id].submission.kind.clone()),
             // JSON has no NaN: a pair of which nothing is known is one that does nothing.
             rates: rates.map(|rate| if rate.is_nan() { 0.0 } else { rate }),

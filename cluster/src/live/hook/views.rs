@@ -64,6 +64,7 @@ impl Hook {
             beside: partner.map(|other| self.numbers[other.0 as usize]),
             rate: record.rate,
             goes: record.goes,
+            saved: record.saved,
             submitted_unix_ms: self.store.meta.origin_unix_ms + submitted_ms,
             started_unix_ms: record.started_unix_ms,
             ended_unix_ms: record.over.as_ref().map(|over| over.unix_ms),

@@ -3,10 +3,12 @@
 mod buddy;
 mod consolidate;
 mod emptiest;
+mod wait_time;
 
 pub use buddy::Buddy;
 pub use consolidate::{Anywhere, Consolidate};
 pub use emptiest::Emptiest;
+pub use wait_time::WaitTime;
 
 use super::{ClusterState, FreeGpus, GpuId, Job, Tags};
 
@@ -35,6 +37,10 @@ pub trait Placer: Send {
         job: &Job,
         gpus: u32,
     ) -> Option<Vec<GpuId>>;
+    /// It weighs itself how long a job would wait for a GPU that somebody else is on.
+    fn weighs_waits(&self) -> bool {
+        false
+    }
     /// How a resized job is placed.
     fn regroup(&self) -> Regroup {
         Regroup::Keep
