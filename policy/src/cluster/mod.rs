@@ -17,6 +17,7 @@
 
 pub mod admission;
 pub mod catalogue;
+pub mod convergence;
 mod decision;
 pub mod divider;
 pub mod fair;
