@@ -14,6 +14,7 @@ fn sound_arguments(name: &str) -> (Vec<u64>, [u32; 3], usize) {
         }
         "sublet_gather_rows_b32" => (vec![slot(0), slot(1), slot(2), 4, 4, 4], line, 3),
         "sublet_busy_us" => (vec![1], line, 0),
+        "sublet_busy_steps" => (vec![slot(0), 4], line, 1),
         "sublet_matmul_f32" => (
             vec![slot(0), slot(1), slot(2), 4, 4, 4, 0, 0],
             [16, 16, 1],
