@@ -9,6 +9,18 @@ pub fn mono_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Sleeps until that time, at the latest; not at all where it has passed.
+pub fn sleep_until(until_ns: u64) {
+    use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
+    let until = Timespec {
+        // CAST: 2^63 ns are 292 years.
+        tv_sec: (until_ns / 1_000_000_000) as i64,
+        tv_nsec: (until_ns % 1_000_000_000) as i64,
+    };
+    // A signal ends it early, which does no harm.
+    let _ = clock_nanosleep_absolute(ClockId::Monotonic, &until);
+}
+
 /// Milliseconds since 1970.
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);

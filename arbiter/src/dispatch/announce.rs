@@ -11,23 +11,25 @@ const IDLE_LEAD_NS: u64 = 150_000;
 impl Lane {
     /// Shortly before a slice begins: wakes who waits for it. Where it begins at the end of another one the gates of both are
     /// told when to turn over, and their threads go by the clock then, whether the arbiter is given a core at that
-    /// moment or not; where it begins at the end of a tail, or when a silent holder counts as idle, the threads look at their
-    /// gate. Returns when to decide again, or to do this.
+    /// moment or not, and so do those that go in shortly before the end of a tail; where that is not known well enough, or when a
+    /// silent holder counts as idle, the threads look at their gate. Returns when to decide again, or to do this.
     pub(super) fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
-        let drains = self.coming.is_some();
+        let turn_ns = match self.coming {
+            Some(_) => self.entry_ns,
+            None => decision.again_ns,
+        };
         let (idle_ns, heir) = self.expect_idle(now_ns);
         let sooner = |ns: u64| idle_ns.map_or(ns, |idle_ns| ns.min(idle_ns));
         let next = decision.next.filter(|_| self.pace.lead_ns > 0);
-        let early_ns = decision
-            .again_ns
-            .filter(|_| next.is_some() && !drains)
+        let heir = heir.map(|heir| (heir, None));
+        let early_ns = next
+            .and(turn_ns)
             .map(|turn_ns| turn_ns.saturating_sub(self.pace.lead_ns));
         if let Some(early_ns) = early_ns.filter(|early_ns| now_ns < *early_ns) {
-            self.tell(heir.map(|heir| (heir, None)));
-            return Some(sooner(early_ns));
+            self.tell(heir);
+            let look_ns = decision.again_ns.filter(|_| self.coming.is_some());
+            return Some(sooner(look_ns.map_or(early_ns, |ns| ns.min(early_ns))));
         }
-        let turn_ns = decision.again_ns.filter(|_| !drains);
-        let heir = heir.map(|heir| (heir, None));
         self.tell(next.map(|next| (next, turn_ns)).or(heir));
         match next.and(turn_ns) {
             Some(turn_ns) => Some(turn_ns + CONFIRM_NS),
@@ -59,6 +61,17 @@ impl Lane {
         }
         let only = waiting.next().is_none() && first.standing.is_in() && self.pace.lead_ns > 0;
         (Some(idle_ns), only.then_some(first.tenant))
+    }
+
+    /// When a gate opens in front of threads that sleep until then, as far as that is known.
+    pub fn wakes_at(&self) -> Option<u64> {
+        let waits = self
+            .seats
+            .iter()
+            .any(|seat| seat.hold.is_none() && seat.waits);
+        let told = self.pace.lead_ns > 0 || !waits || self.at_once();
+        let holds = self.seats.iter().filter_map(|seat| seat.hold);
+        holds.map(|hold| hold.due_ns()).min().filter(|_| !told)
     }
 
     /// Tells the gates who comes next, and takes back what they were told before.

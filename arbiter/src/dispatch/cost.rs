@@ -19,29 +19,33 @@ const NEAR_NS: u64 = 100_000;
 pub(super) struct Handover {
     /// To whom.
     tenant: TenantId,
-    /// From the end of what was before it to the opening of the gate.
-    gap_ns: u64,
+    /// When what was before it had ended; `None`: it has not.
+    over_ns: Option<u64>,
     opened_ns: u64,
 }
 
 impl Lane {
     /// Takes note of the slice that begins at `now_ns` after somebody else's.
     pub(super) fn note_handover(&mut self, now_ns: u64, at: usize) {
-        let drained_ns = self.drained_ns.take().unwrap_or(now_ns);
+        let drained_ns = self.drained_ns.take();
+        let tails = self.seats.iter().any(|seat| seat.tail_since_ns.is_some());
         // What nobody can use is nobody's: those with many hand-overs would pay for more of them.
         self.seats[at].forgiven_ns = self.cost.ns().min(FORGIVEN_NS);
         self.handover = Some(Handover {
             tenant: self.seats[at].tenant,
-            gap_ns: now_ns.saturating_sub(drained_ns),
+            over_ns: drained_ns.or((!tails).then_some(now_ns)),
             opened_ns: now_ns,
         });
     }
 
     /// Looks whether the new holder has come, and when.
     pub(super) fn learn_cost(&mut self, now_ns: u64) {
-        let Some(handover) = self.handover else {
+        let Some(handover) = &mut self.handover else {
             return;
         };
+        // The tail that it came before.
+        handover.over_ns = handover.over_ns.or(self.drained_ns);
+        let handover = *handover;
         let holder = self.seat(handover.tenant);
         let Some(holder) = holder.filter(|seat| seat.opened_at(handover.opened_ns)) else {
             self.handover = None;
@@ -56,9 +60,9 @@ impl Lane {
                     .filter(|let_in_ns| *let_in_ns <= now_ns)
             })
             .min();
-        if let Some(let_in_ns) = let_in {
-            let idle_ns = handover.gap_ns + (let_in_ns - handover.opened_ns);
-            self.cost.note(idle_ns);
+        if let (Some(let_in_ns), Some(over_ns)) = (let_in, handover.over_ns) {
+            // Nothing where it was there before that.
+            self.cost.note(let_in_ns.saturating_sub(over_ns));
             self.handover = None;
         }
     }

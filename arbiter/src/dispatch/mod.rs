@@ -92,8 +92,12 @@ pub struct Lane {
     floor: Option<TenantId>,
     /// The slice that begins when the tails before it have ended.
     coming: Option<Slice>,
+    /// When it begins although they have not, where their end is known well enough.
+    entry_ns: Option<u64>,
     /// Whose gate is about to open; at a time that it and the holder have been told, or when a tail has ended.
     announced: Option<(TenantId, Option<u64>)>,
+    /// Threads were woken since that was asked last.
+    woken: bool,
     grants: u64,
     /// When time was charged last.
     charged_ns: u64,
@@ -145,7 +149,9 @@ impl Lane {
             gap: false,
             floor: None,
             coming: None,
+            entry_ns: None,
             announced: None,
+            woken: false,
             grants: 0,
             charged_ns: now_ns,
             crowded_until_ns: 0,
@@ -273,6 +279,11 @@ impl Lane {
         }
     }
 
+    /// Whether threads were woken, by the opening of a gate or before it, since this was asked last.
+    pub fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
+    }
+
     /// Opens every gate for good: the arbiter leaves.
     pub fn open_all(&mut self) {
         // One whose memory is away brings it back itself when it finds us gone, and must not run before.
@@ -288,8 +299,14 @@ impl Lane {
     /// Looks, charges, decides and moves gates. Returns when to do it again at the latest; `None`: nobody is here.
     pub fn step(&mut self, now_ns: u64) -> Option<u64> {
         // A turn that was told beforehand has happened when it was to happen, however late it is confirmed.
-        let now_ns = match self.announced {
-            Some((_, Some(turn_ns))) if turn_ns <= now_ns => turn_ns.max(self.charged_ns),
+        let now_ns = match (self.announced, self.coming) {
+            (Some((tenant, Some(turn_ns))), Some(slice))
+                if turn_ns <= now_ns && slice.tenant == tenant =>
+            {
+                self.enter(turn_ns, slice);
+                now_ns
+            }
+            (Some((_, Some(turn_ns))), _) if turn_ns <= now_ns => turn_ns.max(self.charged_ns),
             _ => now_ns,
         };
         self.charge(now_ns);
@@ -333,7 +350,21 @@ impl Lane {
         } else {
             now_ns + IDLE_TICK_NS
         };
+        let next_ns = self
+            .look_for_ends(now_ns)
+            .map_or(next_ns, |ns| next_ns.min(ns));
         Some(again_ns.map_or(next_ns, |again_ns| next_ns.min(again_ns)))
+    }
+
+    /// When to look for the end of tails that nobody waits for, but that are learnt from.
+    fn look_for_ends(&self, now_ns: u64) -> Option<u64> {
+        if self.handover.is_none() || self.announced.is_some() {
+            return None;
+        }
+        let tails = self.seats.iter();
+        tails
+            .filter_map(|seat| seat.tail.look_ns(seat.tail_since_ns?, now_ns))
+            .min()
     }
 
     /// Somebody wants the device and does not have it.

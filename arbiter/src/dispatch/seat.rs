@@ -355,10 +355,11 @@ impl Seat {
         self.quiet_ns = changed_ns.clamp(pace.quiet_ns, pace.quiet_max_ns);
     }
 
-    /// Opens its gates, or begins its slice anew.
-    pub fn begin(&mut self, now_ns: u64, device: usize, grant: &Grant) {
+    /// Opens its gates, or begins its slice anew. True where threads were woken.
+    pub fn begin(&mut self, now_ns: u64, device: usize, grant: &Grant) -> bool {
+        let mut woken = false;
         for (_, pages) in &self.clients {
-            pages.arbiter.open(device, grant);
+            woken |= pages.arbiter.open(device, grant) > 0;
         }
         self.window_us = grant.window_us;
         let opened_ns = match self.hold {
@@ -391,6 +392,7 @@ impl Seat {
             opened_ns,
             quantum_us: grant.quantum_us - (grant.quantum_us / 2).min(tail_us),
         });
+        woken
     }
 
     /// Closes its gates. What it has on the device is looked at by [`begin_tail`](Self::begin_tail), once others are served.

@@ -106,9 +106,9 @@ impl Lane {
     /// Begins a slice once the tails before it have ended; says when to look again, and whom to wake.
     ///
     /// Two tenants on the device at once are told apart by nobody: the hardware slices between them as it likes, and their
-    /// time can only be split by halves, which is wrong for each by a good part of every tail. So a tail ends first. That
-    /// costs nothing but the moment between its end and our look at it, for the device has work until then. A tail that
-    /// lasts is not waited for for ever: a guaranteed tenant waits for an opportunistic one's no longer than the window, and
+    /// time can only be split by halves, which is wrong for each by a good part of every tail. So a tail ends first, or all but
+    /// its last 0.1 ms where its end is known beforehand ([`tail`]): what is submitted then is queued behind it. Else there is
+    /// a moment between its end and our look at it, in which the device has nothing to do. A tail that lasts is not waited for for ever: a guaranteed tenant waits for an opportunistic one's no longer than the window, and
     /// nobody waits for that of a gang, whose kernels may be waiting for others of the same gang.
     fn begin_after_tails(&mut self, now_ns: u64, slice: Slice) -> Decision {
         let class = self.seat(slice.tenant).map(|seat| seat.class(now_ns));
@@ -118,23 +118,47 @@ impl Lane {
             (Some(Class::Guaranteed), Class::Opportunistic) => window_ns,
             _ => self.pace.drain_ns,
         };
-        let waited_for = self.seats.iter().filter_map(|seat| {
-            let since_ns = seat.tail_since_ns?;
-            let own = seat.tenant == slice.tenant;
-            (!own && now_ns < since_ns + patience_ns(seat)).then(|| seat.tail.ends_ns(since_ns))
+        let waited_for = self.seats.iter().filter(|seat| {
+            let waits = |since_ns| now_ns < since_ns + patience_ns(seat);
+            seat.tenant != slice.tenant && seat.tail_since_ns.is_some_and(waits)
         });
-        if let Some(ends_ns) = waited_for.max() {
-            self.coming = Some(slice);
-            let soon = ends_ns <= now_ns + self.pace.lead_ns;
-            return Decision {
-                again_ns: Some(tail::look_again_ns(
-                    now_ns,
-                    ends_ns,
-                    self.pace.drain_look_ns,
-                )),
-                next: soon.then_some(slice.tenant),
-                ..Decision::default()
+        let (mut ends_ns, mut entry) = (None, Some((0, u64::MAX)));
+        for seat in waited_for {
+            let since_ns = seat.tail_since_ns.unwrap_or(now_ns);
+            ends_ns = ends_ns.max(Some(seat.tail.ends_ns(since_ns)));
+            // Its last kernels are not put behind a lesser one's.
+            let lesser =
+                class == Some(Class::Opportunistic) && seat.class(now_ns) != Class::Opportunistic;
+            let own = seat
+                .tail
+                .entry_ns(since_ns)
+                .filter(|_| !lesser && !seat.gang);
+            entry = entry
+                .zip(own)
+                .map(|(all, own): ((u64, u64), (u64, u64))| (all.0.max(own.0), all.1.min(own.1)));
+        }
+        self.entry_ns = None;
+        let entry = entry.filter(|_| self.turn.is_none());
+        if let Some(ends_ns) = ends_ns {
+            let look_ns = tail::look_again_ns(now_ns, ends_ns, self.pace.drain_look_ns);
+            // What was told holds, whatever the next marks say.
+            let told_ns = match self.announced {
+                Some((tenant, Some(turn_ns))) if tenant == slice.tenant => Some(turn_ns),
+                _ => None,
             };
+            let entry_ns =
+                entry.and_then(|(entry_ns, ends_ns)| (now_ns <= ends_ns).then_some(entry_ns));
+            let entry_ns = told_ns.or(entry_ns);
+            if entry_ns.is_none_or(|entry_ns| now_ns < entry_ns) {
+                self.coming = Some(slice);
+                self.entry_ns = entry_ns;
+                let soon = ends_ns <= now_ns + self.pace.lead_ns;
+                return Decision {
+                    again_ns: Some(entry_ns.map_or(look_ns, |entry_ns| look_ns.min(entry_ns))),
+                    next: (soon || entry_ns.is_some()).then_some(slice.tenant),
+                    ..Decision::default()
+                };
+            }
         }
         self.coming = None;
         let mut again_ns = None;
@@ -145,6 +169,19 @@ impl Lane {
         Decision {
             again_ns,
             ..Decision::default()
+        }
+    }
+
+    /// The time has come at which the next one was told to go in, before the end of the tails.
+    pub(super) fn enter(&mut self, turn_ns: u64, slice: Slice) {
+        let turn_ns = turn_ns.max(self.charged_ns);
+        self.charge(turn_ns);
+        let at = self.seats.iter().position(|seat| {
+            seat.tenant == slice.tenant && !seat.clients.is_empty() && seat.competes(turn_ns)
+        });
+        if let Some(at) = at {
+            self.coming = None;
+            self.begin(turn_ns, at, slice.quantum_us, true);
         }
     }
 
@@ -220,7 +257,7 @@ impl Lane {
         };
         let grant = self.grant_of(&self.seats[at], now_ns, quantum_us, deadline_ns);
         let handed_over = contended && self.seats[at].hold.is_none();
-        self.seats[at].begin(now_ns, self.device, &grant);
+        self.woken |= self.seats[at].begin(now_ns, self.device, &grant);
         if contended {
             self.slice_us = quantum_us;
         }

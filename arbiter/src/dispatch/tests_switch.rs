@@ -248,3 +248,91 @@ fn the_end_of_a_tail_is_found_soon_and_its_half_look_is_part_of_the_cost() {
         "{late}: looks of 15 us, and a step of this test"
     );
 }
+
+/// Two tenants take turns; the first leaves tails of `tail_us(round)`. By how much the second could be at work before the end of each
+/// of them, in microseconds; below zero: after it.
+fn entries(lead_ns: u64, tail_us: impl Fn(u64) -> u64) -> Vec<i64> {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.lane.pace.lead_ns = lead_ns;
+    let pages = Rc::clone(&bench.pages[0]);
+    let stream = pages.client.claim_stream(0).expect("slot").1;
+    stream.issue();
+    let (mut round, mut ends_ns, mut entered_ns) = (0, 0, None);
+    let mut found = Vec::new();
+    for _ in 0..300_000u64 {
+        bench.now_ns += 10 * US;
+        let now_ns = bench.now_ns;
+        let passes = |at: usize| {
+            let gate = bench.pages[at].arbiter.device(0).expect("device");
+            gate.pass(now_ns).is_ok()
+        };
+        let (first, second) = (passes(0), passes(1));
+        assert!(!(first && second));
+        for (at, passes) in [first, second].into_iter().enumerate() {
+            let want = bench.pages[at].client.want(0).expect("device");
+            let waits = bench.pages[at].client.waiting(0) > 0;
+            if passes {
+                if waits {
+                    want.end_waiting();
+                    bench.pages[at].client.thread(0).note_let_in(now_ns);
+                }
+                bench.pages[at].client.thread(0).count_launch();
+                bench.pages[at].client.thread(0).all_marked();
+            } else if !waits {
+                want.begin_waiting();
+            }
+        }
+        if first {
+            if stream.done() == stream.issued() {
+                stream.issue();
+            }
+            (ends_ns, entered_ns) = (0, None);
+        } else {
+            if ends_ns == 0 {
+                round += 1;
+                ends_ns = now_ns + tail_us(round) * US;
+            }
+            if second {
+                entered_ns.get_or_insert(now_ns);
+            }
+            if now_ns >= ends_ns && stream.done() != stream.issued() {
+                stream.settle();
+            }
+            if let Some(at_ns) =
+                entered_ns.filter(|_| now_ns == ends_ns.max(entered_ns.unwrap_or(0)))
+            {
+                found.push((ends_ns as i64 - at_ns as i64) / 1000);
+            }
+        }
+        if bench.next_ns.is_some_and(|next_ns| next_ns <= now_ns) {
+            bench.step();
+        }
+    }
+    found
+}
+
+#[test]
+fn the_next_one_goes_in_shortly_before_a_tail_ends_whose_end_is_known() {
+    for lead_ns in [0, 80 * US] {
+        let found = entries(lead_ns, |_| 500);
+        assert!(found.len() > 100, "{}", found.len());
+        for before_us in &found[60..] {
+            assert!((10..=100).contains(before_us), "{lead_ns} {before_us}");
+        }
+        // Off by 20 us now and then, which is allowed for.
+        let found = entries(lead_ns, |round| 500 + round * 7 % 5 * 10);
+        let late = found[40..].iter().filter(|us| **us < 0).count();
+        assert!(late * 4 <= found.len(), "{late} of {}", found.len());
+        assert!(found[40..].iter().all(|us| *us <= 160), "{found:?}");
+    }
+}
+
+#[test]
+fn nobody_goes_in_before_a_tail_ends_whose_end_is_not_known() {
+    for lead_ns in [0, 80 * US] {
+        let found = entries(lead_ns, |round| 200 + round * 7919 % 13 * 100);
+        assert!(found.len() > 100, "{}", found.len());
+        let early = found[20..].iter().filter(|us| **us > 0).count();
+        assert_eq!(early, 0, "{found:?}");
+    }
+}

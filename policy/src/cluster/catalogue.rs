@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::admission::{Leases, Tenants};
-use super::divider::{Gavel, Goal};
+use super::divider::{Gavel, Goal, Trades};
 use super::order::{
     Carbyne, Drf, Edf, Fifo, Gittins, Hug, Las, Sjf, Srsf, Srtf, Tickets, TwoDLas, WorstRho,
 };
@@ -549,6 +549,12 @@ const DIVIDERS: &[Row<dyn Divider>] = &[
         "everything done as early as can be",
         &[PARTNERS],
         |values, context| Ok(gavel(Goal::Makespan, values, context)),
+    ),
+    (
+        "trades",
+        "users' equal parts of two GPU types, after they have traded",
+        &[],
+        |_, _| Ok(Box::<Trades>::default()),
     ),
 ];
 
