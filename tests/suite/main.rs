@@ -10,6 +10,7 @@ mod hooks;
 mod hostile;
 mod imports;
 mod lease;
+mod namespaces;
 mod quota;
 mod residency;
 mod resize;

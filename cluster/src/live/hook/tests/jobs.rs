@@ -233,3 +233,30 @@ fn a_job_is_taken_back_wherever_it_is() {
     );
     assert!(world.hook().cancel(99, ms).is_err());
 }
+
+#[test]
+fn a_job_that_cannot_be_moved_is_never_told_to() {
+    for seed in 5..9 {
+        let mut random = Random::new(seed);
+        let mut world = World::new(&[1, 1, 1], Some("trial"));
+        let mut pinned = Vec::new();
+        for at in 0..12 {
+            let busy = ["0.3", "0.5", "1"][random.below(3)];
+            let restartable = random.below(3) == 0;
+            let keeps = if restartable { " f" } else { "" };
+            let id = world.submit(
+                &format!("job {busy} {}{keeps}", 5 + random.below(20)),
+                restartable,
+            );
+            pinned.extend((!restartable).then_some(id));
+            for _ in 0..if at < 3 { 6 } else { random.below(2) } {
+                world.tick();
+            }
+        }
+        world.until("all are over", 400.0, World::over);
+        let lines = world.hook().decisions(0);
+        let moved = lines.iter().filter(|line| line.kind == "migrate");
+        let moved: Vec<_> = moved.filter(|line| pinned.contains(&line.job)).collect();
+        assert!(moved.is_empty(), "seed {seed}: {moved:?}");
+    }
+}
