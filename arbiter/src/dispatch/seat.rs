@@ -377,6 +377,7 @@ impl Seat {
                 let wants = self.wants(now_ns);
                 self.active_ns = wants.then_some(now_ns);
                 self.came = !self.waits;
+                self.late &= !self.came;
                 self.busy = wants;
                 self.tail_since_ns = None;
                 self.forgiven_ns = 0;

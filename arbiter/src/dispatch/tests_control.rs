@@ -633,9 +633,8 @@ fn one_whose_thread_gets_a_core_after_its_slice_would_be_over_has_its_share_all_
     let mut opened_ns = None;
     let mut late = |now_ns: u64, pages: &Rc<ClientPages>| {
         let open = pages.arbiter.is_open(0);
-        if pages.client.waiting(0) == 0 {
-            greedy(pages);
-        } else if open && now_ns >= *opened_ns.get_or_insert(now_ns) + 8 * MS {
+        let runs = open && now_ns >= *opened_ns.get_or_insert(now_ns) + 8 * MS;
+        if pages.client.waiting(0) == 0 || runs {
             greedy(pages);
         }
         if !open {

@@ -163,3 +163,23 @@ pub(super) const BUSY: Kernel = Kernel {
         fixed_ns: launch.u64(0).unwrap_or(0).saturating_mul(1000),
     },
 };
+
+/// `out[0]` = what `steps` steps of `x = x / 2 + 1` come to from 0 on, step by step on each thread — `(f32* out, u64 steps)`.
+pub(super) const BUSY_STEPS: Kernel = Kernel {
+    name: "sublet_busy_steps",
+    waits: None,
+    param_sizes: &[8, 8],
+    run: |launch| {
+        // From the 25th on it is 2 to the bit.
+        let steps = launch.u64(1)?.min(32);
+        let x = (0..steps).fold(0.0, |x: f32, _| x * 0.5 + 1.0);
+        launch.buffer::<f32>(0, 1)?[0].set(x);
+        Ok(())
+    },
+    cost: |launch| Cost {
+        flops: 0.0,
+        bytes: 4.0,
+        // Four cycles for a step that waits for the one before it, at 2 GHz.
+        fixed_ns: launch.u64(1).unwrap_or(0).saturating_mul(2),
+    },
+};

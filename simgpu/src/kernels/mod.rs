@@ -103,13 +103,14 @@ pub struct Kernel {
     pub cost: fn(&Launch<'_>) -> Cost,
 }
 
-static KERNELS: [Kernel; 17] = [
+static KERNELS: [Kernel; 18] = [
     elementwise::FILL,
     elementwise::AXPY,
     elementwise::BIAS_ACT,
     elementwise::BIAS_ACT_GRAD,
     elementwise::GATHER_ROWS,
     elementwise::BUSY,
+    elementwise::BUSY_STEPS,
     matmul::MATMUL,
     loss::SOFTMAX_XENT,
     loss::XENT_MEAN,

@@ -14,6 +14,7 @@ fn sound_arguments(name: &str) -> (Vec<u64>, [u32; 3], usize) {
         }
         "sublet_gather_rows_b32" => (vec![slot(0), slot(1), slot(2), 4, 4, 4], line, 3),
         "sublet_busy_us" => (vec![1], line, 0),
+        "sublet_busy_steps" => (vec![slot(0), 4], line, 1),
         "sublet_matmul_f32" => (
             vec![slot(0), slot(1), slot(2), 4, 4, 4, 0, 0],
             [16, 16, 1],
@@ -73,7 +74,8 @@ fn bad_addresses_are_illegal_for_every_buffer_of_every_kernel() {
                 let one_element_fits = address == end - 4
                     && matches!(
                         (name, at),
-                        ("sublet_xent_mean_f32", 0 | 1) | ("sublet_reduce_sum_f32", 0)
+                        ("sublet_xent_mean_f32", 0 | 1)
+                            | ("sublet_reduce_sum_f32" | "sublet_busy_steps", 0)
                     );
                 if one_element_fits {
                     assert_eq!(got, Ok(()), "{name}, parameter {at} = {address:#x}");
