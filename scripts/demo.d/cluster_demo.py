@@ -143,10 +143,16 @@ class Cluster:
 
     def ask(self, *words):
         command = [self.target / "sublet", "cluster", *words[:1], "--cluster", self.url, "--token-file", self.token, *words[1:]]
-        done = subprocess.run(list(map(str, command)), env=self.environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise Failure(done.stderr.strip())
-        return done.stdout
+        deadline = time.monotonic() + 60
+        while True:
+            done = subprocess.run(list(map(str, command)), env=self.environment, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return done.stdout
+            # A hook that lives and answers late is asked again: nothing is submitted twice, each job has a word against that.
+            late = "is not reached" in done.stderr and self.hook.poll() is None and time.monotonic() < deadline
+            if not late:
+                raise Failure(done.stderr.strip())
+            time.sleep(0.5)
 
     def status(self):
         return json.loads(self.ask("status", "--json"))
