@@ -541,6 +541,35 @@ impl Arbiter {
     }
 
     pub(crate) fn on_client_ended(&mut self, id: u64) {
+        self.end_client(id, "has ended");
+    }
+
+    /// Its end of the socket is closed. A program may close all descriptors that it finds and go on; one that has executed another
+    /// program has left its work and its memory behind.
+    pub(crate) fn on_client_hung_up(&mut self, id: u64) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        client.hung_up = true;
+        if let Some(socket) = &client.socket {
+            self.poller.remove(socket);
+        }
+        self.end_if_executed(id);
+    }
+
+    /// Whether the client was another program than its process is now; then it is gone.
+    pub(crate) fn end_if_executed(&mut self, id: u64) -> bool {
+        let is_another = self
+            .clients
+            .get(&id)
+            .is_some_and(|client| client.pages.are_mapped_by(client.pid) == Some(false));
+        if is_another {
+            self.end_client(id, "has executed another program");
+        }
+        is_another
+    }
+
+    fn end_client(&mut self, id: u64, how: &str) {
         let now_ns = mono_ns();
         let Some((client, held_bytes)) = self.drop_client(id, now_ns) else {
             return;
@@ -549,7 +578,7 @@ impl Arbiter {
             && tenant.allowance.spend(now_ns).is_some()
         {
             let message = format!(
-                "process {} ({}) of job `{}` has ended",
+                "process {} ({}) of job `{}` {how}",
                 client.pid, client.command, tenant.spec.name
             );
             let fields = [

@@ -46,6 +46,17 @@ impl Arbiter {
 
     fn on_offence(&mut self, device: usize, id: TenantId, offence: Offence) {
         let answer = self.lanes[device].answer();
+        let clients = self.ledger.get(id).map(|tenant| tenant.clients.clone());
+        if matches!(offence, Offence::Deaf | Offence::Endless { .. }) {
+            // A child that was forked holds the socket open over its parent's exec.
+            let mut executed = false;
+            for client in clients.into_iter().flatten() {
+                executed |= self.end_if_executed(client);
+            }
+            if executed {
+                return;
+            }
+        }
         let Some(tenant) = self.ledger.get(id) else {
             return;
         };

@@ -367,14 +367,7 @@ impl Arbiter {
             Event::Stop => self.stopping = true,
             Event::Doorbell(id) => self.on_doorbell(id),
             Event::ClientEnded(id) => self.on_client_ended(id),
-            Event::ClientHungUp(id) => {
-                if let Some(client) = self.clients.get_mut(&id) {
-                    client.hung_up = true;
-                    if let Some(socket) = &client.socket {
-                        self.poller.remove(socket);
-                    }
-                }
-            }
+            Event::ClientHungUp(id) => self.on_client_hung_up(id),
             Event::JobEnded(id) => {
                 if let Some(tenant) = self.ledger.get_mut(TenantId(id)) {
                     tenant.process = None;

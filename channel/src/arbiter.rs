@@ -237,6 +237,26 @@ impl ClientPages {
         self.doorbell.as_fd()
     }
 
+    /// Whether the process has the client's half mapped, as proc_pid_maps(5) says: one that has executed another program has not,
+    /// though it is the same process. `None`: that cannot be read, or the process is on its way out.
+    pub fn are_mapped_by(&self, pid: u32) -> Option<bool> {
+        let ours = rustix::fs::fstat(&self.client_fd).ok()?;
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+        let is_ours = |line: &str| {
+            let mut fields = line.split_ascii_whitespace().skip(3);
+            let device = fields.next().and_then(|device| device.split_once(':'));
+            let number = |digits| u32::from_str_radix(digits, 16).ok();
+            let device = device.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
+            let (major, minor) = (
+                rustix::fs::major(ours.st_dev),
+                rustix::fs::minor(ours.st_dev),
+            );
+            device == Some((major, minor))
+                && fields.next().and_then(|inode| inode.parse().ok()) == Some(ours.st_ino)
+        };
+        (!maps.is_empty()).then(|| maps.lines().any(is_ours))
+    }
+
     /// Silences the doorbell. What it rang for is read after this.
     pub fn answer_doorbell(&self) {
         let _ = rustix::io::read(&self.doorbell, &mut [0u8; 8]);

@@ -318,3 +318,18 @@ fn threads_of_one_process_that_fit_one_by_one_are_never_refused_for_each_other()
     assert_eq!(tenant.page.used_bytes(0), 0);
     assert!(tenant.page.peak_bytes(0) <= LIMIT);
 }
+
+#[test]
+fn whose_pages_are_mapped_is_known_and_another_program_has_none() {
+    let pages = ClientPages::create().expect("pages");
+    assert_eq!(pages.are_mapped_by(std::process::id()), Some(true));
+    let mut child = std::process::Command::new("sleep")
+        .arg("1000")
+        .spawn()
+        .expect("sleep starts");
+    let other = pages.are_mapped_by(child.id());
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    assert_eq!(other, Some(false));
+    assert_eq!(pages.are_mapped_by(child.id()), None, "it is gone");
+}

@@ -40,7 +40,12 @@ pub fn run(args: Arbiter) -> Result<()> {
             .filter(|filter| !filter.is_empty()),
     )?;
     dir.ensure(around.uid)?;
-    crate::cluster_command::node::start(&args.cluster, &dir)?;
+    // One that `sublet run` has started is a user's own and ends with its jobs: the file's hook is not for it.
+    let mut flags = args.cluster.clone();
+    if !args.embedded {
+        flags = flags.or(&config.cluster);
+    }
+    crate::cluster_command::node::start(&flags, &dir)?;
     arbiter::run(Options {
         reload: Some(reload(args.config.clone())),
         ..options(dir, &args, config)

@@ -300,6 +300,11 @@ pub enum OneOrAll {
     All,
 }
 
+fn parse_host(word: &str) -> Result<cluster::HostDivision, String> {
+    cluster::HostDivision::of(word)
+        .ok_or_else(|| format!("`{word}` is not known: write proportional or tune"))
+}
+
 fn parse_one_or_all(text: &str) -> Result<OneOrAll, String> {
     if text == "all" {
         return Ok(OneOrAll::All);
@@ -400,6 +405,12 @@ pub struct SimRun {
     /// What a job loses when it gets GPUs for the first time, in seconds
     #[arg(long, value_name = "SECS", default_value_t = 0.0)]
     pub start: f64,
+    /// Model the cores and memory of servers, divided so: proportional to GPUs, or tune (by need, nobody slower than in proportion)
+    #[arg(long, value_name = "proportional|tune", value_parser = parse_host, requires = "sensitivity")]
+    pub host: Option<cluster::HostDivision>,
+    /// How kinds of job depend on cores and memory: model,num_gpus,cpus_per_gpu,mem_gb_per_gpu,norm_tput
+    #[arg(long, value_name = "FILE", requires = "host")]
+    pub sensitivity: Option<PathBuf>,
     /// How far estimates and measurements are off: 0.1 is about 10 %
     #[arg(long, value_name = "F", default_value_t = 0.0)]
     pub noise: f64,

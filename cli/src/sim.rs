@@ -76,11 +76,26 @@ fn input(args: &SimRun) -> Result<Input> {
             samples
         }
     };
+    if let Some(file) = &args.sensitivity {
+        let table = trace::read_sensitivity(file)?;
+        if trace.tell_sensitivity(&table) == 0 {
+            let mut known: Vec<&str> = table.keys().map(|(model, _)| model.as_str()).collect();
+            known.sort_unstable();
+            known.dedup();
+            return Err(anyhow!(
+                "{}: no job of the trace is of a model that it has ({}): nothing would depend on cores and memory",
+                file.display(),
+                known.join(", ")
+            )
+            .into());
+        }
+    }
     let config = Config {
         round_s: args.round,
         restart_s: args.restart,
         start_s: args.start,
         noise: args.noise,
+        host: args.host,
         seed: args.seed,
         pair_window_s: None,
     };

@@ -17,3 +17,5 @@ pub mod spec;
 pub mod sweep;
 pub mod trace;
 pub mod training;
+
+pub use policy::cluster::host::HostDivision;

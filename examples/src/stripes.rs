@@ -1,6 +1,6 @@
 //! Device memory whose content is known: stripes of random words spread over blocks, and the hash of each.
 //!
-//! A job of many gigabytes is stood for by a part of its bytes: one stripe in every span is written, what lies between is left
+//! A job of many gigabytes is stood for by a part of its bytes: one stripe at the end of every span is written, what lies between is left
 //! alone. Copies move all of it; what a copy loses or puts elsewhere shows in a stripe. The hashes are computed by the
 //! device (`sublet_hash_chunks`), so that a check reads what kernels read.
 
@@ -53,7 +53,8 @@ impl Stripes {
             blocks.push(gpu.alloc("a block", block / 8)?);
             let mut at = 0;
             while at + layout.stripe <= block {
-                stripes.push((blocks.len() - 1, at / 8, 0));
+                let end = block.min(at + layout.span);
+                stripes.push((blocks.len() - 1, (end - layout.stripe) / 8, 0));
                 at += layout.span;
             }
             left -= block;

@@ -1,4 +1,5 @@
-//! Streams that are being captured into graphs. What is captured is not work yet: it is neither gated nor marked.
+//! Streams that are being captured into graphs. What is captured is not work yet: it is neither gated nor marked; other streams'
+//! work is, also meanwhile.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,7 +16,7 @@ pub(crate) fn any() -> bool {
     ACTIVE.load(Ordering::Relaxed) != 0
 }
 
-/// Before a call that begins a capture: from here on nobody marks a stream.
+/// Before a call that begins a capture: from here on whoever marks a stream asks first.
 pub(crate) fn before_begin() {
     ACTIVE.fetch_add(1, Ordering::SeqCst);
 }

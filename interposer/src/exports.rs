@@ -20,7 +20,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
-use crate::{context, gate, memory, real, residency, signature};
+use crate::{context, gate, marks, memory, real, residency, signature};
 
 #[macro_use]
 mod jumps;
@@ -103,6 +103,9 @@ macro_rules! observed_sync {
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             let _ = std::panic::catch_unwind(gate::before_sync);
             let result = call_words!($symbol $($arg)*);
+            if !result.is_ok() {
+                let _ = std::panic::catch_unwind(|| marks::after_error(result));
+            }
             if !track::only_asks(Symbol::$symbol) {
                 let _ = std::panic::catch_unwind(gate::after_sync);
                 // Pools give memory back to the device when the program synchronises.

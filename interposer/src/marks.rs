@@ -16,6 +16,7 @@ use channel::{STREAM_SLOTS, StreamSlot, ThreadSlot};
 use shim_ffi::*;
 
 use crate::client::{self, Attached, now_ns, pause};
+use crate::gate::LEGACY;
 use crate::pace::{Alone, Private, RING};
 use crate::signature::Seen;
 use crate::thread::{MOST_CREDIT, StreamEntry, Thread};
@@ -249,8 +250,10 @@ pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
 /// Issues a mark on the thread's current stream and adapts the budget. `alone`: the one submission that it covers.
 pub(crate) fn issue(thread: &Thread, attached: &Attached, alone: Option<Alone>) {
     thread.give_credit(0);
-    // No own call on a capturing stream, nor on the default stream while another is captured.
-    if capture::any() || process::exiting() {
+    let key = thread.stream.get();
+    // No own call on a capturing stream, nor on the legacy stream while another is captured.
+    let captures = capture::any();
+    if process::exiting() || captures && (key == LEGACY || capture::is_capturing(key)) {
         return;
     }
     let line = attached
@@ -273,18 +276,24 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached, alone: Option<Alone>) 
         None => thread.marks_since_apart.get() + 1,
     });
     let address = CUdeviceptr((slot.done_address() as u64).wrapping_add(offset));
-    let stream = CUstream(std::ptr::without_provenance_mut(thread.stream.get()));
+    let stream = CUstream(std::ptr::without_provenance_mut(key));
     // SAFETY: the address is the device's view of a word in our page, which stays mapped; the stream is the one that the
     // program has just used on this thread, and it is not being captured.
-    let result = unsafe {
+    let write = || unsafe {
         if real::exported(Symbol::cuStreamWriteValue64_v2) {
             real::cuStreamWriteValue64_v2(stream, address, mark, 0)
         } else {
             real::cuStreamWriteValue64(stream, address, mark, 0)
         }
     };
+    let result = if captures {
+        capture::relaxed(write)
+    } else {
+        write()
+    };
     if !result.is_ok() {
         slot.withdraw(mark);
+        after_error(result);
         return;
     }
     line.all_marked();
@@ -403,6 +412,34 @@ pub(crate) fn bound(thread: &Thread, attached: &'static Attached) {
         };
         pause(Duration::from_nanos(nap_ns));
     }
+}
+
+/// What is left of a process's work after an error that "leaves the process in an inconsistent state" (CUresult in the driver's
+/// reference: all further work returns it, only a new process gets on): nothing. No mark is ever written again, and what waits
+/// for one, the arbiter among others, need not.
+pub(crate) fn after_error(result: CUresult) {
+    let is_final = matches!(
+        result,
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+    );
+    if !is_final {
+        return;
+    }
+    let Some(attached) = client::current() else {
+        return;
+    };
+    let slots = (0..STREAM_SLOTS).filter_map(|at| attached.end.client.stream(at));
+    slots.for_each(StreamSlot::settle);
 }
 
 /// Asks the driver about the thread's stream: after an error no mark will ever be written again.

@@ -153,7 +153,8 @@ impl Lodgers<'_> {
     }
 }
 
-/// How fast memory moves, in bytes per microsecond (MB/s); 0: not measured.
+/// How fast memory moves, in bytes per microsecond (MB/s); 0: not measured. Of a direction that was not the other one's is taken:
+/// links are about as fast both ways.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Link {
     /// Device to host.
@@ -165,16 +166,16 @@ pub struct Link {
 impl Link {
     /// How long it takes to move so much out and so much back, at once.
     pub fn switch_ns(&self, out_bytes: u64, back_bytes: u64) -> u64 {
-        let ns = |bytes: u64, rate: u64| {
-            let rate = if rate == 0 {
-                UNKNOWN_BYTES_PER_US
-            } else {
-                rate
+        let ns = |bytes: u64, rate: u64, other: u64| {
+            let rate = match (rate, other) {
+                (0, 0) => UNKNOWN_BYTES_PER_US,
+                (0, other) => other,
+                (rate, _) => rate,
             };
             u64::try_from(u128::from(bytes) * 1000 / u128::from(rate)).unwrap_or(u64::MAX)
         };
-        ns(out_bytes, self.out)
-            .max(ns(back_bytes, self.back))
+        ns(out_bytes, self.out, self.back)
+            .max(ns(back_bytes, self.back, self.out))
             .saturating_add(SWITCH_NS)
     }
 }

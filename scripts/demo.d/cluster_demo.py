@@ -229,7 +229,12 @@ def play(target, packer, seed, scale, kill, say, wrong):
             ids.append(cluster.submit(job))
             time.sleep(order.uniform(0.1, 0.5))
         if kill:
-            cluster.wait_for("a pair is split", lambda: any(line["kind"] == "unpack" for line in cluster.decisions()))
+            try:
+                cluster.wait_for("a pair is split", lambda: any(line["kind"] == "unpack" for line in cluster.decisions()))
+            except Failure as failure:
+                measured = [line["text"] for line in cluster.decisions() if line["kind"] == "measured"]
+                words = "; measured: " + ("; ".join(measured) or "nothing")
+                raise Failure(f"{failure}{words} (on a busy host jobs wait for its processors, and hardly for each other)") from failure
             say(f"  {time.time() - begun:3.0f} s: a pair is split; the hook is killed now")
             before = cluster.jobs()
             cluster.kill_hook()

@@ -357,7 +357,8 @@ class ArithmeticTest(unittest.TestCase):
         names = [section.name for section in sections.ALL]
         self.assertEqual(len(names), len(set(names)))
         expected = {"device", "law", "ways", "pytorch_solo", "pytorch_pair", "pytorch_quota", "expandable", "async_alloc", "graphs", "compile",
-                    "workers", "amp", "cupy", "jax", "mlp", "overheads", "context_memory", "handover", "vmm", "pcie", "write_value"}
+                    "workers", "amp", "cupy", "jax", "mlp", "overheads", "context_memory", "handover", "vmm", "pcie", "write_value",
+                    "fairness", "protect"}
         self.assertLessEqual(expected, set(names))
 
 
@@ -390,6 +391,12 @@ class RehearsalTest(Directory):
         found = self.rehearse("pytorch_solo", "pytorch_pair", "pytorch_quota", "expandable", "async_alloc", "graphs")
         self.assertIn("the arbiter counted the refusal", [check["name"] for check in found["pytorch_quota"].checks])
 
+
+    def test_the_sections_of_time_measure_what_kernels_did(self):
+        found = self.rehearse("fairness", "protect")
+        names = [figure["name"] for figure in found["fairness"].figures + found["protect"].figures]
+        self.assertIn("mixed_kernels_share_error", names)
+        self.assertIn("service_unmanaged_p99", names)
 
     def test_the_sections_of_residency_move_jobs_and_lose_nothing(self):
         found = self.rehearse("residency", "residency_pytorch")

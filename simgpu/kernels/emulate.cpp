@@ -3,6 +3,7 @@
 //
 // stdin: the request below, then the memory it is about. stdout: the memory afterwards. A __trap() aborts.
 
+#include <atomic>
 #include <barrier>
 #include <cmath>
 #include <cstdint>
@@ -29,6 +30,7 @@ static std::barrier<> *block_barrier;
 #define __launch_bounds__(threads)
 #define __trap() abort()
 #define __syncthreads() block_barrier->arrive_and_wait()
+#define __threadfence_system() std::atomic_thread_fence(std::memory_order_seq_cst)
 
 static float __int_as_float(int bits) {
     float value;
@@ -59,6 +61,9 @@ namespace hash {
 }
 namespace chunks {
 #include "chunks.cu"
+}
+namespace collective {
+#include "collective.cu"
 }
 
 struct Request {
@@ -99,6 +104,7 @@ static const std::map<std::string, std::function<void(const uint64_t *)>> entrie
     {"sublet_content_hash", entry(hash::sublet_content_hash)},
     {"sublet_hash_fold", entry(hash::sublet_hash_fold)},
     {"sublet_hash_chunks", entry(chunks::sublet_hash_chunks)},
+    {"sublet_all_reduce_f32", entry(collective::sublet_all_reduce_f32)},
 };
 
 int main() {

@@ -21,6 +21,7 @@ use crate::module::{Function, Library, Module};
 use crate::profile::{BadConfig, MAX_DEVICES, Profile};
 use crate::registry::Registry;
 use crate::stream::Stream;
+use crate::visible;
 
 /// CUDA version that this driver claims: 13.2.
 pub const VERSION: i32 = 13020;
@@ -82,6 +83,8 @@ pub struct Driver {
     pub user_objects: Registry<UserObject>,
     /// Captures in progress.
     pub captures: Mutex<Vec<Arc<Capture>>>,
+    /// Devices that the program sees, by ordinal.
+    visible: Vec<usize>,
     /// Primary contexts.
     pub primaries: Vec<Mutex<Primary>>,
     /// Live contexts by device.
@@ -125,9 +128,9 @@ pub fn init() -> Result<&'static Driver, CUresult> {
         Driver::new().map_err(|error| {
             eprintln!("sublet simgpu: {error}");
             match error {
-                InitError::Card(CardError::Config(_)) | InitError::Config(_) => {
-                    CUresult::CUDA_ERROR_NO_DEVICE
-                }
+                InitError::Card(CardError::Config(_))
+                | InitError::Config(_)
+                | InitError::Nothing(_) => CUresult::CUDA_ERROR_NO_DEVICE,
                 InitError::Card(_) => CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
                 InitError::Memory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
             }
@@ -141,6 +144,8 @@ enum InitError {
     Config(BadConfig),
     Card(CardError),
     Memory(std::io::Error),
+    /// `CUDA_VISIBLE_DEVICES` names no device.
+    Nothing(String),
 }
 
 impl std::fmt::Display for InitError {
@@ -148,6 +153,9 @@ impl std::fmt::Display for InitError {
         match self {
             Self::Config(error) => write!(f, "{error}"),
             Self::Card(error) => write!(f, "{error}"),
+            Self::Nothing(list) => {
+                write!(f, "CUDA_VISIBLE_DEVICES=`{list}` names none of the devices")
+            }
             Self::Memory(error) => write!(f, "cannot reserve device addresses: {error}"),
         }
     }
@@ -183,6 +191,11 @@ impl Driver {
         let card = Arc::new(open_card().map_err(InitError::Card)?);
         card.claim().map_err(InitError::Card)?;
         let devices = card.profile().devices;
+        let list = env("CUDA_VISIBLE_DEVICES");
+        let visible = visible::devices(list.as_deref(), devices, |at| card.profile().uuid(at));
+        if visible.is_empty() {
+            return Err(InitError::Nothing(list.unwrap_or_default()));
+        }
         let memory = Arc::new(Memory::new(devices).map_err(InitError::Memory)?);
         let pools = Arc::new(Registry::<Pool>::default());
         let device_pools = (0..devices)
@@ -239,26 +252,39 @@ impl Driver {
             execs: Registry::default(),
             user_objects: Registry::default(),
             captures: Mutex::default(),
+            visible,
             primaries: (0..MAX_DEVICES).map(|_| Mutex::default()).collect(),
             context_counts: (0..MAX_DEVICES).map(|_| Mutex::new(0)).collect(),
             faults,
         })
     }
 
-    /// Number of devices.
+    /// Number of devices that the program sees.
     pub fn devices(&self) -> usize {
+        self.visible.len()
+    }
+
+    /// Number of devices of the host.
+    pub fn all_devices(&self) -> usize {
         self.card.profile().devices
     }
 
-    /// An ordinal that is one.
+    /// The device of an ordinal that is one.
     ///
     /// # Errors
     /// `INVALID_DEVICE`.
     pub fn device(&self, ordinal: i32) -> Result<usize, CUresult> {
         usize::try_from(ordinal)
             .ok()
-            .filter(|device| *device < self.devices())
+            .and_then(|ordinal| self.visible.get(ordinal).copied())
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+    }
+
+    /// The ordinal of a device; -1 where the program does not see it.
+    pub fn ordinal(&self, device: usize) -> i32 {
+        let at = self.visible.iter().position(|visible| *visible == device);
+        // CAST: there are 16 devices at most.
+        at.map_or(-1, |at| at as i32)
     }
 
     /// What every synchronisation does besides waiting: pools give back what they need not keep.

@@ -37,5 +37,6 @@ pub mod profile;
 pub mod received;
 mod registry;
 mod stream;
+mod visible;
 
 pub use driver::set;

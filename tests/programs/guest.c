@@ -1,31 +1,15 @@
 // What programs do around their driver calls. The argument says which; exit code 0 (or the one named) means that it went as it
 // does without anybody in between.
 #define _GNU_SOURCE
-#include "cuda_min.h"
-#include <dlfcn.h>
+#include "driver.h"
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-typedef cu_word W;
-static void *driver;
 static W context;
-
-static void *find(const char *name) {
-    void *at = dlsym(driver, name);
-    if (!at) {
-        fprintf(stderr, "the driver has no %s\n", name);
-        exit(3);
-    }
-    return at;
-}
-
-#define CALL(name, ...) ((cu_status(*)())find(name))(__VA_ARGS__)
 
 static int work(void) {
     W memory = 0;
@@ -72,8 +56,7 @@ int main(int count, char **words) {
     for (int number = 1; number < 32; number++) sigaction(number, NULL, &before[number]);
     mode_t mask = umask(022);
     umask(mask);
-    driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!driver) return 3;
+    if (open_driver()) return 3;
     if (!strcmp(way, "errno")) {
         W memory = 0;
         if (work()) return 1;

@@ -11,15 +11,11 @@
 //   fork                  a child goes on reading commands, the parent waits     -> PID (of the child)
 //   pid                                                                          -> PID
 #define _GNU_SOURCE
-#include "cuda_min.h"
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "driver.h"
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-typedef cu_word W;
 enum { MOST = 4096, GRANULE = 2 << 20 };
 
 struct location {
@@ -38,7 +34,6 @@ struct access {
     int flags;
 };
 
-static void *driver;
 static struct held {
     char kind[8];
     W handle;
@@ -46,27 +41,6 @@ static struct held {
     W address;
 } held[MOST];
 static int count;
-
-static void *find(const char *name) {
-    void *at = dlsym(driver, name);
-    if (!at) {
-        fprintf(stderr, "the driver has no %s\n", name);
-        exit(3);
-    }
-    return at;
-}
-
-#define CALL(name, ...) ((cu_status(*)())find(name))(__VA_ARGS__)
-
-static cu_status init(void) {
-    cu_device device = 0;
-    W context = 0;
-    cu_status status = CALL("cuInit", 0u);
-    if (!status) status = CALL("cuDeviceGet", &device, 0);
-    if (!status) status = CALL("cuDevicePrimaryCtxRetain", &context, device);
-    if (!status) status = CALL("cuCtxSetCurrent", context);
-    return status;
-}
 
 static cu_status take(struct held *new) {
     W pitch;
@@ -102,11 +76,7 @@ static cu_status give(struct held *what) {
 }
 
 int main(void) {
-    driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!driver) {
-        fprintf(stderr, "%s\n", dlerror());
-        return 3;
-    }
+    if (open_driver()) return 3;
     char line[256];
     W own = 0;
     setvbuf(stdin, NULL, _IONBF, 0); // a forked child must not have read ahead
@@ -118,7 +88,7 @@ int main(void) {
         sscanf(line, "%*s %d", &id);
         if (id < 0 || id >= MOST) id = 0;
         if (!strcmp(verb, "init")) {
-            printf("%d\n", init());
+            printf("%d\n", use_device(0));
         } else if (!strcmp(verb, "alloc")) {
             sscanf(line, "%*s %7s %llu", kind, &bytes);
             struct held *new = &held[count];

@@ -27,15 +27,11 @@
 //   host BYTES            pinned host memory of the program's own                    -> STATUS
 //   churn COUNT           so many pairs of cuMemAlloc and cuMemFree of 4 KiB         -> STATUS NANOSECONDS
 #define _GNU_SOURCE
-#include "cuda_min.h"
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "driver.h"
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-typedef cu_word W;
 enum { MOST = 4096 };
 
 struct location {
@@ -54,7 +50,6 @@ struct access {
     int flags;
 };
 
-static void *driver;
 static struct held {
     W address, handle;
     size_t bytes;
@@ -62,27 +57,6 @@ static struct held {
 static int count;
 static W own, stream, exec, waiting;
 static volatile unsigned *word;
-
-static void *find(const char *name) {
-    void *at = dlsym(driver, name);
-    if (!at) {
-        fprintf(stderr, "the driver has no %s\n", name);
-        exit(3);
-    }
-    return at;
-}
-
-#define CALL(name, ...) ((cu_status(*)())find(name))(__VA_ARGS__)
-
-static cu_status init(void) {
-    cu_device device = 0;
-    W context = 0;
-    cu_status status = CALL("cuInit", 0u);
-    if (!status) status = CALL("cuDeviceGet", &device, 0);
-    if (!status) status = CALL("cuDevicePrimaryCtxRetain", &context, device);
-    if (!status) status = CALL("cuCtxSetCurrent", context);
-    return status;
-}
 
 static unsigned expected(unsigned seed, size_t at) {
     unsigned long long mixed = (at + 1) * 0x9e3779b97f4a7c15ull + seed * 0xbb67ae8584caa73bull;
@@ -156,11 +130,7 @@ static cu_status churn(int pairs, long long *ns) {
 }
 
 int main(void) {
-    driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!driver) {
-        fprintf(stderr, "%s\n", dlerror());
-        return 3;
-    }
+    if (open_driver()) return 3;
     char line[256];
     while (fgets(line, sizeof line, stdin)) {
         char verb[16] = "";
@@ -169,7 +139,7 @@ int main(void) {
         struct held *of = &held[first < MOST ? first : 0];
         size_t wrong = 0;
         if (!strcmp(verb, "init")) {
-            printf("%d\n", init());
+            printf("%d\n", use_device(0));
         } else if (!strcmp(verb, "alloc") || !strcmp(verb, "vmm")) {
             struct held *new = &held[count];
             memset(new, 0, sizeof *new);

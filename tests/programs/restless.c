@@ -3,33 +3,17 @@
 //
 //   restless [THREADS]
 #define _GNU_SOURCE
-#include "cuda_min.h"
-#include <dlfcn.h>
+#include "driver.h"
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-typedef cu_word W;
 enum { MOST = 16, BUFFERS = 6, WORDS = 4096 };
 
-static void *driver;
 static atomic_int over;
 static atomic_ullong iterations, wrong, errors, last;
 static W context;
-
-static void *find(const char *name) {
-    void *at = dlsym(driver, name);
-    if (!at) {
-        fprintf(stderr, "the driver has no %s\n", name);
-        exit(3);
-    }
-    return at;
-}
-
-#define CALL(name, ...) ((cu_status(*)())find(name))(__VA_ARGS__)
 
 static int good(cu_status status) {
     if (status) {
@@ -100,11 +84,7 @@ int main(int count, char **words) {
     int threads = count > 1 ? atoi(words[1]) : 4;
     cu_device device = 0;
     pthread_t all[MOST];
-    driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!driver) {
-        fprintf(stderr, "%s\n", dlerror());
-        return 3;
-    }
+    if (open_driver()) return 3;
     if (threads < 1 || threads > MOST) threads = 4;
     if (!good(CALL("cuInit", 0u)) || !good(CALL("cuDeviceGet", &device, 0)) ||
         !good(CALL("cuDevicePrimaryCtxRetain", &context, device)))

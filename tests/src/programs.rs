@@ -36,8 +36,10 @@ fn build(name: &str, kind: Kind) -> PathBuf {
     let path = sources.join(format!("{name}.c"));
     let source =
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let header = fs::read_to_string(sources.join("cuda_min.h")).expect("cuda_min.h");
-    compile(name, &source, &header, kind)
+    let headers = ["cuda_min.h", "driver.h"]
+        .map(|header| fs::read_to_string(sources.join(header)).expect(header))
+        .concat();
+    compile(name, &source, &headers, kind)
 }
 
 /// Compiles C text under `name`. `depends` is anything else that the result depends on.

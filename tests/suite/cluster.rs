@@ -121,7 +121,13 @@ impl Hook {
 
     /// An arbiter that reports to it.
     fn node(&self, name: &str) -> Node {
-        let room = Room::new();
+        self.node_of(name, 1)
+    }
+
+    /// One with so many simulated devices.
+    fn node_of(&self, name: &str, devices: usize) -> Node {
+        let mut room = Room::new();
+        room.set("SUBLET_SIM_DEVICES", devices.to_string());
         let mut command = room.sublet([
             "arbiter",
             "--cluster",
@@ -407,5 +413,119 @@ fn a_job_that_has_to_make_room_saves_first_and_goes_on_from_there() {
     assert!(
         lines.iter().any(|line| line["kind"] == "saved"),
         "{lines:?}"
+    );
+}
+
+#[test]
+fn jobs_of_a_node_with_two_gpus_use_their_own_and_an_elastic_one_gives_one_up() {
+    let hook = Hook::with(&["--order", "fifo", "--packer", "none", "--sizer", "max-min"]);
+    let node = hook.node_of("a", 2);
+    wait_until("the node reports", || hook.is_up(&node).then_some(()));
+    let load = [
+        "load",
+        "--kernel-us",
+        "2000",
+        "--burst",
+        "3",
+        "--pause-us",
+        "20000",
+        "--for-ms",
+        "4000",
+    ];
+    submit(&hook, "left", false, &load);
+    submit(&hook, "right", false, &load);
+    let used = wait_until("both work", || {
+        let jobs = node.room.jobs();
+        let mut used: Vec<(String, Vec<String>)> = jobs
+            .iter()
+            .filter(|job| job.device_time_ns > 0)
+            .flat_map(|job| {
+                let ungoverned = job
+                    .processes
+                    .iter()
+                    .flat_map(|process| process.ungoverned.clone());
+                let ungoverned: Vec<String> = ungoverned.collect();
+                let worked = job
+                    .devices
+                    .iter()
+                    .filter(|device| device.device_time_ns > 0);
+                worked.map(move |device| (device.uuid.clone(), ungoverned.clone()))
+            })
+            .collect();
+        used.sort();
+        (used.len() == 2).then_some(used)
+    });
+    assert!(
+        used[0].0 != used[1].0,
+        "each has a device of its own: {used:?}"
+    );
+    assert!(
+        used.iter().all(|(_, ungoverned)| ungoverned.is_empty()),
+        "{used:?}"
+    );
+    wait_until("both are done", || {
+        hook.phases()
+            .iter()
+            .all(|phase| phase == "done")
+            .then_some(())
+    });
+
+    let elastic = |name: &str, steps: &str| {
+        let checkpoint = hook.room.path(&format!("{name}.ckpt"));
+        let program = Artefacts::get().program("train_mlp");
+        let mut words = vec![
+            "submit",
+            "--name",
+            name,
+            "--restartable",
+            "--max-gpus",
+            "2",
+            "--work",
+            "30s",
+            "--",
+        ];
+        words.push(program.to_str().expect("UTF-8"));
+        words.extend([
+            "--steps",
+            steps,
+            "--extra-us",
+            "2000",
+            "--progress-every",
+            "0",
+            "--json",
+        ]);
+        words.extend(["--resume", "--checkpoint-every", "1000000", "--checkpoint"]);
+        words.push(checkpoint.to_str().expect("UTF-8"));
+        hook.ask(&words).succeeded();
+    };
+    let job = |name: &str| {
+        let found = hook.jobs().into_iter().find(|job| job["name"] == name);
+        found.unwrap_or_else(|| panic!("no job {name}"))
+    };
+    let gpus = |name: &str| job(name)["devices"].as_array().map_or(0, Vec::len);
+    elastic("first", "2500");
+    wait_until("it has both GPUs and looks for requests", || {
+        let listens = node.room.jobs().iter().any(|job| job.listens_for_resize);
+        (listens && gpus("first") == 2).then_some(())
+    });
+    elastic("second", "1500");
+    wait_until("they have one each", || {
+        let running = ["first", "second"]
+            .iter()
+            .all(|name| job(name)["phase"] == "running");
+        (running && gpus("first") == 1 && gpus("second") == 1).then_some(())
+    });
+    wait_until("both are done", || {
+        hook.phases()
+            .iter()
+            .all(|phase| phase == "done")
+            .then_some(())
+    });
+    let first = job("first");
+    assert!(first["saved"].as_u64() >= Some(1), "{first}");
+    assert_eq!(
+        first["goes"].as_u64(),
+        first["saved"].as_u64().map(|saved| saved + 1),
+        "{first}"
     );
 }

@@ -114,6 +114,11 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
         .map(|(now, then)| now.grants - then.grants)
         .collect::<Vec<_>>();
     assert!(grants[1] <= grants[0] + 1, "{grants:?}");
+    // What it cost them, by the arbiter's account: a slice each time, with its kernel and the time for which it is waited for; never
+    // more than the longest slice that there is.
+    let cost_ns = job(&room, "stopped").device_time_ns - before[1].device_time_ns;
+    let most_ns = (grants[1] + 1) * 52_000_000;
+    assert!(cost_ns <= most_ns, "{cost_ns} ns in {} slices", grants[1]);
     assert_eq!(job(&room, "honest").demoted, None);
     stopped.signal(Signal::SIGCONT);
     goes_on(&room, "stopped");

@@ -2,12 +2,15 @@
 
 mod bounds;
 mod cluster;
+mod collective;
 mod documents;
 mod exports;
 mod guest;
 mod hooks;
 mod hostile;
 mod imports;
+mod lease;
+mod namespaces;
 mod quota;
 mod residency;
 mod resize;

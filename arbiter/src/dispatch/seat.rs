@@ -19,7 +19,8 @@ use crate::usage::Usage;
 /// A thread that was let in says so within this time; later its waiting is no sign of life. TIMEOUT: the wake-up of a
 /// thread on a host with more threads than cores takes a few milliseconds.
 const WAKE_NS: u64 = 10_000_000;
-/// One that was let in, said nothing for so many whole slices and still waits is a stopped process.
+/// One that was let in, said nothing for so many whole slices (or for as long as it is waited for) and still waits is a stopped
+/// process.
 const DEAF_AFTER: u32 = 3;
 /// How long it is passed over before it gets another chance: at first, and at most after twice as long each time. A host
 /// with more threads than processors lets a thread wait for tens of milliseconds; a stopped process stays away.
@@ -27,6 +28,12 @@ const DEAF_NS: u64 = 20_000_000;
 const DEAF_MAX_NS: u64 = 1_000_000_000;
 /// From here on that is told. TIMEOUT: it was given a dozen slices in vain by then.
 const DEAF_TOLD_NS: u64 = 300_000_000;
+/// One that is let in and takes longer than this to come is late: the host has more threads than cores, and slices may be shorter
+/// than the time after which its thread gets one.
+const LATE_NS: u64 = 1_000_000;
+/// For so long the slice of one that was late, or missed its last one, waits for it to begin. It is charged for that like for
+/// the slice.
+const GRACE_NS: u64 = WAKE_NS;
 /// A tail that lasts so long is not the rest of a slice any more. TIMEOUT: kernels of tens of milliseconds are common, of a
 /// second rare.
 const ENDLESS_NS: u64 = 1_000_000_000;
@@ -56,8 +63,8 @@ pub(super) struct Seat {
     pub tail: Tail,
     /// Of the slice that has begun, what is not charged to it.
     pub forgiven_ns: u64,
-    /// Since when it has had work on the device that was there when a slice of it ended, without submitting any more: a
-    /// slice in between, in a gap that the others left, does not end that.
+    /// Since when it has had work on the device that was there when a slice of it ended, passed on or begun anew, without submitting
+    /// any more: a slice in between, in a gap that the others left, does not end that.
     unfinished_since_ns: Option<u64>,
     /// How long it may be silent before it counts as idle.
     pub quiet_ns: u64,
@@ -76,6 +83,8 @@ pub(super) struct Seat {
     missed: u32,
     /// It has given a sign of life since its gate opened.
     came: bool,
+    /// It took long to come the last time.
+    late: bool,
     pub launches: u64,
     /// When it was last seen to do something; `None`: never, since its gate opened.
     active_ns: Option<u64>,
@@ -96,7 +105,7 @@ pub(super) struct Seat {
 /// A slice that has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Hold {
-    /// When it began.
+    /// When it began, or begins at the latest where its holder is waited for.
     pub since_ns: u64,
     /// When the gate opened.
     pub opened_ns: u64,
@@ -136,6 +145,7 @@ impl Seat {
             deaf_ns: 0,
             missed: 0,
             came: true,
+            late: false,
             launches: 0,
             active_ns: None,
             usage: Usage {
@@ -248,7 +258,7 @@ impl Seat {
         }
         let seen = self.sample(device);
         self.waits = seen.waits;
-        self.came |= !seen.waits || seen.launches != self.launches;
+        self.note_coming(now_ns, seen);
         if !(seen.in_flight() || seen.blocking) || seen.launches != self.launches {
             self.unfinished_since_ns = None;
         }
@@ -299,6 +309,23 @@ impl Seat {
         drained_ns
     }
 
+    /// The slice of one that is waited for begins when it comes.
+    fn note_coming(&mut self, now_ns: u64, seen: Activity) {
+        if self.came || seen.waits && seen.launches == self.launches {
+            return;
+        }
+        self.came = true;
+        if let Some(hold) = &mut self.hold {
+            self.late = now_ns > hold.opened_ns + LATE_NS;
+            hold.since_ns = hold.since_ns.min(now_ns);
+        }
+    }
+
+    /// For how long its next slice waits for it to come.
+    pub fn grace_ns(&self) -> u64 {
+        if self.late && self.waits { GRACE_NS } else { 0 }
+    }
+
     /// Whether it holds the device by a gate that was opened then.
     pub fn opened_at(&self, opened_ns: u64) -> bool {
         self.hold.is_some_and(|hold| hold.opened_ns == opened_ns)
@@ -336,13 +363,21 @@ impl Seat {
         }
         self.window_us = grant.window_us;
         let opened_ns = match self.hold {
-            Some(hold) => hold.opened_ns,
+            Some(hold) => {
+                // It keeps the device at the end of a slice: what was there then counts as where it is passed on.
+                let seen = self.sample(device);
+                if seen.in_flight() || seen.blocking {
+                    self.unfinished_since_ns.get_or_insert(now_ns);
+                }
+                hold.opened_ns
+            }
             None => {
                 self.usage.grants += 1;
                 // One that waits is about to begin; one that was let in unasked may never.
                 let wants = self.wants(now_ns);
                 self.active_ns = wants.then_some(now_ns);
                 self.came = !self.waits;
+                self.late &= !self.came;
                 self.busy = wants;
                 self.tail_since_ns = None;
                 self.forgiven_ns = 0;
@@ -351,8 +386,9 @@ impl Seat {
         };
         // Its gate closes so much earlier that the slice ends with the tail, but is open for half of it at least.
         let tail_us = u32::try_from(self.tail.mean_ns() / 1000).unwrap_or(u32::MAX);
+        let grace_ns = if self.came { 0 } else { self.grace_ns() };
         self.hold = Some(Hold {
-            since_ns: now_ns,
+            since_ns: now_ns + grace_ns,
             opened_ns,
             quantum_us: grant.quantum_us - (grant.quantum_us / 2).min(tail_us),
         });
@@ -387,7 +423,8 @@ impl Seat {
         }
         self.busy = self.tail_since_ns.is_some();
         self.came |= !seen.waits || seen.launches != self.launches;
-        let whole = now_ns >= hold.due_ns();
+        self.late |= !self.came;
+        let whole = now_ns >= hold.due_ns().min(hold.opened_ns + WAKE_NS);
         if self.came {
             (self.missed, self.deaf_ns) = (0, 0);
         } else if whole {

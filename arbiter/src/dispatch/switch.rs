@@ -244,8 +244,14 @@ impl Lane {
     /// Opens the gates of a tenant, or begins its slice anew.
     pub(super) fn begin(&mut self, now_ns: u64, at: usize, quantum_us: u32, contended: bool) {
         self.grants += 1;
+        let seat = &self.seats[at];
+        let grace_ns = if seat.hold.is_none() {
+            seat.grace_ns()
+        } else {
+            0
+        };
         let deadline_ns = if contended {
-            now_ns + u64::from(quantum_us) * 1000
+            now_ns + grace_ns + u64::from(quantum_us) * 1000
         } else {
             0
         };

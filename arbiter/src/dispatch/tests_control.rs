@@ -291,6 +291,36 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
 }
 
 #[test]
+fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
+    // The first to come keeps the device under this policy: what waits behind a kernel that spins waits for good.
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let fifo = Setup {
+        policy: policy::by_name("fifo", &[]).ok(),
+        ..setup(Mode::Exclusive)
+    };
+    bench.lane.run_as(0, fifo);
+    let client = Rc::clone(&bench.pages[0]);
+    client.client.claim_stream(0).expect("slot").1.issue();
+    bench.run(2 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    let live = |bench: &mut Bench, ns| {
+        for _ in 0..ns / (100 * MS) {
+            bench.run(100 * MS, |pages| greedy(&pages[1]));
+            bench.lane.inspect(bench.now_ns);
+        }
+    };
+    live(&mut bench, 900 * MS);
+    assert!(
+        bench.open(0) && !bench.open(1),
+        "kernels of a second are rare, not wrong"
+    );
+    live(&mut bench, 300 * MS);
+    assert!(bench.open(1) && !bench.open(0));
+    let told = bench.lane.take_offences();
+    assert!(matches!(told[..], [(TenantId(0), Offence::Endless { .. })]));
+}
+
+#[test]
 fn one_that_never_comes_is_reported_once_and_demoted() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.wait(0);
@@ -547,4 +577,82 @@ fn a_job_that_could_use_another_device_and_does_not_is_no_gang() {
     assert!(hall.conductor.is_idle());
     let used = [0, 1].map(|job| hall.lanes[1].usage(TenantId(job)).expect("seat").device_ns);
     assert_eq!(used, [0, 0]);
+}
+
+/// The longest time in which one that always wants the device did not have it, beside one that does as `other` says; and how much
+/// of the time that one was charged for.
+fn longest_wait_ns(
+    bench: &mut Bench,
+    ns: u64,
+    mut other: impl FnMut(u64, &Rc<ClientPages>),
+) -> u64 {
+    let (mut now_ns, mut had_ns, mut longest_ns) = (bench.now_ns, bench.now_ns, 0);
+    bench.run(ns, |pages| {
+        now_ns += 50 * US;
+        other(now_ns, &pages[0]);
+        greedy(&pages[1]);
+        if pages[1].arbiter.is_open(0) {
+            had_ns = now_ns;
+        }
+        longest_ns = longest_ns.max(now_ns - had_ns);
+    });
+    longest_ns
+}
+
+#[test]
+fn one_that_was_stopped_costs_the_others_a_slice_at_a_time() {
+    // Stopped while it waits, and stopped while it holds the device with work on it that ends.
+    for in_flight in [false, true] {
+        let mut bench = Bench::new(&[500_000, 500_000]);
+        bench.run(20 * MS, |pages| pages.iter().for_each(greedy));
+        while bench.open(0) != in_flight {
+            bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+        }
+        let client = Rc::clone(&bench.pages[0]);
+        let stream = client.client.claim_stream(0).expect("slot").1;
+        let ends_ns = bench.now_ns + 7 * MS;
+        if in_flight {
+            stream.issue();
+        }
+        let longest_ns = longest_wait_ns(&mut bench, 10_000 * MS, |now_ns, _| {
+            if now_ns >= ends_ns {
+                stream.settle();
+            }
+        });
+        // Its slice, and its kernel or the time for which it is waited for; and what the looks are apart.
+        assert!(longest_ns < 16 * MS, "in flight {in_flight}: {longest_ns}");
+        let got_ns = bench.usage(0).device_ns;
+        assert!(got_ns < 300 * MS, "in flight {in_flight}: {got_ns}");
+    }
+}
+
+#[test]
+fn one_whose_thread_gets_a_core_after_its_slice_would_be_over_has_its_share_all_the_same() {
+    // Eight milliseconds from the opening of the gate until the thread runs: more than a slice of five.
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let mut opened_ns = None;
+    let mut late = |now_ns: u64, pages: &Rc<ClientPages>| {
+        let open = pages.arbiter.is_open(0);
+        let runs = open && now_ns >= *opened_ns.get_or_insert(now_ns) + 8 * MS;
+        if pages.client.waiting(0) == 0 || runs {
+            greedy(pages);
+        }
+        if !open {
+            opened_ns = None;
+        }
+    };
+    longest_wait_ns(&mut bench, 200 * MS, &mut late);
+    let before = [0, 1].map(|at| (bench.usage(at).device_ns, bench.usage(at).grants));
+    let longest_ns = longest_wait_ns(&mut bench, 10_000 * MS, &mut late);
+    let after = [0, 1].map(|at| (bench.usage(at).device_ns, bench.usage(at).grants));
+    let got_ns = [0, 1].map(|at| after[at].0 - before[at].0);
+    assert!(got_ns[0] > 4_500 * MS, "{got_ns:?}");
+    // It pays for its own lateness: the other one has as much, and the device is idle for its part alone.
+    assert!(
+        got_ns[1] > 4_500 * MS && longest_ns < 16 * MS,
+        "{got_ns:?}, {longest_ns}"
+    );
+    assert!(after[0].1 - before[0].1 > 300, "{after:?}");
+    assert_eq!(bench.lane.take_offences(), []);
+    assert_eq!(bench.lane.conduct(TenantId(0), bench.now_ns), (None, 0));
 }

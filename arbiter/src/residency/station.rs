@@ -78,6 +78,8 @@ pub struct Ended {
     pub failed: Option<Why>,
     /// Copied to the host and back for it, in bytes.
     pub copied: (u64, u64),
+    /// The copies to the host were what took its time: most of what left was copied, into memory that was ready for it.
+    pub copied_out_plainly: bool,
     /// From the order to the answer.
     pub ns: u64,
 }
@@ -213,14 +215,18 @@ impl Station {
             (Verb::Restore, None) | (Verb::Fit, _) => self.settle_as(State::Resident),
             (Verb::Restore, Some(_)) => self.settle_as(State::Evicted),
         }
-        let copied = |before: u64, now: u64| now.saturating_sub(before);
+        let (before, now) = (sent.before, self.footprint);
+        let copied_out = now.moved_out_bytes.saturating_sub(before.moved_out_bytes);
+        let left = before.resident_bytes.saturating_sub(now.resident_bytes);
+        let locked = now.host_bytes.saturating_sub(before.host_bytes);
         Some(Ended {
             verb: sent.verb,
             failed,
             copied: (
-                copied(sent.before.moved_out_bytes, self.footprint.moved_out_bytes),
-                copied(sent.before.moved_in_bytes, self.footprint.moved_in_bytes),
+                copied_out,
+                now.moved_in_bytes.saturating_sub(before.moved_in_bytes),
             ),
+            copied_out_plainly: copied_out >= left - left / 4 && locked < copied_out / 4,
             ns: now_ns.saturating_sub(sent.at_ns),
         })
     }
@@ -340,6 +346,41 @@ mod tests {
         let ended = bench.says(50 * MS, number, OrderState::Resident, Reason::None);
         assert_eq!(ended.map(|ended| ended.failed), Some(None));
         assert_eq!(bench.station.state(), State::Resident);
+    }
+
+    #[test]
+    fn an_eviction_tells_the_rate_of_the_link_where_it_was_copies_that_took_its_time() {
+        // Host memory that was locked before, what was copied out, and whether that tells the link's rate.
+        for (locked, copied, plainly) in [
+            (0, GIB, false),
+            (GIB, GIB, true),
+            (GIB, GIB / 2, false),
+            (GIB, 0, false),
+        ] {
+            let mut bench = Bench::new(GIB);
+            let tells = |bench: &Bench, resident_bytes, host_bytes, moved_out_bytes| {
+                let footprint = Footprint {
+                    evictable_bytes: GIB,
+                    resident_bytes,
+                    host_bytes,
+                    moved_out_bytes,
+                    moved_in_bytes: 0,
+                };
+                bench
+                    .pages
+                    .client
+                    .want(0)
+                    .expect("device")
+                    .set_footprint(&footprint);
+            };
+            tells(&bench, GIB, locked, 0);
+            let number = bench.give(0, Verb::Evict);
+            tells(&bench, 0, GIB, copied);
+            let ended = bench
+                .says(MS, number, OrderState::Evicted, Reason::None)
+                .expect("it has ended");
+            assert_eq!(ended.copied_out_plainly, plainly, "{locked} {copied}");
+        }
     }
 
     #[test]

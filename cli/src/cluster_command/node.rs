@@ -16,27 +16,56 @@ use cluster::live::wire::Device;
 use control::paths::RuntimeDir;
 use nix::unistd::{Uid, User};
 
+use crate::config::ClusterRule;
 use crate::run::driver::{self, Wish};
 use crate::run::install::Install;
 
 /// Flags of `sublet arbiter`.
-#[derive(Debug, Args, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Args, Default)]
 pub struct ClusterFlags {
     /// Report to the hook at this address, and carry its decisions out
     #[arg(long = "cluster", value_name = "URL")]
     pub url: Option<String>,
     /// File with the hook's token
-    #[arg(long = "cluster-token-file", value_name = "FILE", requires = "url")]
+    #[arg(long = "cluster-token-file", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// What this node is called there [default: the host's name]
-    #[arg(long = "cluster-node", value_name = "NAME", requires = "url")]
+    #[arg(long = "cluster-node", value_name = "NAME")]
     pub node: Option<String>,
     /// As whom the hook's jobs run; needed where the arbiter is root's
-    #[arg(long = "cluster-user", value_name = "USER", requires = "url")]
+    #[arg(long = "cluster-user", value_name = "USER")]
     pub user: Option<String>,
     /// Offer the simulated GPU, also where there is a real one
-    #[arg(long = "cluster-sim", requires = "url")]
+    #[arg(long = "cluster-sim")]
     pub sim: bool,
+}
+
+impl ClusterFlags {
+    /// These, with the file's where these say nothing.
+    #[must_use]
+    pub fn or(self, file: &ClusterRule) -> Self {
+        let or = |flag: Option<String>, file: &Option<String>| flag.or_else(|| file.clone());
+        Self {
+            url: or(self.url, &file.url),
+            token_file: self.token_file.or_else(|| file.token_file.clone()),
+            node: or(self.node, &file.node),
+            user: or(self.user, &file.user),
+            sim: self.sim || file.sim.unwrap_or(false),
+        }
+    }
+
+    /// What was said of a hook though there is none.
+    fn without_a_hook(&self) -> Option<&'static str> {
+        let said = [
+            (self.token_file.is_some(), "--cluster-token-file"),
+            (self.node.is_some(), "--cluster-node"),
+            (self.user.is_some(), "--cluster-user"),
+            (self.sim, "--cluster-sim"),
+        ];
+        said.into_iter()
+            .find(|(said, _)| *said)
+            .map(|(_, flag)| flag)
+    }
 }
 
 /// Starts the agent on a thread of this process, where a hook is named. It comes to nothing while the arbiter does not listen.
@@ -45,17 +74,24 @@ pub struct ClusterFlags {
 /// A flag or file that is wrong.
 pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
     let Some(url) = flags.url.clone() else {
+        if let Some(flag) = flags.without_a_hook() {
+            bail!(
+                "{flag} is no use without a hook: give --cluster http://HOST:PORT, or `url` in [cluster] of the quota file"
+            );
+        }
         return Ok(());
     };
     let root = nix::unistd::geteuid().is_root();
     match &flags.user {
         None if root => {
             bail!(
-                "the hook's jobs would run as root: say as whom with --cluster-user (`root` where that is meant)"
+                "the hook's jobs would run as root: say as whom with --cluster-user, or `user` in [cluster] of the quota file (`root` where that is meant)"
             )
         }
         Some(_) if !root => {
-            bail!("only root can run the hook's jobs as somebody else: leave --cluster-user out")
+            bail!(
+                "only root can run the hook's jobs as somebody else: leave --cluster-user, or `user` in [cluster], out"
+            )
         }
         Some(user) => drop(user_named(user)?),
         None => {}
@@ -170,4 +206,42 @@ fn as_user(command: &mut Command, name: &str) -> io::Result<(u32, u32)> {
         }
     }
     Ok((uid.as_raw(), gid.as_raw()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_win_one_by_one_and_the_file_fills_up() {
+        let file = ClusterRule {
+            url: Some("http://file:1".into()),
+            token_file: Some("/file".into()),
+            node: Some("file".into()),
+            user: None,
+            sim: Some(true),
+        };
+        let flags = ClusterFlags {
+            node: Some("flag".into()),
+            user: Some("me".into()),
+            ..ClusterFlags::default()
+        };
+        assert_eq!(flags.without_a_hook(), Some("--cluster-node"));
+        let all = flags.or(&file);
+        assert_eq!(
+            all,
+            ClusterFlags {
+                url: Some("http://file:1".into()),
+                token_file: Some("/file".into()),
+                node: Some("flag".into()),
+                user: Some("me".into()),
+                sim: true,
+            }
+        );
+        assert_eq!(
+            ClusterFlags::default().or(&ClusterRule::default()),
+            ClusterFlags::default()
+        );
+        assert_eq!(ClusterFlags::default().without_a_hook(), None);
+    }
 }

@@ -54,6 +54,14 @@ pub enum Kind {
     Overflow,
     /// A number, [`RATIO`]
     Ratio,
+    /// `"http://HOST:PORT"`
+    Url,
+    /// An absolute path
+    File,
+    /// Name of a node
+    Node,
+    /// Login name or number of one user
+    User,
 }
 
 /// Shortest and longest slice, in milliseconds.
@@ -289,4 +297,38 @@ pub static RESIDENCY: Section = Section {
     needs_one_of: &[],
 };
 
-pub static SECTIONS: [&Section; 5] = [&DEFAULTS, &DEVICES, &RESIDENCY, &TENANTS, &JOBS];
+pub static CLUSTER: Section = Section {
+    name: "cluster",
+    repeated: false,
+    doc: "The hook that the arbiter reports to, and whose jobs it runs; for `sublet arbiter`, not for one that `sublet run` starts. Flags win.",
+    keys: &[
+        key(
+            "url",
+            Kind::Url,
+            "Address of the hook: \"http://HOST:PORT\".",
+        ),
+        key(
+            "token_file",
+            Kind::File,
+            "File with the hook's token, by absolute path.",
+        ),
+        key(
+            "node",
+            Kind::Node,
+            "What this node is called there. Left out: the host's name.",
+        ),
+        key(
+            "user",
+            Kind::User,
+            "As whom the hook's jobs run; needed where the arbiter is root's.",
+        ),
+        key(
+            "sim",
+            Kind::Flag,
+            "true: the simulated GPU is offered, also where there is a real one.",
+        ),
+    ],
+    needs_one_of: &["url"],
+};
+
+pub static SECTIONS: [&Section; 6] = [&DEFAULTS, &DEVICES, &RESIDENCY, &CLUSTER, &TENANTS, &JOBS];

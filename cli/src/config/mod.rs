@@ -29,6 +29,7 @@ pub struct Config {
     pub defaults: JobSettings,
     pub devices: Vec<DeviceRule>,
     pub residency: ResidencyRule,
+    pub cluster: ClusterRule,
     pub tenants: Vec<TenantRule>,
     pub jobs: Vec<JobRule>,
 }
@@ -152,6 +153,20 @@ pub struct ResidencyRule {
     pub host_memory: Option<MemLimit>,
     /// How many times longer than the switch before it a job stays at the least.
     pub slice_over_switch: Option<f64>,
+}
+
+/// `[cluster]`: the hook that the arbiter reports to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ClusterRule {
+    /// Its address; `None`: there is none.
+    pub url: Option<String>,
+    pub token_file: Option<PathBuf>,
+    /// What this node is called there.
+    pub node: Option<String>,
+    /// As whom its jobs run.
+    pub user: Option<String>,
+    /// Offer the simulated GPU.
+    pub sim: Option<bool>,
 }
 
 /// `[[tenant]]`: what one user's jobs may have together.

@@ -8,10 +8,10 @@ use toml::de::{DeTable, DeValue};
 use super::error::{ConfigError, Source, nearest};
 use super::keys::{self, Key, Section};
 use super::value::{
-    Value, device_match, devices, flag, holders, mode, pattern, policy, quantum_us, ratio, share,
-    size, span, word,
+    Value, device_match, devices, file_path, flag, holders, mode, node, pattern, policy,
+    quantum_us, ratio, share, size, span, url, user, word,
 };
-use super::{Config, DeviceRule, JobRule, JobSettings, ResidencyRule, TenantRule};
+use super::{ClusterRule, Config, DeviceRule, JobRule, JobSettings, ResidencyRule, TenantRule};
 use control::DeviceSettings;
 
 pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
@@ -42,6 +42,14 @@ pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
                 config.residency = ResidencyRule {
                     host_memory: reader.take("host_memory", size)?,
                     slice_over_switch: reader.take("slice_over_switch", ratio)?,
+                };
+            } else if std::ptr::eq(section, &raw const keys::CLUSTER) {
+                config.cluster = ClusterRule {
+                    url: reader.take("url", url)?,
+                    token_file: reader.take("token_file", file_path)?,
+                    node: reader.take("node", node)?,
+                    user: reader.take("user", user)?,
+                    sim: reader.take("sim", flag)?,
                 };
             } else if std::ptr::eq(section, &raw const keys::TENANTS) {
                 config.tenants.push(tenant(&mut reader)?);
@@ -144,7 +152,7 @@ fn unknown_section(source: Source<'_>, name: &Spanned<std::borrow::Cow<'_, str>>
     {
         format!("it belongs into a section such as {}", heading(section))
     } else {
-        "the file has defaults, device, residency, tenant and job".to_owned()
+        "the file has defaults, device, residency, cluster, tenant and job".to_owned()
     };
     source.wrong(name.span(), format!("unknown section `{word}`: {remedy}"))
 }
@@ -349,6 +357,10 @@ mod tests {
                     Kind::Devices => "[0, \"GPU-ff\"]",
                     Kind::DeviceMatch => "1",
                     Kind::Pattern => "\"a*\"",
+                    Kind::Url => "\"http://hook:7070\"",
+                    Kind::File => "\"/a/token\"",
+                    Kind::Node => "\"node-7\"",
+                    Kind::User => "\"train\"",
                 };
                 text += &format!("{} = {value}\n", key.name);
             }
@@ -390,6 +402,13 @@ mod tests {
                     },
                     mem_reserve: Some(MemLimit::Bytes(8 << 30)),
                 }],
+                cluster: ClusterRule {
+                    url: Some("http://hook:7070".into()),
+                    token_file: Some("/a/token".into()),
+                    node: Some("node-7".into()),
+                    user: Some("train".into()),
+                    sim: Some(true),
+                },
                 residency: ResidencyRule {
                     host_memory: Some(MemLimit::Bytes(8 << 30)),
                     slice_over_switch: Some(12.5),
@@ -430,7 +449,7 @@ mod tests {
             ),
             (
                 "[gizmo]\n",
-                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, tenant and job",
+                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, cluster, tenant and job",
             ),
             (
                 "[job]\nname = \"a\"\n",
@@ -583,5 +602,56 @@ mod tests {
         let config = parse("[[device]]\ndevice = \"*\"\nmode = \"concurrent\"\n", "f").unwrap();
         assert_eq!(config.devices[0].device, None);
         assert_eq!(config.devices[0].settings.mode, Some(SliceMode::Concurrent));
+    }
+
+    #[test]
+    fn a_wrong_hook_is_told_with_its_place() {
+        for (text, place, words) in [
+            (
+                "[cluster]\nurl = \"10.0.0.1:7070\"\n",
+                ":2:7:",
+                "10.0.0.1:7070",
+            ),
+            ("[cluster]\nurl = \"https://a:1\"\n", ":2:7:", "https://a:1"),
+            ("[cluster]\nurl = 7070\n", ":2:7:", "`7070` is no text"),
+            ("[cluster]\nnode = \"a\"\n", ":1:1:", "url"),
+            (
+                "[cluster]\nurl = \"http://a:1\"\nnode = \"a b\"\n",
+                ":3:8:",
+                "a b",
+            ),
+            (
+                "[cluster]\nurl = \"http://a:1\"\ntoken_file = \"token\"\n",
+                ":3:14:",
+                "`token` is no absolute path",
+            ),
+            (
+                "[cluster]\nurl = \"http://a:1\"\nuser = \" \"\n",
+                ":3:8:",
+                "no login name",
+            ),
+            ("[cluster]\nurl = \"http://a:1\"\nsim = 1\n", ":3:7:", "`1`"),
+            (
+                "[cluster]\nurl = \"http://a:1\"\ntokenfile = \"/a\"\n",
+                ":3:1:",
+                "did you mean `token_file`?",
+            ),
+            (
+                "[[cluster]]\nurl = \"http://a:1\"\n",
+                ":1:3:",
+                "write [cluster]",
+            ),
+            (
+                "[clutser]\nurl = \"http://a:1\"\n",
+                ":1:2:",
+                "did you mean `cluster`?",
+            ),
+        ] {
+            let error = wrong(text);
+            assert!(
+                error.contains(&format!("f.toml{place}")) && error.contains(words),
+                "{text}{error}"
+            );
+        }
     }
 }

@@ -95,6 +95,14 @@ fn kind(kind: Kind) -> Value {
             json!({ "enum": control::Overflow::ALL.map(control::Overflow::as_str) })
         }
         Kind::Ratio => json!({ "type": "number", "minimum": RATIO.0, "maximum": RATIO.1 }),
+        Kind::Url => {
+            json!({ "type": "string", "pattern": "^http://.+", "examples": ["http://10.0.0.1:7070"] })
+        }
+        Kind::File => {
+            json!({ "type": "string", "pattern": "^/", "examples": ["/etc/sublet/token"] })
+        }
+        Kind::Node => json!({ "type": "string", "minLength": 1, "examples": ["node-7"] }),
+        Kind::User => json!({ "type": "string", "minLength": 1, "examples": ["train"] }),
         Kind::Flag => json!({ "type": "boolean" }),
         Kind::Span => json!({
             "type": "string",

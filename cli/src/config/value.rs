@@ -2,6 +2,7 @@
 //! stands is added by the reader.
 
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -209,4 +210,40 @@ pub fn device_match(value: &Value<'_, '_>) -> Result<Option<DeviceSelector>, Str
             .map(Some)
             .map_err(|error| format!("{error}, or \"*\" for every device")),
     }
+}
+pub fn url(value: &Value<'_, '_>) -> Result<String, String> {
+    let text = value.text("write the hook's address such as \"http://10.0.0.1:7070\"")?;
+    // TIMEOUT: of requests, of which none is made here.
+    cluster::live::http::client::Client::new(text, None, Duration::from_secs(1))
+        .map(|_| text.to_owned())
+        .map_err(|error| error.to_string())
+}
+
+pub fn file_path(value: &Value<'_, '_>) -> Result<PathBuf, String> {
+    let path = PathBuf::from(value.text("write a path such as \"/etc/sublet/token\"")?);
+    if path.is_absolute() {
+        return Ok(path);
+    }
+    Err(format!(
+        "`{}` is no absolute path: write one that begins with /",
+        path.display()
+    ))
+}
+
+pub fn node(value: &Value<'_, '_>) -> Result<String, String> {
+    let name = value.text("write a name such as \"node-7\"")?;
+    control::check_name(name)
+        .map(|()| name.to_owned())
+        .map_err(|error| error.to_string())
+}
+
+pub fn user(value: &Value<'_, '_>) -> Result<String, String> {
+    let name = value.text("write a login name such as \"train\"")?;
+    if name.trim().is_empty() || name.contains(['\0', '\n', '/']) {
+        return Err(format!(
+            "`{}` is no login name: write one, or a user's number",
+            name.escape_debug()
+        ));
+    }
+    Ok(name.to_owned())
 }

@@ -225,6 +225,9 @@ fn begin(
         .env("SUBLET_CLUSTER_JOB", spec.run.job.to_string())
         .env("SUBLET_CLUSTER_GO", spec.run.go.to_string())
         .env("SUBLET_CLUSTER_GPUS", start.devices.len().to_string())
+        // The driver then shows the program these devices alone, and counts them from 0: what is asked of a job's devices by index
+        // is asked of its own, as under other schedulers.
+        .env("CUDA_VISIBLE_DEVICES", start.devices.join(","))
         .current_dir(if start.dir.is_empty() {
             dir
         } else {

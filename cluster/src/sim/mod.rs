@@ -12,9 +12,11 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
+use policy::cluster::host::{self, HostDivision};
 use policy::cluster::packer::Trial;
 use policy::cluster::{
-    ClusterState, Decision, GpuType, JobId, PairTable, Random, Refused, Scheduler, Throughputs,
+    ClusterState, Decision, GpuId, GpuType, JobId, NodeId, PairTable, Random, Refused, Scheduler,
+    Throughputs,
 };
 
 use crate::trace::Trace;
@@ -33,6 +35,8 @@ pub struct Config {
     pub noise: f64,
     /// Seed of the noise.
     pub seed: u64,
+    /// How cores and memory of servers are divided, for jobs whose need of them is known; `None`: that is not modelled.
+    pub host: Option<HostDivision>,
     /// Decide in rounds, but measure pairs only when this many seconds have passed; `None`: [`Trial::window_s`].
     pub pair_window_s: Option<f64>,
 }
@@ -396,6 +400,7 @@ impl<'a> Simulation<'a> {
             return false;
         }
         let partner = self.state.partner(id);
+        let neighbours = self.neighbours(&[id].into());
         self.state.finish(id);
         self.scheduler.note(id);
         self.epochs[id.0 as usize] += 1;
@@ -409,6 +414,9 @@ impl<'a> Simulation<'a> {
         if let Some(partner) = partner {
             self.scheduler.note(partner);
             self.pace(partner);
+        }
+        for other in neighbours.into_iter().filter(|other| *other != id) {
+            self.pace(other);
         }
         true
     }
@@ -468,7 +476,11 @@ impl<'a> Simulation<'a> {
             }
             None => job.rate_on(run.gpus.len() as u32, self.kind(id)),
         };
-        let rate = alone * self.relative(id);
+        let host = self
+            .config
+            .host
+            .map_or(1.0, |how| host::speed(&self.state, id, how));
+        let rate = alone * self.relative(id) * host;
         self.state.set_rate(id, rate);
         let job = self.state.job(id);
         let epoch = &mut self.epochs[id.0 as usize];
@@ -514,6 +526,7 @@ impl<'a> Simulation<'a> {
             .filter_map(|id| self.state.partner(*id))
             .collect();
         touched.extend(partners);
+        touched.extend(self.neighbours(&touched));
         self.state
             .apply(&batch)
             .map_err(|refused| SimError::Refused {
@@ -525,6 +538,7 @@ impl<'a> Simulation<'a> {
             .filter_map(|id| self.state.partner(*id))
             .collect();
         touched.extend(partners);
+        touched.extend(self.neighbours(&touched));
         for decision in &batch {
             self.count(decision);
         }
@@ -540,6 +554,23 @@ impl<'a> Simulation<'a> {
             self.pace(id);
         }
         Ok(!batch.is_empty())
+    }
+
+    /// Jobs on the nodes of these, where what they have of a node depends on who else is there.
+    fn neighbours(&self, of: &BTreeSet<JobId>) -> BTreeSet<JobId> {
+        if self.config.host.is_none() {
+            return BTreeSet::new();
+        }
+        let runs = of.iter().filter_map(|id| self.state.job(*id).run());
+        let nodes: BTreeSet<NodeId> = runs
+            .flat_map(|run| &run.gpus)
+            .map(|gpu| self.state.node_of(*gpu))
+            .collect();
+        let gpus = nodes.into_iter().flat_map(|node| {
+            let node = &self.state.nodes()[node.0 as usize];
+            (node.first.0..node.first.0 + node.gpus).map(GpuId)
+        });
+        gpus.flat_map(|gpu| self.state.residents(gpu)).collect()
     }
 
     fn count(&mut self, decision: &Decision) {

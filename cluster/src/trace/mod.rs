@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use policy::cluster::fair::Sensitivity;
 use policy::cluster::{GpuType, Job, JobType, PairTable};
 
 pub use elasticflow::read_curves;
@@ -96,6 +97,24 @@ impl Trace {
         self.jobs
             .sort_by(|a, b| a.arrival_s.total_cmp(&b.arrival_s));
         self.jobs.truncate(limit.unwrap_or(usize::MAX));
+    }
+
+    /// Tell jobs how their speed depends on cores and memory, by the names of their kinds: as measured with their number of GPUs, else with the
+    /// next smaller one that was. Number of jobs of which it is known now.
+    pub fn tell_sensitivity(&mut self, table: &HashMap<(String, u32), Sensitivity>) -> usize {
+        let mut known: HashMap<(JobType, u32), Option<Arc<Sensitivity>>> = HashMap::new();
+        for job in &mut self.jobs {
+            let name = self.kinds.name(job.profile.kind.0).to_lowercase();
+            let found = known
+                .entry((job.profile.kind, job.gpus))
+                .or_insert_with(|| {
+                    let of = (1..=job.gpus).rev();
+                    let mut of = of.filter_map(|gpus| table.get(&(name.clone(), gpus)));
+                    of.next().map(|found| Arc::new(found.clone()))
+                });
+            job.host.clone_from(found);
+        }
+        self.jobs.iter().filter(|job| job.host.is_some()).count()
     }
 
     /// Mean GPU time asked for per second, over the GPUs there are: 1 is a cluster that is just full.

@@ -1,16 +1,19 @@
 //! A load with a shape: bursts of kernels, pauses between them, and phases in which it wants nothing at all.
 
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use examples::app;
 use examples::gpu::Arg::U64;
-use examples::gpu::{Gpu, Shape};
+use examples::gpu::{Arg, Buffer, Gpu, Shape};
 use examples::lane::Lane;
 use examples::train::BUSY;
 
+/// A kernel that does steps instead of looking at the clock.
+const STEPS: &str = "sublet_busy_steps";
 /// Most launches that are queued at once.
 const MAX_DEPTH: u64 = 64;
 /// Device time that is queued at most, in microseconds, unless a single kernel is longer.
@@ -28,6 +31,13 @@ struct Args {
     /// Length of a kernel in microseconds
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     kernel_us: u64,
+    /// Kernels do a fixed number of steps, so many for each microsecond of their length, instead of looking at the clock: they get on only
+    /// while they run. --calibrate says how many
+    #[arg(long, value_name = "NUMBER")]
+    steps_per_us: Option<f64>,
+    /// Measure how many steps the device does in a microsecond, print that as JSON, and end; for a device that nobody else uses
+    #[arg(long, conflicts_with = "steps_per_us")]
+    calibrate: bool,
     /// Kernels in a burst; the program waits for the burst's end
     #[arg(long, default_value_t = 0)]
     burst: u64,
@@ -97,7 +107,19 @@ impl Seen {
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
-    let gpu = Gpu::open(args.device, &[BUSY])?;
+    let gpu = Gpu::open(args.device, &[BUSY, STEPS])?;
+    let out = gpu.alloc::<f32>("the result of the steps", 1)?;
+    if args.calibrate {
+        return calibrate(&gpu, &out);
+    }
+    // CAST: lengths and rates are far below 2^53; less than a step is none.
+    let steps = args
+        .steps_per_us
+        .map(|rate| (rate * args.kernel_us as f64) as u64);
+    let kernel = match steps {
+        Some(steps) => Kernel::Steps(out.arg(), steps),
+        None => Kernel::Us(args.kernel_us),
+    };
     // CAST: at most 64.
     let depth = (QUEUED_US / args.kernel_us).clamp(2, MAX_DEPTH) as usize;
     let mut lane = Lane::open(&gpu, depth)?;
@@ -112,7 +134,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             ms => end.min(Instant::now() + Duration::from_millis(ms)),
         };
         let from_ns = monotonic_ns();
-        work(&args, &mut lane, phase_end, &mut seen)?;
+        work(&args, kernel, &mut lane, phase_end, &mut seen)?;
         seen.phases_ns.push([from_ns, monotonic_ns()]);
         if args.rest_ms > 0 {
             let rest = Duration::from_millis(args.rest_ms);
@@ -123,9 +145,57 @@ fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The kernel that is launched again and again.
+#[derive(Clone, Copy)]
+enum Kernel {
+    /// Until so many microseconds have passed.
+    Us(u64),
+    /// So many steps, and the address of their result.
+    Steps(Arg, u64),
+}
+
+/// Steps per microsecond: of two launches, one of which does twice as much, what the other half takes. The fastest of some tries,
+/// for whatever disturbs makes them slower.
+fn calibrate(gpu: &Rc<Gpu>, out: &Buffer<f32>) -> anyhow::Result<()> {
+    const STEPS_MORE: u64 = 500_000;
+    let mut lane = Lane::open(gpu, 1)?;
+    let mut took = [f64::INFINITY; 2];
+    for _ in 0..20 {
+        for (nth, took) in (1..).zip(&mut took) {
+            lane.wait()?;
+            let begun = Instant::now();
+            lane.launch(STEPS, Shape::THREAD, &[out.arg(), U64(nth * STEPS_MORE)])?;
+            lane.wait()?;
+            *took = took.min(begun.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    let us = took[1] - took[0];
+    anyhow::ensure!(
+        us > 0.0,
+        "twice as many steps take no longer ({} and {} us): the device is in use",
+        took[0],
+        took[1]
+    );
+    // CAST: exact.
+    println!(
+        "{}",
+        serde_json::json!({ "steps_per_us": STEPS_MORE as f64 / us })
+    );
+    Ok(())
+}
+
 /// One phase of work, to its last kernel's end.
-fn work(args: &Args, lane: &mut Lane, end: Instant, seen: &mut Seen) -> anyhow::Result<()> {
-    let launch = |lane: &mut Lane| lane.launch(BUSY, Shape::THREAD, &[U64(args.kernel_us)]);
+fn work(
+    args: &Args,
+    kernel: Kernel,
+    lane: &mut Lane,
+    end: Instant,
+    seen: &mut Seen,
+) -> anyhow::Result<()> {
+    let launch = |lane: &mut Lane| match kernel {
+        Kernel::Us(us) => lane.launch(BUSY, Shape::THREAD, &[U64(us)]),
+        Kernel::Steps(out, steps) => lane.launch(STEPS, Shape::THREAD, &[out, U64(steps)]),
+    };
     let every = Duration::from_micros(args.every_us);
     let mut due = Instant::now();
     // A launch waits until an earlier one has ended, so the time from one to the next is how long nothing of ours ended.

@@ -76,6 +76,9 @@ fn run(args: Args) -> anyhow::Result<()> {
     if args.block < args.stripe || args.bytes < args.stripe {
         bail!("--block and --bytes hold a stripe at least");
     }
+    // What is not written is to take no memory of the host, in copies of it either: no pages of 2 MiB around a stripe.
+    rustix::thread::disable_transparent_huge_pages(true)
+        .context("pages of 2 MiB cannot be turned off")?;
     let gpu = Gpu::open(args.device, &stripes::KERNELS)?;
     if args.link {
         let link = link::measure(&gpu, args.bytes)?;

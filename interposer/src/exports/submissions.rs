@@ -93,7 +93,10 @@ macro_rules! gated {
                 }
                 let result = call_words!($symbol $($arg)*);
                 drop(pass);
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket, seen)));
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    gate::settle(ticket, seen);
+                    marks::after_error(result);
+                }));
                 result
             }
             let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);

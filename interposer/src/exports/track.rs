@@ -139,7 +139,7 @@ pub(super) const fn ends_context(symbol: Symbol) -> bool {
 #[inline(always)]
 pub(super) fn before(symbol: Symbol) {
     if begins_capture(symbol) {
-        // What was submitted so far is marked now; during the capture nobody marks.
+        // What was submitted so far is marked now: a stream that is captured is not marked any more.
         gate::before_sync();
         capture::before_begin();
     }

@@ -5,15 +5,16 @@
 //! Two different contents have the same hash with a probability of about 2^-128 each time (the kernel's source says why);
 //! it is made for chance, not for an adversary, and a tenant that wanted to deceive it would corrupt itself alone.
 //!
-//! Table and hashes lie in pinned host memory, so that no device memory is needed where there may be none. Where anything of this fails,
-//! everything is copied.
+//! Some pieces at a time, on a stream of their own: the copies of the first begin while the device hashes the others. Table and hashes lie
+//! in pinned host memory, so that no device memory is needed where there may be none. Where anything of this fails, everything is
+//! copied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use shim_ffi::*;
 
-use super::lanes::{self, Lanes, Step};
+use super::lanes::{self, Flight, Lanes, Step};
 use super::piece;
 use crate::real;
 
@@ -33,9 +34,35 @@ pub(super) type Digest = Vec<[u64; 2]>;
 /// This driver does not take the kernel; it is not asked again.
 static UNUSABLE: AtomicBool = AtomicBool::new(false);
 
-/// Hashes of what pieces hold on the device now; fewer, or none, where that cannot be had. Nothing may be under way on it.
-pub(super) fn of(ids: &[u64]) -> BTreeMap<u64, Digest> {
-    let mut digests = BTreeMap::new();
+/// Pieces that are hashed by one launch, at most: their copies can begin while the device hashes the next ones.
+const PIECES: usize = 8;
+
+/// Hashes of what pieces hold on the device, on their way.
+pub(super) struct Digests {
+    /// In the order of the pieces, per context.
+    groups: VecDeque<Group>,
+    ready: BTreeMap<u64, Digest>,
+    /// The kernels' tables and hashes, a pair for each context.
+    memory: Vec<(Pinned, Pinned)>,
+}
+
+/// Pieces whose hashes one launch finds.
+struct Group {
+    flight: Flight,
+    /// Each with its bytes.
+    pieces: Vec<(u64, u64)>,
+    /// Their hashes, behind each other, in memory that [`Digests`] holds.
+    hashes: *const u64,
+}
+
+/// Begins to hash what pieces hold on the device now; fewer, or none, where that cannot be had. Nothing else may be under way on it, and a
+/// piece stays mapped until its hash was taken.
+pub(super) fn begin(ids: &[u64]) -> Digests {
+    let mut digests = Digests {
+        groups: VecDeque::new(),
+        ready: BTreeMap::new(),
+        memory: Vec::new(),
+    };
     if UNUSABLE.load(Ordering::Relaxed) {
         return digests;
     }
@@ -49,8 +76,10 @@ pub(super) fn of(ids: &[u64]) -> BTreeMap<u64, Digest> {
         }
     });
     for (context, all) in by_context {
-        if in_context(context, &all, &mut digests).is_err() {
+        if digests.launch(context, &all).is_err() {
             UNUSABLE.store(true, Ordering::Relaxed);
+            // A kernel may have been launched that nobody waits for.
+            std::mem::forget(std::mem::take(&mut digests.memory));
         }
     }
     digests
@@ -76,43 +105,104 @@ impl Drop for Pinned {
     }
 }
 
-fn in_context(
-    context: usize,
-    all: &[(u64, u64, u64)],
-    digests: &mut BTreeMap<u64, Digest>,
-) -> Step<()> {
-    let lanes = lanes::enter(context)?;
-    let kernel = kernel(context, lanes)?;
-    let ranges: Vec<(u64, u64)> = all
-        .iter()
-        .flat_map(|(_, address, bytes)| {
-            (0..bytes.div_ceil(RANGE))
-                .map(move |at| (address + at * RANGE, RANGE.min(bytes - at * RANGE)))
-        })
-        .collect();
-    let bytes: u64 = all.iter().map(|(_, _, bytes)| bytes).sum();
-    let (table, hashes) = (
-        Pinned::take(2 * ranges.len().max(1))?,
-        Pinned::take(2 * ranges.len().max(1))?,
-    );
-    for (at, (address, bytes)) in ranges.iter().enumerate() {
-        // SAFETY: two words for each range.
-        unsafe {
-            table.0.add(2 * at).write(*address);
-            table.0.add(2 * at + 1).write(*bytes);
+impl Digests {
+    /// Launches the kernels over the pieces of a context: number, address and bytes of each.
+    fn launch(&mut self, context: usize, all: &[(u64, u64, u64)]) -> Step<()> {
+        let lanes = lanes::enter(context)?;
+        let kernel = kernel(context, lanes)?;
+        let count = |bytes: u64| bytes.div_ceil(RANGE) as usize; // CAST: pieces lie in memory.
+        let words = 2 * all.iter().map(|(_, _, bytes)| count(*bytes)).sum::<usize>();
+        let (table, hashes) = (Pinned::take(words.max(2))?, Pinned::take(words.max(2))?);
+        let (mut from, mut to) = (table.0, hashes.0);
+        self.memory.push((table, hashes));
+        // The first one alone, so that its copy can begin at once.
+        let (first, others) = all.split_at(all.len().min(1));
+        for group in std::iter::once(first).chain(others.chunks(PIECES)) {
+            let ranges = group.iter().flat_map(|(_, address, bytes)| {
+                (0..bytes.div_ceil(RANGE))
+                    .map(move |at| (address + at * RANGE, RANGE.min(bytes - at * RANGE)))
+            });
+            let mut filled = 0;
+            for (address, bytes) in ranges {
+                // SAFETY: two words for each range.
+                unsafe {
+                    from.add(2 * filled).write(address);
+                    from.add(2 * filled + 1).write(bytes);
+                }
+                filled += 1;
+            }
+            let bytes = group.iter().map(|(_, _, bytes)| bytes).sum();
+            run(kernel, lanes.back, (to, from, filled))?;
+            self.groups.push_back(Group {
+                flight: Flight::begin(0, bytes, lanes.back)?,
+                pieces: group.iter().map(|(id, _, bytes)| (*id, *bytes)).collect(),
+                hashes: to,
+            });
+            // SAFETY: inside of what was taken, or one behind it.
+            (from, to) = unsafe { (from.add(2 * filled), to.add(2 * filled)) };
+        }
+        Ok(())
+    }
+
+    /// The hashes of a piece; `None`: they could not be had. Waits for them.
+    pub(super) fn take(&mut self, id: u64) -> Option<Digest> {
+        while !self.ready.contains_key(&id) {
+            let at = self
+                .groups
+                .iter()
+                .position(|group| group.pieces.iter().any(|(one, _)| *one == id))?;
+            let group = self.groups.remove(at)?;
+            if group.flight.land().is_err() {
+                self.groups.push_front(group);
+                return None;
+            }
+            let mut at = 0;
+            for (id, bytes) in &group.pieces {
+                let count = bytes.div_ceil(RANGE) as usize; // CAST: as above.
+                let digest = (at..at + count)
+                    // SAFETY: as many pairs of words as there are ranges, written by the kernel that is done.
+                    .map(|at| unsafe {
+                        [
+                            group.hashes.add(2 * at).read(),
+                            group.hashes.add(2 * at + 1).read(),
+                        ]
+                    })
+                    .collect();
+                self.ready.insert(*id, digest);
+                at += count;
+            }
+        }
+        self.ready.remove(&id)
+    }
+}
+
+impl Drop for Digests {
+    fn drop(&mut self) {
+        // A kernel that still runs reads pieces and writes here.
+        let landed = self.groups.iter().all(|group| group.flight.land().is_ok());
+        if !landed {
+            std::mem::forget(std::mem::take(&mut self.memory));
         }
     }
-    let (mut to, mut from, mut count) = (hashes.0, table.0, ranges.len() as u64);
+}
+
+/// Launches the kernel over `count` ranges.
+fn run(
+    kernel: CUfunction,
+    stream: CUstream,
+    (mut to, mut from, count): (*mut u64, *mut u64, usize),
+) -> Step<()> {
+    let mut words = count as u64; // CAST: a length fits.
     let mut parameters: [*mut c_void; 3] = [
         (&raw mut to).cast(),
         (&raw mut from).cast(),
-        (&raw mut count).cast(),
+        (&raw mut words).cast(),
     ];
     // CAST: at most BLOCKS.
-    let blocks = ranges.len().clamp(1, BLOCKS) as u32;
-    // SAFETY: the kernel's own parameters; it reads the pieces, which are mapped, and the table, and writes the hashes. Both are
-    // waited for before they go.
-    let launched = lanes::done(unsafe {
+    let blocks = count.clamp(1, BLOCKS) as u32;
+    // SAFETY: the kernel's own parameters; it reads the pieces, which are mapped, and the table, and writes the hashes. All of them
+    // stay until it was waited for.
+    lanes::done(unsafe {
         real::cuLaunchKernel(
             kernel,
             blocks,
@@ -122,23 +212,11 @@ fn in_context(
             1,
             1,
             0,
-            lanes.out,
+            stream,
             parameters.as_mut_ptr(),
             std::ptr::null_mut(),
         )
-    });
-    launched.and_then(|()| lanes::settle(lanes.out, bytes))?;
-    let mut at = 0;
-    for (id, _, bytes) in all {
-        let count = bytes.div_ceil(RANGE) as usize;
-        let digest = (at..at + count)
-            // SAFETY: as many pairs of words as there are ranges, written by the kernel that is done.
-            .map(|at| unsafe { [hashes.0.add(2 * at).read(), hashes.0.add(2 * at + 1).read()] })
-            .collect();
-        digests.insert(*id, digest);
-        at += count;
-    }
-    Ok(())
+    })
 }
 
 /// The kernel, loaded into the current context.

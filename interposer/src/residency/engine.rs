@@ -8,7 +8,7 @@
 //!
 //! What was allocated last comes back first and leaves last: a guess at what is used next, and no more.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use channel::Reason;
@@ -90,11 +90,7 @@ pub(super) fn evict(device: usize) -> Outcome {
         return Outcome::Refused(reason);
     }
     let moved = capture::relaxed(|| {
-        let digests = if tuning::reuses() {
-            digest::of(&ids)
-        } else {
-            BTreeMap::new()
-        };
+        let digests = tuning::reuses().then(|| digest::begin(&ids));
         copy_out(&ids, digests)
     });
     piece::with(|pieces| pieces.publish(device));
@@ -224,7 +220,7 @@ fn pin(id: u64) {
 }
 
 /// Copies pieces out, but for what their shadows hold already by `digests`, and releases each as soon as it is there.
-fn copy_out(ids: &[u64], mut digests: BTreeMap<u64, digest::Digest>) -> Step<()> {
+fn copy_out(ids: &[u64], mut digests: Option<digest::Digests>) -> Step<()> {
     let mut flights = VecDeque::new();
     let mut last = CUstream::NULL;
     let mut copies = || {
@@ -233,7 +229,8 @@ fn copy_out(ids: &[u64], mut digests: BTreeMap<u64, digest::Digest>) -> Step<()>
             let lanes = enter(to.context)?;
             last = lanes.out;
             pin(*id);
-            let (now, before) = (digests.remove(id), begin_copy(*id));
+            let now = digests.as_mut().and_then(|digests| digests.take(*id));
+            let before = begin_copy(*id);
             let runs = digest::changed(to.bytes, before.as_ref(), now.as_ref());
             for (from, bytes) in &runs {
                 // SAFETY: the piece is mapped for its device, whose work is done; the shadow has its size and lives on.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::fair::Sensitivity;
 use super::{GpuId, GpuType};
 pub use crate::Class;
 
@@ -151,6 +152,8 @@ pub struct Job {
     pub speed: Speed,
     /// Speed on each GPU type relative to `speed`, by [`GpuType`]; a missing one is 1.
     pub by_type: Arc<[f64]>,
+    /// How its speed depends on the cores and memory that it has for each GPU; `None`: not known.
+    pub host: Option<Arc<Sensitivity>>,
     /// When it must be done.
     pub deadline_s: Option<f64>,
     /// Weight among jobs, above 0.
@@ -184,6 +187,7 @@ impl Job {
             work: duration_s,
             speed: Speed::Rigid,
             by_type: Arc::from([]),
+            host: None,
             deadline_s: None,
             weight: 1.0,
             profile: Profile::unknown(kind, gpus, Class::Guaranteed),

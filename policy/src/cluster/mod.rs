@@ -22,6 +22,7 @@ pub mod divider;
 pub mod fair;
 mod free;
 pub mod goodput;
+pub mod host;
 mod job;
 pub mod order;
 pub mod packer;

@@ -216,12 +216,13 @@ api! {
     fn cuCtxGetDevice(to: Out<CUdevice>) {
         to.check()?;
         let (_, context) = current_any()?;
-        to.put(CUdevice(context.device as i32))
+        to.put(CUdevice(driver()?.ordinal(context.device)))
     }
 
     fn cuCtxGetDevice_v2(to: Out<CUdevice>, context: CUcontext) {
         to.check()?;
-        to.put(CUdevice(of(driver()?, context)?.device as i32))
+        let driver = driver()?;
+        to.put(CUdevice(driver.ordinal(of(driver, context)?.device)))
     }
 
     fn cuCtxGetFlags(to: Out<u32>) {

@@ -30,7 +30,8 @@ api! {
     fn cuDeviceGet(to: Out<CUdevice>, ordinal: c_int) {
         let driver = driver()?;
         to.check()?;
-        to.put(CUdevice(driver.device(ordinal)? as i32))
+        driver.device(ordinal)?;
+        to.put(CUdevice(ordinal))
     }
 
     fn cuDeviceGetCount(to: Out<c_int>) {
@@ -107,8 +108,11 @@ api! {
         let text = id.text()?.to_ascii_uppercase();
         let wanted = text.rsplit_once(':').and_then(|(bus, _)| bus.rsplit(':').next());
         let wanted = wanted.and_then(|bus| u32::from_str_radix(bus, 16).ok());
-        let device = (0..driver.devices()).find(|device| Some(driver.card.profile().pci_bus(*device)) == wanted);
-        to.put(CUdevice(device.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)? as i32))
+        let mut ordinals = (0..).take(driver.devices());
+        let found = ordinals.find(|ordinal| {
+            driver.device(*ordinal).is_ok_and(|device| Some(driver.card.profile().pci_bus(device)) == wanted)
+        });
+        to.put(CUdevice(found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?))
     }
 
     fn cuDeviceCanAccessPeer(to: Out<c_int>, device: CUdevice, peer: CUdevice) {

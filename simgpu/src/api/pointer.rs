@@ -92,7 +92,7 @@ fn value(
         SYNC_MEMOPS => Value::Bool(region.sync_memops),
         BUFFER_ID => Value::Wide(region.id),
         IS_MANAGED => Value::Bool(managed),
-        DEVICE_ORDINAL => Value::Int(region.device as u32),
+        DEVICE_ORDINAL => Value::Int(driver.ordinal(region.device) as u32),
         IS_LEGACY_IPC_CAPABLE => Value::Bool(matches!(region.kind, Kind::Large | Kind::Small)),
         RANGE_START => Value::Wide(region.start),
         RANGE_SIZE => Value::Wide(region.bytes),

@@ -198,7 +198,8 @@ api! {
     }
 
     stream fn cuStreamGetDevice, cuStreamGetDevice_ptsz(default; stream: CUstream, to: Out<CUdevice>) {
-        to.put(CUdevice(Stream::of(stream, default)?.2.info.device as i32))
+        let device = Stream::of(stream, default)?.2.info.device;
+        to.put(CUdevice(crate::driver::driver()?.ordinal(device)))
     }
 
     fn cuStreamGetGreenCtx(stream: CUstream, to: Out<shim_ffi::CUgreenCtx>) {

@@ -66,7 +66,7 @@ fn open(to: Out<CUdeviceptr>, handle: CUipcMemHandle, flags: u32) -> Done {
     let handle = handle.reserved.map(|byte| byte as u8);
     to.put(CUdeviceptr(driver.memory.open_import(
         context.id,
-        driver.devices(),
+        driver.all_devices(),
         &handle,
     )?))
 }
@@ -201,7 +201,12 @@ api! {
         }
         // CAST: the API passes the descriptor itself in the pointer.
         let fd = handle as usize as c_int;
-        to.put(CUmemGenericAllocationHandle(driver.memory.import_handle(&driver.card, fd, driver.devices())?))
+        to.put(CUmemGenericAllocationHandle(driver.memory.import_handle(
+            &driver.card,
+            fd,
+            driver.all_devices(),
+            |device| driver.ordinal(device),
+        )?))
     }
 
     fn cuIpcGetMemHandle(to: Out<CUipcMemHandle>, address: CUdeviceptr) {

@@ -15,6 +15,9 @@ use crate::clock;
 /// How far the timeline may be ahead of the clock before the thread sleeps.
 pub const RUN_AHEAD_NS: u64 = 50_000;
 
+/// How often a kernel that spins looks for what it waits for.
+const SPIN_LOOK_NS: u64 = 20_000;
+
 /// This process's hold on one device's compute engine.
 pub struct Compute {
     card: Arc<Card>,
@@ -88,6 +91,40 @@ impl Compute {
         self.cursor_ns = at;
         clock::sleep_until(at.saturating_sub(RUN_AHEAD_NS));
         (at, outcome)
+    }
+
+    /// Spins until `over` says so or fails: the engine is busy with it, in slices like with any kernel. Returns when it ended on the
+    /// timeline, and what came of it.
+    pub fn spin(
+        &mut self,
+        ready_ns: u64,
+        mut over: impl FnMut() -> Result<bool, CUresult>,
+    ) -> (u64, Result<(), CUresult>) {
+        let slice_ns = self
+            .card
+            .scaled(self.card.profile().timeslice_ns)
+            .max(1_000);
+        if !self.holding {
+            self.acquire(slice_ns);
+        }
+        let mut at = self.start(ready_ns);
+        loop {
+            if at >= self.slice_end_ns {
+                self.cursor_ns = at;
+                self.next_slice(at, slice_ns);
+                at = self.start(ready_ns);
+            }
+            match over() {
+                Ok(false) => {}
+                Ok(true) => return (at, Ok(())),
+                Err(status) => return (at, Err(status)),
+            }
+            let part = SPIN_LOOK_NS.min(self.slice_end_ns.saturating_sub(at));
+            at += part;
+            self.card.computed(self.device, part, 0);
+            self.cursor_ns = at;
+            clock::sleep_until(at);
+        }
     }
 
     fn start(&self, ready_ns: u64) -> u64 {

@@ -112,11 +112,23 @@ impl Engine {
                         self.card
                             .scaled(launch.model_ns(&profile, &self.memory, device))
                     };
+                    // A twin that panics is a kernel that failed; the device goes on.
+                    const PANICKED: CUresult = CUresult::CUDA_ERROR_LAUNCH_FAILED;
+                    let may_go_on = || {
+                        catch_unwind(AssertUnwindSafe(|| launch.may_go_on(&self.memory, device)))
+                            .unwrap_or(Err(PANICKED))
+                    };
+                    let (ready_ns, met) = match launch.waits() {
+                        true => compute.spin(ready_ns, may_go_on),
+                        false => (ready_ns, Ok(())),
+                    };
                     compute.execute(ready_ns, model_ns, 1, || {
-                        // A twin that panics is a kernel that failed; the device goes on.
+                        if met.is_err() {
+                            return (met, 0);
+                        }
                         let (outcome, linked) =
                             catch_unwind(AssertUnwindSafe(|| launch.run(&self.memory, device)))
-                                .unwrap_or((Err(CUresult::CUDA_ERROR_LAUNCH_FAILED), 0));
+                                .unwrap_or((Err(PANICKED), 0));
                         let link_ns = (linked as f64 / profile.copy_pinned_gbps) as u64;
                         (outcome, self.card.scaled(link_ns))
                     })

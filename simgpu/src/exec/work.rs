@@ -229,8 +229,8 @@ impl DeviceMemory for View<'_> {
         Some(host)
     }
 
-    fn is_untouched(&self, dptr: u64, bytes: u64) -> bool {
-        self.memory.is_untouched(dptr, bytes)
+    fn written(&self, dptr: u64, bytes: u64) -> (u64, Vec<std::ops::Range<u64>>) {
+        self.memory.written(dptr, bytes)
     }
 }
 
@@ -259,6 +259,22 @@ impl KernelLaunch {
         }
     }
 
+    /// Whether it spins until other launches have begun.
+    pub fn waits(&self) -> bool {
+        self.forced.is_none() && self.function.twin.is_some_and(|twin| twin.waits.is_some())
+    }
+
+    /// Whether those have begun for which it waits; asked once it has begun itself.
+    ///
+    /// # Errors
+    /// The status that the context carries from now on.
+    pub fn may_go_on(&self, memory: &Memory, device: usize) -> Result<bool, CUresult> {
+        match self.function.twin.and_then(|twin| twin.waits) {
+            Some(waits) => waits(&self.launch(&View::new(memory, device))).map_err(status_of),
+            None => Ok(true),
+        }
+    }
+
     /// Computes; also returns the bytes that went over the device's link because they lie in host memory.
     ///
     /// # Errors
@@ -271,11 +287,15 @@ impl KernelLaunch {
             return (Ok(()), 0);
         };
         let view = View::new(memory, device);
-        let outcome = (twin.run)(&self.launch(&view)).map_err(|fault| match fault {
-            Fault::IllegalAddress { .. } => CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
-            Fault::InvalidValue => CUresult::CUDA_ERROR_LAUNCH_FAILED,
-        });
+        let outcome = (twin.run)(&self.launch(&view)).map_err(status_of);
         (outcome, view.over_the_link.get())
+    }
+}
+
+fn status_of(fault: Fault) -> CUresult {
+    match fault {
+        Fault::IllegalAddress { .. } => CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+        Fault::InvalidValue => CUresult::CUDA_ERROR_LAUNCH_FAILED,
     }
 }
 

@@ -14,6 +14,7 @@
 //! no protection against somebody who chooses contents, who would deceive only themselves: hashes are compared within one job.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use super::{Cost, Fault, Kernel, Launch};
 
@@ -26,6 +27,7 @@ const SECOND: u64 = 0xC2B2_AE3D_27D4_EB4F;
 /// `(u64* hashes, const u64* chunks, u64 count)`. Addresses and lengths are multiples of 8; blocks of 256 threads.
 pub(super) const HASH_CHUNKS: Kernel = Kernel {
     name: "sublet_hash_chunks",
+    waits: None,
     param_sizes: &[8, 8, 8],
     run: hash_chunks,
     cost: |launch| {
@@ -59,30 +61,77 @@ fn hash_chunks(launch: &Launch<'_>) -> Result<(), Fault> {
         return Err(Fault::InvalidValue);
     }
     let hashes = launch.buffer::<u64>(0, launch.u64(2)?.saturating_mul(2))?;
-    // All zeros are the same for all chunks of a length.
-    let mut zeros: Option<(u64, [u64; 2])> = None;
-    for (hash, chunk) in hashes.chunks_exact(2).zip(list(launch)?) {
-        let (address, bytes) = (chunk[0].get(), chunk[1].get());
+    let chunks: Vec<(u64, u64)> = list(launch)?
+        .iter()
+        .map(|chunk| (chunk[0].get(), chunk[1].get()))
+        .collect();
+    let mut written = Written::default();
+    let mut hasher = Hasher::default();
+    for (at, (hash, (address, bytes))) in hashes.chunks_exact(2).zip(&chunks).enumerate() {
+        let (address, bytes) = (*address, *bytes);
         if !bytes.is_multiple_of(8) || !address.is_multiple_of(8) {
             return Err(Fault::IllegalAddress { address, bytes });
         }
         let data = launch.at::<u64>(address, bytes / 8)?;
-        let found = match zeros {
-            _ if bytes == 0 || !launch.memory.is_untouched(address, bytes) => {
-                hash_words(launch, address, data)
-            }
-            Some((length, hash)) if length == bytes => hash,
-            _ => {
-                let hash = hash_zeros(bytes / 8);
-                zeros = Some((bytes, hash));
-                hash
-            }
-        };
-        for (to, half) in hash.iter().zip(found) {
+        // PANIC: an index of the same list.
+        let touched = written.of(launch, &chunks[at..]);
+        for (to, half) in hash.iter().zip(hasher.hash(address, data, touched)) {
             to.set(half);
         }
     }
     Ok(())
+}
+
+/// What of the chunks may have been written, looked up for many neighbours at a time.
+#[derive(Default)]
+struct Written {
+    known: Range<u64>,
+    ranges: Vec<Range<u64>>,
+    /// The first of them that is not wholly before the last chunk.
+    next: usize,
+}
+
+impl Written {
+    /// Bytes that are looked up at once.
+    const AHEAD: u64 = 64 << 20;
+
+    /// Of the first of `chunks`.
+    fn of(&mut self, launch: &Launch<'_>, chunks: &[(u64, u64)]) -> &[Range<u64>] {
+        let Some((address, bytes)) = chunks.first().copied() else {
+            return &[];
+        };
+        let end = address + bytes;
+        let is_next = self.known.start <= address && end <= self.known.end;
+        if !is_next {
+            let mut upto = end;
+            for (next, more) in &chunks[1..] {
+                if *next != upto || upto + more - address > Self::AHEAD {
+                    break;
+                }
+                upto += more;
+            }
+            let (known, ranges) = launch.memory.written(address, upto - address);
+            self.known = address..known;
+            (self.ranges, self.next) = (ranges, 0);
+            if known < end {
+                // It goes on in other memory: all of it counts as written.
+                self.known = address..end;
+                self.ranges = std::iter::once(address..end).collect();
+            }
+        }
+        // Chunks may come again, or overlap.
+        self.known.start = address;
+        while self
+            .ranges
+            .get(self.next)
+            .is_some_and(|range| range.end <= address)
+        {
+            self.next += 1;
+        }
+        let from = &self.ranges[self.next..];
+        let count = from.partition_point(|range| range.start < end);
+        &from[..count]
+    }
 }
 
 fn first(state: u64, word: u64) -> u64 {
@@ -99,6 +148,7 @@ fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
+#[derive(Clone)]
 struct Lanes {
     first: [u64; LANES],
     second: [u64; LANES],
@@ -141,37 +191,55 @@ impl Lanes {
     }
 }
 
-/// Rows that are looked at together for whether anybody ever wrote to them.
-const ROWS: usize = 128;
+/// Bytes of a row: a word for each lane.
+const ROW: u64 = 8 * LANES as u64;
 
-fn hash_words(launch: &Launch<'_>, address: u64, words: &[Cell<u64>]) -> [u64; 2] {
-    let mut lanes = Lanes::new();
-    let mut at = address;
-    for rows in words.chunks(ROWS * LANES) {
-        // CAST: lengths fit 64 bits.
-        let bytes = rows.len() as u64 * 8;
-        let untouched = launch.memory.is_untouched(at, bytes);
-        at += bytes;
-        for row in rows.chunks(LANES) {
-            if untouched {
-                lanes.absorb(row.iter().map(|_| 0));
-            } else {
-                lanes.absorb(row.iter().map(|word| u64::from_le(word.get())));
-            }
-        }
-    }
-    // CAST: a length fits 64 bits.
-    lanes.finish(words.len() as u64 * 8)
+/// Hashes one chunk after the other. What was never written is zeros and is not read; how chunks that begin with so many rows of
+/// zeros go on is remembered of the last one.
+#[derive(Default)]
+struct Hasher {
+    zeros: Option<(u64, Lanes)>,
 }
 
-fn hash_zeros(words: u64) -> [u64; 2] {
-    let mut lanes = Lanes::new();
-    let mut left = words;
-    while left > 0 {
-        // CAST: at most 256.
-        let row = left.min(LANES as u64);
-        lanes.absorb((0..row).map(|_| 0));
-        left -= row;
+impl Hasher {
+    /// Of `words` at `address`, of which nothing but `written` may be anything but zeros.
+    fn hash(&mut self, address: u64, words: &[Cell<u64>], written: &[Range<u64>]) -> [u64; 2] {
+        // CAST: lengths fit 64 bits.
+        let bytes = words.len() as u64 * 8;
+        let row_of = |at: u64| at.saturating_sub(address) / ROW;
+        let zeros = written
+            .first()
+            .map_or(bytes.div_ceil(ROW), |range| row_of(range.start));
+        let mut lanes = self.after(zeros.min(bytes / ROW));
+        let mut left = written.iter().peekable();
+        let rows = words.chunks(LANES).enumerate();
+        // CAST: a row's number fits both ways.
+        for (row, words) in rows.skip(zeros.min(bytes / ROW) as usize) {
+            let start = address + row as u64 * ROW;
+            while left.peek().is_some_and(|range| range.end <= start) {
+                left.next();
+            }
+            if left.peek().is_some_and(|range| range.start < start + ROW) {
+                lanes.absorb(words.iter().map(|word| u64::from_le(word.get())));
+            } else {
+                lanes.absorb(words.iter().map(|_| 0));
+            }
+        }
+        lanes.finish(bytes)
     }
-    lanes.finish(words.wrapping_mul(8))
+
+    /// The lanes after so many rows of zeros.
+    fn after(&mut self, rows: u64) -> Lanes {
+        let (mut done, mut lanes) = self
+            .zeros
+            .take()
+            .filter(|(done, _)| *done <= rows)
+            .unwrap_or_else(|| (0, Lanes::new()));
+        while done < rows {
+            lanes.absorb(std::iter::repeat_n(0, LANES));
+            done += 1;
+        }
+        self.zeros = Some((rows, lanes.clone()));
+        lanes
+    }
 }

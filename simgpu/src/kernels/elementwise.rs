@@ -13,6 +13,7 @@ const ACT_RELU: u32 = 1;
 /// `out[i] = value` — `(f32* out, f32 value, u64 n)`.
 pub(super) const FILL: Kernel = Kernel {
     name: "sublet_fill_f32",
+    waits: None,
     param_sizes: &[8, 4, 8],
     run: |launch| {
         let value = launch.f32(1)?;
@@ -31,6 +32,7 @@ pub(super) const FILL: Kernel = Kernel {
 /// `y[i] += alpha * x[i]` — `(f32* y, const f32* x, f32 alpha, u64 n)`.
 pub(super) const AXPY: Kernel = Kernel {
     name: "sublet_axpy_f32",
+    waits: None,
     param_sizes: &[8, 8, 4, 8],
     run: |launch| {
         let n = launch.u64(3)?;
@@ -52,6 +54,7 @@ pub(super) const AXPY: Kernel = Kernel {
 /// `(f32* out, const f32* x, const f32* bias, u32 rows, u32 cols, u32 act)`.
 pub(super) const BIAS_ACT: Kernel = Kernel {
     name: "sublet_bias_act_f32",
+    waits: None,
     param_sizes: &[8, 8, 8, 4, 4, 4],
     run: bias_act,
     cost: |launch| Cost {
@@ -91,6 +94,7 @@ fn bias_row(out: &[Cell<f32>], x: &[Cell<f32>], bias: &[Cell<f32>], act: impl Fn
 /// `(f32* dx, const f32* dy, const f32* y, u32 rows, u32 cols, u32 act)`.
 pub(super) const BIAS_ACT_GRAD: Kernel = Kernel {
     name: "sublet_bias_act_grad_f32",
+    waits: None,
     param_sizes: &[8, 8, 8, 4, 4, 4],
     run: |launch| {
         let (rows, cols, act) = (launch.u32(3)?, launch.u32(4)?, launch.u32(5)?);
@@ -119,6 +123,7 @@ pub(super) const BIAS_ACT_GRAD: Kernel = Kernel {
 /// `source_rows` reads nothing and writes zeros.
 pub(super) const GATHER_ROWS: Kernel = Kernel {
     name: "sublet_gather_rows_b32",
+    waits: None,
     param_sizes: &[8, 8, 8, 4, 4, 4],
     run: |launch| {
         let (rows, cols, source_rows) = (launch.u32(3)?, launch.u32(4)?, launch.u32(5)?);
@@ -149,11 +154,32 @@ pub(super) const GATHER_ROWS: Kernel = Kernel {
 /// Keeps the device busy for `us` microseconds — `(u64 us)`. Its cost is its time.
 pub(super) const BUSY: Kernel = Kernel {
     name: "sublet_busy_us",
+    waits: None,
     param_sizes: &[8],
     run: |launch| launch.u64(0).map(|_| ()),
     cost: |launch| Cost {
         flops: 0.0,
         bytes: 0.0,
         fixed_ns: launch.u64(0).unwrap_or(0).saturating_mul(1000),
+    },
+};
+
+/// `out[0]` = what `steps` steps of `x = x / 2 + 1` come to from 0 on, step by step on each thread — `(f32* out, u64 steps)`.
+pub(super) const BUSY_STEPS: Kernel = Kernel {
+    name: "sublet_busy_steps",
+    waits: None,
+    param_sizes: &[8, 8],
+    run: |launch| {
+        // From the 25th on it is 2 to the bit.
+        let steps = launch.u64(1)?.min(32);
+        let x = (0..steps).fold(0.0, |x: f32, _| x * 0.5 + 1.0);
+        launch.buffer::<f32>(0, 1)?[0].set(x);
+        Ok(())
+    },
+    cost: |launch| Cost {
+        flops: 0.0,
+        bytes: 4.0,
+        // Four cycles for a step that waits for the one before it, at 2 GHz.
+        fixed_ns: launch.u64(1).unwrap_or(0).saturating_mul(2),
     },
 };

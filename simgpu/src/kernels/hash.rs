@@ -20,6 +20,7 @@ const ABSORB: u64 = 0x9E37_79B9_7F4A_7C15;
 /// 256 threads.
 pub(super) const CONTENT_HASH: Kernel = Kernel {
     name: "sublet_content_hash",
+    waits: None,
     param_sizes: &[8, 8, 8, 8],
     run: content_hash,
     cost: |launch| Cost {
@@ -52,6 +53,7 @@ fn content_hash(launch: &Launch<'_>) -> Result<(), Fault> {
 /// One hash of `count` hashes — `(u64* out, const u64* hashes, u64 count)`. One block of 256 threads.
 pub(super) const HASH_FOLD: Kernel = Kernel {
     name: "sublet_hash_fold",
+    waits: None,
     param_sizes: &[8, 8, 8],
     run: |launch| {
         if launch.block != [256, 1, 1] || launch.grid != [1, 1, 1] {

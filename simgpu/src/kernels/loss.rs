@@ -13,6 +13,7 @@ const MEAN_LANES: usize = 256;
 /// `dlogits` may be null (forward only) or be `logits`. A label that is not below `cols` makes its row's loss and gradient NaN.
 pub(super) const SOFTMAX_XENT: Kernel = Kernel {
     name: "sublet_softmax_xent_f32",
+    waits: None,
     param_sizes: &[8, 8, 8, 8, 8, 4, 4],
     run: softmax_xent,
     cost: |launch| {
@@ -87,6 +88,7 @@ fn softmax_xent(launch: &Launch<'_>) -> Result<(), Fault> {
 /// `(f32* mean_loss, u32* correct, const f32* row_loss, const u32* row_correct, u32 rows)`. One block of 256 threads.
 pub(super) const XENT_MEAN: Kernel = Kernel {
     name: "sublet_xent_mean_f32",
+    waits: None,
     param_sizes: &[8, 8, 8, 8, 4],
     run: xent_mean,
     cost: |launch| Cost {

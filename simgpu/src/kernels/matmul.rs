@@ -14,6 +14,7 @@ const TRANSPOSE_B: u32 = 2;
 /// `(f32* c, const f32* a, const f32* b, u32 m, u32 n, u32 k, u32 flags, f32 beta)`. Blocks of 16 x 16 threads.
 pub(super) const MATMUL: Kernel = Kernel {
     name: "sublet_matmul_f32",
+    waits: None,
     param_sizes: &[8, 8, 8, 4, 4, 4, 4, 4],
     run: matmul,
     cost: |launch| {

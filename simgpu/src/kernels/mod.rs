@@ -9,6 +9,7 @@
 //! As on hardware, ordering accesses to memory between concurrent launches is the program's duty.
 
 mod chunks;
+mod collective;
 mod elementwise;
 mod hash;
 mod loss;
@@ -19,6 +20,8 @@ mod reduce;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 /// Translates device addresses for kernels. Implemented by the simulated device.
 pub trait DeviceMemory {
     /// The host pointer for `[dptr, dptr + bytes)` if that range is wholly mapped and accessible.
@@ -27,11 +30,10 @@ pub trait DeviceMemory {
     /// launch that asked for it returns.
     fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8>;
 
-    /// True when it is known without a look at the bytes that all of them are zeros, because nobody ever wrote to them. False
-    /// says nothing.
-    fn is_untouched(&self, dptr: u64, bytes: u64) -> bool {
-        let _ = (dptr, bytes);
-        false
+    /// What of the range may hold anything but zeros, in order: what was never written is left out where that is known without a look at
+    /// the bytes. And how far that is known, which may be short of the range's end.
+    fn written(&self, dptr: u64, bytes: u64) -> (u64, Vec<Range<u64>>) {
+        (dptr + bytes, std::iter::once(dptr..dptr + bytes).collect())
     }
 }
 
@@ -76,11 +78,20 @@ pub struct Cost {
     pub fixed_ns: u64,
 }
 
+/// See [`Kernel::waits`].
+pub type Waits = fn(&Launch<'_>) -> Result<bool, Fault>;
+
 /// A kernel's native twin.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     /// The entry's name in the PTX.
     pub name: &'static str,
+    /// For a kernel that spins until other launches have begun: whether they have. It is asked from the moment at which the launch
+    /// itself begins, again and again until it says so; then comes `run`. `None`: it waits for nobody.
+    ///
+    /// # Errors
+    /// As `run`.
+    pub waits: Option<Waits>,
     /// Bytes of each parameter, 1 to 8.
     pub param_sizes: &'static [u8],
     /// Computes what the kernel computes.
@@ -92,13 +103,14 @@ pub struct Kernel {
     pub cost: fn(&Launch<'_>) -> Cost,
 }
 
-static KERNELS: [Kernel; 16] = [
+static KERNELS: [Kernel; 18] = [
     elementwise::FILL,
     elementwise::AXPY,
     elementwise::BIAS_ACT,
     elementwise::BIAS_ACT_GRAD,
     elementwise::GATHER_ROWS,
     elementwise::BUSY,
+    elementwise::BUSY_STEPS,
     matmul::MATMUL,
     loss::SOFTMAX_XENT,
     loss::XENT_MEAN,
@@ -109,6 +121,7 @@ static KERNELS: [Kernel; 16] = [
     hash::CONTENT_HASH,
     hash::HASH_FOLD,
     chunks::HASH_CHUNKS,
+    collective::ALL_REDUCE,
 ];
 
 /// The twin of the kernel `name`, if there is one.

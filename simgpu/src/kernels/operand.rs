@@ -4,6 +4,7 @@
 //! cells may alias where `&mut` slices may not.
 
 use std::cell::Cell;
+use std::sync::atomic::AtomicU32;
 
 use super::{Fault, Launch};
 
@@ -41,6 +42,15 @@ impl<'a> Launch<'a> {
     /// with no work touches no memory.
     pub(super) fn buffer<T: Word>(&self, index: usize, count: u64) -> Result<&'a [Cell<T>], Fault> {
         self.at(self.u64(index)?, count)
+    }
+
+    /// The `count` words at the device address in parameter `index`, which other launches write meanwhile, also those of other
+    /// processes.
+    pub(super) fn words(&self, index: usize, count: u64) -> Result<&'a [AtomicU32], Fault> {
+        let cells = self.buffer::<u32>(index, count)?;
+        // SAFETY: a cell and an atomic of 32 bits are laid out alike, and the cells may be aliased; kernels that share words reach
+        // them by this function alone.
+        Ok(unsafe { std::slice::from_raw_parts(cells.as_ptr().cast::<AtomicU32>(), cells.len()) })
     }
 
     /// The `count` elements at `address`.

@@ -6,6 +6,7 @@ use super::{Cost, Kernel};
 /// `(f32* w, f32* v, const f32* g, f32 lr, f32 momentum, f32 weight_decay, u64 n)`.
 pub(super) const SGD: Kernel = Kernel {
     name: "sublet_sgd_f32",
+    waits: None,
     param_sizes: &[8, 8, 8, 4, 4, 4, 8],
     run: |launch| {
         let n = launch.u64(6)?;
@@ -32,6 +33,7 @@ pub(super) const SGD: Kernel = Kernel {
 /// f32 correction2, u64 n)`. `correction1 = 1 - beta1^t` and `correction2 = 1 - beta2^t` come from the caller, who counts steps.
 pub(super) const ADAM: Kernel = Kernel {
     name: "sublet_adam_f32",
+    waits: None,
     param_sizes: &[8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 8],
     run: |launch| {
         let n = launch.u64(11)?;

@@ -23,6 +23,7 @@ pub(super) fn fold_lanes(lanes: &mut [f32; LANES]) -> f32 {
 /// threads. A second launch over the sums with a grid of one gives the whole.
 pub(super) const REDUCE_SUM: Kernel = Kernel {
     name: "sublet_reduce_sum_f32",
+    waits: None,
     param_sizes: &[8, 8, 8],
     run: reduce_sum,
     cost: |launch| Cost {
@@ -57,6 +58,7 @@ fn reduce_sum(launch: &Launch<'_>) -> Result<(), Fault> {
 /// `db[c] = sum over r of dy[r][c]` — `(f32* db, const f32* dy, u32 rows, u32 cols)`.
 pub(super) const BIAS_GRAD: Kernel = Kernel {
     name: "sublet_bias_grad_f32",
+    waits: None,
     param_sizes: &[8, 8, 4, 4],
     run: bias_grad,
     cost: |launch| Cost {

@@ -7,6 +7,7 @@
 //! takes is the engines' business, and goes with all of its bytes.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
@@ -66,12 +67,20 @@ impl Memory {
         }
     }
 
-    /// True when a range was never written, and so reads as zeros. False says nothing.
-    pub fn is_untouched(&self, address: u64, bytes: u64) -> bool {
-        let backing = self.backing(address, bytes, false);
-        extents(&backing, address, bytes)
-            .iter()
-            .all(|(_, _, written)| !written)
+    /// What of the range may have been written, in order, and how far that is known: to the end of the range, or of the memory that it
+    /// begins in.
+    pub fn written(&self, address: u64, bytes: u64) -> (u64, Vec<Range<u64>>) {
+        let end = address + bytes;
+        let end = self
+            .region(address)
+            .map_or(end, |region| region.end().min(end));
+        let backing = self.backing(address, end - address, false);
+        let found = extents(&backing, address, end - address)
+            .into_iter()
+            .filter(|(_, _, written)| *written)
+            .map(|(start, length, _)| address + start..address + start + length)
+            .collect();
+        (end, found)
     }
 
     /// Copies `bytes` from the host address `from` to the host address `to`, which are those of `from_address` and
@@ -93,7 +102,21 @@ impl Memory {
         } else {
             Backing::Unknown
         };
-        for (start, length, written) in extents(&source, from_address, bytes) {
+        let found = extents(&source, from_address, bytes);
+        if found.iter().all(|(_, _, written)| *written) {
+            // SAFETY: inside what the caller vouches for.
+            unsafe { std::ptr::copy(from, to, bytes as usize) };
+            return;
+        }
+        // Looked up once for all holes: a page written here and there has as many holes as pages.
+        let target = self.backing(to_address, bytes, private);
+        let mut taken = extents(&target, to_address, bytes)
+            .into_iter()
+            .filter(|(_, _, written)| *written)
+            .map(|(start, length, _)| start..start + length)
+            .peekable();
+        for (start, length, written) in found {
+            let end = start + length;
             if written {
                 // SAFETY: inside what the caller vouches for.
                 unsafe {
@@ -103,11 +126,20 @@ impl Memory {
                         length as usize,
                     );
                 }
-            } else {
-                // SAFETY: as above.
-                unsafe {
-                    self.zero(to_address + start, to.add(start as usize), length, private);
+                continue;
+            }
+            while let Some(range) = taken.peek() {
+                let (at, upto) = (range.start.max(start), range.end.min(end));
+                if at < upto {
+                    // SAFETY: as above.
+                    unsafe {
+                        self.zero(to_address + at, to.add(at as usize), upto - at, private);
+                    }
                 }
+                if range.end > end {
+                    break;
+                }
+                taken.next();
             }
         }
     }
@@ -157,7 +189,7 @@ impl Memory {
         }
     }
 
-    fn is_empty(&self, backing: &Backing, address: u64, inner: &std::ops::Range<u64>) -> bool {
+    fn is_empty(&self, backing: &Backing, address: u64, inner: &Range<u64>) -> bool {
         let part = match backing {
             Backing::File(fd, offset) => {
                 Backing::File(fd.clone(), offset + (inner.start - address))

@@ -499,7 +499,13 @@ impl Memory {
     /// # Errors
     /// `INVALID_VALUE` for a descriptor that stands for no such memory, `OUT_OF_MEMORY` where nobody has had it any more and
     /// something else has taken its place on the card.
-    pub fn import_handle(&self, card: &Card, fd: RawFd, devices: usize) -> Result<u64> {
+    pub fn import_handle(
+        &self,
+        card: &Card,
+        fd: RawFd,
+        devices: usize,
+        ordinal: impl Fn(usize) -> i32,
+    ) -> Result<u64> {
         use std::os::fd::FromRawFd;
         // SAFETY: duplicating fails cleanly for a number that is no descriptor.
         let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
@@ -528,7 +534,7 @@ impl Memory {
         prop.r#type.0 = 1;
         prop.requestedHandleTypes.0 = 1;
         prop.location.r#type.0 = if device.is_some() { 1 } else { 2 };
-        prop.location.id = device.map_or(0, |device| device as i32);
+        prop.location.id = device.map_or(0, ordinal);
         let own = Arc::new(OwnedFd::from(file));
         let number = shared_number(own.as_raw_fd()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let mut handles = self.handles.lock();

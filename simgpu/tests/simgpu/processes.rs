@@ -119,6 +119,18 @@ fn until_released() {
     let _ = std::io::stdin().read_to_end(&mut rest);
 }
 
+fn to_hex(handle: &shim_ffi::CUipcMemHandle) -> String {
+    let bytes = handle.reserved.iter();
+    bytes.map(|byte| format!("{:02x}", *byte as u8)).collect()
+}
+
+fn from_hex(hex: &str) -> shim_ffi::CUipcMemHandle {
+    let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
+    shim_ffi::CUipcMemHandle {
+        reserved: std::array::from_fn(|at| byte(at) as std::ffi::c_char),
+    }
+}
+
 /// Not a test by itself: what a child process does.
 #[test]
 fn in_a_role() {
@@ -165,12 +177,7 @@ fn in_a_role() {
             upload(address, &[0x5a_u8; 4096]);
             // SAFETY: the out-parameter is a local.
             let handle = out(|to| unsafe { api::cuIpcGetMemHandle(to, address) });
-            let hex: String = handle
-                .reserved
-                .iter()
-                .map(|byte| format!("{:02x}", *byte as u8))
-                .collect();
-            println!("role:{hex}");
+            println!("role:{}", to_hex(&handle));
             std::io::stdin()
                 .read_line(&mut String::new())
                 .expect("a line");
@@ -180,11 +187,7 @@ fn in_a_role() {
             println!("role:ready");
             let mut hex = String::new();
             std::io::stdin().read_line(&mut hex).expect("a line");
-            let byte =
-                |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
-            let handle = shim_ffi::CUipcMemHandle {
-                reserved: std::array::from_fn(|at| byte(at) as std::ffi::c_char),
-            };
+            let handle = from_hex(&hex);
             // SAFETY: the out-parameter is a local; addresses are the driver's.
             unsafe {
                 let address = out(|to| api::cuIpcOpenMemHandle_v2(to, handle, 1));
@@ -197,6 +200,46 @@ fn in_a_role() {
                 );
                 println!("role:{}", seen.iter().all(|byte| *byte == 0x5a));
             }
+        }
+        // Rank 0 has the memory that both see; rank 1 is told by a handle.
+        "rank 0" | "rank 1" => {
+            const ROUNDS: u32 = 200;
+            let rank = u32::from(role == "rank 1");
+            let shared = if rank == 0 {
+                let address = alloc(4096);
+                upload(address, &[0_u8; 4096]);
+                // SAFETY: the out-parameter is a local.
+                let handle = out(|to| unsafe { api::cuIpcGetMemHandle(to, address) });
+                println!("role:{}", to_hex(&handle));
+                address
+            } else {
+                println!("role:ready");
+                let mut hex = String::new();
+                std::io::stdin().read_line(&mut hex).expect("a line");
+                // SAFETY: the out-parameter is a local.
+                out(|to| unsafe { api::cuIpcOpenMemHandle_v2(to, from_hex(&hex), 1) })
+            };
+            let parameters = ["u64", "u64", "u64", "u64", "u64", "u32", "u32", "u32"];
+            let text = module(&[("sublet_all_reduce_f32", &parameters)]);
+            let kernel = function(text, "sublet_all_reduce_f32");
+            let (stream, own) = (stream(1), alloc(64));
+            let mut value = 1.0 + rank as f32;
+            let mut sum = 0.0;
+            for round in 0..ROUNDS {
+                if round > 0 {
+                    value = sum / 2.0 + rank as f32;
+                }
+                upload(own, &[value; 4]);
+                let (at, shared) = (own.0, shared.0);
+                let which = [4, rank.into(), 2, round.into()];
+                let args = [&[at, at, shared, shared + 64], &which[..]].concat();
+                launch(kernel, stream, &args);
+                // SAFETY: the stream is ours.
+                ok(unsafe { api::cuStreamSynchronize(stream) });
+                sum = download::<f32>(own, 4)[3];
+            }
+            println!("role:{sum}");
+            until_released();
         }
         "exec" => {
             alloc(768 << 20);
@@ -362,4 +405,32 @@ fn a_program_that_executes_another_gives_its_memory_back() {
     let mut member = Member::start(&dir, "exec");
     assert_eq!(member.hear(), "holding");
     assert_eq!(card.used(0), 528 * MIB);
+}
+
+#[test]
+fn kernels_of_two_processes_meet_although_one_runs_at_a_time() {
+    let dir = dir("meet");
+    let card = card(&dir);
+    let mut first = Member::start(&dir, "rank 0");
+    let handle = first.hear();
+    wait_until("the first spins", || {
+        card.usages(0)
+            .iter()
+            .any(|usage| usage.compute_ns > 5_000_000)
+    });
+    // Neither does it keep others from the device.
+    let mut busy = Member::start(&dir, "busy");
+    assert_eq!(busy.hear(), "running");
+    let of = |pid| {
+        let usages = card.usages(0);
+        let usage = usages.iter().find(|usage| usage.pid == pid);
+        usage.map_or(0, |usage| usage.compute_ns)
+    };
+    wait_until("another computes beside it", || of(busy.pid()) > 20_000_000);
+    busy.kill();
+    let mut second = Member::start(&dir, "rank 1");
+    assert_eq!(second.hear(), "ready");
+    second.tell(&handle);
+    // 3 at first; from then on a sum is the one before and 1.
+    assert_eq!((first.hear(), second.hear()), ("202".into(), "202".into()));
 }

@@ -7,7 +7,7 @@ use policy::residency::{Link, UNKNOWN_BYTES_PER_US};
 
 use super::{Guest, Keeper, News, Phase, Record};
 use crate::residency::books::Memory;
-use crate::residency::station::{State, Why};
+use crate::residency::station::{Ended, State, Why};
 
 /// How long a job's work may take to end once its gate is closed, before its processes are told to see to it themselves.
 /// TIMEOUT: tails end within the in-flight window, milliseconds; kernels of a second are rare.
@@ -48,7 +48,7 @@ impl Keeper {
             record.figures.copied_bytes += ended.copied.0 + ended.copied.1;
             let link = &mut self.arbitration.link;
             match ended.failed {
-                None => learn(link, ended.copied, ended.ns),
+                None => learn(link, &ended),
                 Some(why) => refused = Some(why),
             }
         }
@@ -329,14 +329,15 @@ impl Record {
     }
 }
 
-/// Takes over what a move shows of the link. A first eviction pins its host memory on the way and shows too little, so a rate falls
-/// slowly and rises at once; where it is overrated for a while the pressure shows that.
-fn learn(link: &mut Link, (out, back): (u64, u64), ns: u64) {
+/// Takes over what a move shows of the link. A rate falls slowly and rises at once: what else a move waited for shows too little. An
+/// eviction that locked its host memory on the way, or left most of it uncopied because it had not changed, shows nothing.
+fn learn(link: &mut Link, ended: &Ended) {
     let blend = |rate: &mut u64, bytes: u64| {
-        if bytes < LEARN_BYTES || ns == 0 {
+        if bytes < LEARN_BYTES || ended.ns == 0 {
             return;
         }
-        let seen = u64::try_from(u128::from(bytes) * 1000 / u128::from(ns)).unwrap_or(u64::MAX);
+        let seen =
+            u64::try_from(u128::from(bytes) * 1000 / u128::from(ended.ns)).unwrap_or(u64::MAX);
         let before = if *rate == 0 {
             UNKNOWN_BYTES_PER_US
         } else {
@@ -344,6 +345,8 @@ fn learn(link: &mut Link, (out, back): (u64, u64), ns: u64) {
         };
         *rate = seen.max(before - before / 4 + seen / 4).max(1);
     };
-    blend(&mut link.out, out);
-    blend(&mut link.back, back);
+    if ended.copied_out_plainly {
+        blend(&mut link.out, ended.copied.0);
+    }
+    blend(&mut link.back, ended.copied.1);
 }

@@ -79,6 +79,13 @@ impl Hook {
                 if !(one_node && up && own) {
                     continue;
                 }
+                // The packer does not mind which of a pair counts as its host; a move to where the job is would be told each time.
+                let here = self.state.job(at).run();
+                if matches!(decision, Decision::Migrate { .. })
+                    && here.is_some_and(|run| same(&run.gpus, gpus))
+                {
+                    continue;
+                }
             }
             // A guest that cannot leave is not stopped for the sake of GPUs elsewhere that it cannot have.
             if let Decision::Suspend { job } = decision

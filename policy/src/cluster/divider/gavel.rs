@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Divider, Turn};
+use super::{Divider, Left, Turn, fill};
 use crate::cluster::fair::{Combination, finish_time_fairness_of_types, max_min_of_types};
 use crate::cluster::{
-    ClusterState, GpuType, Job, JobId, JobType, Manner, Objective, PairTable, Tags, Throughputs,
+    ClusterState, GpuType, Job, JobType, Manner, Objective, PairTable, Tags, Throughputs,
 };
 
 /// What the program makes as good as can be.
@@ -179,20 +179,6 @@ impl Gavel {
     }
 }
 
-/// GPUs left of each type while turns are handed out.
-struct Left(Vec<u32>);
-
-impl Left {
-    fn take(&mut self, kind: GpuType, gpus: u32) -> bool {
-        let Some(left) = self.0.get_mut(usize::from(kind.0)) else {
-            return false;
-        };
-        let fits = *left >= gpus;
-        *left -= if fits { gpus } else { 0 };
-        fits
-    }
-}
-
 impl Divider for Gavel {
     fn name(&self) -> &'static str {
         match self.goal {
@@ -232,12 +218,7 @@ impl Divider for Gavel {
             let service = |job: &Job| job.service_gpu_s(now_s);
             jobs.sort_by(|a, b| service(b).total_cmp(&service(a)).then(b.id.cmp(&a.id)));
         }
-        let mut left = Left(Vec::new());
-        for node in state.nodes() {
-            let at = usize::from(node.kind.0);
-            left.0.resize(left.0.len().max(at + 1), 0);
-            left.0[at] += node.gpus;
-        }
+        let mut left = Left::all(state);
         let mut turns = Vec::new();
         let mut open: Vec<usize> = (0..self.entries.len()).collect();
         let behind = |entry: &Entry| (entry.given + 0.5) / entry.wanted;
@@ -262,18 +243,11 @@ impl Divider for Gavel {
                 kind: entry.kind,
             });
         }
-        let mut rest: Vec<&Job> = waiting.into_iter().flatten().collect();
-        rest.sort_by(|a, b| a.arrival_s.total_cmp(&b.arrival_s).then(a.id.cmp(&b.id)));
-        for job in rest {
-            let mut kinds: Vec<GpuType> = (0..left.0.len()).map(|k| GpuType(k as u16)).collect();
-            let speed = |kind: &GpuType| job.rate_on(job.gpus, *kind);
-            kinds.retain(|kind| speed(kind) > 0.0);
-            kinds.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
-            if let Some(kind) = kinds.into_iter().find(|kind| left.take(*kind, job.gpus)) {
-                let jobs: Vec<JobId> = vec![job.id];
-                turns.push(Turn { jobs, kind });
-            }
-        }
+        fill(
+            waiting.into_iter().flatten().collect(),
+            &mut left,
+            &mut turns,
+        );
         turns
     }
 }

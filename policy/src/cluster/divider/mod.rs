@@ -1,10 +1,12 @@
 //! Who runs where in this round, where one program answers for all: order, types of GPU and pairs at once.
 
 mod gavel;
+mod trades;
 
 pub use gavel::{Gavel, Goal};
+pub use trades::Trades;
 
-use super::{ClusterState, GpuType, JobId, Tags};
+use super::{ClusterState, GpuType, Job, JobId, Tags};
 
 /// A gang of GPUs of one type for one round: for a job alone, or for two that share them, both with the same number of GPUs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,4 +25,47 @@ pub trait Divider: Send {
     fn tags(&self) -> Tags;
     /// The turns of this round, the most important first: each job in one at most, no more GPUs of a type than there are.
     fn turns(&mut self, state: &ClusterState) -> Vec<Turn>;
+}
+
+/// GPUs left of each type while turns are handed out.
+struct Left(Vec<u32>);
+
+impl Left {
+    fn all(state: &ClusterState) -> Self {
+        let mut left = Vec::new();
+        for node in state.nodes() {
+            let at = usize::from(node.kind.0);
+            left.resize(left.len().max(at + 1), 0);
+            left[at] += node.gpus;
+        }
+        Self(left)
+    }
+
+    fn has(&self, kind: GpuType, gpus: u32) -> bool {
+        let left = self.0.get(usize::from(kind.0));
+        left.is_some_and(|left| *left >= gpus)
+    }
+
+    fn take(&mut self, kind: GpuType, gpus: u32) -> bool {
+        let fits = self.has(kind, gpus);
+        if fits {
+            self.0[usize::from(kind.0)] -= gpus;
+        }
+        fits
+    }
+}
+
+/// What is left goes to these jobs by arrival, each on the type where it is fastest.
+fn fill(mut rest: Vec<&Job>, left: &mut Left, turns: &mut Vec<Turn>) {
+    rest.sort_by(|a, b| a.arrival_s.total_cmp(&b.arrival_s).then(a.id.cmp(&b.id)));
+    for job in rest {
+        let mut kinds: Vec<GpuType> = (0..left.0.len()).map(|k| GpuType(k as u16)).collect();
+        let speed = |kind: &GpuType| job.rate_on(job.gpus, *kind);
+        kinds.retain(|kind| speed(kind) > 0.0);
+        kinds.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
+        if let Some(kind) = kinds.into_iter().find(|kind| left.take(*kind, job.gpus)) {
+            let jobs = vec![job.id];
+            turns.push(Turn { jobs, kind });
+        }
+    }
 }

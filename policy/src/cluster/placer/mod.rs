@@ -3,11 +3,13 @@
 mod buddy;
 mod consolidate;
 mod emptiest;
+mod synergy;
 mod wait_time;
 
 pub use buddy::Buddy;
 pub use consolidate::{Anywhere, Consolidate};
 pub use emptiest::Emptiest;
+pub use synergy::Synergy;
 pub use wait_time::WaitTime;
 
 use super::{ClusterState, FreeGpus, GpuId, Job, Tags};

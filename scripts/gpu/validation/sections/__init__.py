@@ -5,7 +5,7 @@ A new section is a function of a Context in one of these modules, and a row here
 
 import collections
 
-from . import calls, frameworks, host, memory, residency, torch_jobs, turns
+from . import calls, frameworks, host, memory, residency, shares, torch_jobs, turns
 
 # needs: "torch", "cupy" or "jax": a module that must be importable and see a GPU; None: also on the simulated GPU.
 Section = collections.namedtuple("Section", "name run limit_s needs what")
@@ -23,6 +23,8 @@ ALL = [
     Section("residency_pytorch", residency.pytorch, 75, "torch", "PyTorch evicted and restored in mid-training: losses equal"),
     Section("oversubscribe", residency.oversubscribe, 90, None, "three trainings with 2.2 times the memory that there is"),
     Section("ways", host.ways, 40, None, "sublet doctor: is every call seen"),
+    Section("fairness", shares.fairness, 45, None, "shares of several weights and kernel lengths, by what the kernels did"),
+    Section("protect", shares.protect, 55, None, "a guaranteed job beside an opportunistic one, and without us"),
     Section("handover", turns.handover, 30, None, "hand-over between two busy tenants"),
     Section("vmm", memory.vmm, 20, None, "cost of physical handles"),
     Section("pcie", memory.pcie, 20, None, "pinned, duplex and pageable copies; cost of pinning"),

@@ -14,6 +14,7 @@ fn sound_arguments(name: &str) -> (Vec<u64>, [u32; 3], usize) {
         }
         "sublet_gather_rows_b32" => (vec![slot(0), slot(1), slot(2), 4, 4, 4], line, 3),
         "sublet_busy_us" => (vec![1], line, 0),
+        "sublet_busy_steps" => (vec![slot(0), 4], line, 1),
         "sublet_matmul_f32" => (
             vec![slot(0), slot(1), slot(2), 4, 4, 4, 0, 0],
             [16, 16, 1],
@@ -36,6 +37,15 @@ fn sound_arguments(name: &str) -> (Vec<u64>, [u32; 3], usize) {
         }
         "sublet_content_hash" => (vec![slot(0), slot(1), 64, 64], line, 2),
         "sublet_hash_fold" => (vec![slot(0), slot(1), 4], line, 2),
+        // The other rank's word is 0, which says that it has come to the last round before they wrap round.
+        "sublet_all_reduce_f32" => {
+            let last = u64::from(u32::MAX);
+            (
+                vec![slot(0), slot(1), slot(2), slot(3), 16, 0, 2, last],
+                line,
+                4,
+            )
+        }
         "sublet_hash_chunks" => (vec![slot(0), slot(2), 1], line, 2),
         other => panic!("no arguments for {other}: add them here with the kernel"),
     }
@@ -64,7 +74,8 @@ fn bad_addresses_are_illegal_for_every_buffer_of_every_kernel() {
                 let one_element_fits = address == end - 4
                     && matches!(
                         (name, at),
-                        ("sublet_xent_mean_f32", 0 | 1) | ("sublet_reduce_sum_f32", 0)
+                        ("sublet_xent_mean_f32", 0 | 1)
+                            | ("sublet_reduce_sum_f32" | "sublet_busy_steps", 0)
                     );
                 if one_element_fits {
                     assert_eq!(got, Ok(()), "{name}, parameter {at} = {address:#x}");

@@ -171,26 +171,39 @@ fn a_chunk_s_hash_keeps_its_definition_and_untouched_memory_is_zeros() {
         ],
         "{found:#x?}"
     );
-    struct Untouched(Arena);
-    impl DeviceMemory for Untouched {
+    /// Of the second range nothing was written but a few bytes in its middle, or nothing at all.
+    struct Sparse(Arena, Vec<std::ops::Range<u64>>);
+    impl DeviceMemory for Sparse {
         fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
             self.0.translate(dptr, bytes)
         }
-        fn is_untouched(&self, dptr: u64, _: u64) -> bool {
-            dptr == slot(1)
+        fn written(&self, dptr: u64, bytes: u64) -> (u64, Vec<std::ops::Range<u64>>) {
+            let all = std::iter::once(dptr..dptr + bytes).collect();
+            let written = if dptr == slot(1) { self.1.clone() } else { all };
+            (dptr + bytes, written)
         }
     }
-    let memory = Untouched(arena);
-    let args = [slot(7), slot(6), 2];
-    let launch = Launch {
-        grid: [1; 3],
-        block: [256, 1, 1],
-        shared_bytes: 0,
-        args: &args,
-        memory: &memory,
+    let hashes = |memory: &Sparse| {
+        let args = [slot(7), slot(6), 2];
+        let launch = Launch {
+            grid: [1; 3],
+            block: [256, 1, 1],
+            shared_bytes: 0,
+            args: &args,
+            memory,
+        };
+        let kernel = find("sublet_hash_chunks").expect("the kernel exists");
+        assert_eq!((kernel.run)(&launch), Ok(()));
+        assert_eq!((kernel.cost)(&launch).bytes, 16_000.0 + 64.0);
+        memory.0.read::<u64>(slot(7), 4)
     };
-    let kernel = find("sublet_hash_chunks").expect("the kernel exists");
-    assert_eq!((kernel.run)(&launch), Ok(()));
-    assert_eq!(memory.0.read::<u64>(slot(7), 4), found.concat());
-    assert_eq!((kernel.cost)(&launch).bytes, 16_000.0 + 64.0);
+    let mut memory = Sparse(arena, Vec::new());
+    assert_eq!(hashes(&memory), found.concat());
+    // Rows of zeros before and behind what was written count as if they had been read.
+    let middle = slot(1) + 4096;
+    memory.0.write(middle, &[7_u64; 10]);
+    let read = chunk_hashes(&memory.0, &[[slot(0), 8000], [slot(1), 8000]]).concat();
+    assert_ne!(read, found.concat());
+    memory.1.push(middle..middle + 80);
+    assert_eq!(hashes(&memory), read);
 }

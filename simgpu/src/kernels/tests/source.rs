@@ -313,6 +313,33 @@ fn the_cuda_sources_compute_what_the_twins_compute() {
         chunks_agree(&emulator, &mut random, round);
     }
 
+    // The last of three ranks: the others' words and rows are there.
+    for round in 0..3u32 {
+        let arena = numbers(&mut random);
+        let own = random.below(3);
+        arena.write(
+            slot(4),
+            &[0, 1, 2].map(|rank| round + u32::from(rank != own)),
+        );
+        let args = [
+            slot(0),
+            slot(1),
+            slot(4),
+            slot(2),
+            900,
+            own,
+            3,
+            round.into(),
+        ];
+        compare(
+            &emulator,
+            &arena,
+            ("sublet_all_reduce_f32", [1; 3], line),
+            &args,
+            &[(slot(0), Bits), (slot(2), Bits), (slot(4), Bits)],
+        );
+    }
+
     // What the twins refuse as InvalidValue is a trap there.
     for name in [
         "sublet_matmul_f32",
@@ -320,6 +347,7 @@ fn the_cuda_sources_compute_what_the_twins_compute() {
         "sublet_reduce_sum_f32",
         "sublet_content_hash",
         "sublet_hash_chunks",
+        "sublet_all_reduce_f32",
     ] {
         let arena = numbers(&mut random);
         let memory: Vec<u8> = arena.read(BASE, arena.length as usize);

@@ -397,3 +397,58 @@ fn busy_costs_its_time_and_touches_nothing() {
         }
     );
 }
+
+#[test]
+fn a_rank_goes_on_when_all_have_come_and_sums_what_they_brought() {
+    const N: u64 = 5;
+    let arena = arena();
+    arena.write(slot(6), &[0u32; 2]);
+    let waits = find("sublet_all_reduce_f32").and_then(|kernel| kernel.waits);
+    let waits = waits.expect("it waits for its peers");
+    let args = |rank: u64, round: u64| {
+        let [out, input] = [slot(2 * rank), slot(2 * rank + 1)];
+        [out, input, slot(6), slot(7), N, rank, 2, round]
+    };
+    let may_go_on = |args: &[u64]| {
+        waits(&Launch {
+            grid: [1; 3],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            args,
+            memory: &arena,
+        })
+    };
+    let finish = |args: &[u64]| {
+        assert_eq!(
+            arena.launch("sublet_all_reduce_f32", [1; 3], [32, 1, 1], args),
+            Ok(())
+        );
+        arena.read::<f32>(args[0], N as usize)
+    };
+    for round in 0..5 {
+        let given = [0, 1].map(|rank| {
+            let numbers: Vec<f32> = (0..N).map(|at| (10 * round + rank + at) as f32).collect();
+            arena.write(args(rank, round)[1], &numbers);
+            numbers
+        });
+        // Whoever comes first waits, however often it asks; the other one may be a whole round ahead by the time it sums.
+        let (first, second) = (args(round % 2, round), args(1 - round % 2, round));
+        assert_eq!(
+            (may_go_on(&first), may_go_on(&first)),
+            (Ok(false), Ok(false))
+        );
+        assert_eq!(may_go_on(&second), Ok(true));
+        let sums: Vec<f32> = given[0].iter().zip(&given[1]).map(|(a, b)| a + b).collect();
+        assert_eq!(finish(&second), sums);
+        arena.write(second[1], &[0.5f32; N as usize]);
+        let ahead = args(1 - round % 2, round + 1);
+        assert_eq!(may_go_on(&ahead), Ok(false));
+        assert_eq!(may_go_on(&first), Ok(true));
+        assert_eq!(finish(&first), sums);
+        // Back to the beginning of the next round.
+        arena.write(slot(6), &[round as u32 + 1; 2]);
+    }
+    let mut none = args(0, 0);
+    none[6] = 0;
+    assert_eq!(may_go_on(&none), Err(Fault::InvalidValue));
+}

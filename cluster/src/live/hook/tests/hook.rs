@@ -1,0 +1,64 @@
+//! The hook itself: killed at any moment, and asked for policies that there are not.
+
+use super::*;
+
+#[test]
+fn a_hook_that_is_killed_at_any_moment_loses_no_job_and_starts_none_twice() {
+    for seed in 0..3 {
+        let mut random = Random::new(seed);
+        let mut world = World::new(&[1, 2], Some("trial"));
+        let mut ids = Vec::new();
+        for at in 0..14 {
+            let busy = ["1", "0.3"][random.below(2)];
+            ids.push(world.submit(
+                &format!("job {busy} {} f", 3 + random.below(12)),
+                at % 2 == 0,
+            ));
+            for _ in 0..random.below(4) {
+                world.tick();
+            }
+            if random.below(3) == 0 {
+                world.kill();
+            }
+        }
+        for _ in 0..120 {
+            if random.below(6) == 0 {
+                world.kill();
+            }
+            world.tick();
+        }
+        world.until("all are over", 400.0, World::over);
+        for id in ids {
+            assert_eq!(world.phase(id), JobPhase::Done, "seed {seed}, job {id}");
+        }
+        for node in &world.nodes {
+            let mut goes = node.started.clone();
+            goes.sort_unstable();
+            goes.dedup();
+            assert_eq!(goes.len(), node.started.len(), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn unknown_policies_are_told_with_what_was_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let with = |change: &dyn Fn(&mut Choice)| {
+        let mut config = Config::default();
+        change(&mut config.choice);
+        Hook::open(dir.path(), config, 1).unwrap_err().to_string()
+    };
+    assert!(
+        with(&|choice| choice.order = "fifo-backfil".into())
+            .contains("did you mean `fifo-backfill`")
+    );
+    assert!(with(&|choice| choice.packer = Some("tral".into())).contains("did you mean `trial`"));
+    assert!(
+        with(&|choice| choice.packer = Some("trial:margn=1".into()))
+            .contains("did you mean `margin`")
+    );
+    assert!(
+        !dir.path().join("hook.redb").exists(),
+        "nothing was made for it"
+    );
+}

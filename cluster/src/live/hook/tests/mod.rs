@@ -1,0 +1,382 @@
+//! The hook in virtual time, with nodes that are made up: they carry orders out, run jobs at speeds that depend on who is beside
+//! them, and can be killed, silenced or made to lie.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use control::{ArbiterStatus, JobStatus, ProcessStatus};
+use policy::cluster::Random;
+
+use super::*;
+use crate::live::wire::{
+    API_MAJOR, Ack, Device, Ended, JobPhase, Registration, Report, RunReport, Submission, Terms,
+    WaitMatrix,
+};
+
+mod hook;
+mod jobs;
+mod nodes;
+
+const BEGIN_MS: u64 = 1_000_000;
+
+struct Fake {
+    name: String,
+    instance: String,
+    boot: String,
+    devices: usize,
+    runs: BTreeMap<RunId, Go>,
+    applied: u64,
+    acks: Vec<Ack>,
+    silent: bool,
+    /// Its jobs save where they are asked to, and end by themselves.
+    listens: bool,
+    known: bool,
+    started: Vec<RunId>,
+    /// Goes that were asked to save, and for how many GPUs.
+    signals: Vec<(RunId, u16)>,
+}
+
+struct Go {
+    name: String,
+    devices: Vec<String>,
+    terms: Terms,
+    busy: f64,
+    left_s: f64,
+    launches: f64,
+    ended: Option<Ended>,
+    saved: bool,
+}
+
+impl Fake {
+    fn new(name: &str, devices: usize) -> Self {
+        Self {
+            name: name.into(),
+            instance: format!("{name}-1"),
+            boot: "b1".into(),
+            devices,
+            runs: BTreeMap::new(),
+            applied: 0,
+            acks: Vec::new(),
+            silent: false,
+            listens: false,
+            known: false,
+            started: Vec::new(),
+            signals: Vec::new(),
+        }
+    }
+
+    fn registration(&self) -> Registration {
+        let devices = (0..self.devices).map(|at| Device {
+            uuid: format!("GPU-{at}"),
+            name: "T4".into(),
+            total_bytes: 16 << 30,
+            simulated: true,
+        });
+        Registration {
+            api: API_MAJOR,
+            instance: self.instance.clone(),
+            machine: self.name.clone(),
+            boot: self.boot.clone(),
+            devices: devices.collect(),
+            ..Registration::default()
+        }
+    }
+
+    fn alive(&self) -> impl Iterator<Item = (&RunId, &Go)> {
+        self.runs.iter().filter(|(_, go)| go.ended.is_none())
+    }
+
+    /// Jobs get on. What a job is, its command says: `job BUSY SECONDS [FILE]`; progress of restartable ones lies in `files`.
+    fn advance(&mut self, dt_s: f64, files: &mut BTreeMap<u64, f64>) {
+        let load: BTreeMap<String, f64> = self.alive().filter(|(_, go)| !go.terms.paused).fold(
+            BTreeMap::new(),
+            |mut all, (_, go)| {
+                go.devices
+                    .iter()
+                    .for_each(|device| *all.entry(device.clone()).or_default() += go.busy);
+                all
+            },
+        );
+        for (id, go) in &mut self.runs {
+            if go.ended.is_some() || go.terms.paused {
+                continue;
+            }
+            let most = go
+                .devices
+                .iter()
+                .map(|device| load[device])
+                .fold(1.0, f64::max);
+            go.left_s -= dt_s / most;
+            go.launches += 100.0 * dt_s / most;
+            files.insert(id.job, go.left_s);
+            if go.left_s <= 0.0 {
+                go.ended = Some(Ended {
+                    code: Some(0),
+                    ..Ended::default()
+                });
+            }
+        }
+    }
+
+    fn report(&mut self, s: f64) -> Report {
+        let jobs = self.alive().map(|(_, go)| JobStatus {
+            name: go.name.clone(),
+            launches: go.launches as u64,
+            paused: go.terms.paused,
+            processes: vec![ProcessStatus::default()],
+            ..JobStatus::default()
+        });
+        let arbiter = ArbiterStatus {
+            uptime_ms: (s * 1000.0) as u64,
+            jobs: jobs.collect(),
+            ..ArbiterStatus::default()
+        };
+        let runs = self.runs.iter().map(|(run, go)| RunReport {
+            run: *run,
+            name: go.name.clone(),
+            pid: 1,
+            ended: go.ended.clone(),
+            saved: go.saved,
+        });
+        let waits = (0..self.devices).map(|at| WaitMatrix {
+            uuid: format!("GPU-{at}"),
+            ..WaitMatrix::default()
+        });
+        Report {
+            instance: self.instance.clone(),
+            acks: self.acks.clone(),
+            runs: runs.collect(),
+            arbiter: Some(arbiter),
+            waits: waits.collect(),
+        }
+    }
+
+    fn obey(&mut self, orders: crate::live::wire::Orders, files: &BTreeMap<u64, f64>) {
+        self.acks.retain(|ack| ack.seq > orders.acked_seq);
+        for run in orders.settled {
+            self.runs.remove(&run);
+        }
+        for order in orders.orders {
+            if order.seq <= self.applied {
+                continue;
+            }
+            self.applied = order.seq;
+            let mut error = String::new();
+            match order.what {
+                What::Start(start) => {
+                    let promised: f64 = self
+                        .alive()
+                        .filter(|(_, go)| {
+                            go.devices == start.devices && go.terms.class == Some(Class::Guaranteed)
+                        })
+                        .filter_map(|(_, go)| go.terms.share)
+                        .sum();
+                    if start.terms.class == Some(Class::Guaranteed)
+                        && promised + start.terms.share.unwrap() > 1.001
+                    {
+                        error = format!("share above 1: {promised}");
+                    } else {
+                        let number = |at: usize| start.command[at].parse::<f64>().unwrap();
+                        let kept = files
+                            .get(&order.run.job)
+                            .copied()
+                            .filter(|_| start.command.len() > 3);
+                        let go = Go {
+                            name: start.name,
+                            devices: start.devices,
+                            terms: start.terms,
+                            busy: number(1),
+                            left_s: kept.unwrap_or(number(2)),
+                            launches: 0.0,
+                            ended: None,
+                            saved: false,
+                        };
+                        self.started.push(order.run);
+                        assert!(
+                            self.runs.insert(order.run, go).is_none(),
+                            "{} started twice",
+                            order.run
+                        );
+                    }
+                }
+                What::Set(terms) => match self.runs.get_mut(&order.run) {
+                    Some(go) => go.terms = terms,
+                    None => error = "no such job".into(),
+                },
+                What::Stop {
+                    signal: Some(signal),
+                    ..
+                } if self.listens => {
+                    assert!(signal.patience_s > 0.0, "{signal:?}");
+                    self.signals.push((order.run, signal.gpus));
+                    if let Some(go) = self.runs.get_mut(&order.run)
+                        && go.ended.is_none()
+                    {
+                        go.saved = true;
+                        go.ended = Some(Ended {
+                            code: Some(0),
+                            ..Ended::default()
+                        });
+                    }
+                }
+                What::Stop { .. } => {
+                    if let Some(go) = self.runs.get_mut(&order.run)
+                        && go.ended.is_none()
+                    {
+                        go.ended = Some(Ended {
+                            signal: Some(15),
+                            ..Ended::default()
+                        });
+                    }
+                }
+            }
+            self.acks.push(Ack {
+                seq: order.seq,
+                error,
+            });
+        }
+    }
+}
+
+struct World {
+    dir: tempfile::TempDir,
+    config: Config,
+    hook: Option<Hook>,
+    nodes: Vec<Fake>,
+    files: BTreeMap<u64, f64>,
+    s: f64,
+}
+
+impl World {
+    fn new(nodes: &[usize], packer: Option<&str>) -> Self {
+        let mut config = Config {
+            round_s: 1.0,
+            ..Config::default()
+        };
+        config.choice.packer = packer.map(str::to_owned);
+        config.trial = TrialConfig {
+            window_s: 5.0,
+            iterations: 20.0,
+            solo_s: 2.0,
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let hook = Some(open(dir.path(), &config, 0.0));
+        let nodes = nodes
+            .iter()
+            .enumerate()
+            .map(|(at, gpus)| Fake::new(&format!("n{at}"), *gpus))
+            .collect();
+        Self {
+            dir,
+            config,
+            hook,
+            nodes,
+            files: BTreeMap::new(),
+            s: 0.0,
+        }
+    }
+
+    fn hook(&mut self) -> &mut Hook {
+        self.hook.as_mut().unwrap()
+    }
+
+    fn ms(&self) -> u64 {
+        BEGIN_MS + (self.s * 1000.0) as u64
+    }
+
+    /// As `kill -9` leaves it: what was not committed is gone.
+    fn kill(&mut self) {
+        self.hook = None;
+        self.hook = Some(open(self.dir.path(), &self.config, self.s));
+        self.nodes.iter_mut().for_each(|node| node.known = false);
+    }
+
+    fn submit(&mut self, command: &str, restartable: bool) -> u64 {
+        let ms = self.ms();
+        let command: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        let kind = command[..2].join(" ");
+        let asked = Submission {
+            command,
+            kind,
+            restartable,
+            ..Submission::default()
+        };
+        let id = self.hook().submit(asked, ms).unwrap().0.id;
+        self.hook().commit().unwrap();
+        id
+    }
+
+    fn tick(&mut self) {
+        self.s += 0.5;
+        let ms = self.ms();
+        let Self {
+            hook, nodes, files, ..
+        } = self;
+        let hook = hook.as_mut().unwrap();
+        for node in nodes.iter_mut() {
+            node.advance(0.5, files);
+            if node.silent {
+                continue;
+            }
+            if !node.known {
+                hook.register(&node.name, node.registration(), ms).unwrap();
+                node.known = true;
+            }
+            let report = node.report(self.s);
+            let orders = hook.report(&node.name, report, ms).unwrap();
+            hook.commit().unwrap();
+            node.obey(orders, files);
+        }
+        hook.step(ms).unwrap();
+        self.check();
+    }
+
+    /// No job in two places.
+    fn check(&self) {
+        let mut seen = BTreeMap::new();
+        for node in &self.nodes {
+            for (run, _) in node.alive() {
+                if let Some(other) = seen.insert(run.job, &node.name) {
+                    panic!(
+                        "job {} on {other} and on {} at {} s",
+                        run.job, node.name, self.s
+                    );
+                }
+            }
+        }
+    }
+
+    fn until(&mut self, what: &str, most_s: f64, done: impl Fn(&mut Self) -> bool) {
+        let end = self.s + most_s;
+        while !done(self) {
+            if self.s >= end {
+                let jobs = self.hook().job_views();
+                panic!("{what}: not by {end} s; {jobs:#?}");
+            }
+            self.tick();
+        }
+    }
+
+    fn over(&mut self) -> bool {
+        self.hook()
+            .job_views()
+            .iter()
+            .all(|job| job.phase.is_over())
+    }
+
+    fn phase(&mut self, id: u64) -> JobPhase {
+        self.hook().job(id).unwrap().phase
+    }
+
+    fn kinds(&mut self) -> Vec<String> {
+        self.hook()
+            .decisions(0)
+            .into_iter()
+            .map(|line| line.kind)
+            .collect()
+    }
+}
+
+fn open(dir: &Path, config: &Config, s: f64) -> Hook {
+    Hook::open(dir, config.clone(), BEGIN_MS + (s * 1000.0) as u64).unwrap()
+}

@@ -1,0 +1,291 @@
+//! Nodes that fall silent, come back, are somebody else, or say what cannot be.
+
+use super::*;
+
+#[test]
+fn a_silent_node_keeps_its_jobs_and_gets_no_new_ones_until_it_is_given_up() {
+    let mut world = World::new(&[1, 1], None);
+    let (a, b) = (
+        world.submit("job 1 30 f", true),
+        world.submit("job 1 30", false),
+    );
+    world.until("both run", 10.0, |w| {
+        w.phase(a) == JobPhase::Running && w.phase(b) == JobPhase::Running
+    });
+    let lost = world
+        .nodes
+        .iter()
+        .position(|node| node.alive().any(|(run, _)| run.job == a))
+        .unwrap();
+    world.nodes[lost].silent = true;
+    let c = world.submit("job 1 5", false);
+    for _ in 0..60 {
+        world.tick();
+    }
+    assert_eq!(world.phase(a), JobPhase::Running, "nobody knows better");
+    assert_eq!(world.hook().job(a).unwrap().goes, 1);
+    world.until("the others are done", 60.0, |w| {
+        w.phase(b) == JobPhase::Done && w.phase(c) == JobPhase::Done
+    });
+    // Late, it says that the job is done.
+    world.nodes[lost].silent = false;
+    world.until("it is heard", 5.0, World::over);
+    assert_eq!(world.phase(a), JobPhase::Done);
+
+    let d = world.submit("job 1 60 f", true);
+    world.until("it runs", 10.0, |w| w.phase(d) == JobPhase::Running);
+    let lost = world
+        .nodes
+        .iter()
+        .position(|node| node.alive().any(|(run, _)| run.job == d))
+        .unwrap();
+    world.nodes[lost].silent = true;
+    for _ in 0..30 {
+        world.tick();
+    }
+    let (name, ms) = (world.nodes[lost].name.clone(), world.ms());
+    // Whatever ran there is dead: that is what giving up says.
+    world.nodes[lost].runs.clear();
+    world.hook().forget(&name, ms).unwrap();
+    world.until("it goes on elsewhere", 120.0, World::over);
+    assert_eq!(
+        (world.phase(d), world.hook().job(d).unwrap().goes),
+        (JobPhase::Done, 2)
+    );
+    assert!(
+        world
+            .hook()
+            .forget("nobody", ms)
+            .unwrap_err()
+            .to_string()
+            .contains("n"),
+        "known ones are told"
+    );
+}
+
+#[test]
+fn a_node_that_comes_back_after_it_was_given_up_stops_what_it_still_runs() {
+    let mut world = World::new(&[1, 1], None);
+    let job = world.submit("job 1 40 f", true);
+    world.until("it runs", 10.0, |w| w.phase(job) == JobPhase::Running);
+    let lost = world
+        .nodes
+        .iter()
+        .position(|node| node.alive().next().is_some())
+        .unwrap();
+    let (name, ms) = (world.nodes[lost].name.clone(), world.ms());
+    world.nodes[lost].silent = true;
+    world.hook().forget(&name, ms).unwrap();
+    // It does run in two places now, by the operator's word; and no longer once the node is back.
+    for _ in 0..6 {
+        world.s += 0.5;
+        let ms = world.ms();
+        world.hook().step(ms).unwrap();
+    }
+    world.nodes[lost].silent = false;
+    world.nodes[lost].known = false;
+    world.until("the old go is stopped", 10.0, |w| {
+        w.nodes[lost].alive().all(|(run, _)| run.go > 1)
+    });
+    world.until("it is done", 100.0, World::over);
+    assert_eq!(world.phase(job), JobPhase::Done);
+}
+
+#[test]
+fn two_arbiters_of_one_name_are_told_apart_and_a_reboot_is_seen() {
+    let mut world = World::new(&[1], None);
+    let (keeps, plain) = (
+        world.submit("job 1 30 f", true),
+        world.submit("job 1 30", false),
+    );
+    world.until("one runs", 10.0, |w| w.phase(keeps) == JobPhase::Running);
+    let ms = world.ms();
+    let mut other = Fake::new("n0", 1);
+    other.instance = "n0-2".into();
+    let error = world
+        .hook()
+        .register("n0", other.registration(), ms)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("n0-1") && error.contains("n0-2") && error.contains("forget"),
+        "{error}"
+    );
+    let report = other.report(world.s);
+    let error = world
+        .hook()
+        .report("n0", report, ms)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("another arbiter"), "{error}");
+    // The machine was started anew: nothing of before runs, and its directory is another one.
+    let node = &mut world.nodes[0];
+    (node.boot, node.instance) = ("b2".into(), "n0-3".into());
+    node.runs.clear();
+    node.acks.clear();
+    (node.known, node.applied) = (false, 0);
+    world.until("all are over", 100.0, World::over);
+    assert_eq!(
+        (world.phase(keeps), world.phase(plain)),
+        (JobPhase::Done, JobPhase::Done)
+    );
+    assert_eq!(world.hook().job(keeps).unwrap().goes, 2);
+}
+
+#[test]
+fn what_a_node_says_of_itself_is_checked() {
+    let mut world = World::new(&[], None);
+    let mut say = |change: &dyn Fn(&mut Registration)| {
+        let mut said = Fake::new("n", 2).registration();
+        change(&mut said);
+        world
+            .hook()
+            .register("n", said, BEGIN_MS)
+            .map_err(|error| error.to_string())
+    };
+    assert!(say(&|said| said.api = 9).unwrap_err().contains('9'));
+    assert!(
+        say(&|said| said.devices[1].uuid = "GPU-0".into())
+            .unwrap_err()
+            .contains("UUID")
+    );
+    assert!(
+        say(&|said| said.devices[1].name = "A100".into())
+            .unwrap_err()
+            .contains("A100")
+    );
+    assert!(
+        say(&|said| said.devices = vec![Device::default(); 65])
+            .unwrap_err()
+            .contains("65")
+    );
+    assert!(
+        say(&|said| said.cpus = f64::NAN).is_ok(),
+        "a number that is none is no number of cores"
+    );
+    let error = world
+        .hook()
+        .register("a b", Fake::new("n", 1).registration(), BEGIN_MS)
+        .unwrap_err();
+    assert!(error.to_string().contains("`a b`"), "{error}");
+}
+
+#[test]
+fn a_node_that_vanishes_between_an_order_and_its_answer_does_it_once() {
+    for heard in [false, true] {
+        let mut world = World::new(&[1], None);
+        for _ in 0..3 {
+            world.tick();
+        }
+        let job = world.submit("job 1 20", false);
+        let ms = world.ms();
+        world.hook().step(ms).unwrap();
+        let (name, report) = (world.nodes[0].name.clone(), world.nodes[0].report(world.s));
+        let orders = world.hook().report(&name, report, ms).unwrap();
+        assert_eq!(orders.orders.len(), 1, "it is told to start it");
+        world.hook().commit().unwrap();
+        if heard {
+            let World { nodes, files, .. } = &mut world;
+            nodes[0].obey(orders, files);
+        }
+        // Nothing is heard of it for a minute, and the hook is another one by then.
+        world.nodes[0].silent = true;
+        for at in 0..120 {
+            world.tick();
+            if at == 60 {
+                world.kill();
+            }
+        }
+        assert_eq!(world.hook().job(job).unwrap().goes, 1, "it may run there");
+        world.nodes[0].silent = false;
+        world.until("it is done", 60.0, World::over);
+        assert_eq!(world.phase(job), JobPhase::Done);
+        assert_eq!(
+            world.nodes[0].started,
+            [RunId { job, go: 1 }],
+            "heard: {heard}"
+        );
+    }
+}
+
+#[test]
+fn a_node_that_says_what_cannot_be_harms_nobody() {
+    let mut world = World::new(&[1, 1], Some("trial"));
+    let jobs = [
+        world.submit("job 1 30 f", true),
+        world.submit("job 1 30", false),
+    ];
+    world.until("both run", 10.0, |w| {
+        jobs.iter().all(|id| w.phase(*id) == JobPhase::Running)
+    });
+    let before = world.hook().job_views();
+    for wait in [Some(-1.0), Some(f64::NAN), Some(1e300), None] {
+        let ms = world.ms();
+        let World { hook, nodes, s, .. } = &mut world;
+        let (hook, other) = (hook.as_mut().unwrap(), nodes[1].report(*s).runs);
+        let mut report = nodes[0].report(*s);
+        // Orders that nobody gave, goes of other nodes and of nobody, ends of theirs, saved without being asked.
+        report.acks = vec![
+            Ack {
+                seq: u64::MAX,
+                error: "x".repeat(100_000),
+            },
+            Ack {
+                seq: 0,
+                error: String::new(),
+            },
+        ];
+        report.runs.iter_mut().for_each(|run| run.saved = true);
+        let ended = Some(Ended {
+            code: Some(0),
+            ..Ended::default()
+        });
+        for run in other.iter().map(|run| run.run).chain([
+            RunId { job: 999, go: 1 },
+            RunId {
+                job: jobs[0],
+                go: 77,
+            },
+        ]) {
+            report.runs.push(RunReport {
+                run,
+                ended: ended.clone(),
+                saved: true,
+                ..RunReport::default()
+            });
+        }
+        let arbiter = report.arbiter.as_mut().unwrap();
+        for job in &mut arbiter.jobs {
+            (job.launches, job.share_got_recent) = (u64::MAX, f64::NAN);
+        }
+        arbiter.uptime_ms = 0;
+        report.waits = vec![
+            WaitMatrix {
+                uuid: "GPU-0".into(),
+                free_share: f64::NAN,
+                rows_bytes: vec![1, 1],
+                columns_share: vec![1.0],
+                wait_s: vec![vec![wait]],
+                ..WaitMatrix::default()
+            };
+            1000
+        ];
+        let name = nodes[0].name.clone();
+        hook.report(&name, report, ms).unwrap();
+        hook.commit().unwrap();
+        hook.step(ms).unwrap();
+        world.tick();
+    }
+    let after = world.hook().job_views();
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(
+            (before.phase, &before.node, before.goes, 0),
+            (after.phase, &after.node, after.goes, after.saved)
+        );
+    }
+    world.until("all are over", 100.0, World::over);
+    for id in jobs {
+        assert_eq!(world.phase(id), JobPhase::Done);
+        assert_eq!(world.hook().job(id).unwrap().goes, 1);
+    }
+}

@@ -1,0 +1,138 @@
+//! Ranks of a collective operation, whose kernels spin until all of them have begun: never kept apart by the gate.
+
+use control::JobStatus;
+use tests::{Artefacts, Room, Running, programs, wait_until};
+
+const ROUNDS: u32 = 150;
+
+/// The shell's words for one rank of two.
+fn rank(room: &Room, rank: u32, device: u32) -> String {
+    format!(
+        "{} {} {rank} 2 {device} {ROUNDS} 200 {}",
+        programs::program("collective").display(),
+        kernels().display(),
+        room.path("ranks").display()
+    )
+}
+
+fn kernels() -> std::path::PathBuf {
+    Artefacts::get().root().join("simgpu/kernels")
+}
+
+/// One job of both ranks, each a process.
+fn both(room: &Room, devices: [u32; 2], flags: &[&str]) -> Running {
+    let script = format!(
+        "{} & {}; last=$?; wait $! && exit $last",
+        rank(room, 0, devices[0]),
+        rank(room, 1, devices[1])
+    );
+    let flags = [&["--name", "ranks", "--share", "0.4"], flags].concat();
+    Running::start(room.job(&flags, "sh").args(["-c", &script]))
+}
+
+fn spin(room: &Room, name: &str, device: u32) -> Running {
+    let mut command = room.job(
+        &["--name", name, "--share", "0.3"],
+        Artefacts::get().program("spin"),
+    );
+    command.args(["--kernel-us", "200", "--seconds", "600", "--device"]);
+    Running::start(command.arg(device.to_string()))
+}
+
+fn job(room: &Room, name: &str) -> JobStatus {
+    room.job_status(name).unwrap_or_default()
+}
+
+fn is_at_work(room: &Room, name: &str) {
+    let before = job(room, name).launches;
+    wait_until(&format!("{name} is at work"), || {
+        (job(room, name).launches > before + 200).then_some(())
+    });
+}
+
+/// Waits for a program that may never end, and for its ranks' results.
+fn ends_well(what: &str, mut running: Running, ranks: usize) {
+    wait_until(what, || running.has_ended().then_some(()));
+    let outcome = running.wait().succeeded();
+    let lines = vec![format!("{ROUNDS} 0"); ranks];
+    assert_eq!(
+        outcome.stdout.lines().collect::<Vec<_>>(),
+        lines,
+        "{outcome:?}"
+    );
+}
+
+fn offences(room: &Room) -> Vec<(String, String)> {
+    let events = room.events().into_iter();
+    events
+        .filter(|event| event.kind == "misbehaviour")
+        .map(|event| (event.job, event.fields["offence"].to_string()))
+        .collect()
+}
+
+/// A room whose hardware gives its slices in quick succession: ranks that share a device meet by nothing else.
+fn room() -> Room {
+    let mut room = Room::new();
+    room.set("SUBLET_SIM_TIMESLICE_US", "200");
+    room
+}
+
+#[test]
+fn ranks_of_a_job_on_one_device_pass_the_gate_together() {
+    let room = room();
+    let _other = spin(&room, "other", 0);
+    is_at_work(&room, "other");
+    ends_well("both ranks end", both(&room, [0, 0], &[]), 2);
+    is_at_work(&room, "other");
+    assert_eq!(offences(&room), []);
+}
+
+#[test]
+fn ranks_of_a_job_on_two_devices_have_their_turns_together() {
+    let mut room = room();
+    room.set("SUBLET_SIM_DEVICES", "2");
+    let _others = [spin(&room, "first", 0), spin(&room, "second", 1)];
+    is_at_work(&room, "first");
+    is_at_work(&room, "second");
+    let mut ranks = both(&room, [0, 1], &[]);
+    wait_until("it is taken for a gang", || {
+        (job(&room, "ranks").gang || ranks.has_ended()).then_some(())
+    });
+    assert!(!ranks.has_ended(), "{:?}", ranks.wait());
+    ends_well("both ranks end", ranks, 2);
+    is_at_work(&room, "first");
+    is_at_work(&room, "second");
+    assert_eq!(offences(&room), []);
+}
+
+/// First come, first served keeps a rank's device from the other one for good where the two are jobs of their own. That a kernel goes
+/// on and on is told after a second, and whoever does it runs last from then on: the other rank comes, and both go on.
+#[test]
+fn ranks_that_are_jobs_of_their_own_are_kept_apart_until_that_is_told() {
+    let mut room = room();
+    let file = room.path("sublet.toml");
+    std::fs::write(&file, "[[device]]\ndevice = \"*\"\npolicy = \"fifo\"\n").expect("a file");
+    room.set("SUBLET_CONFIG", file);
+    // As one job it is no matter who came first.
+    ends_well("both ranks end", both(&room, [0, 0], &[]), 2);
+    assert_eq!(offences(&room), []);
+    std::fs::remove_file(room.path("ranks")).expect("the ranks' file");
+
+    let start = |name, which| {
+        let mut command = room.job(&["--name", name, "--share", "0.4"], "sh");
+        Running::start(command.args(["-c", &rank(&room, which, 0)]))
+    };
+    let first = start("first", 0);
+    wait_until("the first one spins", || {
+        (job(&room, "first").device_time_ns > 5_000_000).then_some(())
+    });
+    let second = start("second", 1);
+    wait_until("it is told that its kernel does not end", || {
+        let endless = ("first".to_owned(), "\"endless\"".to_owned());
+        offences(&room).contains(&endless).then_some(())
+    });
+    wait_until("the second one is let in", || {
+        (job(&room, "second").launches > 4).then_some(())
+    });
+    drop((first, second));
+}
