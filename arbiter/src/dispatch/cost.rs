@@ -1,8 +1,8 @@
 //! What a hand-over costs, as far as the host can see, and how long slices are for it.
 //!
 //! From the end of the work before it, or of the slice where nothing was left of that, to the moment at which the first thread that
-//! waited was let in. The end of a tail is found between two looks, and is taken to be half way. What the device itself needs to turn
-//! from one to the other is not in it.
+//! waited was let in; nothing where it was there before that. The end of a tail is found between two looks, and is taken to be half
+//! way. What the device itself needs to turn from one to the other cannot be seen, and is taken to be [`TURN_NS`].
 
 use policy::{Class, TenantId};
 
@@ -10,6 +10,10 @@ use super::Lane;
 
 /// A hand-over leaves no more than this out of the new holder's account.
 const FORGIVEN_NS: u64 = 200_000;
+
+/// What a device takes to turn from one process's context to another's, in nanoseconds: tens of microseconds (`docs/simgpu.md`).
+/// Slices are long enough for that as well: with hand-overs of 15 us alone they would be 2 ms, and lose 1.75 %.
+const TURN_NS: u64 = 20_000;
 
 /// For so long after a gate has opened the cores are left to whoever was woken, in nanoseconds.
 const NEAR_NS: u64 = 100_000;
@@ -81,6 +85,7 @@ impl Lane {
             .seats
             .iter()
             .any(|seat| seat.competes(now_ns) && seat.class(now_ns) == Class::Guaranteed);
-        self.quantum = self.pace.quantum.now(self.cost.ns(), promised);
+        let cost_ns = self.cost.ns() + TURN_NS;
+        self.quantum = self.pace.quantum.now(cost_ns, promised);
     }
 }

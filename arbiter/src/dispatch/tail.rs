@@ -86,12 +86,7 @@ impl Tail {
         let passed = self.left.saturating_sub(marks);
         let since_ns = now_ns.saturating_sub(self.passed_ns);
         if let Some(took_ns) = since_ns.checked_div(passed) {
-            if self.whole {
-                self.mark_ns = match self.mark_ns {
-                    0 => took_ns,
-                    mark_ns => mark_ns - mark_ns / 4 + took_ns / 4,
-                };
-            }
+            self.learn_mark(took_ns);
             // Half way between the two looks.
             self.passed_ns = now_ns - now_ns.saturating_sub(self.looked_ns) / 2;
             self.whole = true;
@@ -108,6 +103,13 @@ impl Tail {
     pub fn end(&mut self, since_ns: u64, now_ns: u64) -> u64 {
         let ended_ns = now_ns - now_ns.saturating_sub(self.looked_ns.max(since_ns)) / 2;
         let tail_ns = ended_ns.saturating_sub(since_ns);
+        // Of a tail of two marks the last is the only one that tells.
+        if let Some(took_ns) = ended_ns
+            .saturating_sub(self.passed_ns)
+            .checked_div(self.left)
+        {
+            self.learn_mark(took_ns);
+        }
         if self.foretold_ns != 0 {
             self.off_marks.note(ended_ns.abs_diff(self.foretold_ns));
         }
@@ -159,6 +161,16 @@ impl Tail {
         self.mean_ns
     }
 
+    /// A mark was seen to take so long, which tells where it began within the tail.
+    fn learn_mark(&mut self, took_ns: u64) {
+        if self.whole {
+            self.mark_ns = match self.mark_ns {
+                0 => took_ns,
+                mark_ns => mark_ns - mark_ns / 4 + took_ns / 4,
+            };
+        }
+    }
+
     fn learn(&mut self, tail_ns: u64) {
         // A plain mean of the first ones.
         let weight = u64::from(self.off_mean.seen).clamp(1, 8);
@@ -208,6 +220,32 @@ mod tests {
             assert!(ended_ns.abs_diff(ends_ns) <= 25 * US);
         }
         assert!(tail.mean_ns().abs_diff(1800 * US) < 200 * US, "{tail:?}");
+    }
+
+    #[test]
+    fn two_marks_are_enough() {
+        let mut tail = Tail::default();
+        for round in 1..40u64 {
+            let since_ns = round * 10_000 * US;
+            // The first of two kernels of a millisecond has run for any part of that.
+            let first_ns = since_ns + round * 370 % 1000 * US;
+            tail.begin(since_ns, 2);
+            let mut now_ns = since_ns;
+            while now_ns < first_ns + 1000 * US {
+                let told = tail.entry_ns(since_ns);
+                if round > 20 && now_ns > first_ns + 100 * US {
+                    let (entry_ns, ends_ns) = told.expect("sure");
+                    assert!(ends_ns.abs_diff(first_ns + 1000 * US) <= 60 * US);
+                    assert!(entry_ns < ends_ns);
+                }
+                now_ns += 50 * US;
+                let left = u64::from(now_ns < first_ns + 1000 * US) + u64::from(now_ns < first_ns);
+                if left > 0 {
+                    tail.look(now_ns, left);
+                }
+            }
+            tail.end(since_ns, now_ns);
+        }
     }
 
     #[test]

@@ -62,7 +62,7 @@ fn lasting(min_us: u32, max_us: u32) -> Setup {
 
 #[test]
 fn what_a_hand_over_costs_is_learnt_and_makes_slices_longer_within_their_bounds() {
-    for (min_us, max_us, slice_us) in [(2000, 5000, 5000), (2000, 50_000, 8000), (2000, 2000, 2000)]
+    for (min_us, max_us, slice_us) in [(2000, 5000, 5000), (2000, 50_000, 9600), (2000, 2000, 2000)]
     {
         let mut bench = Bench::new(&[125_000; 8]);
         let mut longer = lasting(min_us, max_us);

@@ -5,7 +5,13 @@
  *   host info                    ns per cuMemGetInfo
  *   host first                   CLOCK_MONOTONIC ns right after the first launch has returned
  *   host slices SECONDS          launches without pause; prints "begin end" of every gap longer than 50 us
- *   host futex ROUNDS            two processes wake each other by futex; ns from wake to the woken one running
+ *   host futex ROUNDS            two processes wake each other by futex, each asleep until it is woken and asleep again at once; ns
+ *                                from wake to the woken one running
+ *   host futex-busy ROUNDS       the same where the waker has been busy for a turn of 5 ms, in which the woken one slept, and is
+ *                                busy still
+ *   host turns ROUNDS            two busy processes take turns of 5 ms, dealt by a third that sleeps in between, closes one's word,
+ *                                opens the other's and wakes it, and does nothing else; ns from the last look of the one to the first of the
+ *                                other: what any hand-over through a daemon takes at least
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -143,7 +149,13 @@ static void slices(double seconds) {
 
 static void futex(_Atomic uint32_t *word, int op, uint32_t value) { syscall(SYS_futex, word, op, value, NULL, NULL, 0); }
 
-static void bench_futex(long rounds) {
+static void busy_until(uint64_t end) {
+  while (clock_ns(CLOCK_MONOTONIC) < end) {
+  }
+}
+
+static void bench_futex(long rounds, int busy) {
+  const uint64_t turn = 5000000, still = 200000;
   struct shared {
     _Atomic uint32_t ping, pong;
     _Atomic uint64_t woken_at;
@@ -159,20 +171,68 @@ static void bench_futex(long rounds) {
     _exit(0);
   }
   for (uint32_t round = 1; round <= (uint32_t)rounds; round++) {
-    usleep(1000); /* let the other one fall asleep */
+    if (busy) busy_until(clock_ns(CLOCK_MONOTONIC) + turn);
+    else usleep(1000); /* let the other one fall asleep */
     uint64_t begun = clock_ns(CLOCK_MONOTONIC);
     atomic_store(&shared->ping, round);
     futex(&shared->ping, FUTEX_WAKE, 1);
+    if (busy) busy_until(begun + still);
     while (atomic_load(&shared->pong) != round) futex(&shared->pong, FUTEX_WAIT, round - 1);
     printf("%llu\n", (unsigned long long)(shared->woken_at - begun));
   }
   waitpid(child, NULL, 0);
 }
 
+static void bench_turns(long rounds) {
+  enum { MOST = 4096 };
+  struct shared {
+    _Atomic uint32_t open[2][32]; /* a line each */
+    _Atomic uint32_t dealt[32];
+    _Atomic uint64_t stopped[MOST], began[MOST];
+  } *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  const uint32_t count = rounds < MOST ? (uint32_t)rounds : MOST;
+  for (int self = 0; self < 2; self++) {
+    if (fork()) continue;
+    _Atomic uint32_t *open = &shared->open[self][0];
+    /* Turn n + 1 is open as the number n + 1; its holder is 0 for an even n. */
+    for (uint32_t turn = (uint32_t)self; turn < count; turn += 2) {
+      /* A turn that is over before its holder was given a core is left out. */
+      const struct timespec soon = {0, 20000000};
+      uint32_t seen;
+      while ((seen = atomic_load(open)) != turn + 1 && atomic_load(shared->dealt) <= turn)
+        syscall(SYS_futex, open, FUTEX_WAIT, seen, &soon, NULL, 0);
+      if (seen != turn + 1) continue;
+      uint64_t last = shared->began[turn] = clock_ns(CLOCK_MONOTONIC);
+      /* Looked at before the word: one that loses its core in between, to the other, was not at work after that. */
+      for (uint64_t now = last; atomic_load(open) == turn + 1; now = clock_ns(CLOCK_MONOTONIC)) last = now;
+      shared->stopped[turn] = last;
+    }
+    _exit(0);
+  }
+  struct timespec at;
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  for (uint32_t turn = 0; turn <= count; turn++) {
+    at.tv_nsec += 5000000;
+    if (at.tv_nsec >= 1000000000) at.tv_nsec -= 1000000000, at.tv_sec++;
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+    if (turn > 0) atomic_store(&shared->open[(turn - 1) % 2][0], 0);
+    atomic_store(shared->dealt, turn);
+    if (turn == count) break;
+    atomic_store(&shared->open[turn % 2][0], turn + 1);
+    futex(&shared->open[turn % 2][0], FUTEX_WAKE, 1);
+  }
+  while (wait(NULL) > 0) {
+  }
+  for (uint32_t turn = 1; turn < count; turn++)
+    if (shared->began[turn] && shared->stopped[turn - 1]) printf("%lld\n", (long long)(shared->began[turn] - shared->stopped[turn - 1]));
+}
+
 int main(int argc, char **argv) {
   const char *mode = argc > 1 ? argv[1] : "";
   const char *arg = argc > 2 ? argv[2] : "";
-  if (!strcmp(mode, "futex")) return bench_futex(atol(arg)), 0;
+  if (!strcmp(mode, "futex")) return bench_futex(atol(arg), 0), 0;
+  if (!strcmp(mode, "futex-busy")) return bench_futex(atol(arg), 1), 0;
+  if (!strcmp(mode, "turns")) return bench_turns(atol(arg)), 0;
   start();
   if (!strcmp(mode, "first")) {
     check(one_launch(), "cuLaunchKernel");
