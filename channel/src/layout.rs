@@ -138,7 +138,9 @@ pub struct ClientHalf {
     /// 1 once the program has looked for such a request. Since 1.3.
     pub(crate) resize_listens: AtomicU32,
     pub(crate) reserved1: u32,
-    pub(crate) reserved: [u64; 4],
+    /// What kinds of memory stay on each device whatever happens: a byte each, see `residency::STAYING`. Since 1.3.
+    pub(crate) staying: [AtomicU64; 2],
+    pub(crate) reserved: [u64; 2],
     pub(crate) wants: [Want; MAX_DEVICES],
     pub(crate) threads: [ThreadSlot; THREAD_SLOTS],
     pub(crate) streams: [StreamSlot; STREAM_SLOTS],

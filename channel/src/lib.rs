@@ -41,7 +41,9 @@ pub use layout::{
 pub use ledger::{Account, OverLimit, Prepaid};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
-pub use residency::{Answer, Footprint, Order, OrderState, RESIDENCY, Reason, ResidencyMode, Verb};
+pub use residency::{
+    Answer, Footprint, Order, OrderState, RESIDENCY, Reason, ResidencyMode, STAYING, Verb,
+};
 pub use resize::Resize;
 pub use shared::Block;
 #[cfg(not(loom))]

@@ -17,6 +17,18 @@ pub const RESIDENCY: u64 = 2;
 
 const EVICTABLE: u32 = 1;
 const OVERFLOW: u32 = 2;
+const PREPARE: u32 = 4;
+
+/// Kinds of memory that stay on a device whatever happens, for people; the first one is bit 0.
+pub const STAYING: [&str; 7] = [
+    "pools",
+    "graph memory",
+    "arrays",
+    "managed memory",
+    "plain allocations",
+    "shared memory",
+    "unmapped handles",
+];
 
 /// What a client may have done to its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -25,6 +37,8 @@ pub struct ResidencyMode {
     pub evictable: bool,
     /// An allocation beyond the limit may live in host memory instead of failing.
     pub overflow: bool,
+    /// It will be moved out before long: host memory for that is to be made ready, within its budget.
+    pub prepare: bool,
 }
 
 /// What is to be done.
@@ -167,7 +181,9 @@ impl ArbiterHalf {
             .store(host_budget_bytes.unwrap_or(NO_LIMIT), Relaxed);
         let evictable = if mode.evictable { EVICTABLE } else { 0 };
         let overflow = if mode.overflow { OVERFLOW } else { 0 };
-        self.residency.store(evictable | overflow, Relaxed);
+        let prepare = if mode.prepare { PREPARE } else { 0 };
+        self.residency
+            .store(evictable | overflow | prepare, Relaxed);
     }
 
     /// Gives an order about `device` and wakes the client's agent; false where there is no such device.
@@ -201,6 +217,7 @@ impl ArbiterHalf {
         ResidencyMode {
             evictable: bits & EVICTABLE != 0,
             overflow: bits & OVERFLOW != 0,
+            prepare: bits & PREPARE != 0,
         }
     }
 
@@ -304,6 +321,24 @@ impl ClientHalf {
             host_bytes: want.host_bytes.load(Relaxed),
             moved_out_bytes: want.moved_out_bytes.load(Relaxed),
             moved_in_bytes: want.moved_in_bytes.load(Relaxed),
+        }
+    }
+
+    /// What kinds of memory stay on the device whatever happens, by the client's word: bits by the order of [`STAYING`].
+    pub fn staying(&self, device: usize) -> u8 {
+        let word = self.staying.get(device / 8);
+        // CAST: the lowest byte is meant.
+        word.map_or(0, |word| (word.load(Relaxed) >> (device % 8 * 8)) as u8)
+    }
+
+    /// Says what stays; one thread of the client's does.
+    pub fn set_staying(&self, kinds: &[u8; crate::MAX_DEVICES]) {
+        for (word, kinds) in self.staying.iter().zip(kinds.chunks(8)) {
+            let bytes = kinds.iter().rev();
+            word.store(
+                bytes.fold(0, |all, kinds| all << 8 | u64::from(*kinds)),
+                Relaxed,
+            );
         }
     }
 
@@ -417,15 +452,35 @@ mod tests {
     }
 
     #[test]
+    fn what_stays_is_told_by_device() {
+        let (page, _fd) = Mapped::<ClientHalf>::create(Writers::Holders).unwrap();
+        let mut kinds = [0; crate::MAX_DEVICES];
+        (kinds[0], kinds[7], kinds[8], kinds[15]) = (1, 0x7f, 2, 0x40);
+        page.set_staying(&kinds);
+        let found: Vec<u8> = (0..crate::MAX_DEVICES)
+            .map(|device| page.staying(device))
+            .collect();
+        assert_eq!(found, kinds);
+        assert_eq!(page.staying(crate::MAX_DEVICES), 0);
+    }
+
+    #[test]
     fn what_may_be_done_is_told_with_its_budget() {
         let half = ArbiterHalf::default();
         assert_eq!(half.residency(), ResidencyMode::default());
         let mode = ResidencyMode {
             evictable: true,
             overflow: true,
+            prepare: false,
         };
         half.set_residency(mode, Some(4096));
         assert_eq!(half.residency(), mode);
+        let alone = ResidencyMode {
+            prepare: true,
+            ..ResidencyMode::default()
+        };
+        half.set_residency(alone, Some(4096));
+        assert_eq!(half.residency(), alone);
         assert_eq!(half.host_budget_bytes(), 4096);
         half.set_residency(mode, None);
         assert_eq!(half.host_budget_bytes(), NO_LIMIT);

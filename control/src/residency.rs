@@ -96,6 +96,9 @@ pub struct Residence {
     pub resident_bytes: u64,
     /// What stays on the device whatever happens: pools, arrays, shared memory.
     pub fixed_bytes: u64,
+    /// What kinds of memory that is, as its library says: `pools`, `graph memory`, `arrays`, `managed memory`, `plain allocations`,
+    /// `shared memory`, `unmapped handles`.
+    pub staying: Vec<String>,
     /// Host memory held for it, what is kept for the next time included.
     pub host_bytes: u64,
     /// Copied to the host, ever.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use shim_ffi::*;
 
 use crate::client::{self, Attached};
+use crate::memory::Meter;
 use crate::thread::{Thread, thread};
 use crate::{injection, marks, memory, real, residency, signature};
 
@@ -114,6 +115,35 @@ pub(crate) fn before(symbol: Symbol, args: &[usize]) {
         // The registration of our marks goes with the context that made it.
         marks::unregister();
     }
+}
+
+/// What a context is taken to need when the device has no room for it, in bytes: some 430 MiB on recent cards. What others leave
+/// too much is theirs again with their next turn.
+const NEW_CONTEXT_BYTES: u64 = 512 << 20;
+
+/// Makes a call of the program's; where it creates a context for which the device has no room, again and again while other tenants make
+/// some, as for an allocation. In tenants whose own memory can be moved.
+pub(crate) fn with_room(symbol: Symbol, args: &[usize], call: impl Fn() -> CUresult) -> CUresult {
+    let meter = created_on(symbol, args)
+        .filter(|_| residency::active())
+        .and_then(Meter::of);
+    match meter {
+        Some(meter) => residency::patiently(&meter, NEW_CONTEXT_BYTES, call),
+        None => call(),
+    }
+}
+
+/// The device, by the driver's ordinal, of the context that a call creates or keeps.
+fn created_on(symbol: Symbol, args: &[usize]) -> Option<i32> {
+    let at = match symbol {
+        Symbol::cuDevicePrimaryCtxRetain => 1,
+        Symbol::cuCtxCreate | Symbol::cuCtxCreate_v2 => 2,
+        Symbol::cuCtxCreate_v3 => 4,
+        Symbol::cuCtxCreate_v4 => 3,
+        _ => return None,
+    };
+    // CAST: arguments arrive as machine words; a CUdevice is the low half.
+    args.get(at).map(|word| *word as i32)
 }
 
 /// After a call that may have changed the calling thread's context.

@@ -130,8 +130,9 @@ macro_rules! observed_context {
                 context::before(Symbol::$symbol, &[$($arg),*]);
             });
             // Whoever ends a context takes away what memory is moved by. One that cannot be brought back goes all the same.
-            let pass = track::ends_context(Symbol::$symbol).then(residency::pass);
-            let result = call_words!($symbol $($arg)*);
+            let pass = track::ends_context(Symbol::$symbol)
+                .then(|| (residency::leaving(), residency::pass()));
+            let result = context::with_room(Symbol::$symbol, &[$($arg),*], || call_words!($symbol $($arg)*));
             let _ = std::panic::catch_unwind(|| context::after(Symbol::$symbol, &[$($arg),*], result));
             drop(pass);
             result

@@ -25,6 +25,7 @@ fn welcome(listening: &Listening, overflow: bool, host_budget: Option<u64>) -> A
         let mode = ResidencyMode {
             evictable: true,
             overflow,
+            prepare: false,
         };
         pages.arbiter.set_residency(mode, host_budget);
     })
@@ -722,4 +723,105 @@ fn a_program_ends_as_ever_while_its_memory_is_out() {
     host.says(&format!("fill {id} 1"), "0");
     host.evict();
     host.ended_well();
+}
+
+#[test]
+fn host_memory_is_made_ready_before_it_is_needed_within_the_budget() {
+    const BUDGET: u64 = 160 * MIB;
+    let mut host = Host::with(&[], false, Some(BUDGET));
+    let mode = |prepare| ResidencyMode {
+        evictable: true,
+        overflow: false,
+        prepare,
+    };
+    let ids: Vec<String> = (0..3)
+        .map(|_| host.take(&format!("alloc {}", 64 * MIB)))
+        .collect();
+    for (seed, id) in ids.iter().enumerate() {
+        host.says(&format!("fill {id} {seed}"), "0");
+    }
+    assert_eq!(
+        host.arbiter.footprint().host_bytes,
+        0,
+        "nobody asked for it"
+    );
+    let half = |host: &Host, mode, budget| {
+        host.arbiter.pages.arbiter.set_residency(mode, Some(budget));
+    };
+    half(&host, mode(true), BUDGET);
+    wait_until("two of three are ready", || {
+        (host.arbiter.footprint().host_bytes == 128 * MIB).then_some(())
+    });
+    // The job is at work meanwhile, and its contexts come and go.
+    let more = host.take(&format!("alloc {}", 64 * MIB));
+    host.says(&format!("check {} 0", ids[0]), "0 0");
+    assert_eq!(
+        host.arbiter.footprint().host_bytes,
+        128 * MIB,
+        "a budget is a budget"
+    );
+    half(&host, mode(true), 4 * BUDGET);
+    wait_until("all of it is ready", || {
+        (host.arbiter.footprint().host_bytes == 256 * MIB).then_some(())
+    });
+    assert_eq!(host.arbiter.footprint().resident_bytes, 256 * MIB);
+    host.evict();
+    assert_eq!(host.arbiter.footprint().host_bytes, 256 * MIB);
+    host.restore();
+    for (seed, id) in ids.iter().enumerate() {
+        host.says(&format!("check {id} {seed}"), "0 0");
+    }
+    host.says(&format!("free {more}"), "0");
+    half(&host, mode(false), 64 * MIB);
+    wait_until("what is beyond the budget is given back", || {
+        (host.arbiter.footprint().host_bytes <= 64 * MIB).then_some(())
+    });
+    host.ended_well();
+}
+
+#[test]
+fn a_context_waits_for_memory_that_another_tenant_is_to_leave() {
+    let mut room = Room::new();
+    room.set("SUBLET_SIM_CONTEXT", "256MiB");
+    let mut witness = Talk::start(&mut room.bare(programs::program("memory")));
+    assert_eq!(witness.ask("init"), "0");
+    assert_eq!(
+        witness.ask(&format!("alloc plain {}", 7800 * MIB)),
+        "0 0",
+        "136 MiB are left"
+    );
+    let (listening, mut command) = evictable(&room, &programs::program("resident"));
+    let mut talk = Talk::start(&mut command);
+    talk.send("init");
+    let arbiter = welcome(&listening, false, None);
+    wait_until("it asks for room", || {
+        (arbiter.pages.client.room_bytes(0) == 512 * MIB).then_some(())
+    });
+    assert_eq!(witness.ask("free 0"), "0");
+    assert_eq!(talk.answer(), "0");
+    assert_eq!(arbiter.pages.client.room_bytes(0), 0);
+}
+
+#[test]
+fn kinds_of_memory_that_stay_are_told() {
+    const MANAGED: u8 = 8;
+    const POOLS: u8 = 1;
+    let room = Room::new();
+    let (listening, mut command) = evictable(&room, &programs::program("memory"));
+    let mut talk = Talk::start(&mut command);
+    talk.send("init");
+    let arbiter = welcome(&listening, false, None);
+    assert_eq!(talk.answer(), "0");
+    let staying = || arbiter.pages.client.staying(0);
+    // What can be moved is none of them.
+    assert_eq!(talk.ask(&format!("alloc plain {}", 8 * MIB)), "0 0");
+    assert_eq!(talk.ask(&format!("alloc managed {}", 8 * MIB)), "0 1");
+    wait_until("managed memory stays", || {
+        (staying() == MANAGED).then_some(())
+    });
+    assert_eq!(talk.ask(&format!("alloc async {}", 8 * MIB)), "0 2");
+    assert_eq!(talk.ask("free 1"), "0");
+    wait_until("a pool's stays, and there is no managed memory", || {
+        (staying() == POOLS).then_some(())
+    });
 }

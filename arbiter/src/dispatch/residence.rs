@@ -9,7 +9,7 @@ use policy::{Decision, TenantId};
 
 use super::Lane;
 use super::seat::Seat;
-use crate::residency::{Guest, HostBooks, Keeper, News, Whereabouts};
+use crate::residency::{Crowd, Guest, HostBooks, Keeper, News, Whereabouts};
 
 impl Lane {
     /// Looks where everybody's memory is and what may follow. Returns when to look again.
@@ -126,6 +126,11 @@ impl Lane {
     pub fn whereabouts(&self, tenant: TenantId) -> Option<Whereabouts> {
         let seat = self.seat(tenant)?;
         self.keeper.whereabouts(tenant, &seat.clients)
+    }
+
+    /// What can be moved here in all, and whether more wants to be here than there is room for.
+    pub fn crowd(&self) -> Crowd {
+        self.keeper.crowd()
     }
 
     /// How residency is arbitrated here.

@@ -30,6 +30,7 @@ impl Agent {
         let mode = ResidencyMode {
             evictable: true,
             overflow: false,
+            prepare: false,
         };
         pages.arbiter.set_residency(mode, None);
         let told = Footprint {

@@ -174,6 +174,13 @@ impl HostBooks {
         Ok(())
     }
 
+    /// Whether all jobs could have `bytes` in all, what they have now included: by the limit, and by what the host has free.
+    pub fn could_hold(&self, bytes: u64) -> bool {
+        let held: u64 = self.uses.values().map(|entry| entry.held_bytes).sum();
+        let more = bytes.saturating_sub(held);
+        bytes <= self.limit_bytes && self.free_bytes.is_none_or(|free| more <= free)
+    }
+
     /// What a job may take beyond what it has.
     pub fn left_bytes(&self, tenant: TenantId, own: Option<u64>) -> u64 {
         let all = self.limit_bytes.saturating_sub(self.used_bytes());

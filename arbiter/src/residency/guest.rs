@@ -40,11 +40,12 @@ pub struct Lodging {
 }
 
 impl Lodging {
-    /// As the client is told.
+    /// As the client is told, while nothing is to be made ready.
     pub fn mode(&self) -> channel::ResidencyMode {
         channel::ResidencyMode {
             evictable: self.evictable,
             overflow: self.overflow,
+            prepare: false,
         }
     }
 }

@@ -22,7 +22,7 @@ use policy::{Class, TenantId};
 use super::books::HostBooks;
 use super::guest::Guest;
 use super::station::{State, Station};
-pub use told::{Figures, News, Whereabouts};
+pub use told::{Crowd, Figures, News, Whereabouts};
 
 /// Between two looks at moves. Answers ring the doorbell as well.
 const LOOK_NS: u64 = 500_000;

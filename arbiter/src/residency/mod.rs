@@ -14,6 +14,6 @@ mod survey;
 pub use books::{HostBooks, Memory};
 pub use errands::Errand;
 pub use guest::{Guest, Lodging};
-pub use keeper::{Keeper, News, Whereabouts};
+pub use keeper::{Crowd, Keeper, News, Whereabouts};
 pub use station::State;
 pub(crate) use survey::sum;

@@ -39,6 +39,10 @@ impl Arbiter {
     pub(crate) fn survey_residency(&mut self, now_ns: u64) {
         if self.ledger.iter().any(|tenant| tenant.spec.evictable) {
             self.survey_devices(now_ns);
+            if self.lanes.iter().any(|lane| lane.crowd().is_crowded) {
+                let host = Memory::of_this_host();
+                self.books.borrow_mut().set_free(host);
+            }
             self.publish_budgets();
         }
         for at in 0..self.lanes.len() {
@@ -74,9 +78,16 @@ impl Arbiter {
         }
     }
 
-    /// Tells every client of an evictable job how much host memory it may hold: what the others leave.
+    /// Tells every client of an evictable job how much host memory it may hold: what the others leave. And whether to make it ready: where
+    /// the jobs of a device do not fit together, and the host can hold what all of them have, so that nobody's eviction finds it taken.
     fn publish_budgets(&self) {
         let books = self.books.borrow();
+        let evictable: u64 = self
+            .lanes
+            .iter()
+            .map(|lane| lane.crowd().evictable_bytes)
+            .fold(0, u64::saturating_add);
+        let ready = books.could_hold(evictable);
         for (id, client) in &self.clients {
             let Some(tenant) = self.ledger.get(client.tenant) else {
                 continue;
@@ -87,7 +98,15 @@ impl Arbiter {
             let own = self.ledger.host_limit_bytes(&tenant.spec);
             let budget = books.budget_bytes(*id, tenant.id, own);
             let half = &client.pages.arbiter;
-            half.set_residency(mode_of(tenant), Some(budget));
+            let crowded = self
+                .lanes
+                .iter()
+                .any(|lane| lane.crowd().is_crowded && lane.whereabouts(client.tenant).is_some());
+            let mode = channel::ResidencyMode {
+                prepare: ready && crowded,
+                ..mode_of(tenant)
+            };
+            half.set_residency(mode, Some(budget));
         }
     }
 
@@ -192,6 +211,7 @@ impl Arbiter {
             resident_bytes: whereabouts.resident_bytes,
             // While it is away the charge says nothing about what has stayed.
             fixed_bytes: whereabouts.fixed_bytes,
+            staying: kinds_of(whereabouts.staying),
             host_bytes: whereabouts.host_bytes,
             moved_out_bytes: whereabouts.moved_out_bytes,
             moved_in_bytes: whereabouts.moved_in_bytes,
@@ -242,6 +262,7 @@ fn mode_of(tenant: &Tenant) -> channel::ResidencyMode {
     channel::ResidencyMode {
         evictable: tenant.spec.evictable,
         overflow: tenant.spec.overflow == control::Overflow::Host,
+        prepare: false,
     }
 }
 
@@ -263,6 +284,11 @@ pub(crate) fn sum<'a>(residences: impl Iterator<Item = &'a Residence>) -> Option
             all.reason = one.reason;
         }
         all.parked |= one.parked;
+        for kind in one.staying {
+            if !all.staying.contains(&kind) {
+                all.staying.push(kind);
+            }
+        }
         for (sum, more) in [
             (&mut all.evictable_bytes, one.evictable_bytes),
             (&mut all.resident_bytes, one.resident_bytes),
@@ -291,7 +317,17 @@ fn wire_state(state: State) -> ResidenceState {
     }
 }
 
+/// Names of kinds of memory.
+fn kinds_of(bits: u8) -> Vec<String> {
+    let names = channel::STAYING.iter().enumerate();
+    names
+        .filter(|(bit, _)| bits >> bit & 1 != 0)
+        .map(|(_, name)| (*name).to_owned())
+        .collect()
+}
+
 fn why(whereabouts: &Whereabouts) -> String {
+    let staying = kinds_of(whereabouts.staying).join(", ");
     let figures = &whereabouts.figures;
     match whereabouts.standing {
         Standing::KeptAway => "evicted by hand: `sublet restore` brings it back".into(),
@@ -308,7 +344,13 @@ fn why(whereabouts: &Whereabouts) -> String {
         ),
         _ if figures.failed => figures.reason.clone(),
         Standing::Waits(_) => "waits for the end of another job's term".into(),
-        _ if whereabouts.evictable_bytes == 0 => "nothing that it holds can be evicted".into(),
+        _ if whereabouts.evictable_bytes == 0 && staying.is_empty() => {
+            "nothing that it holds can be evicted".into()
+        }
+        _ if whereabouts.evictable_bytes == 0 => {
+            format!("nothing that it holds can be evicted: {staying}")
+        }
+        _ if !staying.is_empty() => format!("stays: {staying}"),
         _ => String::new(),
     }
 }

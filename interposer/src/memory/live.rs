@@ -373,6 +373,19 @@ fn uncover(key: u64, live: &Live) -> u64 {
         })
 }
 
+/// Which kinds of device memory there are: what is made with a kind's bit, by device index. Looks at every entry.
+pub(crate) fn kinds(bit: impl Fn(Kind) -> u8) -> [u8; channel::MAX_DEVICES] {
+    let mut found = [0; channel::MAX_DEVICES];
+    for padded in &TABLE {
+        for (_, live) in padded.0.lock().live.iter() {
+            if let Some(kinds) = found.get_mut(usize::from(live.device)) {
+                *kinds |= bit(live.kind);
+            }
+        }
+    }
+    found
+}
+
 /// Forgets everything of one context: entries, and bytes of the device that are no longer taken.
 pub(crate) fn drain_context(context: usize, mut each: impl FnMut(&Live, u64)) {
     for padded in &TABLE {

@@ -336,6 +336,29 @@ fn give_back(known: &Live, bytes: u64) {
     }
 }
 
+/// Kinds of memory on each device that no arena has, as bits by the order of [`channel::STAYING`].
+pub(crate) fn kinds(attached: &Attached) -> [u8; channel::MAX_DEVICES] {
+    const POOLS: u8 = 1;
+    const GRAPHS: u8 = 2;
+    const ARRAYS: u8 = 4;
+    const MANAGED: u8 = 8;
+    const PLAIN: u8 = 16;
+    const SHARED: u8 = 32;
+    let mut kinds = live::kinds(|kind| match kind {
+        Kind::Whole => ARRAYS,
+        Kind::Apart => MANAGED,
+        Kind::Device => PLAIN,
+        Kind::Pooled | Kind::Host | Kind::Gone => 0,
+    });
+    let (pools, shared) = (pool::held(attached), vmm::sharing());
+    for ((kinds, (pool, graph)), shared) in kinds.iter_mut().zip(pools).zip(shared) {
+        for (there, bit) in [(pool, POOLS), (graph, GRAPHS), (shared, SHARED)] {
+            *kinds |= if there { bit } else { 0 };
+        }
+    }
+    kinds
+}
+
 /// Before the driver is asked to destroy a context.
 pub(crate) fn context_dies(context: usize) {
     if client::current().is_some() {

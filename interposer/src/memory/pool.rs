@@ -57,6 +57,26 @@ fn with<T>(act: impl FnOnce(&mut HashMap<Source, Charge>) -> T) -> T {
     result
 }
 
+/// Whether pools and graphs hold memory of each device.
+pub(super) fn held(attached: &client::Attached) -> [(bool, bool); channel::MAX_DEVICES] {
+    let mut held = [(false, false); channel::MAX_DEVICES];
+    with(|sources| {
+        for (source, charge) in sources.iter() {
+            let device = crate::context::index_of(attached, charge.ordinal);
+            let Some(held) = device.and_then(|device| held.get_mut(device)) else {
+                continue;
+            };
+            if charge.charged_bytes != 0 && !charge.off_device {
+                match source {
+                    Source::Pool(_) => held.0 = true,
+                    Source::Graph(_) => held.1 = true,
+                }
+            }
+        }
+    });
+    held
+}
+
 /// What the driver says is reserved.
 fn reserved(source: Source) -> Option<u64> {
     let mut bytes = 0u64;

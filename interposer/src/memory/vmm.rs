@@ -41,6 +41,19 @@ struct Physical {
 
 static VMM: Mutex<Option<Vmm>> = Mutex::new(None);
 
+/// The devices of which there are exported or imported handles, by index.
+pub(super) fn sharing() -> [bool; channel::MAX_DEVICES] {
+    let mut found = [false; channel::MAX_DEVICES];
+    with(|vmm| {
+        for physical in vmm.handles.values().filter(|one| one.shared.is_some()) {
+            if let Some(found) = found.get_mut(physical.device) {
+                *found = true;
+            }
+        }
+    });
+    found
+}
+
 fn with<T>(act: impl FnOnce(&mut Vmm) -> T) -> T {
     act(VMM
         .lock()

@@ -5,6 +5,8 @@
 //! on (a signal, a free, whatever the device may be waiting for); then the latch closes, and what was submitted meanwhile is waited for;
 //! only then does memory move. At the order's deadline the latch opens again and the order is refused.
 //!
+//! Between orders it makes host copies ready where the arbiter says that they will be needed ([`ahead`]).
+//!
 //! Where the arbiter is lost while memory is out, and the job is to go on without it, the agent brings it back by itself.
 
 use std::ffi::c_void;
@@ -15,7 +17,7 @@ use channel::{Answer, MAX_DEVICES, Order, OrderState, Reason, Verb};
 use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
-use super::{fit, lanes, latch, piece, tuning};
+use super::{ahead, fit, lanes, latch, piece, tuning};
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::errno::Preserve;
 use crate::thread::thread;
@@ -23,6 +25,8 @@ use crate::{capture, loader, process};
 
 /// How long the agent sleeps without an order. TIMEOUT: how late it notices that the arbiter is gone, at most.
 const STEP: Duration = Duration::from_millis(250);
+/// How often the agent says what kinds of memory stay where they are.
+const TELL_NS: u64 = 1_000_000_000;
 /// TIMEOUT: silence after which an arbiter that lives is taken for stuck, as at the gate.
 const SILENCE_NS: u64 = 5_000_000_000;
 /// TIMEOUT: how long the next arbiter has to come before the client helps itself.
@@ -135,12 +139,19 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
 
 fn run() {
     let mut shadows_idle_since_ns = now_ns();
+    let mut told_ns = 0;
     while !process::exiting() {
         let Some(attached) = client::current() else {
             client::pause(STEP);
             continue;
         };
         let seen = attached.end.arbiter.orders();
+        if now_ns().saturating_sub(told_ns) > TELL_NS {
+            let mut kinds = crate::memory::kinds(attached);
+            piece::with(|pieces| pieces.staying(&mut kinds));
+            attached.end.client.set_staying(&kinds);
+            told_ns = now_ns();
+        }
         let mut worked = false;
         for device in 0..MAX_DEVICES {
             if let Some(order) = due(attached, device) {
@@ -158,6 +169,14 @@ fn run() {
         }
         if latch::is_closed() {
             look_after(attached);
+        } else if let Some(took) = make_ready(attached) {
+            // The driver may keep the program's calls waiting meanwhile; it is let go on in between.
+            attached.end.arbiter.wait_for_orders(seen, took / 4);
+            shadows_idle_since_ns = now_ns();
+            continue;
+        } else if attached.end.arbiter.residency().prepare {
+            keep_budget(attached);
+            shadows_idle_since_ns = now_ns();
         } else if now_ns().saturating_sub(shadows_idle_since_ns) > tuning::KEEP_SHADOWS_NS {
             give_shadows_back(u64::MAX);
             shadows_idle_since_ns = now_ns();
@@ -166,6 +185,18 @@ fn run() {
         }
         attached.end.arbiter.wait_for_orders(seen, STEP);
     }
+}
+
+/// Makes one host copy ready where the arbiter asks for it; how long that took.
+fn make_ready(attached: &Attached) -> Option<Duration> {
+    if !attached.end.arbiter.residency().prepare {
+        return None;
+    }
+    let begun_ns = now_ns();
+    BUSY.store(true, Ordering::Release);
+    let made = ahead::step(attached);
+    BUSY.store(false, Ordering::Release);
+    made.then(|| Duration::from_nanos(now_ns().saturating_sub(begun_ns)))
 }
 
 /// An order about `device` that has not been answered.

@@ -146,6 +146,11 @@ pub(super) fn is_closed() -> bool {
     LATCH.load(Ordering::Relaxed) & CLOSED != 0
 }
 
+/// How often it has closed and opened, as a number that changes.
+pub(super) fn changes() -> u32 {
+    LATCH.load(Ordering::Relaxed)
+}
+
 /// Closes the latch and waits until nobody is inside. False, with the latch as it was, where somebody still is at `deadline_ns`.
 pub(super) fn close(deadline_ns: u64) -> bool {
     if is_closed() {

@@ -13,6 +13,7 @@
 //! driver calls: the latch. Both exist in evictable tenants only.
 
 mod agent;
+mod ahead;
 mod arena;
 mod digest;
 mod engine;
@@ -32,6 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::client::Attached;
 
 pub(crate) use agent::stop;
+pub(crate) use ahead::leaving;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use lanes::{note_context, peers};
 pub(crate) use latch::{Pass, pass, try_pass};
@@ -62,5 +64,6 @@ pub(crate) fn begin(attached: &Attached) {
 pub(crate) fn forget() {
     ACTIVE.store(false, Ordering::Relaxed);
     latch::forget();
+    ahead::forget();
     agent::forget();
 }

@@ -184,6 +184,17 @@ impl Pieces {
         }
     }
 
+    /// Adds what of the program's own handles stays, by device, as bits by the order of [`channel::STAYING`].
+    pub(super) fn staying(&self, kinds: &mut [u8; MAX_DEVICES]) {
+        const SHARED: u8 = 32;
+        const UNMAPPED: u8 = 64;
+        for piece in self.all.values().filter(|piece| !piece.moves()) {
+            if let Some(kinds) = kinds.get_mut(piece.device) {
+                *kinds |= if piece.stays { SHARED } else { UNMAPPED };
+            }
+        }
+    }
+
     /// Host memory held, in bytes.
     pub(super) fn host_bytes(&self) -> u64 {
         let held = self.all.values().map(|piece| {

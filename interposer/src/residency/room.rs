@@ -2,7 +2,7 @@
 
 use shim_ffi::CUresult;
 
-use super::tuning;
+use super::{latch, tuning};
 use crate::client::{self, now_ns};
 use crate::memory::Meter;
 use crate::process;
@@ -22,11 +22,20 @@ pub(crate) fn patiently(meter: &Meter, bytes: u64, call: impl Fn() -> CUresult) 
     }
 }
 
+// CAST: half a minute.
+const ROOM_NS: u64 = tuning::ROOM.as_nanos() as u64;
+/// TIMEOUT: a wait that begins again with each return of the job's memory ends after so many times its length.
+const MOST: u64 = 10;
+
 /// A thread that waits for device memory, told to the arbiter.
 pub(super) struct Room<'a> {
     meter: &'a Meter,
     bytes: u64,
     until_ns: u64,
+    /// Not even when it begins again.
+    at_most_ns: u64,
+    /// What the latch has been through when the wait began.
+    latch: u32,
 }
 
 impl<'a> Room<'a> {
@@ -36,16 +45,24 @@ impl<'a> Room<'a> {
             want.begin_room(bytes);
             end.ring();
         }
+        let now = now_ns();
         Self {
             meter,
             bytes,
-            until_ns: now_ns() + tuning::ROOM.as_nanos() as u64, // CAST: half a minute.
+            until_ns: now + ROOM_NS,
+            at_most_ns: now + MOST * ROOM_NS,
+            latch: latch::changes(),
         }
     }
 
     /// Pauses before the next try; false where there is to be none.
-    pub(super) fn wait(&self) -> bool {
+    pub(super) fn wait(&mut self) -> bool {
         let now = now_ns();
+        // Its own memory was away meanwhile: the time that it spent before the latch was not spent waiting for room.
+        if self.latch != latch::changes() {
+            self.latch = latch::changes();
+            self.until_ns = (now + ROOM_NS).min(self.at_most_ns);
+        }
         let same = client::current().is_some_and(|now| std::ptr::eq(now, self.meter.attached()));
         if now > self.until_ns || process::exiting() || !same || self.meter.attached().is_lost() {
             return false;

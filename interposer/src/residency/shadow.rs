@@ -3,7 +3,7 @@
 //! A shadow is anonymous memory of ours that the driver is asked to pin, and not memory from the driver: the driver's goes with the
 //! context that asked for it, bytes and all. One that cannot be pinned still holds its bytes; the copy is slower then.
 //!
-//! Taken before anything moves, and kept for the next time within the host budget.
+//! Taken before anything moves, perhaps long before ([`super::ahead`]), and kept for the next time within the host budget.
 
 use std::ffi::c_void;
 
@@ -69,6 +69,11 @@ impl Shadow {
         let result =
             unsafe { real::cuMemHostRegister_v2(self.pointer(), self.bytes as usize, PORTABLE) };
         self.pinned = result.is_ok();
+    }
+
+    /// Whether the driver has pinned it.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pinned
     }
 
     /// Its context has gone, and its registration with it.

@@ -430,6 +430,9 @@ impl Memory {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let private = sparse::is_private(start, bytes);
+        if private {
+            sparse::small_pages(start, bytes);
+        }
         let mut inner = self.inner.write();
         if inner
             .regions

@@ -289,6 +289,17 @@ pub(crate) fn is_private(start: u64, bytes: u64) -> bool {
     false
 }
 
+/// Asks for pages of 4 KiB in private memory: one of 2 MiB around a few written bytes would make copies of it as large.
+pub(crate) fn small_pages(start: u64, bytes: u64) {
+    let (first, end) = (start.next_multiple_of(PAGE), (start + bytes) & !(PAGE - 1));
+    if first < end {
+        let at = std::ptr::with_exposed_provenance_mut(first as usize);
+        // SAFETY: whole pages of a mapping of this process; the advice changes nothing of what they hold, and where the kernel does not
+        // take it nothing at all.
+        unsafe { libc::madvise(at, (end - first) as usize, libc::MADV_NOHUGEPAGE) };
+    }
+}
+
 /// What the kernel knows of private pages: those neither present nor swapped were never written, or given back.
 fn private_extents(address: u64, bytes: u64) -> Option<Vec<Extent>> {
     static PAGES: OnceLock<Option<File>> = OnceLock::new();

@@ -244,9 +244,11 @@ impl Keeper {
             books.promise(client, self.device, guest.id, bytes);
             if let Some((_, pages)) = guest.clients.iter().find(|(id, _)| *id == client) {
                 let budget = books.budget_bytes(client, guest.id, guest.terms.host_bytes);
-                pages
-                    .arbiter
-                    .set_residency(guest.terms.mode(), Some(budget));
+                let mode = channel::ResidencyMode {
+                    prepare: pages.arbiter.residency().prepare,
+                    ..guest.terms.mode()
+                };
+                pages.arbiter.set_residency(mode, Some(budget));
             }
         }
         Ok(())

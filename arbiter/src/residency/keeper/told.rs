@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use channel::Verb;
 use channel::arbiter::ClientPages;
-use policy::residency::{Arbitration, Standing};
+use policy::residency::{Arbitration, Lodger, Standing};
 use policy::{Class, TenantId};
 
 use super::{Keeper, Phase};
@@ -36,6 +36,8 @@ pub struct Whereabouts {
     pub evictable_bytes: u64,
     pub resident_bytes: u64,
     pub fixed_bytes: u64,
+    /// Kinds of memory among them, by the order of [`channel::STAYING`].
+    pub staying: u8,
     pub host_bytes: u64,
     pub moved_out_bytes: u64,
     pub moved_in_bytes: u64,
@@ -44,6 +46,15 @@ pub struct Whereabouts {
     /// Nothing is under way.
     pub settled: bool,
     pub figures: Figures,
+}
+
+/// What the jobs of a device have together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Crowd {
+    /// What can be moved, wherever it is.
+    pub evictable_bytes: u64,
+    /// They do not fit on the device together.
+    pub is_crowded: bool,
 }
 
 /// Something that people want to know of.
@@ -63,6 +74,18 @@ impl Keeper {
     /// What has happened since the last time.
     pub fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
+    }
+
+    /// What the jobs have together, as last counted.
+    pub fn crowd(&self) -> Crowd {
+        let sum = |of: fn(&Lodger) -> u64| self.lodgers.iter().map(of).fold(0, u64::saturating_add);
+        let evictable_bytes = sum(|one| one.evictable_bytes);
+        let wanted = sum(|one| one.fixed_bytes.saturating_add(one.room_bytes))
+            .saturating_add(evictable_bytes);
+        Crowd {
+            evictable_bytes,
+            is_crowded: self.capacity_bytes > 0 && wanted > self.capacity_bytes,
+        }
     }
 
     /// How much of the time goes into switches, and how fast memory moves.
@@ -110,6 +133,9 @@ impl Keeper {
             evictable_bytes: sum(|f| f.evictable_bytes),
             resident_bytes: sum(|f| f.resident_bytes),
             fixed_bytes: record.fixed_bytes,
+            staying: clients.iter().fold(0, |kinds, (_, pages)| {
+                kinds | pages.client.staying(self.device)
+            }),
             host_bytes: sum(|f| f.host_bytes),
             moved_out_bytes: sum(|f| f.moved_out_bytes),
             moved_in_bytes: sum(|f| f.moved_in_bytes),
