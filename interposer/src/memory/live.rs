@@ -374,8 +374,8 @@ fn uncover(key: u64, live: &Live) -> u64 {
 }
 
 /// Which kinds of device memory there are: what is made with a kind's bit, by device index. Looks at every entry.
-pub(crate) fn kinds(bit: impl Fn(Kind) -> u8) -> [u8; channel::MAX_DEVICES] {
-    let mut found = [0; channel::MAX_DEVICES];
+pub(crate) fn kinds<const DEVICES: usize>(bit: impl Fn(Kind) -> u8) -> [u8; DEVICES] {
+    let mut found = [0; DEVICES];
     for padded in &TABLE {
         for (_, live) in padded.0.lock().live.iter() {
             if let Some(kinds) = found.get_mut(usize::from(live.device)) {
