@@ -261,18 +261,30 @@ impl Private {
         if behind as usize >= RING - 2 {
             return false;
         }
-        // A stream is a queue: what was issued longer ago than the window and has not passed makes it at least that long,
-        // whatever was learnt.
-        let oldest_ns =
-            self.issued_ns[slot.done().wrapping_add(1) as usize % RING].load(Ordering::Relaxed); // PANIC: the modulus is the length.
-        if now_ns.saturating_sub(oldest_ns) > window_ns {
-            return false;
-        }
+        let oldest = slot.done().wrapping_add(1);
         let queued = self
             .total
             .load(Ordering::Relaxed)
             .wrapping_sub(self.upto(slot.done()));
-        self.expected_ns(queued) <= window_ns
+        let queued_ns = self.expected_ns(queued);
+        let runs_ns = now_ns.saturating_sub(self.begun_ns(oldest));
+        if self.guesses(slot) {
+            // What takes longer than the window makes the queue at least that long, whatever was guessed.
+            return runs_ns <= window_ns && queued_ns <= window_ns;
+        }
+        // Of the work that runs now a part is over. The more of it is, the sooner the next may be queued behind it, so that the
+        // device has no pause while the program notices its end. What takes longer than it ever took may take any time.
+        let oldest_ns = self.expected_ns(self.upto(oldest).wrapping_sub(self.upto(slot.done())));
+        runs_ns <= window_ns.max(oldest_ns)
+            && queued_ns.saturating_sub(runs_ns.min(oldest_ns)) <= window_ns
+    }
+
+    /// When the work of a mark began at the latest, the one before it having passed.
+    fn begun_ns(&self, mark: u64) -> u64 {
+        let issued_ns = self.issued_ns[mark as usize % RING].load(Ordering::Relaxed); // PANIC: the modulus is the length.
+        issued_ns
+            .max(self.seen_ns.load(Ordering::Relaxed))
+            .max(self.let_in_ns.load(Ordering::Relaxed))
     }
 
     /// Whether something is in flight whose weight is a guess.
@@ -413,5 +425,34 @@ mod tests {
         slot.settle();
         private.observe(&slot, 1520 * MS, false);
         assert!(cost::of(seen(0x98_5550)).is_some_and(|ns| u64::from(ns) < 1000 * MS));
+    }
+
+    #[test]
+    fn the_next_is_queued_before_a_kernel_as_long_as_the_window_is_over() {
+        let (private, slot) = begun();
+        // Learnt: three milliseconds each.
+        for at in 0..8 {
+            issue(
+                &private,
+                &slot,
+                (10 + 3 * at) * MS,
+                3 * MS,
+                alone(0x30, false),
+            );
+            private.observe(&slot, (13 + 3 * at) * MS - 1, false);
+            slot.settle();
+            private.observe(&slot, (13 + 3 * at) * MS, true);
+        }
+        issue(&private, &slot, 34 * MS, 3 * MS, alone(0x30, false));
+        let fits = |at_ns: u64| private.fits(&slot, 2 * MS, at_ns);
+        assert!(!fits(34 * MS) && !fits(34 * MS + MS / 2));
+        assert!(
+            fits(35 * MS + MS / 10),
+            "less than two milliseconds are left"
+        );
+        // It takes longer than any did: nobody knows how long.
+        assert!(!fits(38 * MS));
+        issue(&private, &slot, 35 * MS, 3 * MS, alone(0x30, false));
+        assert!(!fits(36 * MS), "the one that waits has not begun");
     }
 }
