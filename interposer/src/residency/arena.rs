@@ -283,12 +283,41 @@ impl Arena {
         if bytes > tuning::chunk_bytes() / 4 {
             return self.large(meter, asked);
         }
+        let mut made = None;
         loop {
-            if let Some(address) = self.small(asked, bytes) {
+            let found = self.small(asked, bytes);
+            if let Some(start) = made {
+                self.keep_one(meter, start);
+            }
+            if let Some(address) = found {
                 return Ok(address);
             }
             // Another thread may be faster and take what was made; then one more is made.
-            self.grow(meter, asked, bytes)?;
+            made = Some(self.grow(meter, asked, bytes)?);
+        }
+    }
+
+    /// Gives back a chunk that was made in vain, because another thread's free was faster, where an empty one is kept already.
+    fn keep_one(&self, meter: &Meter, start: u64) {
+        let gone = {
+            let mut inner = self.inner();
+            let unused = inner
+                .chunks
+                .get(&start)
+                .is_some_and(|chunk| chunk.used_bytes == 0);
+            match inner.spare {
+                _ if !unused => None,
+                None => {
+                    inner.spare = Some(start);
+                    None
+                }
+                Some(spare) if spare == start => None,
+                Some(_) => inner.take_chunk(start),
+            }
+        };
+        if let Some((start, chunk)) = gone {
+            let bytes = self.dispose(start, chunk.bytes, &[chunk.piece]);
+            meter.release(bytes);
         }
     }
 
@@ -317,7 +346,7 @@ impl Arena {
     /// One more shared chunk, for a block of `bytes`.
     #[cold]
     #[inline(never)]
-    fn grow(&'static self, meter: &Meter, asked: u64, bytes: u64) -> Result<(), Short> {
+    fn grow(&'static self, meter: &Meter, asked: u64, bytes: u64) -> Result<u64, Short> {
         let least = granules(bytes);
         let best = {
             let has = self.inner().chunk_bytes / 4;
@@ -358,7 +387,7 @@ impl Arena {
                     piece: pieces.first().copied().unwrap_or(0),
                 };
                 inner.chunks.insert(start, chunk);
-                Ok(())
+                Ok(start)
             }
             Err(status) => {
                 meter.release(size);
