@@ -13,7 +13,7 @@
 //! comes next.
 //!
 //! `pace` has what can be chosen, `seat` one tenant, `switch` the hand-overs, `announce` what is told of them beforehand, `bounds`
-//! floors and caps, `conduct` what is done about tenants that harm the others, `auto` the choice between slices and all at once,
+//! floors and caps, `late` what a look costs that comes too late, `conduct` what is done about tenants that harm the others, `auto` the choice between slices and all at once,
 //! `told` what is told about a lane. They take the time as an argument and pages as they are; none owns a clock, a socket or a
 //! journal.
 
@@ -23,6 +23,7 @@ mod bounds;
 mod conduct;
 mod cost;
 mod gang;
+mod late;
 mod pace;
 mod progress;
 mod residence;
@@ -101,6 +102,8 @@ pub struct Lane {
     grants: u64,
     /// When time was charged last.
     charged_ns: u64,
+    /// When the next look was planned.
+    planned_ns: Option<u64>,
     crowded_until_ns: u64,
     busy: Recent,
     offences: Vec<(TenantId, Offence)>,
@@ -154,6 +157,7 @@ impl Lane {
             woken: false,
             grants: 0,
             charged_ns: now_ns,
+            planned_ns: None,
             crowded_until_ns: 0,
             busy: Recent::default(),
             offences: Vec::new(),
@@ -298,6 +302,12 @@ impl Lane {
 
     /// Looks, charges, decides and moves gates. Returns when to do it again at the latest; `None`: nobody is here.
     pub fn step(&mut self, now_ns: u64) -> Option<u64> {
+        let planned_ns = self.look_and_decide(now_ns);
+        self.planned_ns = planned_ns;
+        planned_ns
+    }
+
+    fn look_and_decide(&mut self, now_ns: u64) -> Option<u64> {
         // A turn that was told beforehand has happened when it was to happen, however late it is confirmed.
         let now_ns = match (self.announced, self.coming) {
             (Some((tenant, Some(turn_ns))), Some(slice))
@@ -376,6 +386,7 @@ impl Lane {
     /// Charges the time since the last look to those that were busy then.
     fn charge(&mut self, now_ns: u64) {
         let dt_ns = now_ns.saturating_sub(self.charged_ns);
+        let late_ns = late::late_ns(self.planned_ns, self.charged_ns, now_ns);
         self.charged_ns = now_ns.max(self.charged_ns);
         if dt_ns == 0 {
             return;
@@ -387,6 +398,11 @@ impl Lane {
         for seat in &mut self.seats {
             let got_ns = if seat.busy { dt_ns / busy.max(1) } else { 0 };
             let got_ns = seat.forgive(got_ns);
+            let got_ns = if contended {
+                seat.got_while_late_ns(now_ns, self.device, got_ns, late_ns / busy.max(1))
+            } else {
+                got_ns
+            };
             if got_ns > 0 {
                 self.policy.charge(seat.tenant, got_ns);
             }

@@ -9,6 +9,7 @@ use policy::{Class, Holder, Iterations, Memory, TenantId, TenantView};
 
 use super::bounds::{Bounds, Slices};
 use super::conduct::{Conduct, Offence};
+use super::late::Rate;
 use super::pace::{Answer, Pace};
 use super::progress::Progress;
 use super::tail::Tail;
@@ -86,6 +87,8 @@ pub(super) struct Seat {
     /// It took long to come the last time.
     late: bool,
     pub launches: u64,
+    /// What they take.
+    pub rate: Rate,
     /// When it was last seen to do something; `None`: never, since its gate opened.
     active_ns: Option<u64>,
     pub usage: Usage,
@@ -147,6 +150,7 @@ impl Seat {
             came: true,
             late: false,
             launches: 0,
+            rate: Rate::default(),
             active_ns: None,
             usage: Usage {
                 since_ns: now_ns,
@@ -271,6 +275,10 @@ impl Seat {
             || (seen.waits && woken)
         {
             self.active_ns = Some(now_ns);
+        }
+        let more = seen.launches.wrapping_sub(self.launches);
+        if more < u64::MAX / 2 {
+            self.rate.launch(more);
         }
         self.launches = seen.launches;
         let idle = !(seen.in_flight() || seen.blocking);
@@ -463,6 +471,7 @@ impl Seat {
             self.usage.at_work_ns = now_ns;
         }
         if got_ns > 0 {
+            self.rate.charge(got_ns);
             self.usage.device_ns += got_ns;
             self.usage.recent.add(now_ns, got_ns);
             if self.hold.is_none() {

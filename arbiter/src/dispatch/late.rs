@@ -1,0 +1,198 @@
+//! What is charged for a time in which the arbiter did not look.
+//!
+//! It looks when it said it would, unless the host lets it wait: a virtual machine that is given no core, or a machine with more
+//! threads than cores, stands still for tens of milliseconds now and then. Whoever held the device just then would be charged for all of
+//! that, mostly without having used it: its threads, and who was to come next, stood still as well, or waited. A slice of
+//! 3 ms that costs 15 ms is three turns in which its tenant gets nothing. So of what lies beyond the time for which a look was
+//! planned, a tenant is charged what its submissions in that time usually take, where it made some; all of it where it made none and
+//! has work on the device, which is a kernel that lasts.
+
+use super::seat::Seat;
+
+/// A look that comes so much later than planned is late. TIMEOUT: what a thread waits for its core on a machine that is not crowded,
+/// and some.
+const LATE_NS: u64 = 1_000_000;
+/// Device time over which the mean is taken.
+const MEAN_OVER_NS: u64 = 500_000_000;
+
+/// Of the time until `now_ns`, how much lies beyond what was planned; 0 where that is little.
+pub(super) fn late_ns(planned_ns: Option<u64>, charged_ns: u64, now_ns: u64) -> u64 {
+    let planned_ns = planned_ns.unwrap_or(now_ns).max(charged_ns);
+    let late_ns = now_ns.saturating_sub(planned_ns);
+    if late_ns > LATE_NS { late_ns } else { 0 }
+}
+
+/// What a submission of a tenant takes in the mean, the recent ones weighing most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Rate {
+    ns: u64,
+    launches: u64,
+}
+
+impl Rate {
+    /// It was charged for so long.
+    pub fn charge(&mut self, ns: u64) {
+        self.ns += ns;
+        if self.ns > MEAN_OVER_NS {
+            (self.ns, self.launches) = (self.ns / 2, self.launches / 2);
+        }
+    }
+
+    /// So many submissions were seen.
+    pub fn launch(&mut self, launches: u64) {
+        self.launches = self.launches.saturating_add(launches);
+    }
+
+    /// What so many take; `None`: not known.
+    fn takes_ns(self, launches: u64) -> Option<u64> {
+        let each_ns = self.ns.checked_div(self.launches)?;
+        Some(each_ns.saturating_mul(launches))
+    }
+}
+
+impl Seat {
+    /// Of `got_ns`, the last `late_ns` of which nobody looked, what it is charged.
+    pub(super) fn got_while_late_ns(
+        &self,
+        now_ns: u64,
+        device: usize,
+        got_ns: u64,
+        late_ns: u64,
+    ) -> u64 {
+        if late_ns == 0 || got_ns == 0 {
+            return got_ns;
+        }
+        let seen = self.sample(device);
+        let there = seen.in_flight() || seen.blocking;
+        let seen_ns = got_ns.saturating_sub(late_ns);
+        // A count that goes back is that of a process that has ended.
+        let more = seen.launches.wrapping_sub(self.launches);
+        let more = if more < u64::MAX / 2 { more } else { 0 };
+        if let Some(since_ns) = self.tail_since_ns {
+            // One that has ended is believed to have ended when it was expected to.
+            let begun_ns = now_ns.saturating_sub(got_ns);
+            let left_ns = self.tail.ends_ns(since_ns).saturating_sub(begun_ns);
+            return if there {
+                got_ns
+            } else {
+                got_ns.min(seen_ns.max(left_ns))
+            };
+        }
+        if more == 0 && there {
+            return got_ns;
+        }
+        let window_ns = u64::from(self.window_us) * 1000;
+        // What was there before and is not any more.
+        let before_ns = if there { 0 } else { window_ns };
+        match self.rate.takes_ns(more) {
+            Some(takes_ns) => {
+                got_ns.min(seen_ns.saturating_add(takes_ns).saturating_add(before_ns))
+            }
+            None => got_ns,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use channel::arbiter::ClientPages;
+    use policy::TenantId;
+
+    use super::*;
+    use crate::dispatch::tests::{Bench, MS, US, greedy};
+
+    /// Two tenants with kernels of 50 us; the host stands still for 15 ms while the first one runs, which submits `launches`
+    /// after that, and has work on the device or not. What it is charged for the time since the last look.
+    fn after_a_standstill(launches: u64, there: bool) -> u64 {
+        let mut bench = Bench::new(&[500_000, 500_000]);
+        let both = |pages: &[Rc<ClientPages>]| pages.iter().for_each(greedy);
+        bench.run(1000 * MS, both);
+        while !bench.open(0) {
+            bench.run(50 * US, both);
+        }
+        bench.run(500 * US, both);
+        assert!(bench.open(0) && bench.pages[1].client.waiting(0) > 0);
+        bench.step();
+        let before_ns = bench.usage(0).device_ns;
+        let thread = bench.pages[0].client.thread(0);
+        (0..launches).for_each(|_| thread.count_launch());
+        if there {
+            bench.pages[0]
+                .client
+                .want(0)
+                .expect("device")
+                .begin_blocking();
+        }
+        bench.now_ns += 15 * MS;
+        bench.lane.charge(bench.now_ns);
+        bench.usage(0).device_ns - before_ns
+    }
+
+    #[test]
+    fn a_standstill_of_the_host_is_nobodys() {
+        // What was planned is some 0.3 ms, and ten submissions take half a millisecond.
+        let none = after_a_standstill(0, false);
+        assert!(none <= 2500 * US, "the plan and the window: {none}");
+        let ten = after_a_standstill(10, true);
+        assert!((400 * US..=1000 * US).contains(&ten), "{ten}");
+        let many = after_a_standstill(1000, true);
+        assert_eq!(many, 15 * MS, "it ran all the time");
+        let lasting = after_a_standstill(0, true);
+        assert_eq!(lasting, 15 * MS, "a kernel that lasts");
+    }
+
+    #[test]
+    fn a_tail_that_nobody_saw_end_ends_when_it_was_expected_to() {
+        let mut bench = Bench::new(&[500_000, 500_000]);
+        let seat = &mut bench.lane.seats[0];
+        seat.hold = None;
+        for _ in 0..20 {
+            seat.tail.begin(0, 1);
+            seat.tail.end(0, 2 * MS);
+        }
+        seat.tail_since_ns = Some(100 * MS);
+        let mean_ns = seat.tail.mean_ns();
+        let got =
+            |seat: &Seat, got_ns| seat.got_while_late_ns(120 * MS, 0, got_ns, got_ns - MS / 2);
+        assert_eq!(got(seat, 20 * MS), mean_ns);
+        assert_eq!(got(seat, 5 * MS), MS / 2, "it should have ended before");
+        let pages: &ClientPages = &bench.pages[0];
+        pages.client.want(0).expect("device").begin_blocking();
+        assert_eq!(
+            got(&bench.lane.seats[0], 20 * MS),
+            20 * MS,
+            "it has not ended"
+        );
+        assert!(bench.lane.usage(TenantId(0)).is_some());
+    }
+
+    #[test]
+    fn only_what_is_beyond_the_plan_by_a_millisecond_is_late() {
+        assert_eq!(late_ns(None, 0, 50_000_000), 0);
+        assert_eq!(late_ns(Some(1_000_000), 0, 2_000_000), 0);
+        assert_eq!(late_ns(Some(1_000_000), 0, 12_000_000), 11_000_000);
+        // What was charged already is not late twice.
+        assert_eq!(late_ns(Some(1_000_000), 8_000_000, 12_000_000), 4_000_000);
+        assert_eq!(late_ns(Some(9_000_000), 0, 5_000_000), 0);
+    }
+
+    #[test]
+    fn the_mean_follows_what_submissions_take() {
+        let mut rate = Rate::default();
+        assert_eq!(rate.takes_ns(3), None);
+        for _ in 0..2000 {
+            rate.launch(1);
+            rate.charge(1_000_000);
+        }
+        let takes_ns = rate.takes_ns(3).expect("known");
+        assert!(takes_ns.abs_diff(3_000_000) < 50_000, "{takes_ns}");
+        for _ in 0..20_000 {
+            rate.launch(1);
+            rate.charge(200_000);
+        }
+        let takes_ns = rate.takes_ns(3).expect("known");
+        assert!(takes_ns.abs_diff(600_000) < 50_000, "{takes_ns}");
+    }
+}
