@@ -19,20 +19,34 @@ const HORIZON_NS: u64 = 120_000;
 const LEARNT: u32 = 8;
 /// Predictions that are off by no more than this, four times in five, are good enough to let the next one in.
 const SURE_NS: u64 = 100_000;
+/// By how much one prediction moves the side to which the next ones are put right.
+const SIDE_STEP_NS: i64 = 5_000;
+/// Beyond it the expectation was wrong.
+const SIDE_MOST_NS: i64 = 500_000;
 /// How long before the predicted end, besides what the prediction may be off: from the gate to the device, and what the
 /// device itself has to do before it turns to the next context.
 const ENTRY_NS: u64 = 30_000;
 
-/// How far predictions were off: the error that one in five exceeds. It moves by steps, so that how far the worst are off (a thread
-/// that had no core for milliseconds) does not matter.
+/// How far predictions were off: mostly to which side, and the error beyond that which one in five exceeds. Both move by steps, so
+/// that how far the worst are off (a thread that had no core for milliseconds) does not matter.
+///
+/// There is a side because marks are seen to have passed only after they have, and the more so the busier the cores: what one takes, and
+/// when the last one will have passed, are both found some tens of microseconds too late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Off {
+    side_ns: i64,
     ns: u64,
     seen: u32,
 }
 
 impl Off {
-    fn note(&mut self, error_ns: u64) {
+    fn note(&mut self, ended_ns: u64, foretold_ns: u64) {
+        let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+        let error_ns = signed(ended_ns) - signed(foretold_ns);
+        let error_ns = error_ns.saturating_sub(self.side_ns);
+        let step_ns = (error_ns / 8).clamp(-SIDE_STEP_NS, SIDE_STEP_NS);
+        self.side_ns = (self.side_ns + step_ns).clamp(-SIDE_MOST_NS, SIDE_MOST_NS);
+        let error_ns = error_ns.unsigned_abs();
         self.seen = self.seen.saturating_add(1);
         if self.seen == 1 {
             self.ns = error_ns.min(2 * SURE_NS);
@@ -41,6 +55,11 @@ impl Off {
         } else {
             self.ns -= self.ns / 16;
         }
+    }
+
+    /// A prediction put right.
+    fn right(self, foretold_ns: u64) -> u64 {
+        foretold_ns.saturating_add_signed(self.side_ns)
     }
 
     /// `None`: not known well enough.
@@ -71,7 +90,7 @@ pub(super) struct Tail {
 impl Tail {
     /// A slice has ended with nothing on the device.
     pub fn none(&mut self) {
-        self.off_mean.note(self.mean_ns);
+        self.off_mean.note(0, self.mean_ns);
         self.learn(0);
     }
 
@@ -111,9 +130,9 @@ impl Tail {
             self.learn_mark(took_ns);
         }
         if self.foretold_ns != 0 {
-            self.off_marks.note(ended_ns.abs_diff(self.foretold_ns));
+            self.off_marks.note(ended_ns, self.foretold_ns);
         }
-        self.off_mean.note(tail_ns.abs_diff(self.mean_ns));
+        self.off_mean.note(tail_ns, self.mean_ns);
         self.learn(tail_ns);
         ended_ns
     }
@@ -131,12 +150,12 @@ impl Tail {
     }
 
     fn believed(&self, since_ns: u64) -> (u64, Off) {
-        let by_mean = (since_ns + self.mean_ns, self.off_mean);
+        let by_mean = (self.off_mean.right(since_ns + self.mean_ns), self.off_mean);
         let mean_is_better = self.off_mean.seen >= LEARNT
             && (self.off_marks.seen < LEARNT || self.off_mean.ns < self.off_marks.ns);
         match self.by_marks_ns() {
             Some(ends_ns) if !(mean_is_better && self.off_mean.sure_ns().is_some()) => {
-                (ends_ns, self.off_marks)
+                (self.off_marks.right(ends_ns), self.off_marks)
             }
             _ => by_mean,
         }
@@ -257,9 +276,28 @@ mod tests {
         }
         let mean_ns = tail.mean_ns();
         tail.begin(500_000 * US, 1);
-        assert_eq!(tail.ends_ns(500_000 * US), 500_000 * US + mean_ns);
+        let off_ns = tail.ends_ns(500_000 * US).abs_diff(500_000 * US + mean_ns);
+        assert!(off_ns < US, "{off_ns}");
         (0..100).for_each(|_| tail.none());
         assert!(tail.mean_ns() < US);
+    }
+
+    #[test]
+    fn what_is_always_seen_late_is_put_right() {
+        let mut off = Off::default();
+        // Foretold too late by 60 us, give or take 20.
+        for round in 1..200u64 {
+            let foretold_ns = round * 10_000 * US;
+            off.note(foretold_ns - (40 + round * 7 % 41) * US, foretold_ns);
+        }
+        assert!((off.side_ns + 60_000).abs() < 8_000, "{off:?}");
+        assert!(off.ns < 25 * US, "{off:?}");
+        assert_eq!(off.right(1000 * US), 1_000_000 - off.side_ns.unsigned_abs());
+        // Nonsense moves it by a step.
+        let before_ns = off.side_ns;
+        off.note(0, u64::MAX);
+        off.note(u64::MAX, 0);
+        assert!((off.side_ns - before_ns).abs() <= 2 * SIDE_STEP_NS);
     }
 
     #[test]
