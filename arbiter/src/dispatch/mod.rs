@@ -392,11 +392,13 @@ impl Lane {
             return;
         }
         let slices = self.slices();
-        let busy = self.seats.iter().filter(|seat| seat.busy).count() as u64;
+        let tails = self.seats.iter().any(|seat| seat.tail_since_ns.is_some());
+        let uses = |seat: &Seat| seat.busy && !(tails && now_ns <= seat.behind_until_ns);
+        let busy = self.seats.iter().filter(|seat| uses(seat)).count() as u64;
         let wanting = self.seats.iter().filter(|seat| seat.busy || seat.waits);
         let contended = wanting.count() >= 2;
         for seat in &mut self.seats {
-            let got_ns = if seat.busy { dt_ns / busy.max(1) } else { 0 };
+            let got_ns = if uses(seat) { dt_ns / busy.max(1) } else { 0 };
             let got_ns = seat.forgive(got_ns);
             let got_ns = if contended {
                 seat.got_while_late_ns(now_ns, self.device, got_ns, late_ns / busy.max(1))

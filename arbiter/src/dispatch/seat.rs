@@ -64,6 +64,8 @@ pub(super) struct Seat {
     pub tail: Tail,
     /// Of the slice that has begun, what is not charged to it.
     pub forgiven_ns: u64,
+    /// Its slice has begun before the tail before it has ended, which is expected for then: until one of the two the device is that one's.
+    pub behind_until_ns: u64,
     /// Since when it has had work on the device that was there when a slice of it ended, passed on or begun anew, without submitting
     /// any more: a slice in between, in a gap that the others left, does not end that.
     unfinished_since_ns: Option<u64>,
@@ -139,6 +141,7 @@ impl Seat {
             tail_since_ns: None,
             tail: Tail::default(),
             forgiven_ns: 0,
+            behind_until_ns: 0,
             unfinished_since_ns: None,
             quiet_ns: pace.quiet_ns,
             idle_ns: None,
@@ -388,7 +391,7 @@ impl Seat {
                 self.late &= !self.came;
                 self.busy = wants;
                 self.tail_since_ns = None;
-                self.forgiven_ns = 0;
+                (self.forgiven_ns, self.behind_until_ns) = (0, 0);
                 now_ns
             }
         };

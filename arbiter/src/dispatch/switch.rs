@@ -262,7 +262,21 @@ impl Lane {
             self.slice_us = quantum_us;
         }
         if handed_over {
+            self.seats[at].behind_until_ns = self.behind_until_ns(now_ns, at);
             self.note_handover(now_ns, at);
+        }
+    }
+
+    /// Until when the device is expected to be busy with what was there before the slice of this seat; 0: one cannot say, and the
+    /// device turns from the one to the other as it likes.
+    fn behind_until_ns(&self, now_ns: u64, at: usize) -> u64 {
+        let others = self.seats.iter().enumerate().filter(|(n, _)| *n != at);
+        let ends = others.filter_map(|(_, seat)| Some(seat.tail.ends_ns(seat.tail_since_ns?)));
+        let ends_ns = ends.max().unwrap_or(0);
+        if ends_ns <= now_ns + tail::SHORT_NS {
+            ends_ns
+        } else {
+            0
         }
     }
 

@@ -19,10 +19,15 @@ const HORIZON_NS: u64 = 120_000;
 const LEARNT: u32 = 8;
 /// Predictions that are off by no more than this, four times in five, are good enough to let the next one in.
 const SURE_NS: u64 = 100_000;
+/// What a mark is taken to take changes by one part in so many at most with each one.
+const MARK_STEP: u64 = 32;
 /// By how much one prediction moves the side to which the next ones are put right.
 const SIDE_STEP_NS: i64 = 5_000;
 /// Beyond it the expectation was wrong.
 const SIDE_MOST_NS: i64 = 500_000;
+/// What is left of a tail is done before anything that comes behind it, where it is no longer than this: a device turns from one
+/// context to another every 2 ms or so.
+pub(super) const SHORT_NS: u64 = 500_000;
 /// How long before the predicted end, besides what the prediction may be off: from the gate to the device, and what the
 /// device itself has to do before it turns to the next context.
 const ENTRY_NS: u64 = 30_000;
@@ -183,9 +188,12 @@ impl Tail {
     /// A mark was seen to take so long, which tells where it began within the tail.
     fn learn_mark(&mut self, took_ns: u64) {
         if self.whole {
+            // By small steps: where the device turned to somebody else in between, one takes two or three times as long.
+            let most_ns = (self.mark_ns / MARK_STEP).max(1000);
             self.mark_ns = match self.mark_ns {
                 0 => took_ns,
-                mark_ns => mark_ns - mark_ns / 4 + took_ns / 4,
+                mark_ns if took_ns > mark_ns => mark_ns + ((took_ns - mark_ns) / 4).min(most_ns),
+                mark_ns => mark_ns - ((mark_ns - took_ns) / 4).min(most_ns),
             };
         }
     }

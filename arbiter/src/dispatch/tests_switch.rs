@@ -336,3 +336,44 @@ fn nobody_goes_in_before_a_tail_ends_whose_end_is_not_known() {
         assert_eq!(early, 0, "{found:?}");
     }
 }
+
+#[test]
+fn what_is_queued_behind_a_short_tail_is_charged_from_its_end_on() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
+    while !bench.open(0) {
+        bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+    }
+    let now_ns = bench.now_ns;
+    let works = |at: usize| {
+        let want = bench.pages[at].client.want(0).expect("device");
+        want.begin_blocking();
+    };
+    // Tails of the first one take 300 us.
+    for _ in 0..200 {
+        bench.lane.seats[0].tail.begin(now_ns, 1);
+        // Found at 600, never looked at before: half way.
+        bench.lane.seats[0].tail.end(now_ns, now_ns + 600 * US);
+    }
+    works(0);
+    bench.lane.take(now_ns, 0);
+    assert!(bench.lane.seats[0].tail_since_ns.is_some());
+    // The second one goes in 100 us before its end, and is at work at once.
+    bench.lane.seats[0].tail.begin(now_ns, 1);
+    let ends_ns = bench.lane.seats[0].tail.ends_ns(now_ns);
+    assert!(ends_ns.abs_diff(now_ns + 300 * US) < 20 * US);
+    let entry_ns = ends_ns - 100 * US;
+    bench.lane.charge(entry_ns);
+    bench.lane.begin(entry_ns, 1, 5000, true);
+    works(1);
+    let before = [0, 1].map(|at| bench.usage(at).device_ns);
+    let got = |lane: &mut Lane, at_ns: u64| {
+        lane.charge(at_ns);
+        [0, 1].map(|at| lane.usage(TenantId(at)).expect("seat").device_ns - before[at as usize])
+    };
+    let at_end = got(&mut bench.lane, ends_ns - 10 * US);
+    assert_eq!(at_end, [90 * US, 0]);
+    // It has not ended when it was to: nobody knows whose the device is.
+    let after = got(&mut bench.lane, ends_ns + 200 * US);
+    assert_eq!(after, [(90 + 105) * US, 105 * US]);
+}
