@@ -20,6 +20,7 @@
 mod announce;
 mod auto;
 mod bounds;
+mod company;
 mod conduct;
 mod cost;
 mod gang;
@@ -343,6 +344,7 @@ impl Lane {
             }
             let decision = self.decide(now_ns);
             sooner(self.announce(now_ns, &decision));
+            sooner(self.keep_company(now_ns));
         }
         self.set_windows(now_ns);
         self.mark_busy(now_ns);

@@ -8,6 +8,7 @@ use policy::residency::Standing;
 use policy::{Class, Holder, Iterations, Memory, TenantId, TenantView};
 
 use super::bounds::{Bounds, Slices};
+use super::company::Company;
 use super::conduct::{Conduct, Offence};
 use super::late::Rate;
 use super::pace::{Answer, Pace};
@@ -97,7 +98,9 @@ pub(super) struct Seat {
     pub bounds: Bounds,
     pub conduct: Conduct,
     /// When its gate closed last, and its submissions as they were counted at the last inspection since.
-    closed: (u64, Option<u64>),
+    pub closed: (u64, Option<u64>),
+    /// Whom its tail waits for.
+    pub company: Company,
     /// In-flight bound that its clients were told.
     pub window_us: u32,
     /// What is known of its memory and its iterations.
@@ -162,6 +165,7 @@ impl Seat {
             bounds,
             conduct: Conduct::default(),
             closed: (now_ns, None),
+            company: Company::default(),
             window_us: pace.lone_window_us,
             memory: Memory::default(),
             iterations: Iterations::default(),
@@ -498,7 +502,8 @@ impl Seat {
                 return Some(Offence::Endless { ms: ns / 1_000_000 });
             }
         }
-        if self.hold.is_some() || now_ns < self.closed.0 + SETTLED_NS {
+        let opened = self.hold.is_some() || self.company.is_here();
+        if opened || now_ns < self.closed.0 + SETTLED_NS {
             self.closed.1 = None;
             return None;
         }

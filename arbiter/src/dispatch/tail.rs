@@ -28,6 +28,8 @@ const SIDE_MOST_NS: i64 = 500_000;
 /// What is left of a tail is done before anything that comes behind it, where it is no longer than this: a device turns from one
 /// context to another every 2 ms or so.
 pub(super) const SHORT_NS: u64 = 500_000;
+/// A tail of which nothing has passed for so long, and for twice what its marks take, stands still.
+const STANDS_STILL_NS: u64 = 2_000_000;
 /// How long before the predicted end, besides what the prediction may be off: from the gate to the device, and what the
 /// device itself has to do before it turns to the next context.
 const ENTRY_NS: u64 = 30_000;
@@ -178,6 +180,12 @@ impl Tail {
     pub fn look_ns(&self, since_ns: u64, now_ns: u64) -> Option<u64> {
         let near = self.ends_ns(since_ns).abs_diff(now_ns) <= 2 * NEAR_NS;
         near.then_some(now_ns + 2 * NEAR_LOOK_NS)
+    }
+
+    /// Whether nothing of this one has passed for longer than kernels take.
+    pub fn stands_still(&self, now_ns: u64) -> bool {
+        let usual_ns = self.mark_ns.saturating_mul(2);
+        now_ns.saturating_sub(self.passed_ns) > usual_ns.max(STANDS_STILL_NS)
     }
 
     /// How long they are.

@@ -1,0 +1,241 @@
+//! Ranks that share a device: a kernel that waits for another one which the gate keeps out.
+//!
+//! The kernels of a collective spin until all ranks have launched theirs. Where two ranks of a job, each a process, share a device, the
+//! gate may close between the two launches: the one that is there spins, is waited for by everybody as the tail that it is, is
+//! told to be endless after a second and demoted, and what it waits for does not come, for its job has its turn after all others
+//! then. So while a tail makes no progress, the gates of those processes of the same tenant that wait and have nothing on the device
+//! themselves are open, until it does. Their work is the tenant's like the tail, and is charged like it.
+//!
+//! That is not for the taking: all of it together lasts as long as a tail is waited for, and then a window in a second. One whose
+//! kernel does not end for other reasons gets no more than that out of it.
+
+use std::rc::Rc;
+
+use channel::arbiter::ClientPages;
+
+use super::Lane;
+use super::seat::Seat;
+use crate::peer;
+
+/// How often one that has used up its time gets another window.
+const AGAIN_NS: u64 = 1_000_000_000;
+/// How soon one whose company has left gets it again, if it stands still.
+const REST_NS: u64 = 500_000;
+
+/// The company of one tail.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Company {
+    /// Clients whose gates are open, and since when; empty: none.
+    clients: Vec<u64>,
+    since_ns: u64,
+    /// When it left last.
+    left_ns: u64,
+    /// How long gates have been open in this tail.
+    used_ns: u64,
+    /// Marks of the others when it came.
+    marks: u64,
+}
+
+impl Company {
+    pub fn is_here(&self) -> bool {
+        !self.clients.is_empty()
+    }
+}
+
+/// Marks and calls of those that are not in `company`.
+fn of_others(seat: &Seat, device: usize) -> u64 {
+    let others = seat
+        .clients
+        .iter()
+        .filter(|(id, _)| !seat.company.clients.contains(id));
+    others
+        .map(|(_, pages)| peer::activity(pages, device))
+        .map(|seen| seen.marks.saturating_add(u64::from(seen.blocking)))
+        .fold(0, u64::saturating_add)
+}
+
+impl Lane {
+    /// Opens and closes gates beside tails that stand still. Returns when to look again.
+    pub(super) fn keep_company(&mut self, now_ns: u64) -> Option<u64> {
+        let mut again_ns = None;
+        for at in 0..self.seats.len() {
+            if self.seats[at].company.is_here() {
+                self.let_go(now_ns, at);
+            }
+            let seat = &mut self.seats[at];
+            if !seat.company.is_here() {
+                if seat.tail_since_ns.is_none() && seat.hold.is_none() {
+                    // Another tail, another time.
+                    seat.company.used_ns = 0;
+                }
+                self.let_come(now_ns, at);
+            }
+            if self.seats[at].company.is_here() {
+                again_ns = Some(now_ns + self.pace.drain_look_ns);
+            }
+        }
+        again_ns
+    }
+
+    fn let_go(&mut self, now_ns: u64, at: usize) {
+        let device = self.device;
+        let window_ns = u64::from(self.pace.window_us) * 1000;
+        let told = self.announced.map(|(tenant, _)| tenant);
+        let seat = &mut self.seats[at];
+        // The gates of all of its clients are another's business then.
+        let its_turn = seat.hold.is_some() || told == Some(seat.tenant);
+        let open_ns = now_ns.saturating_sub(seat.company.since_ns);
+        let moved = seat.tail_since_ns.is_none() || of_others(seat, device) < seat.company.marks;
+        let left_ns = self.pace.drain_ns.saturating_sub(seat.company.used_ns);
+        let over = open_ns >= left_ns.max(window_ns);
+        if !its_turn && seat.may_run() && !moved && !over {
+            return;
+        }
+        let clients = std::mem::take(&mut seat.company.clients);
+        if !its_turn {
+            let known = seat.clients.iter().filter(|(id, _)| clients.contains(id));
+            known.for_each(|(_, pages)| pages.arbiter.close(device));
+        }
+        seat.company.used_ns = seat.company.used_ns.saturating_add(open_ns);
+        seat.company.left_ns = now_ns;
+        seat.closed = (now_ns, None);
+    }
+
+    fn let_come(&mut self, now_ns: u64, at: usize) {
+        let device = self.device;
+        let told = self.announced.map(|(tenant, _)| tenant);
+        let seat = &self.seats[at];
+        let stands_still = seat.tail_since_ns.is_some() && seat.tail.stands_still(now_ns);
+        let rest_ns = if seat.company.used_ns < self.pace.drain_ns {
+            REST_NS
+        } else {
+            AGAIN_NS
+        };
+        let rested = now_ns >= seat.company.left_ns.saturating_add(rest_ns);
+        let its_turn = seat.hold.is_some() || told == Some(seat.tenant);
+        if !stands_still || !rested || its_turn || seat.gang || !seat.may_run() {
+            return;
+        }
+        let without = |(_, pages): &&(u64, Rc<ClientPages>)| {
+            let seen = peer::activity(pages, device);
+            seen.waits && !seen.in_flight() && !seen.blocking && !seen.unmarked
+        };
+        let grant = self.grant_of(seat, now_ns, 0, 0);
+        let clients: Vec<u64> = seat
+            .clients
+            .iter()
+            .filter(without)
+            .inspect(|(_, pages)| self.woken |= pages.arbiter.open(device, &grant) > 0)
+            .map(|(id, _)| *id)
+            .collect();
+        let seat = &mut self.seats[at];
+        (seat.company.clients, seat.company.since_ns) = (clients, now_ns);
+        seat.company.marks = of_others(seat, device);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::{Class, TenantId};
+
+    use super::*;
+    use crate::dispatch::tests::{Bench, MS, US, greedy};
+    use crate::terms::Terms;
+
+    /// Two tenants, the first of which has two ranks: clients 0 and 2. The kernel of the one spins when its gate has closed.
+    fn a_rank_spins() -> Bench {
+        let mut bench = Bench::new(&[500_000, 500_000]);
+        let second = Rc::new(ClientPages::create().expect("pages"));
+        let terms = Terms::plain(Class::Guaranteed, 500_000);
+        bench.lane.add(0, TenantId(0), terms, 2, Rc::clone(&second));
+        bench.pages.push(second);
+        let live = |pages: &[Rc<ClientPages>]| pages.iter().for_each(greedy);
+        bench.run(100 * MS, live);
+        while !bench.open(0) {
+            bench.run(50 * US, live);
+        }
+        blocking(&bench, 0, true);
+        while bench.open(0) {
+            bench.run(50 * US, |pages| pages[1..].iter().for_each(greedy));
+        }
+        bench.pages[2]
+            .client
+            .want(0)
+            .expect("device")
+            .begin_waiting();
+        bench
+    }
+
+    fn blocking(bench: &Bench, at: usize, on: bool) {
+        let want = bench.pages[at].client.want(0).expect("device");
+        if on {
+            want.begin_blocking();
+        } else {
+            want.end_blocking();
+        }
+    }
+
+    #[test]
+    fn who_is_waited_for_on_the_device_is_let_in_until_that_has_moved_on() {
+        let mut bench = a_rank_spins();
+        let mut waited_us = 0;
+        while !bench.open(2) {
+            bench.run(50 * US, |pages| greedy(&pages[1]));
+            waited_us += 50;
+            assert!(
+                waited_us < 3000,
+                "a moment more than it takes to stand still"
+            );
+        }
+        assert!(!bench.open(0), "the one that is there gets no more");
+        bench.run(MS, |pages| greedy(&pages[1]));
+        assert!(bench.open(2));
+        // They have met.
+        blocking(&bench, 0, false);
+        bench.run(200 * US, |pages| greedy(&pages[1]));
+        assert!(
+            !bench.open(2) && bench.open(1),
+            "the other one has its turn"
+        );
+        // Both go on when it is theirs.
+        bench.run(20 * MS, |pages| pages.iter().for_each(greedy));
+        let before = [0, 1].map(|at| bench.usage(at).device_ns);
+        bench.run(1000 * MS, |pages| pages.iter().for_each(greedy));
+        let got = [0, 1].map(|at| bench.usage(at).device_ns - before[at as usize]);
+        assert!(got[0].abs_diff(500 * MS) < 10 * MS, "{got:?}");
+    }
+
+    #[test]
+    fn one_whose_kernel_never_ends_does_not_get_the_device_by_that() {
+        let mut bench = a_rank_spins();
+        let mut open_us = 0;
+        let mut in_last_seconds_us = 0;
+        for step in 0..5 * 20_000 {
+            // A second process that would always have more to do.
+            bench.run(50 * US, |pages| pages[1..].iter().for_each(greedy));
+            if bench.open(2) && !bench.open(0) {
+                open_us += 50;
+                in_last_seconds_us += if step > 2 * 20_000 { 50 } else { 0 };
+            }
+        }
+        assert!((100_000..115_000).contains(&open_us), "{open_us}");
+        assert!(
+            (2000..8000).contains(&in_last_seconds_us),
+            "{in_last_seconds_us}"
+        );
+    }
+
+    #[test]
+    fn one_that_is_paused_gets_no_company() {
+        let mut bench = a_rank_spins();
+        let paused = Terms {
+            paused: true,
+            ..Terms::plain(Class::Guaranteed, 500_000)
+        };
+        bench.lane.set_terms(TenantId(0), paused);
+        for _ in 0..2000 {
+            bench.run(50 * US, |pages| greedy(&pages[1]));
+            assert!(!bench.open(2));
+        }
+    }
+}
