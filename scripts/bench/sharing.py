@@ -63,6 +63,11 @@ class Account:
         part = min(max((mono_ns - t0) / (t1 - t0), 0), 1) if t1 > t0 else 1
         return v0 + (v1 - v0) * part
 
+    def longest_gap_ms(self, begin_ns, end_ns):
+        """Longest time between two readings: how long a thread that belongs to nobody had no core, besides the interval of readings."""
+        inside = [t for t in self.times if begin_ns <= t <= end_ns]
+        return max((b - a for a, b in zip(inside, inside[1:])), default=0) / MS
+
     def used(self, begin_ns, end_ns, pid):
         return self.at(end_ns, pid) - self.at(begin_ns, pid)
 
