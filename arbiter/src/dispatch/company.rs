@@ -43,11 +43,8 @@ impl Company {
 }
 
 /// Marks and calls of those that are not in `company`.
-fn of_others(seat: &Seat, device: usize) -> u64 {
-    let others = seat
-        .clients
-        .iter()
-        .filter(|(id, _)| !seat.company.clients.contains(id));
+fn of_others(seat: &Seat, company: &[u64], device: usize) -> u64 {
+    let others = seat.clients.iter().filter(|(id, _)| !company.contains(id));
     others
         .map(|(_, pages)| peer::activity(pages, device))
         .map(|seen| seen.marks.saturating_add(u64::from(seen.blocking)))
@@ -85,7 +82,8 @@ impl Lane {
         // The gates of all of its clients are another's business then.
         let its_turn = seat.hold.is_some() || told == Some(seat.tenant);
         let open_ns = now_ns.saturating_sub(seat.company.since_ns);
-        let moved = seat.tail_since_ns.is_none() || of_others(seat, device) < seat.company.marks;
+        let moved = seat.tail_since_ns.is_none()
+            || of_others(seat, &seat.company.clients, device) < seat.company.marks;
         let left_ns = self.pace.drain_ns.saturating_sub(seat.company.used_ns);
         let over = open_ns >= left_ns.max(window_ns);
         if !its_turn && seat.may_run() && !moved && !over {
@@ -121,16 +119,19 @@ impl Lane {
             seen.waits && !seen.in_flight() && !seen.blocking && !seen.unmarked
         };
         let grant = self.grant_of(seat, now_ns, 0, 0);
-        let clients: Vec<u64> = seat
-            .clients
-            .iter()
-            .filter(without)
-            .inspect(|(_, pages)| self.woken |= pages.arbiter.open(device, &grant) > 0)
-            .map(|(id, _)| *id)
-            .collect();
-        let seat = &mut self.seats[at];
-        (seat.company.clients, seat.company.since_ns) = (clients, now_ns);
-        seat.company.marks = of_others(seat, device);
+        let coming = seat.clients.iter().filter(without);
+        let clients: Vec<u64> = coming.map(|(id, _)| *id).collect();
+        let marks = of_others(seat, &clients, device);
+        // The tail may have ended since it was looked at: they would keep nobody company then.
+        if clients.is_empty() || marks == 0 {
+            return;
+        }
+        let coming = seat.clients.iter().filter(|(id, _)| clients.contains(id));
+        for (_, pages) in coming {
+            self.woken |= pages.arbiter.open(device, &grant) > 0;
+        }
+        let company = &mut self.seats[at].company;
+        (company.clients, company.since_ns, company.marks) = (clients, now_ns, marks);
     }
 }
 
@@ -223,6 +224,24 @@ mod tests {
             (2000..8000).contains(&in_last_seconds_us),
             "{in_last_seconds_us}"
         );
+    }
+
+    #[test]
+    fn a_tail_that_has_just_ended_needs_no_company() {
+        let mut bench = a_rank_spins();
+        bench.run(1500 * US, |pages| greedy(&pages[1]));
+        assert!(!bench.open(2));
+        // It ends between two looks of one step, and its process waits by then.
+        let now_ns = bench.now_ns + MS;
+        assert!(bench.lane.seats[0].tail.stands_still(now_ns));
+        blocking(&bench, 0, false);
+        bench.pages[0]
+            .client
+            .want(0)
+            .expect("device")
+            .begin_waiting();
+        assert_eq!(bench.lane.keep_company(now_ns), None);
+        assert!(!bench.open(0) && !bench.open(2));
     }
 
     #[test]
