@@ -4,8 +4,8 @@
 //! threads than cores, stands still for tens of milliseconds now and then. Whoever held the device just then would be charged for all of
 //! that, mostly without having used it: its threads, and who was to come next, stood still as well, or waited. A slice of
 //! 3 ms that costs 15 ms is three turns in which its tenant gets nothing. So of what lies beyond the time for which a look was
-//! planned, a tenant is charged what its submissions in that time usually take, where it made some; all of it where it made none and
-//! has work on the device, which is a kernel that lasts.
+//! planned, a tenant is charged what its submissions in that time usually take, where it made some; where it made none and has work on
+//! the device, what may be in flight: the window, or two of its kernels where those are longer.
 
 use super::seat::Seat;
 
@@ -63,33 +63,33 @@ impl Seat {
             return got_ns;
         }
         let seen = self.sample(device);
-        let there = seen.in_flight() || seen.blocking;
+        let there = seen.in_flight();
         let seen_ns = got_ns.saturating_sub(late_ns);
         // A count that goes back is that of a process that has ended.
         let more = seen.launches.wrapping_sub(self.launches);
         let more = if more < u64::MAX / 2 { more } else { 0 };
-        if let Some(since_ns) = self.tail_since_ns {
-            // One that has ended is believed to have ended when it was expected to.
-            let begun_ns = now_ns.saturating_sub(got_ns);
-            let left_ns = self.tail.ends_ns(since_ns).saturating_sub(begun_ns);
-            return if there {
-                got_ns
-            } else {
-                got_ns.min(seen_ns.max(left_ns))
-            };
-        }
-        if more == 0 && there {
+        let (Some(one_ns), Some(more_ns)) = (self.rate.takes_ns(1), self.rate.takes_ns(more))
+        else {
+            return got_ns;
+        };
+        // A copy may be of any length.
+        if seen.blocking {
             return got_ns;
         }
         let window_ns = u64::from(self.window_us) * 1000;
-        // What was there before and is not any more.
-        let before_ns = if there { 0 } else { window_ns };
-        match self.rate.takes_ns(more) {
-            Some(takes_ns) => {
-                got_ns.min(seen_ns.saturating_add(takes_ns).saturating_add(before_ns))
-            }
-            None => got_ns,
-        }
+        let flying_ns = window_ns.max(one_ns.saturating_mul(2));
+        let most_ns = if let Some(since_ns) = self.tail_since_ns {
+            // It is believed to have ended when it was expected to, and if it has not, to do so with what it is at.
+            let begun_ns = now_ns.saturating_sub(got_ns);
+            let left_ns = self.tail.ends_ns(since_ns).saturating_sub(begun_ns);
+            seen_ns.max(left_ns) + if there { one_ns } else { 0 }
+        } else if more > 0 && there {
+            // What was there before is about as much as what is there now.
+            seen_ns.saturating_add(more_ns)
+        } else {
+            seen_ns.saturating_add(more_ns).saturating_add(flying_ns)
+        };
+        got_ns.min(most_ns)
     }
 }
 
@@ -103,9 +103,25 @@ mod tests {
     use super::*;
     use crate::dispatch::tests::{Bench, MS, US, greedy};
 
+    enum There {
+        Nothing,
+        Kernel,
+        Copy,
+    }
+
+    impl There {
+        fn put(self, pages: &ClientPages) {
+            match self {
+                Self::Nothing => {}
+                Self::Kernel => drop(pages.client.claim_stream(0).expect("slot").1.issue()),
+                Self::Copy => pages.client.want(0).expect("device").begin_blocking(),
+            }
+        }
+    }
+
     /// Two tenants with kernels of 50 us; the host stands still for 15 ms while the first one runs, which submits `launches`
     /// after that, and has work on the device or not. What it is charged for the time since the last look.
-    fn after_a_standstill(launches: u64, there: bool) -> u64 {
+    fn after_a_standstill(launches: u64, there: There) -> u64 {
         let mut bench = Bench::new(&[500_000, 500_000]);
         let both = |pages: &[Rc<ClientPages>]| pages.iter().for_each(greedy);
         bench.run(1000 * MS, both);
@@ -118,13 +134,7 @@ mod tests {
         let before_ns = bench.usage(0).device_ns;
         let thread = bench.pages[0].client.thread(0);
         (0..launches).for_each(|_| thread.count_launch());
-        if there {
-            bench.pages[0]
-                .client
-                .want(0)
-                .expect("device")
-                .begin_blocking();
-        }
+        there.put(&bench.pages[0]);
         bench.now_ns += 15 * MS;
         bench.lane.charge(bench.now_ns);
         bench.usage(0).device_ns - before_ns
@@ -132,15 +142,18 @@ mod tests {
 
     #[test]
     fn a_standstill_of_the_host_is_nobodys() {
-        // What was planned is some 0.3 ms, and ten submissions take half a millisecond.
-        let none = after_a_standstill(0, false);
-        assert!(none <= 2500 * US, "the plan and the window: {none}");
-        let ten = after_a_standstill(10, true);
+        // What was planned is some 0.3 ms, and the window is 2.
+        for there in [There::Nothing, There::Kernel] {
+            let none = after_a_standstill(0, there);
+            assert!((2000 * US..=2500 * US).contains(&none), "{none}");
+        }
+        // Ten submissions take half a millisecond.
+        let ten = after_a_standstill(10, There::Kernel);
         assert!((400 * US..=1000 * US).contains(&ten), "{ten}");
-        let many = after_a_standstill(1000, true);
+        let many = after_a_standstill(1000, There::Kernel);
         assert_eq!(many, 15 * MS, "it ran all the time");
-        let lasting = after_a_standstill(0, true);
-        assert_eq!(lasting, 15 * MS, "a kernel that lasts");
+        let copy = after_a_standstill(0, There::Copy);
+        assert_eq!(copy, 15 * MS, "it may be of any length");
     }
 
     #[test]
@@ -156,16 +169,21 @@ mod tests {
         let mean_ns = seat.tail.mean_ns();
         let got =
             |seat: &Seat, got_ns| seat.got_while_late_ns(120 * MS, 0, got_ns, got_ns - MS / 2);
+        assert_eq!(
+            got(seat, 20 * MS),
+            20 * MS,
+            "nothing is known of its kernels"
+        );
+        seat.rate.launch(100);
+        seat.rate.charge(100 * MS);
         let ended_ns = got(seat, 20 * MS);
         assert!(ended_ns.abs_diff(mean_ns) < 20 * US, "{ended_ns}");
         assert_eq!(got(seat, 5 * MS), MS / 2, "it should have ended before");
-        let pages: &ClientPages = &bench.pages[0];
-        pages.client.want(0).expect("device").begin_blocking();
-        assert_eq!(
-            got(&bench.lane.seats[0], 20 * MS),
-            20 * MS,
-            "it has not ended"
-        );
+        There::Kernel.put(&bench.pages[0]);
+        let seat = &bench.lane.seats[0];
+        assert_eq!(got(seat, 20 * MS), ended_ns + MS, "it is at one more");
+        There::Copy.put(&bench.pages[0]);
+        assert_eq!(got(&bench.lane.seats[0], 20 * MS), 20 * MS);
         assert!(bench.lane.usage(TenantId(0)).is_some());
     }
 
