@@ -123,9 +123,11 @@ impl Lane {
             seat.tenant != slice.tenant && seat.tail_since_ns.is_some_and(waits)
         });
         let (mut ends_ns, mut entry) = (None, Some((0, u64::MAX)));
+        let mut look_out_ns = 0;
         for seat in waited_for {
             let since_ns = seat.tail_since_ns.unwrap_or(now_ns);
             ends_ns = ends_ns.max(Some(seat.tail.ends_ns(since_ns)));
+            look_out_ns = look_out_ns.max(seat.tail.look_out_ns(since_ns, self.pace.lead_ns));
             // Its last kernels are not put behind a lesser one's.
             let lesser =
                 class == Some(Class::Opportunistic) && seat.class(now_ns) != Class::Opportunistic;
@@ -152,7 +154,7 @@ impl Lane {
             if entry_ns.is_none_or(|entry_ns| now_ns < entry_ns) {
                 self.coming = Some(slice);
                 self.entry_ns = entry_ns;
-                let soon = ends_ns <= now_ns + self.pace.lead_ns;
+                let soon = look_out_ns <= now_ns;
                 return Decision {
                     again_ns: Some(entry_ns.map_or(look_ns, |entry_ns| look_ns.min(entry_ns))),
                     next: (soon || entry_ns.is_some()).then_some(slice.tenant),

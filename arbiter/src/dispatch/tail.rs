@@ -30,6 +30,9 @@ const SIDE_MOST_NS: i64 = 500_000;
 pub(super) const SHORT_NS: u64 = 500_000;
 /// A tail of which nothing has passed for so long, and for twice what its marks take, stands still.
 const STANDS_STILL_NS: u64 = 2_000_000;
+/// For no longer than this, besides, does somebody look at a gate because the end of a tail is not known well: together with the time
+/// by which he is woken beforehand it is less than the 0.2 ms after which he gives up.
+const LOOK_OUT_NS: u64 = 100_000;
 /// How long before the predicted end, besides what the prediction may be off: from the gate to the device, and what the
 /// device itself has to do before it turns to the next context.
 const ENTRY_NS: u64 = 30_000;
@@ -154,6 +157,12 @@ impl Tail {
         let (ends_ns, off) = self.believed(since_ns);
         let lead_ns = ENTRY_NS + off.sure_ns()?;
         Some((ends_ns.saturating_sub(lead_ns).max(since_ns), ends_ns))
+    }
+
+    /// From when on whoever comes next looks at its gate, where it does not go in by the clock: earlier, where the end is not known well.
+    pub fn look_out_ns(&self, since_ns: u64, lead_ns: u64) -> u64 {
+        let (ends_ns, off) = self.believed(since_ns);
+        ends_ns.saturating_sub(lead_ns + off.ns.min(LOOK_OUT_NS))
     }
 
     fn believed(&self, since_ns: u64) -> (u64, Off) {
