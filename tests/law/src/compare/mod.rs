@@ -348,6 +348,7 @@ fn compare(
 /// Runs a sequence again, with the calls of the differing block (and the ones before it) written out.
 fn replay(options: &Options, place: &Place, task: Task, mode: Mode, block: u64) -> String {
     const BEFORE: usize = 12;
+    const REPLAYS: u64 = 20;
     let first = block * BLOCK_CALLS;
     let shown = first.saturating_sub(BLOCK_CALLS)..first + BLOCK_CALLS + 1;
     let text = |mode: Mode| -> Vec<String> {
@@ -357,17 +358,30 @@ fn replay(options: &Options, place: &Place, task: Task, mode: Mode, block: u64) 
             .filter_map(|line| line.strip_prefix("shown ").map(str::to_owned))
             .collect()
     };
-    let (bare, other, again) = (text(Mode::Bare), text(mode), text(Mode::Bare));
-    let unstable = if bare == again {
-        ""
-    } else {
-        " (the bare driver differs from itself here)"
+    let differs = |bare: &[String], other: &[String]| {
+        (0..bare.len().max(other.len())).find(|at| bare.get(*at) != other.get(*at))
     };
-    let at = (0..bare.len().max(other.len())).find(|at| bare.get(*at) != other.get(*at));
-    let Some(at) = at else {
+    let bare = text(Mode::Bare);
+    // What depends on time differs in one run of many; what else the machine was doing then it may still do now.
+    let runs = (1..=REPLAYS).map(|run| (run, text(mode), text(Mode::Bare)));
+    let found = runs
+        .map(|(run, other, again)| {
+            let at = differs(&bare, &other);
+            (run, other, differs(&bare, &again).is_some(), at)
+        })
+        .find(|(_, _, unstable, at)| at.is_some() || *unstable);
+    let Some((run, other, unstable, at)) = found else {
         return format!(
-            "block {block} differed, but not when it was run again: not the same in every run{unstable}"
+            "block {block} differed, but not when it was run {REPLAYS} times again: not the same in every run"
         );
+    };
+    let unstable = match (unstable, run) {
+        (true, _) => " (the bare driver differs from itself here)".to_owned(),
+        (false, 1) => String::new(),
+        (false, run) => format!(" (not in every run: in the {run}. one when it was run again)"),
+    };
+    let Some(at) = at else {
+        return format!("in block {block}{unstable}");
     };
     let none = String::from("(nothing)");
     let mut report = format!("in block {block}{unstable}\n");
