@@ -7,7 +7,7 @@ use shim_ffi::*;
 use crate::client::{self, Attached};
 use crate::memory::Meter;
 use crate::thread::{Thread, thread};
-use crate::{injection, marks, memory, real, residency, signature};
+use crate::{injection, marks, memory, real, registration, residency, signature};
 
 /// Primary context of each device, as far as we have seen it retained. For implicit frees.
 static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
@@ -102,7 +102,14 @@ pub(crate) fn before(symbol: Symbol, args: &[usize]) {
     if let Some(context) = destroyed(symbol, args) {
         memory::context_dies(context);
     }
-    if matches!(
+    if may_destroy(symbol) {
+        // The registration of our marks goes with the context that made it.
+        registration::leave(destroyed(symbol, args));
+    }
+}
+
+fn may_destroy(symbol: Symbol) -> bool {
+    matches!(
         symbol,
         Symbol::cuCtxDestroy
             | Symbol::cuCtxDestroy_v2
@@ -111,10 +118,7 @@ pub(crate) fn before(symbol: Symbol, args: &[usize]) {
             | Symbol::cuDevicePrimaryCtxReset_v2
             | Symbol::cuDevicePrimaryCtxRelease
             | Symbol::cuDevicePrimaryCtxRelease_v2
-    ) {
-        // The registration of our marks goes with the context that made it.
-        marks::unregister();
-    }
+    )
 }
 
 /// What a context is taken to need when the device has no room for it, in bytes: some 430 MiB on recent cards. What others leave
@@ -153,6 +157,9 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
     thread.give_credit(0);
     if let Some(context) = destroyed(symbol, args) {
         memory::context_died(context, result.is_ok());
+    }
+    if may_destroy(symbol) {
+        registration::left();
     }
     if !result.is_ok() {
         return;

@@ -34,6 +34,7 @@ mod pace;
 mod proc_address;
 mod process;
 mod real;
+mod registration;
 mod residency;
 mod resize;
 mod signature;

@@ -9,7 +9,7 @@
 //! that weighs a second, a mean of sums over the recent past, in which the errors of the single weights come out. Of what nobody
 //! has seen yet four at a time are in flight.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use channel::{STREAM_SLOTS, StreamSlot, ThreadSlot};
@@ -20,7 +20,7 @@ use crate::gate::LEGACY;
 use crate::pace::{Alone, Private, RING};
 use crate::signature::Seen;
 use crate::thread::{MOST_CREDIT, StreamEntry, Thread};
-use crate::{capture, cost, process, real};
+use crate::{capture, cost, process, real, registration};
 
 /// Most submissions per mark.
 const LARGEST_BATCH: u64 = 1024;
@@ -32,15 +32,6 @@ const LEAST_BUDGET_NS: u64 = 2_000;
 const MARKS_PER_SAMPLE: u32 = 8;
 /// Time per mark where nothing bounds what is in flight.
 const UNBOUND_NS: u64 = 1_000_000;
-// States of the registration of our page: never tried, somebody is at it, done, the driver will not.
-const NEVER: u32 = 0;
-const BUSY: u32 = 1;
-const DONE: u32 = 2;
-const REFUSED: u32 = 3;
-
-static REGISTRATION: AtomicU32 = AtomicU32::new(NEVER);
-/// Distance from a host address in our page to its device address.
-static DEVICE_OFFSET: AtomicU64 = AtomicU64::new(0);
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
 
 /// What a submission weighs in its stream.
@@ -59,13 +50,8 @@ pub(crate) fn next_thread_slot() -> usize {
 
 /// In a forked child.
 pub(crate) fn forget() {
-    REGISTRATION.store(NEVER, Ordering::Relaxed);
+    registration::forget();
     NEXT_THREAD.store(0, Ordering::Relaxed);
-}
-
-/// The context that registered our page may be going.
-pub(crate) fn unregister() {
-    let _ = REGISTRATION.compare_exchange(DONE, NEVER, Ordering::AcqRel, Ordering::Relaxed);
 }
 
 /// Makes `stream` the thread's current one; marks what is unmarked on the one before.
@@ -263,7 +249,7 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached, alone: Option<Alone>) 
     let Some((index, slot)) = current(thread, attached) else {
         return;
     };
-    let Some(offset) = registered(attached) else {
+    let Some(offset) = registration::offset(attached) else {
         return;
     };
     let (now, private) = (now_ns(), &PRIVATE[index]); // PANIC: the pages and `PRIVATE` are of one length.
@@ -454,55 +440,4 @@ fn settle_if_over(thread: &Thread, slot: &StreamSlot) -> bool {
         slot.settle();
     }
     over
-}
-
-/// Distance to the device's view of our page, once the driver has taken it for pinned memory.
-fn registered(attached: &Attached) -> Option<u64> {
-    loop {
-        match REGISTRATION.load(Ordering::Acquire) {
-            DONE => return Some(DEVICE_OFFSET.load(Ordering::Relaxed)),
-            NEVER => {
-                if REGISTRATION
-                    .compare_exchange(NEVER, BUSY, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-                {
-                    let offset = capture::relaxed(|| register(attached));
-                    DEVICE_OFFSET.store(offset.unwrap_or(0), Ordering::Relaxed);
-                    REGISTRATION.store(
-                        if offset.is_some() { DONE } else { REFUSED },
-                        Ordering::Release,
-                    );
-                    if offset.is_none() {
-                        let reason = channel::Bypass::NoMarks;
-                        attached
-                            .end
-                            .client
-                            .write_record(0, channel::Event::Bypassing { reason });
-                    }
-                }
-            }
-            BUSY => {
-                client::current()?;
-                rustix::thread::sched_yield();
-            }
-            _ => return None,
-        }
-    }
-}
-
-fn register(attached: &Attached) -> Option<u64> {
-    let page: *const channel::ClientHalf = attached.end.client;
-    let bytes = size_of::<channel::ClientHalf>().next_multiple_of(4096);
-    // Portable and mapped: good in every context of this process.
-    const FLAGS: u32 = 1 | 2;
-    // SAFETY: a page-aligned mapping of our own, of that many whole pages, that is never unmapped.
-    let result = unsafe { real::cuMemHostRegister_v2(page.cast_mut().cast(), bytes, FLAGS) };
-    if !result.is_ok() && result != CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED {
-        return None;
-    }
-    let mut device = CUdeviceptr::default();
-    // SAFETY: valid pointer to a local; the page is registered.
-    let result =
-        unsafe { real::cuMemHostGetDevicePointer_v2(&raw mut device, page.cast_mut().cast(), 0) };
-    result.is_ok().then(|| device.0.wrapping_sub(page as u64))
 }

@@ -214,3 +214,9 @@ fn a_deepbound_library_is_told_the_quota_once_the_driver_is_in_use() {
     let first = Host::new(&program, &[library, "0"]);
     assert_eq!(first.run_job(&["--mem", QUOTA]), first.run(Way::Bare));
 }
+
+#[test]
+fn contexts_that_go_while_others_work() {
+    let outcome = Host::c("contexts_come_and_go.c").is_the_same_everywhere();
+    assert_eq!(outcome.stdout, "init 0\nbad 0\n");
+}
