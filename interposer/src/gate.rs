@@ -321,6 +321,7 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
         if grant.pass(now).map_or_else(|word| word != seen, |()| true) {
             continue;
         }
+        marks::look_while_waiting(thread(), attached);
         if attached.look_after(now) {
             continue;
         }

@@ -428,6 +428,21 @@ pub(crate) fn after_error(result: CUresult) {
     slots.for_each(StreamSlot::settle);
 }
 
+/// While the thread waits at the gate: where its context has failed its marks are never passed, and as long as they are outstanding its
+/// job is taken to have work on the device that does not end, and is not let in to find out.
+pub(crate) fn look_while_waiting(thread: &Thread, attached: &Attached) {
+    if thread.stream.get() == 0 || capture::any() {
+        return;
+    }
+    if let Some((_, slot)) = current(thread, attached)
+        && slot.done() != slot.issued()
+    {
+        let stream = CUstream(std::ptr::without_provenance_mut(thread.stream.get()));
+        // SAFETY: the stream that the program has just used on this thread.
+        after_error(unsafe { real::cuStreamQuery(stream) });
+    }
+}
+
 /// Asks the driver about the thread's stream: after an error no mark will ever be written again.
 fn settle_if_over(thread: &Thread, slot: &StreamSlot) -> bool {
     if capture::any() {
