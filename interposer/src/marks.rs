@@ -249,12 +249,14 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached, alone: Option<Alone>) 
     let Some((index, slot)) = current(thread, attached) else {
         return;
     };
-    let Some(offset) = registration::offset(attached) else {
-        return;
-    };
     let (now, private) = (now_ns(), &PRIVATE[index]); // PANIC: the pages and `PRIVATE` are of one length.
     private.observe(slot, now, false);
     let mark = slot.issue();
+    // Asked once the mark is counted: who is about to take the registration away waits for it from then on.
+    let Some(offset) = registration::offset(attached) else {
+        slot.withdraw(mark);
+        return;
+    };
     let weight_ns = thread.spent_ns.take();
     private.issued(mark, weight_ns, alone, now);
     thread.marks_since_apart.set(match alone {
@@ -437,10 +439,15 @@ pub(crate) fn look_while_waiting(thread: &Thread, attached: &Attached) {
     if let Some((_, slot)) = current(thread, attached)
         && slot.done() != slot.issued()
     {
-        let stream = CUstream(std::ptr::without_provenance_mut(thread.stream.get()));
-        // SAFETY: the stream that the program has just used on this thread.
-        after_error(unsafe { real::cuStreamQuery(stream) });
+        after_error(query(thread));
     }
+}
+
+/// How the thread's stream is.
+fn query(thread: &Thread) -> CUresult {
+    let stream = CUstream(std::ptr::without_provenance_mut(thread.stream.get()));
+    // SAFETY: the stream that the program has just used on this thread.
+    unsafe { real::cuStreamQuery(stream) }
 }
 
 /// Asks the driver about the thread's stream: after an error no mark will ever be written again.
@@ -448,9 +455,7 @@ fn settle_if_over(thread: &Thread, slot: &StreamSlot) -> bool {
     if capture::any() {
         return false;
     }
-    let stream = CUstream(std::ptr::without_provenance_mut(thread.stream.get()));
-    // SAFETY: the stream that the program has just used on this thread.
-    let over = unsafe { real::cuStreamQuery(stream) } != CUresult::CUDA_ERROR_NOT_READY;
+    let over = query(thread) != CUresult::CUDA_ERROR_NOT_READY;
     if over {
         slot.settle();
     }

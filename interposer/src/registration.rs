@@ -5,7 +5,7 @@
 //! or the write fails there and takes that context with it: no new marks are made from here on, and those that are under way are waited
 //! for. Whoever marks next registers anew, in a context that lives.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use shim_ffi::{CUcontext, CUdeviceptr, CUresult};
@@ -46,6 +46,8 @@ pub(crate) fn leave(context: Option<usize>) {
     let Some(attached) = client::current().filter(|_| left.is_ok()) else {
         return;
     };
+    // SYNC(leave): pairs with the fence in `offset`: either its mark is seen here, or it sees that we leave.
+    fence(Ordering::SeqCst);
     let begun_ns = now_ns();
     let devices = attached.end.device_map.iter().flatten();
     let is_idle = |device: u8| attached.end.client.in_flight(usize::from(device)).marks == 0;
@@ -63,8 +65,11 @@ pub(crate) fn left() {
     let _ = STATE.compare_exchange(LEAVING, NEVER, Ordering::AcqRel, Ordering::Relaxed);
 }
 
-/// Distance to the device's view of our page, once the driver has taken it for pinned memory.
+/// Distance to the device's view of our page, once the driver has taken it for pinned memory. To be asked when the mark is counted
+/// that is to be written there.
 pub(crate) fn offset(attached: &Attached) -> Option<u64> {
+    // SYNC(leave): see there.
+    fence(Ordering::SeqCst);
     loop {
         match STATE.load(Ordering::Acquire) {
             DONE => return Some(DEVICE_OFFSET.load(Ordering::Relaxed)),

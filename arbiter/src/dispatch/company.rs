@@ -74,13 +74,18 @@ impl Lane {
         again_ns
     }
 
+    /// It holds the device, or is about to: the gates of all of its clients are another's business then.
+    fn is_its_turn(&self, at: usize) -> bool {
+        let seat = &self.seats[at];
+        let told = self.announced.map(|(tenant, _)| tenant);
+        seat.hold.is_some() || told == Some(seat.tenant)
+    }
+
     fn let_go(&mut self, now_ns: u64, at: usize) {
         let device = self.device;
         let window_ns = u64::from(self.pace.window_us) * 1000;
-        let told = self.announced.map(|(tenant, _)| tenant);
+        let its_turn = self.is_its_turn(at);
         let seat = &mut self.seats[at];
-        // The gates of all of its clients are another's business then.
-        let its_turn = seat.hold.is_some() || told == Some(seat.tenant);
         let open_ns = now_ns.saturating_sub(seat.company.since_ns);
         let moved = seat.tail_since_ns.is_none()
             || of_others(seat, &seat.company.clients, device) < seat.company.marks;
@@ -101,7 +106,7 @@ impl Lane {
 
     fn let_come(&mut self, now_ns: u64, at: usize) {
         let device = self.device;
-        let told = self.announced.map(|(tenant, _)| tenant);
+        let its_turn = self.is_its_turn(at);
         let seat = &self.seats[at];
         let stands_still = seat.tail_since_ns.is_some() && seat.tail.stands_still(now_ns);
         let rest_ns = if seat.company.used_ns < self.pace.drain_ns {
@@ -110,7 +115,6 @@ impl Lane {
             AGAIN_NS
         };
         let rested = now_ns >= seat.company.left_ns.saturating_add(rest_ns);
-        let its_turn = seat.hold.is_some() || told == Some(seat.tenant);
         if !stands_still || !rested || its_turn || seat.gang || !seat.may_run() {
             return;
         }

@@ -82,7 +82,8 @@ impl Seat {
             // It is believed to have ended when it was expected to, and if it has not, to do so with what it is at.
             let begun_ns = now_ns.saturating_sub(got_ns);
             let left_ns = self.tail.ends_ns(since_ns).saturating_sub(begun_ns);
-            seen_ns.max(left_ns) + if there { one_ns } else { 0 }
+            let more_ns = if there { one_ns } else { 0 };
+            seen_ns.max(left_ns).saturating_add(more_ns)
         } else if more > 0 && there {
             // What was there before is about as much as what is there now.
             seen_ns.saturating_add(more_ns)
