@@ -1,0 +1,187 @@
+//! Clients that send garbage, say nothing, ring without end, lie, or speak an earlier minor version.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use channel::client::ClientEnd;
+use channel::wire::{Hello, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, Welcome};
+use channel::{ArbiterHalf, ClientHalf, Event, Mapped};
+use control::IterationSource;
+
+use super::bench::{self, Daemon, Worker, attach, introduction, named, until};
+
+#[test]
+fn garbage_and_silence_on_the_channel_cost_nobody_else() {
+    let daemon = Daemon::start();
+    let job = daemon
+        .operator()
+        .register(named("a", 0.5))
+        .expect("registered");
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[0xff; 7]] {
+        let socket = bench::seqpacket(&job.channel_socket);
+        assert!(bench::send(&socket, garbage));
+        let answer = bench::receive(&socket).expect("an answer");
+        let welcome = channel::wire::Welcome::decode(&answer).expect("a readable one");
+        assert_eq!(welcome.outcome, Outcome::Malformed);
+    }
+    let silent: Vec<_> = (0..200)
+        .map(|_| bench::seqpacket(&job.channel_socket))
+        .collect();
+    // Those who say nothing are let go, and then there is room.
+    until("a client is let in", || {
+        let client = ClientEnd::attach(&job.channel_socket, &introduction(&job), bench::PATIENCE);
+        client.ok()
+    });
+    drop(silent);
+    assert_eq!(daemon.operator().list().expect("list").len(), 1);
+}
+
+#[test]
+fn endless_lines_and_half_open_connections_cost_nobody_else() {
+    let daemon = Daemon::start();
+    let path = daemon.dir.control_socket();
+    let half_open: Vec<UnixStream> = (0..300)
+        .filter_map(|_| {
+            let mut stream = UnixStream::connect(&path).ok()?;
+            stream.write_all(b"{\"v_major\":1,").ok()?;
+            Some(stream)
+        })
+        .collect();
+    assert!(half_open.len() > 64);
+    assert!(daemon.operator().list().expect("served").is_empty());
+
+    let mut endless = UnixStream::connect(&path).expect("connected");
+    let chunk = vec![b'x'; 1 << 16];
+    let mut sent = 0;
+    while endless.write_all(&chunk).is_ok() && sent < (64 << 20) {
+        sent += chunk.len();
+    }
+    assert!(sent < (64 << 20), "nobody takes {sent} bytes for a request");
+    let mut answer = String::new();
+    let _ = endless.read_to_string(&mut answer);
+    assert!(daemon.operator().list().expect("served").is_empty());
+
+    let mut nonsense = UnixStream::connect(&path).expect("connected");
+    nonsense.write_all(b"hello\n{}\n").expect("sent");
+    nonsense
+        .shutdown(std::net::Shutdown::Write)
+        .expect("half closed");
+    let mut answers = String::new();
+    nonsense.read_to_string(&mut answers).expect("answered");
+    assert_eq!(answers.lines().count(), 2, "{answers}");
+    assert!(
+        answers.lines().all(|line| line.contains("invalid")),
+        "{answers}"
+    );
+}
+
+#[test]
+fn a_doorbell_that_never_stops_does_not_keep_others_from_their_turn() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let noisy = operator.register(named("noisy", 0.5)).expect("registered");
+    let quiet = operator.register(named("quiet", 0.5)).expect("registered");
+    let noisy = attach(&noisy);
+    let storm = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while storm.load(std::sync::atomic::Ordering::Relaxed) {
+                noisy.ring();
+            }
+        });
+        let worker = Worker::start(attach(&quiet));
+        until("the quiet one runs", || {
+            (worker.launches() > 200).then_some(())
+        });
+        storm.store(false, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(operator.list().expect("served").len(), 2);
+}
+
+#[test]
+fn a_client_that_lies_about_its_work_gets_its_share_and_no_more() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let liar = operator.register(named("liar", 0.5)).expect("registered");
+    let honest = operator.register(named("honest", 0.5)).expect("registered");
+    let liar = attach(&liar);
+    // Waits, blocks and computes without end, and its ring has moved on by more than a number can hold.
+    let want = liar.client.want(0).expect("device");
+    want.begin_waiting();
+    want.begin_blocking();
+    let stream = liar.client.claim_stream(0).expect("slot").1;
+    for _ in 0..100_000 {
+        stream.issue();
+        liar.client
+            .write_record(99, Event::Reattached { gap_ns: 1 });
+    }
+    liar.ring();
+    let worker = Worker::start(attach(&honest));
+    until("the honest one runs", || {
+        (worker.launches() > 200).then_some(())
+    });
+    let share = until("they have met for a second", || {
+        let jobs = operator.list().expect("list");
+        let met = jobs[1].contended_ns > 1_000_000_000;
+        met.then(|| jobs[1].share_got_contended.expect("contended"))
+    });
+    // Half, but for the tails without end that it has waited for before the liar was found out.
+    assert!(share > 0.4, "{share}");
+    let events = operator.events(0, 0).expect("events");
+    assert!(events.len() < 60, "{} lines", events.len());
+}
+
+/// A greeting by hand, with these abilities; what comes back.
+fn greet(job: &control::Registered, features: u64) -> (Welcome, Vec<OwnedFd>) {
+    let introduction = introduction(job);
+    let hello = Hello {
+        major: PROTOCOL_MAJOR,
+        minor: PROTOCOL_MINOR,
+        features,
+        token: introduction.token,
+        previous_slot: None,
+        gap_ns: 0,
+        devices: introduction.devices,
+        command: introduction.command,
+    };
+    let socket = bench::seqpacket(&job.channel_socket);
+    assert!(bench::send(&socket, &hello.encode()));
+    let (bytes, fds) = bench::receive_with(&socket);
+    (Welcome::decode(&bytes).expect("a welcome"), fds)
+}
+
+#[test]
+fn a_client_that_asks_for_no_signature_page_gets_four_descriptors_and_is_like_any_other() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let older = operator.register(named("older", 0.5)).expect("registered");
+    let newer = operator.register(named("newer", 0.5)).expect("registered");
+    let (welcome, fds) = greet(&older, 0);
+    assert_eq!((welcome.outcome, fds.len()), (Outcome::Attached, 4));
+    // Abilities that nobody knows are nobody's.
+    let (welcome, more) = greet(&newer, channel::SIGNATURES | 1 << 63);
+    assert_eq!((welcome.outcome, more.len()), (Outcome::Attached, 5));
+
+    let arbiter = Mapped::<ArbiterHalf>::open(fds[0].as_fd(), false).expect("the arbiter's half");
+    let client = Mapped::<ClientHalf>::open(fds[1].as_fd(), true).expect("the client's half");
+    let gate = arbiter.device(0).expect("device");
+    gate.look().expect("alone it finds its gate open");
+    client.thread(0).count_launch();
+    let jobs = operator.list().expect("list");
+    assert_eq!((jobs[0].launches, jobs[0].processes.len()), (1, 1));
+    // It has no boundaries to tell of, and takes its turns.
+    let _rival = Worker::start(attach(&newer));
+    client.want(0).expect("device").begin_waiting();
+    until("it is let in again and again", || {
+        let waits = gate.look().is_err();
+        if waits {
+            rustix::io::write(&fds[3], &1u64.to_ne_bytes()).expect("rung");
+        } else {
+            client.thread(0).count_launch();
+        }
+        (operator.list().expect("list")[0].grants > 20).then_some(())
+    });
+    let profile = operator.list().expect("list")[0].profile.clone();
+    assert!(profile.is_none_or(|profile| profile.found == IterationSource::None));
+}
