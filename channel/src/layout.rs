@@ -14,7 +14,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 1;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 3;
+pub const LAYOUT_MINOR: u32 = 4;
 
 /// Devices that one client can talk about.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };

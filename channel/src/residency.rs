@@ -85,6 +85,8 @@ pub enum OrderState {
     Refused = 5,
     /// It could neither be carried out nor undone; the client's submissions fail from here on.
     Failed = 6,
+    /// A restore is under way, and the client has said what it will touch before its end: it may run.
+    Begun = 7,
 }
 
 /// Why an order was refused or has failed.
@@ -147,9 +149,11 @@ impl Verb {
 impl OrderState {
     fn of(number: u8) -> Option<Self> {
         use OrderState::*;
-        [None, Working, Resident, Evicted, Partly, Refused, Failed]
-            .into_iter()
-            .find(|state| *state as u8 == number)
+        [
+            None, Working, Resident, Evicted, Partly, Refused, Failed, Begun,
+        ]
+        .into_iter()
+        .find(|state| *state as u8 == number)
     }
 }
 

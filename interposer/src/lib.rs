@@ -31,6 +31,7 @@ mod net;
 mod nvml;
 mod old_libc;
 mod pace;
+mod pipeline;
 mod proc_address;
 mod process;
 mod real;

@@ -78,6 +78,8 @@ pub(crate) struct Thread {
     pub(crate) last_check_ns: Cell<u64>,
     /// Consecutive times that waiting for the device has run out.
     pub(crate) impatience: Cell<u32>,
+    /// The restore in which the thread may go on before its end; 0: none. See `residency::early`.
+    pub(crate) leave: Cell<u32>,
     /// Next entry of `streams` to replace.
     pub(crate) next_stream: Cell<u32>,
     /// Remembered streams.

@@ -9,6 +9,8 @@
             save(model)
             sublet.resize_ready()
 
+Pipeline(model) lets an evicted model compute as soon as its first layers are back.
+
 Outside of a job of `sublet run` all of this does nothing. Nothing is imported but the standard library, and nothing is loaded: the
 functions are looked up in the library that `sublet run` has put into the process already.
 """
@@ -16,7 +18,9 @@ functions are looked up in the library that `sublet run` has put into the proces
 import ctypes
 import time
 
-__all__ = ["active", "resize_ready", "resize_requested", "step"]
+from .pipeline import Pipeline
+
+__all__ = ["Pipeline", "active", "resize_ready", "resize_requested", "step"]
 
 # How often a job that is ready to be stopped looks whether it still is to be, in seconds.
 _LOOK_S = 0.02

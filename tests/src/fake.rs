@@ -160,7 +160,10 @@ impl Attached {
     pub fn answered(&self) -> (OrderState, Reason) {
         wait_until("the agent answers", || {
             let answer = self.pages.client.answer(0)?;
-            let over = !matches!(answer.state, OrderState::None | OrderState::Working);
+            let over = !matches!(
+                answer.state,
+                OrderState::None | OrderState::Working | OrderState::Begun
+            );
             (answer.number == self.orders && over).then_some((answer.state, answer.reason))
         })
     }

@@ -32,7 +32,7 @@ fn the_preload_library_bears_the_drivers_name_and_all_its_symbols() {
 }
 
 /// What it exports besides the driver's symbols, and who asks for it.
-const BESIDES: [(&str, &str); 10] = [
+const BESIDES: [(&str, &str); 13] = [
     ("dlsym", "look-ups through a handle of the real driver"),
     ("dlvsym", "the same"),
     (
@@ -45,6 +45,12 @@ const BESIDES: [(&str, &str); 10] = [
         "programs that can change their size",
     ),
     ("sublet_resize_ready", "the same"),
+    (
+        "sublet_pipeline_add",
+        "programs that say which memory their parts need",
+    ),
+    ("sublet_pipeline_begin", "the same"),
+    ("sublet_pipeline_clear", "the same"),
     (
         "InitializeInjection",
         "the driver, where it is told to inject us",

@@ -199,6 +199,31 @@ fn a_program_in_python_is_told_to_change_its_size() {
 }
 
 #[test]
+fn a_model_in_python_says_which_memory_its_layers_need() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    let module = Artefacts::get().root().join("python");
+    let room = Room::new();
+    let mut alone = room.bare("python3");
+    let alone = Outcome::of(alone.arg(module.join("test_pipeline.py"))).succeeded();
+    assert_eq!(alone.stdout, "well\n");
+    let script = "import ctypes\n\
+        from sublet import pipeline\n\
+        print(pipeline._add(0, 4096, 4096), pipeline._begin(0), pipeline._clear())\n\
+        ctypes.CDLL('libcuda.so.1').cuInit(0)\n\
+        print(pipeline._add(0, 4096, 4096), pipeline._begin(0), pipeline._add(0, 0, 1), pipeline._clear())\n";
+    for (flags, answers) in [
+        (&["--mem", "2GiB"][..], "0 0 0\n0 0 -1 0\n"),
+        (&["--mem", "2GiB", "--evictable"], "0 0 0\n1 1 -1 1\n"),
+    ] {
+        let mut command = room.job(flags, "python3");
+        let command = command.env("PYTHONPATH", &module).args(["-c", script]);
+        assert_eq!(Outcome::of(command).succeeded().stdout, answers);
+    }
+}
+
+#[test]
 fn the_library_is_found_by_every_name_of_the_driver() {
     let room = Room::new();
     let driver = Artefacts::get().simulated_driver();

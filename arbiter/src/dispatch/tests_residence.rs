@@ -22,6 +22,8 @@ struct Agent {
     done: u64,
     refuses: Reason,
     silent: bool,
+    /// It runs once so much is back.
+    begins_at_bytes: u64,
 }
 
 impl Agent {
@@ -44,6 +46,7 @@ impl Agent {
             done: 0,
             refuses: Reason::None,
             silent: false,
+            begins_at_bytes: u64::MAX,
         };
         new.tell();
         new
@@ -113,6 +116,8 @@ impl Agent {
                     self.done = order.number;
                     self.tell();
                     self.answer(&order, OrderState::Refused, Reason::DeviceMemory);
+                } else if told.resident_bytes >= self.begins_at_bytes {
+                    self.answer(&order, OrderState::Begun, Reason::None);
                 }
             }
         }
@@ -130,6 +135,8 @@ struct World {
     free_bytes: u64,
     /// Steps in which each tenant's gate was open.
     open: Vec<u64>,
+    /// Of these, steps in which not all of its memory was there.
+    early: Vec<u64>,
     /// Steps in which nobody's was.
     idle: u64,
 }
@@ -181,6 +188,7 @@ impl World {
             agents,
             free_bytes,
             open: vec![0; count],
+            early: vec![0; count],
             idle: 0,
         }
     }
@@ -205,10 +213,13 @@ impl World {
                     silent(&agent.pages);
                 }
             }
+            let mut rang = waiting(&self.agents) > before;
             for agent in &mut self.agents {
+                let done = agent.done;
                 agent.step(self.now_ns, &mut self.free_bytes);
+                // What has failed is told at once.
+                rang |= agent.done != done && agent.told.resident_bytes == 0;
             }
-            let rang = waiting(&self.agents) > before;
             if rang || self.next_ns.is_none_or(|next_ns| next_ns <= self.now_ns) {
                 self.next_ns = self.lane.step(self.now_ns);
             }
@@ -216,7 +227,9 @@ impl World {
             for (at, agent) in self.agents.iter().enumerate() {
                 if agent.pages.arbiter.is_open(0) {
                     let there = agent.told.resident_bytes == agent.told.evictable_bytes;
-                    assert!(there, "tenant {at} runs without its memory");
+                    let enough = agent.told.resident_bytes >= agent.begins_at_bytes;
+                    assert!(there || enough, "tenant {at} runs without its memory");
+                    self.early[at] += u64::from(!there);
                     self.open[at] += 1;
                     idle = false;
                 }
@@ -263,6 +276,57 @@ fn two_that_do_not_fit_take_turns_and_the_device_is_busy_nine_tenths_of_the_time
     assert!(evictions > 5, "{evictions}");
     let used = world.lane.usage(TenantId(0)).expect("seat").device_ns;
     assert!(used > 8 * S, "{used}");
+}
+
+#[test]
+fn one_that_says_what_it_touches_runs_before_all_of_it_is_back_and_in_its_own_turn_alone() {
+    let mut world = World::two(100);
+    world.agents[1].begins_at_bytes = UNIT;
+    world.run(20 * S, |_, _| true);
+    assert_eq!(world.early[0], 0);
+    // Five of six units of every return, some milliseconds each.
+    let restores = world
+        .lane
+        .whereabouts(TenantId(1))
+        .expect("evictable")
+        .figures
+        .restores;
+    assert!(restores > 5, "{restores}");
+    assert!(
+        world.early[1] > restores * 5 * (UNIT / CHUNK) / 2,
+        "{} of {restores}",
+        world.early[1]
+    );
+    assert!((world.part(0) - 0.5).abs() < 0.06, "{:?}", world.open);
+}
+
+#[test]
+fn one_that_runs_early_and_does_not_get_the_rest_stops_and_is_tried_again() {
+    let mut world = World::two(100);
+    world.agents[1].begins_at_bytes = UNIT;
+    // Until it runs on a part; then the rest of its room is gone for a while.
+    for _ in 0..100_000 {
+        world.run(STEP_NS, |_, _| true);
+        if world.early[1] > 2 {
+            break;
+        }
+    }
+    assert_eq!(world.state(1), State::Restoring);
+    let lost = std::mem::take(&mut world.free_bytes);
+    world.agents[0].silent = true;
+    let mut stopped = 0;
+    for _ in 0..10_000 {
+        world.run(4 * MS, |at, _| at == 1);
+        if world.state(1) == State::Evicted {
+            stopped += 1;
+            assert!(!world.agents[1].pages.arbiter.is_open(0));
+        }
+    }
+    assert!(stopped > 50, "{stopped}: it was left alone for a while");
+    world.agents[0].silent = false;
+    world.free_bytes += lost;
+    world.run(60 * S, |at, _| at == 1);
+    assert_eq!(world.state(1), State::Resident);
 }
 
 #[test]

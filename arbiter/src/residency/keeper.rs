@@ -82,6 +82,15 @@ pub struct Keeper {
     lodgers: Vec<Lodger>,
 }
 
+/// Whether every process of a tenant can run, some of them before all of their memory is back.
+fn begun(stations: &BTreeMap<u64, (TenantId, Station)>, guest: &Guest<'_>) -> bool {
+    let mut own = guest
+        .clients
+        .iter()
+        .filter_map(|(client, _)| stations.get(client));
+    own.all(|(_, station)| station.may_run())
+}
+
 impl Keeper {
     /// Of a device whose jobs all stay.
     pub fn new(device: usize) -> Self {
@@ -431,6 +440,13 @@ impl Keeper {
                 record.standing = match (record.phase, standing) {
                     // A departure that is over before its gate was closed has nothing to move.
                     (Phase::Settled, standing) => standing,
+                    // The room is its own already; it uses as much of it as is there.
+                    (
+                        Phase::Ordered {
+                            verb: Verb::Restore,
+                        },
+                        _,
+                    ) if begun(&self.stations, guest) => Standing::In,
                     _ => Standing::Moving,
                 };
                 let waits_inside = self

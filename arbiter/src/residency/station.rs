@@ -100,6 +100,8 @@ pub struct Station {
     /// Number of the last order.
     number: u64,
     order: Option<Sent>,
+    /// The client says that it may run before the restore under way is over.
+    has_begun: bool,
     footprint: Footprint,
 }
 
@@ -107,7 +109,10 @@ impl Station {
     /// Of a client that has attached, perhaps from an earlier arbiter, with its memory wherever it left it.
     pub fn new(pages: &ClientPages, device: usize) -> Self {
         let answer = pages.client.answer(device).unwrap_or_default();
-        let moved = matches!(answer.state, OrderState::Evicted | OrderState::Working);
+        let moved = matches!(
+            answer.state,
+            OrderState::Evicted | OrderState::Working | OrderState::Begun
+        );
         let mut new = Self {
             number: answer.number,
             state: if moved {
@@ -131,6 +136,11 @@ impl Station {
         self.footprint
     }
 
+    /// Whether the client can run as it is: its memory is usable where it is, or as much of it is back as it says that it touches.
+    pub fn may_run(&self) -> bool {
+        self.state.is_usable() || (self.has_begun && self.state == State::Restoring)
+    }
+
     /// Whether an order is under way.
     pub fn is_busy(&self) -> bool {
         self.order.is_some()
@@ -147,6 +157,7 @@ impl Station {
     ) {
         // A stranger's number may be anything; it has to fit the answer's 48 bits.
         self.number = (self.number % (1 << 47)) + 1;
+        self.has_begun = false;
         self.footprint = pages.client.footprint(device);
         self.state = match verb {
             Verb::Evict => State::Evicting,
@@ -185,6 +196,10 @@ impl Station {
                 reason,
             }) if number == sent.number => match (sent.verb, state) {
                 (_, OrderState::None | OrderState::Working) => None,
+                (Verb::Restore, OrderState::Begun) => {
+                    self.has_begun = true;
+                    None
+                }
                 (Verb::Evict, OrderState::Evicted)
                 // What lies in host memory beyond the quota stays there.
                 | (Verb::Restore | Verb::Fit, OrderState::Partly | OrderState::Resident) => Some(None),
@@ -203,6 +218,7 @@ impl Station {
             None => return None,
         };
         self.order = None;
+        self.has_begun = false;
         let told_failed = answer.is_some_and(|answer| {
             answer.number == sent.number && answer.state == OrderState::Failed
         });
@@ -346,6 +362,37 @@ mod tests {
         let ended = bench.says(50 * MS, number, OrderState::Resident, Reason::None);
         assert_eq!(ended.map(|ended| ended.failed), Some(None));
         assert_eq!(bench.station.state(), State::Resident);
+    }
+
+    #[test]
+    fn a_job_may_run_before_it_is_back_where_it_says_so_and_no_longer_than_its_order_lasts() {
+        let mut bench = Bench::new(GIB);
+        let number = bench.give(0, Verb::Evict);
+        let said = bench.says(1, number, OrderState::Begun, Reason::None);
+        assert!(said.is_some_and(|ended| ended.failed == Some(Why::Other(OrderState::Begun))));
+        let number = bench.give(2, Verb::Evict);
+        bench.holds(0);
+        bench.says(3, number, OrderState::Evicted, Reason::None);
+        let number = bench.give(4, Verb::Restore);
+        assert!(!bench.station.may_run());
+        bench.says(5, number - 1, OrderState::Begun, Reason::None);
+        assert!(!bench.station.may_run(), "of another order");
+        assert_eq!(bench.says(6, number, OrderState::Begun, Reason::None), None);
+        assert!(bench.station.may_run() && bench.station.is_busy());
+        assert_eq!(bench.station.state(), State::Restoring);
+        assert!(!bench.station.state().is_usable());
+        // It has to leave again, or says nothing more: it may not.
+        let late = bench.station.look(4 + 100 * MS + GRACE_NS, &bench.pages, 0);
+        assert_eq!(late.and_then(|ended| ended.failed), Some(Why::Silent));
+        assert!(!bench.station.may_run());
+        let number = bench.give(4, Verb::Restore);
+        bench.says(5, number, OrderState::Begun, Reason::None);
+        let refused = bench.says(6, number, OrderState::Refused, Reason::DeviceMemory);
+        assert!(refused.is_some() && !bench.station.may_run());
+        let number = bench.give(7, Verb::Restore);
+        bench.says(8, number, OrderState::Begun, Reason::None);
+        bench.give(9, Verb::Evict);
+        assert!(!bench.station.may_run());
     }
 
     #[test]

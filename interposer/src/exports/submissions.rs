@@ -70,7 +70,7 @@ macro_rules! gated {
                 if matches!(ticket, gate::Ticket::Deny) {
                     return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
                 }
-                let pass = match residency::pass() {
+                let pass = match residency::pass_submission(Symbol::$symbol, &[$($arg),*]) {
                     Ok(pass) => pass,
                     Err(status) => {
                         gate::withdraw(ticket);

@@ -17,7 +17,7 @@ use channel::{Answer, MAX_DEVICES, Order, OrderState, Reason, Verb};
 use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
-use super::{ahead, fit, lanes, latch, piece, tuning};
+use super::{ahead, early, fit, lanes, latch, piece, tuning};
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::errno::Preserve;
 use crate::thread::thread;
@@ -169,6 +169,11 @@ fn run() {
         }
         if latch::is_closed() {
             look_after(attached);
+            if latch::is_closed() && engine::anything_left() {
+                BUSY.store(true, Ordering::Release);
+                engine::retreat(now_ns() + STEP.as_nanos() as u64); // CAST: a quarter of a second.
+                BUSY.store(false, Ordering::Release);
+            }
         } else if let Some(took) = make_ready(attached) {
             // The driver may keep the program's calls waiting meanwhile; it is let go on in between.
             attached.end.arbiter.wait_for_orders(seen, took / 4);
@@ -204,7 +209,10 @@ fn due(attached: &Attached, device: usize) -> Option<Order> {
     let order = attached.end.arbiter.device(device)?.order()?;
     let answer = attached.end.client.answer(device).unwrap_or_default();
     let open = answer.number != order.number
-        || matches!(answer.state, OrderState::None | OrderState::Working);
+        || matches!(
+            answer.state,
+            OrderState::None | OrderState::Working | OrderState::Begun
+        );
     open.then_some(order)
 }
 
@@ -237,7 +245,10 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
     let outcome = match order.verb {
         Verb::Evict => quiet(order.deadline_mono_ns, &given_up)
             .map_or_else(Outcome::Refused, |()| engine::evict(device)),
-        Verb::Restore => engine::restore(device, order.deadline_mono_ns, &given_up),
+        Verb::Restore => {
+            let begun = || say(attached, device, number, OrderState::Begun, Reason::None);
+            engine::restore_early(device, order.deadline_mono_ns, &given_up, &begun)
+        }
         Verb::Fit => quiet(order.deadline_mono_ns, &given_up).map_or_else(Outcome::Refused, |()| {
             fit::fit(
                 device,
@@ -248,8 +259,13 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
         }),
     };
     let out = engine::anything_out();
-    if !out {
-        latch::open();
+    if outcome == Outcome::Done {
+        engine::nothing_left(device);
+    }
+    if out {
+        early::revoke();
+    } else {
+        engine::all_is_back();
     }
     let (state, reason) = match outcome {
         Outcome::Done if order.verb == Verb::Evict => (OrderState::Evicted, Reason::None),
@@ -270,7 +286,8 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
 /// as it was before.
 fn quiet(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(), Reason> {
     if latch::is_closed() {
-        return Ok(());
+        // Whoever was let go early may have work on the devices.
+        return early::settle(deadline_ns, given_up).map(|_| ());
     }
     if capture::any() {
         return Err(Reason::Capturing);
@@ -307,6 +324,14 @@ fn look_after(attached: &'static Attached) {
     }
 }
 
+/// How a restore has ended; where all is back nothing of it is to go any more.
+fn brought(device: usize, outcome: Outcome) -> Outcome {
+    if outcome == Outcome::Done {
+        engine::nothing_left(device);
+    }
+    outcome
+}
+
 /// Brings everything back without an order.
 fn alone(attached: &'static Attached) {
     BUSY.store(true, Ordering::Release);
@@ -319,7 +344,7 @@ fn alone(attached: &'static Attached) {
     };
     for device in 0..MAX_DEVICES {
         if let Outcome::Refused(Reason::DeviceMemory) | Outcome::Failed(..) =
-            engine::restore(device, until_ns, &given_up)
+            brought(device, engine::restore(device, until_ns, &given_up))
             && !given_up()
         {
             // Asked for again at the next look; until then nobody waits for what may not come.
@@ -327,7 +352,7 @@ fn alone(attached: &'static Attached) {
         }
     }
     if !engine::anything_out() {
-        latch::open();
+        engine::all_is_back();
     }
     BUSY.store(false, Ordering::Release);
 }

@@ -19,7 +19,7 @@ use shim_ffi::*;
 use super::piece::{self, GRANULE, Mapping, Piece, Place};
 use super::ranges::Ranges;
 use super::room::Room;
-use super::{agent, latch, tuning};
+use super::{agent, groups, latch, tuning};
 use crate::client;
 use crate::memory::{Meter, granules};
 use crate::thread::thread;
@@ -137,6 +137,25 @@ pub(super) fn known(address: u64) -> Option<Known> {
         context: arena.context,
         ordinal: arena.ordinal,
     })
+}
+
+/// Where allocations lie from `start` to `end`.
+pub(super) fn live(start: u64, end: u64) -> Vec<(u64, u64)> {
+    let Some(arena) = at(start) else {
+        return Vec::new();
+    };
+    let inner = arena.inner();
+    let first = inner.blocks.range(..=start).next_back();
+    first
+        .into_iter()
+        .chain(
+            inner
+                .blocks
+                .range(start.saturating_add(1)..end.max(start.saturating_add(1))),
+        )
+        .map(|(at, block)| ((*at).max(start), at.saturating_add(block.bytes).min(end)))
+        .filter(|(from, to)| from < to)
+        .collect()
 }
 
 /// Notes `SYNC_MEMOPS` of the allocation that an address lies in.
@@ -630,7 +649,13 @@ impl Arena {
         // As the driver's own: nothing that was submitted before may still use it when somebody else is given the place.
         self.synchronize()?;
         let _pass = latch::pass()?;
-        let outcome = self.inner().remove(address);
+        let (outcome, end) = {
+            let mut inner = self.inner();
+            let block = inner.blocks.get(&address);
+            let end = block.map_or(address, |block| address.saturating_add(block.bytes));
+            (inner.remove(address), end)
+        };
+        groups::forget(address, end);
         match outcome {
             None => Err(CUresult::CUDA_ERROR_INVALID_VALUE), // another thread was faster
             Some(None) => Ok(()),
@@ -682,6 +707,7 @@ pub(crate) fn context_died(context: usize) {
             continue;
         }
         let inner = std::mem::take(&mut *arena.inner());
+        groups::forget(arena.base, arena.base.saturating_add(arena.bytes));
         let of_chunks = inner.chunks.values().map(|chunk| chunk.piece);
         let of_blocks = inner
             .blocks

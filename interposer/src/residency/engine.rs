@@ -9,15 +9,17 @@
 //! What was allocated last comes back first and leaves last: a guess at what is used next, and no more.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use channel::Reason;
 use shim_ffi::*;
 
+use super::early::{self, Watch};
 use super::lanes::{Flight, Step, Stopped, done, enter, settle};
 use super::piece::{self, Mapping, Place};
 use super::shadow::{Shadow, host_available_bytes};
-use super::{digest, tuning};
+use super::{digest, latch, tuning};
 use crate::client::{self, now_ns};
 use crate::{capture, process, real};
 
@@ -328,26 +330,33 @@ fn leave(flight: Option<(Flight, Option<digest::Digest>)>) -> Step<()> {
 pub(super) fn restore(device: usize, deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Outcome {
     let mut ids = in_place(device, Place::Out);
     ids.reverse();
-    let moved = capture::relaxed(|| copy_back(&ids, deadline_ns, given_up));
+    bring_back(device, &ids, &Watch::nobody(), (deadline_ns, given_up))
+}
+
+/// The same, where the program may begin before the end: `begun` is called when a thread of it does.
+pub(super) fn restore_early(
+    device: usize,
+    deadline_ns: u64,
+    given_up: &dyn Fn() -> bool,
+    begun: &dyn Fn(),
+) -> Outcome {
+    let mut ids = in_place(device, Place::Out);
+    ids.reverse();
+    let watch = Watch::over(&mut ids, begun);
+    bring_back(device, &ids, &watch, (deadline_ns, given_up))
+}
+
+fn bring_back(
+    device: usize,
+    ids: &[u64],
+    watch: &Watch<'_>,
+    (deadline_ns, given_up): (u64, &dyn Fn() -> bool),
+) -> Outcome {
+    let moved = capture::relaxed(|| copy_back(ids, watch, deadline_ns, given_up));
     let outcome = match moved {
         Ok(()) => Outcome::Done,
         Err(stopped) => {
-            let undone: Step<()> = capture::relaxed(|| {
-                ids.iter().try_for_each(|id| {
-                    let back = look(*id)?;
-                    if back.handle == 0 {
-                        return Ok(());
-                    }
-                    piece::dismiss(back.handle, back.bytes, &back.mappings).map_err(Stopped::by)?;
-                    piece::with(|pieces| {
-                        if let Some(piece) = pieces.all.get_mut(id) {
-                            piece.place = Place::Out;
-                            piece.handle = 0;
-                        }
-                    });
-                    Ok(())
-                })
-            });
+            let undone = go_back(device, ids, watch);
             match undone {
                 Ok(()) if stopped.reason != Reason::Driver => Outcome::Refused(stopped.reason),
                 _ => Outcome::Failed(stopped.reason, stopped.status),
@@ -358,15 +367,118 @@ pub(super) fn restore(device: usize, deadline_ns: u64, given_up: &dyn Fn() -> bo
     outcome
 }
 
-fn copy_back(ids: &[u64], deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Step<()> {
-    let mut flights = VecDeque::new();
+/// After a restore that stopped half-way: what has come back leaves again. It goes without a copy, for its shadow still holds it, unless the
+/// program has worked with it meanwhile; then it is waited for and copied. What the device does not finish with in time is
+/// left there, for [`retreat`].
+fn go_back(device: usize, ids: &[u64], watch: &Watch<'_>) -> Step<()> {
+    let used = if watch.is_on() {
+        early::settle(early::settle_by_ns(), &|| false)
+    } else {
+        Ok(false)
+    };
+    let (kept, dropped): (Vec<u64>, Vec<u64>) = piece::with(|pieces| {
+        ids.iter().partition(|id| {
+            let arrived = pieces.all.get(id).map(|piece| piece.place) == Some(Place::Resident);
+            arrived && used != Ok(false)
+        })
+    });
+    capture::relaxed(|| {
+        dropped.iter().try_for_each(|id| {
+            let back = look(*id)?;
+            if back.handle == 0 {
+                return Ok(());
+            }
+            piece::dismiss(back.handle, back.bytes, &back.mappings).map_err(Stopped::by)?;
+            piece::with(|pieces| {
+                if let Some(piece) = pieces.all.get_mut(id) {
+                    piece.place = Place::Out;
+                    piece.handle = 0;
+                }
+            });
+            Ok(())
+        })
+    })?;
+    if used.is_err() && !kept.is_empty() {
+        LEFT.fetch_or(1 << device, Ordering::Relaxed);
+        return Ok(());
+    }
+    leave_all(&kept)
+}
+
+/// Copies pieces out, what has changed of them.
+fn leave_all(ids: &[u64]) -> Step<()> {
+    capture::relaxed(|| {
+        let digests = tuning::reuses().then(|| digest::begin(ids));
+        copy_out(ids, digests)
+    })
+}
+
+/// Devices, as bits, on which something was left that is to go: nobody may use it, and others may want its room.
+static LEFT: AtomicU64 = AtomicU64::new(0);
+const _: () = assert!(channel::MAX_DEVICES <= 64);
+
+/// Whether [`retreat`] has anything to do.
+pub(super) fn anything_left() -> bool {
+    LEFT.load(Ordering::Relaxed) != 0
+}
+
+/// Nothing is to go any more: it may be used, or has gone.
+pub(super) fn nothing_left(device: usize) {
+    LEFT.fetch_and(!(1 << device), Ordering::Relaxed);
+}
+
+/// Calls of the program go on.
+pub(super) fn all_is_back() {
+    LEFT.store(0, Ordering::Relaxed);
+    latch::open();
+}
+
+/// With the latch closed: what a restore that stopped had to leave on a device goes, if the device is done with it.
+pub(super) fn retreat(deadline_ns: u64) {
+    if early::settle(deadline_ns, &|| false).is_err() {
+        return;
+    }
+    for device in (0..channel::MAX_DEVICES).filter(|at| LEFT.load(Ordering::Relaxed) >> at & 1 != 0)
+    {
+        if leave_all(&in_place(device, Place::Resident)).is_ok() {
+            nothing_left(device);
+        }
+        piece::with(|pieces| pieces.publish(device));
+    }
+}
+
+fn copy_back(
+    ids: &[u64],
+    watch: &Watch<'_>,
+    deadline_ns: u64,
+    given_up: &dyn Fn() -> bool,
+) -> Step<()> {
+    // What the agent waits for it may wait for long; whoever was let go meanwhile is told of.
+    let given_up = || {
+        watch.look();
+        given_up()
+    };
+    let mut flights: VecDeque<Flight> = VecDeque::new();
+    let arrive = |flight: Option<Flight>| {
+        flight.map_or(Ok(()), |flight| {
+            arrive(&flight, watch)?;
+            watch.arrived(flight.id);
+            Ok(())
+        })
+    };
     let mut last = CUstream::NULL;
     let mut copies = || {
         for id in ids {
             let from = look(*id)?;
             let lanes = enter(from.context)?;
             last = lanes.back;
-            let handle = bring(&from, deadline_ns, given_up)?;
+            // Where somebody may wait for just this piece, it is looked for while room for the next one is.
+            let handle = bring(&from, deadline_ns, &given_up, &mut || {
+                while watch.is_on() && flights.front().is_some_and(Flight::has_landed) {
+                    arrive(flights.pop_front())?;
+                }
+                Ok(())
+            })?;
             piece::with(|pieces| {
                 if let Some(piece) = pieces.all.get_mut(id) {
                     piece.handle = handle;
@@ -385,12 +497,14 @@ fn copy_back(ids: &[u64], deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Step
                 )
             })?;
             flights.push_back(Flight::begin(*id, from.bytes, lanes.back)?);
-            while flights.len() >= tuning::depth() {
-                arrive(&flights.pop_front())?;
+            while flights.len() >= tuning::depth()
+                || (watch.is_on() && flights.front().is_some_and(Flight::has_landed))
+            {
+                arrive(flights.pop_front())?;
             }
         }
         while !flights.is_empty() {
-            arrive(&flights.pop_front())?;
+            arrive(flights.pop_front())?;
         }
         Ok(())
     };
@@ -402,7 +516,12 @@ fn copy_back(ids: &[u64], deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Step
 }
 
 /// Creates and maps; where the device has no memory yet, again and again.
-fn bring(of: &Move, deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Step<u64> {
+fn bring(
+    of: &Move,
+    deadline_ns: u64,
+    given_up: &dyn Fn() -> bool,
+    meanwhile: &mut dyn FnMut() -> Step<()>,
+) -> Step<u64> {
     let mut nap = Duration::from_micros(20);
     loop {
         match piece::bring(of.bytes, &of.properties, &of.mappings) {
@@ -413,6 +532,7 @@ fn bring(of: &Move, deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Step<u64> 
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
                 if now_ns() < deadline_ns && !process::exiting() && !given_up() =>
             {
+                meanwhile()?;
                 client::pause(nap);
                 nap = (nap * 2).min(Duration::from_micros(500));
             }
@@ -421,11 +541,11 @@ fn bring(of: &Move, deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Step<u64> 
     }
 }
 
-fn arrive(flight: &Option<Flight>) -> Step<()> {
-    let Some(flight) = flight else {
-        return Ok(());
-    };
-    flight.land()?;
+fn arrive(flight: &Flight, watch: &Watch<'_>) -> Step<()> {
+    flight.land_while(&|| {
+        watch.look();
+        false
+    })?;
     piece::with(|pieces| {
         let Some(piece) = pieces.all.get_mut(&flight.id) else {
             return;

@@ -338,13 +338,25 @@ impl Flight {
     }
 
     pub(super) fn land(&self) -> Step<()> {
+        self.land_while(&|| false)
+    }
+
+    /// The same, with something to look at meanwhile, which may give it up.
+    pub(super) fn land_while(&self, given_up: &dyn Fn() -> bool) -> Step<()> {
         if self.event.is_null() {
             return Ok(());
         }
         // SAFETY: our own event.
-        poll(copy_deadline_ns(self.bytes), &|| false, || unsafe {
+        poll(copy_deadline_ns(self.bytes), given_up, || unsafe {
             real::cuEventQuery(self.event)
         })
+    }
+
+    /// Whether the copy is over, well or not.
+    pub(super) fn has_landed(&self) -> bool {
+        // SAFETY: our own event.
+        self.event.is_null()
+            || unsafe { real::cuEventQuery(self.event) } != CUresult::CUDA_ERROR_NOT_READY
     }
 }
 

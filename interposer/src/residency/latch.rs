@@ -9,13 +9,16 @@
 //! a program that waits in `cuMemAlloc` wants its memory back as much as one that waits to launch. Where the memory could not be
 //! brought back the call is answered with an error.
 //!
+//! While the memory comes back, threads that have said what they touch may have a leave ([`early`](super::early)) to pass all the same.
+//!
 //! The price is two locked additions per call, in evictable tenants alone.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use shim_ffi::CUresult;
+use shim_ffi::{CUresult, Symbol};
 
+use super::early;
 use crate::client::{self, now_ns};
 use crate::process;
 use crate::thread::{Thread, thread};
@@ -59,6 +62,24 @@ pub(crate) fn pass() -> Result<Pass, CUresult> {
     } else {
         Ok(Pass(None))
     }
+}
+
+/// The same for a submission, which a thread with a leave may make although the latch is closed.
+#[inline(always)]
+pub(crate) fn pass_submission(symbol: Symbol, words: &[usize]) -> Result<Pass, CUresult> {
+    if !super::active() {
+        return Ok(Pass(None));
+    }
+    early::pass(symbol, words).map_or_else(enter, Ok)
+}
+
+/// Counts a call in that has a leave, if that still holds.
+pub(super) fn pass_by_leave(thread: &Thread, leave: u32) -> Option<Pass> {
+    let line = line_of(thread);
+    // SYNC(early): as in `enter`, with the agent's `revoke`.
+    line.fetch_add(1, Ordering::SeqCst);
+    let pass = Pass(Some(line));
+    early::holds(leave).then_some(pass)
 }
 
 /// The same without waiting: `None` where the latch is closed.
@@ -146,6 +167,11 @@ pub(super) fn is_closed() -> bool {
     LATCH.load(Ordering::Relaxed) & CLOSED != 0
 }
 
+/// Whether calls are answered with an error instead of waiting.
+pub(super) fn has_failed() -> bool {
+    FAILED.load(Ordering::Acquire) != 0
+}
+
 /// How often it has closed and opened, as a number that changes.
 pub(super) fn changes() -> u32 {
     LATCH.load(Ordering::Relaxed)
@@ -158,13 +184,21 @@ pub(super) fn close(deadline_ns: u64) -> bool {
     }
     // SYNC(latch): see `enter`.
     LATCH.fetch_add(CLOSED, Ordering::SeqCst);
+    let empty = empty(deadline_ns);
+    if !empty {
+        open();
+    }
+    empty
+}
+
+/// Waits until nobody is inside; false where somebody still is at `deadline_ns`.
+pub(super) fn empty(deadline_ns: u64) -> bool {
     let mut nap = Duration::from_micros(20);
     loop {
         if INSIDE.iter().all(|line| line.0.load(Ordering::SeqCst) == 0) {
             return true;
         }
         if now_ns() > deadline_ns || process::exiting() {
-            open();
             return false;
         }
         client::pause(nap);
@@ -177,6 +211,9 @@ pub(super) fn open() {
     FAILED.store(0, Ordering::Release);
     if is_closed() {
         LATCH.fetch_add(CLOSED, Ordering::SeqCst);
+        // Leaves are needed no longer; what was begun by them is like any other work from here on.
+        early::revoke();
+        early::settled();
         wake();
     }
 }
@@ -190,6 +227,7 @@ pub(super) fn fail(status: CUresult) {
 fn wake() {
     use rustix::thread::futex;
     let _ = futex::wake(&LATCH, futex::Flags::PRIVATE, i32::MAX as u32);
+    early::signal();
 }
 
 /// In a forked child.

@@ -7,7 +7,8 @@
 //! the device's memory stay valid, for every address is what it was.
 //!
 //! It is all or nothing. Which buffers a kernel touches is not known to anybody outside of it (pointers lie in device memory), and
-//! one that touches an address with nothing behind it ends the context. See `docs/residency.md`.
+//! one that touches an address with nothing behind it ends the context. Only a program that says itself which memory its parts need
+//! ([`groups`]) goes on before all of it is back ([`early`]). See `docs/residency.md`.
 //!
 //! This is the one place where we keep a thread in the tenant and where a call of the program waits for a lock that is held over
 //! driver calls: the latch. Both exist in evictable tenants only.
@@ -16,8 +17,10 @@ mod agent;
 mod ahead;
 mod arena;
 mod digest;
+mod early;
 mod engine;
 mod fit;
+mod groups;
 mod lanes;
 mod latch;
 mod owned;
@@ -36,7 +39,7 @@ pub(crate) use agent::stop;
 pub(crate) use ahead::leaving;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use lanes::{note_context, peers};
-pub(crate) use latch::{Pass, pass, try_pass};
+pub(crate) use latch::{Pass, pass, pass_submission, try_pass};
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, translate, unmapped};
 pub(crate) use piece::overflow_bytes;
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
@@ -65,5 +68,11 @@ pub(crate) fn forget() {
     ACTIVE.store(false, Ordering::Relaxed);
     latch::forget();
     ahead::forget();
+    early::forget();
     agent::forget();
+}
+
+/// What the program says about its parts: see [`early`].
+pub(crate) mod pipeline {
+    pub(crate) use super::early::{add, begin, clear};
 }

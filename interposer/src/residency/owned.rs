@@ -150,6 +150,7 @@ fn mapped(address: u64, handle: u64) {
 
 /// After `cuMemUnmap` of a range, which is made of whole mappings. Inside the latch.
 pub(crate) fn unmapped(start: u64, end: u64) {
+    super::groups::forget(start, end);
     let touched: Vec<u64> = piece::with(|pieces| {
         let mut touched = Vec::new();
         let mut devices = Vec::new();
