@@ -11,6 +11,7 @@ use shim_ffi::*;
 use super::last_use::{self, Ranges};
 use super::parameters;
 use crate::capture;
+use crate::errno::Preserve;
 
 /// Where a call's addresses are, by the positions of its arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,6 +153,7 @@ pub(crate) fn used(symbol: Symbol, args: &[usize], result: CUresult) {
 fn copy(symbol: Symbol, args: &[usize]) {
     let _ = std::panic::catch_unwind(|| {
         if !capture::any() {
+            let _errno = Preserve::new();
             // SAFETY: the driver has just carried out this call of these arguments.
             last_use::note(|ranges| unsafe { note_copy(ranges, names(symbol), args) });
         }
