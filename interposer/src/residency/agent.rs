@@ -344,14 +344,20 @@ fn keep_budget(attached: &Attached) {
     }
 }
 
-/// Gives shadows of what is on its device back, until `bytes` are.
-fn give_shadows_back(bytes: u64) {
+/// Gives shadows of what is on its device back, until `bytes` are: first of what leaves last.
+pub(super) fn give_shadows_back(bytes: u64) {
     let mut left = bytes;
     let gone: Vec<_> = piece::with(|pieces| {
         let mut gone = Vec::new();
-        for piece in pieces.all.values_mut() {
-            if left == 0 || piece.place == piece::Place::Out {
-                continue;
+        let mut there: Vec<&mut piece::Piece> = pieces
+            .all
+            .values_mut()
+            .filter(|piece| piece.place != piece::Place::Out)
+            .collect();
+        there.sort_unstable_by_key(|piece| std::cmp::Reverse(piece.used));
+        for piece in there {
+            if left == 0 {
+                break;
             }
             if let Some(shadow) = piece.shadow.take() {
                 left = left.saturating_sub(piece.bytes);

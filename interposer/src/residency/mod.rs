@@ -17,6 +17,7 @@ mod ahead;
 mod arena;
 mod digest;
 mod engine;
+mod extent;
 mod fit;
 mod lanes;
 mod last_use;
@@ -29,6 +30,7 @@ mod ranges;
 mod report;
 mod room;
 mod shadow;
+mod spans;
 mod tuning;
 
 use std::sync::atomic::{AtomicBool, Ordering};

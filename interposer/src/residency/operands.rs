@@ -8,8 +8,10 @@
 
 use shim_ffi::*;
 
-use super::last_use::{self, Ranges};
+use super::extent::{self, Extent};
+use super::last_use;
 use super::parameters;
+use super::spans::Spans;
 use crate::capture;
 use crate::errno::Preserve;
 
@@ -155,86 +157,52 @@ fn copy(symbol: Symbol, args: &[usize]) {
         if !capture::any() {
             let _errno = Preserve::new();
             // SAFETY: the driver has just carried out this call of these arguments.
-            last_use::note(|ranges| unsafe { note_copy(ranges, names(symbol), args) });
+            last_use::note(|spans| unsafe { note_copy(spans, names(symbol), args) });
         }
     });
 }
 
-/// Two structures with the same names.
-macro_rules! note_volume {
-    ($ranges:ident, $of:ident) => {{
-        let size = Block {
-            width: $of.WidthInBytes as u64,
-            height: $of.Height as u64,
-            deeper: ($of.Depth as u64).saturating_sub(1),
-            ..Block::default()
-        };
-        if linear($of.srcMemoryType) {
-            let from = Block {
-                x: $of.srcXInBytes as u64,
-                y: $of.srcY as u64,
-                z: $of.srcZ as u64,
-                pitch: $of.srcPitch as u64,
-                rows: $of.srcHeight as u64,
-                ..size
-            };
-            from.note($ranges, $of.srcDevice.0);
-        }
-        if linear($of.dstMemoryType) {
-            let to = Block {
-                x: $of.dstXInBytes as u64,
-                y: $of.dstY as u64,
-                z: $of.dstZ as u64,
-                pitch: $of.dstPitch as u64,
-                rows: $of.dstHeight as u64,
-                ..size
-            };
-            to.note($ranges, $of.dstDevice.0);
-        }
-    }};
-}
-
 /// # Safety
 /// Arguments that are structures or arrays can be read, as the driver reads them.
-unsafe fn note_copy(ranges: &mut Ranges, named: Names, args: &[usize]) {
+unsafe fn note_copy(spans: &mut Spans, named: Names, args: &[usize]) {
     let arg = |at: usize| args.get(at).copied().unwrap_or(0) as u64;
     match named {
         Names::Nothing | Names::Kernel { .. } => {}
         Names::One { at, count, unit } => {
-            ranges.copied(arg(at), arg(count).saturating_mul(unit));
+            spans.copied(arg(at), arg(count).saturating_mul(unit));
         }
         Names::Two { to, from, bytes } => {
-            ranges.copied(arg(from), arg(bytes));
-            ranges.copied(arg(to), arg(bytes));
+            spans.copied(arg(from), arg(bytes));
+            spans.copied(arg(to), arg(bytes));
         }
         Names::Rows { unit } => {
-            let rows = Block {
+            let rows = Extent {
                 pitch: arg(1),
                 width: arg(3).saturating_mul(unit),
                 height: arg(4),
-                ..Block::default()
+                ..Extent::default()
             };
-            rows.note(ranges, arg(0));
+            rows.note(spans, arg(0));
         }
         Names::Plane => {
             // SAFETY: the caller's promise; null is refused by the driver, and looked for all the same.
             let of = unsafe { (arg(0) as *const CUDA_MEMCPY2D).as_ref() };
             if let Some(of) = of {
-                note_plane(ranges, of);
+                extent::note_plane(spans, of);
             }
         }
         Names::Volume => {
             // SAFETY: as above.
             let of = unsafe { (arg(0) as *const CUDA_MEMCPY3D).as_ref() };
             if let Some(of) = of {
-                note_volume!(ranges, of);
+                extent::note_volume(spans, of);
             }
         }
         Names::PeerVolume => {
             // SAFETY: as above.
             let of = unsafe { (arg(0) as *const CUDA_MEMCPY3D_PEER).as_ref() };
             if let Some(of) = of {
-                note_volume!(ranges, of);
+                extent::note_peer_volume(spans, of);
             }
         }
         Names::Batch => {
@@ -245,83 +213,16 @@ unsafe fn note_copy(ranges: &mut Ranges, named: Names, args: &[usize]) {
             for at in 0..arg(3) as usize {
                 // SAFETY: the caller's promise: arrays of so many elements.
                 let (to, from, bytes) = unsafe { (*to.add(at), *from.add(at), *bytes.add(at)) };
-                ranges.copied(from, bytes);
-                ranges.copied(to, bytes);
+                spans.copied(from, bytes);
+                spans.copied(to, bytes);
             }
         }
     }
 }
 
-/// Where in a pitched allocation a copy lies.
-#[derive(Clone, Copy, Default, Debug)]
-struct Block {
-    x: u64,
-    y: u64,
-    z: u64,
-    /// Bytes from a row to the next, and rows from a slice to the next; 0: as much as there is.
-    pitch: u64,
-    rows: u64,
-    width: u64,
-    height: u64,
-    /// Slices but the first.
-    deeper: u64,
-}
-
-impl Block {
-    /// From its first byte to its last, with what lies between its rows.
-    fn note(&self, ranges: &mut Ranges, base: u64) {
-        if self.width == 0 || self.height == 0 {
-            return;
-        }
-        let pitch = self.pitch.max(self.width);
-        let slice = self.rows.max(self.height).saturating_mul(pitch);
-        let at = |z: u64, y: u64, x: u64| {
-            let row = z
-                .saturating_mul(slice)
-                .saturating_add(y.saturating_mul(pitch));
-            row.saturating_add(x)
-        };
-        let bytes = at(self.deeper, self.height - 1, self.width);
-        ranges.copied(base.saturating_add(at(self.z, self.y, self.x)), bytes);
-    }
-}
-
-fn linear(kind: CUmemorytype) -> bool {
-    matches!(
-        kind,
-        CUmemorytype::CU_MEMORYTYPE_DEVICE | CUmemorytype::CU_MEMORYTYPE_UNIFIED
-    )
-}
-
-fn note_plane(ranges: &mut Ranges, of: &CUDA_MEMCPY2D) {
-    let size = Block {
-        width: of.WidthInBytes as u64,
-        height: of.Height as u64,
-        ..Block::default()
-    };
-    if linear(of.srcMemoryType) {
-        let from = Block {
-            x: of.srcXInBytes as u64,
-            y: of.srcY as u64,
-            pitch: of.srcPitch as u64,
-            ..size
-        };
-        from.note(ranges, of.srcDevice.0);
-    }
-    if linear(of.dstMemoryType) {
-        let to = Block {
-            x: of.dstXInBytes as u64,
-            y: of.dstY as u64,
-            pitch: of.dstPitch as u64,
-            ..size
-        };
-        to.note(ranges, of.dstDevice.0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::last_use::tests::{ranges, used};
+    use super::super::spans::tests::{spans, used};
     use super::*;
 
     /// Copies that are not looked into: of arrays, which have no addresses; by structures that are passed on as they are. So are batches
@@ -354,7 +255,7 @@ mod tests {
     }
 
     fn of_call(named: Names, args: &[usize]) -> Vec<u64> {
-        let mut of = ranges(&[(1000, 100, true), (2000, 100, true), (3000, 100, true)]);
+        let mut of = spans(&[(1000, 100, true), (2000, 100, true), (3000, 100, true)]);
         // SAFETY: the tests' own structures and arrays.
         unsafe { note_copy(&mut of, named, args) };
         used(&mut of)

@@ -166,9 +166,9 @@ unsafe fn words(at: *const u8, bytes: usize) -> impl Iterator<Item = u64> {
 /// `at` points to `bytes` bytes.
 unsafe fn note_words(at: *const u8, bytes: usize) {
     if bytes >= WORD {
-        last_use::note(|ranges| {
+        last_use::note(|spans| {
             // SAFETY: the caller's promise.
-            unsafe { words(at, bytes) }.for_each(|word| ranges.pointed_to(word));
+            unsafe { words(at, bytes) }.for_each(|word| spans.pointed_to(word));
         });
     }
 }
