@@ -13,7 +13,7 @@
 //! 1 MiB that all changed, twice a second for ten years, that is 4e-26 to miss one; even at 2^-64 it would be 7e-7. It is
 //! no protection against somebody who chooses contents, who would deceive only themselves: hashes are compared within one job.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use super::{Cost, Fault, Kernel, Launch};
@@ -66,21 +66,27 @@ fn hash_chunks(launch: &Launch<'_>) -> Result<(), Fault> {
         .map(|chunk| (chunk[0].get(), chunk[1].get()))
         .collect();
     let mut written = Written::default();
-    let mut hasher = Hasher::new();
-    for (at, (hash, (address, bytes))) in hashes.chunks_exact(2).zip(&chunks).enumerate() {
-        let (address, bytes) = (*address, *bytes);
-        if !bytes.is_multiple_of(8) || !address.is_multiple_of(8) {
-            return Err(Fault::IllegalAddress { address, bytes });
+    HASHER.with_borrow_mut(|hasher| {
+        for (at, (hash, (address, bytes))) in hashes.chunks_exact(2).zip(&chunks).enumerate() {
+            let (address, bytes) = (*address, *bytes);
+            if !bytes.is_multiple_of(8) || !address.is_multiple_of(8) {
+                return Err(Fault::IllegalAddress { address, bytes });
+            }
+            let data = launch.at::<u64>(address, bytes / 8)?;
+            // PANIC: an index of the same list.
+            let touched = written.of(launch, &chunks[at..]);
+            let read = |address, to: &mut [u64]| launch.memory.read(address, to);
+            for (to, half) in hash.iter().zip(hasher.hash(address, data, touched, read)) {
+                to.set(half);
+            }
         }
-        let data = launch.at::<u64>(address, bytes / 8)?;
-        // PANIC: an index of the same list.
-        let touched = written.of(launch, &chunks[at..]);
-        let read = |address, to: &mut [u64]| launch.memory.read(address, to);
-        for (to, half) in hash.iter().zip(hasher.hash(address, data, touched, read)) {
-            to.set(half);
-        }
-    }
-    Ok(())
+        Ok(())
+    })
+}
+
+thread_local! {
+    /// Kept from launch to launch: a thousand rows of zeros take as long as hundreds of chunks that begin with them.
+    static HASHER: RefCell<Hasher> = RefCell::new(Hasher::new());
 }
 
 /// What of the chunks may have been written, looked up for many neighbours at a time.
@@ -304,6 +310,10 @@ impl Hasher {
     /// Begins with so many rows of zeros.
     fn skip(&mut self, rows: u64) {
         let (done, lanes) = &mut self.zeros;
+        if rows == 0 {
+            self.lanes = Lanes::new();
+            return;
+        }
         if *done > rows {
             (*done, *lanes) = (0, Lanes::new());
         }
@@ -318,6 +328,10 @@ impl Hasher {
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
+
+    fn one(range: Range<u64>) -> Vec<Range<u64>> {
+        std::iter::once(range).collect()
+    }
 
     #[test]
     fn every_way_finds_the_same_hash() {
@@ -356,7 +370,7 @@ mod tests {
                     .for_each(|(to, from)| *to = from.get());
                 true
             };
-            let everything = [0..end];
+            let everything = one(0..end);
             let [plain, skipped] = [&everything[..], &first].map(|written| {
                 Hasher {
                     wide: false,
@@ -378,13 +392,13 @@ mod tests {
         let start: Vec<Cell<u64>> = (0..50 * LANES as u64)
             .map(|word| Cell::new(if word < 300 { mix(word) } else { 0 }))
             .collect();
-        let plain = hasher.hash(0, &start, &[0..start.len() as u64 * 8], |_, _| false);
+        let plain = hasher.hash(0, &start, &one(0..start.len() as u64 * 8), |_, _| false);
         let copy = |_: u64, to: &mut [u64]| {
             to.iter_mut()
                 .zip(&start)
                 .for_each(|(to, from)| *to = from.get());
             true
         };
-        assert_eq!(hasher.hash(0, &start, &[0..2400], copy), plain);
+        assert_eq!(hasher.hash(0, &start, &one(0..2400), copy), plain);
     }
 }
