@@ -1,6 +1,7 @@
 //! Memory that leaves the device and comes back, seen from the arbiter's end of the channel.
 
 mod failures;
+mod last_use;
 mod limits;
 mod looks;
 mod moves;

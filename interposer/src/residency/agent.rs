@@ -5,7 +5,7 @@
 //! on (a signal, a free, whatever the device may be waiting for); then the latch closes, and what was submitted meanwhile is waited for;
 //! only then does memory move. At the order's deadline the latch opens again and the order is refused.
 //!
-//! Between orders it makes host copies ready where the arbiter says that they will be needed ([`ahead`]).
+//! Between orders it makes host copies ready where the arbiter says that they will be needed ([`ahead`]), and asks what is used ([`last_use`]).
 //!
 //! Where the arbiter is lost while memory is out, and the job is to go on without it, the agent brings it back by itself.
 
@@ -17,7 +17,7 @@ use channel::{Answer, MAX_DEVICES, Order, OrderState, Reason, Verb};
 use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
-use super::{ahead, fit, lanes, latch, piece, tuning};
+use super::{ahead, fit, lanes, last_use, latch, piece, tuning};
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::errno::Preserve;
 use crate::thread::thread;
@@ -140,6 +140,7 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
 fn run() {
     let mut shadows_idle_since_ns = now_ns();
     let mut told_ns = 0;
+    let mut looks = last_use::Looks::default();
     while !process::exiting() {
         let Some(attached) = client::current() else {
             client::pause(STEP);
@@ -152,6 +153,7 @@ fn run() {
             attached.end.client.set_staying(&kinds);
             told_ns = now_ns();
         }
+        looks.tend(attached);
         let mut worked = false;
         for device in 0..MAX_DEVICES {
             if let Some(order) = due(attached, device) {
@@ -164,6 +166,7 @@ fn run() {
             }
         }
         if worked {
+            looks.again();
             shadows_idle_since_ns = now_ns();
             continue;
         }

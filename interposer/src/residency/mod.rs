@@ -19,8 +19,11 @@ mod digest;
 mod engine;
 mod fit;
 mod lanes;
+mod last_use;
 mod latch;
+mod operands;
 mod owned;
+mod parameters;
 mod piece;
 mod ranges;
 mod report;
@@ -36,7 +39,9 @@ pub(crate) use agent::stop;
 pub(crate) use ahead::leaving;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use lanes::{note_context, peers};
+pub(crate) use last_use::iteration_ended;
 pub(crate) use latch::{Pass, pass, try_pass};
+pub(crate) use operands::used;
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, translate, unmapped};
 pub(crate) use piece::overflow_bytes;
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
@@ -65,5 +70,6 @@ pub(crate) fn forget() {
     ACTIVE.store(false, Ordering::Relaxed);
     latch::forget();
     ahead::forget();
+    last_use::forget();
     agent::forget();
 }
