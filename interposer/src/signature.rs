@@ -9,6 +9,7 @@
 use shim_ffi::*;
 
 use crate::client::{self, Attached, now_ns};
+use crate::residency;
 use crate::thread::{Thread, thread};
 
 /// What a gated call is told about itself.
@@ -162,6 +163,7 @@ pub(crate) fn record(thread: &Thread, attached: &Attached, launches: u64, seen: 
         let device = (thread.device_plus_one.get() as usize).wrapping_sub(1);
         let held = attached.account().map_or(0, |own| own.own_bytes(device));
         ring.boundaries().note(launches, now_ns(), held);
+        residency::iteration_ended();
     }
 }
 
@@ -197,6 +199,7 @@ pub extern "C" fn sublet_step() -> i32 {
         let held = attached.account().map_or(0, |own| own.own_bytes(device));
         page.steps()
             .note(attached.end.client.launches(), now_ns(), held);
+        residency::iteration_ended();
         Some(())
     });
     i32::from(matches!(noted, Ok(Some(()))))

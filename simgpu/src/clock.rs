@@ -22,6 +22,20 @@ pub fn wait_until(until_ns: u64) {
     }
 }
 
+/// A thread that sleeps for a few microseconds on a busy host is let on hundreds later: shorter waits are spun whole.
+const WORTH_SLEEPING_NS: u64 = 100_000;
+
+/// Returns at `until_ns`, where the thread itself is at work until then: it keeps its core for a short while.
+pub fn work_until(until_ns: u64) {
+    if until_ns.saturating_sub(now_ns()) > WORTH_SLEEPING_NS {
+        wait_until(until_ns);
+    }
+    while now_ns() < until_ns {
+        // Mostly pauses: the processor's other thread may be computing.
+        (0..8).for_each(|_| std::hint::spin_loop());
+    }
+}
+
 /// Sleeps until about `until_ns`; at once when that has passed.
 pub fn sleep_until(until_ns: u64) {
     while now_ns() < until_ns {

@@ -99,7 +99,7 @@ impl Clerk {
             end = busy.max(now) + ns;
             Some(end)
         });
-        clock::wait_until(end);
+        clock::work_until(end);
     }
 }
 

@@ -24,6 +24,11 @@
 //   export ID             its handle, as a descriptor                                -> STATUS
 //   retain ID             cuMemRetainAllocationHandle of its address                 -> STATUS
 //   ipc ID                cuIpcGetMemHandle                                          -> STATUS
+//   launch ID HOW         a kernel that sets its first word to 0: by cuLaunchKernel  -> STATUS
+//                         with pointers (0) or packed parameters (1), by
+//                         cuLaunchKernelEx (2), of a library (3); and waits. The kernel
+//                         is of the file of PTX that RESIDENT_KERNELS names
+//   where ID              the kind of location of a vmm allocation: 1 is the device  -> STATUS KIND
 //   host BYTES            pinned host memory of the program's own                    -> STATUS
 //   churn COUNT           so many pairs of cuMemAlloc and cuMemFree of 4 KiB         -> STATUS NANOSECONDS
 #define _GNU_SOURCE
@@ -111,6 +116,54 @@ static cu_status graph(struct held *what, unsigned value) {
     if (!status) status = CALL("cuStreamEndCapture", from, &built);
     if (!status) status = CALL("cuGraphInstantiateWithFlags", &exec, built, (W)0);
     return status;
+}
+
+// sublet_fill_f32 of one element.
+static cu_status launch_how(W address, int how) {
+    static W kernel, library, of_library;
+    const char *path = getenv("RESIDENT_KERNELS");
+    cu_status status = 0;
+    if (!path) return -1;
+    if (!kernel) status = load_kernel(path, "sublet_fill_f32", &kernel);
+    if (!status && how == 3 && !library) {
+        status = CALL("cuLibraryLoadFromFile", &library, path, (W)0, (W)0, 0u, (W)0, (W)0, 0u);
+        if (!status) status = CALL("cuLibraryGetKernel", &of_library, library, "sublet_fill_f32");
+    }
+    if (status) return status;
+    struct {
+        W out;
+        float value;
+        uint64_t elements;
+    } packed = {address, 0, 1};
+    size_t bytes = sizeof packed;
+    void *extra[] = {(void *)1, &packed, (void *)2, &bytes, NULL};
+    void *parameters[] = {&packed.out, &packed.value, &packed.elements};
+    if (how == 1) {
+        cu_status (*real)(W, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, W, void **, void **) =
+            find("cuLaunchKernel");
+        status = real(kernel, 1, 1, 1, 1, 1, 1, 0, 0, NULL, extra);
+    } else if (how == 2) {
+        struct {
+            unsigned sides[6], shared;
+            W stream, attributes;
+            unsigned count;
+        } config = {{1, 1, 1, 1, 1, 1}, 0, 0, 0, 0};
+        status = CALL("cuLaunchKernelEx", &config, kernel, parameters, (W)0);
+    } else {
+        status = launch(how == 3 ? of_library : kernel, 1, 0, parameters);
+    }
+    return status ? status : CALL("cuCtxSynchronize");
+}
+
+static cu_status where(struct held *what, int *kind) {
+    W handle = 0;
+    struct properties properties = {0};
+    cu_status status = CALL("cuMemRetainAllocationHandle", &handle, what->address);
+    if (status) return status;
+    status = CALL("cuMemGetAllocationPropertiesFromHandle", &properties, handle);
+    *kind = properties.location.type;
+    cu_status released = CALL("cuMemRelease", handle);
+    return status ? status : released;
 }
 
 static cu_status churn(int pairs, long long *ns) {
@@ -216,6 +269,12 @@ int main(void) {
         } else if (!strcmp(verb, "host")) {
             W at = 0;
             printf("%d\n", CALL("cuMemAllocHost_v2", &at, (size_t)first));
+        } else if (!strcmp(verb, "launch")) {
+            printf("%d\n", launch_how(of->address, second));
+        } else if (!strcmp(verb, "where")) {
+            int kind = 0;
+            cu_status status = where(of, &kind);
+            printf("%d %d\n", status, kind);
         } else if (!strcmp(verb, "churn")) {
             long long ns = 0;
             cu_status status = churn(first, &ns);

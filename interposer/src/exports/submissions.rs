@@ -63,7 +63,9 @@ macro_rules! gated {
                     && !track::may_allocate(Symbol::$symbol)
                     && let Some(_pass) = gate::open_latched(stream, seen)
                 {
-                    return call_words!($symbol $($arg)*);
+                    let result = call_words!($symbol $($arg)*);
+                    residency::used(Symbol::$symbol, &[$($arg),*], result);
+                    return result;
                 }
                 let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream), seen));
                 let ticket = admitted.unwrap_or(gate::Ticket::Pass);
@@ -92,6 +94,9 @@ macro_rules! gated {
                     return result;
                 }
                 let result = call_words!($symbol $($arg)*);
+                if pass.counts() {
+                    residency::used(Symbol::$symbol, &[$($arg),*], result);
+                }
                 drop(pass);
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     gate::settle(ticket, seen);

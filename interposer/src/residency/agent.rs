@@ -5,7 +5,7 @@
 //! on (a signal, a free, whatever the device may be waiting for); then the latch closes, and what was submitted meanwhile is waited for;
 //! only then does memory move. At the order's deadline the latch opens again and the order is refused.
 //!
-//! Between orders it makes host copies ready where the arbiter says that they will be needed ([`ahead`]).
+//! Between orders it makes host copies ready where the arbiter says that they will be needed ([`ahead`]), and asks what is used ([`last_use`]).
 //!
 //! Where the arbiter is lost while memory is out, and the job is to go on without it, the agent brings it back by itself.
 
@@ -17,7 +17,7 @@ use channel::{Answer, MAX_DEVICES, Order, OrderState, Reason, Verb};
 use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
-use super::{ahead, early, fit, lanes, latch, piece, tuning};
+use super::{ahead, early, fit, lanes, last_use, latch, piece, tuning};
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::errno::Preserve;
 use crate::thread::thread;
@@ -140,6 +140,7 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
 fn run() {
     let mut shadows_idle_since_ns = now_ns();
     let mut told_ns = 0;
+    let mut looks = last_use::Looks::default();
     while !process::exiting() {
         let Some(attached) = client::current() else {
             client::pause(STEP);
@@ -152,6 +153,7 @@ fn run() {
             attached.end.client.set_staying(&kinds);
             told_ns = now_ns();
         }
+        looks.tend(attached);
         let mut worked = false;
         for device in 0..MAX_DEVICES {
             if let Some(order) = due(attached, device) {
@@ -164,6 +166,7 @@ fn run() {
             }
         }
         if worked {
+            looks.again();
             shadows_idle_since_ns = now_ns();
             continue;
         }
@@ -366,14 +369,20 @@ fn keep_budget(attached: &Attached) {
     }
 }
 
-/// Gives shadows of what is on its device back, until `bytes` are.
-fn give_shadows_back(bytes: u64) {
+/// Gives shadows of what is on its device back, until `bytes` are: first of what leaves last.
+pub(super) fn give_shadows_back(bytes: u64) {
     let mut left = bytes;
     let gone: Vec<_> = piece::with(|pieces| {
         let mut gone = Vec::new();
-        for piece in pieces.all.values_mut() {
-            if left == 0 || piece.place == piece::Place::Out {
-                continue;
+        let mut there: Vec<&mut piece::Piece> = pieces
+            .all
+            .values_mut()
+            .filter(|piece| piece.place != piece::Place::Out)
+            .collect();
+        there.sort_unstable_by_key(|piece| std::cmp::Reverse(piece.used));
+        for piece in there {
+            if left == 0 {
+                break;
             }
             if let Some(shadow) = piece.shadow.take() {
                 left = left.saturating_sub(piece.bytes);

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::lanes::enter;
 use super::piece::{self, Place};
 use super::shadow::{Shadow, host_available_bytes};
-use super::{latch, tuning};
+use super::{last_use, latch, tuning};
 use crate::client::{self, Attached};
 use crate::{capture, process};
 
@@ -73,6 +73,7 @@ pub(super) fn step(attached: &Attached) -> bool {
 }
 
 fn make_one(budget: u64) -> bool {
+    last_use::settle();
     let (next, held) = piece::with(|pieces| {
         let without = pieces.all.iter().filter(|(_, piece)| {
             piece.place == Place::Resident && piece.moves() && piece.shadow.is_none()

@@ -10,20 +10,25 @@
 //!
 //! Charged is what the device lacks: whole pieces, on the device or not.
 
+mod backing;
+mod ending;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use shim_ffi::*;
 
-use super::piece::{self, GRANULE, Mapping, Piece, Place};
+use super::piece::GRANULE;
 use super::ranges::Ranges;
 use super::room::Room;
-use super::{agent, groups, latch, tuning};
+use super::{agent, latch, tuning};
 use crate::client;
 use crate::memory::{Meter, granules};
+use crate::real;
 use crate::thread::thread;
-use crate::{context, gate, process, real};
+
+pub(crate) use ending::{context_died, free};
 
 /// Least bytes that a block takes, and what it is aligned to: as drivers do.
 const UNIT: u64 = 512;
@@ -459,122 +464,6 @@ impl Arena {
     fn overflows(&self) -> bool {
         client::current().is_some_and(|attached| attached.end.arbiter.residency().overflow)
     }
-
-    /// Takes addresses and puts physical memory behind them, a piece for each of `parts`; all or nothing.
-    fn back(
-        &self,
-        meter: &Meter,
-        parts: &[u64],
-        on_device: bool,
-    ) -> Result<(u64, Vec<u64>), CUresult> {
-        let bytes: u64 = parts.iter().sum();
-        if !on_device && !host_has_room(bytes) {
-            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        let start = self
-            .inner()
-            .space
-            .take(bytes + GRANULE)
-            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        let properties = piece::on_device(self.ordinal);
-        let access = super::lanes::readers_of(self.ordinal);
-        let mut made: Vec<(u64, Piece)> = Vec::new();
-        let mut address = start;
-        let outcome = piece::quietly(|| {
-            for bytes in parts {
-                let mappings = vec![Mapping {
-                    address,
-                    access: access.clone(),
-                }];
-                let (handle, place) = if on_device {
-                    (
-                        piece::bring(*bytes, &properties, &mappings)?,
-                        Place::Resident,
-                    )
-                } else {
-                    (
-                        super::engine::bring_on_host(self.ordinal, *bytes, &mappings)?,
-                        Place::Host,
-                    )
-                };
-                let piece = Piece {
-                    bytes: *bytes,
-                    device: self.device,
-                    ordinal: self.ordinal,
-                    context: self.context,
-                    properties,
-                    handle,
-                    place,
-                    mappings,
-                    shadow: None,
-                    used: 0,
-                    stays: false,
-                    references: 0,
-                    of_arena: true,
-                    sync_memops: false,
-                };
-                made.push((address, piece));
-                address += bytes;
-            }
-            Ok(())
-        });
-        if let Err(status) = outcome {
-            piece::quietly(|| {
-                for (_, piece) in &made {
-                    let _ = piece::dismiss(piece.handle, piece.bytes, &piece.mappings);
-                }
-            });
-            self.inner().space.insert(start, bytes + GRANULE);
-            return Err(status);
-        }
-        let device = meter.device();
-        let ids = piece::with(|pieces| {
-            let ids = made
-                .into_iter()
-                .map(|(_, piece)| pieces.add(piece))
-                .collect();
-            pieces.publish(device);
-            ids
-        });
-        Ok((start, ids))
-    }
-
-    /// Gives the kept empty chunk back; false where there is none.
-    fn drop_spare(&self, meter: &Meter) -> bool {
-        let gone = {
-            let mut inner = self.inner();
-            let spare = inner.spare.take();
-            spare.and_then(|start| inner.take_chunk(start))
-        };
-        let Some((start, chunk)) = gone else {
-            return false;
-        };
-        let bytes = self.dispose(start, chunk.bytes, &[chunk.piece]);
-        meter.release(bytes);
-        true
-    }
-
-    /// Unmaps and releases pieces that lie one after the other from `start` on; bytes that are charged no longer.
-    fn dispose(&self, start: u64, bytes: u64, ids: &[u64]) -> u64 {
-        let gone: Vec<Piece> =
-            piece::with(|pieces| ids.iter().filter_map(|id| pieces.all.remove(id)).collect());
-        let mut clean = true;
-        piece::quietly(|| {
-            for piece in &gone {
-                if piece.place != Place::Out {
-                    clean &= piece::dismiss(piece.handle, piece.bytes, &piece.mappings).is_ok();
-                }
-            }
-        });
-        let freed = gone.iter().map(|piece| piece.bytes).sum();
-        drop(gone);
-        piece::with(|pieces| pieces.publish(self.device));
-        // Addresses behind which something may still be mapped are given to nobody again.
-        if clean {
-            self.inner().space.insert(start, bytes + GRANULE);
-        }
-        freed
-    }
 }
 
 impl Inner {
@@ -619,116 +508,4 @@ fn short(status: CUresult, bytes: u64, on_device: bool) -> Short {
     } else {
         Short::Refused(status)
     }
-}
-
-/// Whether the host budget has room for `bytes` more.
-fn host_has_room(bytes: u64) -> bool {
-    client::current().is_some_and(|attached| {
-        let held = piece::with(|pieces| pieces.host_bytes());
-        held.saturating_add(bytes) <= attached.end.arbiter.host_budget_bytes()
-    })
-}
-
-/// `cuMemFree` of an address of an arena; `None`: it is none.
-pub(crate) fn free(address: u64) -> Option<CUresult> {
-    if !super::active() {
-        return None;
-    }
-    let arena = at(address)?;
-    Some(arena.free(address).err().unwrap_or_default())
-}
-
-impl Arena {
-    fn free(&self, address: u64) -> Result<(), CUresult> {
-        if !self.inner().blocks.contains_key(&address) {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        if process::exiting() {
-            return Ok(());
-        }
-        // As the driver's own: nothing that was submitted before may still use it when somebody else is given the place.
-        self.synchronize()?;
-        let _pass = latch::pass()?;
-        let (outcome, end) = {
-            let mut inner = self.inner();
-            let block = inner.blocks.get(&address);
-            let end = block.map_or(address, |block| address.saturating_add(block.bytes));
-            (inner.remove(address), end)
-        };
-        groups::forget(address, end);
-        match outcome {
-            None => Err(CUresult::CUDA_ERROR_INVALID_VALUE), // another thread was faster
-            Some(None) => Ok(()),
-            Some(Some((start, bytes, pieces))) => {
-                let freed = self.dispose(start, bytes, &pieces);
-                if let Some(meter) = Meter::on(self.device) {
-                    meter.release(freed);
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Waits for the context, as a free does.
-    fn synchronize(&self) -> Result<(), CUresult> {
-        let thread = thread();
-        gate::before_sync();
-        if let Some(attached) = client::current() {
-            context::refresh(thread, attached);
-        }
-        let same = thread.context.get() == self.context || thread.context.get() == 0;
-        // SAFETY: the context is alive: it has memory of which the program knows. Put back on the same thread.
-        let result = unsafe {
-            if same {
-                real::cuCtxSynchronize()
-            } else {
-                let context = CUcontext(std::ptr::with_exposed_provenance_mut(self.context));
-                let pushed = real::cuCtxPushCurrent_v2(context);
-                if !pushed.is_ok() {
-                    return Err(pushed);
-                }
-                let result = real::cuCtxSynchronize();
-                let mut popped = CUcontext::NULL;
-                let _ = real::cuCtxPopCurrent_v2(&raw mut popped);
-                result
-            }
-        };
-        if result.is_ok() { Ok(()) } else { Err(result) }
-    }
-}
-
-/// After a context has gone: everything in its arena is gone, as with plain memory. Inside the latch.
-pub(crate) fn context_died(context: usize) {
-    if !super::active() {
-        return;
-    }
-    for arena in arenas().filter(|arena| arena.context == context) {
-        if arena.dead.swap(true, Ordering::AcqRel) {
-            continue;
-        }
-        let inner = std::mem::take(&mut *arena.inner());
-        groups::forget(arena.base, arena.base.saturating_add(arena.bytes));
-        let of_chunks = inner.chunks.values().map(|chunk| chunk.piece);
-        let of_blocks = inner
-            .blocks
-            .values()
-            .flat_map(|block| block.pieces.iter().copied());
-        let ids: Vec<u64> = of_chunks.chain(of_blocks).collect();
-        piece::with(|pieces| {
-            for piece in pieces.all.values_mut() {
-                if piece.context == context
-                    && let Some(shadow) = &mut piece.shadow
-                {
-                    shadow.unpinned();
-                }
-            }
-        });
-        let freed = arena.dispose(arena.base, 0, &ids);
-        if let Some(meter) = Meter::on(arena.device) {
-            meter.release(freed);
-        }
-        // SAFETY: the arena's own reservation, with nothing mapped in it any more; the driver refuses otherwise.
-        let _ = unsafe { real::cuMemAddressFree(CUdeviceptr(arena.base), arena.bytes as usize) };
-    }
-    super::lanes::context_died(context);
 }

@@ -34,8 +34,9 @@ pub(super) type Digest = Vec<[u64; 2]>;
 /// This driver does not take the kernel; it is not asked again.
 static UNUSABLE: AtomicBool = AtomicBool::new(false);
 
-/// Pieces that are hashed by one launch, at most: their copies can begin while the device hashes the next ones.
-const PIECES: usize = 8;
+/// Bytes that are hashed by one launch, at most, where a piece has no more: some tens of microseconds of the device's. A copy waits for no
+/// more of them than its own, and a launch costs a tenth of that.
+const GROUP: u64 = 64 << 20;
 
 /// Hashes of what pieces hold on the device, on their way.
 pub(super) struct Digests {
@@ -115,9 +116,7 @@ impl Digests {
         let (table, hashes) = (Pinned::take(words.max(2))?, Pinned::take(words.max(2))?);
         let (mut from, mut to) = (table.0, hashes.0);
         self.memory.push((table, hashes));
-        // The first one alone, so that its copy can begin at once.
-        let (first, others) = all.split_at(all.len().min(1));
-        for group in std::iter::once(first).chain(others.chunks(PIECES)) {
+        for group in groups(all) {
             let ranges = group.iter().flat_map(|(_, address, bytes)| {
                 (0..bytes.div_ceil(RANGE))
                     .map(move |at| (address + at * RANGE, RANGE.min(bytes - at * RANGE)))
@@ -184,6 +183,20 @@ impl Drop for Digests {
             std::mem::forget(std::mem::take(&mut self.memory));
         }
     }
+}
+
+/// Pieces (number, address, bytes) in their order, as many together as one launch hashes.
+fn groups(mut all: &[(u64, u64, u64)]) -> impl Iterator<Item = &[(u64, u64, u64)]> {
+    std::iter::from_fn(move || {
+        let mut sum = 0u64;
+        let fitting = all.iter().take_while(|(_, _, bytes)| {
+            sum = sum.saturating_add(*bytes);
+            sum <= GROUP
+        });
+        let (group, others) = all.split_at_checked(fitting.count().max(1))?;
+        all = others;
+        Some(group)
+    })
 }
 
 /// Launches the kernel over `count` ranges.
@@ -271,6 +284,22 @@ pub(super) fn changed(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_launch_hashes_one_large_piece_or_some_small_ones() {
+        let sizes =
+            |all: &[(u64, u64, u64)]| -> Vec<usize> { groups(all).map(<[_]>::len).collect() };
+        let piece = |mib: u64| (0, 0, mib << 20);
+        assert_eq!(sizes(&[]), []);
+        assert_eq!(sizes(&[piece(512), piece(64), piece(64)]), [1, 1, 1]);
+        assert_eq!(sizes(&[piece(20); 7]), [3, 3, 1]);
+        assert_eq!(
+            sizes(&[piece(2), piece(100), piece(32), piece(32), piece(2)]),
+            [1, 1, 2, 1]
+        );
+        let all = [(1, 0, u64::MAX), (2, 0, u64::MAX), (3, 0, 1)];
+        assert_eq!(groups(&all).flatten().count(), 3);
+    }
 
     #[test]
     fn runs_of_changed_ranges_are_copied_in_one_piece() {

@@ -6,7 +6,7 @@
 //! created where it was: that is what makes evicting one tenant while restoring another as fast as the slower of both. The restoring
 //! side asks again and again for memory that is not there yet.
 //!
-//! What was allocated last comes back first and leaves last: a guess at what is used next, and no more.
+//! What was used last ([`last_use`]) comes back first and leaves last: a guess at what is used next, and no more.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use super::early::{self, Watch};
 use super::lanes::{Flight, Step, Stopped, done, enter, settle};
 use super::piece::{self, Mapping, Place};
 use super::shadow::{Shadow, host_available_bytes};
-use super::{digest, latch, tuning};
+use super::{digest, last_use, latch, tuning};
 use crate::client::{self, now_ns};
 use crate::{capture, process, real};
 
@@ -39,6 +39,7 @@ pub(super) enum Outcome {
 
 /// Pieces of `device` in `place`, what was used least recently first.
 pub(super) fn in_place(device: usize, place: Place) -> Vec<u64> {
+    last_use::settle();
     let mut found: Vec<(u64, u64)> = piece::with(|pieces| {
         pieces
             .all

@@ -13,7 +13,8 @@ use super::piece::{self, Mapping, Place};
 use crate::client::{self, now_ns};
 use crate::{capture, real};
 
-/// Brings `device` to `target_bytes` of what can be moved: the most recently used is on the device, the rest in host memory.
+/// Brings `device` to `target_bytes` of what can be moved. What was used least recently goes to host memory, what was used most recently comes
+/// back first; what stays where it is is not exchanged for it.
 pub(super) fn fit(
     device: usize,
     target_bytes: u64,

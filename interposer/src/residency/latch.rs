@@ -44,6 +44,14 @@ static INSIDE: [Line; LINES] = [const { Line(AtomicU32::new(0)) }; LINES];
 #[derive(Debug)]
 pub(crate) struct Pass(Option<&'static AtomicU32>);
 
+impl Pass {
+    /// Whether memory may be moved at all, and this is a call of the program's own.
+    #[inline(always)]
+    pub(crate) fn counts(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
 impl Drop for Pass {
     #[inline]
     fn drop(&mut self) {

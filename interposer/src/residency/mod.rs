@@ -19,16 +19,21 @@ mod arena;
 mod digest;
 mod early;
 mod engine;
+mod extent;
 mod fit;
 mod groups;
 mod lanes;
+mod last_use;
 mod latch;
+mod operands;
 mod owned;
+mod parameters;
 mod piece;
 mod ranges;
 mod report;
 mod room;
 mod shadow;
+mod spans;
 mod tuning;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +44,9 @@ pub(crate) use agent::stop;
 pub(crate) use ahead::leaving;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use lanes::{note_context, peers};
+pub(crate) use last_use::iteration_ended;
 pub(crate) use latch::{Pass, pass, pass_submission, try_pass};
+pub(crate) use operands::used;
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, translate, unmapped};
 pub(crate) use piece::overflow_bytes;
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
@@ -69,6 +76,7 @@ pub(crate) fn forget() {
     latch::forget();
     ahead::forget();
     early::forget();
+    last_use::forget();
     agent::forget();
 }
 

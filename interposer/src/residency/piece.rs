@@ -19,6 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use channel::{Footprint, MAX_DEVICES};
 use shim_ffi::*;
 
+use super::last_use;
 use super::shadow::Shadow;
 use crate::client;
 use crate::{capture, real};
@@ -63,7 +64,7 @@ pub(super) struct Piece {
     pub(super) place: Place,
     pub(super) mappings: Vec<Mapping>,
     pub(super) shadow: Option<Shadow>,
-    /// When it was last known to be used, which is when it was made: larger is later.
+    /// When it was last known to be used, and no earlier than it was made: larger is later. See [`last_use`].
     pub(super) used: u64,
     /// It is known elsewhere: it stays where it is.
     pub(super) stays: bool,
@@ -111,7 +112,6 @@ impl Piece {
 pub(super) struct Pieces {
     pub(super) all: BTreeMap<u64, Piece>,
     next: u64,
-    clock: u64,
     pub(super) moved_out_bytes: [u64; MAX_DEVICES],
     pub(super) moved_in_bytes: [u64; MAX_DEVICES],
 }
@@ -141,15 +141,14 @@ impl Pieces {
     pub(super) fn add(&mut self, piece: Piece) -> u64 {
         self.next += 1;
         let id = self.next;
-        let used = self.tick();
+        let used = last_use::tick();
         self.all.insert(id, Piece { used, ..piece });
         id
     }
 
-    /// The next moment, for [`Piece::used`].
-    pub(super) fn tick(&mut self) -> u64 {
-        self.clock += 1;
-        self.clock
+    /// What changes whenever a piece comes or goes.
+    pub(super) fn set(&self) -> (u64, usize) {
+        (self.next, self.all.len())
     }
 
     /// Tells the arbiter where the memory of `device` is.

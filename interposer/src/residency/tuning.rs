@@ -1,7 +1,7 @@
 //! Sizes and times, and the switches that a measurement may turn.
 //!
 //! `SUBLET_RESIDENCY` is read once, at attachment: words `chunk=BYTES` (a power of two of at least 2 MiB), `depth=COPIES`, `pipeline=0`,
-//! `pin=0`, `reuse=0`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
+//! `pin=0`, `reuse=0`, `look=0`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
 //! read is ignored.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +18,7 @@ static DEPTH: AtomicU64 = AtomicU64::new(4);
 static PIPELINE: AtomicBool = AtomicBool::new(true);
 static PIN: AtomicBool = AtomicBool::new(true);
 static REUSE: AtomicBool = AtomicBool::new(true);
+static LOOK: AtomicBool = AtomicBool::new(true);
 
 /// TIMEOUT: how long an allocation that the quota allows waits for device memory that other tenants are to leave: some switches of
 /// twenty gigabytes, of others that have just asked for theirs, on a host that is busy.
@@ -53,6 +54,7 @@ pub(super) fn read() {
             "pipeline" => PIPELINE.store(number != 0, Ordering::Relaxed),
             "pin" => PIN.store(number != 0, Ordering::Relaxed),
             "reuse" => REUSE.store(number != 0, Ordering::Relaxed),
+            "look" => LOOK.store(number != 0, Ordering::Relaxed),
             _ => {}
         }
     }
@@ -80,4 +82,9 @@ pub(super) fn pins() -> bool {
 /// Whether what has not changed since it was last copied out is not copied again.
 pub(super) fn reuses() -> bool {
     REUSE.load(Ordering::Relaxed)
+}
+
+/// Whether what was used last is asked for; otherwise what was made last is taken for it.
+pub(super) fn looks() -> bool {
+    LOOK.load(Ordering::Relaxed)
 }

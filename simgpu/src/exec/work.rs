@@ -232,6 +232,10 @@ impl DeviceMemory for View<'_> {
     fn written(&self, dptr: u64, bytes: u64) -> (u64, Vec<std::ops::Range<u64>>) {
         self.memory.written(dptr, bytes)
     }
+
+    fn read(&self, dptr: u64, to: &mut [u64]) -> bool {
+        self.memory.read_file(dptr, to)
+    }
 }
 
 impl KernelLaunch {

@@ -13,7 +13,7 @@
 //! 1 MiB that all changed, twice a second for ten years, that is 4e-26 to miss one; even at 2^-64 it would be 7e-7. It is
 //! no protection against somebody who chooses contents, who would deceive only themselves: hashes are compared within one job.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use super::{Cost, Fault, Kernel, Launch};
@@ -66,20 +66,27 @@ fn hash_chunks(launch: &Launch<'_>) -> Result<(), Fault> {
         .map(|chunk| (chunk[0].get(), chunk[1].get()))
         .collect();
     let mut written = Written::default();
-    let mut hasher = Hasher::default();
-    for (at, (hash, (address, bytes))) in hashes.chunks_exact(2).zip(&chunks).enumerate() {
-        let (address, bytes) = (*address, *bytes);
-        if !bytes.is_multiple_of(8) || !address.is_multiple_of(8) {
-            return Err(Fault::IllegalAddress { address, bytes });
+    HASHER.with_borrow_mut(|hasher| {
+        for (at, (hash, (address, bytes))) in hashes.chunks_exact(2).zip(&chunks).enumerate() {
+            let (address, bytes) = (*address, *bytes);
+            if !bytes.is_multiple_of(8) || !address.is_multiple_of(8) {
+                return Err(Fault::IllegalAddress { address, bytes });
+            }
+            let data = launch.at::<u64>(address, bytes / 8)?;
+            // PANIC: an index of the same list.
+            let touched = written.of(launch, &chunks[at..]);
+            let read = |address, to: &mut [u64]| launch.memory.read(address, to);
+            for (to, half) in hash.iter().zip(hasher.hash(address, data, touched, read)) {
+                to.set(half);
+            }
         }
-        let data = launch.at::<u64>(address, bytes / 8)?;
-        // PANIC: an index of the same list.
-        let touched = written.of(launch, &chunks[at..]);
-        for (to, half) in hash.iter().zip(hasher.hash(address, data, touched)) {
-            to.set(half);
-        }
-    }
-    Ok(())
+        Ok(())
+    })
+}
+
+thread_local! {
+    /// Kept from launch to launch: a thousand rows of zeros take as long as hundreds of chunks that begin with them.
+    static HASHER: RefCell<Hasher> = RefCell::new(Hasher::new());
 }
 
 /// What of the chunks may have been written, looked up for many neighbours at a time.
@@ -134,14 +141,17 @@ impl Written {
     }
 }
 
+#[inline(always)]
 fn first(state: u64, word: u64) -> u64 {
     (state ^ word).wrapping_mul(FIRST).rotate_left(29)
 }
 
+#[inline(always)]
 fn second(state: u64, word: u64) -> u64 {
     (state ^ word).wrapping_mul(SECOND).rotate_left(37)
 }
 
+#[inline(always)]
 fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -163,6 +173,7 @@ impl Lanes {
         }
     }
 
+    #[inline(always)]
     fn absorb(&mut self, row: impl Iterator<Item = u64>) {
         for ((a, b), word) in self.first.iter_mut().zip(&mut self.second).zip(row) {
             *a = first(*a, word);
@@ -170,17 +181,34 @@ impl Lanes {
         }
     }
 
-    fn finish(mut self, bytes: u64) -> [u64; 2] {
+    /// Absorbs what is left of a chunk, `known` and then `rows`, and folds. `written` says of each row whether it may be anything but zeros.
+    #[inline(always)]
+    fn finish(
+        &mut self,
+        known: &[u64],
+        rows: &[Cell<u64>],
+        mut written: impl FnMut(usize) -> bool,
+        bytes: u64,
+    ) -> [u64; 2] {
+        for words in known.chunks(LANES) {
+            self.absorb(words.iter().map(|word| u64::from_le(*word)));
+        }
+        for (row, words) in rows.chunks(LANES).enumerate() {
+            if written(row) {
+                self.absorb(words.iter().map(|word| u64::from_le(word.get())));
+            } else {
+                self.absorb(words.iter().map(|_| 0));
+            }
+        }
         let mut half = LANES / 2;
         while half > 0 {
-            for (lanes, absorb) in [
-                (&mut self.first, first as fn(u64, u64) -> u64),
-                (&mut self.second, second),
-            ] {
-                let (low, high) = lanes.split_at_mut(half);
-                for (low, high) in low.iter_mut().zip(high) {
-                    *low = absorb(mix(*low), *high);
-                }
+            let (low, high) = self.first.split_at_mut(half);
+            for (low, high) in low.iter_mut().zip(high) {
+                *low = first(mix(*low), *high);
+            }
+            let (low, high) = self.second.split_at_mut(half);
+            for (low, high) in low.iter_mut().zip(high) {
+                *low = second(mix(*low), *high);
             }
             half /= 2;
         }
@@ -189,57 +217,188 @@ impl Lanes {
             mix(self.second[0] ^ bytes.wrapping_mul(SECOND)),
         ]
     }
+
+    /// [`Lanes::finish`] for processors that multiply several words at once.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn finish_wide(
+        &mut self,
+        known: &[u64],
+        rows: &[Cell<u64>],
+        written: impl FnMut(usize) -> bool,
+        bytes: u64,
+    ) -> [u64; 2] {
+        self.finish(known, rows, written, bytes)
+    }
 }
 
 /// Bytes of a row: a word for each lane.
 const ROW: u64 = 8 * LANES as u64;
+/// So many rows are copied together, where no more were written.
+const FEW: u64 = 32;
 
 /// Hashes one chunk after the other. What was never written is zeros and is not read; how chunks that begin with so many rows of
 /// zeros go on is remembered of the last one.
-#[derive(Default)]
 struct Hasher {
-    zeros: Option<(u64, Lanes)>,
+    /// After so many rows of zeros.
+    zeros: (u64, Lanes),
+    lanes: Lanes,
+    /// Rows that were copied.
+    known: Vec<u64>,
+    wide: bool,
 }
 
 impl Hasher {
-    /// Of `words` at `address`, of which nothing but `written` may be anything but zeros.
-    fn hash(&mut self, address: u64, words: &[Cell<u64>], written: &[Range<u64>]) -> [u64; 2] {
-        // CAST: lengths fit 64 bits.
+    fn new() -> Self {
+        Self {
+            zeros: (0, Lanes::new()),
+            lanes: Lanes::new(),
+            known: vec![0; FEW as usize * LANES],
+            #[cfg(target_arch = "x86_64")]
+            wide: std::arch::is_x86_feature_detected!("avx2"),
+            #[cfg(not(target_arch = "x86_64"))]
+            wide: false,
+        }
+    }
+
+    /// Of `words` at `address`, of which nothing but `written` may be anything but zeros; `read` copies some of them, if it can.
+    fn hash(
+        &mut self,
+        address: u64,
+        words: &[Cell<u64>],
+        written: &[Range<u64>],
+        read: impl FnOnce(u64, &mut [u64]) -> bool,
+    ) -> [u64; 2] {
+        // CAST: lengths fit 64 bits, and rows' numbers fit both ways.
         let bytes = words.len() as u64 * 8;
-        let row_of = |at: u64| at.saturating_sub(address) / ROW;
+        let row_of = |at: u64| (at.saturating_sub(address) / ROW).min(bytes / ROW);
         let zeros = written
             .first()
-            .map_or(bytes.div_ceil(ROW), |range| row_of(range.start));
-        let mut lanes = self.after(zeros.min(bytes / ROW));
-        let mut left = written.iter().peekable();
-        let rows = words.chunks(LANES).enumerate();
-        // CAST: a row's number fits both ways.
-        for (row, words) in rows.skip(zeros.min(bytes / ROW) as usize) {
-            let start = address + row as u64 * ROW;
+            .map_or(bytes / ROW, |range| row_of(range.start));
+        self.skip(zeros);
+        let rows = &words[zeros as usize * LANES..];
+        let ends = written
+            .last()
+            .map_or(zeros, |range| row_of(range.end.saturating_sub(1)) + 1);
+        let few = rows.len().min((ends - zeros) as usize * LANES);
+        let copied = few > 0
+            && self
+                .known
+                .get_mut(..few)
+                .is_some_and(|known| read(address + zeros * ROW, known));
+        let (known, rows) = if copied {
+            (&self.known[..few], &rows[few..])
+        } else {
+            (&[][..], rows)
+        };
+        let mut left = written.iter().filter(|_| !copied).peekable();
+        let is_written = |row: usize| {
+            let start = address + (zeros + row as u64) * ROW;
             while left.peek().is_some_and(|range| range.end <= start) {
                 left.next();
             }
-            if left.peek().is_some_and(|range| range.start < start + ROW) {
-                lanes.absorb(words.iter().map(|word| u64::from_le(word.get())));
-            } else {
-                lanes.absorb(words.iter().map(|_| 0));
-            }
+            left.peek().is_some_and(|range| range.start < start + ROW)
+        };
+        #[cfg(target_arch = "x86_64")]
+        if self.wide {
+            // SAFETY: the processor has these instructions.
+            return unsafe { self.lanes.finish_wide(known, rows, is_written, bytes) };
         }
-        lanes.finish(bytes)
+        self.lanes.finish(known, rows, is_written, bytes)
     }
 
-    /// The lanes after so many rows of zeros.
-    fn after(&mut self, rows: u64) -> Lanes {
-        let (mut done, mut lanes) = self
-            .zeros
-            .take()
-            .filter(|(done, _)| *done <= rows)
-            .unwrap_or_else(|| (0, Lanes::new()));
-        while done < rows {
-            lanes.absorb(std::iter::repeat_n(0, LANES));
-            done += 1;
+    /// Begins with so many rows of zeros.
+    fn skip(&mut self, rows: u64) {
+        let (done, lanes) = &mut self.zeros;
+        if rows == 0 {
+            self.lanes = Lanes::new();
+            return;
         }
-        self.zeros = Some((rows, lanes.clone()));
-        lanes
+        if *done > rows {
+            (*done, *lanes) = (0, Lanes::new());
+        }
+        while *done < rows {
+            lanes.absorb(std::iter::repeat_n(0, LANES));
+            *done += 1;
+        }
+        self.lanes.clone_from(lanes);
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    fn one(range: Range<u64>) -> Vec<Range<u64>> {
+        std::iter::once(range).collect()
+    }
+
+    #[test]
+    fn every_way_finds_the_same_hash() {
+        let wide = std::arch::is_x86_feature_detected!("avx2");
+        let words: Vec<Cell<u64>> = (0..40 * LANES as u64 + 7)
+            .map(|word| {
+                Cell::new(if (600..9000).contains(&word) {
+                    0
+                } else {
+                    mix(word)
+                })
+            })
+            .collect();
+        for length in [
+            0,
+            1,
+            LANES - 1,
+            LANES,
+            2 * LANES + 3,
+            36 * LANES,
+            words.len(),
+        ] {
+            let words = &words[..length];
+            let end = 8 * length as u64;
+            let all = [0..4800, 72000..end]
+                .map(|part: Range<u64>| part.start.min(end)..part.end.min(end));
+            let first: Vec<Range<u64>> = all
+                .iter()
+                .filter(|part| !part.is_empty())
+                .cloned()
+                .collect();
+            let copy = |address: u64, to: &mut [u64]| {
+                let from = &words[address as usize / 8..];
+                to.iter_mut()
+                    .zip(from)
+                    .for_each(|(to, from)| *to = from.get());
+                true
+            };
+            let everything = one(0..end);
+            let [plain, skipped] = [&everything[..], &first].map(|written| {
+                Hasher {
+                    wide: false,
+                    ..Hasher::new()
+                }
+                .hash(0, words, written, |_, _| false)
+            });
+            assert_eq!(plain, skipped, "{length} words");
+            for wide in [false, wide] {
+                let mut hasher = Hasher {
+                    wide,
+                    ..Hasher::new()
+                };
+                assert_eq!(hasher.hash(0, words, &first, copy), plain, "{length} words");
+            }
+        }
+        // The beginning alone was written: what follows is not looked at.
+        let mut hasher = Hasher::new();
+        let start: Vec<Cell<u64>> = (0..50 * LANES as u64)
+            .map(|word| Cell::new(if word < 300 { mix(word) } else { 0 }))
+            .collect();
+        let plain = hasher.hash(0, &start, &one(0..start.len() as u64 * 8), |_, _| false);
+        let copy = |_: u64, to: &mut [u64]| {
+            to.iter_mut()
+                .zip(&start)
+                .for_each(|(to, from)| *to = from.get());
+            true
+        };
+        assert_eq!(hasher.hash(0, &start, &one(0..2400), copy), plain);
     }
 }

@@ -38,6 +38,22 @@ impl Backing {
             Self::Private | Self::Unknown => None,
         }
     }
+
+    /// Writes `length` bytes at `start` through the file, where there is one; false: some of it was not written.
+    ///
+    /// To take pages that were written through their mapping out of a process again, as unmapping does, the kernel stops all of its
+    /// threads, once for every 2 MiB.
+    ///
+    /// # Safety
+    /// `from` is readable for `length` bytes.
+    unsafe fn write(&self, start: u64, from: *const u8, length: u64) -> bool {
+        self.file().is_some_and(|(fd, offset)| {
+            let at = (offset + start) as i64;
+            // SAFETY: the caller's promise; a range of a file of ours.
+            let written = unsafe { libc::pwrite(fd, from.cast(), length as usize, at) };
+            u64::try_from(written) == Ok(length)
+        })
+    }
 }
 
 /// A piece of a range: its start in it, its length, and whether it may hold anything but zeros.
@@ -83,6 +99,22 @@ impl Memory {
         (end, found)
     }
 
+    /// Reads words at a device address through the file that they lie in; false where that cannot be had.
+    ///
+    /// A page that is looked at through its mapping is one that unmapping takes out of the process again, for which the kernel stops all
+    /// of its threads.
+    pub fn read_file(&self, address: u64, to: &mut [u64]) -> bool {
+        let bytes = size_of_val(to);
+        // CAST: a length fits.
+        let backing = self.backing(address, bytes as u64, false);
+        backing.file().is_some_and(|(fd, offset)| {
+            let to = to.as_mut_ptr().cast();
+            // SAFETY: as many bytes as there are, which may be anything.
+            let read = unsafe { libc::pread(fd, to, bytes, offset as i64) };
+            usize::try_from(read) == Ok(bytes)
+        })
+    }
+
     /// Copies `bytes` from the host address `from` to the host address `to`, which are those of `from_address` and
     /// `to_address`. `private`: a side that is no memory of the device's, nor known to it, is private memory.
     ///
@@ -120,11 +152,10 @@ impl Memory {
             if written {
                 // SAFETY: inside what the caller vouches for.
                 unsafe {
-                    std::ptr::copy(
-                        from.add(start as usize),
-                        to.add(start as usize),
-                        length as usize,
-                    );
+                    let (from, to) = (from.add(start as usize), to.add(start as usize));
+                    if !target.write(start, from, length) {
+                        std::ptr::copy(from, to, length as usize);
+                    }
                 }
                 continue;
             }

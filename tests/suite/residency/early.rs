@@ -300,7 +300,7 @@ fn without_begin_it_is_all_or_nothing() {
     net.talk.send("begin 0");
     net.arbiter.order(Verb::Restore, 0);
     wait_until("as much is back as there is room for", || {
-        (net.arbiter.footprint().resident_bytes == 4 * LAYER).then_some(())
+        (net.arbiter.footprint().resident_bytes >= 4 * LAYER).then_some(())
     });
     assert_eq!(net.state(), OrderState::Working);
     net.give_room();

@@ -1,0 +1,198 @@
+//! Executable graphs.
+//!
+//! An executable graph runs its nodes one after another in an order that respects all edges. That is one of the orders a real
+//! device may choose; branches of a graph do not overlap here.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use shim_ffi::CUresult;
+
+use super::{Action, Graph, NUMBERS, Result, UserObject, order};
+use crate::driver::Driver;
+use crate::exec::work::{Record, Work};
+use crate::lock::Mutex;
+use crate::registry;
+
+/// One node of an executable graph.
+struct Step {
+    /// Node of the graph that it was made from.
+    origin: u64,
+    action: Action,
+    enabled: bool,
+}
+
+/// An executable graph.
+pub struct GraphExec {
+    /// Handle.
+    pub id: u64,
+    /// Small number for `cuGraphExecGetId`.
+    pub number: u32,
+    /// Instantiation flags.
+    pub flags: u64,
+    steps: Mutex<Vec<Step>>,
+    objects: Vec<(Arc<UserObject>, u32)>,
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        self.objects
+            .iter()
+            .for_each(|(object, count)| object.release(*count));
+    }
+}
+
+impl GraphExec {
+    /// Makes a graph executable. Later changes to the graph change nothing here.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for a circle.
+    pub fn create(driver: &Driver, graph: &Graph, flags: u64) -> Result<Arc<Self>> {
+        let mut steps = Vec::new();
+        flatten(graph, &mut steps)?;
+        let objects = graph.state.lock().objects.clone();
+        objects
+            .iter()
+            .for_each(|(object, count)| object.retain(*count));
+        let number = NUMBERS.fetch_add(1, Relaxed);
+        let exec = Arc::new(Self {
+            id: registry::fresh(),
+            number,
+            flags,
+            steps: Mutex::new(steps),
+            objects,
+        });
+        driver.execs.insert(exec.id, exec.clone());
+        Ok(exec)
+    }
+
+    /// What a launch puts into a stream.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` for an event that has been destroyed.
+    pub fn work(&self, driver: &Driver) -> Result<Vec<Work>> {
+        let mut work = Vec::new();
+        for step in self.steps.lock().iter().filter(|step| step.enabled) {
+            let event = |id: u64| {
+                driver
+                    .events
+                    .get(id)
+                    .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+            };
+            match &step.action {
+                Action::Kernel(launch, _) => work.push(Work::Kernel(launch.clone())),
+                Action::Copy(Some(copy), _) => work.push(Work::Copy(copy.clone())),
+                Action::Fill(fill) => work.push(Work::Fill(*fill)),
+                Action::Host(function, data) => work.push(Work::Host(*function, *data)),
+                Action::Operations(operations) => work.extend(operations.iter().cloned()),
+                Action::Wait(id) => work.extend(event(*id)?.last.lock().clone().map(Work::Wait)),
+                Action::Record(id) => {
+                    let record = Arc::new(Record::default());
+                    *event(*id)?.last.lock() = Some(record.clone());
+                    work.push(Work::Record(record));
+                }
+                Action::Copy(None, _)
+                | Action::Graph(_)
+                | Action::Empty
+                | Action::Alloc(_)
+                | Action::Free(_) => {}
+            }
+        }
+        Ok(work)
+    }
+
+    /// Puts all steps, in order, into a stream that is being captured.
+    ///
+    /// # Errors
+    /// The capture's.
+    pub fn capture_into(&self, driver: &Driver, stream: &crate::stream::Stream) -> Result<()> {
+        for step in self.steps.lock().iter().filter(|step| step.enabled) {
+            if !matches!(step.action, Action::Graph(_)) {
+                stream.submit_captured(driver, || step.action.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces what a node does by something of the same kind.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for a node that is not in here or of another kind.
+    pub fn replace(&self, origin: u64, action: Action) -> Result<()> {
+        let mut steps = self.steps.lock();
+        let step = steps
+            .iter_mut()
+            .find(|step| step.origin == origin && step.action.kind() == action.kind());
+        step.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.action = action;
+        Ok(())
+    }
+
+    /// Whether a node runs.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for a node that is not in here.
+    pub fn enabled(&self, origin: u64) -> Result<bool> {
+        let steps = self.steps.lock();
+        steps
+            .iter()
+            .find(|step| step.origin == origin)
+            .map(|step| step.enabled)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
+
+    /// Lets a kernel, copy or fill node run or not.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for another node.
+    pub fn enable(&self, origin: u64, enabled: bool) -> Result<()> {
+        let mut steps = self.steps.lock();
+        let step = steps
+            .iter_mut()
+            .find(|step| step.origin == origin && step.action.kind() <= 2);
+        step.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.enabled = enabled;
+        Ok(())
+    }
+
+    /// Takes over everything from a graph of the same shape.
+    ///
+    /// # Errors
+    /// The result code of `cuGraphExecUpdate` and the node of the graph that differs.
+    pub fn update(&self, graph: &Graph) -> std::result::Result<(), (u32, u64)> {
+        const TOPOLOGY_CHANGED: u32 = 2;
+        const NODE_TYPE_CHANGED: u32 = 3;
+        let mut fresh = Vec::new();
+        flatten(graph, &mut fresh).map_err(|_| (TOPOLOGY_CHANGED, 0))?;
+        let mut steps = self.steps.lock();
+        if steps.len() != fresh.len() {
+            return Err((TOPOLOGY_CHANGED, 0));
+        }
+        if let Some((_, other)) = steps
+            .iter()
+            .zip(&fresh)
+            .find(|(a, b)| a.action.kind() != b.action.kind())
+        {
+            return Err((NODE_TYPE_CHANGED, other.origin));
+        }
+        for (step, other) in steps.iter_mut().zip(fresh) {
+            // Nodes are still named by the graph that this was made from.
+            step.action = other.action;
+        }
+        Ok(())
+    }
+}
+
+fn flatten(graph: &Graph, steps: &mut Vec<Step>) -> Result<()> {
+    let ordered = order(&graph.state.lock()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    for node in ordered {
+        let action = node.action.lock().clone();
+        if let Action::Graph(child) = &action {
+            flatten(child, steps)?;
+        }
+        steps.push(Step {
+            origin: node.id,
+            action,
+            enabled: true,
+        });
+    }
+    Ok(())
+}
