@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 use shim_ffi::{CUhostFn, CUresult, CUstream, CUstreamCallback, c_void};
 
-use crate::kernels::{DeviceMemory, Fault, Launch};
+use crate::kernels::{DeviceMemory, Fault, Launch, Written};
 use crate::memory::Memory;
 use crate::module::Function;
 use crate::profile::Profile;
@@ -229,12 +229,8 @@ impl DeviceMemory for View<'_> {
         Some(host)
     }
 
-    fn written(&self, dptr: u64, bytes: u64) -> (u64, Vec<std::ops::Range<u64>>) {
+    fn written(&self, dptr: u64, bytes: u64) -> Written<'_> {
         self.memory.written(dptr, bytes)
-    }
-
-    fn read(&self, dptr: u64, to: &mut [u64]) -> bool {
-        self.memory.read_file(dptr, to)
     }
 }
 

@@ -16,7 +16,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use super::{Cost, Fault, Kernel, Launch};
+use super::{Cost, Fault, Kernel, Launch, Reader, Written};
 
 /// Threads of a block, each a lane.
 const LANES: usize = 256;
@@ -65,7 +65,7 @@ fn hash_chunks(launch: &Launch<'_>) -> Result<(), Fault> {
         .iter()
         .map(|chunk| (chunk[0].get(), chunk[1].get()))
         .collect();
-    let mut written = Written::default();
+    let mut seen = Seen::default();
     HASHER.with_borrow_mut(|hasher| {
         for (at, (hash, (address, bytes))) in hashes.chunks_exact(2).zip(&chunks).enumerate() {
             let (address, bytes) = (*address, *bytes);
@@ -74,8 +74,8 @@ fn hash_chunks(launch: &Launch<'_>) -> Result<(), Fault> {
             }
             let data = launch.at::<u64>(address, bytes / 8)?;
             // PANIC: an index of the same list.
-            let touched = written.of(launch, &chunks[at..]);
-            let read = |address, to: &mut [u64]| launch.memory.read(address, to);
+            let (touched, reader) = seen.of(launch, &chunks[at..]);
+            let read = |address, to: &mut [u64]| reader.is_some_and(|read| read(address, to));
             for (to, half) in hash.iter().zip(hasher.hash(address, data, touched, read)) {
                 to.set(half);
             }
@@ -91,21 +91,26 @@ thread_local! {
 
 /// What of the chunks may have been written, looked up for many neighbours at a time.
 #[derive(Default)]
-struct Written {
+struct Seen<'a> {
     known: Range<u64>,
     ranges: Vec<Range<u64>>,
-    /// The first of them that is not wholly before the last chunk.
+    read: Option<Reader<'a>>,
+    /// The first of the ranges that is not wholly before the last chunk.
     next: usize,
 }
 
-impl Written {
+impl<'a> Seen<'a> {
     /// Bytes that are looked up at once.
     const AHEAD: u64 = 64 << 20;
 
     /// Of the first of `chunks`.
-    fn of(&mut self, launch: &Launch<'_>, chunks: &[(u64, u64)]) -> &[Range<u64>] {
+    fn of(
+        &mut self,
+        launch: &Launch<'a>,
+        chunks: &[(u64, u64)],
+    ) -> (&[Range<u64>], Option<&Reader<'a>>) {
         let Some((address, bytes)) = chunks.first().copied() else {
-            return &[];
+            return (&[], None);
         };
         let end = address + bytes;
         let is_next = self.known.start <= address && end <= self.known.end;
@@ -117,14 +122,21 @@ impl Written {
                 }
                 upto += more;
             }
-            let (known, ranges) = launch.memory.written(address, upto - address);
-            self.known = address..known;
-            (self.ranges, self.next) = (ranges, 0);
-            if known < end {
+            let mut written = launch.memory.written(address, upto - address);
+            if written.end < end {
                 // It goes on in other memory: all of it counts as written.
-                self.known = address..end;
-                self.ranges = std::iter::once(address..end).collect();
+                written = Written {
+                    end,
+                    ranges: std::iter::once(address..end).collect(),
+                    read: None,
+                };
             }
+            *self = Self {
+                known: address..written.end,
+                ranges: written.ranges,
+                read: written.read,
+                next: 0,
+            };
         }
         // Chunks may come again, or overlap.
         self.known.start = address;
@@ -137,7 +149,7 @@ impl Written {
         }
         let from = &self.ranges[self.next..];
         let count = from.partition_point(|range| range.start < end);
-        &from[..count]
+        (&from[..count], self.read.as_ref())
     }
 }
 

@@ -30,17 +30,28 @@ pub trait DeviceMemory {
     /// launch that asked for it returns.
     fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8>;
 
-    /// What of the range may hold anything but zeros, in order: what was never written is left out where that is known without a look at
-    /// the bytes. And how far that is known, which may be short of the range's end.
-    fn written(&self, dptr: u64, bytes: u64) -> (u64, Vec<Range<u64>>) {
-        (dptr + bytes, std::iter::once(dptr..dptr + bytes).collect())
-    }
-
-    /// Copies what is at `dptr`, which has been translated, where that is cheaper than a look through its address; false: it is not.
-    fn read(&self, _dptr: u64, _to: &mut [u64]) -> bool {
-        false
+    /// What of a range, which has been translated, may hold anything but zeros.
+    fn written(&self, dptr: u64, bytes: u64) -> Written<'_> {
+        Written {
+            end: dptr + bytes,
+            ranges: std::iter::once(dptr..dptr + bytes).collect(),
+            read: None,
+        }
     }
 }
+
+/// What is known of a range without a look at its bytes.
+pub struct Written<'a> {
+    /// How far it is known, which may be short of the range's end.
+    pub end: u64,
+    /// What may hold anything but zeros, in order: what was never written is left out.
+    pub ranges: Vec<Range<u64>>,
+    /// Copies words at an address of the range, where that is cheaper than a look through the address; false: they could not be had.
+    pub read: Option<Reader<'a>>,
+}
+
+/// Takes an address and what is to be filled.
+pub type Reader<'a> = Box<dyn Fn(u64, &mut [u64]) -> bool + 'a>;
 
 /// One launch of a kernel as the driver sees it.
 #[derive(Clone, Copy)]

@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 
 use super::{Kind, Memory};
+use crate::kernels::{Reader, Written};
 
 const PAGE: u64 = 4096;
 /// Shorter ranges are not worth asking for.
@@ -37,6 +38,16 @@ impl Backing {
             Self::Window(fd, offset) => Some((*fd, *offset)),
             Self::Private | Self::Unknown => None,
         }
+    }
+
+    /// Reads words at `start` through the file, where there is one; false: some of them were not read.
+    fn read(&self, start: u64, to: &mut [u64]) -> bool {
+        self.file().is_some_and(|(fd, offset)| {
+            let (bytes, at) = (size_of_val(to), (offset + start) as i64);
+            // SAFETY: as many bytes as there are, which may be anything.
+            let read = unsafe { libc::pread(fd, to.as_mut_ptr().cast(), bytes, at) };
+            usize::try_from(read) == Ok(bytes)
+        })
     }
 
     /// Writes `length` bytes at `start` through the file, where there is one; false: some of it was not written.
@@ -83,36 +94,27 @@ impl Memory {
         }
     }
 
-    /// What of the range may have been written, in order, and how far that is known: to the end of the range, or of the memory that it
-    /// begins in.
-    pub fn written(&self, address: u64, bytes: u64) -> (u64, Vec<Range<u64>>) {
+    /// What of the range may have been written, up to the end of the range, or of the memory that it begins in. Words of it are read
+    /// through the file that they lie in: a page that is looked at through its mapping is one that unmapping takes out of the process
+    /// again, for which the kernel stops all of its threads.
+    pub fn written(&self, address: u64, bytes: u64) -> Written<'_> {
         let end = address + bytes;
         let end = self
             .region(address)
             .map_or(end, |region| region.end().min(end));
         let backing = self.backing(address, end - address, false);
-        let found = extents(&backing, address, end - address)
+        let ranges = extents(&backing, address, end - address)
             .into_iter()
             .filter(|(_, _, written)| *written)
             .map(|(start, length, _)| address + start..address + start + length)
             .collect();
-        (end, found)
-    }
-
-    /// Reads words at a device address through the file that they lie in; false where that cannot be had.
-    ///
-    /// A page that is looked at through its mapping is one that unmapping takes out of the process again, for which the kernel stops all
-    /// of its threads.
-    pub fn read_file(&self, address: u64, to: &mut [u64]) -> bool {
-        let bytes = size_of_val(to);
-        // CAST: a length fits.
-        let backing = self.backing(address, bytes as u64, false);
-        backing.file().is_some_and(|(fd, offset)| {
-            let to = to.as_mut_ptr().cast();
-            // SAFETY: as many bytes as there are, which may be anything.
-            let read = unsafe { libc::pread(fd, to, bytes, offset as i64) };
-            usize::try_from(read) == Ok(bytes)
-        })
+        let read: Option<Reader<'_>> = backing.file().is_some().then(|| {
+            Box::new(move |at: u64, to: &mut [u64]| {
+                let inside = at >= address && at + size_of_val(to) as u64 <= end; // CAST: a length fits.
+                inside && backing.read(at - address, to)
+            }) as Reader<'_>
+        });
+        Written { end, ranges, read }
     }
 
     /// Copies `bytes` from the host address `from` to the host address `to`, which are those of `from_address` and
@@ -255,29 +257,39 @@ fn file_extents(fd: i32, offset: u64, bytes: u64) -> Option<Vec<Extent>> {
         let found = unsafe { libc::lseek(fd, at as i64, whence) };
         u64::try_from(found).ok()
     };
+    // No data behind it is an error of its own; any other is told apart by the file's end being far off.
+    let data_from = |at: u64| match seek(at, libc::SEEK_DATA) {
+        Some(data) => Some(data.min(end)),
+        None if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => Some(end),
+        None => None,
+    };
     let mut extents = Vec::new();
     let mut at = offset;
-    while at < end {
-        // No data behind it is an error of its own; any other is told apart by the file's end being far off.
-        let data = match seek(at, libc::SEEK_DATA) {
-            Some(data) => data.min(end),
-            None if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => end,
-            None => return None,
-        };
+    let mut data = data_from(at)?;
+    loop {
         if data > at {
             extents.push((at - offset, data - at, false));
         }
-        if data == end {
-            break;
+        if data >= end {
+            return Some(extents);
         }
-        let hole = seek(data, libc::SEEK_HOLE)?.min(end);
-        if hole <= data {
-            return None;
+        // Often a page stands alone; then one question is enough.
+        let page_end = ((data / PAGE + 1) * PAGE).min(end);
+        at = page_end;
+        let mut next = end;
+        if page_end < end {
+            next = data_from(page_end)?;
+            if next == page_end {
+                at = seek(page_end, libc::SEEK_HOLE)?.min(end);
+                if at <= page_end {
+                    return None;
+                }
+                next = if at < end { data_from(at)? } else { end };
+            }
         }
-        extents.push((data - offset, hole - data, true));
-        at = hole;
+        extents.push((data - offset, at - data, true));
+        data = next;
     }
-    Some(extents)
 }
 
 /// True when a range is private memory of the process with no file behind it, by the kernel's list: a page of it that is not there
@@ -354,4 +366,56 @@ fn private_extents(address: u64, bytes: u64) -> Option<Vec<Extent>> {
         }
     }
     Some(extents)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::card::memfd;
+
+    #[test]
+    fn extents_tell_the_pages_that_were_written_and_no_others() {
+        const PAGES: u64 = 64;
+        let mut state = 1u64;
+        let mut below = |limit: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 33) % limit
+        };
+        for round in 0..200 {
+            let file = File::from(memfd("extents").expect("a file"));
+            file.set_len(PAGES * PAGE).expect("its length");
+            let mut written = BTreeSet::new();
+            for _ in 0..below(12) {
+                let (first, count) = (below(PAGES), 1 + below(4));
+                for page in first..(first + count).min(PAGES) {
+                    file.write_all_at(&[7], page * PAGE + below(PAGE))
+                        .expect("written");
+                    written.insert(page);
+                }
+            }
+            let offset = below(PAGES * PAGE);
+            let bytes = 1 + below(PAGES * PAGE - offset);
+            let found = file_extents(file.as_raw_fd(), offset, bytes).expect("extents");
+            let mut at = 0;
+            for (start, length, is_written) in found {
+                assert!(
+                    start == at && length > 0,
+                    "round {round}: {start} {length} after {at}"
+                );
+                at += length;
+                for page in (offset + start) / PAGE..(offset + at).div_ceil(PAGE) {
+                    assert_eq!(
+                        written.contains(&page),
+                        is_written,
+                        "round {round}: page {page}"
+                    );
+                }
+            }
+            assert_eq!(at, bytes, "round {round}");
+        }
+    }
 }

@@ -177,10 +177,13 @@ fn a_chunk_s_hash_keeps_its_definition_and_untouched_memory_is_zeros() {
         fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
             self.0.translate(dptr, bytes)
         }
-        fn written(&self, dptr: u64, bytes: u64) -> (u64, Vec<std::ops::Range<u64>>) {
+        fn written(&self, dptr: u64, bytes: u64) -> Written<'_> {
             let all = std::iter::once(dptr..dptr + bytes).collect();
-            let written = if dptr == slot(1) { self.1.clone() } else { all };
-            (dptr + bytes, written)
+            Written {
+                end: dptr + bytes,
+                ranges: if dptr == slot(1) { self.1.clone() } else { all },
+                read: None,
+            }
         }
     }
     let hashes = |memory: &Sparse| {
