@@ -10,6 +10,7 @@ pub mod gpu;
 pub mod lane;
 pub mod link;
 pub mod mlp;
+pub mod pipeline;
 pub mod resize;
 pub mod rng;
 pub mod size;

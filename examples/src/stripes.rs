@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use crate::gpu::Arg::U64;
 use crate::gpu::{Buffer, Gpu, GpuError, Shape};
+use crate::pipeline::Pipeline;
 use crate::rng::Rng;
 
 /// The kernels that are needed.
@@ -144,6 +145,47 @@ impl Stripes {
             .chunks_exact(2)
             .map(|pair| [pair[0], pair[1]])
             .collect())
+    }
+
+    /// Says that each block is a group.
+    pub fn declare(&self, pipeline: Pipeline) {
+        for (group, block) in (0u32..).zip(&self.blocks) {
+            pipeline.add(group, block.address(), block.bytes());
+        }
+    }
+
+    /// As [`wrong`](Self::wrong), block by block as their memory is there. `first` is called when the device has done the first one.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn pass(&self, pipeline: Pipeline, first: impl FnOnce()) -> Result<usize, GpuError> {
+        let mut first = Some(first);
+        for (group, block) in (0u32..).zip(0..self.blocks.len()) {
+            let from = self.stripes.partition_point(|(of, ..)| *of < block) as u64; // CAST: lengths fit.
+            let count = self.stripes.partition_point(|(of, ..)| *of <= block) as u64 - from;
+            if count == 0 {
+                continue;
+            }
+            pipeline.begin(group);
+            let args = [
+                self.found.arg_at(2 * from),
+                self.list.arg_at(2 * from),
+                U64(count),
+            ];
+            self.gpu
+                .launch("sublet_hash_chunks", Shape::elements(count * 256), &args)?;
+            if let Some(first) = first.take() {
+                self.gpu.wait()?;
+                first();
+            }
+        }
+        let words = self.found.read(2 * self.stripes.len())?;
+        let kept = self.hashes.iter().flatten();
+        Ok(words
+            .iter()
+            .zip(kept)
+            .filter(|(found, kept)| found != kept)
+            .count())
     }
 
     /// How many stripes are not what was written.

@@ -8,12 +8,13 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::Parser;
 use examples::gpu::Gpu;
+use examples::pipeline::Pipeline;
 use examples::stripes::{Layout, Stripes};
 use examples::{app, link, size, stripes};
 use serde_json::json;
 
 /// Holds device memory of a known content and obeys commands on standard input, a line each; it answers each with one line of
-/// JSON: `launch` runs a kernel over its memory and waits for it, `change FROM TO` writes that part of it anew, `check` compares all
+/// JSON: `pass` runs a kernel over each of its allocations, in their order, and tells when the first one was done; `launch` runs a kernel over its memory and waits for it, `change FROM TO` writes that part of it anew, `check` compares all
 /// of it with what was written, `quit` ends it.
 ///
 /// Times are CLOCK_MONOTONIC in nanoseconds.
@@ -40,6 +41,9 @@ struct Args {
     /// Copy so many bytes to the device first, from ordinary memory: what a program that starts anew has to do
     #[arg(long)]
     upload: bool,
+    /// Say which memory each kernel of `pass` needs, so that an evicted job goes on when the first one's is back
+    #[arg(long)]
+    pipeline: bool,
     /// Measure the link to the device with copies of --bytes, print seconds as JSON and end
     #[arg(long)]
     link: bool,
@@ -94,6 +98,9 @@ fn run(args: Args) -> anyhow::Result<()> {
     if args.upload {
         link::upload(&gpu, args.bytes)?;
     }
+    if args.pipeline {
+        memory.declare(Pipeline::find());
+    }
     gpu.wait()?;
     say(&json!({
         "ready": true, "job": args.name, "device": gpu.name(), "pid": std::process::id(), "now_ns": now_ns(),
@@ -118,6 +125,13 @@ fn obey(gpu: &Rc<Gpu>, memory: &mut Stripes, line: &str) -> anyhow::Result<bool>
             let hashes = memory.hash()?;
             say(&json!({"begun_ns": begun_ns, "done_ns": now_ns(), "stripes": hashes.len()}))?;
         }
+        ["pass"] => {
+            let mut first_ns = 0;
+            let wrong = memory.pass(Pipeline::find(), || first_ns = now_ns())?;
+            say(
+                &json!({"begun_ns": begun_ns, "first_ns": first_ns, "done_ns": now_ns(), "wrong": wrong}),
+            )?;
+        }
         ["change", from, to] => {
             let part = |word: &str| {
                 word.parse::<f64>().with_context(|| {
@@ -139,7 +153,7 @@ fn obey(gpu: &Rc<Gpu>, memory: &mut Stripes, line: &str) -> anyhow::Result<bool>
                 "wrong_by_copy": unlike,
             }))?;
         }
-        _ => bail!("`{line}` is no command: launch, change FROM TO, check or quit"),
+        _ => bail!("`{line}` is no command: launch, pass, change FROM TO, check or quit"),
     }
     Ok(true)
 }
