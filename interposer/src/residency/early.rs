@@ -18,20 +18,18 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use channel::Reason;
 use shim_ffi::Symbol;
 
 use super::groups::{self, Ranks};
+use super::operands;
 use super::piece::{self, Place};
 use super::{lanes, latch};
-use crate::client::{self, now_ns};
+use crate::capture;
+use crate::client::now_ns;
 use crate::thread::{Thread, thread};
-use crate::{capture, process};
 
-/// TIMEOUT: how late a thread that waits for its group notices that the process is about to end or has lost its arbiter.
-const STEP: Duration = Duration::from_millis(50);
 /// TIMEOUT: how long what was begun early may go on before what has come back is left where it is for now: kernels take milliseconds.
 pub(super) const SETTLE_NS: u64 = 2_000_000_000;
 
@@ -211,7 +209,7 @@ fn pass_by_leave(
     symbol: Symbol,
     words: &[usize],
 ) -> Option<latch::Pass> {
-    let named = named(symbol, words)?;
+    let named = operands::linear(symbol, words)?;
     let pass = latch::pass_by_leave(thread, leave)?;
     // Inside, so that nothing leaves any more: what is in stays in.
     let there = named
@@ -222,41 +220,6 @@ fn pass_by_leave(
     }
     UNSETTLED.store(true, Ordering::SeqCst);
     Some(pass)
-}
-
-/// Ranges (start, bytes) that a call names; empty: it is a launch, which names none. `None`: what it touches is not known here.
-fn named(symbol: Symbol, words: &[usize]) -> Option<[(u64, u64); 2]> {
-    use Symbol::*;
-    let word = |at: usize| words.get(at).copied().unwrap_or(0) as u64;
-    let set = |width: u64| Some([(word(0), word(2).saturating_mul(width)), (0, 0)]);
-    match symbol {
-        cuLaunchKernel
-        | cuLaunchKernel_ptsz
-        | cuLaunchKernelEx
-        | cuLaunchKernelEx_ptsz
-        | cuLaunchCooperativeKernel
-        | cuLaunchCooperativeKernel_ptsz => Some([(0, 0); 2]),
-        cuMemcpy
-        | cuMemcpy_ptds
-        | cuMemcpyAsync
-        | cuMemcpyAsync_ptsz
-        | cuMemcpyHtoD_v2
-        | cuMemcpyHtoD_v2_ptds
-        | cuMemcpyHtoDAsync_v2
-        | cuMemcpyHtoDAsync_v2_ptsz
-        | cuMemcpyDtoH_v2
-        | cuMemcpyDtoH_v2_ptds
-        | cuMemcpyDtoHAsync_v2
-        | cuMemcpyDtoHAsync_v2_ptsz
-        | cuMemcpyDtoD_v2
-        | cuMemcpyDtoD_v2_ptds
-        | cuMemcpyDtoDAsync_v2
-        | cuMemcpyDtoDAsync_v2_ptsz => Some([(word(0), word(2)), (word(1), word(2))]),
-        cuMemsetD8_v2 | cuMemsetD8_v2_ptds | cuMemsetD8Async | cuMemsetD8Async_ptsz => set(1),
-        cuMemsetD16_v2 | cuMemsetD16_v2_ptds | cuMemsetD16Async | cuMemsetD16Async_ptsz => set(2),
-        cuMemsetD32_v2 | cuMemsetD32_v2_ptds | cuMemsetD32Async | cuMemsetD32Async_ptsz => set(4),
-        _ => None,
-    }
 }
 
 /// Whether nothing of a range is away.
@@ -299,42 +262,18 @@ pub(crate) fn begin(group: u32) -> i32 {
 #[cold]
 #[inline(never)]
 fn wait(thread: &Thread, group: u32) -> i32 {
-    let Some(attached) = client::current() else {
-        return 0;
-    };
-    let device = (thread.device_plus_one.get() as usize).saturating_sub(1);
-    let want = attached.end.client.want(device);
-    if let Some(want) = want {
-        want.begin_waiting();
-        attached.end.ring();
-    }
-    let outcome = loop {
-        let seen = SIGNAL.load(Ordering::SeqCst);
+    let outcome = latch::wait_on(thread, &SIGNAL, |_| {
         if !latch::is_closed() {
-            break 1;
+            return Some(1);
         }
         if let Some(leave) = leave_for(group) {
             thread.leave.set(leave);
             GIVEN.store(leave, Ordering::SeqCst);
-            break 1;
+            return Some(1);
         }
-        if latch::has_failed() {
-            break -1;
-        }
-        if process::exiting() || client::current().is_none() {
-            break 0;
-        }
-        let timeout = rustix::time::Timespec {
-            tv_sec: 0,
-            tv_nsec: STEP.as_nanos() as i64, // CAST: 50 million.
-        };
-        use rustix::thread::futex;
-        let _ = futex::wait(&SIGNAL, futex::Flags::PRIVATE, seen, Some(&timeout));
-    };
-    if let Some(want) = want {
-        want.end_waiting();
-    }
-    outcome
+        latch::has_failed().then_some(-1)
+    });
+    outcome.unwrap_or(0)
 }
 
 /// `sublet_pipeline_add`.
@@ -369,27 +308,6 @@ pub(super) fn settle_by_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn launches_name_nothing_copies_what_they_say_and_others_are_not_known() {
-        let words = [100, 200, 3, 0];
-        assert_eq!(named(Symbol::cuLaunchKernel, &words), Some([(0, 0); 2]));
-        assert_eq!(
-            named(Symbol::cuMemcpyDtoDAsync_v2, &words),
-            Some([(100, 3), (200, 3)])
-        );
-        assert_eq!(
-            named(Symbol::cuMemsetD32Async, &words),
-            Some([(100, 12), (0, 0)])
-        );
-        for symbol in [
-            Symbol::cuGraphLaunch,
-            Symbol::cuMemcpy2D_v2,
-            Symbol::cuMemFreeAsync,
-        ] {
-            assert_eq!(named(symbol, &words), None);
-        }
-    }
 
     #[test]
     fn what_makes_no_sense_is_not_declared() {

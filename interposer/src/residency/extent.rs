@@ -45,30 +45,25 @@ fn linear(kind: CUmemorytype) -> bool {
     )
 }
 
+/// A plane is a volume of one slice.
 pub(super) fn note_plane(spans: &mut Spans, of: &CUDA_MEMCPY2D) {
-    let size = Extent {
-        width: of.WidthInBytes as u64,
-        height: of.Height as u64,
-        ..Extent::default()
+    let volume = CUDA_MEMCPY3D {
+        srcXInBytes: of.srcXInBytes,
+        srcY: of.srcY,
+        srcMemoryType: of.srcMemoryType,
+        srcDevice: of.srcDevice,
+        srcPitch: of.srcPitch,
+        dstXInBytes: of.dstXInBytes,
+        dstY: of.dstY,
+        dstMemoryType: of.dstMemoryType,
+        dstDevice: of.dstDevice,
+        dstPitch: of.dstPitch,
+        WidthInBytes: of.WidthInBytes,
+        Height: of.Height,
+        Depth: 1,
+        ..CUDA_MEMCPY3D::default()
     };
-    if linear(of.srcMemoryType) {
-        let from = Extent {
-            x: of.srcXInBytes as u64,
-            y: of.srcY as u64,
-            pitch: of.srcPitch as u64,
-            ..size
-        };
-        from.note(spans, of.srcDevice.0);
-    }
-    if linear(of.dstMemoryType) {
-        let to = Extent {
-            x: of.dstXInBytes as u64,
-            y: of.dstY as u64,
-            pitch: of.dstPitch as u64,
-            ..size
-        };
-        to.note(spans, of.dstDevice.0);
-    }
+    note_volume(spans, &volume);
 }
 
 /// The two structures have the same names.

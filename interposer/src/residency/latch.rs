@@ -118,7 +118,7 @@ fn enter() -> Result<Pass, CUresult> {
             return Ok(Pass(Some(line)));
         }
         line.fetch_sub(1, Ordering::Release);
-        if !wait(thread, seen)? {
+        if !wait(thread)? {
             return Ok(Pass(None));
         }
     }
@@ -134,10 +134,25 @@ fn line_of(thread: &Thread) -> &'static AtomicU32 {
 /// Waits until the latch may be open; false where there is nothing to wait for any more.
 #[cold]
 #[inline(never)]
-fn wait(thread: &Thread, mut seen: u32) -> Result<bool, CUresult> {
-    let Some(attached) = client::current() else {
-        return Ok(false);
-    };
+fn wait(thread: &Thread) -> Result<bool, CUresult> {
+    let outcome = wait_on(thread, &LATCH, |seen| {
+        if seen & CLOSED == 0 {
+            return Some(Ok(true));
+        }
+        let failed = FAILED.load(Ordering::Acquire);
+        (failed != 0).then_some(Err(CUresult(failed)))
+    });
+    outcome.unwrap_or(Ok(false))
+}
+
+/// Tells the arbiter that a thread waits for its memory, and waits until `look` has an answer, which is asked for whenever `word` may have changed.
+/// `None`: there is nothing to wait for any more.
+pub(super) fn wait_on<T>(
+    thread: &Thread,
+    word: &AtomicU32,
+    mut look: impl FnMut(u32) -> Option<T>,
+) -> Option<T> {
+    let attached = client::current()?;
     let device = (thread.device_plus_one.get() as usize).saturating_sub(1);
     let want = attached.end.client.want(device);
     if let Some(want) = want {
@@ -145,24 +160,20 @@ fn wait(thread: &Thread, mut seen: u32) -> Result<bool, CUresult> {
         attached.end.ring();
     }
     let outcome = loop {
-        let failed = FAILED.load(Ordering::Acquire);
-        if failed != 0 {
-            break Err(CUresult(failed));
+        let seen = word.load(Ordering::SeqCst);
+        if let Some(answer) = look(seen) {
+            break Some(answer);
         }
-        // At exit and after a fork the attachment is gone, and so is whoever would open the latch.
+        // At exit and after a fork the attachment is gone, and so is whoever would change the word.
         if process::exiting() || client::current().is_none() {
-            break Ok(false);
+            break None;
         }
         let timeout = rustix::time::Timespec {
             tv_sec: 0,
             tv_nsec: STEP.as_nanos() as i64, // CAST: 50 million.
         };
         use rustix::thread::futex;
-        let _ = futex::wait(&LATCH, futex::Flags::PRIVATE, seen, Some(&timeout));
-        seen = LATCH.load(Ordering::Acquire);
-        if seen & CLOSED == 0 {
-            break Ok(true);
-        }
+        let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&timeout));
     };
     if let Some(want) = want {
         want.end_waiting();

@@ -68,17 +68,18 @@ const fn names(symbol: Symbol) -> Names {
         cuLaunchKernel | cuLaunchKernel_ptsz => kernel(0, 9, Some(10)),
         cuLaunchKernelEx | cuLaunchKernelEx_ptsz => kernel(1, 2, Some(3)),
         cuLaunchCooperativeKernel | cuLaunchCooperativeKernel_ptsz => kernel(0, 9, None),
+        cuMemcpyAtoD_v2 | cuMemcpyAtoD_v2_ptds => one(0, 3, 1),
+        cuMemcpyDtoA_v2 | cuMemcpyDtoA_v2_ptds => one(2, 3, 1),
+        // An address that is said to be the host's may be the device's all the same.
         cuMemcpyHtoD_v2
         | cuMemcpyHtoD_v2_ptds
         | cuMemcpyHtoDAsync_v2
-        | cuMemcpyHtoDAsync_v2_ptsz => one(0, 2, 1),
-        cuMemcpyDtoH_v2
+        | cuMemcpyHtoDAsync_v2_ptsz
+        | cuMemcpyDtoH_v2
         | cuMemcpyDtoH_v2_ptds
         | cuMemcpyDtoHAsync_v2
-        | cuMemcpyDtoHAsync_v2_ptsz => one(1, 2, 1),
-        cuMemcpyAtoD_v2 | cuMemcpyAtoD_v2_ptds => one(0, 3, 1),
-        cuMemcpyDtoA_v2 | cuMemcpyDtoA_v2_ptds => one(2, 3, 1),
-        cuMemcpy
+        | cuMemcpyDtoHAsync_v2_ptsz
+        | cuMemcpy
         | cuMemcpy_ptds
         | cuMemcpyAsync
         | cuMemcpyAsync_ptsz
@@ -124,6 +125,20 @@ const fn names(symbol: Symbol) -> Names {
         | cuMemcpyBatchAsync_v2
         | cuMemcpyBatchAsync_v2_ptsz => Names::Batch,
         _ => Names::Nothing,
+    }
+}
+
+/// Ranges (start, bytes) of a call that touches nothing else; empty: it is a kernel's launch, whose arguments name none. `None`: what it
+/// touches is more, or not known here.
+pub(super) fn linear(symbol: Symbol, args: &[usize]) -> Option<[(u64, u64); 2]> {
+    let arg = |at: usize| args.get(at).copied().unwrap_or(0) as u64;
+    match names(symbol) {
+        Names::Kernel { .. } => Some([(0, 0); 2]),
+        Names::One { at, count, unit } => {
+            Some([(arg(at), arg(count).saturating_mul(unit)), (0, 0)])
+        }
+        Names::Two { to, from, bytes } => Some([(arg(to), arg(bytes)), (arg(from), arg(bytes))]),
+        _ => None,
     }
 }
 
@@ -234,6 +249,27 @@ mod tests {
         "cuFabricCpyBatch",
         "cuMemBatchDecompress",
     ];
+
+    #[test]
+    fn launches_name_nothing_copies_what_they_say_and_others_are_not_known() {
+        let words = [100, 200, 3, 0];
+        assert_eq!(linear(Symbol::cuLaunchKernel, &words), Some([(0, 0); 2]));
+        assert_eq!(
+            linear(Symbol::cuMemcpyDtoDAsync_v2, &words),
+            Some([(100, 3), (200, 3)])
+        );
+        assert_eq!(
+            linear(Symbol::cuMemsetD32Async, &words),
+            Some([(100, 12), (0, 0)])
+        );
+        for symbol in [
+            Symbol::cuGraphLaunch,
+            Symbol::cuMemcpy2D_v2,
+            Symbol::cuMemFreeAsync,
+        ] {
+            assert_eq!(linear(symbol, &words), None);
+        }
+    }
 
     #[test]
     fn every_copy_is_looked_into_but_for_those_that_cannot_name_what_moves() {
