@@ -10,8 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use arbiter::{DeviceRule, Options, Rules};
-use bench::{Daemon, Worker, attach, child, named, refusal, role_of_ours, until};
-use channel::Event;
+use bench::{Daemon, Worker, attach, child, lie, named, refusal, role_of_ours, until};
 use control::{
     Change, Class, Client, DeviceSelector, DeviceSettings, ErrorCode, JobState, Misbehaviour,
     PolicyChoice, SliceMode,
@@ -359,16 +358,7 @@ fn a_page_full_of_nonsense_and_work_without_end_are_told_and_cost_nobody_else() 
     let liar = operator.register(named("liar", 0.5)).expect("registered");
     let honest = operator.register(named("honest", 0.5)).expect("registered");
     let liar = attach(&liar);
-    let want = liar.client.want(0).expect("device");
-    want.begin_waiting();
-    want.begin_blocking();
-    let stream = liar.client.claim_stream(0).expect("slot").1;
-    for _ in 0..1000 {
-        stream.issue();
-        liar.client
-            .write_record(99, Event::Reattached { gap_ns: 1 });
-    }
-    liar.ring();
+    lie(&liar, 1000);
     let worker = Worker::start(attach(&honest));
     until("both are told", || {
         let told = offences(&mut operator, "liar");

@@ -83,6 +83,23 @@ impl Talk {
         outcome
     }
 
+    /// Ends the program as [`finish`](Self::finish) does; it and everything in it must have been silent and well.
+    ///
+    /// # Panics
+    /// When it was not.
+    #[track_caller]
+    pub fn ended_well(self) {
+        let outcome = self.finish();
+        assert_eq!(
+            (
+                outcome.code,
+                outcome.stderr.as_str(),
+                outcome.stdout.as_str()
+            ),
+            (Some(0), "", "")
+        );
+    }
+
     /// Ends the program by SIGKILL and waits until it is gone.
     pub fn kill(self) -> Outcome {
         let Self {

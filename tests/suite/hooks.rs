@@ -96,15 +96,7 @@ impl Host {
     /// Ends the host program; it and everything in it must have been silent.
     #[track_caller]
     fn finish(self) {
-        let outcome = self.talk.finish();
-        assert_eq!(
-            (
-                outcome.code,
-                outcome.stderr.as_str(),
-                outcome.stdout.as_str()
-            ),
-            (Some(0), "", "")
-        );
+        self.talk.ended_well();
     }
 }
 

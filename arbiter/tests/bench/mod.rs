@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arbiter::{Arbiter, Options, Stopper};
+use channel::Event;
 use channel::client::{ClientEnd, Introduction};
 use channel::wire::DeviceId;
 use control::paths::RuntimeDir;
@@ -219,6 +220,21 @@ impl Drop for Worker {
             let _ = thread.join();
         }
     }
+}
+
+/// Waits, blocks and computes without end as it says, and has told so many things that cannot be.
+pub fn lie(client: &ClientEnd, lines: usize) {
+    let want = client.client.want(0).expect("device");
+    want.begin_waiting();
+    want.begin_blocking();
+    let stream = client.client.claim_stream(0).expect("slot").1;
+    for _ in 0..lines {
+        stream.issue();
+        client
+            .client
+            .write_record(99, Event::Reattached { gap_ns: 1 });
+    }
+    client.ring();
 }
 
 /// A connection to the channel that says nothing.
