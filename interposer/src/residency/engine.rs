@@ -6,7 +6,8 @@
 //! created where it was: that is what makes evicting one tenant while restoring another as fast as the slower of both. The restoring
 //! side asks again and again for memory that is not there yet.
 //!
-//! What was used last ([`last_use`]) comes back first and leaves last: a guess at what is used next, and no more.
+//! What was used last ([`last_use`]) comes back first and leaves last: a guess at what is used next, and no more. In an eviction that
+//! copies only what has changed since the one before it leaves first: a guess at what has changed.
 
 mod back;
 mod out;

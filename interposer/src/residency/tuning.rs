@@ -74,6 +74,14 @@ pub(super) fn depth() -> usize {
     }
 }
 
+/// The same, where pieces that need no copy leave meanwhile: many that do may lie before them.
+pub(super) fn depth_past_unchanged() -> usize {
+    match depth() {
+        1 => 1,
+        depth => 16 * depth,
+    }
+}
+
 /// Whether host copies lie in pinned memory.
 pub(super) fn pins() -> bool {
     PIN.load(Ordering::Relaxed)

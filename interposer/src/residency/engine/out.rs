@@ -16,7 +16,7 @@ use crate::residency::{digest, tuning};
 
 /// Everything that can leaves `device`.
 pub(in crate::residency) fn evict(device: usize) -> Outcome {
-    let ids = in_place(device, Place::Resident);
+    let mut ids = in_place(device, Place::Resident);
     if ids.is_empty() {
         let out = !in_place(device, Place::Out).is_empty();
         return if out {
@@ -28,15 +28,26 @@ pub(in crate::residency) fn evict(device: usize) -> Outcome {
     if let Err(reason) = take_shadows(&ids) {
         return Outcome::Refused(reason);
     }
-    let moved = capture::relaxed(|| {
-        let digests = tuning::reuses().then(|| digest::begin(&ids));
-        copy_out(&ids, digests)
-    });
+    if tuning::reuses() && have_left_before(&ids) {
+        // What has changed, if anything has, is what was used last: its copies are under way while the device hashes the others.
+        ids.reverse();
+    }
+    let moved = leave_all(&ids);
     piece::with(|pieces| pieces.publish(device));
     match moved {
         Ok(()) => Outcome::Done,
         Err(stopped) => undo(device, stopped),
     }
+}
+
+/// Whether it is known of any of them what its shadow holds.
+fn have_left_before(ids: &[u64]) -> bool {
+    piece::with(|pieces| {
+        let shadows = ids
+            .iter()
+            .filter_map(|id| pieces.all.get(id)?.shadow.as_ref());
+        shadows.into_iter().any(|shadow| shadow.digest.is_some())
+    })
 }
 
 /// After an eviction that stopped half-way: what has left comes back.
@@ -95,10 +106,16 @@ fn pin(id: u64) {
     }
 }
 
-/// Copies pieces out, but for what their shadows hold already by `digests`, and releases each as soon as it is there.
+/// Copies pieces out, but for what their shadows hold already by `digests`, and releases each as soon as it is there. What needs no copy waits
+/// for no other piece's.
 fn copy_out(ids: &[u64], mut digests: Option<digest::Digests>) -> Step<()> {
     let mut flights = VecDeque::new();
     let mut last = CUstream::NULL;
+    let most = if digests.is_some() {
+        tuning::depth_past_unchanged()
+    } else {
+        tuning::depth()
+    };
     let mut copies = || {
         for id in ids {
             let to = look(*id)?;
@@ -120,18 +137,21 @@ fn copy_out(ids: &[u64], mut digests: Option<digest::Digests>) -> Step<()> {
                 })?;
             }
             let bytes = runs.iter().map(|(_, bytes)| bytes).sum();
-            let flight = if bytes == 0 {
-                Flight::of_nothing(*id)
+            if bytes == 0 {
+                leave(Flight::of_nothing(*id), now)?;
             } else {
-                Flight::begin(*id, bytes, lanes.out)?
-            };
-            flights.push_back((flight, now));
-            while flights.len() >= tuning::depth() {
-                leave(flights.pop_front())?;
+                flights.push_back((Flight::begin(*id, bytes, lanes.out)?, now));
+            }
+            while flights.len() >= most
+                || flights
+                    .front()
+                    .is_some_and(|(flight, _)| flight.has_landed())
+            {
+                land(&mut flights)?;
             }
         }
         while !flights.is_empty() {
-            leave(flights.pop_front())?;
+            land(&mut flights)?;
         }
         Ok(())
     };
@@ -163,11 +183,16 @@ fn begin_copy(id: u64) -> Option<digest::Digest> {
     })
 }
 
-/// A copy has arrived: its piece goes from the device.
-fn leave(flight: Option<(Flight, Option<digest::Digest>)>) -> Step<()> {
-    let Some((flight, digest)) = flight else {
-        return Ok(());
-    };
+/// Waits for the oldest copy.
+fn land(flights: &mut VecDeque<(Flight, Option<digest::Digest>)>) -> Step<()> {
+    match flights.pop_front() {
+        Some((flight, digest)) => leave(flight, digest),
+        None => Ok(()),
+    }
+}
+
+/// Once a copy has arrived, its piece goes from the device.
+fn leave(flight: Flight, digest: Option<digest::Digest>) -> Step<()> {
     flight.land()?;
     piece::with(|pieces| {
         if let Some(shadow) = pieces
