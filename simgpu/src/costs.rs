@@ -87,25 +87,40 @@ pub struct Clerk {
 }
 
 impl Clerk {
-    /// Takes `ns` of the profile's time of the calling thread, behind calls that other threads are in.
-    pub fn spend(&self, card: &Card, ns: u64) {
+    /// Takes `ns` of the profile's time of the calling thread, from `began_ns` on, or behind calls that other threads are in. What the host has
+    /// done for the call since then is a part of it.
+    pub fn spend(&self, card: &Card, began_ns: u64, ns: u64) {
         let ns = card.scaled(ns);
         if ns == 0 {
             return;
         }
-        let now = clock::now_ns();
+        clock::work_until(self.reserve(began_ns, ns));
+    }
+
+    /// When a call ends that takes `ns`.
+    fn reserve(&self, began_ns: u64, ns: u64) -> u64 {
         let mut end = 0;
         let _ = self.busy_until_ns.fetch_update(AcqRel, Acquire, |busy| {
-            end = busy.max(now) + ns;
+            end = busy.max(began_ns) + ns;
             Some(end)
         });
-        clock::work_until(end);
+        end
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_take_their_time_from_when_they_began_one_behind_the_other() {
+        let clerk = Clerk::default();
+        assert_eq!(clerk.reserve(1000, 50), 1050);
+        assert_eq!(clerk.reserve(1020, 30), 1080);
+        assert_eq!(clerk.reserve(2000, 30), 2030);
+        // Began before the last one, came behind it.
+        assert_eq!(clerk.reserve(1990, 30), 2060);
+    }
 
     #[test]
     fn locking_goes_with_bytes_and_costs_nothing_without_a_rate() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use shim_ffi::{CUdeviceptr, CUresult};
 
 use super::Done;
+use crate::clock::now_ns;
 use crate::context::{Context, current};
 use crate::driver::Driver;
 use crate::entry::{Out, api};
@@ -116,11 +117,12 @@ fn host_alloc(to: Out<*mut c_void>, bytes: usize, flags: u32) -> Done {
     if flags & !HOST_ALLOC_FLAGS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let (card, bytes) = (&driver.card, bytes as u64);
+    let (card, bytes, began) = (&driver.card, bytes as u64, now_ns());
     let address = driver
         .memory
         .alloc_host(card, context.device, context.id, bytes, flags)?;
-    driver.clerk.spend(card, card.profile().costs.pin_ns(bytes));
+    let ns = card.profile().costs.pin_ns(bytes);
+    driver.clerk.spend(card, began, ns);
     to.put(address as *mut c_void)
 }
 
@@ -130,7 +132,7 @@ fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Done {
     if flags & !HOST_REGISTER_FLAGS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let (card, bytes) = (&driver.card, bytes as u64);
+    let (card, bytes, began) = (&driver.card, bytes as u64, now_ns());
     driver.memory.register_host(
         card,
         context.device,
@@ -139,7 +141,8 @@ fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Done {
         bytes,
         flags,
     )?;
-    driver.clerk.spend(card, card.profile().costs.pin_ns(bytes));
+    let ns = card.profile().costs.pin_ns(bytes);
+    driver.clerk.spend(card, began, ns);
     Ok(())
 }
 
@@ -208,8 +211,10 @@ api! {
         }
         let bytes = host_region(pointer)?.bytes;
         driver.engine.wait_streams(|_| true);
+        let began = now_ns();
         driver.memory.free_host(&driver.card, pointer as u64)?;
-        driver.clerk.spend(&driver.card, driver.card.profile().costs.unpin_ns(bytes));
+        let ns = driver.card.profile().costs.unpin_ns(bytes);
+        driver.clerk.spend(&driver.card, began, ns);
         Ok(())
     }
 
@@ -225,9 +230,10 @@ api! {
         let (driver, _) = current()?;
         crate::capture::forbid_unsafe(driver)?;
         driver.engine.wait_streams(|_| true);
-        let bytes = host_region(pointer).map_or(0, |region| region.bytes);
+        let (bytes, began) = (host_region(pointer).map_or(0, |region| region.bytes), now_ns());
         driver.memory.unregister_host(&driver.card, pointer as u64)?;
-        driver.clerk.spend(&driver.card, driver.card.profile().costs.unpin_ns(bytes));
+        let ns = driver.card.profile().costs.unpin_ns(bytes);
+        driver.clerk.spend(&driver.card, began, ns);
         Ok(())
     }
 

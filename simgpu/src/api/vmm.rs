@@ -8,6 +8,7 @@ use shim_ffi::{
 };
 
 use super::Done;
+use crate::clock::now_ns;
 use crate::context::{current, current_any};
 use crate::costs::Costs;
 use crate::driver::{Driver, driver};
@@ -50,11 +51,10 @@ fn synchronise(driver: &Driver) {
     }
 }
 
-/// Takes the time that a call takes by the profile.
-fn spend(driver: &Driver, ns: impl FnOnce(&Costs) -> u64) {
-    driver
-        .clerk
-        .spend(&driver.card, ns(&driver.card.profile().costs));
+/// Takes the time that a call takes by the profile, which began at `began_ns`.
+fn spend(driver: &Driver, began_ns: u64, ns: impl FnOnce(&Costs) -> u64) {
+    let ns = ns(&driver.card.profile().costs);
+    driver.clerk.spend(&driver.card, began_ns, ns);
 }
 
 fn open(to: Out<CUdeviceptr>, handle: CUipcMemHandle, flags: u32) -> Done {
@@ -93,19 +93,21 @@ api! {
         let prop = prop.get()?;
         let device = check_prop(driver, &prop)?;
         let exportable = prop.requestedHandleTypes.0 & POSIX_FD != 0;
+        let began = now_ns();
         let handle = driver.memory.create_handle(&driver.card, device, bytes as u64, prop, exportable)?;
         // Pages of the host are taken and locked as well.
         let locked = if device.is_none() { bytes as u64 } else { 0 };
-        spend(driver, |costs| costs.create_ns + costs.pin_ns(locked));
+        spend(driver, began, |costs| costs.create_ns + costs.pin_ns(locked));
         to.put(CUmemGenericAllocationHandle(handle))
     }
 
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
         let driver = driver()?;
         crate::capture::forbid_unsafe(driver)?;
-        // Whoever waits for the memory has it when the call is over.
-        spend(driver, |costs| costs.release_ns);
-        driver.memory.release_handle(&driver.card, handle.0)
+        let began = now_ns();
+        driver.memory.release_handle(&driver.card, handle.0)?;
+        spend(driver, began, |costs| costs.release_ns);
+        Ok(())
     }
 
     fn cuMemRetainAllocationHandle(to: Out<CUmemGenericAllocationHandle>, address: *mut c_void) {
@@ -141,8 +143,9 @@ api! {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let context = crate::context::current_id();
+        let began = now_ns();
         driver.memory.map_handle(context, address.0, bytes as u64, offset as u64, handle.0)?;
-        spend(driver, |costs| costs.map_ns);
+        spend(driver, began, |costs| costs.map_ns);
         Ok(())
     }
 
@@ -150,8 +153,9 @@ api! {
         let driver = driver()?;
         crate::capture::forbid_unsafe(driver)?;
         synchronise(driver);
+        let began = now_ns();
         let mappings = driver.memory.unmap_handles(&driver.card, address.0, bytes as u64)?;
-        spend(driver, |costs| mappings * costs.unmap_ns);
+        spend(driver, began, |costs| mappings * costs.unmap_ns);
         Ok(())
     }
 
@@ -167,8 +171,9 @@ api! {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
             let device = location(driver, one.location)?.map_or(-1, |device| device as i32);
+            let began = now_ns();
             let mappings = driver.memory.set_access(address.0, bytes as u64, device, one.flags.0)?;
-            spend(driver, |costs| mappings * costs.access_ns);
+            spend(driver, began, |costs| mappings * costs.access_ns);
         }
         Ok(())
     }

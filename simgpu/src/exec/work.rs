@@ -221,6 +221,12 @@ impl<'a> View<'a> {
 
 impl DeviceMemory for View<'_> {
     fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
+        let host = self.translate_to_read(dptr, bytes)?;
+        self.memory.may_write(dptr, bytes);
+        Some(host)
+    }
+
+    fn translate_to_read(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
         let host = self.memory.translate(dptr, bytes, Some(self.device))?;
         if self.memory.is_over_the_link(dptr) {
             let sum = self.over_the_link.get().saturating_add(bytes);
@@ -359,7 +365,7 @@ impl Copy {
         let address = |side: &Side| side.address + slice * side.slice + line * side.pitch + column;
         if self.from.staged.is_some() {
             // SAFETY: the caller vouches for it.
-            unsafe { std::ptr::copy(from, to, bytes as usize) };
+            unsafe { memory.write_all(from, (address(&self.to), to), bytes) };
         } else {
             // SAFETY: the caller vouches for it.
             unsafe {
@@ -403,6 +409,7 @@ impl Fill {
                 unsafe { memory.zero(self.address + row * self.pitch, target, row_bytes, false) };
                 continue;
             }
+            memory.will_write(self.address + row * self.pitch, row_bytes);
             // SAFETY: translated for the whole row; addresses are multiples of the element, which the entry checked.
             unsafe {
                 match self.element {
@@ -431,6 +438,7 @@ fn word(memory: &Memory, address: u64, wide: bool) -> Result<*mut u8, CUresult> 
 /// `ILLEGAL_ADDRESS` when it is not mapped.
 pub fn write_word(memory: &Memory, address: u64, value: u64, wide: bool) -> Result<(), CUresult> {
     let at = word(memory, address, wide)?;
+    memory.will_write(address, 8);
     // SAFETY: translated, and aligned as the entry checked; the program reads it while we write, hence an atomic.
     unsafe {
         if wide {

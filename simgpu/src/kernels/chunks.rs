@@ -14,6 +14,7 @@
 //! no protection against somebody who chooses contents, who would deceive only themselves: hashes are compared within one job.
 
 use std::cell::{Cell, RefCell};
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 
 use super::{Cost, Fault, Kernel, Launch, Reader, Written};
@@ -49,7 +50,7 @@ pub(super) const HASH_CHUNKS: Kernel = Kernel {
 /// The chunks as pairs of address and length.
 fn list<'a>(launch: &Launch<'a>) -> Result<Vec<[&'a Cell<u64>; 2]>, Fault> {
     let words = launch.u64(2)?.saturating_mul(2);
-    let words = launch.buffer::<u64>(1, words)?;
+    let words = launch.read::<u64>(launch.u64(1)?, words)?;
     Ok(words
         .chunks_exact(2)
         .map(|pair| [&pair[0], &pair[1]]) // PANIC: chunks of two.
@@ -72,11 +73,11 @@ fn hash_chunks(launch: &Launch<'_>) -> Result<(), Fault> {
             if !bytes.is_multiple_of(8) || !address.is_multiple_of(8) {
                 return Err(Fault::IllegalAddress { address, bytes });
             }
-            let data = launch.at::<u64>(address, bytes / 8)?;
             // PANIC: an index of the same list.
-            let (touched, reader) = seen.of(launch, &chunks[at..]);
-            let read = |address, to: &mut [u64]| reader.is_some_and(|read| read(address, to));
-            for (to, half) in hash.iter().zip(hasher.hash(address, data, touched, read)) {
+            let chunk = seen.of(launch, &chunks[at..])?;
+            let read = |address, to: &mut [u64]| chunk.read.is_some_and(|read| read(address, to));
+            let found = hasher.hash(address, chunk.words, chunk.written, read);
+            for (to, half) in hash.iter().zip(found) {
                 to.set(half);
             }
         }
@@ -85,61 +86,47 @@ fn hash_chunks(launch: &Launch<'_>) -> Result<(), Fault> {
 }
 
 thread_local! {
-    /// Kept from launch to launch: a thousand rows of zeros take as long as hundreds of chunks that begin with them.
-    static HASHER: RefCell<Hasher> = RefCell::new(Hasher::new());
+    /// Kept from launch to launch: a thousand rows of zeros take as long as hundreds of chunks that begin with them. It does not go with
+    /// its thread, for which the thread would have to ask for the dynamic loader's lock: see [`crate::lock`].
+    static HASHER: RefCell<ManuallyDrop<Hasher>> = RefCell::new(ManuallyDrop::new(Hasher::new()));
 }
 
-/// What of the chunks may have been written, looked up for many neighbours at a time.
+/// Where chunks lie and what of them may have been written, looked up for many neighbours at a time.
 #[derive(Default)]
 struct Seen<'a> {
     known: Range<u64>,
+    /// From the start of what is known on.
+    words: &'a [Cell<u64>],
     ranges: Vec<Range<u64>>,
     read: Option<Reader<'a>>,
     /// The first of the ranges that is not wholly before the last chunk.
     next: usize,
+    last: u64,
+}
+
+/// A chunk of them.
+struct Chunk<'a, 'b> {
+    words: &'a [Cell<u64>],
+    /// Where it may be anything but zeros.
+    written: &'b [Range<u64>],
+    /// Who reads it cheaply.
+    read: Option<&'b Reader<'a>>,
 }
 
 impl<'a> Seen<'a> {
     /// Bytes that are looked up at once.
     const AHEAD: u64 = 64 << 20;
 
-    /// Of the first of `chunks`.
-    fn of(
-        &mut self,
-        launch: &Launch<'a>,
-        chunks: &[(u64, u64)],
-    ) -> (&[Range<u64>], Option<&Reader<'a>>) {
-        let Some((address, bytes)) = chunks.first().copied() else {
-            return (&[], None);
-        };
-        let end = address + bytes;
-        let is_next = self.known.start <= address && end <= self.known.end;
-        if !is_next {
-            let mut upto = end;
-            for (next, more) in &chunks[1..] {
-                if *next != upto || upto + more - address > Self::AHEAD {
-                    break;
-                }
-                upto += more;
-            }
-            let mut written = launch.memory.written(address, upto - address);
-            if written.end < end {
-                // It goes on in other memory: all of it counts as written.
-                written = Written {
-                    end,
-                    ranges: std::iter::once(address..end).collect(),
-                    read: None,
-                };
-            }
-            *self = Self {
-                known: address..written.end,
-                ranges: written.ranges,
-                read: written.read,
-                next: 0,
-            };
+    /// The first of `chunks`, of which there is one; its address and length are multiples of 8.
+    fn of(&mut self, launch: &Launch<'a>, chunks: &[(u64, u64)]) -> Result<Chunk<'a, '_>, Fault> {
+        let (address, bytes) = chunks[0]; // PANIC: the caller has one.
+        let outside = Fault::IllegalAddress { address, bytes };
+        let end = address.checked_add(bytes).ok_or(outside)?;
+        // Chunks may come again, or overlap; what lies behind the last one is not looked for again.
+        if !(self.last <= address && end <= self.known.end) {
+            self.look_up(launch, chunks, end)?;
         }
-        // Chunks may come again, or overlap.
-        self.known.start = address;
+        self.last = address;
         while self
             .ranges
             .get(self.next)
@@ -149,7 +136,57 @@ impl<'a> Seen<'a> {
         }
         let from = &self.ranges[self.next..];
         let count = from.partition_point(|range| range.start < end);
-        (&from[..count], self.read.as_ref())
+        // CAST: inside of what was translated.
+        let words = [address, end].map(|at| ((at - self.known.start) / 8) as usize);
+        Ok(Chunk {
+            words: self.words.get(words[0]..words[1]).ok_or(outside)?,
+            written: &from[..count],
+            read: self.read.as_ref(),
+        })
+    }
+
+    /// The first of `chunks`, up to `end`, and what follows it.
+    fn look_up(
+        &mut self,
+        launch: &Launch<'a>,
+        chunks: &[(u64, u64)],
+        end: u64,
+    ) -> Result<(), Fault> {
+        let (address, bytes) = chunks[0]; // PANIC: the caller has one.
+        let mut upto = end;
+        for (next, more) in &chunks[1..] {
+            let further = upto.saturating_add(*more);
+            if *next != upto || further - address > Self::AHEAD {
+                break;
+            }
+            upto = further;
+        }
+        let words = match launch.read::<u64>(address, (upto - address) / 8) {
+            Ok(words) => words,
+            // Perhaps it is one further on that is not there: that is told when its turn comes.
+            Err(_) => {
+                upto = end;
+                launch.read::<u64>(address, bytes / 8)?
+            }
+        };
+        let mut written = launch.memory.written(address, upto - address);
+        if written.end < end {
+            // It goes on in other memory: all of it counts as written.
+            written = Written {
+                end,
+                ranges: std::iter::once(address..end).collect(),
+                read: None,
+            };
+        }
+        *self = Self {
+            known: address..written.end.min(upto),
+            words,
+            ranges: written.ranges,
+            read: written.read,
+            next: 0,
+            last: address,
+        };
+        Ok(())
     }
 }
 

@@ -38,7 +38,7 @@ fn content_hash(launch: &Launch<'_>) -> Result<(), Fault> {
     }
     let address = launch.u64(1)?;
     let hashes = launch.buffer::<u64>(0, bytes.div_ceil(block_bytes))?;
-    let data = launch.buffer::<u8>(1, bytes)?;
+    let data = launch.read::<u8>(launch.u64(1)?, bytes)?;
     if bytes > 0 && !address.is_multiple_of(8) {
         return Err(Fault::IllegalAddress { address, bytes });
     }
@@ -61,7 +61,7 @@ pub(super) const HASH_FOLD: Kernel = Kernel {
         }
         let count = launch.u64(2)?;
         let out = launch.buffer::<u64>(0, 1)?;
-        let hashes = launch.buffer::<u64>(1, count)?;
+        let hashes = launch.read::<u64>(launch.u64(1)?, count)?;
         let mut lanes = seeds();
         for row in hashes.chunks(LANES) {
             for (lane, hash) in lanes.iter_mut().zip(row) {

@@ -30,6 +30,11 @@ pub trait DeviceMemory {
     /// launch that asked for it returns.
     fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8>;
 
+    /// The same for who only reads.
+    fn translate_to_read(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
+        self.translate(dptr, bytes)
+    }
+
     /// What of a range, which has been translated, may hold anything but zeros.
     fn written(&self, dptr: u64, bytes: u64) -> Written<'_> {
         Written {

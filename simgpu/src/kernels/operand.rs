@@ -55,6 +55,24 @@ impl<'a> Launch<'a> {
 
     /// The `count` elements at `address`.
     pub(super) fn at<T: Word>(&self, address: u64, count: u64) -> Result<&'a [Cell<T>], Fault> {
+        self.cells(address, count, |bytes| {
+            self.memory.translate(address, bytes)
+        })
+    }
+
+    /// The same, of which none will be written.
+    pub(super) fn read<T: Word>(&self, address: u64, count: u64) -> Result<&'a [Cell<T>], Fault> {
+        self.cells(address, count, |bytes| {
+            self.memory.translate_to_read(address, bytes)
+        })
+    }
+
+    fn cells<T: Word>(
+        &self,
+        address: u64,
+        count: u64,
+        translate: impl FnOnce(u64) -> Option<*mut u8>,
+    ) -> Result<&'a [Cell<T>], Fault> {
         if count == 0 {
             return Ok(&[]);
         }
@@ -65,11 +83,7 @@ impl<'a> Launch<'a> {
         if address == 0 || isize::try_from(bytes).is_err() || address.checked_add(bytes).is_none() {
             return Err(fault);
         }
-        let host = self
-            .memory
-            .translate(address, bytes)
-            .ok_or(fault)?
-            .cast::<Cell<T>>();
+        let host = translate(bytes).ok_or(fault)?.cast::<Cell<T>>();
         if !host.is_aligned() {
             return Err(fault);
         }

@@ -4,7 +4,10 @@
 //! it. Capacity is the card's business ([`crate::card`]): memory is charged there in granules of 2 MiB, and small
 //! allocations share them, as on real devices.
 
+mod backing;
+mod extents;
 pub mod ipc;
+mod known;
 pub mod pool;
 pub mod ranges;
 pub mod sparse;
@@ -12,6 +15,7 @@ pub mod vmm;
 pub mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::lock::RwLock;
@@ -588,6 +592,18 @@ impl Memory {
             }
         }
         None
+    }
+
+    /// The handle that is mapped at an address, and from where to where.
+    fn mapped_at(&self, address: u64) -> Option<(u64, Range<u64>)> {
+        let inner = self.inner.read();
+        let (_, region) = inner.regions.range(..=address).next_back()?;
+        match region.kind {
+            Kind::Mapping { handle, .. } if address < region.end() => {
+                Some((handle, region.start..region.end()))
+            }
+            _ => None,
+        }
     }
 
     /// True for an address that the device reaches over its link to the host.

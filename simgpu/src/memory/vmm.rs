@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use shim_ffi::{CUmemAllocationProp, CUresult};
 
+use super::known::Known;
 use super::window::GRANULE;
 use super::{Kind, Memory, Region, Result};
 use crate::card::{Card, Holding, memfd};
@@ -33,6 +34,8 @@ pub struct Handle {
     /// Own file, so that it can be exported; else a range of the common one.
     own: Option<Arc<OwnedFd>>,
     offset: u64,
+    /// Which of its bytes were written.
+    known: Known,
     /// Number of the memory among those that processes share, once it has been exported or imported.
     shared: Option<u64>,
 }
@@ -75,6 +78,11 @@ impl Handles {
         let handle = self.live.get(&id)?;
         let fd = handle.own.as_ref().or(self.common.as_ref())?;
         Some((fd.clone(), handle.offset))
+    }
+
+    /// What is known of a handle's bytes, from its own start on.
+    pub(super) fn known(&mut self, id: u64) -> Option<&mut Known> {
+        self.live.get_mut(&id).map(|handle| &mut handle.known)
     }
 
     /// Looks at a live handle.
@@ -157,12 +165,19 @@ impl Memory {
         match made {
             Ok((own, offset)) => {
                 let id = registry::fresh();
+                // The host's own memory and what is exported are written to without our knowledge.
+                let alone = device.is_some() && own.is_none();
                 let handle = Handle {
                     bytes,
                     device,
                     prop,
                     references: 1,
                     mappings: 0,
+                    known: if alone {
+                        Known::nothing_written()
+                    } else {
+                        Known::not()
+                    },
                     own,
                     offset,
                     shared: None,
@@ -552,6 +567,7 @@ impl Memory {
             mappings: 0,
             own: Some(own),
             offset: 0,
+            known: Known::not(),
             shared: Some(number),
         };
         count(card, &handle, true);

@@ -8,3 +8,4 @@ mod processes;
 mod residency;
 mod stress;
 mod support;
+mod written;

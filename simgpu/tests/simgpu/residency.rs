@@ -12,7 +12,7 @@ use crate::support::*;
 
 const MIB: usize = 1 << 20;
 
-const DEVICE: u32 = 1;
+pub const DEVICE: u32 = 1;
 const HOST: u32 = 2;
 const HOST_NUMA: u32 = 3;
 
@@ -24,7 +24,7 @@ fn prop(location: u32) -> CUmemAllocationProp {
 }
 
 /// Memory of a location, mapped at `address` with access for the device.
-fn map(address: CUdeviceptr, bytes: usize, location: u32) {
+pub fn map(address: CUdeviceptr, bytes: usize, location: u32) {
     let (prop, mut access) = (prop(location), CUmemAccessDesc::default());
     access.location.r#type.0 = DEVICE;
     access.flags.0 = 3;
@@ -42,17 +42,17 @@ fn map(address: CUdeviceptr, bytes: usize, location: u32) {
     }
 }
 
-fn unmap(address: CUdeviceptr, bytes: usize) {
+pub fn unmap(address: CUdeviceptr, bytes: usize) {
     // SAFETY: no pointers of ours.
     ok(unsafe { api::cuMemUnmap(address, bytes) });
 }
 
-fn reserve(bytes: usize) -> CUdeviceptr {
+pub fn reserve(bytes: usize) -> CUdeviceptr {
     // SAFETY: the out-parameter is a local of `out`.
     out(|to| unsafe { api::cuMemAddressReserve(to, bytes, 0, CUdeviceptr(0), 0) })
 }
 
-fn pinned(bytes: usize) -> *mut u8 {
+pub fn pinned(bytes: usize) -> *mut u8 {
     let mut pointer = std::ptr::null_mut::<c_void>();
     // SAFETY: the out-parameter is a local.
     ok(unsafe { api::cuMemHostAlloc(Out::new(&raw mut pointer), bytes, 0) });

@@ -151,6 +151,16 @@ pub fn function(module: CUmodule, name: &str) -> CUfunction {
 
 /// Launches one block of one thread; each argument is a word of 8 bytes.
 pub fn try_launch(function: CUfunction, stream: CUstream, args: &[u64]) -> Result<(), CUresult> {
+    try_launch_block(function, stream, 1, args)
+}
+
+/// Launches one block of some threads; each argument is a word of 8 bytes.
+pub fn try_launch_block(
+    function: CUfunction,
+    stream: CUstream,
+    threads: u32,
+    args: &[u64],
+) -> Result<(), CUresult> {
     let pointers: Vec<*mut c_void> = args
         .iter()
         .map(|arg| std::ptr::from_ref(arg).cast_mut().cast())
@@ -162,7 +172,7 @@ pub fn try_launch(function: CUfunction, stream: CUstream, args: &[u64]) -> Resul
             1,
             1,
             1,
-            1,
+            threads,
             1,
             1,
             0,
