@@ -132,9 +132,29 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
         libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"sublet-agent".as_ptr());
         libc::syscall(libc::SYS_prctl, libc::PR_SET_TIMERSLACK, SLACK_NS);
     }
+    short_turns();
     thread().inside.set(true);
     let _ = std::panic::catch_unwind(run);
     std::ptr::null_mut()
+}
+
+/// Asks for turns of a tenth of a millisecond instead of the usual three. It is no larger a part of the processor, but who wakes with less to do
+/// than the thread that runs is let on at once, and does not wait for the end of a turn of the job's own threads: a handle's time many
+/// times over. Linux 6.12 was the first to heed it (`sched_setattr(2)`, `sched_runtime` of ordinary threads); earlier ones ignore it.
+fn short_turns() {
+    const TURN_NS: u64 = 100_000;
+    // SAFETY: numbers.
+    let mut of: libc::sched_attr = unsafe { std::mem::zeroed() };
+    let size = size_of_val(&of) as u32; // CAST: some tens of bytes.
+    // SAFETY: as many bytes as are said, of this thread (0).
+    let known = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut of, size, 0) } == 0;
+    // 0: ordinary threads. What somebody has chosen for this process otherwise stays.
+    if known && of.sched_policy == 0 {
+        of.size = size;
+        of.sched_runtime = TURN_NS;
+        // SAFETY: as above; changes this thread alone.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const of, 0) };
+    }
 }
 
 fn run() {
