@@ -403,14 +403,13 @@ impl Memory {
     pub fn unmap_handles(&self, card: &Card, start: u64, bytes: u64) -> Result<u64> {
         let mappings = self.whole_mappings(start, bytes)?;
         let count = mappings.len() as u64;
-        let mut handles = self.handles.lock();
-        let mut inner = self.inner.write();
         for (at, span, id) in mappings {
-            let gone = inner.regions.remove(&at);
-            let shown = gone.is_some_and(|region| {
+            let shown = self.region(at).is_some_and(|region| {
                 matches!(&region.kind, Kind::Mapping { access, on_host: true, .. }
                     if access.iter().any(|(of, flags)| *of == HOST && *flags != 0))
             });
+            // Before anything is locked: the kernel stops the threads of the process for it, and those that go on then want the lock. Nobody
+            // can map anything else here before the region is gone.
             let hidden = if shown {
                 self.window.hide_from_host(at, span)
             } else {
@@ -419,6 +418,8 @@ impl Memory {
             hidden
                 .and_then(|()| self.window.map_arena(at, span))
                 .map_err(|_| CUresult::CUDA_ERROR_UNMAP_FAILED)?;
+            let mut handles = self.handles.lock();
+            self.inner.write().regions.remove(&at);
             if let Some(handle) = handles.live.get_mut(&id) {
                 handle.mappings = handle.mappings.saturating_sub(1);
             }
