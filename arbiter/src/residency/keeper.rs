@@ -26,6 +26,10 @@ pub use told::{Crowd, Figures, News, Whereabouts};
 
 /// Between two looks at moves. Answers ring the doorbell as well.
 const LOOK_NS: u64 = 500_000;
+/// The same while one has only begun: the gate of a job that has no work is as good as closed.
+const SOON_NS: u64 = 50_000;
+/// What has not begun to move by then has work that takes its time.
+const BEGUN_NS: u64 = 1_000_000;
 /// Between two looks at who waits.
 const TICK_NS: u64 = 20_000_000;
 /// Host memory is moved back and forth for no less than this, or for all that is missing.
@@ -200,10 +204,27 @@ impl Keeper {
             .any(|record| record.phase != Phase::Settled);
         if moving {
             self.moved_ns = now_ns;
-            return Some(now_ns + LOOK_NS);
+            return Some(now_ns + self.look_again_in(now_ns));
         }
         let again_ns = again_ns.filter(|again_ns| *again_ns > now_ns);
         Some(again_ns.map_or(now_ns + TICK_NS, |again_ns| again_ns.min(now_ns + TICK_NS)))
+    }
+
+    /// Until the next look at moves, of which there are some.
+    fn look_again_in(&self, now_ns: u64) -> u64 {
+        let mut called = false;
+        for record in self.records.values() {
+            match record.phase {
+                // Those that were called wait for it as well.
+                Phase::Draining { since_ns, .. } => {
+                    let young = now_ns < since_ns.saturating_add(BEGUN_NS);
+                    return if young { SOON_NS } else { LOOK_NS };
+                }
+                Phase::Called => called = true,
+                Phase::Settled | Phase::Ordered { .. } => {}
+            }
+        }
+        if called { SOON_NS } else { LOOK_NS }
     }
 
     /// A slice was granted to one that is out: its switch begins, if it can.
