@@ -212,6 +212,29 @@ impl Drop for Uncancelled {
     }
 }
 
+/// The caller's `errno`, put back when dropped: what a call waited for on its way, which time decides, is not seen in it, so two runs of a
+/// program read the same there.
+pub struct Errno(libc::c_int);
+
+impl Errno {
+    /// As it is now.
+    #[expect(
+        clippy::new_without_default,
+        reason = "what it takes is this thread's, no default"
+    )]
+    pub fn new() -> Self {
+        // SAFETY: the C library's per-thread location is always valid.
+        Self(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl Drop for Errno {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
 /// Runs the body of an entry point.
 pub fn guard(symbol: Symbol, body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     let checked = || {
@@ -222,6 +245,7 @@ pub fn guard(symbol: Symbol, body: impl FnOnce() -> Result<(), CUresult>) -> CUr
         }
         body()
     };
+    let _errno = Errno::new();
     let _uncancelled = Uncancelled::new();
     match catch_unwind(AssertUnwindSafe(checked)) {
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,

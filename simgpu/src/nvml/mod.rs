@@ -14,7 +14,7 @@ use crate::lock::Mutex;
 use crate::card::{Card, Usage};
 use crate::clock;
 use crate::driver::VERSION;
-use crate::entry::{In, Out, put_text};
+use crate::entry::{Errno, In, Out, put_text};
 use crate::observe;
 pub use structs::*;
 use structs::{MEMORY_INFO_V2, PROCESSES_UTILIZATION_V1, PciInfoV1};
@@ -93,6 +93,7 @@ fn text(to: Out<c_char>, value: &str, capacity: c_uint) -> Done {
 }
 
 fn guard(body: impl FnOnce() -> Done) -> Status {
+    let _errno = Errno::new();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Status::SUCCESS,
         Ok(Err(status)) => status,

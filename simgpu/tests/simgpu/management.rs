@@ -93,3 +93,35 @@ fn it_tells_the_same_story_as_the_driver() {
         assert_eq!(nvml::nvmlShutdown(), Status::UNINITIALIZED);
     }
 }
+
+#[test]
+fn errno_is_the_callers() {
+    if !alone("management::errno_is_the_callers") {
+        return;
+    }
+    // SAFETY: the thread's own errno; an out-parameter that is a local of `out`.
+    unsafe {
+        let errno = libc::__errno_location();
+        *errno = libc::EXDEV;
+        // Directories that are there already, locks that others hold, waits for the device.
+        driver();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    driver();
+                    *libc::__errno_location() = libc::EDOM;
+                    for _ in 0..200 {
+                        let memory = out(|to| api::cuMemAlloc_v2(to, 1 << 20));
+                        ok(api::cuMemsetD8Async(memory, 1, 1 << 20, Default::default()));
+                        ok(api::cuCtxSynchronize());
+                        ok(api::cuMemFree_v2(memory));
+                    }
+                    assert_eq!(*libc::__errno_location(), libc::EDOM);
+                });
+            }
+        });
+        assert_eq!(nvml::nvmlInit_v2(), Status::SUCCESS);
+        assert_eq!(nvml::nvmlShutdown(), Status::SUCCESS);
+        assert_eq!(*errno, libc::EXDEV);
+    }
+}
