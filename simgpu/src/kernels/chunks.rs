@@ -279,6 +279,47 @@ impl Lanes {
     ) -> [u64; 2] {
         self.finish(known, rows, written, bytes)
     }
+
+    /// The same for those that have an instruction for it.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    fn finish_widest(
+        &mut self,
+        known: &[u64],
+        rows: &[Cell<u64>],
+        written: impl FnMut(usize) -> bool,
+        bytes: u64,
+    ) -> [u64; 2] {
+        self.finish(known, rows, written, bytes)
+    }
+}
+
+/// What the processor multiplies at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Width {
+    One,
+    /// With AVX2.
+    #[cfg(target_arch = "x86_64")]
+    Wide,
+    /// With AVX-512 F and DQ.
+    #[cfg(target_arch = "x86_64")]
+    Widest,
+}
+
+impl Width {
+    fn of_this_processor() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected;
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") {
+                return Self::Widest;
+            }
+            if is_x86_feature_detected!("avx2") {
+                return Self::Wide;
+            }
+        }
+        Self::One
+    }
 }
 
 /// Bytes of a row: a word for each lane.
@@ -294,7 +335,7 @@ struct Hasher {
     lanes: Lanes,
     /// Rows that were copied.
     known: Vec<u64>,
-    wide: bool,
+    width: Width,
 }
 
 impl Hasher {
@@ -303,10 +344,7 @@ impl Hasher {
             zeros: (0, Lanes::new()),
             lanes: Lanes::new(),
             known: vec![0; FEW as usize * LANES],
-            #[cfg(target_arch = "x86_64")]
-            wide: std::arch::is_x86_feature_detected!("avx2"),
-            #[cfg(not(target_arch = "x86_64"))]
-            wide: false,
+            width: Width::of_this_processor(),
         }
     }
 
@@ -348,12 +386,16 @@ impl Hasher {
             }
             left.peek().is_some_and(|range| range.start < start + ROW)
         };
-        #[cfg(target_arch = "x86_64")]
-        if self.wide {
+        let lanes = &mut self.lanes;
+        match self.width {
+            Width::One => lanes.finish(known, rows, is_written, bytes),
             // SAFETY: the processor has these instructions.
-            return unsafe { self.lanes.finish_wide(known, rows, is_written, bytes) };
+            #[cfg(target_arch = "x86_64")]
+            Width::Wide => unsafe { lanes.finish_wide(known, rows, is_written, bytes) },
+            // SAFETY: the same.
+            #[cfg(target_arch = "x86_64")]
+            Width::Widest => unsafe { lanes.finish_widest(known, rows, is_written, bytes) },
         }
-        self.lanes.finish(known, rows, is_written, bytes)
     }
 
     /// Begins with so many rows of zeros.
@@ -384,7 +426,11 @@ mod tests {
 
     #[test]
     fn every_way_finds_the_same_hash() {
-        let wide = std::arch::is_x86_feature_detected!("avx2");
+        let widths = match Width::of_this_processor() {
+            Width::Widest => &[Width::One, Width::Wide, Width::Widest][..],
+            Width::Wide => &[Width::One, Width::Wide],
+            Width::One => &[Width::One],
+        };
         let words: Vec<Cell<u64>> = (0..40 * LANES as u64 + 7)
             .map(|word| {
                 Cell::new(if (600..9000).contains(&word) {
@@ -422,15 +468,15 @@ mod tests {
             let everything = one(0..end);
             let [plain, skipped] = [&everything[..], &first].map(|written| {
                 Hasher {
-                    wide: false,
+                    width: Width::One,
                     ..Hasher::new()
                 }
                 .hash(0, words, written, |_, _| false)
             });
             assert_eq!(plain, skipped, "{length} words");
-            for wide in [false, wide] {
+            for width in widths {
                 let mut hasher = Hasher {
-                    wide,
+                    width: *width,
                     ..Hasher::new()
                 };
                 assert_eq!(hasher.hash(0, words, &first, copy), plain, "{length} words");

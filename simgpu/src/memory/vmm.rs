@@ -95,32 +95,18 @@ impl Handles {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Drops the memory when nothing refers to it any more.
-    fn settle(&mut self, card: &Card, handle: u64) {
+    /// Drops the memory when nothing refers to it any more. What is answered is to be emptied then, without the lock.
+    #[must_use]
+    fn settle(&mut self, card: &Card, handle: u64) -> Option<Spent> {
         let gone = self
             .live
             .get(&handle)
             .is_some_and(|handle| handle.references == 0 && handle.mappings == 0);
         if !gone {
-            return;
+            return None;
         }
-        let Some(handle) = self.live.remove(&handle) else {
-            return;
-        };
+        let handle = self.live.remove(&handle)?;
         count(card, &handle, false);
-        if let (None, Some(common)) = (&handle.own, &self.common) {
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            // SAFETY: a range of our own file that no mapping shows any more.
-            unsafe {
-                libc::fallocate(
-                    common.as_raw_fd(),
-                    mode,
-                    handle.offset as i64,
-                    handle.bytes as i64,
-                )
-            };
-            self.free.insert(handle.offset, handle.bytes);
-        }
         match (handle.device, handle.shared) {
             (Some(device), None) => card.release(device, handle.bytes),
             (Some(_), Some(id)) if !self.live.values().any(|one| one.shared == Some(id)) => {
@@ -128,6 +114,35 @@ impl Handles {
             }
             _ => {}
         }
+        let file = self.common.clone().filter(|_| handle.own.is_none())?;
+        Some(Spent {
+            file,
+            offset: handle.offset,
+            bytes: handle.bytes,
+        })
+    }
+}
+
+/// A range of the common file that was a handle's, which nobody else gets before it is empty.
+struct Spent {
+    file: Arc<OwnedFd>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Spent {
+    /// Gives its pages back to the host.
+    fn punch(&self) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a range of our own file that no mapping shows any more.
+        unsafe {
+            libc::fallocate(
+                self.file.as_raw_fd(),
+                mode,
+                self.offset as i64,
+                self.bytes as i64,
+            )
+        };
     }
 }
 
@@ -233,8 +248,19 @@ impl Memory {
             .get_mut(&id)
             .filter(|handle| handle.references > 0);
         handle.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.references -= 1;
-        handles.settle(card, id);
+        let spent = handles.settle(card, id);
+        drop(handles);
+        self.empty(spent);
         Ok(())
+    }
+
+    /// Makes a range ready for other handles. To take some hundred pages from the file takes the host as long as a device takes to unmap a
+    /// handle; kernels and copies that look for theirs meanwhile do not wait for it.
+    fn empty(&self, spent: Option<Spent>) {
+        if let Some(spent) = spent {
+            spent.punch();
+            self.handles.lock().free.insert(spent.offset, spent.bytes);
+        }
     }
 
     /// The handle mapped at an address, with one more reference.
@@ -423,7 +449,9 @@ impl Memory {
             if let Some(handle) = handles.live.get_mut(&id) {
                 handle.mappings = handle.mappings.saturating_sub(1);
             }
-            handles.settle(card, id);
+            let spent = handles.settle(card, id);
+            drop(handles);
+            self.empty(spent);
         }
         Ok(count)
     }
