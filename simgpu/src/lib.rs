@@ -34,6 +34,9 @@ mod module;
 pub mod nvml;
 pub mod observe;
 pub mod profile;
+#[cfg(test)]
+#[path = "../tests/simgpu/random.rs"]
+mod random;
 pub mod received;
 mod registry;
 mod stream;

@@ -330,6 +330,8 @@ const FEW: u64 = 32;
 /// Hashes one chunk after the other. What was never written is zeros and is not read; how chunks that begin with so many rows of
 /// zeros go on is remembered of the last one.
 struct Hasher {
+    /// Before anything.
+    fresh: Lanes,
     /// After so many rows of zeros.
     zeros: (u64, Lanes),
     lanes: Lanes,
@@ -341,6 +343,7 @@ struct Hasher {
 impl Hasher {
     fn new() -> Self {
         Self {
+            fresh: Lanes::new(),
             zeros: (0, Lanes::new()),
             lanes: Lanes::new(),
             known: vec![0; FEW as usize * LANES],
@@ -402,11 +405,12 @@ impl Hasher {
     fn skip(&mut self, rows: u64) {
         let (done, lanes) = &mut self.zeros;
         if rows == 0 {
-            self.lanes = Lanes::new();
+            self.lanes.clone_from(&self.fresh);
             return;
         }
         if *done > rows {
-            (*done, *lanes) = (0, Lanes::new());
+            *done = 0;
+            lanes.clone_from(&self.fresh);
         }
         while *done < rows {
             lanes.absorb(std::iter::repeat_n(0, LANES));

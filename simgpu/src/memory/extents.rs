@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
-const PAGE: u64 = 4096;
+use super::PAGE;
 
 /// A piece of a range: its start in it, its length, and whether it may hold anything but zeros.
 pub(super) type Extent = (u64, u64, bool);
@@ -106,17 +106,13 @@ mod tests {
 
     use super::*;
     use crate::card::memfd;
+    use crate::random::Random;
 
     #[test]
     fn extents_tell_the_pages_that_were_written_and_no_others() {
         const PAGES: u64 = 64;
-        let mut state = 1u64;
-        let mut below = |limit: u64| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 33) % limit
-        };
+        let mut random = Random::new(1);
+        let mut below = |limit: u64| random.below(limit);
         for round in 0..200 {
             let file = File::from(memfd("extents").expect("a file"));
             file.set_len(PAGES * PAGE).expect("its length");

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use shim_ffi::CUresult;
 
 use super::window::GRANULE;
-use super::{Kind, Memory, Region, Result};
+use super::{Kind, Memory, PAGE, Region, Result};
 
 const MAGIC: u64 = 0x5355_424c_4950_4331;
 
@@ -115,13 +115,13 @@ impl Memory {
             .write(true)
             .open(path)
             .map_err(failed)?;
-        let page_offset = parts.offset % 4096;
+        let page_offset = parts.offset % PAGE;
         let span = (page_offset + parts.bytes).next_multiple_of(GRANULE);
         let base = inner
             .space
             .take(span, GRANULE)
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        let shown = (page_offset + parts.bytes).next_multiple_of(4096);
+        let shown = (page_offset + parts.bytes).next_multiple_of(PAGE);
         if self
             .window
             .map_foreign(base, shown, file.as_raw_fd(), parts.offset - page_offset)
@@ -167,7 +167,7 @@ impl Memory {
             return Ok(());
         }
         if let Some(region) = inner.regions.remove(&address) {
-            let page_offset = region.start % 4096;
+            let page_offset = region.start % PAGE;
             let (base, span) = (region.start - page_offset, region.span + page_offset);
             self.window
                 .map_arena(base, span)

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-const PAGE: u64 = 4096;
+use super::PAGE;
 
 /// All pages that may hold anything but zeros.
 #[derive(Debug)]
@@ -75,17 +75,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::random::Random;
 
     #[test]
     fn what_may_be_written_is_the_pages_of_all_that_was_added() {
         const PAGES: u64 = 40;
-        let mut state = 3_u64;
-        let mut below = move |limit: u64| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 33) % limit
-        };
+        let mut random = Random::new(3);
+        let mut below = |limit: u64| random.below(limit);
         for round in 0..2000 {
             let (mut known, mut model) = (Known::nothing_written(), BTreeSet::new());
             for _ in 0..below(12) {

@@ -25,6 +25,8 @@ use crate::card::{Card, Holding};
 use ranges::Ranges;
 use window::{GRANULE, Window};
 
+/// Bytes of a page of the host's.
+const PAGE: u64 = 4096;
 /// Every allocation starts at a multiple of this.
 pub const ALIGNMENT: u64 = 512;
 /// Allocations up to this size share granules.
@@ -361,7 +363,7 @@ impl Memory {
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let span = bytes.next_multiple_of(4096);
+        let span = bytes.next_multiple_of(PAGE);
         // SAFETY: a fresh anonymous mapping.
         let address = unsafe {
             libc::mmap(

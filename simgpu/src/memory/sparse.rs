@@ -8,11 +8,10 @@
 
 use std::ops::Range;
 
-use super::Memory;
 use super::backing::Backing;
+use super::{Memory, PAGE};
 use crate::kernels::{Reader, Written};
 
-const PAGE: u64 = 4096;
 /// Shorter ranges are not worth asking for.
 const WORTHWHILE: u64 = 256 << 10;
 
@@ -117,14 +116,12 @@ impl Memory {
     pub unsafe fn write_all(&self, from: *const u8, (to_address, to): (u64, *mut u8), bytes: u64) {
         // CAST: pointers have 64 bits here.
         let apart = (from as u64).abs_diff(to as u64) >= bytes;
-        let mut written = false;
-        if self.mapped_at(to_address).is_some() {
-            self.will_write(to_address, bytes);
-            // A handle's pages are to be taken from the process one day.
-            let target = self.backing(to_address, bytes, false);
-            // SAFETY: inside what the caller vouches for.
-            written = apart && unsafe { target.write(0, from, bytes) };
-        }
+        let target = self.backing(to_address, bytes, false);
+        self.will_write_extents(&target, (to_address, bytes), &[(0, bytes, true)]);
+        // A handle's pages are to be taken from the process one day.
+        let through_file = apart && matches!(target, Backing::Handle { .. });
+        // SAFETY: inside what the caller vouches for.
+        let written = through_file && unsafe { target.write(0, from, bytes) };
         if !written {
             // SAFETY: as above.
             unsafe { std::ptr::copy(from, to, bytes as usize) };

@@ -5,6 +5,7 @@ mod graphs;
 mod management;
 mod memory;
 mod processes;
+mod random;
 mod residency;
 mod stress;
 mod support;

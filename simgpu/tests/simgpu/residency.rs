@@ -8,6 +8,7 @@ use simgpu::api;
 use simgpu::card::Usage;
 use simgpu::entry::{In, Out};
 
+use crate::random::Random;
 use crate::support::*;
 
 const MIB: usize = 1 << 20;
@@ -260,11 +261,8 @@ fn large_copies_keep_every_byte_whatever_was_written_before() {
     let (range, shadow) = (reserve(bytes), pinned(bytes));
     map(range, bytes, DEVICE);
     let mut expected = vec![0_u8; bytes];
-    let mut seed = 7_u64;
-    let mut random = |below: usize| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 33) as usize % below
-    };
+    let mut numbers = Random::new(7);
+    let mut random = |below: usize| numbers.below(below as u64) as usize;
     for round in 0..40_u8 {
         let (at, length) = (random(bytes - 100_000), 1 + random(99_999));
         let value = if round % 3 == 0 { 0 } else { round };

@@ -3,20 +3,8 @@
 use shim_ffi::{CUdeviceptr, CUstream};
 use simgpu::api;
 
+use crate::random::Random;
 use crate::support::*;
-
-/// A small generator, so that a failure can be run again.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
 
 #[test]
 fn threads_with_streams_of_every_kind_keep_their_order() {
@@ -25,7 +13,7 @@ fn threads_with_streams_of_every_kind_keep_their_order() {
         .map(|seed| {
             std::thread::spawn(move || {
                 driver();
-                let mut random = Random(seed);
+                let mut random = Random::new(seed);
                 let streams = [stream(0), stream(1), CUstream::NULL, CUstream::PER_THREAD];
                 let events: Vec<_> = (0..4).map(|_| event(2)).collect();
                 let words = alloc(4096);
@@ -104,7 +92,7 @@ fn threads_that_allocate_and_free_never_share_bytes() {
         .map(|seed| {
             std::thread::spawn(move || {
                 driver();
-                let mut random = Random(seed + 100);
+                let mut random = Random::new(seed + 100);
                 let mut live: Vec<(CUdeviceptr, usize, u8)> = Vec::new();
                 for round in 0..300 {
                     if live.len() > 20 || (random.below(3) == 0 && !live.is_empty()) {

@@ -5,6 +5,7 @@ use shim_ffi::{CUDA_MEMCPY2D, CUdeviceptr, CUfunction, CUmemorytype, CUstream};
 use simgpu::api;
 use simgpu::entry::In;
 
+use crate::random::Random;
 use crate::residency::{DEVICE, map, pinned, reserve, unmap};
 use crate::support::*;
 
@@ -17,7 +18,7 @@ const BYTES: usize = 3 * HANDLE;
 struct Range {
     at: CUdeviceptr,
     expected: Vec<u8>,
-    seed: u64,
+    random: Random,
     fill: CUfunction,
     hash: CUfunction,
     shadow: *mut u8,
@@ -33,7 +34,7 @@ impl Range {
         let range = Self {
             at: reserve(BYTES),
             expected: vec![0; BYTES],
-            seed,
+            random: Random::new(seed),
             fill: function(module, "sublet_fill_f32"),
             hash: function(module, "sublet_hash_chunks"),
             shadow: pinned(BYTES),
@@ -53,11 +54,7 @@ impl Range {
     }
 
     fn below(&mut self, limit: usize) -> usize {
-        self.seed = self
-            .seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.seed >> 33) as usize % limit
+        self.random.below(limit as u64) as usize
     }
 
     /// Somewhere in it: a start that is a multiple of `align`, and a length that is one, often short and seldom long.
