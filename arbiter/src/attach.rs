@@ -1,4 +1,4 @@
-//! How clients come in: accepting, the greeting with its deadline, the pages; and how they go.
+//! How clients come in: accepting, the greeting with its deadline, the pages. How they go: [`crate::leave`].
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -506,113 +506,6 @@ impl Arbiter {
             self.journal.write("ungoverned", name, message, &fields);
         }
         self.state_is_old = true;
-    }
-
-    // --- afterwards ---
-
-    pub(crate) fn on_doorbell(&mut self, id: u64) {
-        let Some(client) = self.clients.get_mut(&id) else {
-            return;
-        };
-        if !client.on_ring() && !client.muted {
-            client.muted = true;
-            let pid = client.pid;
-            self.poller.remove(client.pages.doorbell());
-            tracing::debug!("process {pid} rings without end; it is looked at ten times a second");
-        }
-        self.dirty |= client.devices;
-    }
-
-    /// A new period begins for a client that rang too often.
-    pub(crate) fn unmute(&mut self, id: u64) {
-        let Some(client) = self.clients.get_mut(&id) else {
-            return;
-        };
-        client.rings = 0;
-        client.floods = if client.muted { client.floods + 1 } else { 0 };
-        if client.muted {
-            client.muted = false;
-            let doorbell = client.pages.doorbell();
-            let _ = self
-                .poller
-                .add(doorbell, Event::Doorbell(id), Interest::Rung);
-            self.dirty |= client.devices;
-        }
-    }
-
-    pub(crate) fn on_client_ended(&mut self, id: u64) {
-        self.end_client(id, "has ended");
-    }
-
-    /// Its end of the socket is closed. A program may close all descriptors that it finds and go on; one that has executed another
-    /// program has left its work and its memory behind.
-    pub(crate) fn on_client_hung_up(&mut self, id: u64) {
-        let Some(client) = self.clients.get_mut(&id) else {
-            return;
-        };
-        client.hung_up = true;
-        if let Some(socket) = &client.socket {
-            self.poller.remove(socket);
-        }
-        self.end_if_executed(id);
-    }
-
-    /// Whether the client was another program than its process is now; then it is gone.
-    pub(crate) fn end_if_executed(&mut self, id: u64) -> bool {
-        let is_another = self
-            .clients
-            .get(&id)
-            .is_some_and(|client| client.pages.are_mapped_by(client.pid) == Some(false));
-        if is_another {
-            self.end_client(id, "has executed another program");
-        }
-        is_another
-    }
-
-    fn end_client(&mut self, id: u64, how: &str) {
-        let now_ns = mono_ns();
-        let Some((client, held_bytes)) = self.drop_client(id, now_ns) else {
-            return;
-        };
-        if let Some(tenant) = self.ledger.get_mut(client.tenant)
-            && tenant.allowance.spend(now_ns).is_some()
-        {
-            let message = format!(
-                "process {} ({}) of job `{}` {how}",
-                client.pid, client.command, tenant.spec.name
-            );
-            let fields = [
-                ("pid", Value::from(client.pid)),
-                ("held_bytes", Value::from(held_bytes)),
-                ("launches", Value::from(client.pages.client.launches())),
-            ];
-            self.journal
-                .write("detached", &tenant.spec.name, message, &fields);
-        }
-        // Whoever waits is served before the papers are done.
-        self.step_dirty_lanes();
-        self.bury_if_dead(client.tenant);
-    }
-
-    /// Clients of the arbiter before this one: some come back, some have died, and some of their memory belongs to nobody.
-    pub(crate) fn look_for_missing(&mut self, now_ns: u64) {
-        let mut touched = Vec::new();
-        for tenant in self.ledger.iter_mut() {
-            if tenant.adopt_until_ns == 0 {
-                continue;
-            }
-            if tenant.bury_missing() {
-                touched.push(tenant.id);
-            }
-            if now_ns >= tenant.adopt_until_ns && tenant.missing.is_empty() {
-                tenant.adopt_until_ns = 0;
-                tenant.sweep_slots();
-            }
-        }
-        for id in touched {
-            self.state_is_old = true;
-            self.bury_if_dead(id);
-        }
     }
 }
 

@@ -14,6 +14,7 @@ mod device_control;
 mod devices;
 mod dispatch;
 mod journal;
+mod leave;
 mod ledger;
 mod lifecycle;
 pub mod nvml;

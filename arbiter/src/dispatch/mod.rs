@@ -573,6 +573,8 @@ mod tests;
 #[cfg(test)]
 mod tests_control;
 #[cfg(test)]
+mod tests_gangs;
+#[cfg(test)]
 mod tests_residence;
 #[cfg(test)]
 mod tests_switch;

@@ -8,16 +8,16 @@
 //! kept in `agent.json` until the hook has written it down; an order that is repeated is not done again. An answer of a hook
 //! that another has followed is not listened to.
 
+mod orders;
+mod stale;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use control::{
-    ArbiterStatus, Change, Client as ControlClient, ClientError as ControlFailure, ErrorCode,
-    MemLimit, Resize,
-};
+use control::{ArbiterStatus, Client as ControlClient, ClientError as ControlFailure};
 use serde::{Deserialize, Serialize};
 
 use super::engine::{Engine, replace};
@@ -25,9 +25,9 @@ use super::http::client::Client;
 use super::store::random_word;
 use super::waits;
 use super::wire::{
-    API_MAJOR, Ack, Device, HookId, Order, Orders, Registration, Report, RunId, RunReport, Signal,
-    Terms, Welcome, What,
+    API_MAJOR, Ack, Device, HookId, Order, Orders, Registration, Report, RunId, Welcome,
 };
+use stale::listen_to;
 
 /// TIMEOUT: the arbiter answers within milliseconds; two seconds are a host in trouble.
 const ARBITER_PATIENCE: Duration = Duration::from_secs(2);
@@ -37,8 +37,6 @@ const HOOK_PATIENCE: Duration = Duration::from_secs(5);
 const MIN_PAUSE: Duration = Duration::from_millis(500);
 /// See [`MIN_PAUSE`].
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// TIMEOUT: a job is known to its arbiter within a second of its start, on a busy host within some.
-const ATTACH: Duration = Duration::from_secs(20);
 
 /// How an agent is to run.
 pub struct Config {
@@ -100,52 +98,6 @@ impl std::fmt::Debug for Agent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Agent({:?})", self.config)
     }
-}
-
-/// Why an answer of the hook is not listened to.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Stale {
-    /// Another cluster.
-    #[error("this node belongs to cluster {own}, the hook is of cluster {theirs}: give it the right --cluster, or remove {} to move it", .file.display())]
-    Cluster {
-        /// Ours.
-        own: String,
-        /// Its.
-        theirs: String,
-        /// What says so.
-        file: PathBuf,
-    },
-    /// A later one was heard of, or another of the same age.
-    #[error(
-        "the hook is of epoch {theirs}, and one of epoch {own} was heard before: two hooks run on copies of one state; end the older one"
-    )]
-    Epoch {
-        /// Ours.
-        own: u64,
-        /// Its.
-        theirs: u64,
-    },
-}
-
-/// Whether to listen to a hook, given the one that was heard before.
-fn listen_to(own: &HookId, theirs: &HookId, file: &Path) -> Result<(), Stale> {
-    if own.cluster.is_empty() || own == theirs {
-        return Ok(());
-    }
-    if own.cluster != theirs.cluster {
-        return Err(Stale::Cluster {
-            own: own.cluster.clone(),
-            theirs: theirs.cluster.clone(),
-            file: file.to_owned(),
-        });
-    }
-    if theirs.epoch <= own.epoch {
-        return Err(Stale::Epoch {
-            own: own.epoch,
-            theirs: theirs.epoch,
-        });
-    }
-    Ok(())
 }
 
 impl Agent {
@@ -374,158 +326,6 @@ impl Agent {
             Err(error) => Err(error),
         }
     }
-
-    /// Do what can be done of the open orders, in sequence. `true`: something was done.
-    fn obey(&mut self) -> bool {
-        let mut any = false;
-        while let Some(order) = self.open.first().cloned() {
-            if order.seq <= self.memory.applied_seq {
-                self.open.remove(0);
-                continue;
-            }
-            let since = match self.trying {
-                Some((seq, since)) if seq == order.seq => since,
-                _ => {
-                    let now = Instant::now();
-                    self.trying = Some((order.seq, now));
-                    now
-                }
-            };
-            let Some(error) = self.carry_out(&order, since.elapsed()) else {
-                return true;
-            };
-            self.memory.applied_seq = order.seq;
-            self.memory.acks.push(Ack {
-                seq: order.seq,
-                error,
-            });
-            // Not written down: it is done again after a crash, and is made to bear that.
-            if let Err(why) = self.remember() {
-                (self.config.say)(&format!("cluster: {why}"));
-            }
-            self.open.remove(0);
-            any = true;
-        }
-        any
-    }
-
-    /// What came of an order, empty for done; `None`: not yet.
-    fn carry_out(&mut self, order: &Order, tried: Duration) -> Option<String> {
-        match &order.what {
-            What::Start(start) => Some(
-                self.engine
-                    .start(order.run, start)
-                    .err()
-                    .map_or_else(String::new, |error| error.0),
-            ),
-            What::Stop { grace_s, signal } => self.stop(order, *grace_s, *signal, tried),
-            What::Set(terms) => self.set(order.run, *terms, tried),
-        }
-    }
-
-    fn find(&mut self, run: RunId) -> Result<Option<RunReport>, String> {
-        let all = self.engine.list().map_err(|error| error.to_string())?;
-        Ok(all
-            .into_iter()
-            .find(|report| report.run == run && report.ended.is_none()))
-    }
-
-    /// The job is given the time to save, then asked to end, then killed.
-    fn stop(
-        &mut self,
-        order: &Order,
-        grace_s: f64,
-        signal: Option<Signal>,
-        tried: Duration,
-    ) -> Option<String> {
-        let report = match self.find(order.run) {
-            Ok(None) => return Some(String::new()),
-            Ok(Some(report)) => report,
-            Err(error) => return Some(error),
-        };
-        let begun = report.pid != 0;
-        let asked = self.asked.filter(|(seq, _)| *seq == order.seq);
-        if let (Some(signal), true, None) = (signal, begun, asked)
-            && tried.as_secs_f64() <= signal.patience_s
-            && !self.may_stop(&report, signal)
-        {
-            return None;
-        }
-        let kill = match asked {
-            Some((_, at)) if at.elapsed().as_secs_f64() <= grace_s => return None,
-            Some(_) => true,
-            // It has no process that could be asked, and might never have one.
-            None => !begun && tried.as_secs_f64() > grace_s,
-        };
-        match self.engine.stop(order.run, kill) {
-            Ok(()) => {
-                // A go that had no process yet has not heard it.
-                if begun && asked.is_none() {
-                    self.asked = Some((order.seq, Instant::now()));
-                }
-                None
-            }
-            Err(error) => Some(error.0),
-        }
-    }
-
-    /// Whether a job has saved, or will not because it does not look for requests or there is nobody who could ask it.
-    fn may_stop(&mut self, report: &RunReport, signal: Signal) -> bool {
-        let Ok(jobs) = self.with_arbiter(ControlClient::list) else {
-            return true;
-        };
-        let Some(job) = jobs.iter().find(|job| job.name == report.name) else {
-            return true;
-        };
-        if !job.listens_for_resize || job.paused {
-            return true;
-        }
-        match &job.resize {
-            Some(asked) if asked.gpus == signal.gpus => {
-                if asked.ready {
-                    self.saved.insert(report.run);
-                }
-                asked.ready
-            }
-            _ => {
-                let change = Change {
-                    resize: Some(Resize::To(signal.gpus)),
-                    ..Change::default()
-                };
-                let name = &report.name;
-                self.with_arbiter(|arbiter| arbiter.set(name, change))
-                    .is_err()
-            }
-        }
-    }
-
-    fn set(&mut self, run: RunId, terms: Terms, tried: Duration) -> Option<String> {
-        let name = match self.find(run) {
-            // Over: there is nothing left to change, and its end is reported.
-            Ok(None) => return Some(String::new()),
-            Ok(Some(report)) => report.name,
-            Err(error) => return Some(error),
-        };
-        let change = Change {
-            share: terms.share,
-            class: terms.class,
-            mem: terms.mem_bytes.map(MemLimit::Bytes),
-            paused: Some(terms.paused),
-            ..Change::default()
-        };
-        match self.with_arbiter(|arbiter| arbiter.set(&name, change)) {
-            Ok(_) => Some(String::new()),
-            // Started, and not at its registration yet.
-            Err(ControlFailure::Refused(error))
-                if error.code == ErrorCode::NoSuchJob && tried < ATTACH =>
-            {
-                None
-            }
-            Err(ControlFailure::Refused(error)) => Some(error.to_string()),
-            Err(_) if tried < ATTACH => None,
-            Err(error) => Some(error.to_string()),
-        }
-    }
 }
 
 /// Without what the hook has no use for: command lines are nobody's business up there.
@@ -545,17 +345,11 @@ fn trim(mut arbiter: ArbiterStatus) -> ArbiterStatus {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::live::engine::EngineError;
-    use crate::live::wire::StartRun;
-
-    fn id(cluster: &str, epoch: u64, nonce: &str) -> HookId {
-        HookId {
-            cluster: cluster.into(),
-            epoch,
-            nonce: nonce.into(),
-        }
-    }
+    use crate::live::wire::{RunReport, StartRun, What};
 
     struct Nobody;
 
@@ -632,30 +426,5 @@ mod tests {
         assert!(!second.obey(), "they were done before");
         assert_eq!(second.memory.acks, acks);
         assert!(second.turn().is_err(), "nobody is at port 9");
-    }
-
-    #[test]
-    fn only_the_newest_hook_of_the_own_cluster_is_listened_to() {
-        let file = Path::new("/run/agent.json");
-        let own = id("a", 5, "x");
-        let to = |theirs: HookId| listen_to(&own, &theirs, file);
-        assert!(
-            listen_to(&HookId::default(), &own, file).is_ok(),
-            "the first one"
-        );
-        assert!(to(own.clone()).is_ok() && to(id("a", 6, "y")).is_ok());
-        assert_eq!(to(id("a", 4, "z")), Err(Stale::Epoch { own: 5, theirs: 4 }));
-        assert_eq!(
-            to(id("a", 5, "y")),
-            Err(Stale::Epoch { own: 5, theirs: 5 }),
-            "a copy that counts alike"
-        );
-        let error = to(id("b", 9, "x")).unwrap_err().to_string();
-        assert!(
-            error.contains("cluster a")
-                && error.contains("cluster b")
-                && error.contains("/run/agent.json"),
-            "{error}"
-        );
     }
 }
