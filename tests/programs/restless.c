@@ -1,5 +1,6 @@
 // Threads that never rest: each fills buffers of its own by copies, memsets and a graph, reads them back, allocates and frees, until
-// stdin closes. Prints one line: ITERATIONS WRONG_WORDS ERRORS LAST_ERROR.
+// stdin closes. Answers each line of it with the number of iterations so far, and its end with one line: ITERATIONS WRONG_WORDS ERRORS
+// LAST_ERROR.
 //
 //   restless [THREADS]
 #define _GNU_SOURCE
@@ -7,7 +8,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { MOST = 16, BUFFERS = 6, WORDS = 4096 };
 
@@ -92,8 +92,11 @@ int main(int count, char **words) {
     for (int at = 0; at < threads; at++) pthread_create(&all[at], NULL, work, (void *)(uintptr_t)at);
     printf("started\n");
     fflush(stdout);
-    char buffer[64];
-    while (read(0, buffer, sizeof buffer) > 0) {}
+    for (int byte; (byte = getchar()) != EOF;)
+        if (byte == '\n') {
+            printf("%llu\n", (unsigned long long)iterations);
+            fflush(stdout);
+        }
     over = 1;
     for (int at = 0; at < threads; at++) pthread_join(all[at], NULL);
     printf("%llu %llu %llu %llu\n", (unsigned long long)iterations, (unsigned long long)wrong, (unsigned long long)errors,

@@ -167,12 +167,18 @@ fn threads_that_never_rest_find_what_they_have_written() {
     let mut talk = Talk::start(command.arg("4").env("SUBLET_RESIDENCY", "chunk=2097152"));
     let mut arbiter = welcome(&listening, false, None);
     assert_eq!(talk.answer(), "started");
-    let evicted = move_about(&mut arbiter, 60);
-    assert!(evicted > 20, "{evicted}");
+    let mut evicted = move_about(&mut arbiter, 60);
+    // On a busy host the threads get little done between two evictions.
+    wait_until("the threads have gone on", || {
+        let iterations: u64 = talk.ask("how far").parse().expect("a number");
+        if iterations <= 20 || evicted <= 20 {
+            evicted += move_about(&mut arbiter, 10);
+        }
+        (iterations > 20 && evicted > 20).then_some(())
+    });
     let outcome = talk.finish();
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
     let words: Vec<&str> = outcome.stdout.split_whitespace().collect();
-    assert!(words[0].parse::<u64>().expect("a number") > 20, "{words:?}");
     assert_eq!(
         words[1..],
         ["0", "0", "0"],
