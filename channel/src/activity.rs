@@ -28,6 +28,7 @@ impl Default for ClientHalf {
             resize_ready: Default::default(),
             resize_listens: Default::default(),
             reserved1: 0,
+            staying: Default::default(),
             reserved: Default::default(),
             wants: std::array::from_fn::<_, MAX_DEVICES, _>(|_| Want::default()),
             threads: std::array::from_fn::<_, THREAD_SLOTS, _>(|_| ThreadSlot::default()),
