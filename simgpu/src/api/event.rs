@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use crate::exec::aside;
 use crate::lock::Mutex;
 use shim_ffi::{CUevent, CUresult, CUstream};
 
@@ -99,6 +100,7 @@ api! {
     }
 
     fn cuEventQuery(event: CUevent) {
+        aside::called();
         let event = find(event)?;
         let driver = driver()?;
         event.forbid_captured()?;

@@ -9,11 +9,15 @@ use std::sync::Arc;
 
 use shim_ffi::CUresult;
 
+use super::aside::Aside;
 use crate::card::{CATCH_UP_NS, Card};
 use crate::clock;
 
 /// How far the timeline may be ahead of the clock before the thread sleeps.
 pub const RUN_AHEAD_NS: u64 = 50_000;
+
+/// What the host may take for work beyond the device's time without getting out of the program's way for the next: about what that takes.
+const HOST_BOUND_NS: u64 = 50_000;
 
 /// How often a kernel that spins looks for what it waits for.
 const SPIN_LOOK_NS: u64 = 20_000;
@@ -25,6 +29,9 @@ pub struct Compute {
     holding: bool,
     cursor_ns: u64,
     slice_end_ns: u64,
+    /// Work has taken the host longer than the device since the engine was last idle.
+    host_bound: bool,
+    aside: Aside,
 }
 
 impl Compute {
@@ -36,6 +43,8 @@ impl Compute {
             holding: false,
             cursor_ns: 0,
             slice_end_ns: 0,
+            host_bound: false,
+            aside: Aside::default(),
         }
     }
 
@@ -60,10 +69,14 @@ impl Compute {
             self.next_slice(at, slice_ns);
             at = self.start(ready_ns);
         }
+        if self.host_bound {
+            self.aside.step();
+        }
         let began = clock::now_ns();
         let (outcome, more_ns) = run();
         let model_ns = model_ns.saturating_add(more_ns);
         let real_ns = clock::now_ns() - began;
+        self.host_bound |= real_ns > model_ns.saturating_add(HOST_BOUND_NS);
         if real_ns >= model_ns {
             // Host code in a kernel's place cannot be stopped half way: what it took beyond the slice is owed.
             at += real_ns;
@@ -165,5 +178,7 @@ impl Compute {
             self.holding = false;
             self.card.give_turn(self.device, self.cursor_ns);
         }
+        self.host_bound = false;
+        self.aside.back();
     }
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use crate::lock::{Condvar, Mutex};
 use shim_ffi::CUresult;
 
+use super::aside;
 use super::threads::start_thread;
 use super::work::{Direction, Record, Work, word_reached, write_word};
 use crate::card::Card;
@@ -183,6 +184,7 @@ impl Engine {
             self.done.wait(&mut state);
             state.full_waiters -= 1;
         }
+        aside::called();
         let now = clock::now_ns();
         let mut waits = Self::legacy_waits(&state, stream);
         for work in work {
