@@ -38,7 +38,7 @@ impl Aside {
             return;
         };
         let mut others = before;
-        // SAFETY: a set of ours, and a number that the kernel has told; one beyond the set is left out.
+        // SAFETY: a set of ours. PANIC: where the kernel tells a set of this size, all cores have their place in it.
         let left = unsafe {
             libc::CPU_CLR(core as usize, &mut others);
             libc::CPU_COUNT(&others)
