@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use channel::arbiter::{ClientPages, Connection, HandshakeError, TenantMemory};
 use channel::wire::{Hello, Outcome, PROTOCOL_MAJOR};
-use channel::{MAX_DEVICES, TENANT_SLOTS};
+use channel::{Accounts, MAX_DEVICES, TENANT_SLOTS};
 use policy::TenantId;
 use serde_json::Value;
 
@@ -307,7 +307,11 @@ impl Arbiter {
                     match &tenant.memory {
                         Some(memory) if memory.is(tenant_fd.as_fd()) => {}
                         Some(_) => return Ok(None),
-                        None => tenant.memory = Some(TenantMemory::adopt(tenant_fd)?),
+                        None => {
+                            let memory = TenantMemory::adopt(tenant_fd)?;
+                            tenant.accounts = Accounts::adopting(&memory.page);
+                            tenant.memory = Some(memory);
+                        }
                     }
                     ClientPages::adopt(client_fd.try_clone().map_err(page_io)?).map(Some)
                 })();
@@ -348,7 +352,7 @@ impl Arbiter {
             if !came_back {
                 memory.page.clear_slot(slot);
             }
-            memory.page.use_slots(slot + 1);
+            tenant.accounts.use_slots(&memory.page, slot + 1);
             memory.page.name_slot(slot, pid);
         }
         // Records of a ring whose reader is unknown were read by the arbiter before, as far as anybody can tell.

@@ -16,6 +16,9 @@ use crate::terms::{AIR, admit_bounds, admit_share};
 /// The least that a guaranteed job without a share of its own is let in for.
 pub const LEAST_SHARE: f64 = 0.01;
 
+/// Shared blocks that are looked at before the other jobs' pages are left for the next time: one page has 8,192 of them at most.
+const BLOCKS_AT_ONCE: usize = 8192;
+
 /// What the jobs of one user may have together.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Ceiling {
@@ -75,6 +78,8 @@ pub enum Refusal {
 #[derive(Debug, Default)]
 pub struct Ledger {
     tenants: BTreeMap<TenantId, Tenant>,
+    /// Whose page comes next where not all could be read at once.
+    unread: Option<TenantId>,
     /// Memory kept from every quota, per device in bytes.
     pub reserved: [u64; channel::MAX_DEVICES],
     /// Memory of the host, in bytes; 0: not known.
@@ -129,6 +134,26 @@ impl Ledger {
     /// Takes a job in.
     pub fn insert(&mut self, tenant: Tenant) {
         self.tenants.insert(tenant.id, tenant);
+    }
+
+    /// Reads what the jobs hold from their pages, as far as that takes little time: a page on which thousands of blocks are listed
+    /// as shared has its turn, and keeps what it said before until then.
+    pub fn read_accounts(&mut self) {
+        let first = self.unread.take().unwrap_or_default();
+        let ids: Vec<TenantId> = self
+            .tenants
+            .range(first..)
+            .chain(self.tenants.range(..first))
+            .map(|(id, _)| *id)
+            .collect();
+        let mut looked_at = 0;
+        for id in ids {
+            if looked_at >= BLOCKS_AT_ONCE {
+                self.unread = Some(id);
+                return;
+            }
+            looked_at += self.get_mut(id).map_or(0, Tenant::read_accounts);
+        }
     }
 
     /// Lets a job go.

@@ -23,6 +23,15 @@ impl Arbiter {
                 found.push((client.devices, client.tenant, Offence::Nonsense));
             }
         }
+        for tenant in self.ledger.iter_mut() {
+            let Some(violation) = tenant.accounts.take_violation() else {
+                continue;
+            };
+            let devices = tenant.clients.iter().filter_map(|id| self.clients.get(id));
+            let devices = devices.fold(0, |devices, client| devices | client.devices);
+            tracing::debug!("job `{}`: {violation}", tenant.spec.name);
+            found.push((devices, tenant.id, Offence::Nonsense));
+        }
         for (devices, tenant, offence) in found {
             for (at, lane) in self.lanes.iter_mut().enumerate() {
                 if devices & (1 << at) != 0 {

@@ -28,6 +28,11 @@ impl Arbiter {
             request,
         }) = ask
         {
+            if let Request::Status | Request::List | Request::Set { .. } | Request::Move(_) =
+                request
+            {
+                self.read_accounts();
+            }
             let result = match request {
                 Request::Status => Ok(Reply::Status(self.status())),
                 Request::List => Ok(Reply::Jobs(self.jobs())),

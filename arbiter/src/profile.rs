@@ -589,7 +589,7 @@ impl Job {
                     client.pages.client.launches_of(slot).wrapping_sub(last)
                 });
                 let fit = self.meter.fit(launches);
-                if fit.is_some_and(|fit| fit < FIT) || since > 64 * launches {
+                if fit.is_some_and(|fit| fit < FIT) || since > launches.saturating_mul(64) {
                     if let Some(learner) = learners.get_mut(&id) {
                         learner.doubt(slot);
                     }

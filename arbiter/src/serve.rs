@@ -514,6 +514,7 @@ impl Arbiter {
             }
         }
         self.look_for_missing(now_ns);
+        self.read_accounts();
         self.conductor.form(&mut self.lanes);
         self.look_for_offenders(now_ns);
         self.spare.fill();

@@ -152,7 +152,7 @@ impl Arbiter {
             waits |= standing.1;
         }
         let processes = self.processes(tenant);
-        let sum = |of: fn(&JobDevice) -> u64| devices.iter().map(of).sum();
+        let sum = |of: fn(&JobDevice) -> u64| devices.iter().map(of).fold(0, u64::saturating_add);
         let mean = |of: fn(&JobDevice) -> f64| {
             devices.iter().map(of).sum::<f64>() / devices.len().max(1) as f64
         };
@@ -269,11 +269,9 @@ impl Arbiter {
                 command: client.command.clone(),
                 attached_unix_ms: client.attached_unix_ms,
                 launches: client.pages.client.launches(),
-                mem_used_bytes: tenant.memory.as_ref().map_or(0, |memory| {
-                    (0..self.lanes.len())
-                        .map(|index| memory.page.slot_bytes(client.slot, index))
-                        .fold(0, u64::saturating_add)
-                }),
+                mem_used_bytes: (0..self.lanes.len())
+                    .map(|index| tenant.accounts.slot_bytes(client.slot, index))
+                    .fold(0, u64::saturating_add),
                 ungoverned: client.ungoverned.iter().map(convert::uuid_text).collect(),
             })
             .collect();
@@ -289,8 +287,9 @@ impl Arbiter {
                 Some(first) => {
                     let again = all.remove(at);
                     let first: &mut ProcessStatus = &mut all[*first];
-                    first.launches += again.launches;
-                    first.mem_used_bytes += again.mem_used_bytes;
+                    first.launches = first.launches.wrapping_add(again.launches);
+                    first.mem_used_bytes =
+                        first.mem_used_bytes.saturating_add(again.mem_used_bytes);
                     first.ungoverned.extend(again.ungoverned);
                 }
             }

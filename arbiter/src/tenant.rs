@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use channel::arbiter::TenantMemory;
 use channel::wire::TOKEN_BYTES;
-use channel::{MAX_DEVICES, TENANT_SLOTS};
+use channel::{Accounts, MAX_DEVICES, TENANT_SLOTS};
 use control::{DeviceSelector, FailMode, MemLimit, Overflow};
 use policy::{Class, TenantId};
 
@@ -80,6 +80,8 @@ pub struct Tenant {
     pub started_unix_ms: u64,
     /// Where its processes account their memory; made for the first one.
     pub memory: Option<TenantMemory>,
+    /// What that page said when it was read last.
+    pub accounts: Accounts,
     /// Taken slots of that page, as bits.
     slots: u64,
     /// Its attached clients.
@@ -136,6 +138,7 @@ impl Tenant {
             started_ticks: 0,
             started_unix_ms: crate::clock::unix_ms(),
             memory: None,
+            accounts: Accounts::new(),
             slots: 0,
             clients: Vec::new(),
             missing: Vec::new(),
@@ -171,11 +174,21 @@ impl Tenant {
     pub fn clear_slot(&mut self, slot: u32) -> u64 {
         self.slots &= !(1u64.checked_shl(slot).unwrap_or(0));
         let Some(memory) = &self.memory else { return 0 };
+        self.accounts.read(&memory.page);
         let held = (0..MAX_DEVICES).fold(0u64, |sum, device| {
-            sum.saturating_add(memory.page.slot_bytes(slot, device))
+            sum.saturating_add(self.accounts.slot_bytes(slot, device))
         });
         memory.page.clear_slot(slot);
+        self.accounts.read(&memory.page);
         held
+    }
+
+    /// Reads what its processes hold. Returns how many shared blocks were looked at for that.
+    pub fn read_accounts(&mut self) -> usize {
+        match &self.memory {
+            Some(memory) => self.accounts.read(&memory.page),
+            None => 0,
+        }
     }
 
     /// Gives up on missing clients whose process has ended; true where there were any.
@@ -205,18 +218,14 @@ impl Tenant {
         self.process.is_some() || !self.clients.is_empty() || !self.missing.is_empty()
     }
 
-    /// Memory that it holds on a device, in bytes.
+    /// Memory that it held on a device when its page was read last, in bytes.
     pub fn used_bytes(&self, device: usize) -> u64 {
-        self.memory
-            .as_ref()
-            .map_or(0, |memory| memory.page.used_bytes(device))
+        self.accounts.used_bytes(device)
     }
 
     /// Most memory that it ever held on a device, in bytes.
     pub fn peak_bytes(&self, device: usize) -> u64 {
-        self.memory
-            .as_ref()
-            .map_or(0, |memory| memory.page.peak_bytes(device))
+        self.accounts.peak_bytes(device)
     }
 }
 
@@ -262,7 +271,7 @@ mod tests {
     fn slots_are_handed_out_once_and_come_back_empty() {
         let mut tenant = example(1, "a");
         let memory = TenantMemory::create().expect("page");
-        memory.page.use_slots(64);
+        tenant.accounts.use_slots(&memory.page, 64);
         for slot in 0..64 {
             assert_eq!(tenant.take_slot(), Some(slot));
         }
@@ -270,6 +279,7 @@ mod tests {
         let account = channel::Account::new(&memory.page, 7).expect("slot");
         account.reserve(3, 500, u64::MAX).expect("no limit");
         tenant.memory = Some(memory);
+        tenant.read_accounts();
         assert_eq!(tenant.used_bytes(3), 500);
         assert_eq!(tenant.clear_slot(7), 500);
         assert_eq!((tenant.used_bytes(3), tenant.peak_bytes(3)), (0, 500));

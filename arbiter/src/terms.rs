@@ -67,8 +67,9 @@ impl Ledger {
     /// The terms of every job on a device.
     pub fn terms(&self, devices: &Devices, device: usize) -> Vec<(TenantId, Terms)> {
         let (now_unix_ms, now_ns) = (unix_ms(), mono_ns());
-        let mono =
-            |at_ms: u64| now_ns + at_ms.saturating_sub(now_unix_ms).saturating_mul(1_000_000);
+        let mono = |at_ms: u64| {
+            now_ns.saturating_add(at_ms.saturating_sub(now_unix_ms).saturating_mul(1_000_000))
+        };
         let there = || {
             self.iter()
                 .filter(|t| devices.entitled(device, &t.spec.devices, t.spec.simulated))

@@ -9,8 +9,8 @@ mod bench;
 
 use agent::{Agent, FakeMemory};
 use bench::{Daemon, PATIENCE, Worker, introduction, until};
-use channel::Reason;
 use channel::client::{ClientEnd, Introduction};
+use channel::{Footprint, NO_LIMIT, Reason};
 use control::{
     Change, Client, ClientError, ControlError, ErrorCode, JobSpec, MemLimit, MoveOutcome, Moves,
     Overflow, Registered, ResidenceState,
@@ -348,6 +348,53 @@ fn a_job_that_dies_in_a_move_leaves_the_others_their_turns() {
 }
 
 #[test]
+fn a_job_that_claims_what_it_cannot_have_keeps_nobody_from_leaving_and_coming_back() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let evil = operator.register(evictable("evil")).expect("registered");
+    let evil = attach(&evil);
+    let account = channel::Account::new(evil.tenant, evil.arbiter.tenant_slot()).expect("slot");
+    account.reserve(0, UNIT, NO_LIMIT).expect("no limit");
+    let good = operator.register(evictable("good")).expect("registered");
+    let good = attach(&good);
+    let memory = FakeMemory::new(8 * UNIT);
+    let _agent = Agent::start(&good, &memory, 3 * UNIT);
+    let worker = Worker::start(good);
+    for bytes in [1 << 63, u64::MAX, 1 << 40] {
+        let claimed = Footprint {
+            evictable_bytes: bytes,
+            resident_bytes: bytes,
+            host_bytes: bytes,
+            moved_out_bytes: bytes,
+            moved_in_bytes: bytes,
+        };
+        let want = evil.client.want(0).expect("device");
+        want.set_footprint(&claimed);
+        want.begin_room(bytes);
+        until("it is seen", || {
+            let job = &operator.list().expect("list")[0];
+            let residence = job.residence.as_ref()?;
+            (residence.evictable_bytes > 0).then_some(())
+        });
+        for moves in [evict(&["good"]), restore(&["good"])] {
+            let moved = operator.move_jobs(&moves).expect("moved");
+            assert!(moved.is_done(), "{moved:?}");
+        }
+        let told = operator.list().expect("list")[0].residence.clone();
+        let told = told.expect("evictable");
+        let most = UNIT;
+        for bytes in [told.evictable_bytes, told.resident_bytes, told.host_bytes] {
+            assert!(bytes <= most, "{told:?}");
+        }
+        want.end_room(bytes);
+    }
+    let before = worker.launches();
+    until("the other one runs", || {
+        (worker.launches() > before + 50).then_some(())
+    });
+}
+
+#[test]
 fn a_quota_below_use_moves_the_rest_to_the_host_and_a_higher_one_brings_it_back() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
@@ -359,8 +406,6 @@ fn a_quota_below_use_moves_the_rest_to_the_host_and_a_higher_one_brings_it_back(
         })
         .expect("registered");
     let client = attach(&job);
-    let account = channel::Account::new(client.tenant, client.arbiter.tenant_slot()).expect("slot");
-    account.reserve(0, 4 * UNIT, 4 * UNIT).expect("fits");
     let memory = FakeMemory::new(8 * UNIT);
     let _agent = Agent::start(&client, &memory, 4 * UNIT);
     let worker = Worker::start(client);

@@ -21,7 +21,7 @@ use crate::sync::{Relaxed, SeqCst, total_order};
 /// A held word: bytes below this bit, what of them is undecided from it on, in [`UNDECIDED_UNIT`]s. 16 TiB are more than
 /// any device has; a mark that does not fit loses upper bits, the same when it is taken back.
 const UNDECIDED_SHIFT: u32 = 44;
-const BYTES: u64 = (1 << UNDECIDED_SHIFT) - 1;
+pub(crate) const BYTES: u64 = (1 << UNDECIDED_SHIFT) - 1;
 const UNDECIDED_UNIT: u64 = 2 << 20;
 
 /// How often a request that waits for others' decisions looks again.

@@ -6,6 +6,8 @@
 //!
 //! This crate knows neither CUDA nor policy. It builds alone under loom (`scripts/loom`).
 
+#[cfg(not(loom))]
+mod accounts;
 mod activity;
 mod grant;
 mod journal;
@@ -29,6 +31,8 @@ mod signature;
 #[cfg(not(loom))]
 pub mod wire;
 
+#[cfg(not(loom))]
+pub use accounts::{Accounts, PageViolation};
 pub use activity::InFlight;
 pub use grant::{COMING, Grant, OPEN};
 pub use journal::{BadRecord, Bypass, Event, Record};

@@ -14,8 +14,12 @@ use crate::sync::{Relaxed, SeqCst};
 const DEVICE_SHIFT: u32 = 56;
 const BYTES: u64 = (1 << DEVICE_SHIFT) - 1;
 /// How often a sum is taken again. Additions are rare and short; a process killed within one leaves its counts apart only
-/// until the arbiter clears its slot.
-const TRIES: u32 = if cfg!(loom) { 3 } else { 1000 };
+/// until the arbiter clears its slot. The arbiter itself reads with fewer ([`Accounts`](crate::Accounts)).
+const TRIES: u32 = if cfg!(loom) { 3 } else { 64 };
+/// Blocks that a sum knows again by looking once. Beyond them it looks through the lists of the slots below.
+const KNOWN: usize = if cfg!(loom) { 4 } else { 256 };
+/// Places at which a block is looked for among the known ones.
+const PROBES: usize = 8;
 
 /// A block as it stands in a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +33,7 @@ pub struct Block {
 }
 
 impl SharedBlock {
-    fn read(&self) -> Option<Block> {
+    pub(crate) fn read(&self) -> Option<Block> {
         let id = self.id.load(SeqCst);
         let word = self.bytes_and_device.load(SeqCst);
         (id != 0).then_some(Block {
@@ -149,6 +153,34 @@ impl Account<'_> {
     }
 }
 
+/// Numbers of blocks that a sum has come by.
+struct Known([u64; KNOWN]);
+
+impl Default for Known {
+    fn default() -> Self {
+        Self([0; KNOWN])
+    }
+}
+
+impl Known {
+    /// Whether this one is new; `None`: there is no room to tell.
+    fn meet(&mut self, id: u64) -> Option<bool> {
+        // CAST: the upper bits of a product, of which the modulus takes some. Any number will do.
+        let at = (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        for probe in 0..PROBES {
+            let place = &mut self.0[(at + probe) % KNOWN]; // PANIC: the modulus is the length.
+            if *place == 0 {
+                *place = id;
+                return Some(true);
+            }
+            if *place == id {
+                return Some(false);
+            }
+        }
+        None
+    }
+}
+
 impl TenantPage {
     /// Lists of the slots in use.
     fn lists(&self) -> impl Iterator<Item = (u32, &SharedBlocks)> {
@@ -169,9 +201,7 @@ impl TenantPage {
         let mut most = 0;
         for _ in 0..TRIES {
             let done = self.additions(|list| list.done.load(SeqCst));
-            let sum = (0..self.slots_used.load(SeqCst)).fold(0u64, |sum, slot| {
-                sum.saturating_add(self.slot_shared_bytes(slot, device))
-            });
+            let sum = self.distinct_bytes(device);
             most = sum.max(most);
             // An addition that was not over when we began may have come with a removal that we saw.
             if self.additions(|list| list.begun.load(SeqCst)) == done {
@@ -187,19 +217,37 @@ impl TenantPage {
             .fold(0, |sum: u64, (_, list)| sum.wrapping_add(count(list)))
     }
 
+    /// Shared blocks on `device`, each once, in one pass over the lists.
+    fn distinct_bytes(&self, device: usize) -> u64 {
+        let (mut known, mut sum) = (Known::default(), 0u64);
+        for (slot, list) in self.lists() {
+            for block in list.listed().filter(|block| block.device == device) {
+                let is_new = known
+                    .meet(block.id)
+                    .unwrap_or_else(|| !self.is_below(slot, block.id));
+                if is_new {
+                    sum = sum.saturating_add(block.bytes);
+                }
+            }
+        }
+        sum
+    }
+
+    /// Whether a slot below `slot` lists the block.
+    fn is_below(&self, slot: u32, id: u64) -> bool {
+        self.shared
+            .iter()
+            .take(slot as usize)
+            .any(|list| list.listed().any(|block| block.id == id))
+    }
+
     /// Shared blocks that count for slot `slot` on `device`: those that no lower slot has, in bytes.
     pub(crate) fn slot_shared_bytes(&self, slot: u32, device: usize) -> u64 {
         let Some(list) = self.shared.get(slot as usize) else {
             return 0;
         };
-        let lower = |id: u64| {
-            self.shared
-                .iter()
-                .take(slot as usize)
-                .any(|list| list.listed().any(|block| block.id == id))
-        };
         list.listed()
-            .filter(|block| block.device == device && !lower(block.id))
+            .filter(|block| block.device == device && !self.is_below(slot, block.id))
             .fold(0, |sum: u64, block| sum.saturating_add(block.bytes))
     }
 

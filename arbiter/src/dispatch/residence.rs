@@ -106,6 +106,7 @@ impl Lane {
             seat.terms.lodging.used_bytes = used_bytes;
             seat.terms.lodging.limit_bytes = limit_bytes;
         }
+        self.keeper.bound(tenant, used_bytes);
     }
 
     /// The operator calls a tenant back, or sends it away; its terms say which, and are told separately.

@@ -180,7 +180,7 @@ impl Meter {
             self.last = Some(noted);
             return;
         }
-        if period.is_some_and(|period| launches * 100 < period * 98) {
+        if period.is_some_and(|period| launches.saturating_mul(100) < period.saturating_mul(98)) {
             return;
         }
         // Several where boundaries were overwritten before they were read, or where an iteration had another shape and so no

@@ -176,7 +176,11 @@ impl HostBooks {
 
     /// Whether all jobs could have `bytes` in all, what they have now included: by the limit, and by what the host has free.
     pub fn could_hold(&self, bytes: u64) -> bool {
-        let held: u64 = self.uses.values().map(|entry| entry.held_bytes).sum();
+        let held = self
+            .uses
+            .values()
+            .map(|entry| entry.held_bytes)
+            .fold(0, u64::saturating_add);
         let more = bytes.saturating_sub(held);
         bytes <= self.limit_bytes && self.free_bytes.is_none_or(|free| more <= free)
     }

@@ -150,6 +150,19 @@ impl Keeper {
         self.books.borrow_mut().forget(client);
     }
 
+    /// What a tenant is charged for on the device: its processes cannot have more, whatever they say, nor more than there is on the
+    /// device and for all jobs together on the host.
+    pub fn bound(&mut self, tenant: TenantId, charged_bytes: u64) {
+        let there = match self.capacity_bytes {
+            0 => u64::MAX,
+            capacity => capacity.saturating_add(self.books.borrow().limit_bytes()),
+        };
+        let own = self.stations.values_mut().filter(|(id, _)| *id == tenant);
+        for (_, station) in own {
+            station.bound(charged_bytes.min(there));
+        }
+    }
+
     /// A tenant is gone.
     pub fn retire(&mut self, tenant: TenantId) {
         self.records.remove(&tenant);
@@ -277,6 +290,13 @@ impl Keeper {
             .filter_map(|(client, _)| Some(self.stations.get(client)?.1.footprint()))
     }
 
+    /// What the processes of a job can have moved, in bytes.
+    fn evictable_bytes(&self, guest: &Guest<'_>) -> u64 {
+        self.footprints(guest)
+            .map(|f| f.evictable_bytes)
+            .fold(0, u64::saturating_add)
+    }
+
     /// Evictable bytes that may be on the device by the job's limit.
     fn fit_target(&self, guest: &Guest<'_>) -> u64 {
         let fixed = self.records.get(&guest.id).map_or(0, |r| r.fixed_bytes);
@@ -297,6 +317,16 @@ impl Keeper {
         self.lodgers = lodgers;
     }
 
+    /// Of what threads of a job say that they wait for, what its limit and the device have room for.
+    fn room_bytes_of(&self, guest: &Guest<'_>, claimed: u64) -> u64 {
+        // What is waited for may be charged already.
+        let limit = guest.terms.limit_bytes.unwrap_or(u64::MAX);
+        match self.capacity_bytes {
+            0 => claimed.min(limit),
+            capacity => claimed.min(limit).min(capacity),
+        }
+    }
+
     fn lodger(&mut self, guest: &Guest<'_>) -> Lodger {
         let (mut evictable_bytes, mut resident_bytes) = (0u64, 0u64);
         for footprint in self.footprints(guest) {
@@ -308,6 +338,8 @@ impl Keeper {
             .iter()
             .map(|(_, pages)| pages.client.room_bytes(self.device))
             .fold(0, u64::saturating_add);
+        // What the job may not have in any case is waited for in vain, and makes nobody leave.
+        let room_bytes = self.room_bytes_of(guest, room_bytes);
         let state = self.state_of(guest);
         let record = self.records.entry(guest.id).or_default();
         // While all is on the device the charge is what it has there; what is not evictable does not change by moving.
@@ -377,8 +409,11 @@ impl Keeper {
         if record.phase != Phase::Settled || now_ns < record.stuck_until_ns {
             return;
         }
-        let resident: u64 = self.footprints(guest).map(|f| f.resident_bytes).sum();
-        let all: u64 = self.footprints(guest).map(|f| f.evictable_bytes).sum();
+        let resident = self
+            .footprints(guest)
+            .map(|f| f.resident_bytes)
+            .fold(0, u64::saturating_add);
+        let all = self.evictable_bytes(guest);
         if guest.terms.kept_away {
             if resident > 0 && state != State::Failed {
                 self.depart(now_ns, guest.id, Verb::Evict);
@@ -392,7 +427,8 @@ impl Keeper {
         let over = resident.saturating_sub(target);
         let under = target.min(all).saturating_sub(resident);
         let room = self.lodgers(now_ns).free_bytes();
-        let comes_back = under >= FIT_BYTES.min(all - resident) && under > 0 && under <= room;
+        let comes_back =
+            under >= FIT_BYTES.min(all.saturating_sub(resident)) && under > 0 && under <= room;
         if (over > 0 || comes_back) && now_ns >= record.fitted_ns + FIT_NS {
             self.depart(now_ns, guest.id, Verb::Fit);
         }

@@ -103,6 +103,21 @@ pub struct Station {
     /// The client says that it may run before the restore under way is over.
     has_begun: bool,
     footprint: Footprint,
+    /// What the books say that its job can have at most, in bytes: what it claims beyond counts for nothing.
+    most_bytes: Option<u64>,
+}
+
+/// A footprint as far as it can be true of one that has `most_bytes` in all.
+fn bounded(footprint: Footprint, most_bytes: Option<u64>) -> Footprint {
+    let most_bytes = most_bytes.unwrap_or(u64::MAX);
+    let evictable_bytes = footprint.evictable_bytes.min(most_bytes);
+    Footprint {
+        evictable_bytes,
+        resident_bytes: footprint.resident_bytes.min(evictable_bytes),
+        // A host copy for each byte that can be moved, and none for those that cannot.
+        host_bytes: footprint.host_bytes.min(most_bytes),
+        ..footprint
+    }
 }
 
 impl Station {
@@ -131,9 +146,15 @@ impl Station {
         self.state
     }
 
-    /// What it claims to have, as last looked at.
+    /// What it claims to have, as last looked at and as far as the books know of it: what others are refused, or have to wait for,
+    /// goes by this. Where its own memory is goes by what it says.
     pub fn footprint(&self) -> Footprint {
-        self.footprint
+        bounded(self.footprint, self.most_bytes)
+    }
+
+    /// What its job can have at most, in bytes.
+    pub fn bound(&mut self, most_bytes: u64) {
+        self.most_bytes = Some(most_bytes);
     }
 
     /// Whether the client can run as it is: its memory is usable where it is, or as much of it is back as it says that it touches.
@@ -231,17 +252,18 @@ impl Station {
             (Verb::Restore, None) | (Verb::Fit, _) => self.settle_as(State::Resident),
             (Verb::Restore, Some(_)) => self.settle_as(State::Evicted),
         }
-        let (before, now) = (sent.before, self.footprint);
+        let (before, now) = (bounded(sent.before, self.most_bytes), self.footprint());
+        // No more can have been copied than there was: the link's rate, by which everybody's terms go, is learnt from this.
+        let had = before.evictable_bytes.max(now.evictable_bytes);
         let copied_out = now.moved_out_bytes.saturating_sub(before.moved_out_bytes);
+        let copied_out = copied_out.min(had);
+        let copied_in = now.moved_in_bytes.saturating_sub(before.moved_in_bytes);
         let left = before.resident_bytes.saturating_sub(now.resident_bytes);
         let locked = now.host_bytes.saturating_sub(before.host_bytes);
         Some(Ended {
             verb: sent.verb,
             failed,
-            copied: (
-                copied_out,
-                now.moved_in_bytes.saturating_sub(before.moved_in_bytes),
-            ),
+            copied: (copied_out, copied_in.min(had)),
             copied_out_plainly: copied_out >= left - left / 4 && locked < copied_out / 4,
             ns: now_ns.saturating_sub(sent.at_ns),
         })
@@ -518,6 +540,40 @@ mod tests {
             .device(0)
             .and_then(|device| device.order());
         assert!(order.is_some_and(|order| order.number <= 1 << 47));
+    }
+
+    #[test]
+    fn what_a_job_claims_beyond_what_it_can_have_counts_for_nothing() {
+        let mut bench = Bench::new(GIB);
+        bench.station.bound(GIB);
+        let claims = |bench: &Bench, bytes| {
+            let want = bench.pages.client.want(0).expect("device");
+            want.set_footprint(&Footprint {
+                evictable_bytes: bytes,
+                resident_bytes: bytes,
+                host_bytes: bytes,
+                moved_out_bytes: bytes,
+                moved_in_bytes: bytes,
+            });
+        };
+        for bytes in [1 << 63, u64::MAX, (1 << 44) - 1] {
+            claims(&bench, 0);
+            let number = bench.give(0, Verb::Evict);
+            claims(&bench, bytes);
+            let ended = bench
+                .says(MS, number, OrderState::Evicted, Reason::None)
+                .expect("it has ended");
+            let counted = bench.station.footprint();
+            assert_eq!(
+                (
+                    counted.evictable_bytes,
+                    counted.resident_bytes,
+                    counted.host_bytes
+                ),
+                (GIB, GIB, GIB)
+            );
+            assert_eq!(ended.copied, (GIB, GIB));
+        }
     }
 
     #[test]

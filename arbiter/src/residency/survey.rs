@@ -52,6 +52,16 @@ impl Arbiter {
         }
     }
 
+    /// Reads what jobs hold, and says it to those who go by it.
+    pub(crate) fn read_accounts(&mut self) {
+        self.ledger.read_accounts();
+        for tenant in self.ledger.iter().filter(|t| t.spec.evictable) {
+            for (index, lane) in self.lanes.iter_mut().enumerate() {
+                lane.note_memory(tenant.id, tenant.used_bytes(index), tenant.limits[index]);
+            }
+        }
+    }
+
     fn survey_devices(&mut self, now_ns: u64) {
         let ratio = self.options.residency.slice_over_switch;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
@@ -61,11 +71,13 @@ impl Arbiter {
             let mut booked = 0u64;
             for tenant in self.ledger.iter() {
                 let used = tenant.used_bytes(index);
-                lane.note_memory(tenant.id, used, tenant.limits[index]);
                 let away = lane.whereabouts(tenant.id).map_or(0, |whereabouts| {
-                    whereabouts.evictable_bytes - whereabouts.resident_bytes
+                    let evictable_bytes = whereabouts.evictable_bytes;
+                    evictable_bytes.saturating_sub(whereabouts.resident_bytes)
                 });
-                booked = booked.saturating_add(used.saturating_sub(away));
+                // A claim of more than there is hides nothing but itself.
+                let on_device = used.saturating_sub(away).min(device.total_bytes);
+                booked = booked.saturating_add(on_device);
             }
             // What is gone and in nobody's book: contexts, code, processes that are part of no job.
             let calm = !lane.has_moved(now_ns.saturating_sub(SETTLED_NS));

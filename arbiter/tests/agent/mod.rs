@@ -55,6 +55,10 @@ impl Agent {
         let (half, own) = (client.arbiter, client.client);
         assert!(half.residency().evictable, "the job is evictable");
         assert!(memory.take(bytes), "there is room at the start");
+        let account = channel::Account::new(client.tenant, half.tenant_slot()).expect("slot");
+        account
+            .reserve(0, bytes, channel::NO_LIMIT)
+            .expect("no limit");
         let mut told = Footprint {
             evictable_bytes: bytes,
             resident_bytes: bytes,

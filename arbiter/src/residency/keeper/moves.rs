@@ -17,6 +17,8 @@ const DRAIN_NS: u64 = 1_000_000_000;
 const ORDER_NS: u64 = 20_000_000_000;
 /// Least bytes from which a rate is learnt.
 const LEARN_BYTES: u64 = 32 << 20;
+/// A terabyte per second: twice what the fastest link between a host and a device does.
+const MOST_BYTES_PER_US: u64 = 1_000_000;
 /// By so much the memory that is spoken for may be more than there is before an arrival is called off.
 const SLACK_BYTES: u64 = 64 << 20;
 /// How long one that could not be moved is left alone, at first and at most.
@@ -45,7 +47,9 @@ impl Keeper {
             books.promise(*client, self.device, guest.id, 0);
             drop(books);
             longest_ns = longest_ns.max(ended.ns);
-            record.figures.copied_bytes += ended.copied.0 + ended.copied.1;
+            let copied_bytes = ended.copied.0.saturating_add(ended.copied.1);
+            let figures = &mut record.figures;
+            figures.copied_bytes = figures.copied_bytes.saturating_add(copied_bytes);
             let link = &mut self.arbitration.link;
             match ended.failed {
                 None => learn(link, &ended),
@@ -97,13 +101,13 @@ impl Keeper {
         verb: Verb,
         which: impl Fn(State) -> bool,
     ) {
-        let bytes: u64 = self.footprints(guest).map(|f| f.evictable_bytes).sum();
+        let bytes = self.evictable_bytes(guest);
         // Both ways at once, and at a quarter of the rate at worst.
         let moving_ns = self.arbitration.link.switch_ns(bytes, bytes);
         let deadline_ns = now_ns + ORDER_NS + moving_ns.saturating_mul(4);
         let mut told = false;
         let target = self.fit_target(guest);
-        let resident: u64 = self.footprints(guest).map(|f| f.evictable_bytes).sum();
+        let resident = self.evictable_bytes(guest);
         for (client, pages) in guest.clients {
             let Some((_, station)) = self.stations.get_mut(client) else {
                 continue;
@@ -220,7 +224,10 @@ impl Keeper {
             .iter()
             .filter_map(|(client, _)| Some((*client, self.stations.get(client)?.1.footprint())))
             .collect();
-        let all: u64 = own.iter().map(|(_, f)| f.evictable_bytes).sum();
+        let all = own
+            .iter()
+            .map(|(_, f)| f.evictable_bytes)
+            .fold(0, u64::saturating_add);
         let kept = match verb {
             Verb::Evict => 0,
             Verb::Restore => return Ok(()),
@@ -345,6 +352,8 @@ fn learn(link: &mut Link, ended: &Ended) {
         } else {
             *rate
         };
+        // The bytes are a client's word: no link is faster than this, and none gets much faster at once.
+        let seen = seen.min(MOST_BYTES_PER_US).min(before.saturating_mul(4));
         *rate = seen.max(before - before / 4 + seen / 4).max(1);
     };
     if ended.copied_out_plainly {

@@ -1,0 +1,3 @@
+//! Jobs that use what is theirs to write, their pages and their connections, against everybody else.
+
+mod pages;
