@@ -495,5 +495,28 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             );
             ("gap", message, fields)
         }
+        Told::HostShort {
+            needed_bytes,
+            available_bytes,
+            group_limit_bytes,
+        } => {
+            fields.extend([
+                ("needed_bytes", Value::from(needed_bytes)),
+                ("available_bytes", Value::from(available_bytes)),
+            ]);
+            let [needed, available, limit] =
+                [needed_bytes, available_bytes, group_limit_bytes].map(control::short_bytes);
+            let by = if group_limit_bytes == 0 {
+                "the host has".to_owned()
+            } else {
+                fields.push(("group_limit_bytes", Value::from(group_limit_bytes)));
+                format!("the memory limit of its container ({limit}) leaves")
+            };
+            let message = format!(
+                "job `{job}` stays on device {}: leaving takes {needed} of host memory and {by} {available} (raise the limit, or give the job less of the device)",
+                record.device
+            );
+            ("host_memory", message, fields)
+        }
     }
 }

@@ -30,6 +30,15 @@ pub enum Event {
         /// Nanoseconds without an arbiter.
         gap_ns: u64,
     },
+    /// What was to leave the device stays: the host has too little memory for it.
+    HostShort {
+        /// What it takes in bytes.
+        needed_bytes: u64,
+        /// What may be taken in bytes.
+        available_bytes: u64,
+        /// Limit in bytes of the control group that allows no more; 0: the host itself has no more.
+        group_limit_bytes: u64,
+    },
 }
 
 /// Why a client lets submissions pass without a grant.
@@ -71,6 +80,11 @@ impl Event {
             } => (1, [limit_bytes, used_bytes, requested_bytes, charged_bytes]),
             Self::Bypassing { reason } => (2, [reason as u64, 0, 0, 0]),
             Self::Reattached { gap_ns } => (3, [gap_ns, 0, 0, 0]),
+            Self::HostShort {
+                needed_bytes,
+                available_bytes,
+                group_limit_bytes,
+            } => (4, [needed_bytes, available_bytes, group_limit_bytes, 0]),
         }
     }
 
@@ -95,6 +109,11 @@ impl Event {
                 reason: Bypass::OtherDevice,
             },
             (3, [gap_ns, ..]) => Self::Reattached { gap_ns },
+            (4, [needed_bytes, available_bytes, group_limit_bytes, _]) => Self::HostShort {
+                needed_bytes,
+                available_bytes,
+                group_limit_bytes,
+            },
             (kind, _) => return Err(BadRecord { kind }),
         })
     }

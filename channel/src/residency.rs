@@ -110,6 +110,8 @@ pub enum Reason {
     DeviceMemory = 6,
     /// Nothing that the client holds can be evicted.
     NothingEvictable = 7,
+    /// A control group that the client is in leaves too little host memory.
+    HostGroup = 8,
 }
 
 /// What a client says of its last order.
@@ -169,6 +171,7 @@ impl Reason {
             Driver,
             DeviceMemory,
             NothingEvictable,
+            HostGroup,
         ]
         .into_iter()
         .find(|reason| *reason as u8 == number)

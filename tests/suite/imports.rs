@@ -101,19 +101,32 @@ fn imports_point_one_way() {
     let graph = Graph::read();
     for (member, allowed) in [
         ("shim-ffi", &[][..]),
+        ("host-memory", &[]),
         ("channel", &[]),
         ("policy", &[]),
         ("control", &[]),
-        ("interposer", &["shim-ffi", "channel"]),
-        ("arbiter", &["channel", "policy", "control", "shim-ffi"]),
-        ("simgpu", &["shim-ffi"]),
-        ("simgpu-libcuda", &["simgpu", "shim-ffi"]),
-        ("simgpu-libnvidia-ml", &["simgpu", "shim-ffi"]),
+        ("interposer", &["shim-ffi", "channel", "host-memory"]),
+        (
+            "arbiter",
+            &["channel", "policy", "control", "shim-ffi", "host-memory"],
+        ),
+        ("simgpu", &["shim-ffi", "host-memory"]),
+        ("simgpu-libcuda", &["simgpu", "shim-ffi", "host-memory"]),
+        (
+            "simgpu-libnvidia-ml",
+            &["simgpu", "shim-ffi", "host-memory"],
+        ),
         ("cluster", &["policy", "control"]),
         (
             "cli",
             &[
-                "arbiter", "channel", "cluster", "control", "policy", "shim-ffi",
+                "arbiter",
+                "channel",
+                "cluster",
+                "control",
+                "host-memory",
+                "policy",
+                "shim-ffi",
             ],
         ),
         ("examples", &["shim-ffi"]),

@@ -2,6 +2,7 @@
 
 mod early;
 mod failures;
+mod host_memory;
 mod last_use;
 mod limits;
 mod looks;

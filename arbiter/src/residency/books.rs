@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use host_memory::Memory;
 use policy::TenantId;
 
 /// Of the host's free memory this much is left alone, beside a sixteenth of what there is.
@@ -202,34 +203,6 @@ impl HostBooks {
     }
 }
 
-/// The host's memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Memory {
-    /// In all.
-    pub total_bytes: u64,
-    /// Without taking it from anybody.
-    pub available_bytes: u64,
-}
-
-impl Memory {
-    /// As `/proc/meminfo` tells it (proc_meminfo(5)).
-    pub fn of_this_host() -> Option<Self> {
-        Self::parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let bytes = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            let number = line.strip_prefix(':')?.trim().strip_suffix("kB")?.trim();
-            number.parse::<u64>().ok()?.checked_mul(1024)
-        };
-        Some(Self {
-            total_bytes: bytes("MemTotal")?,
-            available_bytes: bytes("MemAvailable")?,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,20 +270,5 @@ mod tests {
         assert_eq!(books.budget_bytes(1, A, Some(4 * GIB)), 3 * GIB);
         assert_eq!(books.budget_bytes(3, B, Some(100 * GIB)), 6 * GIB);
         assert_eq!(books.budget_bytes(4, B, Some(GIB)), 0);
-    }
-
-    #[test]
-    fn the_host_tells_its_memory() {
-        let text =
-            "MemTotal:       24689764 kB\nMemFree:        1 kB\nMemAvailable:   23000000 kB\n";
-        assert_eq!(
-            Memory::parse(text),
-            Some(Memory {
-                total_bytes: 24_689_764 * 1024,
-                available_bytes: 23_000_000 * 1024
-            })
-        );
-        assert_eq!(Memory::parse("MemTotal: 3 kB\n"), None);
-        assert!(Memory::of_this_host().is_some_and(|memory| memory.total_bytes > 0));
     }
 }

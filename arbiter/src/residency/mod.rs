@@ -11,7 +11,7 @@ mod keeper;
 mod station;
 mod survey;
 
-pub use books::{HostBooks, Memory};
+pub use books::HostBooks;
 pub use errands::Errand;
 pub use guest::{Guest, Lodging};
 pub use keeper::{Crowd, Keeper, News, Whereabouts};

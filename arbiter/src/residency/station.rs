@@ -61,6 +61,9 @@ impl Why {
                 Reason::Driver => "the driver returned an error",
                 Reason::DeviceMemory => "the device has no memory left",
                 Reason::NothingEvictable => "nothing that it holds can be evicted",
+                Reason::HostGroup => {
+                    "the memory limit of its container (control group) leaves too little for it"
+                }
             }
             .into(),
             Self::Silent => "its process does not answer".into(),

@@ -4,11 +4,12 @@
 use std::rc::Rc;
 
 use control::{Pressure, PressureLevel, Residence, ResidenceState};
+use host_memory::Memory;
 use policy::TenantId;
 use policy::residency::{Level, Standing};
 use serde_json::Value;
 
-use super::{Memory, News, State, Whereabouts};
+use super::{News, State, Whereabouts};
 use crate::ledger::Refusal;
 use crate::serve::Arbiter;
 use crate::tenant::{Spec, Tenant};

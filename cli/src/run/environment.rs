@@ -11,6 +11,7 @@
 //! | `SUBLET_STRICT` | with `--strict` only: a process does not start where none of its devices is the job's |
 //! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
 //! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
+//! | `SUBLET_RESIDENCY` | simulated only: `touch=0` behind what was there, since the simulated device pins pages that are not there |
 
 use std::ffi::{OsStr, OsString};
 
@@ -50,6 +51,11 @@ pub fn of_job(
                 matches!(b, b':' | b';')
             }),
         ));
+        let mut words = var("SUBLET_RESIDENCY").unwrap_or_default();
+        if !words.to_string_lossy().contains("touch=") {
+            words.push(",touch=0");
+        }
+        vars.push(("SUBLET_RESIDENCY", words));
     }
     vars
 }
@@ -164,6 +170,7 @@ mod tests {
             .map(|(key, value)| (*key, value.to_str().unwrap()))
             .collect();
         assert_eq!(vars(true, &there), outer, "a job within a job");
+        assert_eq!(get(&outer, "SUBLET_RESIDENCY"), Some(",touch=0"));
         let there = [("LD_PRELOAD", "/s/libsublet.so.old")];
         assert_eq!(
             get(&vars(false, &there), "LD_PRELOAD"),

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use super::lanes::enter;
 use super::piece::{self, Place};
-use super::shadow::{Shadow, host_available_bytes};
-use super::{last_use, latch, tuning};
+use super::shadow::Shadow;
+use super::{host, last_use, latch, tuning};
 use crate::client::{self, Attached};
 use crate::{capture, process};
 
@@ -86,13 +86,16 @@ fn make_one(budget: u64) -> bool {
     let Some((id, bytes, context)) = next else {
         return false;
     };
-    let short = host_available_bytes().is_some_and(|there| there / (SPARE_PIECES + 1) < bytes);
+    let short = host::room().free_bytes / (SPARE_PIECES + 1) < bytes;
     if held.saturating_add(bytes) > budget || short {
         return false;
     }
     let Some(mut shadow) = Shadow::take(bytes) else {
         return false;
     };
+    if shadow.take_pages().is_err() {
+        return false;
+    }
     let locked = capture::relaxed(|| enter(context).map(|_| shadow.pin()));
     let mut shadow = Some(shadow).filter(|shadow| locked.is_ok() && shadow.is_pinned());
     let made = shadow.is_some();

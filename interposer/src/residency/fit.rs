@@ -88,8 +88,11 @@ fn shrink(
     if held.saturating_add(needed) > budget {
         return Err(stopped(Reason::HostBudget));
     }
-    if super::shadow::host_available_bytes().is_some_and(|available| needed > available) {
-        return Err(stopped(Reason::HostMemory));
+    if let Err(short) = super::host::check(needed) {
+        if let Some(attached) = client::current() {
+            short.tell(attached, device);
+        }
+        return Err(stopped(short.reason()));
     }
     for id in chosen {
         if now_ns() > deadline_ns || given_up() {

@@ -22,6 +22,7 @@ mod engine;
 mod extent;
 mod fit;
 mod groups;
+mod host;
 mod lanes;
 mod last_use;
 mod latch;

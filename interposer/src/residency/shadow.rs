@@ -7,21 +7,24 @@
 
 use std::ffi::c_void;
 
+use super::host::{self, Short};
 use super::tuning;
-use crate::real;
+use crate::{capture, real};
 
 /// Bytes of the host for one piece.
 #[derive(Debug)]
 pub(super) struct Shadow {
     at: usize,
     bytes: u64,
+    /// Its pages are there.
+    there: bool,
     pinned: bool,
     /// What it holds, by hash; `None`: it has not been copied to, or nobody knows.
     pub(super) digest: Option<super::digest::Digest>,
 }
 
 impl Shadow {
-    /// Address space for `bytes`; what it takes of the host's memory it takes when it is written to.
+    /// Address space for `bytes`; its pages come with [`Shadow::take_pages`].
     pub(super) fn take(bytes: u64) -> Option<Self> {
         // SAFETY: a fresh anonymous mapping.
         let at = unsafe {
@@ -49,6 +52,7 @@ impl Shadow {
         Some(Self {
             at: at as usize,
             bytes,
+            there: false,
             pinned: false,
             digest: None,
         })
@@ -57,6 +61,15 @@ impl Shadow {
     /// Its first byte.
     pub(super) fn pointer(&self) -> *mut c_void {
         std::ptr::with_exposed_provenance_mut(self.at)
+    }
+
+    /// Takes its pages from the host: before the driver is asked to pin them, which would be killed for want of them instead of refused.
+    pub(super) fn take_pages(&mut self) -> Result<(), Short> {
+        if !self.there {
+            host::take_pages(self.at, self.bytes)?;
+            self.there = true;
+        }
+        Ok(())
     }
 
     /// Asks the driver to pin it, for all contexts; with the copying context current.
@@ -85,20 +98,13 @@ impl Shadow {
 impl Drop for Shadow {
     fn drop(&mut self) {
         if self.pinned {
-            // SAFETY: registered by `pin`; the driver refuses what it does not know any more.
-            let _ = unsafe { real::cuMemHostUnregister(self.pointer()) };
+            // Whoever's thread this is: somebody else's capture may be under way.
+            let _ = capture::relaxed(|| {
+                // SAFETY: registered by `pin`; the driver refuses what it does not know any more.
+                unsafe { real::cuMemHostUnregister(self.pointer()) }
+            });
         }
         // SAFETY: the mapping made in `take`, whose address nobody else has.
         unsafe { libc::munmap(self.pointer(), self.bytes as usize) };
     }
-}
-
-/// Memory that the host could still give, in bytes, by its own account; `None`: it does not say.
-pub(super) fn host_available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }

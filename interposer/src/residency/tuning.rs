@@ -1,7 +1,7 @@
 //! Sizes and times, and the switches that a measurement may turn.
 //!
 //! `SUBLET_RESIDENCY` is read once, at attachment: words `chunk=BYTES` (a power of two of at least 2 MiB), `depth=COPIES`, `pipeline=0`,
-//! `pin=0`, `reuse=0`, `look=0`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
+//! `pin=0`, `touch=0`, `reuse=0`, `look=0`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
 //! read is ignored.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,6 +17,7 @@ static CHUNK: AtomicU64 = AtomicU64::new(64 << 20);
 static DEPTH: AtomicU64 = AtomicU64::new(4);
 static PIPELINE: AtomicBool = AtomicBool::new(true);
 static PIN: AtomicBool = AtomicBool::new(true);
+static TOUCH: AtomicBool = AtomicBool::new(true);
 static REUSE: AtomicBool = AtomicBool::new(true);
 static LOOK: AtomicBool = AtomicBool::new(true);
 
@@ -30,14 +31,21 @@ pub(super) const KEEP_SHADOWS_NS: u64 = 60_000_000_000;
 /// TIMEOUT: how long the client tries to bring its memory back by itself, without an arbiter, before calls fail.
 pub(super) const ALONE: Duration = Duration::from_secs(30);
 
-pub(super) fn read() {
+fn variable(name: &std::ffi::CStr) -> Option<&'static str> {
     // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, read before it can change.
-    let text = unsafe {
-        let value = libc::getenv(c"SUBLET_RESIDENCY".as_ptr());
-        if value.is_null() {
-            return;
-        }
-        std::ffi::CStr::from_ptr(value).to_str().unwrap_or("")
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null()).then(|| std::ffi::CStr::from_ptr(value).to_str().unwrap_or(""))
+    }
+}
+
+pub(super) fn read() {
+    // For tests: where the host's own files are.
+    if let Some(root) = variable(c"SUBLET_HOST_ROOT").filter(|root| !root.is_empty()) {
+        let _ = super::host::ROOT.set(root.into());
+    }
+    let Some(text) = variable(c"SUBLET_RESIDENCY") else {
+        return;
     };
     for word in text.split([',', ' ']) {
         let Some((key, value)) = word.split_once('=') else {
@@ -53,6 +61,7 @@ pub(super) fn read() {
             "depth" if (1..=64).contains(&number) => DEPTH.store(number, Ordering::Relaxed),
             "pipeline" => PIPELINE.store(number != 0, Ordering::Relaxed),
             "pin" => PIN.store(number != 0, Ordering::Relaxed),
+            "touch" => TOUCH.store(number != 0, Ordering::Relaxed),
             "reuse" => REUSE.store(number != 0, Ordering::Relaxed),
             "look" => LOOK.store(number != 0, Ordering::Relaxed),
             _ => {}
@@ -85,6 +94,11 @@ pub(super) fn depth_past_unchanged() -> usize {
 /// Whether host copies lie in pinned memory.
 pub(super) fn pins() -> bool {
     PIN.load(Ordering::Relaxed)
+}
+
+/// Whether host copies have their pages before they are pinned. A simulated driver pins pages that are not there.
+pub(super) fn touches() -> bool {
+    TOUCH.load(Ordering::Relaxed)
 }
 
 /// Whether what has not changed since it was last copied out is not copied again.

@@ -2,11 +2,11 @@
 //! told.
 
 use channel::Verb;
+use host_memory::Memory;
 use policy::TenantId;
 use policy::residency::{Link, UNKNOWN_BYTES_PER_US};
 
 use super::{Guest, Keeper, News, Phase, Record};
-use crate::residency::books::Memory;
 use crate::residency::station::{Ended, State, Why};
 
 /// How long a job's work may take to end once its gate is closed, before its processes are told to see to it themselves.

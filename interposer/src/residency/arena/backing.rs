@@ -6,7 +6,7 @@ use super::Arena;
 use crate::client;
 use crate::memory::Meter;
 use crate::residency::piece::{self, GRANULE, Mapping, Piece, Place};
-use crate::residency::{engine, lanes};
+use crate::residency::{engine, host, lanes};
 
 impl Arena {
     /// Takes addresses and puts physical memory behind them, a piece for each of `parts`; all or nothing.
@@ -126,10 +126,12 @@ impl Arena {
     }
 }
 
-/// Whether the host budget has room for `bytes` more.
+/// Whether the host budget, and the host, have room for `bytes` more.
 fn host_has_room(bytes: u64) -> bool {
-    client::current().is_some_and(|attached| {
-        let held = piece::with(|pieces| pieces.host_bytes());
-        held.saturating_add(bytes) <= attached.end.arbiter.host_budget_bytes()
-    })
+    let _errno = crate::errno::Preserve::new();
+    host::check(bytes).is_ok()
+        && client::current().is_some_and(|attached| {
+            let held = piece::with(|pieces| pieces.host_bytes());
+            held.saturating_add(bytes) <= attached.end.arbiter.host_budget_bytes()
+        })
 }

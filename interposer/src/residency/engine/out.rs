@@ -11,8 +11,8 @@ use crate::client::{self, now_ns};
 use crate::real;
 use crate::residency::lanes::{Flight, Step, Stopped, done, enter, settle};
 use crate::residency::piece::{self, Place};
-use crate::residency::shadow::{Shadow, host_available_bytes};
-use crate::residency::{digest, tuning};
+use crate::residency::shadow::Shadow;
+use crate::residency::{digest, host, tuning};
 
 /// Everything that can leaves `device`.
 pub(in crate::residency) fn evict(device: usize) -> Outcome {
@@ -25,7 +25,7 @@ pub(in crate::residency) fn evict(device: usize) -> Outcome {
             Outcome::Refused(Reason::NothingEvictable)
         };
     }
-    if let Err(reason) = take_shadows(&ids) {
+    if let Err(reason) = take_shadows(device, &ids) {
         return Outcome::Refused(reason);
     }
     if tuning::reuses() && have_left_before(&ids) {
@@ -59,8 +59,8 @@ fn undo(device: usize, stopped: Stopped) -> Outcome {
     }
 }
 
-/// Room in host memory for the contents of `ids`: within the budget, and there. All or nothing, before anything moves.
-fn take_shadows(ids: &[u64]) -> Result<(), Reason> {
+/// Room in host memory for the contents of `ids`: within the budget, and there, page by page. All or nothing, before anything moves.
+fn take_shadows(device: usize, ids: &[u64]) -> Result<(), Reason> {
     let budget = client::current().map_or(0, |attached| attached.end.arbiter.host_budget_bytes());
     let (missing, held) = piece::with(|pieces| {
         let missing: Vec<(u64, u64)> = ids
@@ -75,14 +75,22 @@ fn take_shadows(ids: &[u64]) -> Result<(), Reason> {
     if held.saturating_add(needed) > budget {
         return Err(Reason::HostBudget);
     }
-    if host_available_bytes().is_some_and(|available| needed > available) {
-        return Err(Reason::HostMemory);
-    }
-    let shadows: Option<Vec<(u64, Shadow)>> = missing
+    let told = |short: host::Short| {
+        if let Some(attached) = client::current() {
+            short.tell(attached, device);
+        }
+        short.reason()
+    };
+    host::check(needed).map_err(told)?;
+    let shadows: Result<Vec<(u64, Shadow)>, Reason> = missing
         .iter()
-        .map(|(id, bytes)| Some((*id, Shadow::take(*bytes)?)))
+        .map(|(id, bytes)| {
+            let mut shadow = Shadow::take(*bytes).ok_or(Reason::HostMemory)?;
+            shadow.take_pages().map_err(told)?;
+            Ok((*id, shadow))
+        })
         .collect();
-    let shadows = shadows.ok_or(Reason::HostMemory)?;
+    let shadows = shadows?;
     piece::with(|pieces| {
         for (id, shadow) in shadows {
             if let Some(piece) = pieces.all.get_mut(&id) {
