@@ -47,7 +47,62 @@ impl fmt::Display for AttachError {
             Self::Wire(_) => write!(f, "the arbiter's answer cannot be read"),
             Self::Refused(outcome, text) => write!(f, "the arbiter refused ({outcome:?}): {text}"),
             Self::Page(_) => write!(f, "the arbiter sent an unusable page"),
-            Self::Descriptors(count) => write!(f, "the arbiter sent {count} descriptors, 4 needed"),
+            Self::Descriptors(count) => {
+                write!(f, "{count} of the arbiter's 4 descriptors could be taken")
+            }
+        }
+    }
+}
+
+impl AttachError {
+    /// Whether a later try may find it otherwise: an arbiter that is being restarted, that hangs, or that is at its limit.
+    pub fn may_pass(&self) -> bool {
+        use io::ErrorKind as Kind;
+        match self {
+            Self::Unreachable(error) => matches!(
+                error.kind(),
+                Kind::NotFound
+                    | Kind::ConnectionRefused
+                    | Kind::ConnectionReset
+                    | Kind::WouldBlock
+                    | Kind::Interrupted
+            ),
+            Self::Broken(error) => matches!(
+                error.kind(),
+                Kind::UnexpectedEof
+                    | Kind::ConnectionReset
+                    | Kind::BrokenPipe
+                    | Kind::NotConnected
+                    | Kind::WouldBlock
+                    | Kind::Interrupted
+            ),
+            Self::TimedOut => true,
+            Self::Refused(outcome, _) => *outcome == Outcome::Failed,
+            Self::Wire(_) | Self::Page(_) | Self::Descriptors(_) => false,
+        }
+    }
+
+    /// Whether this process has no descriptors left for it.
+    pub fn lacks_descriptors(&self) -> bool {
+        let full = |error: &io::Error| {
+            let errno = rustix::io::Errno::from_io_error(error);
+            errno == Some(rustix::io::Errno::MFILE)
+        };
+        match self {
+            Self::Unreachable(error) | Self::Broken(error) => full(error),
+            Self::Descriptors(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the kernel forbids this process a call that it takes.
+    pub fn is_forbidden(&self) -> bool {
+        match self {
+            Self::Unreachable(error) | Self::Broken(error) => matches!(
+                error.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
+            ),
+            _ => false,
         }
     }
 }
@@ -164,12 +219,10 @@ impl ClientEnd {
             })
             .unwrap_or_default();
         handshake::send(socket.as_fd(), &hello.encode(), &kept).map_err(AttachError::Broken)?;
-        if !handshake::wait_readable(&socket, timeout).map_err(AttachError::Broken)? {
-            return Err(AttachError::TimedOut);
-        }
         let mut buffer = [0; MESSAGE_BYTES];
-        let (bytes, fds) =
-            handshake::receive(socket.as_fd(), &mut buffer).map_err(AttachError::Broken)?;
+        let (bytes, fds) = handshake::receive_within(socket.as_fd(), &mut buffer, timeout)
+            .map_err(AttachError::Broken)?
+            .ok_or(AttachError::TimedOut)?;
         // PANIC: `receive` returns at most the buffer's length.
         let welcome = Welcome::decode(&buffer[..bytes]).map_err(AttachError::Wire)?;
         if welcome.outcome != Outcome::Attached {

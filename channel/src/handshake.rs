@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{
@@ -61,11 +62,42 @@ pub(crate) fn receive(
     Ok((message.bytes, fds))
 }
 
-/// Waits until `fd` is readable (or hung up), at most `timeout`. False where it is not.
-pub(crate) fn wait_readable(fd: impl AsFd, timeout: std::time::Duration) -> io::Result<bool> {
-    let deadline = std::time::Instant::now() + timeout;
+/// Between two looks where waiting itself is forbidden.
+const NAP: Duration = Duration::from_millis(1);
+
+/// Receives one message, and waits for it at most `timeout`; `None` where none came. Where a filter forbids to wait for it, it is
+/// looked for again and again.
+pub(crate) fn receive_within(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    timeout: Duration,
+) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    let deadline = Instant::now() + timeout;
     loop {
-        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        match receive(socket, buffer) {
+            Ok(message) => return Ok(Some(message)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) => {}
+            Err(error) => return Err(error),
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        if wait_readable(socket, left).is_err() {
+            std::thread::sleep(NAP.min(left));
+        }
+    }
+}
+
+/// Waits until `fd` is readable (or hung up), at most `timeout`. False where it is not.
+pub(crate) fn wait_readable(fd: impl AsFd, timeout: Duration) -> io::Result<bool> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
         let left = Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(left.subsec_nanos()),

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use control::{
-    Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, Overflow, PolicyChoice, Resize,
-    SliceMode,
+    Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, OnRefusal, Overflow, PolicyChoice,
+    Resize, SliceMode,
 };
 
 use crate::config::keys::QUANTUM_MS;
@@ -96,6 +96,9 @@ pub struct Run {
     /// What the job does while the arbiter is gone [env: SUBLET_ON_ARBITER_LOSS]
     #[arg(long, value_name = "open|freeze|closed")]
     pub on_arbiter_loss: Option<FailMode>,
+    /// What becomes of a process that cannot be governed [default: closed with --mem, --share-max or --strict, else open] [env: SUBLET_ON_REFUSAL]
+    #[arg(long, value_name = "closed|open")]
+    pub on_refusal: Option<OnRefusal>,
     /// Let the job's memory leave the device while others run [env: SUBLET_EVICTABLE]
     #[arg(long, value_name = "true|false", value_parser = parse_flag, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub evictable: Option<bool>,

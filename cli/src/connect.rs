@@ -173,6 +173,8 @@ fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::
         "SUBLET_JOB",
         "SUBLET_DRIVER",
         "SUBLET_STRICT",
+        "SUBLET_ON_REFUSAL",
+        "SUBLET_STDERR",
     ] {
         command.env_remove(name);
     }

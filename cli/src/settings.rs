@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use control::{Class, DeviceSelector, FailMode, MemLimit, Overflow};
+use control::{Class, DeviceSelector, FailMode, MemLimit, OnRefusal, Overflow};
 
 use crate::config::JobSettings;
 
@@ -130,6 +130,11 @@ pub fn from_environment(
             text("SUBLET_ON_ARBITER_LOSS")?,
             FailMode::from_str,
         )?,
+        on_refusal: parsed(
+            "SUBLET_ON_REFUSAL",
+            text("SUBLET_ON_REFUSAL")?,
+            OnRefusal::from_str,
+        )?,
     };
     let name = parsed("SUBLET_NAME", text("SUBLET_NAME")?, |name| {
         control::check_name(name).map(|()| name.to_owned())
@@ -200,6 +205,7 @@ mod tests {
             ("SUBLET_CLASS", "opportunistic"),
             ("SUBLET_DEVICE", "0, GPU-ff"),
             ("SUBLET_ON_ARBITER_LOSS", "closed"),
+            ("SUBLET_ON_REFUSAL", "open"),
             ("SUBLET_EVICTABLE", "true"),
             ("SUBLET_OVERFLOW", "host"),
             ("SUBLET_HOST_MEMORY", "2GiB"),
@@ -222,6 +228,7 @@ mod tests {
                     DeviceSelector::Uuid("GPU-ff".into())
                 ]),
                 on_arbiter_loss: Some(FailMode::Closed),
+                on_refusal: Some(OnRefusal::Open),
                 evictable: Some(true),
                 overflow: Some(Overflow::Host),
                 host_memory: Some(MemLimit::Bytes(2 << 30)),
@@ -246,6 +253,7 @@ mod tests {
             ("SUBLET_CLASS", "best"),
             ("SUBLET_DEVICE", "0,x"),
             ("SUBLET_ON_ARBITER_LOSS", "die"),
+            ("SUBLET_ON_REFUSAL", "freeze"),
             ("SUBLET_NAME", "a b"),
             ("SUBLET_EVICTABLE", "yes"),
             ("SUBLET_OVERFLOW", "disk"),

@@ -32,7 +32,8 @@ pub use report::{
     Registered, Reloaded, SliceMode, UnmanagedProcess,
 };
 pub use request::{
-    BadDevice, Change, Class, DeviceSelector, FailMode, JobSpec, Reply, Request, UnknownWord,
+    BadDevice, Change, Class, DeviceSelector, FailMode, JobSpec, OnRefusal, Reply, Request,
+    UnknownWord,
 };
 pub use residency::{
     JobMoved, MoveOutcome, Moved, Moves, Overflow, Pressure, PressureLevel, Residence,

@@ -184,7 +184,7 @@ pub enum FailMode {
     /// Goes on without slices; its memory quota stays.
     #[default]
     Open,
-    /// Waits for an arbiter to come back, up to a deadline, then goes on.
+    /// Waits for an arbiter to come back.
     Freeze,
     /// Its device calls fail.
     Closed,
@@ -218,6 +218,46 @@ impl FromStr for FailMode {
             .ok_or_else(|| UnknownWord {
                 word: word.to_owned(),
                 choices: "open, freeze or closed",
+            })
+    }
+}
+
+/// What becomes of a process of a job that cannot be governed from its start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OnRefusal {
+    /// It runs without limits.
+    Open,
+    /// It does not start: its `cuInit`, and every later call of the driver, fails.
+    Closed,
+}
+
+impl OnRefusal {
+    pub const ALL: [Self; 2] = [Self::Open, Self::Closed];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+impl fmt::Display for OnRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for OnRefusal {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        Self::ALL
+            .into_iter()
+            .find(|one| one.as_str() == word)
+            .ok_or_else(|| UnknownWord {
+                word: word.to_owned(),
+                choices: "open or closed",
             })
     }
 }
@@ -376,6 +416,9 @@ mod tests {
         }
         for mode in FailMode::ALL {
             assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        for one in OnRefusal::ALL {
+            assert_eq!(one.to_string().parse(), Ok(one));
         }
         let error = "besteffort".parse::<Class>().unwrap_err().to_string();
         assert!(

@@ -6,19 +6,31 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::thread::futex;
+
 use channel::client::{AttachError, ClientEnd, Introduction};
 use channel::wire::{DeviceId, Outcome, TOKEN_BYTES};
 use channel::{Account, Bypass, Event, MAX_DEVICES};
 use shim_ffi::*;
 
 use crate::errno::Preserve;
+use crate::refusal::{self, OnRefusal};
 use crate::{marks, nvml, process, real, residency};
 
-/// How long the handshake may take. TIMEOUT: the arbiter answers in well under a millisecond; a machine that is swapping
+/// How long one handshake may take. TIMEOUT: the arbiter answers in well under a millisecond; a machine that is swapping
 /// may need much longer, and a job that starts ungoverned is worse than one that starts late.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a job that must not run ungoverned waits for an arbiter. TIMEOUT: time enough for one to be restarted by hand.
+/// How long a job that freezes without its arbiter waits for one to begin with. TIMEOUT: time enough for one to be restarted by hand.
 const FREEZE: Duration = Duration::from_secs(60);
+/// How long a process that is refused otherwise waits for an arbiter that is being restarted, or that hangs. TIMEOUT: a restart takes
+/// milliseconds, on a host that is overloaded some seconds.
+const RESTART: Duration = Duration::from_secs(30);
+/// The same, where it goes on without limits in the end. TIMEOUT: what nobody has asked to be enforced may not cost more than this.
+const RESTART_OPEN: Duration = Duration::from_secs(2);
+/// How often an arbiter that is not there is looked for, to begin with.
+const AGAIN: Duration = Duration::from_millis(20);
+/// TIMEOUT: how long a thread waits for another one's attachment, which takes no longer itself.
+const OTHERS_ATTACH_NS: u64 = 75_000_000_000;
 /// How often a lost arbiter is looked for, in nanoseconds.
 const REATTACH_EVERY_NS: u64 = 500_000_000;
 
@@ -50,8 +62,16 @@ pub(crate) struct Attached {
 static CURRENT: AtomicPtr<Attached> = AtomicPtr::new(std::ptr::null_mut());
 /// Changes whenever [`CURRENT`] does; what threads have cached belongs to one generation.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
-/// 0: never tried in this process, 1: somebody is at it, 2: done (attached or not).
-static ATTACHING: AtomicU32 = AtomicU32::new(0);
+/// [`NEVER`], [`BUSY`] or [`DONE`]; waited on.
+static ATTACHING: AtomicU32 = AtomicU32::new(NEVER);
+/// Never tried in this process, or to be tried again.
+const NEVER: u32 = 0;
+/// A thread is at it.
+const BUSY: u32 = 1;
+/// Attached, or not, for good.
+const DONE: u32 = 2;
+/// The thread that is at it; 0: none.
+static ATTACHER: AtomicU32 = AtomicU32::new(0);
 
 /// Our attachment, if there is one.
 #[inline]
@@ -76,8 +96,8 @@ fn install(attached: Option<Box<Attached>>) {
 /// In a forked child: as if never attached.
 pub(crate) fn forget() {
     install(None);
-    ATTACHING.store(0, Ordering::Release);
-    real::restart_search();
+    ATTACHING.store(NEVER, Ordering::Release);
+    ATTACHER.store(0, Ordering::Relaxed);
     marks::forget();
     residency::forget();
 }
@@ -87,29 +107,143 @@ pub(crate) fn stop() {
     install(None);
 }
 
-/// After a successful `cuInit`. Says what the program is to be told instead of success, if it must not run ungoverned.
+/// After a successful `cuInit`. Says what the program is to be told instead of success, if it must not run ungoverned: then every
+/// later call of it is answered the same, see [`real::refuse`].
 pub(crate) fn attach() -> Result<(), CUresult> {
+    let turn = match ATTACHING.load(Ordering::Acquire) {
+        DONE => return Ok(()),
+        _ => std::panic::catch_unwind(take_turn),
+    };
+    match turn {
+        Ok(outcome) => outcome,
+        // A bug of ours must not be a way out of a quota.
+        Err(_) => refusal::refuse_or_go_on(&"an internal error of libsublet.so: please report it"),
+    }
+}
+
+/// The right to attach; whoever waits looks again when it is gone, also by a panic.
+struct Turn {
+    /// What [`ATTACHING`] is to be afterwards.
+    then: u32,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        ATTACHER.store(0, Ordering::Relaxed);
+        ATTACHING.store(self.then, Ordering::Release);
+        let _ = futex::wake(&ATTACHING, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+}
+
+fn take_turn() -> Result<(), CUresult> {
+    let _errno = Preserve::new();
+    if real::is_refused() {
+        return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
+    }
+    let Some(job) = job() else {
+        return Ok(());
+    };
+    // All that may take the dynamic linker's lock comes before the turn: the thread that waits for a turn may hold that lock.
+    let introduction = prepare(&job);
+    // CAST: thread ids are positive.
+    let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let begun_ns = now_ns();
     loop {
-        match ATTACHING.load(Ordering::Acquire) {
-            0 => {
-                if ATTACHING
-                    .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-                {
-                    let outcome = first_attach();
-                    // A refusal is final for this `cuInit`, not for the next one.
-                    ATTACHING.store(if outcome.is_ok() { 2 } else { 0 }, Ordering::Release);
-                    return outcome;
-                }
+        let taken = ATTACHING.compare_exchange(NEVER, BUSY, Ordering::Acquire, Ordering::Acquire);
+        match taken {
+            Ok(_) => {
+                ATTACHER.store(me, Ordering::Relaxed);
+                let _turn = Turn { then: DONE };
+                return first_attach(&job, introduction);
             }
-            1 => rustix::thread::sched_yield(),
-            _ => return Ok(()),
+            Err(DONE) if real::is_refused() => return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
+            Err(DONE) => return Ok(()),
+            // Called from within our own handshake, by a signal's handler: it cannot end before this returns.
+            Err(_) if ATTACHER.load(Ordering::Relaxed) == me => return without(&job),
+            Err(_) if now_ns().saturating_sub(begun_ns) > OTHERS_ATTACH_NS => return without(&job),
+            Err(state) => wait_for_another(state),
         }
     }
 }
 
+/// A step of waiting for the thread that attaches.
+fn wait_for_another(state: u32) {
+    let step = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000_000,
+    };
+    let waited = futex::wait(&ATTACHING, futex::Flags::PRIVATE, state, Some(&step));
+    use rustix::io::Errno;
+    if !matches!(
+        waited,
+        Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT)
+    ) {
+        // The call is forbidden here.
+        pause(Duration::from_millis(1));
+    }
+}
+
+/// What a call is told that cannot wait until it is known whether the process is governed.
+fn without(job: &Job) -> Result<(), CUresult> {
+    match job.on_refusal {
+        OnRefusal::Open => Ok(()),
+        OnRefusal::Closed => Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
+    }
+}
+
+/// The job that this process is of, as its environment says.
+struct Job {
+    socket: PathBuf,
+    token: [u8; TOKEN_BYTES],
+    on_loss: OnLoss,
+    on_refusal: OnRefusal,
+    /// How long an arbiter is waited for that is not there.
+    patience: Duration,
+    strict: bool,
+}
+
+fn job() -> Option<Job> {
+    let (socket, token) = membership()?;
+    let on_loss = match variable(c"SUBLET_ON_ARBITER_LOSS") {
+        Some(b"freeze") => OnLoss::Freeze,
+        Some(b"closed") => OnLoss::Closed,
+        _ => OnLoss::Open,
+    };
+    let said = refusal::said();
+    let on_refusal = match said {
+        Some(said) => said,
+        None if on_loss == OnLoss::Open => OnRefusal::Open,
+        None => OnRefusal::Closed,
+    };
+    let patience = match (on_loss, said) {
+        (OnLoss::Freeze, _) => FREEZE,
+        (_, Some(OnRefusal::Closed)) => RESTART,
+        (_, Some(OnRefusal::Open)) => RESTART_OPEN,
+        (_, None) => Duration::ZERO,
+    };
+    Some(Job {
+        socket,
+        token,
+        on_loss,
+        on_refusal,
+        patience,
+        strict: variable(c"SUBLET_STRICT").is_some(),
+    })
+}
+
+fn prepare(job: &Job) -> Introduction {
+    nvml::meet();
+    process::register();
+    residency::prepare();
+    Introduction {
+        token: job.token,
+        devices: devices(),
+        command: command(),
+    }
+}
+
 /// Where the arbiter is, and the capability of our job; `None`: we are in none, or on our way out.
-fn job() -> Option<(PathBuf, [u8; TOKEN_BYTES])> {
+fn membership() -> Option<(PathBuf, [u8; TOKEN_BYTES])> {
     if process::exiting() {
         return None;
     }
@@ -120,7 +254,7 @@ fn job() -> Option<(PathBuf, [u8; TOKEN_BYTES])> {
 
 /// An attachment besides the one that [`attach`] makes, for a process that only reads: it is shown the job's pages.
 pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
-    let (socket, token) = job()?;
+    let (socket, token) = membership()?;
     process::register();
     let introduction = Introduction {
         token,
@@ -131,60 +265,52 @@ pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
     ClientEnd::attach(&socket, &introduction, Duration::from_secs(1)).ok()
 }
 
-fn first_attach() -> Result<(), CUresult> {
-    let _errno = Preserve::new();
-    let Some((socket, token)) = job() else {
-        return Ok(());
-    };
-    let on_loss = match variable(c"SUBLET_ON_ARBITER_LOSS") {
-        Some(b"freeze") => OnLoss::Freeze,
-        Some(b"closed") => OnLoss::Closed,
-        _ => OnLoss::Open,
-    };
-    let strict = variable(c"SUBLET_STRICT").is_some();
-    nvml::meet();
-    process::register();
-    let introduction = Introduction {
-        token,
-        devices: devices(),
-        command: command(),
-    };
+fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {
     let started = now_ns();
     loop {
-        match ClientEnd::attach(&socket, &introduction, HANDSHAKE) {
+        let error = match ClientEnd::attach(&job.socket, &introduction, HANDSHAKE) {
             Ok(end) => {
                 let none = end.device_map.iter().all(Option::is_none);
-                if strict && none && !introduction.devices.is_empty() {
-                    return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
+                if job.strict && none && !introduction.devices.is_empty() {
+                    let reason = "none of its devices is one of the job's, and the job is strict";
+                    return refusal::refuse(&reason);
                 }
                 install(Some(Box::new(Attached {
                     end,
-                    on_loss,
+                    on_loss: job.on_loss,
                     lost: AtomicBool::new(false),
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
                     told_other_device: AtomicBool::new(false),
                     introduction,
-                    socket,
+                    socket: job.socket.clone(),
                 })));
                 if let Some(attached) = current() {
                     residency::begin(attached);
                 }
                 return Ok(());
             }
-            // The job has a limit that would hold on no device.
-            Err(AttachError::Refused(Outcome::NoDevice, _)) => {
-                return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
-            }
-            Err(_) => match on_loss {
-                OnLoss::Open => return Ok(()),
-                OnLoss::Closed => return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
-                OnLoss::Freeze if now_ns().saturating_sub(started) > FREEZE.as_nanos() as u64 => {
-                    return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
-                }
-                OnLoss::Freeze => pause(Duration::from_millis(100)),
-            },
+            Err(error) => error,
+        };
+        let waited = Duration::from_nanos(now_ns().saturating_sub(started));
+        if error.may_pass() && waited < job.patience {
+            pause(AGAIN);
+            continue;
         }
+        let why = refusal::Why {
+            error: &error,
+            socket: &job.socket,
+            waited,
+        };
+        // The job has a limit that would hold on no device: that was never a start.
+        let nowhere = matches!(error, AttachError::Refused(Outcome::NoDevice, _));
+        return match job.on_refusal {
+            OnRefusal::Open if !nowhere || refusal::said().is_some() => {
+                refusal::go_on(&why);
+                Ok(())
+            }
+            _ => refusal::refuse(&why),
+        };
     }
 }
 
@@ -322,7 +448,7 @@ pub(crate) fn pause(time: Duration) {
 
 /// An environment variable. Read by the C library's function: the standard library's takes a lock that a forking thread
 /// may hold.
-fn variable(name: &CStr) -> Option<&'static [u8]> {
+pub(crate) fn variable(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, copied before it can change
     // (this runs inside the program's own first driver call).
     unsafe {

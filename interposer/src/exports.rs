@@ -186,9 +186,9 @@ macro_rules! initialise {
             if !result.is_ok() {
                 return result;
             }
-            match std::panic::catch_unwind(crate::client::attach) {
-                Ok(Err(refusal)) => refusal,
-                _ => result,
+            match crate::client::attach() {
+                Ok(()) => result,
+                Err(refusal) => refusal,
             }
         }
     };

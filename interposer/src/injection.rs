@@ -37,7 +37,7 @@ pub extern "C" fn InitializeInjection() -> c_int {
 #[inline]
 pub(crate) fn attach_if_due() {
     if DUE.load(Ordering::Relaxed) && DUE.swap(false, Ordering::AcqRel) {
-        // A job that must not run without its arbiter was told so at `cuInit`, if ever; here there is nobody to tell.
+        // Where the process is refused, the call that is about to be made is the first to be told.
         let _ = client::attach();
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Where the program has loaded NVML, what that says of memory and processes is made to agree ([`nvml`]).
 //!
-//! What it must not do, ever: print, exit, hang, install a handler, change errno, the current context or the environment,
+//! What it must not do, ever: print (but for one line where a process of a job cannot be governed: [`refusal`]), exit, hang, install a handler, change errno, the current context or the environment,
 //! hold a lock across a driver call, call the driver on a capturing stream. Where memory is to be moved ([`residency`]) there is a
 //! thread of ours, and a latch that calls of the program wait at; nowhere else.
 
@@ -35,6 +35,7 @@ mod pipeline;
 mod proc_address;
 mod process;
 mod real;
+mod refusal;
 mod registration;
 mod residency;
 mod resize;

@@ -12,6 +12,7 @@ use shim_ffi::counts::Note;
 
 use crate::elf::{self, Symbols};
 use crate::errno::Preserve;
+use crate::thread::thread;
 use crate::{exports, nvml, real, trace};
 
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -233,12 +234,16 @@ extern "C" fn filter(
     if let Some(function) = shim_ffi::nvml::Function::from_name(name.to_bytes()) {
         return nvml_filter(function, handle, name, version);
     }
-    // So does RTLD_DEFAULT find us.
-    if handle.is_null() {
+    // So does RTLD_DEFAULT find us. And what the driver's own constructors look up, while we open it, they are to find.
+    if handle.is_null() || thread().opening.get() {
         return pass;
     }
     let Some(symbol) = Symbol::from_name(name.to_bytes()) else {
-        return pass;
+        return if real::is_refused() {
+            refused_filter(handle, name, version)
+        } else {
+            pass
+        };
     };
     let _errno = Preserve::new();
     let found = if version.is_null() {
@@ -261,6 +266,21 @@ extern "C" fn filter(
     } else {
         pass
     }
+}
+
+/// What a look-up is to answer, in a process that is refused, for a name that we know nothing of: a function of the driver is one
+/// that refuses.
+fn refused_filter(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
+    let _errno = Preserve::new();
+    let found = if version.is_null() {
+        real_dlsym(handle, name)
+    } else {
+        versioned(handle, name, version)
+    };
+    if !found.is_null() && name.to_bytes().starts_with(b"cu") && belongs_to_a_driver(found) {
+        return real::refused as *mut c_void;
+    }
+    std::ptr::null_mut()
 }
 
 /// Whether the object that holds `address` bears the driver's SONAME.

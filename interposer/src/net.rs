@@ -16,9 +16,18 @@ use crate::elf::{Symbols, holds, segments};
 use crate::{exports, real, trace};
 
 /// Redirects every symbol of the table that the driver behind `handle` exports, and learns their addresses on the way. On
-/// failure (a host that forbids changing the protection of pages) nothing has changed.
+/// failure (a host that forbids changing the protection of pages) nothing has changed. May be done again, and by several threads
+/// at once: the dynamic linker calls [`visit`] for one at a time.
 pub(crate) fn spread(handle: *mut c_void) {
-    let version = crate::loader::real_dlsym(handle, c"cuDriverGetVersion");
+    let symbol = Symbol::cuDriverGetVersion;
+    let mut version = known(symbol).load(Ordering::Acquire);
+    if version.is_null() {
+        version = crate::loader::real_dlsym(handle, symbol.entry().symbol);
+    }
+    if version == exports::own(symbol) {
+        // Another thread's net is being spread, and has noted the address before.
+        version = known(symbol).load(Ordering::Acquire);
+    }
     if version.is_null() {
         return;
     }

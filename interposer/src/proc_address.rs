@@ -42,6 +42,8 @@ fn answer(
                     *function = own;
                     trace::note(Note::Answers);
                 }
+                // A function that we know nothing of; nothing stands in front of it.
+                None if real::is_refused() => *function = real::refused as *mut c_void,
                 None => trace::note(Note::LeftAlone),
             }
         }

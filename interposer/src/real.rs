@@ -1,12 +1,13 @@
 //! The real driver: found by absolute path, opened once, its functions looked up on first use.
 
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use shim_ffi::*;
 
 use crate::errno::Preserve;
-use crate::{loader, net, trace, unwind};
+use crate::thread::thread;
+use crate::{exports, loader, net, trace, unwind};
 
 /// Where calls of each symbol go: the real function, or the thunk that counts and goes there while a diagnosis runs
 /// ([`trace`]). Null until it is first needed.
@@ -16,9 +17,12 @@ pub(crate) static SLOTS: [AtomicPtr<c_void>; COUNT] =
 pub(crate) static DRIVER: [AtomicPtr<c_void>; COUNT] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
 
+/// The driver's handle; null until it was looked for, [`NONE`] where there is none.
 static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-/// 0: not looked for, 1: somebody is looking, 2: found, 3: there is none.
-static SEARCH: AtomicU32 = AtomicU32::new(0);
+/// In place of a handle: there is no driver.
+const NONE: *mut c_void = std::ptr::without_provenance_mut(1);
+/// Set for good once this process was refused: see [`refuse`].
+static REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// Where drivers are installed. Absolute, because the bare name is ours.
 const DIRECTORIES: [&CStr; 9] = [
@@ -43,6 +47,41 @@ extern "C" fn no_driver() -> CUresult {
     CUresult::CUDA_ERROR_NO_DEVICE
 }
 
+/// Answers every call of a process that must not run ungoverned and cannot be governed.
+pub(crate) extern "C" fn refused() -> CUresult {
+    CUresult::CUDA_ERROR_SYSTEM_NOT_READY
+}
+
+/// From here on every call of the driver answers `CUDA_ERROR_SYSTEM_NOT_READY` without reaching it, in this process and in the
+/// children that it forks: every entry goes where [`SLOTS`] says, so the launch path has nothing to ask.
+pub(crate) fn refuse() {
+    // SYNC(refused): SeqCst with the stores and the load in `bind`: either it sees this, or its store comes before ours.
+    REFUSED.store(true, Ordering::SeqCst);
+    for (symbol, slot) in SYMBOLS.iter().zip(&SLOTS) {
+        if !answers_always(*symbol) {
+            slot.store(refused as *mut c_void, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Whether this process was refused.
+pub(crate) fn is_refused() -> bool {
+    REFUSED.load(Ordering::Relaxed)
+}
+
+/// What a refused process may ask all the same: texts and numbers that have nothing to do with a device. Look-ups lead to our own
+/// entries.
+fn answers_always(symbol: Symbol) -> bool {
+    matches!(
+        symbol,
+        Symbol::cuGetErrorString
+            | Symbol::cuGetErrorName
+            | Symbol::cuDriverGetVersion
+            | Symbol::cuGetProcAddress
+            | Symbol::cuGetProcAddress_v2
+    )
+}
+
 /// Where calls of `symbol` go, or a function that says why there is no such place. Never null.
 #[inline(always)]
 pub(crate) fn address(symbol: Symbol) -> *mut c_void {
@@ -60,9 +99,12 @@ pub(crate) fn bound(symbol: Symbol) -> *mut c_void {
 
 /// Address of the real function of `symbol`, to compare an answer with. Never null.
 pub(crate) fn driver_address(symbol: Symbol) -> *mut c_void {
-    address(symbol);
     // PANIC: the enumeration and the array have the same length.
-    DRIVER[symbol as usize].load(Ordering::Acquire)
+    let driver = &DRIVER[symbol as usize];
+    if driver.load(Ordering::Acquire).is_null() {
+        bind(symbol);
+    }
+    driver.load(Ordering::Acquire)
 }
 
 /// Whether the real driver exports `symbol`.
@@ -93,15 +135,28 @@ fn bind(symbol: Symbol) -> *mut c_void {
         let at = loader::real_dlsym(handle, symbol.entry().symbol);
         if at.is_null() {
             missing as *mut c_void
+        } else if at == exports::own(symbol) {
+            // Another thread's net was faster; it has noted the address before.
+            driver.load(Ordering::Acquire)
         } else {
             at
         }
     };
     let real = at != missing as *mut c_void && at != no_driver as *mut c_void;
-    let target = if real { trace::counted(symbol, at) } else { at };
+    let target = || {
+        if real { trace::counted(symbol, at) } else { at }
+    };
     // Racing threads find the same addresses.
     driver.store(at, Ordering::Release);
-    slot.store(target, Ordering::Release);
+    slot.store(target(), Ordering::Release);
+    // Asked again: another thread may have begun to count meanwhile.
+    let target = target();
+    // SYNC(refused): see `refuse`.
+    slot.store(target, Ordering::SeqCst);
+    if REFUSED.load(Ordering::SeqCst) && !answers_always(symbol) {
+        slot.store(refused as *mut c_void, Ordering::SeqCst);
+        return refused as *mut c_void;
+    }
     target
 }
 
@@ -114,34 +169,40 @@ pub(crate) extern "C" fn bind_index(index: u32) -> *mut c_void {
 }
 
 fn handle() -> *mut c_void {
-    loop {
-        match SEARCH.load(Ordering::Acquire) {
-            0 => {
-                if SEARCH
-                    .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-                {
-                    let handle = open();
-                    if !handle.is_null() {
-                        unwind::prepare();
-                        trace::begin();
-                        net::spread(handle);
-                    }
-                    HANDLE.store(handle, Ordering::Release);
-                    SEARCH.store(if handle.is_null() { 3 } else { 2 }, Ordering::Release);
-                    return handle;
-                }
-            }
-            // Opening takes a millisecond at most; whoever does it cannot wait for us.
-            1 => rustix::thread::sched_yield(),
-            _ => return HANDLE.load(Ordering::Acquire),
-        }
+    let mut handle = HANDLE.load(Ordering::Acquire);
+    if handle.is_null() {
+        handle = search();
+    }
+    if handle == NONE {
+        std::ptr::null_mut()
+    } else {
+        handle
     }
 }
 
-/// In a forked child: a search that the parent's other thread had begun will never end here.
-pub(crate) fn restart_search() {
-    let _ = SEARCH.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed);
+/// Opens the driver. Threads that come at the same time all do it, and none waits for another: one of them may hold the dynamic
+/// linker's lock (a library's constructor that uses the driver) while another waits for that very lock. Opening twice is
+/// opening once, and each step after it may be taken again. A constructor of the driver itself comes here a second time.
+#[cold]
+fn search() -> *mut c_void {
+    let opening = thread().opening.replace(true);
+    let handle = open();
+    if !handle.is_null() {
+        unwind::prepare();
+        trace::begin();
+        net::spread(handle);
+    }
+    thread().opening.set(opening);
+    let found = if handle.is_null() { NONE } else { handle };
+    match HANDLE.compare_exchange(
+        std::ptr::null_mut(),
+        found,
+        Ordering::AcqRel,
+        Ordering::Acquire,
+    ) {
+        Ok(_) => found,
+        Err(first) => first,
+    }
 }
 
 fn open() -> *mut c_void {

@@ -41,6 +41,8 @@ pub(crate) struct Thread {
     pub(crate) inside: Cell<bool>,
     /// Whether the thread is changing an answer of NVML, which may call its own functions for it.
     pub(crate) inside_nvml: Cell<bool>,
+    /// Whether the thread is opening the driver: what its constructors look up is the driver's own business.
+    pub(crate) opening: Cell<bool>,
     /// Stream that the credit is for.
     pub(crate) stream: Cell<usize>,
     /// Gate word of the device that the credit is for.

@@ -6,7 +6,7 @@
 //! *receives*, and where that is more, something went past us.
 
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use shim_ffi::counts::{Counts, Note};
 use shim_ffi::*;
@@ -14,9 +14,15 @@ use shim_ffi::*;
 use crate::real;
 
 static PAGE: AtomicPtr<Counts> = AtomicPtr::new(std::ptr::null_mut());
+/// Set by the first that comes to [`begin`].
+static BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// Opens this process's page, if a diagnosis runs. Called once, before any symbol is bound.
+/// Opens this process's page, if a diagnosis runs. Called before any symbol is bound; of threads that come at the same time one
+/// opens it, and the others do not wait.
 pub(crate) fn begin() {
+    if BEGUN.swap(true, Ordering::AcqRel) {
+        return;
+    }
     // SAFETY: a NUL-terminated name; the environment is only read.
     let directory = unsafe { libc::getenv(c"SUBLET_TRACE_COUNTS".as_ptr()) };
     if directory.is_null() {

@@ -30,6 +30,8 @@ pub enum Kind {
     Class,
     /// `"open"`, `"freeze"` or `"closed"`
     FailMode,
+    /// `"open"` or `"closed"`
+    OnRefusal,
     /// `"exclusive"`, `"concurrent"` or `"auto"`
     Mode,
     /// Milliseconds, [`QUANTUM_MS`]
@@ -124,6 +126,11 @@ const ON_ARBITER_LOSS: Key = key(
     Kind::FailMode,
     "What the job does while the arbiter is gone. open: goes on without slices; freeze: waits; closed: its device calls fail.",
 );
+const ON_REFUSAL: Key = key(
+    "on_refusal",
+    Kind::OnRefusal,
+    "What becomes of a process of the job that cannot be governed. closed: every driver call of it fails (so by default where mem, share_max or --strict is given); open: it runs without limits.",
+);
 
 const EVICTABLE: Key = key(
     "evictable",
@@ -156,6 +163,7 @@ pub static DEFAULTS: Section = Section {
         DEADLINE,
         WORK,
         ON_ARBITER_LOSS,
+        ON_REFUSAL,
         EVICTABLE,
         OVERFLOW,
         HOST_MEMORY,
@@ -271,6 +279,7 @@ pub static JOBS: Section = Section {
         DEADLINE,
         WORK,
         ON_ARBITER_LOSS,
+        ON_REFUSAL,
         EVICTABLE,
         OVERFLOW,
         HOST_MEMORY,

@@ -16,7 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use control::{Class, DeviceSelector, DeviceSettings, FailMode, MemLimit, Overflow};
+use control::{Class, DeviceSelector, DeviceSettings, FailMode, MemLimit, OnRefusal, Overflow};
 
 pub use error::ConfigError;
 pub use pattern::Pattern;
@@ -49,6 +49,7 @@ pub struct JobSettings {
     /// Device time that its work takes in all.
     pub work: Option<Duration>,
     pub on_arbiter_loss: Option<FailMode>,
+    pub on_refusal: Option<OnRefusal>,
     /// Its memory may leave the device.
     pub evictable: Option<bool>,
     pub overflow: Option<Overflow>,
@@ -70,6 +71,7 @@ impl JobSettings {
             deadline: self.deadline.or(other.deadline),
             work: self.work.or(other.work),
             on_arbiter_loss: self.on_arbiter_loss.or(other.on_arbiter_loss),
+            on_refusal: self.on_refusal.or(other.on_refusal),
             evictable: self.evictable.or(other.evictable),
             overflow: self.overflow.or(other.overflow),
             host_memory: self.host_memory.or(other.host_memory),
@@ -81,6 +83,16 @@ impl JobSettings {
 pub type Contradiction = (&'static str, String);
 
 impl JobSettings {
+    /// What becomes of a process that cannot be governed: a limit that was asked for is in force, or the process does not start.
+    pub fn on_refusal(&self, strict: bool) -> OnRefusal {
+        let is_limited = self.mem.is_some() || self.share_max.is_some() || strict;
+        self.on_refusal.unwrap_or(if is_limited {
+            OnRefusal::Closed
+        } else {
+            OnRefusal::Open
+        })
+    }
+
     /// # Errors
     /// [`Contradiction`]: bounds that leave no room for the share, a deadline that cannot be held, host memory for a job that
     /// stays on its devices.

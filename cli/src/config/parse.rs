@@ -74,6 +74,7 @@ fn settings(reader: &mut Reader<'_, '_>) -> Result<JobSettings, ConfigError> {
         deadline: reader.take("deadline", span)?,
         work: reader.take("work", span)?,
         on_arbiter_loss: reader.take("on_arbiter_loss", word)?,
+        on_refusal: reader.take("on_refusal", word)?,
         evictable: reader.take("evictable", flag)?,
         overflow: reader.take("overflow", word)?,
         host_memory: reader.take("host_memory", size)?,
@@ -318,7 +319,8 @@ mod tests {
     use std::time::Duration;
 
     use control::{
-        Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, Overflow, PolicyChoice, SliceMode,
+        Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, OnRefusal, Overflow, PolicyChoice,
+        SliceMode,
     };
 
     use super::super::keys::Kind;
@@ -345,6 +347,7 @@ mod tests {
                     Kind::Share => "0.5",
                     Kind::Class => "\"opportunistic\"",
                     Kind::FailMode => "\"freeze\"",
+                    Kind::OnRefusal => "\"closed\"",
                     Kind::Mode => "\"auto\"",
                     Kind::Quantum => "2.5",
                     Kind::Policy => "\"stride\"",
@@ -379,6 +382,7 @@ mod tests {
             deadline: Some(Duration::from_secs(5400)),
             work: Some(Duration::from_secs(5400)),
             on_arbiter_loss: Some(FailMode::Freeze),
+            on_refusal: Some(OnRefusal::Closed),
             evictable: Some(true),
             overflow: Some(Overflow::Host),
             host_memory: Some(MemLimit::Bytes(8 << 30)),
@@ -437,7 +441,7 @@ mod tests {
             ),
             (
                 "[[job]]\nname = \"a\"\ncolour = 1\n",
-                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, share_min, share_max, class, device, gang, deadline, work, on_arbiter_loss, evictable, overflow, host_memory",
+                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, share_min, share_max, class, device, gang, deadline, work, on_arbiter_loss, on_refusal, evictable, overflow, host_memory",
             ),
             (
                 "[[jobs]]\nname = \"a\"\n",
@@ -488,6 +492,7 @@ mod tests {
             ("class = \"best\"", "2:9", &["`best`", "opportunistic"]),
             ("class = 3", "2:9", &["`3` is no text"]),
             ("on_arbiter_loss = \"die\"", "2:19", &["`die`", "freeze"]),
+            ("on_refusal = \"freeze\"", "2:14", &["`freeze`", "closed"]),
             ("share_min = 2", "2:13", &["`2`", "at most 1"]),
             (
                 "share = 0.5\nshare_min = 0.6",

@@ -71,6 +71,9 @@ fn kind(kind: Kind) -> Value {
         Kind::Share => json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 }),
         Kind::Class => json!({ "enum": control::Class::ALL.map(control::Class::as_str) }),
         Kind::FailMode => json!({ "enum": control::FailMode::ALL.map(control::FailMode::as_str) }),
+        Kind::OnRefusal => {
+            json!({ "enum": control::OnRefusal::ALL.map(control::OnRefusal::as_str) })
+        }
         Kind::Mode => json!({ "enum": ["exclusive", "concurrent", "auto"] }),
         Kind::Quantum => {
             json!({ "type": "number", "minimum": QUANTUM_MS.0, "maximum": QUANTUM_MS.1 })

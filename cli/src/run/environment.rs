@@ -8,12 +8,15 @@
 //! | `SUBLET_JOB` | the job's name |
 //! | `SUBLET_DRIVER` | the driver to open, by absolute path |
 //! | `SUBLET_ON_ARBITER_LOSS` | `open`, `freeze` or `closed` |
+//! | `SUBLET_ON_REFUSAL` | `open` or `closed` |
+//! | `SUBLET_STDERR` | device and inode of our standard error, the only file that the library may ever write a line to |
 //! | `SUBLET_STRICT` | with `--strict` only: a process does not start where none of its devices is the job's |
 //! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
 //! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
 //! | `SUBLET_RESIDENCY` | simulated only: `touch=0` behind what was there, since the simulated device pins pages that are not there |
 
 use std::ffi::{OsStr, OsString};
+use std::os::fd::BorrowedFd;
 
 use control::{FailMode, Registered};
 
@@ -58,6 +61,12 @@ pub fn of_job(
         vars.push(("SUBLET_RESIDENCY", words));
     }
     vars
+}
+
+/// Which file `fd` is, for a process that has it, or another, under the same number; `None`: none.
+pub fn of_stderr(fd: BorrowedFd<'_>) -> Option<OsString> {
+    let file = nix::sys::stat::fstat(fd).ok()?;
+    Some(format!("{}:{}", file.st_dev, file.st_ino).into())
 }
 
 /// What `--deep` adds: the library audits the dynamic linker, and the driver is told to load it where a child has lost

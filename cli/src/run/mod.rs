@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
@@ -99,6 +100,7 @@ fn prepare(args: Run) -> Result<Ready> {
     let driver = driver::find(wish, &install, env::var_os("LD_LIBRARY_PATH").as_deref())?;
 
     let on_arbiter_loss = settings.on_arbiter_loss.unwrap_or_default();
+    let on_refusal = settings.on_refusal(args.strict);
     let spec = JobSpec {
         name,
         class: settings.class.unwrap_or_default(),
@@ -146,6 +148,11 @@ fn prepare(args: Run) -> Result<Ready> {
         env::var_os(name)
     });
     environment.extend(ours.into_iter().map(|(name, value)| (name.into(), value)));
+    environment.insert("SUBLET_ON_REFUSAL".into(), on_refusal.as_str().into());
+    environment.remove(OsStr::new("SUBLET_STDERR"));
+    environment.extend(
+        environment::of_stderr(io::stderr().as_fd()).map(|value| ("SUBLET_STDERR".into(), value)),
+    );
     if args.strict {
         environment.insert("SUBLET_STRICT".into(), "1".into());
     }
@@ -240,6 +247,7 @@ fn flags(args: &Run) -> JobSettings {
         work: args.work,
         devices: (!args.devices.is_empty()).then(|| args.devices.clone()),
         on_arbiter_loss: args.on_arbiter_loss,
+        on_refusal: args.on_refusal,
         evictable: args.evictable,
         overflow: args.overflow,
         host_memory: args.host_memory,

@@ -63,6 +63,11 @@ pub(crate) fn active() -> bool {
     ACTIVE.load(Ordering::Relaxed)
 }
 
+/// Before the first attachment: finds what [`begin`] asks the driver for, which may take the dynamic linker's lock.
+pub(crate) fn prepare() {
+    let _ = lanes::driver_can();
+}
+
 /// After the first attachment: what was allocated before stays where it is, so this is said once.
 pub(crate) fn begin(attached: &Attached) {
     if attached.end.arbiter.residency().evictable && lanes::driver_can() {

@@ -1,0 +1,40 @@
+//! The dynamic linker's lock: whoever holds it may use the driver, and nobody waits for somebody who waits for it.
+
+use tests::{Artefacts, Outcome, Room, Running, programs, wait_until};
+
+/// The outcome of a program that hung before, and is ended where it still does.
+#[track_caller]
+fn ends(command: &mut std::process::Command) -> Outcome {
+    let mut running = Running::start(command);
+    wait_until("it ends", || running.has_ended().then_some(()));
+    running.wait().succeeded()
+}
+
+#[test]
+fn a_constructor_uses_the_driver_while_another_thread_begins_to() {
+    let (program, library) = (
+        programs::program("opens"),
+        programs::library("in_constructor"),
+    );
+    for way in ["call", "look-up"] {
+        let room = Room::new();
+        let mut alone = room.preloaded(&program);
+        let mut job = room.job(&["--mem", "1GiB"], &program);
+        for command in [&mut alone, &mut job] {
+            let outcome = ends(command.arg(&library).env("IN_CONSTRUCTOR", way));
+            let mut lines: Vec<&str> = outcome.stdout.lines().collect();
+            lines.sort_unstable();
+            assert_eq!(lines, ["constructor 0", "thread 0"], "{way}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn a_drivers_constructor_finds_the_drivers_own_functions() {
+    let room = Room::new();
+    let mut command = room.preloaded(programs::program("init_once"));
+    command
+        .env("SUBLET_DRIVER", programs::library("looking_driver"))
+        .env("LOOKING_DRIVER_REAL", Artefacts::get().simulated_driver());
+    assert_eq!(ends(&mut command).quiet(), "0\n");
+}
