@@ -38,3 +38,6 @@ pub use convert::check_policy;
 pub use ledger::Ceiling;
 pub use options::{DeviceRule, Options, Reload, ResidencyRule, Rules};
 pub use serve::{Arbiter, Error, Stopper, run};
+
+#[cfg(test)]
+testbed::starts_clean!();

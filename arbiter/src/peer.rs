@@ -164,7 +164,7 @@ mod tests {
         assert!(theirs >= ours && ours > 0);
         child.kill().expect("kill");
         let pid = child.id();
-        child.wait().expect("wait");
+        testbed::within::wait(&mut child, "sleep", testbed::PATIENCE);
         assert_eq!(started_ticks(pid), None);
     }
 

@@ -13,6 +13,7 @@ use channel::client::{AttachError, ClientEnd};
 use channel::wire::Outcome;
 use channel::{Account, Bypass, Event, NO_LIMIT};
 use control::{Change, Class, ErrorCode, JobSpec, JobState, MemLimit, SoloSource};
+use testbed::within;
 
 const GIB: u64 = 1 << 30;
 
@@ -202,7 +203,7 @@ fn a_killed_holder_leaves_the_device_and_its_memory_to_the_others() {
     let gate = client.arbiter.device(0).expect("device");
     gate.look().expect_err("the child holds the device");
     child.kill().expect("killed");
-    child.wait().expect("waited");
+    within::wait(&mut child, "a killed child", testbed::PATIENCE);
     until("its memory is free", || {
         let jobs = daemon.operator().list().expect("list");
         (jobs[0].mem_used_bytes == 0).then_some(())
@@ -233,7 +234,7 @@ fn a_killed_arbiter_is_followed_by_one_that_knows_its_jobs() {
     let stream = client.client.claim_stream(0).expect("slot").1;
     stream.issue();
     first.kill().expect("killed");
-    first.wait().expect("waited");
+    within::wait(&mut first, "a killed child", testbed::PATIENCE);
     assert!(!client.arbiter_lives());
 
     let mut second = arbiter_child(&dir);
@@ -266,7 +267,7 @@ fn a_killed_arbiter_is_followed_by_one_that_knows_its_jobs() {
         .expect("told");
     assert_eq!(back.fields["gap_ns"], 5_000_000);
     operator.shutdown().expect("asked to end");
-    assert!(second.wait().expect("ended").success());
+    assert!(within::wait(&mut second, "the arbiter", testbed::PATIENCE).success());
     assert!(!dir.1.control_socket().exists() && !dir.1.channel_socket().exists());
     again
         .arbiter
@@ -372,7 +373,7 @@ fn a_terminated_arbiter_leaves_every_gate_open_and_no_socket() {
     gate(1).look().expect_err("the second one does not");
     let pid = nix::unistd::Pid::from_raw(i32::try_from(daemon.id()).expect("pid"));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("sent");
-    assert!(daemon.wait().expect("ended").success());
+    assert!(within::wait(&mut daemon, "the arbiter", testbed::PATIENCE).success());
     gate(0).look().expect("open");
     gate(1).look().expect("open");
     assert!(!dir.1.control_socket().exists() && !dir.1.channel_socket().exists());
@@ -391,7 +392,7 @@ fn a_job_outlives_neither_its_processes_nor_its_name() {
     let taken = refusal(daemon.operator().register(named("brief", 0.5)));
     assert!(taken.message.contains("brief"), "{taken}");
     child.kill().expect("killed");
-    child.wait().expect("waited");
+    within::wait(&mut child, "a killed child", testbed::PATIENCE);
     until("it is gone", || {
         let jobs = daemon.operator().list().expect("list");
         jobs.iter()
@@ -530,3 +531,5 @@ fn role() {
         other => panic!("no role {other}"),
     }
 }
+
+testbed::starts_clean!();

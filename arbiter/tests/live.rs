@@ -267,7 +267,12 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
             send.send(arbiter.stopper()).expect("somebody waits");
             arbiter.serve().expect("served");
         });
-        (thread, started.recv().expect("it has started"))
+        (
+            thread,
+            started
+                .recv_timeout(testbed::PATIENCE)
+                .expect("it has started"),
+        )
     };
     let (first, stop) = serve();
     let mut operator = bench::operator(&dir.1).expect("listens");
@@ -291,7 +296,7 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
     };
     operator.set("steady", floor).expect("changed");
     stop.stop();
-    first.join().expect("ended");
+    testbed::join(first);
     drop(client);
 
     let (second, stop) = serve();
@@ -315,7 +320,7 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
     assert_eq!(quantum(&mut operator), 7000);
     assert!(!operator.status().expect("status").devices[0].set_by_hand);
     stop.stop();
-    second.join().expect("ended");
+    testbed::join(second);
 }
 
 #[test]
@@ -423,3 +428,5 @@ fn role() {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
 }
+
+testbed::starts_clean!();

@@ -453,3 +453,5 @@ fn a_quota_below_use_moves_the_rest_to_the_host_and_a_higher_one_brings_it_back(
         (worker.launches() > before + 50).then_some(())
     });
 }
+
+testbed::starts_clean!();

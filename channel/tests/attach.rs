@@ -329,7 +329,9 @@ fn whose_pages_are_mapped_is_known_and_another_program_has_none() {
         .expect("sleep starts");
     let other = pages.are_mapped_by(child.id());
     child.kill().expect("kill");
-    child.wait().expect("wait");
+    testbed::within::wait(&mut child, "the child", testbed::PATIENCE);
     assert_eq!(other, Some(false));
     assert_eq!(pages.are_mapped_by(child.id()), None, "it is gone");
 }
+
+testbed::starts_clean!();

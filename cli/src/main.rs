@@ -91,3 +91,6 @@ fn fail(failure: &Failure) -> ExitCode {
     let _ = writeln!(io::stderr(), "{}", failure.line());
     ExitCode::from(failure.code)
 }
+
+#[cfg(test)]
+testbed::starts_clean!();

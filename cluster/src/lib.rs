@@ -19,3 +19,6 @@ pub mod trace;
 pub mod training;
 
 pub use policy::cluster::host::HostDivision;
+
+#[cfg(test)]
+testbed::starts_clean!();

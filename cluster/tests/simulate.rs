@@ -451,3 +451,5 @@ fn cores_and_memory_by_need_finish_jobs_earlier_than_in_proportion() {
     assert!(tuned.jct_mean_s < 0.97 * proportional.jct_mean_s);
     assert!(placed.jct_mean_s < tuned.jct_mean_s);
 }
+
+testbed::starts_clean!();

@@ -355,7 +355,7 @@ mod tests {
             ..Change::default()
         };
         assert_eq!(client.set("train", change).unwrap().name, "train");
-        server.join().unwrap();
+        testbed::join(server);
     }
 
     #[test]
@@ -376,7 +376,7 @@ mod tests {
         });
         let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
         assert_eq!(client.list().unwrap().len(), 40);
-        server.join().unwrap();
+        testbed::join(server);
     }
 
     #[test]
@@ -391,7 +391,7 @@ mod tests {
         let error = client.set("x", Change::default()).unwrap_err();
         assert_eq!(error.to_string(), "no job `x` (see `sublet ps`)");
         assert!(!error.is_absence());
-        server.join().unwrap();
+        testbed::join(server);
     }
 
     #[test]
@@ -408,7 +408,7 @@ mod tests {
             let error = client.status().unwrap_err();
             assert!(matches!(error, ClientError::Version(_)), "{error}");
             assert!(error.to_string().contains("restart the arbiter"), "{error}");
-            server.join().unwrap();
+            testbed::join(server);
         }
     }
 
@@ -453,13 +453,13 @@ mod tests {
         let server = fixture.serve(|_| Vec::new());
         let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
         assert!(matches!(client.status(), Err(ClientError::HungUp(_))));
-        server.join().unwrap();
+        testbed::join(server);
 
         let fixture = Fixture::new();
         let server = fixture.serve(|_| b"HTTP/1.1 400\n".to_vec());
         let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
         assert!(matches!(client.status(), Err(ClientError::Protocol(_))));
-        server.join().unwrap();
+        testbed::join(server);
     }
 
     #[test]
@@ -472,7 +472,7 @@ mod tests {
             error.contains("shutting_down") && error.contains("`status`"),
             "{error}"
         );
-        server.join().unwrap();
+        testbed::join(server);
     }
 
     #[test]

@@ -47,3 +47,6 @@ pub use span::{BadSpan, parse_span, short_span};
 pub const PROTOCOL_MAJOR: u32 = 1;
 /// Raised when something was added that an old peer may ignore.
 pub const PROTOCOL_MINOR: u32 = 2;
+
+#[cfg(test)]
+testbed::starts_clean!();

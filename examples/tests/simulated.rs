@@ -7,6 +7,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use testbed::CommandWithin;
+
+/// TIMEOUT: a build of some crates on a busy machine.
+const BUILD: Duration = Duration::from_secs(3600);
 
 const TRAIN_MLP: &str = env!("CARGO_BIN_EXE_train_mlp");
 const INFER_LOOP: &str = env!("CARGO_BIN_EXE_infer_loop");
@@ -33,7 +37,7 @@ fn driver() -> &'static Path {
             cargo.arg("--release");
         }
         assert!(
-            cargo.status().expect("cargo runs").success(),
+            cargo.status_within(BUILD).success(),
             "the simulated driver does not build"
         );
         folder.join("libsimgpu_cuda.so")
@@ -73,9 +77,7 @@ impl Host {
     }
 
     fn run(&self, program: &str, args: &[&str]) -> Output {
-        self.command(program, args)
-            .output()
-            .expect("the program starts")
+        self.command(program, args).output_within(testbed::PATIENCE)
     }
 
     /// The JSON object at the end of a run that succeeds.
@@ -168,7 +170,7 @@ fn a_killed_run_goes_on_from_its_checkpoint_to_the_same_loss() {
         std::thread::sleep(Duration::from_millis(5));
     }
     child.kill().expect("the child is ours");
-    child.wait().expect("the child is ours");
+    testbed::within::wait(&mut child, "a killed program", testbed::PATIENCE);
 
     let resumed = host.report(TRAIN_MLP, &[&args[..], &["--resume"]].concat());
     let steps = resumed["steps"].as_u64().expect("a number");
@@ -330,3 +332,5 @@ fn spin_and_inference_report_what_they_did() {
         "{random}"
     );
 }
+
+testbed::starts_clean!();

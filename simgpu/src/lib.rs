@@ -43,3 +43,6 @@ mod stream;
 mod visible;
 
 pub use driver::set;
+
+#[cfg(test)]
+testbed::starts_clean!();

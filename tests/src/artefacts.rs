@@ -4,6 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
+
+use testbed::CommandWithin;
 
 /// Where the built files lie.
 #[derive(Debug)]
@@ -101,10 +104,10 @@ impl Artefacts {
 }
 
 fn run(root: &Path, command: &mut Command) {
+    // TIMEOUT: a build of the workspace on a busy machine.
     let output = command
         .current_dir(root)
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        .output_within(Duration::from_secs(3600));
     assert!(
         output.status.success(),
         "{command:?}: {}\n{}",

@@ -3,6 +3,8 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
+use testbed::CommandWithin;
+
 /// A finished process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
@@ -20,13 +22,10 @@ impl Outcome {
     /// Runs `command` to its end.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// When it cannot be started, or does not end.
     #[track_caller]
     pub fn of(command: &mut Command) -> Self {
-        command
-            .output()
-            .unwrap_or_else(|error| panic!("{command:?}: {error}"))
-            .into()
+        command.output_within(testbed::PATIENCE).into()
     }
 
     /// Exit code 0.

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use testbed::CommandWithin;
+
 use crate::Artefacts;
 
 /// What to build from a source.
@@ -72,9 +74,7 @@ pub fn compile(name: &str, source: &str, depends: &str, kind: Kind) -> PathBuf {
     }
     cc.arg("-o").arg(&out).arg(&file);
     cc.args(["-ldl", "-lpthread"]);
-    let output = cc
-        .output()
-        .unwrap_or_else(|error| panic!("{cc:?}: {error}"));
+    let output = cc.output_within(testbed::PATIENCE);
     assert!(
         output.status.success(),
         "{name}: {}",
@@ -82,6 +82,12 @@ pub fn compile(name: &str, source: &str, depends: &str, kind: Kind) -> PathBuf {
     );
     publish(&out, &built);
     built
+}
+
+/// Whether a program of this name can be found by `PATH`.
+pub fn exists(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
 }
 
 fn publish(out: &Path, built: &Path) {

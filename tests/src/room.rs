@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::io::BufReader;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use control::{Client, JobStatus};
+use testbed::within;
 
 use crate::{Artefacts, Outcome, PATIENCE, wait_until};
 
@@ -41,8 +43,8 @@ impl Running {
     /// What it has said on stderr, once it has closed that.
     pub fn take_stderr(&mut self) -> String {
         let mut text = String::new();
-        if let Some(mut stderr) = self.0.as_mut().and_then(|child| child.stderr.take()) {
-            let _ = std::io::Read::read_to_string(&mut stderr, &mut text);
+        if let Some(stderr) = self.0.as_mut().and_then(|child| child.stderr.take()) {
+            within::read_to_end(&mut BufReader::new(stderr), &mut text);
         }
         text
     }
@@ -87,10 +89,12 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Panics
-    /// When called twice.
+    /// When called twice, or where it does not end.
+    #[track_caller]
     pub fn wait(mut self) -> Outcome {
         let child = self.0.take().expect("waited for once");
-        child.wait_with_output().expect("its output").into()
+        let what = format!("process {}", child.id());
+        within::output(child, &what, testbed::PATIENCE).into()
     }
 
     /// Both its pipes, to talk to it.
@@ -109,8 +113,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
+            testbed::reap(child);
         }
     }
 }

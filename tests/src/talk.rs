@@ -1,7 +1,9 @@
 //! A host program that is told what to do, a line at a time.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Write};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+
+use testbed::within;
 
 use crate::Outcome;
 use crate::room::Running;
@@ -42,13 +44,11 @@ impl Talk {
     /// The next line of the program.
     ///
     /// # Panics
-    /// When it has ended, with what it said on stderr.
+    /// When it has ended, with what it said on stderr, or says nothing.
     #[track_caller]
     pub fn answer(&mut self) -> String {
         let mut line = String::new();
-        self.from
-            .read_line(&mut line)
-            .expect("the host program answers");
+        within::read_line(&mut self.from, &mut line);
         assert!(
             line.ends_with('\n'),
             "the host program has ended: {:?}",
@@ -77,7 +77,7 @@ impl Talk {
         } = self;
         drop(to);
         let mut rest = String::new();
-        from.read_to_string(&mut rest).expect("the rest");
+        within::read_to_end(&mut from, &mut rest);
         let mut outcome = running.wait();
         outcome.stdout = rest;
         outcome

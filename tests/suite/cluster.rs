@@ -1,7 +1,7 @@
 //! The hook above two arbiters on one host, each with a simulated device of its own.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
@@ -71,9 +71,8 @@ impl Hook {
             .spawn()
             .expect("the hook");
         let mut line = String::new();
-        BufReader::new(process.stderr.take().expect("its stderr"))
-            .read_line(&mut line)
-            .expect("its first line");
+        let mut stderr = BufReader::new(process.stderr.take().expect("its stderr"));
+        testbed::read_line(&mut stderr, &mut line);
         let port = line
             .split("http://127.0.0.1:")
             .nth(1)
@@ -87,8 +86,7 @@ impl Hook {
     /// SIGKILL.
     fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
-            let _ = process.kill();
-            let _ = process.wait();
+            testbed::reap(&mut process);
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
+use testbed::CommandWithin;
 use tests::Artefacts;
 
 /// The resolved graph of the workspace.
@@ -20,8 +21,7 @@ impl Graph {
             .args(["metadata", "--format-version", "1", "--locked"])
             .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
             .current_dir(Artefacts::get().root())
-            .output()
-            .expect("cargo metadata");
+            .output_within(testbed::PATIENCE);
         assert!(
             output.status.success(),
             "{}",
@@ -328,4 +328,86 @@ fn cargo_deny_allows_the_same_licences() {
     for licence in ALLOWED {
         assert!(text.contains(&format!("\"{licence}\"")), "{licence}");
     }
+}
+
+/// Packages whose tests start no process and inherit nothing that matters to them.
+const PURE: [&str; 2] = ["policy", "shim-ffi"];
+
+/// Test programs of that kind in other packages.
+const PURE_PROGRAMS: [&str; 2] = ["loom", "granules"];
+
+#[test]
+fn every_test_program_starts_clean() {
+    let graph = Graph::read();
+    let mut missing = Vec::new();
+    for id in &graph.members {
+        let package = &graph.packages[id];
+        for target in package["targets"].as_array().into_iter().flatten() {
+            let name = target["name"].as_str().expect("a name");
+            let kind = target["kind"][0].as_str().expect("a kind");
+            if kind != "test" || PURE.contains(&graph.name(id)) || PURE_PROGRAMS.contains(&name) {
+                continue;
+            }
+            let path = target["src_path"].as_str().expect("a path");
+            let text = std::fs::read_to_string(path).expect("the source");
+            if !text.contains("\ntestbed::starts_clean!();") {
+                missing.push(path.to_owned());
+            }
+        }
+    }
+    assert_eq!(
+        missing,
+        Vec::<String>::new(),
+        "these inherit signals, limits and variables from whoever starts them: add testbed::starts_clean!();"
+    );
+}
+
+#[test]
+fn no_test_waits_without_a_limit() {
+    const ENDLESS: [&str; 3] = [".output()", ".wait_with_output()", ".recv()"];
+    let root = Artefacts::get().root();
+    let mut open: Vec<_> = [
+        "arbiter/tests",
+        "channel/tests",
+        "cli/tests",
+        "cluster/tests",
+        "control/src",
+        "examples/tests",
+        "simgpu/tests",
+        "tests/guest/src",
+        "tests/guest/suite",
+        "tests/law/tests",
+        "tests/src",
+        "tests/suite",
+    ]
+    .map(|folder| root.join(folder))
+    .into();
+    let (mut files, mut found) = (0, Vec::new());
+    while let Some(folder) = open.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                open.push(path);
+                continue;
+            }
+            let source = path.extension().is_some_and(|ending| ending == "rs");
+            // This list is in this file, and the models of loom have no clock.
+            if !source || path.ends_with("suite/imports.rs") || path.ends_with("tests/loom.rs") {
+                continue;
+            }
+            files += 1;
+            let text = std::fs::read_to_string(&path).expect("a source");
+            for (number, line) in (1..).zip(text.lines()) {
+                if ENDLESS.iter().any(|wait| line.contains(wait)) {
+                    found.push(format!("{}:{number}: {}", path.display(), line.trim()));
+                }
+            }
+        }
+    }
+    assert!(files > 50, "{files} sources: the folders have moved");
+    assert_eq!(
+        found,
+        Vec::<String>::new(),
+        "these wait for ever where something hangs: use testbed's `output_within`, or `recv_timeout`"
+    );
 }

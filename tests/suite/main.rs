@@ -19,3 +19,5 @@ mod resize;
 mod shares;
 mod soak;
 mod survival;
+
+testbed::starts_clean!();

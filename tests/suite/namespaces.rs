@@ -89,17 +89,14 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        testbed::reap(&mut self.0);
     }
 }
 
 /// A hub with two leaves: the leaves' addresses are 10.77.N.2, the hub's at each 10.77.N.1.
 fn network() -> Result<(Namespace, [Namespace; 2]), String> {
     for tool in ["unshare", "nsenter", "ip"] {
-        let mut there = Command::new(tool);
-        there.arg("-V").stdout(Stdio::null()).stderr(Stdio::null());
-        if there.status().is_err() {
+        if !tests::programs::exists(tool) {
             return Err(format!("there is no {tool} here"));
         }
     }

@@ -143,10 +143,10 @@ fn a_program_says_itself_where_its_iterations_end() {
         profile.iteration_ns.is_some_and(|ns| ns >= 2_000_000),
         "{profile:?}"
     );
-    let (input, mut output) = running.pipes();
+    let (input, output) = running.pipes();
     drop(input);
     let mut text = String::new();
-    std::io::Read::read_to_string(&mut output, &mut text).expect("its output");
+    testbed::within::read_to_end(&mut std::io::BufReader::new(output), &mut text);
     assert_eq!(text, "before 0\nafter 1\n");
     assert_eq!(running.wait().code, Some(0));
 }

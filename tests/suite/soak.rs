@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use testbed::CommandWithin;
 use tests::Artefacts;
 
 fn soak(words: &[&str]) {
@@ -11,8 +12,7 @@ fn soak(words: &[&str]) {
         .args(["--no-build", "--json"])
         .args(words)
         .env("SUBLET_TEST_ARTEFACTS", artefacts.dir())
-        .output()
-        .expect("Python 3 is installed");
+        .output_within(testbed::PATIENCE);
     let (said, wrong) = (
         String::from_utf8_lossy(&done.stdout),
         String::from_utf8_lossy(&done.stderr),

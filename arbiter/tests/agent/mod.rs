@@ -143,7 +143,7 @@ impl Drop for Agent {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            let _ = testbed::joined(thread);
         }
     }
 }

@@ -122,7 +122,9 @@ impl Daemon {
             send.send(arbiter.stopper()).expect("somebody waits");
             arbiter.serve().expect("served");
         });
-        let stopper = started.recv().expect("it has started");
+        let stopper = started
+            .recv_timeout(testbed::PATIENCE)
+            .expect("it has started");
         Self {
             dir,
             stopper,
@@ -140,9 +142,11 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.stopper.stop();
         if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
+            let ended = testbed::joined(thread);
             if !std::thread::panicking() {
-                ended.expect("the daemon has not panicked");
+                ended
+                    .expect("the daemon ends")
+                    .expect("the daemon has not panicked");
             }
         }
     }
@@ -217,7 +221,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            let _ = testbed::joined(thread);
         }
     }
 }

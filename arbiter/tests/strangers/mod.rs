@@ -58,6 +58,9 @@ fn endless_lines_and_half_open_connections_cost_nobody_else() {
         sent += chunk.len();
     }
     assert!(sent < (64 << 20), "nobody takes {sent} bytes for a request");
+    endless
+        .set_read_timeout(Some(testbed::PATIENCE))
+        .expect("a limit");
     let mut answer = String::new();
     let _ = endless.read_to_string(&mut answer);
     assert!(daemon.operator().list().expect("served").is_empty());
@@ -67,6 +70,9 @@ fn endless_lines_and_half_open_connections_cost_nobody_else() {
     nonsense
         .shutdown(std::net::Shutdown::Write)
         .expect("half closed");
+    nonsense
+        .set_read_timeout(Some(testbed::PATIENCE))
+        .expect("a limit");
     let mut answers = String::new();
     nonsense.read_to_string(&mut answers).expect("answered");
     assert_eq!(answers.lines().count(), 2, "{answers}");

@@ -13,6 +13,7 @@ use std::thread;
 
 use control::{ControlError, JobSpec, Registered, Reply, Request, wire};
 use nix::sys::socket::{getsockopt, sockopt};
+use testbed::CommandWithin;
 
 pub const TOKEN: &str = "00112233445566778899aabbccddeeff";
 
@@ -170,7 +171,7 @@ pub struct Outcome {
 
 impl Outcome {
     pub fn of(command: &mut Command) -> Self {
-        command.output().unwrap().into()
+        command.output_within(testbed::PATIENCE).into()
     }
 
     /// One clear line on stderr with all these words in it, nothing on stdout, and this code.

@@ -8,3 +8,5 @@ mod fixture;
 mod ps_and_set;
 mod run;
 mod with_arbiter;
+
+testbed::starts_clean!();

@@ -20,7 +20,11 @@ fn the_command_runs_in_the_process_that_was_registered() {
         .spawn()
         .unwrap();
     let pid = child.id();
-    let outcome = Outcome::from(child.wait_with_output().unwrap());
+    let outcome = Outcome::from(testbed::within::output(
+        child,
+        "sublet run",
+        testbed::PATIENCE,
+    ));
     assert_eq!(
         (outcome.code, outcome.stdout.trim()),
         (Some(0), pid.to_string().as_str())

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use testbed::{CommandWithin, within};
 
 use crate::fixture::{Fixture, Outcome};
 
@@ -65,7 +66,7 @@ impl Host {
 
     fn end(&self, name: &str, mut job: Child) {
         self.0.write(&format!("{name}.end"), "");
-        assert!(job.wait().unwrap().success());
+        assert!(within::wait(&mut job, name, testbed::PATIENCE).success());
     }
 
     /// `sublet arbiter` in the foreground, once it listens.
@@ -95,7 +96,7 @@ impl Drop for Host {
             .0
             .sublet(["arbiter", "--stop"])
             .stderr(Stdio::null())
-            .status();
+            .status_within(testbed::PATIENCE);
     }
 }
 
@@ -168,7 +169,7 @@ fn many_at_once_share_one_arbiter() {
         })
         .collect();
     for child in children {
-        let outcome = Outcome::from(child.wait_with_output().unwrap());
+        let outcome = Outcome::from(within::output(child, "sublet run", testbed::PATIENCE));
         assert_eq!(outcome.code, Some(0), "{outcome:?}");
     }
     assert_eq!(
@@ -221,7 +222,7 @@ fn one_at_a_time_and_it_ends_when_told() {
         .run(&["arbiter"])
         .is_error(125, &["already", &pid, "--stop"]);
     assert_eq!(host.0.run(&["arbiter", "--stop"]).code, Some(0));
-    assert!(arbiter.wait().unwrap().success());
+    assert!(within::wait(&mut arbiter, "the arbiter", testbed::PATIENCE).success());
     assert!(host.ps()["arbiter"].is_null());
 }
 
@@ -229,7 +230,7 @@ fn one_at_a_time_and_it_ends_when_told() {
 fn it_ends_by_itself_when_idle() {
     let host = Host::new();
     let mut arbiter = host.arbiter(&["--embedded", "--idle-exit", "1"]);
-    assert!(arbiter.wait().unwrap().success());
+    assert!(within::wait(&mut arbiter, "the arbiter", testbed::PATIENCE).success());
     assert!(host.ps()["arbiter"].is_null());
 }
 

@@ -122,6 +122,6 @@ mod tests {
             // SAFETY: as above.
             assert!(unsafe { libc::CPU_EQUAL(&allowed().expect("cores"), &one) });
         });
-        told.join().expect("no panic");
+        testbed::join(told);
     }
 }

@@ -125,7 +125,7 @@ fn per_thread_streams_differ_between_threads() {
         driver();
         id(CUstream::NULL)
     });
-    assert_ne!(mine, other.join().expect("no panic"));
+    assert_ne!(mine, testbed::join(other));
 }
 
 static ORDER: AtomicU32 = AtomicU32::new(0);

@@ -10,3 +10,5 @@ mod residency;
 mod stress;
 mod support;
 mod written;
+
+testbed::starts_clean!();

@@ -2,7 +2,7 @@
 //!
 //! A test starts this binary again in a role; the role talks over its standard streams.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use simgpu::card::Card;
 use simgpu::profile::Profile;
 
 use crate::support::*;
+use testbed::within;
 
 const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 1 << 30;
@@ -49,7 +50,7 @@ impl Member {
         loop {
             line.clear();
             assert_ne!(
-                self.says.read_line(&mut line).expect("text"),
+                testbed::read_line(&mut self.says, &mut line),
                 0,
                 "the process ended"
             );
@@ -77,15 +78,14 @@ impl Member {
 
     fn kill(&mut self) {
         self.child.kill().expect("it lives");
-        self.child.wait().expect("it is ours");
+        within::wait(&mut self.child, "a killed process", testbed::PATIENCE);
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
         // A test that failed leaves nobody behind; one that went well has waited already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        testbed::reap(&mut self.child);
     }
 }
 

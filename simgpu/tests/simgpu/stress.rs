@@ -80,9 +80,7 @@ fn threads_with_streams_of_every_kind_keep_their_order() {
             })
         })
         .collect();
-    threads
-        .into_iter()
-        .for_each(|thread| thread.join().expect("no panic"));
+    threads.into_iter().for_each(testbed::join);
 }
 
 #[test]
@@ -119,7 +117,5 @@ fn threads_that_allocate_and_free_never_share_bytes() {
             })
         })
         .collect();
-    threads
-        .into_iter()
-        .for_each(|thread| thread.join().expect("no panic"));
+    threads.into_iter().for_each(testbed::join);
 }

@@ -9,6 +9,7 @@ use shim_ffi::{
 };
 use simgpu::api;
 use simgpu::entry::{In, Out};
+use testbed::CommandWithin;
 
 /// Panics unless the call succeeded.
 #[track_caller]
@@ -203,8 +204,7 @@ pub fn alone(test: &str) -> bool {
     let status = std::process::Command::new(std::env::current_exe().expect("a path"))
         .args(["--exact", test, "--test-threads=1"])
         .env(MARK, "1")
-        .status()
-        .expect("this binary starts");
+        .status_within(testbed::PATIENCE);
     assert!(status.success(), "{test} failed in its own process");
     false
 }

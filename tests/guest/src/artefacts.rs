@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use testbed::CommandWithin;
 
 /// Where the built files lie.
 #[derive(Debug)]
@@ -123,9 +126,11 @@ impl Artefacts {
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
-    let output = command
-        .output()
-        .map_err(|error| format!("{command:?}: {error}"))?;
+    if !exists(command.get_program()) {
+        return Err(format!("there is no {:?} here", command.get_program()));
+    }
+    // TIMEOUT: a build of the workspace on a busy machine.
+    let output = command.output_within(Duration::from_secs(3600));
     if output.status.success() {
         return Ok(());
     }
@@ -134,4 +139,14 @@ fn run(command: &mut Command) -> Result<(), String> {
         output.status,
         String::from_utf8_lossy(&output.stderr)
     ))
+}
+
+/// Whether a program of this name can be started.
+pub(crate) fn exists(name: impl AsRef<Path>) -> bool {
+    let name = name.as_ref();
+    if name.components().count() > 1 {
+        return name.is_file();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
 }

@@ -4,13 +4,15 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use testbed::CommandWithin;
 
 use crate::Artefacts;
 
 /// TIMEOUT: after which a program counts as hung. Far beyond what any needs, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How a program is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,31 +196,17 @@ impl Drop for Host {
             .args(["arbiter", "--stop"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .status();
+            .status_within(PATIENCE);
     }
 }
 
-fn finish(command: &mut Command) -> Outcome {
-    let child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let pid = child.id();
-    let reader = std::thread::spawn(move || wait(child));
-    let begun = Instant::now();
-    while !reader.is_finished() {
-        assert!(
-            begun.elapsed() < PATIENCE,
-            "process {pid} hangs: {command:?}"
-        );
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    reader.join().expect("the reader does not panic")
-}
-
-fn wait(child: Child) -> Outcome {
-    let output = child.wait_with_output().expect("its output");
+/// Runs a command to its end, at most [`PATIENCE`].
+///
+/// # Panics
+/// When it does not start, or hangs.
+#[track_caller]
+pub fn finish(command: &mut Command) -> Outcome {
+    let output = command.output_within(PATIENCE);
     let stderr = String::from_utf8_lossy(&output.stderr);
     Outcome {
         code: output.status.code(),

@@ -1,20 +1,17 @@
 //! Children that never touch CUDA: they cost next to nothing and nobody hears of them.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::io::BufReader;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use guest::{Artefacts, Host, Way};
+use testbed::{CommandWithin, within};
 
 #[test]
 fn workers_that_never_touch_cuda_register_nowhere() {
-    let Ok(found) = Command::new("python3")
-        .args(["-c", "import sys; print(sys.executable)"])
-        .output()
-    else {
+    let Some(python) = guest::python() else {
         return eprintln!("skipped: there is no python3 here");
     };
-    let python = String::from_utf8_lossy(&found.stdout).trim().to_owned();
     let script = Artefacts::get().source("python_loader.py");
     let host = Host::new(python, &[script.to_str().unwrap(), "watch"]);
     let mut child = host
@@ -24,15 +21,14 @@ fn workers_that_never_touch_cuda_register_nowhere() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let watched = lines
-        .by_ref()
-        .map_while(Result::ok)
-        .find_map(|line| {
-            line.strip_prefix("watch ")
-                .and_then(|pid| pid.parse::<u64>().ok())
-        })
-        .expect("the program says that it may be watched");
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    let watched = loop {
+        let mut line = String::new();
+        assert_ne!(testbed::read_line(&mut said, &mut line), 0, "it has ended");
+        if let Some(pid) = line.trim_end().strip_prefix("watch ") {
+            break pid.parse::<u64>().unwrap();
+        }
+    };
     let status = host.ps();
     let processes: Vec<u64> = status["jobs"]
         .as_array()
@@ -44,8 +40,8 @@ fn workers_that_never_touch_cuda_register_nowhere() {
     assert_eq!(processes, [watched], "{status}");
     // The end of its input is the word to go on.
     drop(child.stdin.take());
-    lines.for_each(drop);
-    assert!(child.wait().unwrap().success());
+    within::read_to_end(&mut said, &mut String::new());
+    assert!(within::wait(&mut child, "the program", testbed::PATIENCE).success());
 }
 
 /// What it costs to start a program that has nothing to do with CUDA. Reported, not judged: a busy machine may do
@@ -57,7 +53,7 @@ fn cost_of_a_child_that_never_touches_cuda() {
         let mut times: Vec<Duration> = (0..40)
             .map(|_| {
                 let begun = Instant::now();
-                assert!(host.command(way).status().unwrap().success());
+                assert!(host.command(way).status_within(testbed::PATIENCE).success());
                 begun.elapsed()
             })
             .collect();

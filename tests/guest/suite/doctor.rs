@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use guest::{Artefacts, Host};
 use serde_json::Value;
+use testbed::CommandWithin;
 
 /// `programs/ways/ways.c`, and the library that it loads.
 fn ways() -> (PathBuf, PathBuf) {
@@ -22,7 +23,9 @@ fn doctor(host: &Host, flags: &[&str], words: &[&str]) -> (Option<i32>, Value) {
     if !words.is_empty() {
         command.arg("--").args(words);
     }
-    let output = command.env("WAYS_LINGER", "1").output().unwrap();
+    let output = command
+        .env("WAYS_LINGER", "1")
+        .output_within(testbed::PATIENCE);
     let stdout = String::from_utf8_lossy(&output.stdout);
     let report = serde_json::from_str(&stdout).unwrap_or_else(|error| {
         panic!(
@@ -148,7 +151,7 @@ impl Squatter {
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         let stdout = child.stdout.as_mut().unwrap();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
+        testbed::read_line(&mut std::io::BufReader::new(stdout), &mut line);
         assert_eq!(line, "here\n");
         Self(child)
     }
@@ -156,8 +159,7 @@ impl Squatter {
 
 impl Drop for Squatter {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        testbed::reap(&mut self.0);
     }
 }
 
@@ -167,7 +169,7 @@ fn who_uses_the_gpu_outside_of_every_job_is_shown_and_strict_refuses() {
     let strict = || {
         let mut command = host.sublet();
         command.args(["run", "--sim", "--strict", "--", "/bin/true"]);
-        command.output().unwrap()
+        command.output_within(testbed::PATIENCE)
     };
     assert!(strict().status.success(), "{:?}", strict());
     let squatter = Squatter::start(&host);
@@ -203,8 +205,7 @@ fn who_uses_the_gpu_outside_of_every_job_is_shown_and_strict_refuses() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         unmanaged.first().cloned()
     });
-    let _ = job.kill();
-    let _ = job.wait();
+    testbed::reap(&mut job);
     let found = found.expect("ps shows the process");
     assert_eq!(found["pid"], pid, "{found}");
     assert!(
@@ -227,7 +228,10 @@ fn without_a_command_it_looks_only() {
         Some(1),
         "{report}"
     );
-    let text = host.sublet().args(["doctor", "--sim"]).output().unwrap();
+    let text = host
+        .sublet()
+        .args(["doctor", "--sim"])
+        .output_within(testbed::PATIENCE);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     for line in ["driver ", "device ", "arbiter ", "MPS ", "container "] {
         assert!(text.contains(&format!("\n{line}")), "{text}");

@@ -1,11 +1,12 @@
 //! Processes whose devices the job may not use: they are told of, and where a limit would hold on no device, refused.
 
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use guest::{Artefacts, Host};
 use serde_json::Value;
+use testbed::{CommandWithin, within};
 
 fn on_device(device: u32) -> Host {
     let program = Artefacts::get()
@@ -26,7 +27,7 @@ impl Started {
             .unwrap();
         let mut line = String::new();
         let stdout = child.stdout.as_mut().unwrap();
-        BufReader::new(stdout).read_line(&mut line).unwrap();
+        testbed::read_line(&mut BufReader::new(stdout), &mut line);
         assert!(line.starts_with("used"), "{line:?}");
         Self(child)
     }
@@ -35,7 +36,7 @@ impl Started {
 impl Drop for Started {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        let _ = self.0.wait();
+        within::wait(&mut self.0, "the job", testbed::PATIENCE);
     }
 }
 
@@ -69,12 +70,15 @@ fn a_process_on_a_device_that_is_not_the_jobs_is_told_of() {
     let uuid = told[0].as_str().unwrap();
     assert!(uuid.starts_with("GPU-"), "{told:?}");
 
-    let ps = host.sublet().arg("ps").output().unwrap();
+    let ps = host.sublet().arg("ps").output_within(testbed::PATIENCE);
     let ps = String::from_utf8_lossy(&ps.stdout).into_owned();
     let line = ps.lines().find(|line| line.contains("not governed"));
     assert!(line.is_some_and(|line| line.contains(uuid)), "{ps}");
 
-    let doctor = host.sublet().args(["doctor", "--sim"]).output().unwrap();
+    let doctor = host
+        .sublet()
+        .args(["doctor", "--sim"])
+        .output_within(testbed::PATIENCE);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert_eq!(doctor.status.code(), Some(1), "{text}");
     assert!(text.contains("problem: process"), "{text}");
@@ -144,7 +148,7 @@ fn with_another_device(flags: &[&str]) -> (guest::Outcome, String) {
     let host = Host::new("/bin/sh", &["-c", &script]);
     let mut command = host.job(flags);
     command.env("SUBLET_SIM_DEVICES", "2");
-    let output = command.output().unwrap();
+    let output = command.output_within(testbed::PATIENCE);
     let journal = std::fs::read_to_string(host.at("run/journal.jsonl")).unwrap();
     let outcome = guest::Outcome {
         code: output.status.code(),

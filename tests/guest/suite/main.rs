@@ -10,3 +10,5 @@ mod process;
 mod python;
 mod terminal;
 mod threads;
+
+testbed::starts_clean!();

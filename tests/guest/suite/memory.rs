@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use guest::{Artefacts, Host, Outcome, Way};
+use testbed::{CommandWithin, within};
 
 const QUOTA: &str = "100MiB";
 const QUOTA_BYTES: u64 = 100 << 20;
@@ -109,11 +110,7 @@ fn python_reads_nvml_beside_the_driver() {
     let script = Artefacts::get().source("python_nvml.py");
     let host = |quota: u64| Host::new("python3", &[script.to_str().unwrap(), &quota.to_string()]);
     let agreed = |outcome: Outcome| assert_eq!(outcome.stdout, "agreed\n", "{outcome:?}");
-    if std::process::Command::new("python3")
-        .arg("-V")
-        .output()
-        .is_err()
-    {
+    if guest::python().is_none() {
         return eprintln!("skipped: there is no python3 here");
     }
     agreed(host(0).run(Way::Bare));
@@ -136,7 +133,7 @@ fn a_job_sees_its_own_processes_and_never_more_than_is_free() {
     let mut holder = holder.spawn().unwrap();
     let mut line = String::new();
     let stdout = holder.stdout.as_mut().unwrap();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
+    testbed::read_line(&mut std::io::BufReader::new(stdout), &mut line);
     assert_eq!(line, "here\n");
 
     let reader = Artefacts::get()
@@ -149,7 +146,7 @@ fn a_job_sees_its_own_processes_and_never_more_than_is_free() {
             .args(flags)
             .arg("--")
             .arg(&reader);
-        let output = command.output().unwrap();
+        let output = command.output_within(testbed::PATIENCE);
         Outcome {
             code: output.status.code(),
             signal: None,
@@ -159,7 +156,7 @@ fn a_job_sees_its_own_processes_and_never_more_than_is_free() {
     };
     let (true_story, own_story) = (read(&[]), read(&["--mem", "2GiB"]));
     drop(holder.stdin.take());
-    let ended = holder.wait();
+    let ended = within::wait(&mut holder, "the holder", testbed::PATIENCE);
 
     let physical = numbers(&true_story, "memory");
     let free = physical[1];
@@ -172,7 +169,7 @@ fn a_job_sees_its_own_processes_and_never_more_than_is_free() {
     assert_eq!(numbers(&own_story, "memory"), [quota, free, kept]);
     assert_eq!(numbers(&own_story, "process3").len(), 0, "{own_story:?}");
     assert!(own_story.stdout.contains("asked 0 for 0"), "{own_story:?}");
-    assert!(ended.unwrap().success());
+    assert!(ended.success());
 }
 
 #[test]

@@ -1,22 +1,10 @@
 //! Python's ways to more than one process.
 
-use std::process::Command;
-
 use guest::{Artefacts, Host, Outcome};
 
 /// `None` where there is no Python, which is said by name.
 fn python(script: &str, args: &[&str]) -> Option<Outcome> {
-    let found = Command::new("python3")
-        .args([
-            "-c",
-            "import ctypes, multiprocessing, sys; print(sys.executable)",
-        ])
-        .output();
-    let Some(program) = found
-        .ok()
-        .filter(|output| output.status.success())
-        .and_then(|output| String::from_utf8(output.stdout).ok())
-    else {
+    let Some(program) = guest::python() else {
         eprintln!("skipped: {script}: there is no python3 here");
         return None;
     };
@@ -24,7 +12,7 @@ fn python(script: &str, args: &[&str]) -> Option<Outcome> {
     let mut words = vec![script.to_str().unwrap()];
     words.extend(args);
     // The interpreter itself: a launcher script in between would be one more program.
-    Some(Host::new(program.trim(), &words).is_the_same_everywhere())
+    Some(Host::new(program, &words).is_the_same_everywhere())
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest::{Artefacts, Host, Way};
 use nix::libc;
@@ -13,6 +13,7 @@ use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use testbed::CommandWithin;
 
 /// TIMEOUT: after which a program counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -95,8 +96,20 @@ impl Terminal {
         assert_eq!(done, 0);
     }
 
+    /// Its end or, with these flags, its next change; at most [`PATIENCE`].
     fn wait(&self, flags: WaitPidFlag) -> WaitStatus {
-        waitpid(self.pid, Some(flags)).expect("our child")
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = waitpid(self.pid, Some(flags | WaitPidFlag::WNOHANG)).expect("our child");
+            if status != WaitStatus::StillAlive {
+                return status;
+            }
+            if Instant::now() >= deadline {
+                let _ = kill(self.pid, Signal::SIGKILL);
+                panic!("process {} does not end: {:?}", self.pid, self.shown);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// All that it showed, and how it ended.
@@ -182,6 +195,39 @@ fn ctrl_c_ends_a_job_as_it_would_the_program() {
     }
 }
 
+/// `nohup scripts/test &` leaves Ctrl-C ignored in everything that it starts, and hung here for ever.
+#[test]
+fn ctrl_c_ends_a_job_also_where_the_tests_were_started_by_nohup() {
+    let mut again = Command::new("nohup");
+    again
+        .arg(std::env::current_exe().expect("this program has a path"))
+        .args([
+            "--exact",
+            "terminal::ctrl_c_ends_a_job_as_it_would_the_program",
+        ])
+        // As from somewhere else: what marks our own children as clean is not handed on.
+        .env_remove("SUBLET_TEST_CLEANED_BY");
+    // SAFETY: between fork and exec only these system calls are made.
+    unsafe {
+        again.pre_exec(|| {
+            for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGCHLD] {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+            Ok(())
+        });
+    }
+    let output = again.output_within(2 * PATIENCE);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    println!(
+        "now: a job on a terminal ends by Ctrl-C where SIGINT, SIGQUIT, SIGHUP and SIGCHLD were ignored by inheritance"
+    );
+}
+
 #[test]
 fn the_arbiter_keeps_nothing_of_its_first_job_open() {
     // A pipe under a number that the command does not know of, as a build tool's job server has it.
@@ -196,7 +242,7 @@ fn the_arbiter_keeps_nothing_of_its_first_job_open() {
         .args(["-c", &script])
         .env("SUBLET_RUNTIME_DIR", host.at("run"))
         .env("SUBLET_SIM_STATE", host.at("sim"));
-    let output = shell.output().unwrap();
+    let output = shell.output_within(testbed::PATIENCE);
     assert!(output.status.success(), "{output:?}");
     // `cat` has ended, so nobody holds the pipe; and yet the arbiter is there.
     assert_ne!(host.ps()["arbiter"], serde_json::Value::Null);

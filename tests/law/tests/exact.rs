@@ -30,3 +30,5 @@ fn the_quotas_account_is_what_the_device_says_and_the_device_never_gave_more() {
     assert!(metric("kills") > 0.0, "nobody was killed");
     assert_eq!(metric("unexpected_errors"), 0.0);
 }
+
+testbed::starts_clean!();

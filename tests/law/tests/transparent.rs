@@ -51,3 +51,5 @@ fn the_same_seed_makes_the_same_calls() {
     assert_eq!(calls("7"), calls("7"));
     assert_ne!(calls("7"), calls("8"));
 }
+
+testbed::starts_clean!();

@@ -3,6 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::time::Duration;
+
+use testbed::CommandWithin;
+
+/// TIMEOUT: a build of some crates, or some hundred programs one after another, on a busy machine.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// Builds the simulated driver, the preload library and `sublet`, once; answers their directory.
 pub fn directory() -> &'static Path {
@@ -20,12 +26,15 @@ pub fn directory() -> &'static Path {
         if release {
             cargo.arg("--release");
         }
-        assert!(cargo.status().unwrap().success(), "the parts do not build");
+        assert!(
+            cargo.status_within(LONG).success(),
+            "the parts do not build"
+        );
         let profile = if release { "release" } else { "debug" };
         let staged = Command::new(root.join("scripts/stage"))
             .arg(profile)
-            .status();
-        assert!(staged.unwrap().success(), "scripts/stage {profile} failed");
+            .status_within(LONG);
+        assert!(staged.success(), "scripts/stage {profile} failed");
         target.to_owned()
     })
 }
@@ -33,7 +42,7 @@ pub fn directory() -> &'static Path {
 /// Runs one of the programs to its end.
 pub fn run(program: &str, words: &[&str]) -> Output {
     directory();
-    Command::new(program).args(words).output().unwrap()
+    Command::new(program).args(words).output_within(LONG)
 }
 
 /// All that it said.
