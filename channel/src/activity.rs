@@ -46,25 +46,20 @@ impl ClientHalf {
         &self.threads[index % THREAD_SLOTS]
     }
 
-    /// Claims a stream slot for `device`, if one is left; returns it with its index.
+    /// A stream slot that was never used, for `device`, with its index; `None`: there is none left.
     pub fn claim_stream(&self, device: u32) -> Option<(usize, &StreamSlot)> {
-        let free = |slot: &StreamSlot| {
-            // SYNC(stream slot): pairs with the Release in `StreamSlot::give_back`. A fresh slot is taken by the same
-            // exchange: a thread that searches may have come first.
-            slot.device_plus_one
-                .compare_exchange(0, device.wrapping_add(1), Acquire, Relaxed)
-                .is_ok()
-        };
         let at = self.streams_used.fetch_add(1, Relaxed) as usize;
-        if let Some(slot) = self.streams.get(at) {
-            if free(slot) {
-                return Some((at, slot));
-            }
-        } else {
+        let Some(slot) = self.streams.get(at) else {
             self.streams_used.store(STREAM_SLOTS as u32, Relaxed);
-        }
-        // Look for one whose owner has given it back.
-        self.streams.iter().enumerate().find(|(_, slot)| free(slot))
+            return None;
+        };
+        slot.set_device(device);
+        Some((at, slot))
+    }
+
+    /// Stream slots that were ever used: those with lower indices.
+    pub fn streams_used(&self) -> usize {
+        (self.streams_used.load(Relaxed) as usize).min(STREAM_SLOTS)
     }
 
     /// Stream slot `index`.
@@ -166,10 +161,19 @@ impl StreamSlot {
         self.done.as_ptr()
     }
 
-    /// Gives the slot back; its marks must have been passed.
-    pub fn give_back(&self) {
-        // SYNC(stream slot): pairs with the Acquire in `claim_stream`.
-        self.device_plus_one.store(0, Release);
+    /// Says which device its stream is on. Nothing may be outstanding.
+    pub fn set_device(&self, device: u32) {
+        self.device_plus_one.store(device.wrapping_add(1), Relaxed);
+    }
+
+    /// Whether its stream is on that device.
+    pub fn is_on(&self, device: usize) -> bool {
+        self.device_plus_one.load(Relaxed) as usize == device.wrapping_add(1)
+    }
+
+    /// Whether the device has passed every mark.
+    pub fn is_idle(&self) -> bool {
+        self.done() == self.issued()
     }
 }
 
@@ -273,10 +277,9 @@ impl ClientHalf {
 
     /// Marked work that `device` has not finished.
     pub fn in_flight(&self, device: usize) -> InFlight {
-        let used = (self.streams_used.load(Relaxed) as usize).min(STREAM_SLOTS);
         let mut in_flight = InFlight::default();
-        for slot in self.streams.iter().take(used) {
-            if slot.device_plus_one.load(Relaxed) as usize != device + 1 {
+        for slot in self.streams.iter().take(self.streams_used()) {
+            if !slot.is_on(device) {
                 continue;
             }
             let issued = slot.issued.load(Acquire);

@@ -13,6 +13,7 @@ mod grant;
 mod journal;
 mod layout;
 mod ledger;
+mod owner;
 mod residency;
 mod resize;
 mod shared;
@@ -43,6 +44,7 @@ pub use layout::{
     TenantSlot, ThreadSlot, Want,
 };
 pub use ledger::{Account, OverLimit, Prepaid};
+pub use owner::{Hold, Holding, Look, Owner};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
 pub use residency::{

@@ -2,8 +2,9 @@
 
 #![cfg(loom)]
 
-use channel::{Account, ArbiterHalf, Block, ClientHalf, Event, Grant, TenantPage};
+use channel::{Account, ArbiterHalf, Block, ClientHalf, Event, Grant, Hold, Owner, TenantPage};
 use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
@@ -392,6 +393,54 @@ fn the_last_stream_slot_has_one_owner_too() {
             "{ours:?} and {theirs:?} of two"
         );
         assert!(ours.is_some() || theirs.is_some(), "one was left");
+    });
+}
+
+#[test]
+fn a_stream_slot_is_taken_over_only_while_nothing_is_outstanding() {
+    model(|| {
+        let half = Arc::new(ClientHalf::default());
+        let owner = Arc::new(Owner::default());
+        half.claim_stream(0).expect("a slot");
+        drop(owner.take(owner.look(), 1).expect("nobody's"));
+        let (client, owned) = (Arc::clone(&half), Arc::clone(&owner));
+        let marking = thread::spawn(move || {
+            if let Hold::Held(_holding) = owned.hold(1) {
+                client.stream(0).expect("slot").issue();
+            }
+        });
+        let look = owner.look();
+        let word = half.stream(0).expect("slot");
+        if word.is_idle()
+            && let Some(_holding) = owner.take(look, 2)
+        {
+            assert!(word.is_idle(), "its owner marks");
+        }
+        marking.join().expect("marking");
+    });
+}
+
+#[test]
+fn nobody_marks_a_stream_once_it_was_taken_off_its_slot() {
+    model(|| {
+        let owner = Arc::new(Owner::default());
+        drop(owner.take(owner.look(), 1).expect("nobody's"));
+        let destroyed = Arc::new(AtomicBool::new(false));
+        let (owned, gone) = (Arc::clone(&owner), Arc::clone(&destroyed));
+        let marking = thread::spawn(move || {
+            if let Hold::Held(_holding) = owned.hold(1) {
+                assert!(
+                    !gone.load(Ordering::Relaxed),
+                    "a mark on its way to nowhere"
+                );
+            }
+        });
+        // One that is held is waited for; here, whoever comes too early leaves the stream as it is.
+        if let Hold::Held(holding) = owner.hold_any() {
+            holding.retire();
+            destroyed.store(true, Ordering::Relaxed);
+        }
+        marking.join().expect("marking");
     });
 }
 

@@ -7,7 +7,7 @@ use shim_ffi::*;
 use crate::client::{self, Attached};
 use crate::memory::Meter;
 use crate::thread::{Thread, thread};
-use crate::{injection, marks, memory, real, registration, residency, signature};
+use crate::{capture, injection, marks, memory, real, registration, residency, signature, slots};
 
 /// Primary context of each device, as far as we have seen it retained. For implicit frees.
 static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
@@ -30,6 +30,10 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         let slot = marks::next_thread_slot();
         let line = attached.end.client.thread(slot);
         line.all_marked();
+        thread.marked.set(line.launches());
+        if thread.who.get() == 0 {
+            thread.who.set(slots::number());
+        }
         thread.slot_plus_one.set(slot as u32 + 1);
         thread.budget_ns.set(marks::FIRST_BUDGET_NS);
     }
@@ -88,6 +92,16 @@ pub(crate) fn here() -> i32 {
     thread.ordinal.get()
 }
 
+/// The calling thread's context, as the driver knows it.
+pub(crate) fn current() -> usize {
+    let mut context = CUcontext::NULL;
+    // SAFETY: valid pointer to a local; the call only reads, also during a capture.
+    match unsafe { real::cuCtxGetCurrent(&raw mut context) } {
+        CUresult::CUDA_SUCCESS => context.0.addr(),
+        _ => 0,
+    }
+}
+
 /// Device index of the pages for a driver ordinal.
 pub(crate) fn index_of(attached: &Attached, ordinal: i32) -> Option<usize> {
     usize::try_from(ordinal)
@@ -102,7 +116,12 @@ pub(crate) fn before(symbol: Symbol, args: &[usize]) {
     if let Some(context) = destroyed(symbol, args) {
         memory::context_dies(context);
     }
+    // Its streams outlive it, and take nothing any more. Which ones they are is not known.
+    if matches!(symbol, Symbol::cuGreenCtxDestroy) {
+        marks::context_goes(None);
+    }
     if may_destroy(symbol) {
+        marks::context_goes(destroyed(symbol, args));
         // The registration of our marks goes with the context that made it.
         registration::leave(destroyed(symbol, args));
     }
@@ -157,6 +176,10 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
     thread.give_credit(0);
     if let Some(context) = destroyed(symbol, args) {
         memory::context_died(context, result.is_ok());
+        if result.is_ok() {
+            marks::context_gone(context);
+            capture::context_gone(context);
+        }
     }
     if may_destroy(symbol) {
         registration::left();
@@ -193,6 +216,8 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
                 && let Some(context) = primary(device(0))
             {
                 memory::context_died(context, true);
+                marks::context_gone(context);
+                capture::context_gone(context);
             }
         }
         _ => {}

@@ -158,7 +158,7 @@ macro_rules! tracked {
             if let Some(status) = track::answered(Symbol::$symbol, &[$($arg),*]) {
                 return status;
             }
-            let _ = std::panic::catch_unwind(|| track::before(Symbol::$symbol));
+            let _ = std::panic::catch_unwind(|| track::before(Symbol::$symbol, &[$($arg),*]));
             let result = if track::takes_handle(Symbol::$symbol) {
                 let mut told = [$($arg),*];
                 track::translate(Symbol::$symbol, &mut told);

@@ -63,6 +63,12 @@ pub(crate) fn open(stream: usize, seen: Seen) -> bool {
     counted(thread, seen, left)
 }
 
+/// Turns to another stream that the thread has submitted to lately: then the fast path is open for it as for the one before.
+#[inline]
+pub(crate) fn turn_to(stream: usize) -> bool {
+    marks::turn_to(thread(), stream)
+}
+
 /// The same where memory may be moved: the call passes the latch as well. There credit is counted below zero, so that the way
 /// above is closed to it.
 #[inline]
@@ -222,12 +228,7 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         }
     }
     thread.inside.set(true);
-    if alone.is_some() || marks::due(thread, line) {
-        if alone.is_some() || marks::room(thread, attached) {
-            marks::issue(thread, attached, alone);
-        }
-        marks::bound(thread, attached);
-    }
+    marks::settle(thread, attached, alone);
     thread.give_credit(credit(marks::credit_ns(thread, attached)));
     thread.inside.set(false);
 }
@@ -244,7 +245,7 @@ fn ungoverned(thread: &Thread, stream: usize) {
     thread.ring.set(std::ptr::null());
     thread.anchor.set(0);
     thread.stream.set(stream);
-    thread.stream_slot_plus_one.set(0);
+    marks::leave_all(thread);
     // Look again now and then: an attachment may have come. A tenth of a second of the device's time, or 1000 submissions.
     thread.unknown_ns.set(100_000);
     thread.give_credit(credit(100_000_000));

@@ -40,6 +40,7 @@ mod registration;
 mod residency;
 mod resize;
 mod signature;
+mod slots;
 mod thread;
 mod trace;
 mod unwind;

@@ -1,4 +1,4 @@
-//! Completion marks: after a batch of submissions to a stream, the device itself writes a number into our shared page.
+//! Completion marks: after a batch of submissions, the device itself writes a number into our shared page.
 //!
 //! The arbiter sees what has finished without a call into this process, and we bound what is in flight *in time*: a submitting
 //! call waits while more is queued than the grant's window holds, exactly as it would wait for a full launch queue.
@@ -8,19 +8,24 @@
 //! whatever takes long, and now and then one of the others. All marks of a stream together tell its *pace*: how long work takes
 //! that weighs a second, a mean of sums over the recent past, in which the errors of the single weights come out. Of what nobody
 //! has seen yet four at a time are in flight.
+//!
+//! A *batch* is what a thread submits between two marks, to however many streams: each of them is marked when the batch is due, and
+//! turning from one to another of them costs a few loads. The row of a stream's marks is a slot of the page ([`slots`]). A stream is
+//! marked while its slot is held, and one that is about to be destroyed is marked for the last time and taken off its slots before the
+//! driver hears of it: its handle may be another stream's the moment after.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use channel::{STREAM_SLOTS, StreamSlot, ThreadSlot};
+use channel::{Holding, STREAM_SLOTS, StreamSlot, ThreadSlot};
 use shim_ffi::*;
 
 use crate::client::{self, Attached, now_ns, pause};
-use crate::gate::LEGACY;
-use crate::pace::{Alone, Private, RING};
+use crate::gate::{LEGACY, PER_THREAD};
+use crate::pace::{Alone, RING};
 use crate::signature::Seen;
-use crate::thread::{MOST_CREDIT, StreamEntry, Thread};
-use crate::{capture, cost, process, real, registration};
+use crate::thread::{BATCH, MOST_CREDIT, Thread, thread};
+use crate::{capture, cost, process, real, registration, slots};
 
 /// Most submissions per mark.
 const LARGEST_BATCH: u64 = 1024;
@@ -28,11 +33,20 @@ const LARGEST_BATCH: u64 = 1024;
 pub(crate) const FIRST_BUDGET_NS: u64 = 20_000;
 /// Least device time that is worth a mark.
 const LEAST_BUDGET_NS: u64 = 2_000;
-/// One mark in so many is followed by one of a single submission.
+/// One batch in so many is followed by a mark of a single submission.
 const MARKS_PER_SAMPLE: u32 = 8;
 /// Time per mark where nothing bounds what is in flight.
 const UNBOUND_NS: u64 = 1_000_000;
+/// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a submission more pass.
+const PATIENCE_NS: u64 = 50_000_000;
+/// TIMEOUT: how long who destroys a stream waits for who marks it: that call may wait for room in the stream.
+const LEAVE_NS: u64 = 1_000_000_000;
+/// Threads that may look whether the device has got on without looking more seldom for each other's sake.
+const LOOKERS: u64 = 4;
+
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
+/// Threads that wait for the device to get on.
+static WAITERS: AtomicU32 = AtomicU32::new(0);
 
 /// What a submission weighs in its stream.
 pub(crate) struct Weight {
@@ -40,8 +54,6 @@ pub(crate) struct Weight {
     /// It has a mark of its own.
     pub(crate) alone: Option<Alone>,
 }
-
-static PRIVATE: [Private; STREAM_SLOTS] = [const { Private::new() }; STREAM_SLOTS];
 
 /// A line of the client's half for a thread that submits for the first time.
 pub(crate) fn next_thread_slot() -> usize {
@@ -51,107 +63,248 @@ pub(crate) fn next_thread_slot() -> usize {
 /// In a forked child.
 pub(crate) fn forget() {
     registration::forget();
+    slots::forget();
+    capture::forget();
     NEXT_THREAD.store(0, Ordering::Relaxed);
+    WAITERS.store(0, Ordering::Relaxed);
 }
 
-/// Makes `stream` the thread's current one; marks what is unmarked on the one before.
-pub(crate) fn switch_stream(thread: &Thread, attached: &Attached, stream: usize, device: usize) {
-    let same = thread.stream.get() == stream && thread.stream_slot_plus_one.get() != 0;
-    if same && current(thread, attached).is_some() {
-        return;
-    }
-    flush(thread, attached);
-    thread.stream.set(stream);
-    thread
-        .stream_slot_plus_one
-        .set(slot_of(thread, attached, stream, device as u32).map_or(0, |slot| slot as u32 + 1));
+// ---------------------------------------------------------------------------------------------------------------------
+// The streams of a batch
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The slot of the thread's current stream, while it is that.
+fn own(thread: &Thread) -> Option<usize> {
+    let index = (thread.stream_slot_plus_one.get() as usize).checked_sub(1)?;
+    let stream = thread.stream.get();
+    slots::is(index, thread.who.get(), stream, thread.context.get()).then_some(index)
 }
 
 fn current<'a>(thread: &Thread, attached: &'a Attached) -> Option<(usize, &'a StreamSlot)> {
-    let index = (thread.stream_slot_plus_one.get() as usize).checked_sub(1)?;
+    let index = own(thread)?;
     Some((index, attached.end.client.stream(index)?))
 }
 
-fn slot_of(thread: &Thread, attached: &Attached, stream: usize, device: u32) -> Option<usize> {
-    for entry in &thread.streams {
-        let entry = entry.get();
-        if entry.key == stream && entry.device == device && entry.slot_plus_one != 0 {
-            return Some(entry.slot_plus_one as usize - 1);
-        }
+/// Books what was submitted to the current stream since the thread turned to it; what is left of the credit stays.
+fn book(thread: &Thread) {
+    thread.give_credit(thread.credit.get());
+    let spent_ns = thread.spent_ns.get();
+    if let Some(index) = own(thread) {
+        let here = &slots::at(index).spent_ns;
+        let since_ns = spent_ns.saturating_sub(thread.entered_ns.get());
+        here.store(
+            here.load(Ordering::Relaxed).saturating_add(since_ns),
+            Ordering::Relaxed,
+        );
+        thread.entered_ns.set(spent_ns);
     }
-    let at = thread.next_stream.get() as usize % thread.streams.len();
-    thread.next_stream.set(at as u32 + 1);
-    let evicted = thread.streams[at].get(); // PANIC: the modulus is the length.
-    if let Some(slot) = (evicted.slot_plus_one as usize)
-        .checked_sub(1)
-        .and_then(|at| attached.end.client.stream(at))
-    {
-        // A slot with marks still in flight is left to `reclaim`.
-        if slot.done() == slot.issued() {
-            slot.give_back();
-        }
-    }
-    let index = attached
-        .end
-        .client
-        .claim_stream(device)
-        .map(|(index, _)| index)
-        .or_else(|| reclaim(attached, device))?;
-    // CAST: thread ids are positive.
-    let owner = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    PRIVATE[index].reset(attached.end.client.stream(index)?, owner, now_ns()); // PANIC: the pages and `PRIVATE` are of one length.
-    thread.streams[at].set(StreamEntry {
-        key: stream,
-        device,
-        slot_plus_one: index as u32 + 1,
-    });
-    Some(index)
 }
 
-/// Takes over a slot whose thread has ended and whose marks have all been passed.
-fn reclaim(attached: &Attached, device: u32) -> Option<usize> {
-    let _errno = crate::errno::Preserve::new();
-    for (index, private) in PRIVATE.iter().enumerate() {
-        let slot = attached.end.client.stream(index)?;
-        let owner = private.owner.load(Ordering::Relaxed);
-        if owner == 0 || slot.done() != slot.issued() {
-            continue;
-        }
-        // SAFETY: signal 0 only asks whether the thread exists.
-        let gone = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), owner, 0) } != 0;
-        if gone
-            && private
-                .owner
-                .compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-        {
-            slot.give_back();
-            return attached
-                .end
-                .client
-                .claim_stream(device)
-                .map(|(index, _)| index);
-        }
-    }
-    None
+/// What the thread submits from here on is not followed.
+pub(crate) fn leave_all(thread: &Thread) {
+    thread.stream_slot_plus_one.set(0);
+    thread.batch.set(thread.batch.get().wrapping_add(1));
+    thread.streams.set(0);
+    thread.entered_ns.set(0);
 }
 
-/// Marks what the thread has submitted to its current stream since the last mark, if anything.
-pub(crate) fn flush(thread: &Thread, attached: &Attached) {
-    if thread.slot_plus_one.get() == 0 || thread.stream.get() == 0 {
+/// On the launch path: turns to another stream of the batch, if `stream` is one.
+#[inline]
+pub(crate) fn turn_to(thread: &Thread, stream: usize) -> bool {
+    if thread.credit.get() == 0 || thread.stream.get() == stream {
+        return false;
+    }
+    let Some(index) = slots::find(thread.who.get(), stream, thread.context.get()) else {
+        return false;
+    };
+    if slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get() {
+        return false;
+    }
+    book(thread);
+    thread.stream.set(stream);
+    // CAST: below the number of slots.
+    thread.stream_slot_plus_one.set(index as u32 + 1);
+    thread.entered_ns.set(thread.spent_ns.get());
+    true
+}
+
+/// Before a submission to it: makes `stream` the thread's current one, and one of the batch.
+pub(crate) fn switch_stream(
+    thread: &Thread,
+    attached: &'static Attached,
+    stream: usize,
+    device: usize,
+) {
+    thread.destroyed.set(slots::destroyed());
+    let same = thread.stream.get() == stream;
+    if same && let Some(index) = own(thread) {
+        if slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get() {
+            enter(thread, attached, index);
+        }
         return;
     }
-    let line = attached
-        .end
-        .client
-        .thread(thread.slot_plus_one.get() as usize - 1);
-    if line.unmarked() != 0 {
-        issue(thread, attached, None);
+    book(thread);
+    if !same {
+        thread.entered_ns.set(thread.spent_ns.get());
+    }
+    thread.stream.set(stream);
+    thread.stream_slot_plus_one.set(0);
+    let index = slots::find(thread.who.get(), stream, thread.context.get())
+        .or_else(|| take(thread, attached, device));
+    if let Some(index) = index {
+        enter(thread, attached, index);
+    }
+}
+
+/// Makes slot `index` that of the current stream, and one of the batch.
+fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
+    let slot = slots::at(index);
+    if slot.batch.load(Ordering::Relaxed) != thread.batch.get() {
+        if thread.streams.get() as usize == BATCH {
+            for other in batch(thread) {
+                mark(thread, attached, other, None, false);
+            }
+            end_batch(thread, attached, true);
+        }
+        let Some(mut holding) = slots::hold(index, thread.who.get()) else {
+            return;
+        };
+        holding.set_open(true);
+        slot.batch.store(thread.batch.get(), Ordering::Relaxed);
+        slot.spent_ns.store(0, Ordering::Relaxed);
+        slot.private
+            .let_in_ns
+            .fetch_max(thread.let_in_ns.get(), Ordering::Relaxed);
+        drop(holding);
+        put(thread, index);
+    }
+    thread.stream_slot_plus_one.set(index as u32 + 1); // CAST: as above.
+}
+
+fn put(thread: &Thread, index: usize) {
+    let streams = thread.streams.get();
+    if let Some(place) = thread.touched.get(streams as usize) {
+        place.set(index as u16); // CAST: below the number of slots.
+        thread.streams.set(streams + 1);
+    }
+}
+
+/// The slots of the batch, as they are now.
+fn batch(thread: &Thread) -> impl Iterator<Item = usize> + use<> {
+    let places: [u16; BATCH] = std::array::from_fn(|at| thread.touched[at].get()); // PANIC: of that length.
+    let streams = thread.streams.get() as usize;
+    places.into_iter().take(streams).map(usize::from)
+}
+
+/// A slot for the thread's stream. Where marks are outstanding in all of them, that is as many streams as can be followed: a submission to
+/// one more waits until the device has got on with one, as for a full launch queue.
+fn take(thread: &Thread, attached: &'static Attached, device: usize) -> Option<usize> {
+    let begun_ns = now_ns();
+    let patience_ns = PATIENCE_NS << thread.impatience.get().min(6);
+    let mut waiting = None;
+    loop {
+        if let Some(index) = take_now(thread, attached, device) {
+            thread.impatience.set(0);
+            return Some(index);
+        }
+        let governed = client::current().is_some_and(|now| std::ptr::eq(now, attached));
+        if !governed || process::exiting() || window_us(thread, attached) == 0 {
+            return None;
+        }
+        if now_ns().saturating_sub(begun_ns) > patience_ns {
+            thread.impatience.set(thread.impatience.get() + 1);
+            return None;
+        }
+        waiting.get_or_insert_with(Waiting::begin).nap(20_000);
+        if attached.is_lost() {
+            return None;
+        }
+    }
+}
+
+fn take_now(thread: &Thread, attached: &'static Attached, device: usize) -> Option<usize> {
+    let what = (
+        thread.who.get(),
+        thread.stream.get(),
+        thread.context.get(),
+        device as u32, // CAST: a device of the pages.
+    );
+    slots::take(attached.end.client, what, now_ns(), |index, word| {
+        adopt(attached, index, word);
+    })
+}
+
+/// One that waits for the device to get on.
+struct Waiting;
+
+impl Waiting {
+    fn begin() -> Self {
+        WAITERS.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+
+    /// Sleeps. The more threads wait, the more seldom each of them looks: together they look as often as a few.
+    fn nap(&self, ns: u64) {
+        let waiters = u64::from(WAITERS.load(Ordering::Relaxed));
+        pause(Duration::from_nanos(ns * (waiters / LOOKERS).clamp(1, 256)));
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Marks
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn line<'a>(thread: &Thread, attached: &'a Attached) -> &'a ThreadSlot {
+    let slot = thread.slot_plus_one.get() as usize;
+    attached.end.client.thread(slot.saturating_sub(1))
+}
+
+/// Marks what the thread has submitted since the last marks, if anything. The program may be doing anything with the streams but using
+/// them: it is not a call of that thread to them.
+pub(crate) fn flush(thread: &Thread, attached: &'static Attached) {
+    if thread.slot_plus_one.get() == 0 {
+        return;
+    }
+    book(thread);
+    if thread.spent_ns.get() == 0 {
+        return;
+    }
+    thread.give_credit(0);
+    take_again(thread, attached);
+    for index in batch(thread) {
+        mark(thread, attached, index, None, false);
+    }
+    end_batch(thread, attached, false);
+}
+
+/// The thread's slot was taken over before what it submitted was marked: takes another, unless the stream may have been destroyed.
+fn take_again(thread: &Thread, attached: &'static Attached) {
+    let unmarked = thread.spent_ns.get() > thread.entered_ns.get();
+    let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
+        return;
+    };
+    if !unmarked || thread.stream.get() == 0 || own(thread).is_some() {
+        return;
+    }
+    let Some(index) = take_now(thread, attached, device) else {
+        return;
+    };
+    if slots::destroyed() == thread.destroyed.get() {
+        enter(thread, attached, index);
+        book(thread);
+    } else if let Some(holding) = slots::hold(index, thread.who.get()) {
+        slots::retire(index, holding);
     }
 }
 
 /// Before a submission: what it weighs. What was submitted before one that is to have a mark of its own is marked now.
-pub(crate) fn weigh(thread: &Thread, attached: &Attached, seen: Seen) -> Weight {
+pub(crate) fn weigh(thread: &Thread, attached: &'static Attached, seen: Seen) -> Weight {
     let known = cost::of(seen);
     let ns = known.map_or_else(|| guess_ns(thread, attached), u64::from);
     let telling = known.is_none()
@@ -160,7 +313,10 @@ pub(crate) fn weigh(thread: &Thread, attached: &Attached, seen: Seen) -> Weight 
     if !telling || behind(thread, attached) >= RING / 2 {
         return Weight { ns, alone: None };
     }
-    flush(thread, attached);
+    book(thread);
+    if let Some(index) = own(thread) {
+        mark(thread, attached, index, None, false);
+    }
     let alone = Some(Alone {
         signature: seen.signature,
         class: seen.class,
@@ -186,28 +342,24 @@ fn behind(thread: &Thread, attached: &Attached) -> usize {
     }
 }
 
-/// Whether one more mark could be remembered until it has passed.
-pub(crate) fn room(thread: &Thread, attached: &Attached) -> bool {
-    behind(thread, attached) < RING - 2
+fn unmarked(thread: &Thread, line: &ThreadSlot) -> u64 {
+    line.launches().wrapping_sub(thread.marked.get())
 }
 
-/// Whether what is unmarked is worth a mark.
-pub(crate) fn due(thread: &Thread, line: &ThreadSlot) -> bool {
+/// Whether what is unmarked is worth its marks.
+fn due(thread: &Thread, line: &ThreadSlot) -> bool {
     thread.give_credit(0);
     let spent_ns = thread.spent_ns.get();
-    let unmarked = line.unmarked();
-    unmarked != 0 && (spent_ns >= thread.budget_ns.get() || unmarked >= LARGEST_BATCH)
+    let most = LARGEST_BATCH * u64::from(thread.streams.get().max(1));
+    spent_ns != 0 && (spent_ns >= thread.budget_ns.get() || unmarked(thread, line) >= most)
 }
 
-/// For how much the fast path is open now: what is left until the next mark, and half of what is left of a slice.
+/// For how much the fast path is open now: what is left until the next marks, and half of what is left of a slice.
 pub(crate) fn credit_ns(thread: &Thread, attached: &Attached) -> i32 {
-    let line = attached
-        .end
-        .client
-        .thread(thread.slot_plus_one.get() as usize - 1);
-    if thread.stream_slot_plus_one.get() == 0
+    let most = LARGEST_BATCH * u64::from(thread.streams.get().max(1));
+    if own(thread).is_none()
         || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE
-        || line.unmarked() >= LARGEST_BATCH
+        || unmarked(thread, line(thread, attached)) >= most
     {
         return 0;
     }
@@ -224,49 +376,158 @@ pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
     let budget_ns = thread.budget_ns.get().min(FIRST_BUDGET_NS);
     thread.budget_ns.set(budget_ns);
     let now_ns = now_ns();
-    if let Some(slot) = (thread.slot_plus_one.get() as usize).checked_sub(1) {
-        attached.end.client.thread(slot).note_let_in(now_ns);
+    thread.let_in_ns.set(now_ns);
+    if thread.slot_plus_one.get() != 0 {
+        line(thread, attached).note_let_in(now_ns);
     }
-    if let Some((index, _)) = current(thread, attached) {
-        // PANIC: the pages and `PRIVATE` are of one length.
-        PRIVATE[index].let_in_ns.store(now_ns, Ordering::Relaxed);
+    if let Some(index) = own(thread) {
+        slots::at(index)
+            .private
+            .let_in_ns
+            .store(now_ns, Ordering::Relaxed);
     }
 }
 
-/// Issues a mark on the thread's current stream and adapts the budget. `alone`: the one submission that it covers.
-pub(crate) fn issue(thread: &Thread, attached: &Attached, alone: Option<Alone>) {
-    thread.give_credit(0);
-    let key = thread.stream.get();
-    // No own call on a capturing stream, nor on the legacy stream while another is captured.
-    let captures = capture::any();
-    if process::exiting() || captures && (key == LEGACY || capture::is_capturing(key)) {
+/// After a submission: marks what is due, and waits while more is in flight than the window holds. `alone`: the submission has a mark of
+/// its own.
+pub(crate) fn settle(thread: &Thread, attached: &'static Attached, alone: Option<Alone>) {
+    // A batch may have ended while it waited at the gate.
+    if let Some(index) = own(thread)
+        && slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get()
+    {
+        enter(thread, attached, index);
+    }
+    if alone.is_none() && !due(thread, line(thread, attached)) {
         return;
     }
-    let line = attached
-        .end
-        .client
-        .thread(thread.slot_plus_one.get() as usize - 1);
-    let Some((index, slot)) = current(thread, attached) else {
-        return;
+    book(thread);
+    thread.give_credit(0);
+    if alone.is_some() {
+        if let Some(index) = own(thread) {
+            mark(thread, attached, index, alone, false);
+            adapt(thread, attached);
+            bound(thread, attached, [index].into_iter());
+        }
+        thread.marks_since_apart.set(0);
+    } else {
+        for index in batch(thread) {
+            mark(thread, attached, index, None, true);
+        }
+        adapt(thread, attached);
+        bound(thread, attached, batch(thread));
+        end_batch(thread, attached, true);
+        thread
+            .marks_since_apart
+            .set(thread.marks_since_apart.get() + 1);
+    }
+    if let Some(index) = own(thread)
+        && slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get()
+    {
+        enter(thread, attached, index);
+    }
+}
+
+/// The batch is over; what could not be marked belongs to the next one. `keep`: also what went to the current stream while it had no slot.
+/// What went to a slot that is gone was marked by whoever took it.
+fn end_batch(thread: &Thread, attached: &Attached, keep: bool) {
+    let before = batch(thread);
+    thread.batch.set(thread.batch.get().wrapping_add(1));
+    thread.streams.set(0);
+    let mut left_ns = 0;
+    for index in before {
+        let slot = slots::at(index);
+        let spent_ns = slot.spent_ns.load(Ordering::Relaxed);
+        if slot.owner.is(thread.who.get()) && spent_ns != 0 {
+            slot.batch.store(thread.batch.get(), Ordering::Relaxed);
+            put(thread, index);
+            left_ns += spent_ns;
+        }
+    }
+    let here_ns = thread
+        .spent_ns
+        .get()
+        .saturating_sub(thread.entered_ns.get());
+    thread.entered_ns.set(left_ns);
+    thread
+        .spent_ns
+        .set(if keep { left_ns + here_ns } else { left_ns });
+    if thread.spent_ns.get() == 0 {
+        all_marked(thread, attached);
+    }
+}
+
+fn all_marked(thread: &Thread, attached: &Attached) {
+    let line = line(thread, attached);
+    line.all_marked();
+    thread.marked.set(line.launches());
+}
+
+/// Marks what the batch has put into the stream of slot `index`, and learns from the marks before. `alone`: the one submission that it
+/// covers. `room`: only where one more mark can be remembered until it has passed.
+fn mark(
+    thread: &Thread,
+    attached: &Attached,
+    index: usize,
+    alone: Option<Alone>,
+    room: bool,
+) -> bool {
+    let who = thread.who.get();
+    let (Some(mut holding), Some(word)) =
+        (slots::hold(index, who), attached.end.client.stream(index))
+    else {
+        return false;
     };
-    let (now, private) = (now_ns(), &PRIVATE[index]); // PANIC: the pages and `PRIVATE` are of one length.
-    private.observe(slot, now, false);
-    let mark = slot.issue();
+    let (slot, now) = (slots::at(index), now_ns());
+    slot.private.observe(word, now, false);
+    let weight_ns = slot.spent_ns.load(Ordering::Relaxed);
+    let behind = word.issued().wrapping_sub(word.done());
+    if weight_ns == 0 || room && behind >= RING as u64 - 2 {
+        return false;
+    }
+    let (written, result) = write(attached, slots::key(index), word, &holding);
+    let Some(mark) = written else {
+        drop(holding);
+        after_error(result);
+        return false;
+    };
+    slot.private.issued(mark, weight_ns, alone, now);
+    slot.spent_ns.store(0, Ordering::Relaxed);
+    holding.set_open(own(thread) == Some(index));
+    drop(holding);
+    let spent_ns = thread.spent_ns.get().saturating_sub(weight_ns);
+    thread.spent_ns.set(spent_ns);
+    thread
+        .entered_ns
+        .set(thread.entered_ns.get().saturating_sub(weight_ns));
+    if spent_ns == 0 {
+        all_marked(thread, attached);
+    }
+    true
+}
+
+/// Lets the device write the next number of a slot that is held, when it has done what is in the stream; `None`: it will not, and what the
+/// driver says.
+fn write(
+    attached: &Attached,
+    stream: usize,
+    word: &StreamSlot,
+    _held: &Holding<'_>,
+) -> (Option<u64>, CUresult) {
+    // No own call on a capturing stream, nor on the legacy stream while another is captured.
+    let captures = capture::any();
+    if process::exiting() || captures && (stream == LEGACY || capture::is_capturing(stream)) {
+        return (None, CUresult::CUDA_SUCCESS);
+    }
+    let mark = word.issue();
     // Asked once the mark is counted: who is about to take the registration away waits for it from then on.
     let Some(offset) = registration::offset(attached) else {
-        slot.withdraw(mark);
-        return;
+        word.withdraw(mark);
+        return (None, CUresult::CUDA_SUCCESS);
     };
-    let weight_ns = thread.spent_ns.take();
-    private.issued(mark, weight_ns, alone, now);
-    thread.marks_since_apart.set(match alone {
-        Some(_) => 0,
-        None => thread.marks_since_apart.get() + 1,
-    });
-    let address = CUdeviceptr((slot.done_address() as u64).wrapping_add(offset));
-    let stream = CUstream(std::ptr::without_provenance_mut(key));
-    // SAFETY: the address is the device's view of a word in our page, which stays mapped; the stream is the one that the
-    // program has just used on this thread, and it is not being captured.
+    let address = CUdeviceptr((word.done_address() as u64).wrapping_add(offset));
+    let stream = CUstream(std::ptr::without_provenance_mut(stream));
+    // SAFETY: the address is the device's view of a word in our page, which stays mapped; the stream has not been destroyed, for its
+    // slot is held, and it is not being captured.
     let write = || unsafe {
         if real::exported(Symbol::cuStreamWriteValue64_v2) {
             real::cuStreamWriteValue64_v2(stream, address, mark, 0)
@@ -280,23 +541,52 @@ pub(crate) fn issue(thread: &Thread, attached: &Attached, alone: Option<Alone>) 
         write()
     };
     if !result.is_ok() {
-        slot.withdraw(mark);
-        after_error(result);
-        return;
+        word.withdraw(mark);
+        return (None, result);
     }
-    line.all_marked();
-    // Whether the device has passed every mark before this one: it keeps up with the program.
-    let keeps_up = mark.wrapping_sub(slot.done()) <= 1;
-    adapt(thread, attached, private, keeps_up);
+    (Some(mark), result)
+}
+
+/// Takes a slot from its owner, which may have submitted to its stream what no mark covers: that is marked first, as far as another thread can.
+fn give_up(attached: &Attached, index: usize, word: &StreamSlot, holding: Holding<'static>) {
+    let stream = slots::key(index);
+    // What the default streams are depends on who asks.
+    if holding.is_open() && stream > PER_THREAD {
+        let (written, result) = write(attached, stream, word, &holding);
+        if let Some(mark) = written {
+            let private = &slots::at(index).private;
+            private.issued(mark, 0, None, now_ns());
+        }
+        slots::retire(index, holding);
+        after_error(result);
+    } else {
+        slots::retire(index, holding);
+    }
+}
+
+/// Another thread's slot that is to be taken over.
+fn adopt(attached: &Attached, index: usize, word: &'static StreamSlot) {
+    if let Some(holding) = slots::hold_any(index, || false)
+        && slots::key(index) != 0
+        && word.is_idle()
+    {
+        give_up(attached, index, word, holding);
+    }
 }
 
 /// One mark per eighth of the window: few enough to cost nothing, often enough to bound what is in flight.
 /// Budgets grow only while the device keeps up: looks are rare where they are large, and a kernel may take what its grid does not
-/// tell.
-fn adapt(thread: &Thread, attached: &Attached, private: &Private, keeps_up: bool) {
+/// tell. Where many streams have work in flight their batches share the window.
+fn adapt(thread: &Thread, attached: &Attached) {
+    let Some((index, slot)) = current(thread, attached) else {
+        return;
+    };
+    let private = &slots::at(index).private;
+    // Whether the device has passed every mark before the last one: it keeps up with the program.
+    let keeps_up = slot.issued().wrapping_sub(slot.done()) <= 1;
     let aim_ns = match u64::from(window_us(thread, attached)) * 125 {
         0 => UNBOUND_NS,
-        eighth_ns => eighth_ns,
+        eighth_ns => eighth_ns / u64::from(thread.crowd.get() / 8).max(1),
     };
     let before_ns = thread.budget_ns.get().max(LEAST_BUDGET_NS);
     let most_ns = if keeps_up { before_ns * 2 } else { before_ns };
@@ -332,73 +622,180 @@ fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
         0 => deadline_ns - now_ns,
         _ => turn_ns.saturating_sub(now_ns),
     };
-    let Some((index, _)) = current(thread, attached) else {
+    let Some(index) = own(thread) else {
         return u64::MAX;
     };
-    // Half of it, and half of the rest next time: what work takes is a guess. PANIC: the pages and `PRIVATE` are of one length.
-    PRIVATE[index].weight_of(left_ns / 2)
+    // Half of it, and half of the rest next time: what work takes is a guess.
+    slots::at(index).private.weight_of(left_ns / 2)
 }
 
 /// After a call that has waited for the device: the one look that a program gives us that submits a burst and sleeps until it
 /// is done.
 pub(crate) fn learn(thread: &Thread, attached: &Attached) {
-    if let Some((index, slot)) = current(thread, attached) {
-        PRIVATE[index].observe(slot, now_ns(), true); // PANIC: the pages and `PRIVATE` are of one length.
+    if let Some((index, word)) = current(thread, attached)
+        && let Some(_holding) = slots::hold(index, thread.who.get())
+    {
+        slots::at(index).private.observe(word, now_ns(), true);
     }
 }
 
-/// Waits while more is in flight on the thread's stream than the window holds.
+/// What of the process is in flight on a device, in nanoseconds of it.
+fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
+    let client = attached.end.client;
+    let words = (0..client.streams_used()).filter_map(|index| Some((index, client.stream(index)?)));
+    words
+        .filter(|(_, word)| !word.is_idle() && word.is_on(device))
+        .map(|(index, word)| slots::at(index).private.queued_ns(word))
+        .fold(0, u64::saturating_add)
+}
+
+/// Waits while more is in flight on these streams of the thread's than the window holds. Several streams in flight share it: each may
+/// have its part, or what the others leave of the whole.
 ///
 /// The wait has a deadline that doubles each time it runs out and nothing has moved: what we wait for may itself wait for
 /// something that this very thread will submit later (a collective's other rank, a stream's wait for a host flag).
-pub(crate) fn bound(thread: &Thread, attached: &'static Attached) {
+fn bound(thread: &Thread, attached: &'static Attached, streams: impl Iterator<Item = usize>) {
     let window_us = window_us(thread, attached);
+    let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
+        return;
+    };
     if window_us == 0 || attached.is_lost() {
         return;
     }
-    let Some((index, slot)) = current(thread, attached) else {
-        return;
-    };
-    let private = &PRIVATE[index]; // PANIC: the pages and `PRIVATE` are of one length.
-    // Several streams in flight share the window.
-    let device = thread.device_plus_one.get() as usize;
-    let streams = attached
-        .end
-        .client
-        .in_flight(device.saturating_sub(1))
-        .streams;
-    let window_ns = u64::from(window_us) * 1000 / u64::from(streams.max(1));
+    let crowd = attached.end.client.in_flight(device).streams.max(1);
+    thread.crowd.set(crowd);
+    let window_ns = u64::from(window_us) * 1000;
+    let share_ns = window_ns / u64::from(crowd);
     let begun = now_ns();
-    let done_at_first = slot.done();
-    // TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a submission more pass.
-    let patience_ns = 50_000_000u64 << thread.impatience.get().min(6);
-    let mut asked = begun;
-    loop {
-        let now = now_ns();
-        private.observe(slot, now, false);
-        if slot.done() != done_at_first {
-            thread.impatience.set(0);
-        }
-        if private.fits(slot, window_ns, now) {
-            return;
-        }
-        if now - begun > patience_ns {
-            thread.impatience.set(thread.impatience.get() + 1);
-            return;
-        }
-        if now - asked > 20_000_000 {
-            asked = now;
-            if settle_if_over(thread, slot) || attached.look_after(now) {
+    let patience_ns = PATIENCE_NS << thread.impatience.get().min(6);
+    let mut waiting = None;
+    for index in streams {
+        let Some(word) = attached.end.client.stream(index) else {
+            continue;
+        };
+        let private = &slots::at(index).private;
+        let done_at_first = word.done();
+        let mut asked = begun;
+        // Nobody takes it over while anything is outstanding; but its stream may go.
+        while let Some(holding) = slots::hold(index, thread.who.get()) {
+            let now = now_ns();
+            private.observe(word, now, false);
+            if word.done() != done_at_first {
+                thread.impatience.set(0);
+            }
+            if private.fits(word, share_ns, now)
+                || crowd > 1
+                    && private.fits(word, window_ns, now)
+                    && in_flight_ns(attached, device) <= window_ns
+            {
+                break;
+            }
+            if now - begun > patience_ns {
+                thread.impatience.set(thread.impatience.get() + 1);
                 return;
             }
+            if now - asked > 20_000_000 {
+                asked = now;
+                if settle_if_over(index, word, &holding) {
+                    break;
+                }
+                drop(holding);
+                if attached.look_after(now) {
+                    return;
+                }
+                continue;
+            }
+            drop(holding);
+            // While nothing is known yet the wait is for one short mark: look often.
+            let nap_ns = if private.guesses(word) {
+                10_000
+            } else {
+                (window_ns / u64::from(crowd) / 16).clamp(10_000, 100_000)
+            };
+            waiting.get_or_insert_with(Waiting::begin).nap(nap_ns);
         }
-        // While nothing is known yet the wait is for one short mark: look often.
-        let nap_ns = if private.guesses(slot) {
-            10_000
-        } else {
-            (window_ns / 16).clamp(10_000, 100_000)
-        };
-        pause(Duration::from_nanos(nap_ns));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ends
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Before the driver is asked to destroy a stream: what was submitted to it is marked, whoever did, and nobody marks it any more.
+pub(crate) fn stream_goes(stream: usize) {
+    let Some(attached) = client::current().filter(|_| stream > PER_THREAD) else {
+        return;
+    };
+    let thread = thread();
+    let was_inside = thread.inside.replace(true);
+    let ours = thread.generation.get() == client::generation() && thread.slot_plus_one.get() != 0;
+    if ours {
+        book(thread);
+        let of_stream = |index: &usize| slots::key(*index) == stream;
+        for index in batch(thread).filter(of_stream) {
+            mark(thread, attached, index, None, false);
+        }
+    }
+    for index in slots::of_stream(attached.end.client, stream) {
+        leave(thread, attached, index, |key| key == stream);
+    }
+    if ours && thread.stream.get() == stream {
+        thread.give_credit(0);
+        thread.stream.set(0);
+        thread.stream_slot_plus_one.set(0);
+    }
+    thread.inside.set(was_inside);
+}
+
+/// Before the driver is asked to destroy a context, or (`None`) one of which nothing is known: the same for its streams.
+pub(crate) fn context_goes(context: Option<usize>) {
+    let Some(attached) = client::current() else {
+        return;
+    };
+    let thread = thread();
+    let was_inside = thread.inside.replace(true);
+    for index in slots::of_context(attached.end.client, context) {
+        leave(thread, attached, index, |_| true);
+    }
+    if thread.generation.get() == client::generation() {
+        thread.give_credit(0);
+        thread.stream.set(0);
+        thread.stream_slot_plus_one.set(0);
+    }
+    thread.inside.set(was_inside);
+}
+
+/// Takes a slot from its owner before its stream goes. The calling thread has marked its own.
+fn leave(thread: &Thread, attached: &Attached, index: usize, is_it: impl Fn(usize) -> bool) {
+    let begun_ns = now_ns();
+    let holding = slots::hold_any(index, || {
+        pause(Duration::from_micros(20));
+        now_ns().saturating_sub(begun_ns) < LEAVE_NS
+    });
+    let (Some(mut holding), Some(word)) = (holding, attached.end.client.stream(index)) else {
+        return;
+    };
+    if holding.owner() != 0 && is_it(slots::key(index)) {
+        if holding.owner() == thread.who.get() {
+            holding.set_open(false);
+        }
+        give_up(attached, index, word, holding);
+    }
+}
+
+/// A context has gone, and all that was to be done in it.
+pub(crate) fn context_gone(context: usize) {
+    let Some(attached) = client::current() else {
+        return;
+    };
+    for index in slots::left_by(attached.end.client, context) {
+        if let (Some(holding), Some(word)) = (
+            slots::hold_any(index, || false),
+            attached.end.client.stream(index),
+        ) && holding.owner() == 0
+        {
+            word.settle();
+        }
     }
 }
 
@@ -436,28 +833,31 @@ pub(crate) fn look_while_waiting(thread: &Thread, attached: &Attached) {
     if thread.stream.get() == 0 || capture::any() {
         return;
     }
-    if let Some((_, slot)) = current(thread, attached)
-        && slot.done() != slot.issued()
+    if let Some((index, word)) = current(thread, attached)
+        && !word.is_idle()
+        && let Some(holding) = slots::hold(index, thread.who.get())
     {
-        after_error(query(thread));
+        let result = query(index, &holding);
+        drop(holding);
+        after_error(result);
     }
 }
 
-/// How the thread's stream is.
-fn query(thread: &Thread) -> CUresult {
-    let stream = CUstream(std::ptr::without_provenance_mut(thread.stream.get()));
-    // SAFETY: the stream that the program has just used on this thread.
+/// How the stream of a slot is that is held.
+fn query(index: usize, _held: &Holding<'_>) -> CUresult {
+    let stream = CUstream(std::ptr::without_provenance_mut(slots::key(index)));
+    // SAFETY: a stream that the program has used on this thread, and that has not been destroyed, for its slot is held.
     unsafe { real::cuStreamQuery(stream) }
 }
 
-/// Asks the driver about the thread's stream: after an error no mark will ever be written again.
-fn settle_if_over(thread: &Thread, slot: &StreamSlot) -> bool {
+/// Asks the driver about the stream: after an error no mark will ever be written again.
+fn settle_if_over(index: usize, word: &StreamSlot, held: &Holding<'_>) -> bool {
     if capture::any() {
         return false;
     }
-    let over = query(thread) != CUresult::CUDA_ERROR_NOT_READY;
+    let over = query(index, held) != CUresult::CUDA_ERROR_NOT_READY;
     if over {
-        slot.settle();
+        word.settle();
     }
     over
 }

@@ -1,6 +1,6 @@
 //! What is known of a stream's completion marks, and what is learnt from them as they pass.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use channel::StreamSlot;
 
@@ -62,8 +62,6 @@ pub(crate) struct Private {
     /// of the samples' ratios, because programs mix kernels of microseconds with kernels of milliseconds.
     sum_ns: AtomicU64,
     sum_weight: AtomicU64,
-    /// Thread that the slot belongs to.
-    pub(crate) owner: AtomicU32,
 }
 
 /// Of the pace.
@@ -92,12 +90,11 @@ impl Private {
             pace: AtomicU64::new(0),
             sum_ns: AtomicU64::new(0),
             sum_weight: AtomicU64::new(0),
-            owner: AtomicU32::new(0),
         }
     }
 
     /// A new owner knows nothing of what the last one learnt; its work begins now.
-    pub(crate) fn reset(&self, slot: &StreamSlot, owner: u32, now_ns: u64) {
+    pub(crate) fn reset(&self, slot: &StreamSlot, now_ns: u64) {
         let done = slot.done();
         self.seen_ns.store(now_ns, Ordering::Relaxed);
         self.looked_ns.store(now_ns, Ordering::Relaxed);
@@ -109,7 +106,6 @@ impl Private {
         self.pace.store(0, Ordering::Relaxed);
         self.sum_ns.store(0, Ordering::Relaxed);
         self.sum_weight.store(0, Ordering::Relaxed);
-        self.owner.store(owner, Ordering::Relaxed);
     }
 
     /// Notes a mark that covers `weight_ns` more.
@@ -262,11 +258,7 @@ impl Private {
             return false;
         }
         let oldest = slot.done().wrapping_add(1);
-        let queued = self
-            .total
-            .load(Ordering::Relaxed)
-            .wrapping_sub(self.upto(slot.done()));
-        let queued_ns = self.expected_ns(queued);
+        let queued_ns = self.queued_ns(slot);
         let runs_ns = now_ns.saturating_sub(self.begun_ns(oldest));
         if self.guesses(slot) {
             // What takes longer than the window makes the queue at least that long, whatever was guessed.
@@ -277,6 +269,12 @@ impl Private {
         let oldest_ns = self.expected_ns(self.upto(oldest).wrapping_sub(self.upto(slot.done())));
         runs_ns <= window_ns.max(oldest_ns)
             && queued_ns.saturating_sub(runs_ns.min(oldest_ns)) <= window_ns
+    }
+
+    /// Device time of what is in flight. Anybody may ask; of another thread's slot the answer may be a moment old.
+    pub(crate) fn queued_ns(&self, slot: &StreamSlot) -> u64 {
+        let upto = self.upto(slot.done());
+        self.expected_ns(self.total.load(Ordering::Relaxed).wrapping_sub(upto))
     }
 
     /// When the work of a mark began at the latest, the one before it having passed.
@@ -322,7 +320,7 @@ mod tests {
 
     fn begun() -> (Private, StreamSlot) {
         let (private, slot) = (Private::new(), StreamSlot::default());
-        private.reset(&slot, 1, 10 * MS);
+        private.reset(&slot, 10 * MS);
         (private, slot)
     }
 

@@ -9,20 +9,8 @@ use std::sync::atomic::AtomicU32;
 
 use channel::{SignatureRing, ThreadSlot};
 
-/// (stream, slot) pairs that a thread remembers.
-pub(crate) const STREAMS: usize = 4;
-
-/// One remembered pair. `key` 0 means empty.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct StreamEntry {
-    /// Stream handle, with 1 and 2 for the default streams.
-    pub(crate) key: usize,
-    /// Device index of the pages.
-    pub(crate) device: u32,
-    /// Slot in the client's half, plus one.
-    pub(crate) slot_plus_one: u32,
-}
+/// Streams of a batch, see [`crate::marks`].
+pub(crate) const BATCH: usize = 64;
 
 /// Most credit, and what is beyond all credit. Their sum fits a word.
 pub(crate) const MOST_CREDIT: i32 = 1_000_000_000;
@@ -72,25 +60,39 @@ pub(crate) struct Thread {
     pub(crate) marks_since_apart: Cell<u32>,
     /// Device time per completion mark, in nanoseconds.
     pub(crate) budget_ns: Cell<u64>,
-    /// Device time of the submissions that no mark covers yet and that the credit does not show, in nanoseconds.
+    /// Device time of the submissions that no mark covers yet and that the credit does not show, in nanoseconds; all streams.
     pub(crate) spent_ns: Cell<u64>,
+    /// What that was when the thread turned to its current stream.
+    pub(crate) entered_ns: Cell<u64>,
+    /// Submissions on the thread's line when all were marked last.
+    pub(crate) marked: Cell<u64>,
     /// Slot of the current stream, plus one; 0 where completion cannot be followed.
     pub(crate) stream_slot_plus_one: Cell<u32>,
+    /// The thread's number; 0: none yet.
+    pub(crate) who: Cell<u32>,
+    /// Number of the thread's batch.
+    pub(crate) batch: Cell<u32>,
+    /// Streams that had been destroyed when the current one was turned to.
+    pub(crate) destroyed: Cell<u32>,
+    /// When the gate last let the thread in after a wait.
+    pub(crate) let_in_ns: Cell<u64>,
+    /// Streams of the process that had work in flight when the thread looked last.
+    pub(crate) crowd: Cell<u32>,
+    /// Streams of the batch.
+    pub(crate) streams: Cell<u32>,
     /// When the arbiter was last looked after, `CLOCK_MONOTONIC` nanoseconds.
     pub(crate) last_check_ns: Cell<u64>,
     /// Consecutive times that waiting for the device has run out.
     pub(crate) impatience: Cell<u32>,
     /// The restore in which the thread may go on before its end; 0: none. See `residency::early`.
     pub(crate) leave: Cell<u32>,
-    /// Next entry of `streams` to replace.
-    pub(crate) next_stream: Cell<u32>,
-    /// Remembered streams.
-    pub(crate) streams: [Cell<StreamEntry>; STREAMS],
+    /// Slots of the streams of the batch.
+    pub(crate) touched: [Cell<u16>; BATCH],
     /// Counter of a thread that nobody governs.
     pub(crate) unmanaged: ThreadSlot,
 }
 
-const _: () = assert!(size_of::<Thread>() <= 256);
+const _: () = assert!(size_of::<Thread>() <= 384);
 
 std::arch::global_asm!(
     ".section .tbss,\"awT\",@nobits",
@@ -98,9 +100,9 @@ std::arch::global_asm!(
     ".globl sublet_thread",
     ".hidden sublet_thread",
     ".type sublet_thread, @object",
-    ".size sublet_thread, 256",
+    ".size sublet_thread, 384",
     "sublet_thread:",
-    ".zero 256",
+    ".zero 384",
     ".text",
 );
 
@@ -117,7 +119,7 @@ pub(crate) fn thread<'a>() -> &'a Thread {
             at = out(reg) at,
             options(pure, readonly, nostack),
         );
-        // SAFETY: 256 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid `Thread`, and its cells are
+        // SAFETY: 384 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid `Thread`, and its cells are
         // touched by this thread alone (the lifetime never leaves the call that asked).
         &*at
     }
@@ -146,11 +148,8 @@ impl Thread {
         self.anchor.set(0);
         self.slot_plus_one.set(0);
         self.device_plus_one.set(0);
-        self.stream_slot_plus_one.set(0);
+        crate::marks::leave_all(self);
         self.last_check_ns.set(0);
         self.impatience.set(0);
-        for entry in &self.streams {
-            entry.set(StreamEntry::default());
-        }
     }
 }

@@ -153,6 +153,20 @@ impl Capture {
         outcome
     }
 
+    /// A stream goes that is being captured: with the one in which the capture began the capture is over, and nobody has its graph.
+    /// What another one has captured stays, and has to be joined before the end as ever.
+    pub fn leave(&self, driver: &Driver, stream: &Stream) {
+        if self.origin != stream.id {
+            *stream.capture.lock() = None;
+            return;
+        }
+        self.invalidate();
+        self.close(driver);
+        if !self.foreign_graph {
+            self.graph.destroy(driver);
+        }
+    }
+
     /// Takes the capture off all its streams.
     pub fn close(&self, driver: &Driver) {
         let streams: Vec<u64> = {

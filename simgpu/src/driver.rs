@@ -20,7 +20,7 @@ use crate::memory::pool::Pool;
 use crate::module::{Function, Library, Module};
 use crate::profile::{BadConfig, MAX_DEVICES, Profile};
 use crate::registry::Registry;
-use crate::stream::Stream;
+use crate::stream::{Freed, Stream};
 use crate::visible;
 
 /// CUDA version that this driver claims: 13.2.
@@ -51,6 +51,8 @@ pub struct Driver {
     pub contexts: Registry<Context>,
     /// Streams.
     pub streams: Registry<Stream>,
+    /// Handles of streams that were destroyed.
+    pub freed: Freed,
     /// Events.
     pub events: Registry<Event>,
     /// Modules.
@@ -236,6 +238,7 @@ impl Driver {
             memory,
             contexts: Registry::default(),
             streams: Registry::default(),
+            freed: Freed::from_env(env).map_err(InitError::Config)?,
             events: Registry::default(),
             modules: Registry::default(),
             functions: Registry::default(),

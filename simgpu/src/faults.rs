@@ -16,6 +16,8 @@ enum Fault {
     Endless { kernel: String },
     /// The call takes `us` microseconds more.
     Slow { call: String, us: u64 },
+    /// The call answers success and does nothing after the first `after` calls.
+    Lose { call: String, after: u64 },
     /// The call answers `status` after the first `after` calls.
     Fail {
         call: String,
@@ -94,9 +96,18 @@ impl Faults {
                     after: number("after", Some(0), &mut text)?,
                     call: text("call")?,
                 },
-                _ => return Err(bad("unknown kind; use oom, sticky, endless, slow or fail")),
+                "lose" => Fault::Lose {
+                    after: number("after", Some(0), &mut text)?,
+                    call: text("call")?,
+                },
+                _ => {
+                    return Err(bad(
+                        "unknown kind; use oom, sticky, endless, slow, fail or lose",
+                    ));
+                }
             };
-            if let Fault::Slow { call, .. } | Fault::Fail { call, .. } = &fault
+            if let Fault::Slow { call, .. } | Fault::Fail { call, .. } | Fault::Lose { call, .. } =
+                &fault
                 && Symbol::from_name(call.as_bytes()).is_none()
             {
                 return Err(bad(&format!("call={call} is no driver function")));
@@ -154,7 +165,7 @@ impl Faults {
         (status, endless)
     }
 
-    /// Delays or refuses a call.
+    /// Delays or refuses a call; the status may be that of success, without the call.
     ///
     /// # Errors
     /// The status asked for.
@@ -171,6 +182,11 @@ impl Faults {
                     after,
                 } if call == name && count.fetch_add(1, Relaxed) >= *after => {
                     return Err(CUresult(*status));
+                }
+                Fault::Lose { call, after }
+                    if call == name && count.fetch_add(1, Relaxed) >= *after =>
+                {
+                    return Err(CUresult::CUDA_SUCCESS);
                 }
                 _ => {}
             }
@@ -194,7 +210,7 @@ mod tests {
     #[test]
     fn kernels_and_calls_are_matched_by_name() {
         let faults = Faults::parse(
-            "sticky:kernel=a; endless:kernel=b; fail:call=cuMemAlloc_v2,status=2,after=1",
+            "sticky:kernel=a; endless:kernel=b; fail:call=cuMemAlloc_v2,status=2,after=1; lose:call=cuMemsetD8_v2",
         )
         .unwrap();
         assert_eq!(
@@ -209,6 +225,11 @@ mod tests {
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
         );
         assert_eq!(faults.call(Symbol::cuMemFree_v2), Ok(()));
+        assert_eq!(
+            faults.call(Symbol::cuMemsetD8_v2),
+            Err(CUresult::CUDA_SUCCESS),
+            "not carried out, and not told"
+        );
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::event::Event;
 use crate::exec::engine::StreamInfo;
 use crate::exec::work::{Record, Work};
 use crate::graph::{Action, Block};
+use crate::profile::BadConfig;
+use crate::registry::{self, NumberMap};
 
 type Result<T> = std::result::Result<T, CUresult>;
 
@@ -22,6 +24,79 @@ pub enum Default {
     Legacy,
     /// The calling thread's stream.
     PerThread,
+}
+
+/// Handles of streams that were destroyed. A real driver does not look such a handle up: using one is undefined, and crashes or reaches
+/// another stream. Here it ends the process, so that it is seen.
+#[derive(Default)]
+pub struct Freed {
+    handles: Mutex<(std::collections::VecDeque<u64>, NumberMap<()>)>,
+    refuse: bool,
+    reuse: bool,
+}
+
+impl Freed {
+    /// Destroyed streams that are remembered.
+    const MOST: usize = 1 << 16;
+
+    /// As the environment asks: `SUBLET_SIM_FREED_STREAM`, `SUBLET_SIM_REUSE_STREAMS`.
+    ///
+    /// # Errors
+    /// A value that neither can have.
+    pub fn from_env(env: impl Fn(&str) -> Option<String>) -> std::result::Result<Self, BadConfig> {
+        let one_of = |name: &str, first: &str, second: &str| match env(name).as_deref() {
+            None => Ok(false),
+            Some(value) if value == first => Ok(false),
+            Some(value) if value == second => Ok(true),
+            Some(value) => Err(BadConfig(format!(
+                "{name}={value}: expected {first} or {second}"
+            ))),
+        };
+        Ok(Self {
+            handles: Mutex::default(),
+            refuse: one_of("SUBLET_SIM_FREED_STREAM", "abort", "refuse")?,
+            reuse: one_of("SUBLET_SIM_REUSE_STREAMS", "0", "1")?,
+        })
+    }
+
+    fn add(&self, handle: u64) {
+        let mut handles = self.handles.lock();
+        let (order, known) = &mut *handles;
+        order.push_back(handle);
+        known.insert(handle, ());
+        if order.len() > Self::MOST
+            && let Some(oldest) = order.pop_front()
+        {
+            known.remove(&oldest);
+        }
+    }
+
+    /// A handle for a new stream: that of the one destroyed last, where handles are to come again and nothing is left of it.
+    pub fn handle(&self, driver: &Driver) -> u64 {
+        if self.reuse {
+            let mut handles = self.handles.lock();
+            if let Some(last) = handles.0.back().copied()
+                && driver.engine.has_forgotten(last)
+            {
+                handles.0.pop_back();
+                handles.1.remove(&last);
+                return last;
+            }
+        }
+        registry::fresh()
+    }
+
+    /// What a call with a handle that no stream has is answered, if it returns.
+    pub fn answer(&self, handle: u64) -> CUresult {
+        if !self.refuse && self.handles.lock().1.contains_key(&handle) {
+            eprintln!(
+                "sublet simgpu: a call of the driver was given stream {handle:#x}, which has been destroyed. With a real driver that is \
+                 undefined: it crashes, or reaches another stream. SUBLET_SIM_FREED_STREAM=refuse answers CUDA_ERROR_INVALID_HANDLE instead"
+            );
+            std::process::abort();
+        }
+        CUresult::CUDA_ERROR_INVALID_HANDLE
+    }
 }
 
 /// A stream.
@@ -75,7 +150,7 @@ impl Stream {
         let stream = driver
             .streams
             .get(id)
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+            .ok_or_else(|| driver.freed.answer(id))?;
         let context = if stream.context == context.id {
             context
         } else {
@@ -150,11 +225,14 @@ impl Stream {
         Ok(address)
     }
 
-    /// Ends a capture that will not be finished.
-    pub fn abandon_capture(&self) {
+    /// Takes it away; what was put into it is still carried out. A capture that began in it is over; one that it has joined goes on.
+    pub fn destroy(&self, driver: &'static Driver) {
         if let Some(capture) = self.captured_by() {
-            capture.invalidate();
+            capture.leave(driver, self);
         }
+        driver.streams.remove(self.id);
+        driver.engine.remove_stream(self.id);
+        driver.freed.add(self.id);
     }
 
     /// Lets what follows wait for what an event recorded last.

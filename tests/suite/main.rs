@@ -18,6 +18,7 @@ mod residency;
 mod resize;
 mod shares;
 mod soak;
+mod streams;
 mod survival;
 
 testbed::starts_clean!();

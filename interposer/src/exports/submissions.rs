@@ -58,6 +58,13 @@ macro_rules! gated {
             extern "C-unwind" fn slow($($arg: usize),*) -> CUresult {
                 let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
                 let seen = signature::of(Symbol::$symbol, &[$($arg),*], stream);
+                if !blocks!($stream)
+                    && !track::may_allocate(Symbol::$symbol)
+                    && gate::turn_to(stream)
+                    && gate::open(stream, seen)
+                {
+                    return call_words!($symbol $($arg)*);
+                }
                 if residency::active()
                     && !blocks!($stream)
                     && !track::may_allocate(Symbol::$symbol)

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
-use crate::{capture, context, cost, gate, memory, residency};
+use crate::{capture, context, cost, gate, marks, memory, residency};
 
 const fn begins_capture(symbol: Symbol) -> bool {
     matches!(
@@ -30,6 +30,19 @@ const fn ends_capture(symbol: Symbol) -> bool {
             | Symbol::cuStreamEndCaptureToCig
             | Symbol::cuStreamEndCaptureToCig_ptsz
     )
+}
+
+/// The stream of a call about captures, as a key.
+fn captured(symbol: Symbol, args: &[usize]) -> usize {
+    match args.first().copied() {
+        None | Some(0) if symbol.entry().name().ends_with("_ptsz") => gate::PER_THREAD,
+        None | Some(0) => gate::LEGACY,
+        Some(stream) => stream,
+    }
+}
+
+const fn destroys_stream(symbol: Symbol) -> bool {
+    matches!(symbol, Symbol::cuStreamDestroy | Symbol::cuStreamDestroy_v2)
 }
 
 /// Calls whose arguments the driver checks against what is mapped, or that make it mean something else; and beginnings of
@@ -137,7 +150,10 @@ pub(super) const fn ends_context(symbol: Symbol) -> bool {
 }
 
 #[inline(always)]
-pub(super) fn before(symbol: Symbol) {
+pub(super) fn before(symbol: Symbol, args: &[usize]) {
+    if destroys_stream(symbol) {
+        marks::stream_goes(args.first().copied().unwrap_or(0));
+    }
     if begins_capture(symbol) {
         // What was submitted so far is marked now: a stream that is captured is not marked any more.
         gate::before_sync();
@@ -148,12 +164,19 @@ pub(super) fn before(symbol: Symbol) {
 #[inline(always)]
 pub(super) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
     if begins_capture(symbol) {
-        capture::after_begin(result);
+        let context = match crate::client::current() {
+            Some(_) if result.is_ok() => context::current(),
+            _ => 0,
+        };
+        capture::after_begin(captured(symbol, args), context, result);
         return;
     }
     if ends_capture(symbol) {
-        capture::after_end(result);
+        capture::after_end(captured(symbol, args), result);
         return;
+    }
+    if destroys_stream(symbol) && result.is_ok() {
+        capture::stream_gone(args.first().copied().unwrap_or(0));
     }
     if !result.is_ok() || crate::client::current().is_none() {
         return;

@@ -12,7 +12,6 @@ use crate::context::current;
 use crate::entry::{In, Out, api};
 use crate::exec::engine::{Ordering, StreamInfo};
 use crate::exec::work::{Until, UserData, Work};
-use crate::registry;
 use crate::stream::{Default, Stream};
 
 const NON_BLOCKING: u32 = 1;
@@ -25,7 +24,7 @@ fn create(to: Out<CUstream>, flags: u32, priority: i32) -> Done {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let info = StreamInfo {
-        id: registry::fresh(),
+        id: driver.freed.handle(driver),
         context: context.id,
         device: context.device,
         ordering: if flags == NON_BLOCKING {
@@ -46,11 +45,11 @@ fn destroy(stream: CUstream) -> Done {
     let found = driver
         .streams
         .get(id)
-        .filter(|found| found.id != context.legacy);
-    let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    found.abandon_capture();
-    driver.streams.remove(id);
-    driver.engine.remove_stream(id);
+        .ok_or_else(|| driver.freed.answer(id))?;
+    if found.id == context.legacy {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    found.destroy(driver);
     Ok(())
 }
 

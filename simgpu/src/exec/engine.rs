@@ -162,6 +162,11 @@ impl Engine {
         }
     }
 
+    /// Whether nothing is left of a stream that was taken away.
+    pub fn has_forgotten(&self, id: u64) -> bool {
+        !self.state.lock().queues.contains_key(&id)
+    }
+
     /// Puts work into a stream, in order and as one piece. Waits while the stream is full.
     ///
     /// # Errors

@@ -91,6 +91,8 @@ impl Place {
             .env("SUBLET_SIM_STATE", self.directory.join("sim"))
             // Simulated work takes no time worth waiting for.
             .env("SUBLET_SIM_SPEED", "1000000")
+            // Sequences make calls with handles of what is gone.
+            .env("SUBLET_SIM_FREED_STREAM", "refuse")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

@@ -1,0 +1,193 @@
+//! Streams come and go, threads as well, and what is in flight is followed and bounded as ever.
+
+use channel::{Grant, OrderState, Reason, ResidencyMode, STREAM_SLOTS, Verb};
+use tests::fake::{Attached, Listening, TOKEN};
+use tests::{Artefacts, Outcome, Room, Talk, programs, wait_until};
+
+/// The program, governed by an arbiter of the test's with the gate open.
+struct Host {
+    talk: Talk,
+    arbiter: Attached,
+    _room: Room,
+}
+
+impl Host {
+    fn start(vars: &[(&str, &str)], evictable: bool) -> Self {
+        let room = Room::new();
+        let listening = Listening::at(&room.path("channel.sock"));
+        let mut command = room.preloaded(programs::program("streams"));
+        command
+            .env("SUBLET_SOCKET", listening.path())
+            .env("SUBLET_TOKEN", TOKEN)
+            .envs(vars.iter().copied());
+        let mut talk = Talk::start(&mut command);
+        talk.send(&init());
+        let arbiter = listening.welcome_with(|pages| {
+            let mode = ResidencyMode {
+                evictable,
+                overflow: false,
+                prepare: false,
+            };
+            pages.arbiter.set_residency(mode, None);
+        });
+        assert_eq!(talk.answer(), "0");
+        Self {
+            talk,
+            arbiter,
+            _room: room,
+        }
+    }
+
+    /// What is in flight is bound to so much device time.
+    fn bound(&mut self, window_us: u32) {
+        let grant = Grant {
+            number: 2,
+            quantum_us: 5000,
+            deadline_mono_ns: 0,
+            window_us,
+        };
+        self.arbiter.pages.arbiter.open(0, &grant);
+    }
+
+    #[track_caller]
+    fn says(&mut self, line: &str, answer: &str) {
+        assert_eq!(self.talk.ask(line), answer, "{line}");
+    }
+
+    /// How many kernels were in flight at once, at most.
+    #[track_caller]
+    fn most(&mut self, line: &str) -> usize {
+        let answer = self.talk.ask(line);
+        let most = answer
+            .strip_prefix("0 ")
+            .and_then(|most| most.parse().ok())
+            .unwrap_or_else(|| panic!("{line}: {answer}"));
+        self.says("sync", "0");
+        most
+    }
+
+    #[track_caller]
+    fn has_nothing_in_flight(&self) {
+        wait_until("every mark has passed", || {
+            (self.arbiter.pages.client.in_flight(0).marks == 0).then_some(())
+        });
+    }
+
+    #[track_caller]
+    fn can_be_evicted(&mut self) {
+        self.arbiter.close();
+        self.arbiter.order(Verb::Evict, 0);
+        assert_eq!(self.arbiter.answered(), (OrderState::Evicted, Reason::None));
+        self.arbiter.order(Verb::Restore, 0);
+        assert_eq!(
+            self.arbiter.answered(),
+            (OrderState::Resident, Reason::None)
+        );
+        self.arbiter.open();
+    }
+}
+
+fn init() -> String {
+    let kernels = Artefacts::get().root().join("simgpu/kernels");
+    format!("init {}", kernels.display())
+}
+
+#[test]
+fn no_mark_goes_to_a_stream_that_was_destroyed() {
+    // The simulated driver ends a process that uses such a stream.
+    for reuse in ["0", "1"] {
+        let mut host = Host::start(&[("SUBLET_SIM_REUSE_STREAMS", reuse)], false);
+        for window_us in [0, 2000] {
+            host.bound(window_us);
+            for line in ["drop 40", "elsewhere 40", "shared 40", "context 10"] {
+                host.says(line, "0");
+            }
+            host.says("sync", "0");
+            host.has_nothing_in_flight();
+        }
+        host.talk.ended_well();
+    }
+}
+
+#[test]
+fn using_a_stream_that_was_destroyed_is_seen_on_the_simulated_driver() {
+    let room = Room::new();
+    let mut bare = room.bare(programs::program("streams"));
+    let mut talk = Talk::start(&mut bare);
+    assert_eq!(talk.ask(&init()), "0");
+    talk.send("freed");
+    let outcome: Outcome = talk.finish();
+    assert_eq!(outcome.signal, Some(nix::libc::SIGABRT), "{outcome:?}");
+    assert!(
+        outcome.stderr.contains("which has been destroyed"),
+        "{outcome:?}"
+    );
+    let mut talk = Talk::start(bare.env("SUBLET_SIM_FREED_STREAM", "refuse"));
+    assert_eq!(talk.ask(&init()), "0");
+    assert_eq!(talk.ask("freed"), "400");
+    talk.ended_well();
+}
+
+#[test]
+fn a_thread_of_many_streams_leaves_room_for_others() {
+    let mut host = Host::start(&[], false);
+    host.bound(2000);
+    host.says("turns 40 4000 5", "0");
+    // What such kernels take is learnt first: they differ from the others in a parameter only.
+    host.most("ahead 64 200");
+    // Two milliseconds of them are ten. On a busy machine a wait of 50 ms that ran out lets one more pass.
+    let most = host.most("ahead 100 200");
+    assert!(most < 50, "{most} in flight");
+    host.has_nothing_in_flight();
+    host.talk.ended_well();
+}
+
+#[test]
+fn slots_are_used_again_by_whoever_needs_one() {
+    let mut host = Host::start(&[], false);
+    host.bound(2000);
+    host.says("one-by-one 700", "0");
+    host.says("threads 600", "0");
+    host.most("ahead 64 200");
+    let most = host.most("ahead 100 200");
+    assert!(most < 50, "{most} in flight");
+    host.has_nothing_in_flight();
+    host.talk.ended_well();
+}
+
+#[test]
+fn what_is_in_flight_on_many_streams_is_bounded_as_on_one() {
+    let mut host = Host::start(&[], false);
+    host.bound(2000);
+    host.most("ahead 64 200");
+    let most = host.most("spread 64 200 200");
+    assert!(most < 100, "{most} in flight");
+    host.talk.ended_well();
+}
+
+#[test]
+fn more_streams_than_can_be_followed_wait_for_each_other() {
+    let mut host = Host::start(&[], false);
+    // A second: all of it at once.
+    host.bound(1_000_000);
+    host.most("ahead 32 1000");
+    let most = host.most("spread 900 900 1000");
+    assert!(most < STREAM_SLOTS + 100, "{most} in flight");
+    host.has_nothing_in_flight();
+    host.talk.ended_well();
+}
+
+#[test]
+fn a_capture_ends_with_its_stream_and_goes_on_without_those_that_joined_it() {
+    let mut host = Host::start(&[], true);
+    host.says("alloc 8388608", "0");
+    host.can_be_evicted();
+    host.says("lost", "0");
+    host.can_be_evicted();
+    host.says("forked", "0");
+    host.can_be_evicted();
+    // Not its capture to end (903), which is invalid from then on, and goes on until it is ended (901).
+    host.says("error", "903 901");
+    host.can_be_evicted();
+    host.talk.ended_well();
+}
