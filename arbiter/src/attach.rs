@@ -116,6 +116,33 @@ impl Arbiter {
         self.answer_greeting(id, now_ns);
     }
 
+    /// A job's first process is let in although no successor of ours would know of the job.
+    fn tell_unsaved(&mut self, id: TenantId, now_ns: u64) {
+        let file = self.options.dir.state_file();
+        let Some(tenant) = self.ledger.get_mut(id) else {
+            return;
+        };
+        if tenant.allowance.spend(now_ns).is_some() {
+            let name = tenant.spec.name.clone();
+            let message = format!(
+                "job `{name}` starts before it is in {}: the disk has not taken it for {} ms, and an arbiter after this one may not know it",
+                file.display(),
+                HOLD_NS / 1_000_000
+            );
+            self.journal.write("unsaved", &name, message, &[]);
+        }
+    }
+
+    /// Looks again at those that have been held.
+    pub(crate) fn answer_greetings(&mut self, now_ns: u64) {
+        let held = self.greetings.iter();
+        let held = held.filter(|(_, greeting)| greeting.hello.is_some());
+        let ids: Vec<u64> = held.map(|(id, _)| *id).collect();
+        for id in ids {
+            self.answer_greeting(id, now_ns);
+        }
+    }
+
     pub(crate) fn expire_greetings(&mut self, now_ns: u64) {
         let ids: Vec<u64> = self.greetings.keys().copied().collect();
         for id in ids {
@@ -200,8 +227,22 @@ impl Arbiter {
         if kept.is_none() && expected && may_hold {
             return Verdict::Hold;
         }
+        let mut late = false;
+        // A job is in the file before its first process is let in: a successor finds it however soon this process is killed. Where the
+        // disk takes longer than a process can be held, it is let in.
+        let unsaved = tenant.saved_as == 0 || tenant.saved_as > self.state_file.done();
+        if unsaved && tenant.clients.is_empty() {
+            if may_hold {
+                self.state_is_old |= tenant.saved_as == 0;
+                return Verdict::Hold;
+            }
+            late = true;
+        }
         // A process that has become another program by exec has left its former self behind, with a closed socket.
         let former: Vec<u64> = tenant.clients.clone();
+        if late {
+            self.tell_unsaved(id, now_ns);
+        }
         for client in former {
             let is_former = self.clients.get(&client).is_some_and(|client| {
                 client.pid == pid && (client.hung_up || hello.previous_slot == Some(client.slot))
@@ -451,14 +492,6 @@ impl Arbiter {
         self.clients.insert(id, client);
         // Before the welcome, so that a client alone finds its gate open.
         self.enter_lanes(id, now_ns);
-        // A job is in the file before its first process is let in: a successor finds it however soon this process is killed.
-        if self
-            .ledger
-            .get(tenant_id)
-            .is_some_and(|t| t.clients.is_empty())
-        {
-            self.state_file.settle();
-        }
         let welcomed = match self.ledger.get(tenant_id).and_then(|t| t.memory.as_ref()) {
             Some(memory) => connection.welcome(&pages, memory, device_map),
             None => Err(std::io::Error::other("the job has ended")),

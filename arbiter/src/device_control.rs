@@ -85,7 +85,7 @@ impl Arbiter {
             self.by_hand.insert(uuid, change.clone().or(&before));
             self.run_as_set(*index);
         }
-        self.save_state();
+        self.state_is_old = true;
         for index in &indices {
             let fields = described(*index, &change);
             let message = format!("device {index} is run anew");
@@ -140,7 +140,7 @@ impl Arbiter {
             self.run_as_set(index);
         }
         self.publish_limits();
-        self.save_state();
+        self.state_is_old = true;
         let file = match &reloaded.file {
             Some(file) => file.display().to_string(),
             None => "no file".into(),

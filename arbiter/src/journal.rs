@@ -1,5 +1,6 @@
 //! What happened, one JSON line per event, in a file of bounded size and in memory for `Request::Events`.
 //!
+//! The file is written by a thread of its own ([`Writer`]); lines that a slow or full disk did not take are counted and told.
 //! The numbers of the lines go on over restarts. A tenant cannot flood it: [`Allowance`] lets a burst through and then a few
 //! lines a second, and says how many were left out.
 
@@ -8,9 +9,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use control::Event;
 use serde_json::{Map, Value};
+
+use crate::writer::{Sink, Writer};
 
 /// Lines kept in memory.
 const KEPT: usize = 1000;
@@ -21,11 +25,43 @@ const ROTATE_BYTES: u64 = 8 << 20;
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
+    lines: Writer,
+    seq: u64,
+    kept: VecDeque<Event>,
+    /// A loss is told no sooner than this.
+    quiet_until_ns: u64,
+}
+
+/// TIMEOUT: a disk that is full stays so for a while, and the same line over and over says no more than one.
+const QUIET_NS: u64 = 1_000_000_000;
+
+/// The file, as its thread has it.
+struct Lines {
+    path: PathBuf,
     file: File,
     bytes: u64,
     rotate_bytes: u64,
-    seq: u64,
-    kept: VecDeque<Event>,
+    /// The last line was written by halves.
+    torn: bool,
+}
+
+impl Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        if self.bytes + line.len() as u64 > self.rotate_bytes && self.bytes > 0 {
+            std::fs::rename(&self.path, aside(&self.path))?;
+            self.file = append(&self.path)?;
+            self.bytes = 0;
+        }
+        if self.torn {
+            self.file.write_all(b"\n")?;
+            self.bytes += 1;
+        }
+        self.torn = true;
+        self.file.write_all(line)?;
+        self.torn = false;
+        self.bytes += line.len() as u64;
+        Ok(())
+    }
 }
 
 impl Journal {
@@ -48,18 +84,56 @@ impl Journal {
             let bytes = older.metadata()?.len();
             (seq, _) = last_seq(&mut older, bytes)?;
         }
-        Ok(Self {
+        let mut lines = Lines {
             path: path.to_owned(),
             file,
             bytes,
             rotate_bytes,
+            torn: false,
+        };
+        let sink = Box::new(move |line: &[u8]| lines.write(line));
+        Self::with_sink(path, seq, sink)
+    }
+
+    fn with_sink(path: &Path, seq: u64, sink: Sink) -> io::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            lines: Writer::start("journal", sink)?,
             seq,
             kept: VecDeque::new(),
+            quiet_until_ns: 0,
         })
     }
 
-    /// Writes a line. A journal that cannot be written is told to the log and keeps nothing from being served.
+    /// Takes note of a line, which is written beside the loop. A journal that cannot be written is told where it can be, and keeps
+    /// nothing from being served.
     pub fn write(&mut self, kind: &str, job: &str, message: String, fields: &[(&str, Value)]) {
+        self.tell_lost();
+        self.put(kind, job, message, fields);
+    }
+
+    /// Tells how many lines could not be written, once in a while.
+    pub fn tell_lost(&mut self) {
+        let now_ns = crate::clock::mono_ns();
+        if now_ns < self.quiet_until_ns {
+            return;
+        }
+        let Some(lost) = self.lines.take_lost() else {
+            return;
+        };
+        self.quiet_until_ns = now_ns + QUIET_NS;
+        let path = self.path.display();
+        let why = match &lost.why {
+            Some(error) => format!("{error}: make room there"),
+            None => "its disk is slower than they came".into(),
+        };
+        let message = format!("{} lines could not be written to {path}: {why}", lost.lines);
+        let fields = [("lines", Value::from(lost.lines))];
+        tracing::error!("{message}");
+        self.put("journal_lost", "", message, &fields);
+    }
+
+    fn put(&mut self, kind: &str, job: &str, message: String, fields: &[(&str, Value)]) {
         self.seq += 1;
         let fields: Map<String, Value> = fields
             .iter()
@@ -74,8 +148,9 @@ impl Journal {
             fields,
         };
         tracing::info!(kind, job, "{}", event.message);
-        if let Err(error) = self.put(&event) {
-            tracing::error!("{} cannot be written: {error}", self.path.display());
+        if let Ok(mut line) = serde_json::to_vec(&event) {
+            line.push(b'\n');
+            self.lines.push(line);
         }
         if self.kept.len() == KEPT {
             self.kept.pop_front();
@@ -83,17 +158,9 @@ impl Journal {
         self.kept.push_back(event);
     }
 
-    fn put(&mut self, event: &Event) -> io::Result<()> {
-        let mut line = serde_json::to_vec(event)?;
-        line.push(b'\n');
-        if self.bytes + line.len() as u64 > self.rotate_bytes && self.bytes > 0 {
-            std::fs::rename(&self.path, aside(&self.path))?;
-            self.file = append(&self.path)?;
-            self.bytes = 0;
-        }
-        self.file.write_all(&line)?;
-        self.bytes += line.len() as u64;
-        Ok(())
+    /// Waits until all lines are written, `limit` at most. Not for the loop.
+    pub fn settle(&self, limit: Duration) -> bool {
+        self.lines.settle(limit)
     }
 
     /// Lines of this arbiter above `since_seq`, oldest first, `limit` at most (0: all that are kept).
@@ -173,6 +240,8 @@ impl Allowance {
 mod tests {
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     fn fill(journal: &mut Journal, lines: u64) {
         for line in 0..lines {
             let fields = [("limit_bytes", Value::from(line))];
@@ -188,6 +257,7 @@ mod tests {
         fill(&mut journal, 30);
         assert_eq!(journal.since(27, 0).len(), 3);
         assert_eq!(journal.since(0, 2).first().map(|event| event.seq), Some(1));
+        assert!(journal.settle(PATIENCE));
         assert!(path.metadata().expect("file").len() <= 2000);
         assert!(aside(&path).metadata().expect("older file").len() <= 2000);
         drop(journal);
@@ -200,6 +270,39 @@ mod tests {
         assert_eq!(events.len(), 1);
         assert_eq!(events[0].seq, 31);
         assert_eq!(events[0].fields["limit_bytes"], Value::from(0));
+    }
+
+    #[test]
+    fn a_disk_that_takes_nothing_keeps_nobody_waiting_and_is_told() {
+        let (open, opened) = std::sync::mpsc::channel::<()>();
+        let sink = Box::new(move |_: &[u8]| {
+            // A disk that stands still until the other end is dropped, and is full then.
+            let _ = opened.recv_timeout(PATIENCE);
+            Err(io::ErrorKind::StorageFull.into())
+        });
+        let mut journal = Journal::with_sink(Path::new("/j"), 0, sink).expect("a thread");
+        fill(&mut journal, 10_000);
+        assert_eq!(
+            journal.since(0, 0).len(),
+            KEPT,
+            "they are there to be asked for"
+        );
+        drop(open);
+        assert!(journal.settle(PATIENCE));
+        fill(&mut journal, 1);
+        let told = journal.since(0, 0);
+        let told = told.iter().find(|event| event.kind == "journal_lost");
+        let told = told.expect("told");
+        assert_eq!(told.fields["lines"], Value::from(10_000));
+        assert!(told.message.contains("make room there"), "{}", told.message);
+        assert!(journal.settle(PATIENCE));
+        fill(&mut journal, 3);
+        let count = journal
+            .since(0, 0)
+            .iter()
+            .filter(|event| event.kind == "journal_lost")
+            .count();
+        assert_eq!(count, 1, "not again and again");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! One thread, one loop ([`serve`](Arbiter::serve)): `reactor` waits, `serve` turns events into calls, `attach` lets
 //! clients in, `lifecycle` sees jobs through, `operator` answers requests, `device_control` those about devices and the quota file, `dispatch` runs the fast loop of each device, `residency` where the memory of jobs is, `offenders` sees to jobs that harm the others, `ledger` says what was promised,
-//! `profile` watches iterations, `state` and `journal` outlive the process. A second thread asks NVML (`nvml`), a third one searches
-//! for iterations. Clients and operators are strangers: what
+//! `profile` watches iterations, `state` and `journal` outlive the process. Other threads ask NVML (`nvml`), search
+//! for iterations, and write what goes to a disk (`writer`, `state`): the loop waits for none of them. Clients and operators are strangers: what
 //! they send is bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
 
 mod attach;
@@ -33,11 +33,13 @@ mod status;
 mod tenant;
 mod terms;
 mod usage;
+mod writer;
 
 pub use convert::check_policy;
 pub use ledger::Ceiling;
 pub use options::{DeviceRule, Options, Reload, ResidencyRule, Rules};
 pub use serve::{Arbiter, Error, Stopper, run};
+pub use writer::{Lost, Sink, Writer};
 
 #[cfg(test)]
 testbed::starts_clean!();

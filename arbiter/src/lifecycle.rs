@@ -15,8 +15,11 @@ use crate::dispatch::Lane;
 use crate::peer::{self, Client};
 use crate::reactor::{Event, Interest};
 use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSE_NS};
-use crate::state::{SavedClient, SavedTenant, State};
+use crate::state::{self, SavedClient, SavedTenant, State};
 use crate::tenant::{Missing, Tenant};
+
+/// How often the state is saved at most where nobody waits for it.
+const SAVE_NS: u64 = 50_000_000;
 
 impl Arbiter {
     /// Takes the jobs of an earlier arbiter back, as far as something of them lives.
@@ -139,6 +142,22 @@ impl Arbiter {
         self.state_is_old = true;
     }
 
+    /// Has it written where it is old, and not too often: putting it together takes longer the more jobs there are. Returns when it is
+    /// to be looked at again.
+    pub(crate) fn save_soon(&mut self, now_ns: u64) -> Option<u64> {
+        if !self.state_is_old {
+            return None;
+        }
+        let waited_for = self.ledger.iter().any(|tenant| tenant.saved_as == 0);
+        if !waited_for && now_ns < self.save_again_ns {
+            return Some(self.save_again_ns);
+        }
+        self.save_state();
+        let took_ns = mono_ns().saturating_sub(now_ns);
+        self.save_again_ns = now_ns + SAVE_NS.max(took_ns.saturating_mul(20));
+        None
+    }
+
     /// Has what a successor needs to know written, beside the loop.
     pub(crate) fn save_state(&mut self) {
         self.state_is_old = false;
@@ -152,7 +171,7 @@ impl Arbiter {
             oom_count: tenant.oom_count,
             clients: self.saved_clients(tenant),
         });
-        self.state_file.save(State {
+        let number = self.state_file.save(State {
             epoch: self.epoch,
             next_id: self.next_id,
             tenants: tenants.collect(),
@@ -160,6 +179,9 @@ impl Arbiter {
             devices: self.saved_devices(),
             ..State::default()
         });
+        for tenant in self.ledger.iter_mut().filter(|t| t.saved_as == 0) {
+            tenant.saved_as = number;
+        }
     }
 
     fn saved_clients(&self, tenant: &Tenant) -> Vec<SavedClient> {
@@ -194,7 +216,9 @@ impl Arbiter {
         let message = format!("arbiter {} ends", std::process::id());
         self.journal.write("stop", "", message, &[("pid", pid)]);
         self.save_state();
-        self.state_file.settle();
+        // What a disk has not taken by then is lost, as it is where it has no room.
+        self.journal.settle(state::IN_THE_END);
+        self.state_file.settle(state::IN_THE_END);
         let dir = &self.options.dir;
         for path in [dir.channel_socket(), dir.control_socket()] {
             let _ = std::fs::remove_file(path);

@@ -206,8 +206,8 @@ impl Arbiter {
         self.journal.write("registered", &name, message, &fields);
         self.publish_limits();
         self.publish_terms();
-        // On disk before the job learns its token: an arbiter that dies right after this is followed by one that knows it.
-        self.save_state();
+        // On disk before the job's first process is let in: an arbiter that dies right after that is followed by one that knows it.
+        self.state_is_old = true;
         let mem_limit_bytes = self.limits_of(id);
         Ok(Reply::Registered(Registered {
             job: name,
@@ -319,7 +319,7 @@ impl Arbiter {
         }
         self.publish_limits();
         self.publish_terms();
-        self.save_state();
+        self.state_is_old = true;
         let message = format!("job `{job}` has new terms");
         self.journal.write("changed", job, message, &fields);
         self.status_of(id)

@@ -23,6 +23,8 @@ pub enum Event {
     Reload,
     /// The device watcher has news.
     Devices,
+    /// A state was written.
+    Saved,
     /// A connected client says hello, or hangs up.
     Greeting(u64),
     /// A client wants something.
@@ -251,6 +253,7 @@ impl Event {
             Self::JobEnded(id) => (9, id),
             Self::Control(id) => (10, id),
             Self::Reload => (11, 0),
+            Self::Saved => (12, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -269,6 +272,7 @@ impl Event {
             9 => Self::JobEnded(id),
             10 => Self::Control(id),
             11 => Self::Reload,
+            12 => Self::Saved,
             _ => return None,
         })
     }
@@ -286,6 +290,7 @@ mod tests {
             Event::ControlAccept,
             Event::Devices,
             Event::Reload,
+            Event::Saved,
             Event::Greeting(1),
             Event::Doorbell(2),
             Event::ClientEnded(3),

@@ -30,7 +30,7 @@ use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{Errand, HostBooks};
 use crate::spare::Spare;
-use crate::state::{State, StateFile};
+use crate::state::{self, State, StateFile};
 
 /// How often the slow things are seen to: deadlines of strangers, journals, the file of the state.
 pub(crate) const HOUSE_NS: u64 = 100_000_000;
@@ -169,6 +169,8 @@ pub struct Arbiter {
     pub(crate) next_id: u64,
     pub(crate) started_unix_ms: u64,
     pub(crate) state_is_old: bool,
+    /// It is not saved again before that, unless somebody waits for it.
+    pub(crate) save_again_ns: u64,
     pub(crate) state_file: StateFile,
     /// Log lines that strangers may still cause.
     pub(crate) strangers: Allowance,
@@ -259,6 +261,7 @@ impl Arbiter {
             next_id: state.next_id.max(1),
             started_unix_ms: unix_ms(),
             state_is_old: true,
+            save_again_ns: 0,
             state_file,
             strangers: Allowance::new(now_ns),
             deaf_until_ns: None,
@@ -279,6 +282,10 @@ impl Arbiter {
             .and_then(|()| {
                 let bell = arbiter.watcher.bell();
                 arbiter.poller.add(bell, Event::Devices, Interest::Read)
+            })
+            .and_then(|()| {
+                let bell = arbiter.state_file.bell();
+                arbiter.poller.add(bell, Event::Saved, Interest::Read)
             })
             .and_then(|()| arbiter.listen(true));
         added.map_err(Error::io("wait for connections"))?;
@@ -310,7 +317,7 @@ impl Arbiter {
         arbiter.restore(state, now_ns);
         // The number of this incarnation is used up before anybody is served.
         arbiter.save_state();
-        arbiter.state_file.settle();
+        arbiter.state_file.settle(state::IN_THE_END);
         Ok(arbiter)
     }
 
@@ -392,6 +399,10 @@ impl Arbiter {
                 self.answer(ask);
             }
             Event::Devices => self.on_devices(),
+            Event::Saved => {
+                self.state_file.answer_bell();
+                self.answer_greetings(now_ns);
+            }
             Event::Reload => {
                 self.hangups.take();
                 if let Err(error) = self.reload() {
@@ -436,9 +447,7 @@ impl Arbiter {
         // What changed in the house may open gates.
         self.step_dirty_lanes();
         let errands_ns = self.run_errands(mono_ns());
-        if self.state_is_old {
-            self.save_state();
-        }
+        let save_ns = self.save_soon(mono_ns());
         let lanes = self.lane_next_ns.iter().copied().chain([self.conduct_ns]);
         let lanes = lanes.flatten().min();
         let quiet = self.clients.is_empty()
@@ -465,6 +474,7 @@ impl Arbiter {
             .chain(house)
             .chain(profiles)
             .chain(errands_ns)
+            .chain(save_ns)
             .min()
     }
 
@@ -492,6 +502,7 @@ impl Arbiter {
     }
 
     fn keep_house(&mut self, now_ns: u64) {
+        self.journal.tell_lost();
         self.control.expire(now_ns);
         self.expire_parked(now_ns);
         self.expire_greetings(now_ns);

@@ -1,14 +1,17 @@
 //! What outlives the arbiter: the jobs, their tokens and who was attached, in `state.json`, replaced as a whole.
 //!
 //! Written by a thread of its own ([`StateFile`]): making the text, and a file system that takes its time, delay no hand-over. What is
-//! handed over while an older state is being written replaces the one that waits, so the file is at most one write behind.
+//! handed over while an older state is being written replaces the one that waits, so the file is at most one write behind. States are
+//! numbered; who has to know that one is on disk asks for the number, and is woken by a descriptor. Nobody on the loop waits.
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use control::{DeviceSettings, JobSpec};
 use serde::{Deserialize, Serialize};
@@ -119,11 +122,17 @@ impl State {
     }
 }
 
+/// TIMEOUT: what is still to be written in the end may take so long: a disk that is slow, and not one that is gone.
+pub const IN_THE_END: Duration = Duration::from_secs(2);
+
 /// The file of the state, and the thread that writes it.
 #[derive(Debug)]
 pub struct StateFile {
     desk: Arc<Desk>,
     thread: Option<JoinHandle<()>>,
+    saved: u64,
+    /// Readable once a state was written since that was asked last.
+    bell: Arc<OwnedFd>,
 }
 
 /// What the two sides share.
@@ -136,9 +145,13 @@ struct Desk {
 #[derive(Debug, Default)]
 struct Tray {
     /// To be written next.
-    newest: Option<State>,
+    newest: Option<(u64, State)>,
     /// One is being written.
     writing: bool,
+    /// Number of the last one of which the file has seen the end, well or not.
+    done: u64,
+    /// Why the last one could not be written.
+    failed: Option<String>,
     /// No more will come.
     over: bool,
 }
@@ -156,10 +169,10 @@ impl Desk {
     }
 
     /// Writes what comes until there will be no more.
-    fn write_all(&self, path: &Path) {
+    fn write_all(&self, path: &Path, bell: &OwnedFd) {
         let mut tray = self.tray();
         loop {
-            let Some(mut state) = tray.newest.take() else {
+            let Some((number, mut state)) = tray.newest.take() else {
                 if tray.over {
                     return;
                 }
@@ -168,15 +181,18 @@ impl Desk {
             };
             tray.writing = true;
             drop(tray);
-            if let Err(error) = state.save(path) {
+            let failed = state.save(path).err().map(|error| error.to_string());
+            tray = self.tray();
+            if let Some(error) = failed.as_ref().filter(|_| tray.failed != failed) {
                 tracing::error!(
                     "{} cannot be written, a restarted arbiter will not know its jobs: {error}",
                     path.display()
                 );
             }
-            tray = self.tray();
-            tray.writing = false;
+            (tray.writing, tray.done, tray.failed) = (false, number, failed);
             self.changed.notify_all();
+            // A full counter means that it is ringing already.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
 }
@@ -186,36 +202,68 @@ impl StateFile {
     pub fn start(path: PathBuf) -> io::Result<Self> {
         let desk = Arc::new(Desk::default());
         let other = Arc::clone(&desk);
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let bell = Arc::new(rustix::event::eventfd(0, flags)?);
+        let ring = Arc::clone(&bell);
         let thread = std::thread::Builder::new()
             .name("state".into())
-            .spawn(move || other.write_all(&path))?;
+            .spawn(move || other.write_all(&path, &ring))?;
         Ok(Self {
             desk,
             thread: Some(thread),
+            saved: 0,
+            bell,
         })
     }
 
-    /// Has a state written, soon.
-    pub fn save(&self, state: State) {
-        self.desk.tray().newest = Some(state);
+    /// Has a state written, soon; its number. Never waits for a disk.
+    pub fn save(&mut self, state: State) -> u64 {
+        self.saved += 1;
+        self.desk.tray().newest = Some((self.saved, state));
         self.desk.changed.notify_all();
+        self.saved
     }
 
-    /// Waits until everything is written: for as long as the file system takes, as a write of our own would.
-    pub fn settle(&self) {
+    /// Number of the last state that is in the file, or would be if it could be written.
+    pub fn done(&self) -> u64 {
+        self.desk.tray().done
+    }
+
+    /// Rings when a state was written.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Silences the bell. What it rang for is asked after this.
+    pub fn answer_bell(&self) {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+    }
+
+    /// Waits until everything is written, `limit` at most; whether it is. Not for the loop.
+    pub fn settle(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
         let mut tray = self.desk.tray();
         while tray.newest.is_some() || tray.writing {
-            tray = self.desk.wait(tray);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.desk.changed.wait_timeout(tray, left);
+            (tray, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
+        true
     }
 }
 
 impl Drop for StateFile {
-    /// Everything is written before whoever holds the directory's lock lets go of it.
+    /// Everything is written before whoever holds the directory's lock lets go of it, as far as that takes no longer than
+    /// [`IN_THE_END`].
     fn drop(&mut self) {
+        let written = self.settle(IN_THE_END);
         self.desk.tray().over = true;
         self.desk.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
+        // A thread that waits for a disk is left to it.
+        if written && let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
@@ -225,6 +273,8 @@ impl Drop for StateFile {
 mod tests {
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     #[test]
     fn the_newest_state_is_written_in_the_end_and_before_its_file_is_let_go() {
         let dir = tempfile::tempdir().expect("dir");
@@ -233,12 +283,14 @@ mod tests {
             next_id,
             ..State::default()
         };
-        let file = StateFile::start(path.clone()).expect("a thread");
-        file.save(of(1));
-        file.settle();
+        let mut file = StateFile::start(path.clone()).expect("a thread");
+        assert_eq!(file.save(of(1)), 1);
+        assert!(file.settle(PATIENCE));
+        assert_eq!(file.done(), 1);
         assert_eq!(State::load(&path).0.next_id, 1);
-        (2..500).for_each(|next_id| file.save(of(next_id)));
-        file.settle();
+        (2..500).for_each(|next_id| assert_eq!(file.save(of(next_id)), next_id));
+        assert!(file.settle(PATIENCE));
+        assert_eq!(file.done(), 499);
         assert_eq!(State::load(&path).0.next_id, 499);
         file.save(of(500));
         drop(file);
@@ -249,14 +301,45 @@ mod tests {
     fn a_directory_that_is_gone_ends_nothing() {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("gone").join("state.json");
-        let file = StateFile::start(path.clone()).expect("a thread");
+        let mut file = StateFile::start(path.clone()).expect("a thread");
         file.save(State::default());
-        file.settle();
+        assert!(file.settle(PATIENCE));
+        assert_eq!(file.done(), 1, "nobody waits for what cannot be written");
         std::fs::create_dir(dir.path().join("gone")).expect("it is back");
         file.save(State::default());
         drop(file);
         assert_eq!(State::load(&path).1, None);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn a_disk_that_stands_still_keeps_nobody_waiting() {
+        // A pipe that nobody reads from takes no writer in: what opens it waits, as on a disk that does not answer.
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("state.json");
+        let beside = path.with_extension("json.new");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &beside,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .expect("a pipe");
+        let mut file = StateFile::start(path).expect("a thread");
+        for number in 1..100 {
+            assert_eq!(file.save(State::default()), number);
+        }
+        assert!(!file.settle(Duration::from_millis(20)));
+        assert_eq!(file.done(), 0);
+        file.answer_bell();
+        // And its end does not wait for ever.
+        let reader = std::thread::spawn(move || {
+            std::thread::sleep(IN_THE_END * 2);
+            let _ = fs::File::open(beside);
+        });
+        drop(file);
+        reader.join().expect("the pipe is read in the end");
     }
 
     #[test]

@@ -84,6 +84,8 @@ pub struct Tenant {
     pub accounts: Accounts,
     /// Taken slots of that page, as bits.
     slots: u64,
+    /// Number of the first state that has it; 0: none has yet.
+    pub saved_as: u64,
     /// Its attached clients.
     pub clients: Vec<u64>,
     /// Clients of an earlier arbiter that have not come back yet.
@@ -140,6 +142,7 @@ impl Tenant {
             memory: None,
             accounts: Accounts::new(),
             slots: 0,
+            saved_as: 0,
             clients: Vec::new(),
             missing: Vec::new(),
             adopt_until_ns: 0,

@@ -2,11 +2,15 @@
 //! quota file's types and the arbiter's.
 
 use std::env;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use arbiter::{Ceiling, Options, Reload, Rules};
+use arbiter::{Ceiling, Options, Reload, Rules, Writer};
 use control::Client;
 use control::paths::{RuntimeDir, Surroundings};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -23,6 +27,17 @@ use crate::exit::Result;
 /// # Errors
 /// A directory, file or variable that is wrong; another arbiter in the same place; the arbiter's own failure.
 pub fn run(args: Arbiter) -> Result<()> {
+    let embedded = args.embedded;
+    let served = start(args);
+    if embedded && let Err(error) = &served {
+        // Whoever has started us waits for us to listen; the log may be on a disk that has no room for the reason.
+        let words = format!("\n{}", error.line());
+        let _ = nix::unistd::write(io::stdin(), words.as_bytes());
+    }
+    served
+}
+
+fn start(args: Arbiter) -> Result<()> {
     let around = Surroundings::of_this_process();
     let dir = match &args.runtime_dir {
         Some(path) => RuntimeDir::given(path.clone())?,
@@ -34,12 +49,25 @@ pub fn run(args: Arbiter) -> Result<()> {
         return Ok(());
     }
     let config = Config::find(args.config.as_deref(), &Places::of_the_host())?;
+    dir.ensure(around.uid)?;
+    let log = LogFile {
+        // What `sublet run` has opened for us; any other log is its owner's to keep small.
+        path: args.embedded.then(|| dir.log_file()),
+    };
     log_to_stderr(
         env::var("SUBLET_LOG")
             .ok()
             .filter(|filter| !filter.is_empty()),
+        log,
     )?;
-    dir.ensure(around.uid)?;
+    let served = serve(&args, config, dir);
+    if let Some(log) = LOG.get() {
+        log.settle(LAST_LINES);
+    }
+    served
+}
+
+fn serve(args: &Arbiter, config: Config, dir: RuntimeDir) -> Result<()> {
     // One that `sublet run` has started is a user's own and ends with its jobs: the file's hook is not for it.
     let mut flags = args.cluster.clone();
     if !args.embedded {
@@ -48,7 +76,7 @@ pub fn run(args: Arbiter) -> Result<()> {
     crate::cluster_command::node::start(&flags, &dir)?;
     arbiter::run(Options {
         reload: Some(reload(args.config.clone())),
-        ..options(dir, &args, config)
+        ..options(dir, args, config)
     })?;
     Ok(())
 }
@@ -127,16 +155,81 @@ fn ceiling(tenants: &[TenantRule], uid: u32, user: &str) -> Ceiling {
     })
 }
 
+/// What is logged, on its way to standard error.
+static LOG: OnceLock<Writer> = OnceLock::new();
+/// TIMEOUT: what was logged last is worth so much waiting for a slow disk.
+const LAST_LINES: Duration = Duration::from_secs(1);
+/// Size at which the log of an arbiter that `sublet run` has started is put aside as `arbiter.log.1`.
+const ROTATE_BYTES: u64 = 8 << 20;
+
+/// Standard error, and the file that it is, where that is ours.
+struct LogFile {
+    path: Option<PathBuf>,
+}
+
+impl LogFile {
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        if let Some(path) = &self.path
+            && fs::metadata(path).is_ok_and(|found| found.len() > ROTATE_BYTES)
+            && let Err(error) = rotate(path)
+        {
+            // Once is enough: it goes on as it is.
+            self.path = None;
+            writeln!(io::stderr(), "the log cannot be put aside: {error}")?;
+        }
+        io::stderr().write_all(line)
+    }
+}
+
+/// Puts the log aside and goes on in a new one.
+fn rotate(path: &Path) -> io::Result<()> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".1");
+    fs::rename(path, aside)?;
+    let new = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(path)?;
+    nix::unistd::dup2_stdout(&new)?;
+    nix::unistd::dup2_stderr(&new)?;
+    Ok(())
+}
+
+/// One line of the log.
+struct LogLine;
+
+impl Write for LogLine {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if let Some(log) = LOG.get() {
+            if let Some(lost) = log.take_lost() {
+                let why = lost.why.map_or_else(String::new, |why| format!(": {why}"));
+                log.push(format!("{} lines of this log are lost{why}\n", lost.lines).into_bytes());
+            }
+            log.push(line.to_vec());
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Life cycle and trouble by default; `SUBLET_LOG` is a level, or levels by module: `debug`, `info,arbiter::dispatch=trace`.
-fn log_to_stderr(filter: Option<String>) -> anyhow::Result<()> {
+fn log_to_stderr(filter: Option<String>, mut file: LogFile) -> anyhow::Result<()> {
     let filter = match filter {
         None => Targets::new().with_default(LevelFilter::INFO),
         Some(text) => text.parse().map_err(|error| {
             anyhow!("the environment variable SUBLET_LOG: `{text}` is no filter ({error}): write a level such as debug, or unset it")
         })?,
     };
+    let sink = Box::new(move |line: &[u8]| file.write(line));
+    // The loop says what it does and does not wait for a disk that takes it.
+    let writer = Writer::start("log", sink)?;
+    let _ = LOG.set(writer);
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(|| LogLine)
         .with_ansi(false);
     tracing_subscriber::registry()
         .with(lines)
@@ -226,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_bad_filter_is_told() {
-        let error = log_to_stderr(Some("lots=of=it".into()))
+        let error = log_to_stderr(Some("lots=of=it".into()), LogFile { path: None })
             .unwrap_err()
             .to_string();
         assert!(

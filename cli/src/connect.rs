@@ -99,16 +99,21 @@ pub fn or_start(
     dir.ensure(nix::unistd::geteuid().as_raw())?;
     let log_from = fs::metadata(dir.log_file()).map_or(0, |meta| meta.len());
     // A second try, because the first may have found the lock taken by an arbiter on its way out.
+    let mut last_words = String::new();
     for _ in 0..2 {
-        let alive = start(dir, executable, config)?;
+        let mut alive = start(dir, executable, config)?;
         if let Some(client) = wait_until_it_listens(dir, &alive, log_from)? {
             return Ok(client);
         }
+        // What came before the end; the log may be on a disk that has no room for it.
+        last_words.clear();
+        let _ = alive.read_to_string(&mut last_words);
     }
-    bail!(
-        "the arbiter that was started ended at once: {}",
-        log_tail(dir, log_from)
-    );
+    let why = match last_words.trim() {
+        "" => log_tail(dir, log_from),
+        words => words.to_owned(),
+    };
+    bail!("the arbiter that was started ended at once: {why}");
 }
 
 /// `None` where the arbiter of `alive` has ended and no other is there or on its way.
@@ -211,7 +216,7 @@ fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::
     Ok(alive)
 }
 
-/// Nothing is ever written on it, so whatever a read says but "not yet" is its end.
+/// Nothing is written on it but a last word, an empty line before it, so whatever a read says but "not yet" is its end.
 fn has_ended(mut alive: &UnixStream) -> bool {
     let read = alive.read_exact(&mut [0]).map_err(|error| error.kind());
     !matches!(
@@ -299,6 +304,20 @@ mod tests {
             !error.contains("older line") && error.contains("see "),
             "{error}"
         );
+    }
+
+    #[test]
+    fn an_arbiter_whose_log_takes_nothing_says_why_it_ended() {
+        let fixture = Fixture::new();
+        let error = fixture
+            .start_with(
+                "printf '\\ncannot take the lock: no space' >&0; exit 1",
+                None,
+            )
+            .unwrap_err()
+            .to_string();
+        let why = "ended at once: cannot take the lock: no space";
+        assert!(error.contains(why), "{error}");
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Arbiter {
         }
         self.survey_residency(now_ns);
         self.publish_terms();
-        self.save_state();
+        self.state_is_old = true;
         self.control.wait_until(connection, deadline_ns);
         let moved = both
             .iter()

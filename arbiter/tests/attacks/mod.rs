@@ -1,3 +1,4 @@
 //! Jobs that use what is theirs to write, their pages and their connections, against everybody else.
 
+mod disk;
 mod pages;
