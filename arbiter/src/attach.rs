@@ -239,6 +239,13 @@ impl Arbiter {
             late = true;
         }
         // A process that has become another program by exec has left its former self behind, with a closed socket.
+        if let Err(refusal) = self.ledger.admit_late(id, &self.devices) {
+            let error = convert::refusal(&refusal);
+            let text = format!(
+                "what the job was promised was not kept for it, for it has not used a device for a while after its registration: {error}"
+            );
+            return Verdict::Out(NotIn::new(Outcome::Full, text));
+        }
         let former: Vec<u64> = tenant.clients.clone();
         if late {
             self.tell_unsaved(id, now_ns);
@@ -485,6 +492,14 @@ impl Arbiter {
             floods: 0,
             bad_records: 0,
         };
+        if let Some(tenant) = self.ledger.get_mut(tenant_id)
+            && !std::mem::replace(&mut tenant.has_attached, true)
+        {
+            let kept = std::mem::replace(&mut tenant.promises, true);
+            if self.ledger.keep_promises(now_ns) || !kept {
+                self.publish_terms();
+            }
+        }
         self.publish_to(&client);
         self.introduce_residency(tenant_id, &pages);
         self.introduce_resize(tenant_id, &pages);

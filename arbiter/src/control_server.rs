@@ -3,6 +3,10 @@
 //! Knows requests as far as their framing; what they mean is decided in `operator`. A connection has one request in
 //! the works at a time, a deadline for each line and a limit on what may be outstanding; a peer that does not keep to
 //! them loses its own connection and nothing else.
+//!
+//! Reading and answering are apart: what has come is read at once, a whole line waits for its *turn*. The turn is that of the user who
+//! has taken the least of our time lately, and of that user's connections of the one that has; so a new connection with one question
+//! comes before one with thousands. How many turns there are at a time is the loop's to say.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -13,16 +17,25 @@ use control::{ControlError, ErrorCode, Reply, Request};
 
 use crate::reactor::{Event, Interest, Poller};
 
-/// Connections at a time. The one that was silent longest gives way.
-const MAX_CONNECTIONS: usize = 64;
+/// Connections at a time, in all and of one process. The one that was silent longest gives way.
+const MAX_CONNECTIONS: usize = 96;
+const MAX_OF_PROCESS: usize = 32;
 /// Longest request in bytes. A command line can be long; a state of a thousand jobs is an answer and no request.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
+/// What all connections together have sent and was not looked at yet. Whoever has sent most gives way.
+const MAX_WAITING_BYTES: usize = 16 << 20;
 /// Bytes read from one connection before the others have their turn.
 const TURN_BYTES: usize = 64 << 10;
+/// Lines that are no requests, before a connection is closed.
+const MAX_BAD_LINES: u32 = 8;
 /// TIMEOUT: a line takes less than a millisecond to send; five seconds are a stopped or hostile peer.
 const LINE_NS: u64 = 5_000_000_000;
 /// TIMEOUT: `top` asks every second or so; a minute of silence is a forgotten connection.
 const SILENCE_NS: u64 = 60_000_000_000;
+/// TIMEOUT: a client asks right after it has connected; one that has been silent for so long can give way to another.
+const IDLE_NS: u64 = 100_000_000;
+/// What a user has taken of our time counts half after so long.
+const HALF_LIFE_NS: u64 = 1_000_000_000;
 
 /// Who asks, as the kernel says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,12 +57,23 @@ pub struct Ask {
     pub request: Request,
 }
 
+/// What came of a turn.
+#[derive(Debug)]
+pub enum Turn {
+    /// A request, to be answered by [`ControlServer::reply`].
+    Ask(Ask),
+    /// A line that was none.
+    Refused,
+}
+
 /// The listening socket and its connections.
 #[derive(Debug)]
 pub struct ControlServer {
     listener: UnixListener,
     connections: BTreeMap<u64, Connection>,
     next: u64,
+    /// Of our time, what each user has taken lately, and when that was added up.
+    taken: BTreeMap<u32, (u64, u64)>,
 }
 
 #[derive(Debug)]
@@ -57,6 +81,9 @@ struct Connection {
     stream: UnixStream,
     peer: Peer,
     input: Vec<u8>,
+    /// Of the input, what was taken, and from where on nobody has looked for the end of a line.
+    taken: usize,
+    looked: usize,
     output: Vec<u8>,
     /// A request is being worked on.
     asked: bool,
@@ -65,6 +92,20 @@ struct Connection {
     /// Written to the end and then closed.
     closing: bool,
     deadline_ns: u64,
+    /// Something came, or was answered, then.
+    heard_ns: u64,
+    /// Of our time, what it has taken.
+    served_ns: u64,
+    bad_lines: u32,
+    /// What is waited for.
+    interest: Option<Interest>,
+}
+
+/// The next line of a connection, as far as it is there.
+enum Line {
+    No,
+    Whole(usize),
+    TooLong,
 }
 
 impl ControlServer {
@@ -75,6 +116,7 @@ impl ControlServer {
             listener,
             connections: BTreeMap::new(),
             next: 1,
+            taken: BTreeMap::new(),
         })
     }
 
@@ -83,16 +125,20 @@ impl ControlServer {
         &self.listener
     }
 
-    /// Accepts who is there, a few at a time.
+    /// Accepts who is there, a few at a time. False where nobody more can be taken now: everybody who is connected has just come or
+    /// waits for an answer. Whoever comes waits in the kernel's queue then.
     ///
     /// # Errors
     /// Where no connection can be taken for want of resources: the listener would go on ringing.
-    pub fn accept(&mut self, now_ns: u64, poller: &Poller) -> io::Result<()> {
+    pub fn accept(&mut self, now_ns: u64, poller: &Poller) -> io::Result<bool> {
         for _ in 0..16 {
+            if self.connections.len() >= MAX_CONNECTIONS && !self.make_room(now_ns) {
+                return Ok(false);
+            }
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => return Ok(()),
+                    io::ErrorKind::WouldBlock => return Ok(true),
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
                     _ => return Err(error),
                 },
@@ -101,15 +147,7 @@ impl ControlServer {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            if self.connections.len() >= MAX_CONNECTIONS {
-                let oldest = self
-                    .connections
-                    .iter()
-                    .min_by_key(|(_, connection)| connection.deadline_ns);
-                if let Some(id) = oldest.map(|(id, _)| *id) {
-                    self.connections.remove(&id);
-                }
-            }
+            self.make_room_within(peer);
             let id = self.next;
             self.next += 1;
             poller.add(&stream, Event::Control(id), Interest::Read)?;
@@ -117,25 +155,85 @@ impl ControlServer {
                 stream,
                 peer,
                 input: Vec::new(),
+                taken: 0,
+                looked: 0,
                 output: Vec::new(),
                 asked: false,
                 ended: false,
                 closing: false,
                 deadline_ns: now_ns + LINE_NS,
+                heard_ns: now_ns,
+                served_ns: 0,
+                bad_lines: 0,
+                interest: Some(Interest::Read),
             };
             self.connections.insert(id, connection);
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Reads and writes what can be; a whole line is returned as a request.
-    pub fn on_event(&mut self, id: u64, now_ns: u64, poller: &Poller) -> Option<Ask> {
-        let connection = self.connections.get_mut(&id)?;
-        if connection.read(now_ns).is_err() {
-            self.connections.remove(&id);
-            return None;
+    /// Lets the one go that was silent longest, of the process that has most; false where nobody has been silent for long enough.
+    fn make_room(&mut self, now_ns: u64) -> bool {
+        let mut of_process: BTreeMap<u32, usize> = BTreeMap::new();
+        for connection in self.connections.values() {
+            *of_process.entry(connection.peer.pid).or_default() += 1;
         }
-        self.proceed(id, now_ns, poller)
+        let idle = self.connections.iter_mut().filter_map(|(id, connection)| {
+            let silent_ns = now_ns.saturating_sub(connection.heard_ns);
+            let idle = silent_ns >= IDLE_NS && connection.is_silent();
+            idle.then_some((*id, connection.peer.pid, silent_ns))
+        });
+        let first = idle.max_by_key(|(_, pid, silent_ns)| {
+            (of_process.get(pid).copied().unwrap_or(0), *silent_ns)
+        });
+        first.is_some_and(|(id, ..)| self.connections.remove(&id).is_some())
+    }
+
+    /// Keeps a process below what one may have, at the expense of its own.
+    fn make_room_within(&mut self, peer: Peer) {
+        let own = |connection: &Connection| connection.peer.pid == peer.pid;
+        if self.connections.values().filter(|one| own(one)).count() < MAX_OF_PROCESS {
+            return;
+        }
+        let mine = self.connections.iter_mut().filter(|(_, one)| own(one));
+        let mine = mine.map(|(id, one)| (!one.is_silent(), one.heard_ns, *id));
+        if let Some((.., id)) = mine.min() {
+            self.connections.remove(&id);
+        }
+    }
+
+    /// Reads and writes what can be. What has come is answered when it is its [turn](Self::next_turn).
+    pub fn on_event(&mut self, id: u64, now_ns: u64, poller: &Poller) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        match connection.interest {
+            Some(Interest::Read) => {
+                if connection.read(now_ns).is_err() {
+                    self.connections.remove(&id);
+                    return;
+                }
+            }
+            Some(_) => {}
+            // Nothing is waited for, so it is the end of both directions: nobody is there to be answered.
+            None => {
+                connection.ended = true;
+                poller.remove(&connection.stream);
+            }
+        }
+        self.proceed(id, now_ns, poller);
+        self.keep_small();
+    }
+
+    fn keep_small(&mut self) {
+        let waiting = |connection: &Connection| connection.input.len() - connection.taken;
+        let all: usize = self.connections.values().map(waiting).sum();
+        if all > MAX_WAITING_BYTES {
+            let most = self.connections.iter().max_by_key(|(_, one)| waiting(one));
+            if let Some(id) = most.map(|(id, _)| *id) {
+                self.connections.remove(&id);
+            }
+        }
     }
 
     /// The request of a connection may take until then.
@@ -145,94 +243,147 @@ impl ControlServer {
         }
     }
 
-    /// Answers the request of a connection. May return the next one, where the peer has sent it already.
+    /// Answers the request of a connection.
     pub fn reply(
         &mut self,
         id: u64,
         result: &Result<Reply, ControlError>,
         now_ns: u64,
         poller: &Poller,
-    ) -> Option<Ask> {
-        let connection = self.connections.get_mut(&id)?;
+    ) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
         connection.asked = false;
         connection.output.extend_from_slice(&encode_reply(result));
         connection.deadline_ns = now_ns + LINE_NS;
-        self.proceed(id, now_ns, poller)
+        connection.heard_ns = now_ns;
+        self.proceed(id, now_ns, poller);
     }
 
-    fn proceed(&mut self, id: u64, now_ns: u64, poller: &Poller) -> Option<Ask> {
+    /// Whether somebody waits for a turn.
+    pub fn has_turn(&mut self) -> bool {
+        self.connections.values_mut().any(Connection::has_turn)
+    }
+
+    /// The line of whoever is next. `None`: nobody waits.
+    pub fn next_turn(&mut self, now_ns: u64, poller: &Poller) -> Option<Turn> {
+        let taken = &self.taken;
+        let of = |uid| {
+            taken.get(&uid).map_or(0, |(ns, at_ns)| {
+                let halves = now_ns.saturating_sub(*at_ns) / HALF_LIFE_NS;
+                ns.checked_shr(u32::try_from(halves).unwrap_or(u32::MAX))
+                    .unwrap_or(0)
+            })
+        };
+        let waiting = self.connections.iter_mut();
+        let waiting = waiting.filter_map(|(id, one)| one.has_turn().then_some((*id, &*one)));
+        let next = waiting.min_by_key(|(_, one)| (of(one.peer.uid), one.served_ns, one.heard_ns));
+        let id = next.map(|(id, _)| id)?;
         let connection = self.connections.get_mut(&id)?;
-        let mut ask = None;
-        loop {
-            if connection.flush().is_err() {
-                self.connections.remove(&id);
-                return None;
+        connection.heard_ns = now_ns;
+        let turn = match connection
+            .take_line()
+            .and_then(|line| decode_request(&line))
+        {
+            Ok(request) => {
+                connection.asked = true;
+                // The answer may take a moment; the peer is not the one who is late.
+                connection.deadline_ns = now_ns + SILENCE_NS;
+                Turn::Ask(Ask {
+                    connection: id,
+                    peer: connection.peer,
+                    request,
+                })
             }
-            // The next line is looked at once the answer to the last one is written.
-            if connection.asked || connection.closing || !connection.output.is_empty() {
-                break;
+            Err(error) => {
+                connection.bad_lines += 1;
+                connection.closing |= connection.bad_lines >= MAX_BAD_LINES;
+                connection
+                    .output
+                    .extend_from_slice(&encode_reply(&Err(error)));
+                connection.deadline_ns = now_ns + LINE_NS;
+                Turn::Refused
             }
-            match connection
-                .take_line()
-                .map(|line| line.and_then(|line| decode_request(&line)))
-            {
-                Some(Ok(request)) => {
-                    connection.asked = true;
-                    // The answer may take a moment; the peer is not the one who is late.
-                    connection.deadline_ns = now_ns + SILENCE_NS;
-                    ask = Some(Ask {
-                        connection: id,
-                        peer: connection.peer,
-                        request,
-                    });
-                }
-                Some(Err(error)) => {
-                    connection.closing = connection.input.len() > MAX_REQUEST_BYTES;
-                    connection
-                        .output
-                        .extend_from_slice(&encode_reply(&Err(error)));
-                }
-                None => break,
-            }
+        };
+        self.proceed(id, now_ns, poller);
+        Some(turn)
+    }
+
+    /// A turn has taken so much of our time.
+    pub fn spent(&mut self, id: u64, peer: Peer, now_ns: u64, ns: u64) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.served_ns = connection.served_ns.saturating_add(ns);
         }
-        let idle = connection.output.is_empty() && !connection.asked;
-        if idle && connection.input.is_empty() {
+        let (sum, at_ns) = self.taken.entry(peer.uid).or_insert((0, now_ns));
+        let halves = now_ns.saturating_sub(*at_ns) / HALF_LIFE_NS;
+        if halves > 0 {
+            *sum = sum
+                .checked_shr(u32::try_from(halves).unwrap_or(u32::MAX))
+                .unwrap_or(0);
+            *at_ns = now_ns;
+        }
+        *sum = sum.saturating_add(ns);
+    }
+
+    /// Writes what can be written and waits for what is to come next.
+    fn proceed(&mut self, id: u64, now_ns: u64, poller: &Poller) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if connection.flush().is_err() {
+            self.connections.remove(&id);
+            return;
+        }
+        let has_turn = connection.has_turn();
+        let idle = connection.output.is_empty() && !connection.asked && !has_turn;
+        if idle && connection.input.len() == connection.taken {
             connection.deadline_ns = now_ns + SILENCE_NS;
         }
-        let over = connection.closing || (connection.ended && !connection.asked);
+        let over = connection.closing || (connection.ended && !connection.asked && !has_turn);
         if connection.output.is_empty() && over {
             self.connections.remove(&id);
-            return ask;
+            return;
         }
         // A peer whose answer is not read, or not ready, is not listened to either.
         let interest = if !connection.output.is_empty() {
-            Interest::ReadWrite
-        } else if connection.asked {
-            Interest::HangUp
+            Some(Interest::Write)
+        } else if connection.asked || has_turn || connection.ended {
+            None
         } else {
-            Interest::Read
+            Some(Interest::Read)
         };
-        let watched = if connection.ended {
+        if interest == connection.interest {
+            return;
+        }
+        let (stream, event) = (&connection.stream, Event::Control(id));
+        let watched = match interest {
             // An end that is known already would ring for ever.
-            poller.remove(&connection.stream);
-            if connection.output.is_empty() {
+            None if connection.ended => {
+                poller.remove(stream);
                 Ok(())
-            } else {
-                poller.add(&connection.stream, Event::Control(id), Interest::Write)
             }
-        } else {
-            poller.modify(&connection.stream, Event::Control(id), interest)
+            None => poller.modify(stream, event, Interest::Nothing),
+            Some(interest) => match poller.modify(stream, event, interest) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    poller.add(stream, event, interest)
+                }
+                other => other,
+            },
         };
+        connection.interest = interest;
         if watched.is_err() {
             self.connections.remove(&id);
         }
-        ask
     }
 
     /// Closes connections whose time is up. Returns when the next one's is.
     pub fn expire(&mut self, now_ns: u64) -> Option<u64> {
         self.connections
             .retain(|_, connection| connection.deadline_ns > now_ns);
+        let many_ns = 64 * HALF_LIFE_NS;
+        self.taken
+            .retain(|_, (_, at_ns)| now_ns.saturating_sub(*at_ns) < many_ns);
         self.connections
             .values()
             .map(|connection| connection.deadline_ns)
@@ -256,13 +407,14 @@ impl Connection {
     fn read(&mut self, now_ns: u64) -> io::Result<()> {
         let mut turn = 0;
         let mut chunk = [0; 8192];
-        while turn < TURN_BYTES && !self.ended && self.input.len() <= MAX_REQUEST_BYTES {
+        while turn < TURN_BYTES && !self.ended && self.waiting_bytes() <= MAX_REQUEST_BYTES {
             match self.stream.read(&mut chunk) {
                 Ok(0) => self.ended = true,
                 Ok(count) => {
-                    if self.input.is_empty() {
+                    if self.waiting_bytes() == 0 {
                         self.deadline_ns = now_ns + LINE_NS;
                     }
+                    self.heard_ns = now_ns;
                     // PANIC: a read returns at most the buffer's length.
                     self.input.extend_from_slice(&chunk[..count]);
                     turn += count;
@@ -277,19 +429,55 @@ impl Connection {
         Ok(())
     }
 
-    fn take_line(&mut self) -> Option<Result<Vec<u8>, ControlError>> {
-        let Some(end) = self.input.iter().position(|byte| *byte == b'\n') else {
-            let too_long = self.input.len() > MAX_REQUEST_BYTES;
-            return too_long.then(|| {
-                Err(ControlError::new(
-                    ErrorCode::Invalid,
-                    format!("the request is longer than {MAX_REQUEST_BYTES} bytes"),
-                )
-                .with_hint("shorten the command of the job"))
-            });
+    fn waiting_bytes(&self) -> usize {
+        self.input.len() - self.taken
+    }
+
+    /// Nothing of it waits for us.
+    fn is_silent(&mut self) -> bool {
+        !self.asked && self.output.is_empty() && !self.has_turn()
+    }
+
+    /// Whether its next line is there and the last one was answered.
+    fn has_turn(&mut self) -> bool {
+        !(self.asked || self.closing || !self.output.is_empty()) && !matches!(self.line(), Line::No)
+    }
+
+    /// Each byte is looked at once.
+    fn line(&mut self) -> Line {
+        // PANIC: both are at most the length.
+        let found = self.input[self.looked..].iter().position(|b| *b == b'\n');
+        match found {
+            Some(at) => {
+                self.looked += at;
+                Line::Whole(self.looked)
+            }
+            None => {
+                self.looked = self.input.len();
+                if self.waiting_bytes() > MAX_REQUEST_BYTES {
+                    Line::TooLong
+                } else {
+                    Line::No
+                }
+            }
+        }
+    }
+
+    fn take_line(&mut self) -> Result<Vec<u8>, ControlError> {
+        let Line::Whole(end) = self.line() else {
+            self.closing = true;
+            let message = format!("the request is longer than {MAX_REQUEST_BYTES} bytes");
+            let error = ControlError::new(ErrorCode::Invalid, message);
+            return Err(error.with_hint("shorten the command of the job"));
         };
-        let rest = self.input.split_off(end + 1);
-        Some(Ok(std::mem::replace(&mut self.input, rest)))
+        // PANIC: `taken` is at most `looked`, which is an index.
+        let line = self.input[self.taken..=end].to_vec();
+        (self.taken, self.looked) = (end + 1, end + 1);
+        if self.taken == self.input.len() || self.taken >= TURN_BYTES {
+            self.input.drain(..self.taken);
+            (self.taken, self.looked) = (0, 0);
+        }
+        Ok(line)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -317,4 +505,184 @@ fn peer_of(stream: &UnixStream) -> io::Result<Peer> {
         pid: peer.pid.as_raw_nonzero().get() as u32,
         uid: peer.uid.as_raw(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &[u8] = b"{\"v_major\":1,\"v_minor\":0,\"request\":{\"kind\":\"list\"}}\n";
+
+    struct Bench {
+        server: ControlServer,
+        poller: Poller,
+        dir: tempfile::TempDir,
+        now_ns: u64,
+        events: Vec<Event>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().expect("dir");
+            let listener = UnixListener::bind(dir.path().join("s")).expect("bound");
+            let server = ControlServer::new(listener).expect("served");
+            let poller = Poller::new().expect("epoll");
+            Self {
+                server,
+                poller,
+                dir,
+                now_ns: 1,
+                events: Vec::new(),
+            }
+        }
+
+        fn connect(&mut self) -> UnixStream {
+            let stream = UnixStream::connect(self.dir.path().join("s")).expect("connected");
+            self.accept();
+            stream
+        }
+
+        fn accept(&mut self) -> bool {
+            self.server
+                .accept(self.now_ns, &self.poller)
+                .expect("accepted")
+        }
+
+        /// What has happened by now; how much that was.
+        fn look(&mut self) -> usize {
+            let mut events = std::mem::take(&mut self.events);
+            self.poller.wait(Some(0), &mut events).expect("looked");
+            for event in &events {
+                if let Event::Control(id) = event {
+                    self.server.on_event(*id, self.now_ns, &self.poller);
+                }
+            }
+            let count = events.len();
+            self.events = events;
+            count
+        }
+
+        fn turn(&mut self) -> Option<Turn> {
+            self.server.next_turn(self.now_ns, &self.poller)
+        }
+
+        fn answer(&mut self, ask: &Ask) {
+            let reply = Ok(Reply::Jobs(Vec::new()));
+            self.server
+                .reply(ask.connection, &reply, self.now_ns, &self.poller);
+        }
+    }
+
+    #[test]
+    fn a_flood_of_lines_has_a_few_turns_and_one_question_comes_before_it() {
+        let mut bench = Bench::new();
+        let mut flood = bench.connect();
+        flood.write_all(&STATUS.repeat(500)).expect("sent");
+        bench.look();
+        // What is asked takes time, and that is remembered.
+        for _ in 0..3 {
+            let Some(Turn::Ask(ask)) = bench.turn() else {
+                panic!("a request")
+            };
+            bench.answer(&ask);
+            bench
+                .server
+                .spent(ask.connection, ask.peer, bench.now_ns, 1000);
+        }
+        let mut honest = bench.connect();
+        honest.write_all(STATUS).expect("sent");
+        bench.look();
+        let Some(Turn::Ask(ask)) = bench.turn() else {
+            panic!("a request")
+        };
+        assert_eq!(ask.connection, 2, "it has asked nothing yet");
+        // One at a time: it has another turn once this is answered.
+        let Some(Turn::Ask(next)) = bench.turn() else {
+            panic!("a request")
+        };
+        assert_eq!(next.connection, 1);
+        assert!(bench.turn().is_none() && !bench.server.has_turn());
+    }
+
+    #[test]
+    fn newlines_end_a_connection_after_a_few_and_each_is_a_turn() {
+        let mut bench = Bench::new();
+        let mut stream = bench.connect();
+        stream.set_nonblocking(true).expect("set");
+        let _ = stream.write(&vec![b'\n'; 1 << 20]);
+        bench.look();
+        for _ in 0..MAX_BAD_LINES {
+            assert!(matches!(bench.turn(), Some(Turn::Refused)));
+        }
+        assert!(bench.turn().is_none());
+        assert!(bench.server.is_empty(), "closed");
+    }
+
+    #[test]
+    fn one_that_waits_for_its_turn_does_not_wake_anybody() {
+        let mut bench = Bench::new();
+        let mut stream = bench.connect();
+        stream.set_nonblocking(true).expect("set");
+        stream.write_all(&STATUS.repeat(2)).expect("sent");
+        bench.look();
+        let _ = stream.write(&vec![b'x'; 1 << 20]);
+        stream
+            .shutdown(std::net::Shutdown::Write)
+            .expect("half closed");
+        assert_eq!(bench.look(), 0, "it has a turn to come first");
+        let Some(Turn::Ask(ask)) = bench.turn() else {
+            panic!("a request")
+        };
+        assert_eq!(bench.look(), 0, "its request is in the works");
+        drop(stream);
+        // The end of both directions is noticed once.
+        assert!(bench.look() <= 1);
+        assert_eq!(bench.look(), 0);
+        bench.answer(&ask);
+        assert!(bench.look() <= 1);
+        assert_eq!(bench.look(), 0);
+    }
+
+    #[test]
+    fn silent_connections_give_way_and_those_who_have_just_come_do_not() {
+        let mut bench = Bench::new();
+        let mut open: Vec<UnixStream> = (0..MAX_OF_PROCESS + 5).map(|_| bench.connect()).collect();
+        assert_eq!(bench.server.connections.len(), MAX_OF_PROCESS);
+        // The last of them can ask.
+        open.last_mut()
+            .expect("one")
+            .write_all(STATUS)
+            .expect("sent");
+        bench.look();
+        assert!(matches!(bench.turn(), Some(Turn::Ask(_))));
+        // As if of so many processes.
+        let spread = |bench: &mut Bench| {
+            for (pid, connection) in (1_000_000..).zip(bench.server.connections.values_mut()) {
+                connection.peer.pid = pid;
+            }
+        };
+        while bench.server.connections.len() < MAX_CONNECTIONS {
+            spread(&mut bench);
+            open.push(bench.connect());
+        }
+        spread(&mut bench);
+        assert!(!bench.accept(), "all of them have just come");
+        bench.now_ns += IDLE_NS;
+        assert!(bench.accept());
+        open.push(bench.connect());
+        assert!(bench.server.connections.len() <= MAX_CONNECTIONS);
+        let asked = bench.server.connections.values().filter(|one| one.asked);
+        assert_eq!(asked.count(), 1, "who waits for an answer stays");
+    }
+
+    #[test]
+    fn what_users_have_taken_is_forgotten() {
+        let mut bench = Bench::new();
+        let peer = Peer { pid: 1, uid: 7 };
+        bench.server.spent(1, peer, 0, 1 << 40);
+        bench.server.spent(1, peer, 3 * HALF_LIFE_NS, 0);
+        assert_eq!(bench.server.taken[&7].0, 1 << 37);
+        bench.server.expire(100 * HALF_LIFE_NS);
+        assert!(bench.server.taken.is_empty());
+    }
 }

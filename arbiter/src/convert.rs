@@ -211,6 +211,14 @@ pub fn refusal(refusal: &Refusal) -> ControlError {
                 short((1.0 - promised).max(0.0))
             ),
         ),
+        Refusal::TooManyJobs { user, most } => error(
+            ErrorCode::Refused,
+            match user {
+                Some(user) => format!("user {user} has {most} jobs, the most that one can have"),
+                None => format!("there are {most} jobs, the most that there can be"),
+            },
+            "end some of them: `sublet ps` lists them, and a job ends with its processes".into(),
+        ),
         Refusal::NothingLeft { promised, waiting } => error(
             ErrorCode::Refused,
             format!(

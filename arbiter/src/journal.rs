@@ -202,30 +202,53 @@ fn last_seq(file: &mut File, bytes: u64) -> io::Result<(u64, bool)> {
 /// How many lines a tenant may cause.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
+    /// Lines at once, and lines per second afterwards.
+    burst: f64,
+    per_second: f64,
     left: f64,
     at_ns: u64,
     /// Lines left out since the last one that was let through.
     left_out: u64,
 }
 
-/// Lines at once, and lines per second afterwards.
+/// Of a job's own lines.
 const BURST: f64 = 20.0;
 const PER_SECOND: f64 = 2.0;
+/// Of the jobs that a user starts.
+const STARTS_BURST: f64 = 500.0;
+const STARTS_PER_SECOND: f64 = 20.0;
 
 impl Allowance {
     /// A full one.
     pub fn new(now_ns: u64) -> Self {
+        Self::with(BURST, PER_SECOND, now_ns)
+    }
+
+    /// For lines about what a user does, not a job.
+    pub fn of_many(now_ns: u64) -> Self {
+        Self::with(STARTS_BURST, STARTS_PER_SECOND, now_ns)
+    }
+
+    fn with(burst: f64, per_second: f64, now_ns: u64) -> Self {
         Self {
-            left: BURST,
+            burst,
+            per_second,
+            left: burst,
             at_ns: now_ns,
             left_out: 0,
         }
     }
 
+    /// Whether it is as good as a new one.
+    pub fn is_full(&self, now_ns: u64) -> bool {
+        let passed_s = now_ns.saturating_sub(self.at_ns) as f64 / 1e9;
+        self.left_out == 0 && self.left + passed_s * self.per_second >= self.burst
+    }
+
     /// `Some(n)`: write the line, `n` were left out before it. `None`: leave it out.
     pub fn spend(&mut self, now_ns: u64) -> Option<u64> {
         let passed_s = now_ns.saturating_sub(self.at_ns) as f64 / 1e9;
-        self.left = (self.left + passed_s * PER_SECOND).min(BURST);
+        self.left = (self.left + passed_s * self.per_second).min(self.burst);
         self.at_ns = now_ns;
         if self.left < 1.0 {
             self.left_out += 1;

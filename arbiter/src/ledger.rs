@@ -13,6 +13,15 @@ use crate::devices::Devices;
 use crate::tenant::{Spec, Tenant};
 use crate::terms::{AIR, admit_bounds, admit_share};
 
+/// Jobs at a time, of one user and in all: what the loop does for each of them is bounded by that.
+pub const MAX_JOBS_OF_USER: usize = 256;
+pub const MAX_JOBS: usize = 1024;
+/// Of one user's jobs that have not come to use a device yet, so many have what they were promised kept for them, and so many more for
+/// so long. The others are looked at again when they come. TIMEOUT: a program takes seconds to get to its first CUDA call.
+const KEPT_FOR: usize = 4;
+const KEPT_FOR_A_WHILE: usize = 16;
+const KEPT_NS: u64 = 60_000_000_000;
+
 /// The least that a guaranteed job without a share of its own is let in for.
 pub const LEAST_SHARE: f64 = 0.01;
 
@@ -65,6 +74,8 @@ pub enum Refusal {
     HostMemory { asked: u64, available: u64 },
     /// Said of a job that is not evictable.
     NotEvictable(&'static str),
+    /// There are as many as there can be, of this user's (`None`: of all).
+    TooManyJobs { user: Option<String>, most: usize },
     /// What the job has beyond its new limit would not fit into host memory.
     Overflow {
         used: u64,
@@ -156,6 +167,38 @@ impl Ledger {
         }
     }
 
+    /// Decides anew for whom what was promised is kept: a registration alone costs the others nothing for long. True where that has
+    /// changed.
+    pub fn keep_promises(&mut self, now_ns: u64) -> bool {
+        let mut waiting: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut changed = false;
+        for tenant in self.tenants.values_mut().filter(|t| !t.has_attached) {
+            let before = waiting.entry(tenant.uid).or_default();
+            let young = now_ns < tenant.registered_ns.saturating_add(KEPT_NS);
+            let kept = *before < KEPT_FOR || (*before < KEPT_FOR_A_WHILE && young);
+            *before += 1;
+            changed |= std::mem::replace(&mut tenant.promises, kept) != kept;
+        }
+        changed
+    }
+
+    /// Whether a job that comes to use a device can have what it was promised, where that was not kept for it.
+    ///
+    /// # Errors
+    /// Others have it.
+    pub fn admit_late(&self, id: TenantId, devices: &Devices) -> Result<(), Refusal> {
+        let Some(own) = self.get(id).filter(|tenant| !tenant.promises) else {
+            return Ok(());
+        };
+        for place in places(&own.spec, devices) {
+            let others = self.iter().filter(|other| {
+                other.id != id && other.promises && meets(&own.spec, &other.spec, place, devices)
+            });
+            admit_share(&own.spec, others)?;
+        }
+        Ok(())
+    }
+
     /// Lets a job go.
     pub fn remove(&mut self, id: TenantId) -> Option<Tenant> {
         self.tenants.remove(&id)
@@ -215,6 +258,9 @@ impl Ledger {
         }
         admit_bounds(spec)?;
         self.admit_host(spec)?;
+        if own.is_none() {
+            self.admit_one_more(uid, user)?;
+        }
         let count = devices.iter().count();
         let entitled =
             |spec: &Spec, device| devices.entitled(device, &spec.devices, spec.simulated);
@@ -238,21 +284,13 @@ impl Ledger {
         let own_devices: Vec<usize> = (0..count).filter(|at| entitled(spec, *at)).collect();
         self.admit_mem(spec, &own_devices, devices)?;
 
-        // Before any device is known, all jobs of the same driver are taken to meet.
-        let places: Vec<Option<usize>> = if own_devices.is_empty() {
-            vec![None]
-        } else {
-            own_devices.iter().copied().map(Some).collect()
-        };
-        for place in places {
+        for place in places(spec, devices) {
             let others = || {
                 self.iter().filter(move |tenant| {
-                    Some(tenant.id) != own
-                        && tenant.spec.simulated == spec.simulated
-                        && place.is_none_or(|device| entitled(&tenant.spec, device))
+                    Some(tenant.id) != own && meets(spec, &tenant.spec, place, devices)
                 })
             };
-            admit_share(spec, others())?;
+            admit_share(spec, others().filter(|tenant| tenant.promises))?;
             if let Some(max) = ceiling.share_max {
                 let theirs = others().filter(|tenant| tenant.uid == uid);
                 let asked = spec.share.unwrap_or(0.0)
@@ -287,6 +325,28 @@ impl Ledger {
                     });
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn admit_one_more(&self, uid: u32, user: &str) -> Result<(), Refusal> {
+        let theirs = self.iter().filter(|tenant| tenant.uid == uid).count();
+        if theirs >= MAX_JOBS_OF_USER {
+            let user = if user.is_empty() {
+                uid.to_string()
+            } else {
+                user.to_owned()
+            };
+            return Err(Refusal::TooManyJobs {
+                user: Some(user),
+                most: MAX_JOBS_OF_USER,
+            });
+        }
+        if self.tenants.len() >= MAX_JOBS {
+            return Err(Refusal::TooManyJobs {
+                user: None,
+                most: MAX_JOBS,
+            });
         }
         Ok(())
     }
@@ -332,6 +392,21 @@ impl Ledger {
             _ => Ok(()),
         }
     }
+}
+
+/// Where a job may meet others. Before any device is known, all jobs of the same driver are taken to meet.
+fn places(spec: &Spec, devices: &Devices) -> Vec<Option<usize>> {
+    let count = devices.iter().count();
+    let own: Vec<Option<usize>> = (0..count)
+        .filter(|at| devices.entitled(*at, &spec.devices, spec.simulated))
+        .map(Some)
+        .collect();
+    if own.is_empty() { vec![None] } else { own }
+}
+
+fn meets(spec: &Spec, other: &Spec, place: Option<usize>, devices: &Devices) -> bool {
+    let entitled = |device| devices.entitled(device, &other.devices, other.simulated);
+    other.simulated == spec.simulated && place.is_none_or(entitled)
 }
 
 #[cfg(test)]
@@ -440,6 +515,76 @@ mod tests {
             full.admit(&share("a", 0.9), Some(TenantId(1)), ANYBODY, &devices),
             Ok(())
         );
+    }
+
+    #[test]
+    fn registrations_that_never_come_lock_nobody_out_and_cost_nobody_a_share() {
+        let devices = devices(&[100]);
+        let plain = |name: &str| with(name, |_| ());
+        for each in [None, Some(0.01)] {
+            let specs: Vec<Spec> = (0..98)
+                .map(|at| with(&format!("r{at}"), |spec| spec.share = each))
+                .collect();
+            let mut ledger = ledger(&specs);
+            let honest = share("honest", 0.5);
+            let before = ledger.admit(&honest, None, ANYBODY, &devices);
+            assert!(before.is_err(), "all of them are promised something");
+            assert!(ledger.keep_promises(1) && !ledger.keep_promises(1));
+            assert_eq!(ledger.admit(&honest, None, ANYBODY, &devices), Ok(()));
+            // After a minute a few of them are left, of each user.
+            assert!(ledger.keep_promises(KEPT_NS + 1));
+            let kept = ledger.iter().filter(|t| t.promises).count();
+            assert_eq!(kept, KEPT_FOR);
+            let weight = |ledger: &Ledger| ledger.terms(&devices, 0)[97].1.weight_ppm;
+            assert_eq!(
+                weight(&ledger),
+                if each.is_none() { 250_000 } else { 10_000 }
+            );
+            // One that comes after all is looked at again.
+            let late = TenantId(98);
+            assert_eq!(ledger.admit_late(late, &devices), Ok(()));
+            let mut greedy = example(200, "");
+            greedy.spec = share("greedy", 0.99 - each.unwrap_or(0.0) * 4.0);
+            greedy.has_attached = true;
+            ledger.insert(greedy);
+            ledger.keep_promises(KEPT_NS + 1);
+            assert!(each.is_some() || ledger.admit_late(late, &devices).is_err());
+            ledger.get_mut(TenantId(1)).expect("kept").has_attached = true;
+            assert_eq!(
+                ledger.admit_late(TenantId(1), &devices),
+                Ok(()),
+                "kept for it"
+            );
+            assert_eq!(
+                ledger.admit(&plain("b"), None, ANYBODY, &devices).is_err(),
+                each.is_none()
+            );
+        }
+    }
+
+    #[test]
+    fn a_user_has_so_many_jobs_and_no_more() {
+        let devices = devices(&[100]);
+        let low = |name: &str| {
+            with(name, |spec| {
+                spec.class = Class::Opportunistic;
+            })
+        };
+        let specs: Vec<Spec> = (0..MAX_JOBS_OF_USER)
+            .map(|at| low(&format!("r{at}")))
+            .collect();
+        let ledger = ledger(&specs);
+        let refused = ledger.admit(&low("more"), None, ANYBODY, &devices);
+        let most = Refusal::TooManyJobs {
+            user: Some("one".into()),
+            most: MAX_JOBS_OF_USER,
+        };
+        assert_eq!(refused, Err(most));
+        let other = (2, "two", Ceiling::default());
+        assert_eq!(ledger.admit(&low("more"), None, other, &devices), Ok(()));
+        // Those that are there can be changed.
+        let own = Some(TenantId(1));
+        assert_eq!(ledger.admit(&low("r0"), own, ANYBODY, &devices), Ok(()));
     }
 
     #[test]

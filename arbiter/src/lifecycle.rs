@@ -42,6 +42,8 @@ impl Arbiter {
             let user = convert::user_name(saved.uid);
             let mut tenant = Tenant::new(id, spec, token, (saved.uid, user), now_ns);
             tenant.started_unix_ms = saved.started_unix_ms;
+            // Whether it ever came is not known, and what it was promised stays so.
+            tenant.has_attached = true;
             tenant.oom_count = saved.oom_count;
             let pid = tenant.spec.pid;
             if saved.started_ticks != 0 && peer::started_ticks(pid) == Some(saved.started_ticks) {

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::clock::mono_ns;
 use crate::control_server::{Ask, Peer};
 use crate::convert;
+use crate::journal::Allowance;
 use crate::peer;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
@@ -19,55 +20,49 @@ use crate::tenant::Tenant;
 const DISCOVERY_NS: u64 = 3_000_000_000;
 
 impl Arbiter {
-    /// Answers a request, and those that its connection has sent after it.
-    pub(crate) fn answer(&mut self, ask: Option<Ask>) {
-        let mut ask = ask;
-        while let Some(Ask {
+    /// Answers a request, or has it wait.
+    pub(crate) fn answer(&mut self, ask: Ask) {
+        let Ask {
             connection,
             peer,
             request,
-        }) = ask
-        {
-            if let Request::Status | Request::List | Request::Set { .. } | Request::Move(_) =
-                request
-            {
-                self.read_accounts();
-            }
-            let result = match request {
-                Request::Status => Ok(Reply::Status(self.status())),
-                Request::List => Ok(Reply::Jobs(self.jobs())),
-                Request::Set { job, change } => self.change(&job, change, peer),
-                Request::SetDevice { device, settings } => {
-                    self.change_devices(device.as_ref(), settings, peer)
-                }
-                Request::Reload => self.reload_for(peer),
-                Request::Move(moves) => match self.begin_errand(connection, &moves, peer) {
-                    Ok(()) => return,
-                    Err(error) => Err(error),
-                },
-                Request::Shutdown => self.shut_down(peer),
-                Request::Events { since_seq, limit } => {
-                    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-                    Ok(Reply::Events(self.journal.since(since_seq, limit)))
-                }
-                Request::Register(job) => {
-                    if self.knows_devices_of(&job) {
-                        self.register(job, peer)
-                    } else {
-                        let ask = Ask {
-                            connection,
-                            peer,
-                            request: Request::Register(job),
-                        };
-                        self.parked.push((ask, mono_ns() + DISCOVERY_NS));
-                        return;
-                    }
-                }
-            };
-            ask = self
-                .control
-                .reply(connection, &result, mono_ns(), &self.poller);
+        } = ask;
+        if let Request::Status | Request::List | Request::Set { .. } | Request::Move(_) = request {
+            self.read_accounts();
         }
+        let result = match request {
+            Request::Status => Ok(Reply::Status(self.status())),
+            Request::List => Ok(Reply::Jobs(self.jobs())),
+            Request::Set { job, change } => self.change(&job, change, peer),
+            Request::SetDevice { device, settings } => {
+                self.change_devices(device.as_ref(), settings, peer)
+            }
+            Request::Reload => self.reload_for(peer),
+            Request::Move(moves) => match self.begin_errand(connection, &moves, peer) {
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
+            Request::Shutdown => self.shut_down(peer),
+            Request::Events { since_seq, limit } => {
+                let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+                Ok(Reply::Events(self.journal.since(since_seq, limit)))
+            }
+            Request::Register(job) => {
+                if self.knows_devices_of(&job) {
+                    self.register(job, peer)
+                } else {
+                    let ask = Ask {
+                        connection,
+                        peer,
+                        request: Request::Register(job),
+                    };
+                    self.parked.push((ask, mono_ns() + DISCOVERY_NS));
+                    return;
+                }
+            }
+        };
+        self.control
+            .reply(connection, &result, mono_ns(), &self.poller);
     }
 
     /// Whether the devices of the job's driver have been asked for and the answer is there; asks where not.
@@ -126,7 +121,7 @@ impl Arbiter {
                 continue;
             };
             if self.knows_devices_of(job) {
-                self.answer(Some(ask));
+                self.answer(ask);
             } else {
                 self.parked.push((ask, deadline_ns));
             }
@@ -146,7 +141,7 @@ impl Arbiter {
                 self.drivers.insert(driver, true);
                 self.drivers.insert(None, true);
             }
-            self.answer(Some(ask));
+            self.answer(ask);
         }
     }
 
@@ -203,7 +198,15 @@ impl Arbiter {
         );
         let message = format!("job `{name}` is registered: {command}");
         self.ledger.insert(tenant);
-        self.journal.write("registered", &name, message, &fields);
+        self.ledger.keep_promises(now_ns);
+        let told = self.registrations.entry(peer.uid);
+        let told = told.or_insert_with(|| Allowance::of_many(now_ns));
+        if let Some(left_out) = told.spend(now_ns) {
+            if left_out > 0 {
+                fields.push(("left_out", Value::from(left_out)));
+            }
+            self.journal.write("registered", &name, message, &fields);
+        }
         self.publish_limits();
         self.publish_terms();
         // On disk before the job's first process is let in: an arbiter that dies right after that is followed by one that knows it.

@@ -44,14 +44,14 @@ pub enum Event {
 pub enum Interest {
     /// It can be read.
     Read,
-    /// It can be read or written.
-    ReadWrite,
     /// It can be written.
     Write,
     /// It was written to, once for each time: a counter that nobody has to read.
     Rung,
     /// The other side is gone.
     HangUp,
+    /// Nothing but that both directions have ended, which the kernel tells anyway.
+    Nothing,
 }
 
 /// Events taken from the kernel at a time.
@@ -230,10 +230,10 @@ impl Interest {
     fn flags(self) -> EventFlags {
         match self {
             Self::Read => EventFlags::IN | EventFlags::RDHUP,
-            Self::ReadWrite => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP,
             Self::Write => EventFlags::OUT,
             Self::Rung => EventFlags::IN | EventFlags::ET,
             Self::HangUp => EventFlags::RDHUP,
+            Self::Nothing => EventFlags::empty(),
         }
     }
 }

@@ -18,7 +18,7 @@ use policy::TenantId;
 use serde_json::Value;
 
 use crate::clock::{mono_ns, unix_ms};
-use crate::control_server::{Ask, ControlServer};
+use crate::control_server::{Ask, ControlServer, Turn};
 use crate::devices::Devices;
 use crate::dispatch::{Conductor, Lane};
 use crate::journal::{Allowance, Journal};
@@ -39,6 +39,8 @@ const PUT_OFF_NS: u64 = 20_000_000;
 /// For how long the core is left to threads that were just woken. TIMEOUT: twice what a thread needs from being woken to its first
 /// submission; whatever comes meanwhile is looked at so much later.
 const ASIDE_NS: u64 = 50_000;
+/// For how long operators are answered before slices are looked at again, and a request that takes longer after it.
+const OPERATORS_NS: u64 = 300_000;
 /// How long pages of an earlier arbiter may take to turn up. TIMEOUT: clients try again every second or so.
 pub(crate) const ADOPT_NS: u64 = 10_000_000_000;
 /// Jobs that have ended and are still shown, and for how long.
@@ -169,9 +171,15 @@ pub struct Arbiter {
     pub(crate) next_id: u64,
     pub(crate) started_unix_ms: u64,
     pub(crate) state_is_old: bool,
+    /// Operators are not answered before that.
+    operators_ns: u64,
+    /// Operators that come wait until some of those that are there have gone.
+    pub(crate) control_full: bool,
     /// It is not saved again before that, unless somebody waits for it.
     pub(crate) save_again_ns: u64,
     pub(crate) state_file: StateFile,
+    /// Lines about starts of jobs that each user may still cause.
+    pub(crate) registrations: BTreeMap<u32, Allowance>,
     /// Log lines that strangers may still cause.
     pub(crate) strangers: Allowance,
     /// Listeners left alone until then, for want of descriptors.
@@ -261,8 +269,11 @@ impl Arbiter {
             next_id: state.next_id.max(1),
             started_unix_ms: unix_ms(),
             state_is_old: true,
+            operators_ns: 0,
+            control_full: false,
             save_again_ns: 0,
             state_file,
+            registrations: BTreeMap::new(),
             strangers: Allowance::new(now_ns),
             deaf_until_ns: None,
             house_ns: now_ns,
@@ -341,7 +352,9 @@ impl Arbiter {
             for event in &events {
                 self.on_event(*event);
             }
-            deadline_ns = self.step();
+            let step_ns = self.step();
+            let turn_ns = self.serve_operators();
+            deadline_ns = step_ns.into_iter().chain(turn_ns).min();
             self.step_aside(deadline_ns);
         }
         self.finish();
@@ -389,14 +402,19 @@ impl Arbiter {
                 }
             }
             Event::ControlAccept => {
-                if let Err(error) = self.control.accept(now_ns, &self.poller) {
-                    self.turn_deaf(&error, now_ns);
+                match self.control.accept(now_ns, &self.poller) {
+                    Ok(true) => {}
+                    // Whoever is not taken now would ring until then.
+                    Ok(false) => {
+                        self.poller.remove(self.control.listener());
+                        self.control_full = true;
+                    }
+                    Err(error) => self.turn_deaf(&error, now_ns),
                 }
             }
             Event::Greeting(id) => self.on_greeting(id, now_ns),
             Event::Control(id) => {
-                let ask = self.control.on_event(id, now_ns, &self.poller);
-                self.answer(ask);
+                self.control.on_event(id, now_ns, &self.poller);
             }
             Event::Devices => self.on_devices(),
             Event::Saved => {
@@ -494,6 +512,34 @@ impl Arbiter {
         }
     }
 
+    /// Answers operators, for a moment and at most a quarter of the time: slices are looked at in between. Returns when to go on, where
+    /// somebody waits.
+    fn serve_operators(&mut self) -> Option<u64> {
+        let begun_ns = mono_ns();
+        if begun_ns < self.operators_ns {
+            return self.control.has_turn().then_some(self.operators_ns);
+        }
+        let mut now_ns = begun_ns;
+        while now_ns < begun_ns + OPERATORS_NS && !self.stopping {
+            let Some(turn) = self.control.next_turn(now_ns, &self.poller) else {
+                break;
+            };
+            let asked = match turn {
+                Turn::Ask(ask) => Some((ask.connection, ask.peer, self.answer(ask))),
+                Turn::Refused => None,
+            };
+            let before_ns = std::mem::replace(&mut now_ns, mono_ns());
+            if let Some((connection, peer, ())) = asked {
+                let took_ns = now_ns.saturating_sub(before_ns);
+                self.control.spent(connection, peer, now_ns, took_ns);
+            }
+        }
+        let took_ns = now_ns.saturating_sub(begun_ns);
+        self.operators_ns = now_ns + took_ns.saturating_mul(3);
+        // What they have changed is carried out at once, and says itself when to look at it again.
+        (took_ns > 0).then_some(now_ns)
+    }
+
     fn step_lanes(&mut self, lanes: u32) {
         for at in (0..self.lanes.len()).filter(|at| lanes & (1 << at) != 0) {
             self.lane_next_ns[at] = self.lanes[at].step(mono_ns());
@@ -502,7 +548,21 @@ impl Arbiter {
     }
 
     fn keep_house(&mut self, now_ns: u64) {
+        if std::mem::take(&mut self.control_full) && self.deaf_until_ns.is_none() {
+            let listener = self.control.listener();
+            let listening = self
+                .poller
+                .add(listener, Event::ControlAccept, Interest::Read);
+            if let Err(error) = listening {
+                self.turn_deaf(&error, now_ns);
+            }
+        }
         self.journal.tell_lost();
+        self.registrations
+            .retain(|_, allowance| !allowance.is_full(now_ns));
+        if self.ledger.keep_promises(now_ns) {
+            self.publish_terms();
+        }
         self.control.expire(now_ns);
         self.expire_parked(now_ns);
         self.expire_greetings(now_ns);

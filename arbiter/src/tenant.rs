@@ -84,6 +84,12 @@ pub struct Tenant {
     pub accounts: Accounts,
     /// Taken slots of that page, as bits.
     slots: u64,
+    /// A process of it has attached.
+    pub has_attached: bool,
+    /// What it was promised is kept free for it.
+    pub promises: bool,
+    /// When it was registered, by our clock.
+    pub registered_ns: u64,
     /// Number of the first state that has it; 0: none has yet.
     pub saved_as: u64,
     /// Its attached clients.
@@ -142,6 +148,9 @@ impl Tenant {
             memory: None,
             accounts: Accounts::new(),
             slots: 0,
+            has_attached: false,
+            promises: true,
+            registered_ns: now_ns,
             saved_as: 0,
             clients: Vec::new(),
             missing: Vec::new(),

@@ -75,10 +75,12 @@ impl Ledger {
                 .filter(|t| devices.entitled(device, &t.spec.devices, t.spec.simulated))
         };
         let unnamed = |class| {
-            let of = there().filter(|t| t.spec.class == class && t.spec.share.is_none());
+            let of = there().filter(|t| t.promises);
+            let of = of.filter(|t| t.spec.class == class && t.spec.share.is_none());
             of.count().max(1) as f64
         };
         let named: f64 = there()
+            .filter(|tenant| tenant.promises)
             .filter_map(|tenant| match tenant.spec.class {
                 Class::Guaranteed => tenant.spec.share,
                 Class::Opportunistic => tenant.spec.share_min,

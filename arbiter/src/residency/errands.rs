@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{State, Whereabouts};
 use crate::clock::mono_ns;
-use crate::control_server::{Ask, Peer};
+use crate::control_server::Peer;
 use crate::serve::Arbiter;
 
 /// How long a move may take where the operator does not say.
@@ -222,10 +222,8 @@ impl Arbiter {
             jobs: errand.moved,
         });
         self.state_is_old = true;
-        let next: Option<Ask> =
-            self.control
-                .reply(errand.connection, &Ok(reply), now_ns, &self.poller);
-        self.answer(next);
+        self.control
+            .reply(errand.connection, &Ok(reply), now_ns, &self.poller);
     }
 }
 

@@ -1,0 +1,121 @@
+//! Floods on the operator's socket: lines, connections, registrations. Slices and answers to others go on.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use control::{Class, JobSpec};
+
+use crate::bench::{Daemon, Worker, attach, named, refusal, until};
+
+fn low(name: &str) -> JobSpec {
+    JobSpec {
+        name: name.into(),
+        class: Class::Opportunistic,
+        simulated: true,
+        ..JobSpec::default()
+    }
+}
+
+#[test]
+fn floods_of_lines_and_connections_stop_nobodys_slices_and_nobodys_answers() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let workers = ["a", "b"].map(|name| {
+        let job = operator.register(named(name, 0.5)).expect("registered");
+        Worker::start(attach(&job))
+    });
+    let path = daemon.dir.control_socket();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for word in [
+            &b"\n"[..],
+            b"{}\n",
+            b"x",
+            b"{\"v_major\":1,\"v_minor\":0,\"request\":{\"kind\":\"list\"}}\n",
+        ] {
+            let (path, over) = (path.clone(), &over);
+            scope.spawn(move || {
+                let many = word.repeat(60_000 / word.len());
+                while !over.load(Relaxed) {
+                    let Ok(mut stream) = UnixStream::connect(&path) else {
+                        continue;
+                    };
+                    // Nobody reads the answers.
+                    let timeout = Some(std::time::Duration::from_millis(20));
+                    stream.set_write_timeout(timeout).expect("set");
+                    while !over.load(Relaxed) && stream.write_all(&many).is_ok() {}
+                }
+            });
+        }
+        for _ in 0..20 {
+            let before = workers.each_ref().map(Worker::launches);
+            until("both go on", || {
+                let now = workers.each_ref().map(Worker::launches);
+                (now[0] > before[0] + 50 && now[1] > before[1] + 50).then_some(())
+            });
+            assert_eq!(daemon.operator().list().expect("served").len(), 2);
+        }
+        over.store(true, Relaxed);
+    });
+}
+
+#[test]
+fn registrations_without_end_are_bounded_and_keep_no_share_from_those_who_work() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let working = operator
+        .register(named("working", 0.5))
+        .expect("registered");
+    let worker = Worker::start(attach(&working));
+    // 98 guaranteed ones that never come, then opportunistic ones until there is no more.
+    for number in 0..98 {
+        let job = JobSpec {
+            share: None,
+            ..named(&format!("r{number}"), 0.0)
+        };
+        if operator.register(job).is_err() {
+            break;
+        }
+    }
+    let error = until("they are bounded", || {
+        let error = operator.register(low("")).err()?;
+        Some(refusal(Err::<(), _>(error)))
+    });
+    assert!(error.to_string().contains("256 jobs"), "{error}");
+    assert!(error.to_string().contains("sublet ps"), "{error}");
+    assert_eq!(operator.list().expect("list").len(), 256);
+    let before = worker.launches();
+    until("it goes on", || {
+        (worker.launches() > before + 200).then_some(())
+    });
+    let status = operator.status().expect("served");
+    let working = status.jobs.iter().find(|job| job.name == "working");
+    assert_eq!(working.expect("listed").share_asked, Some(0.5));
+    drop(worker);
+}
+
+#[test]
+fn a_job_that_registered_long_before_it_comes_has_what_is_left_or_the_reason() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let mut early = Vec::new();
+    for number in 0..40 {
+        let job = JobSpec {
+            share: None,
+            ..named(&format!("r{number}"), 0.0)
+        };
+        early.push(operator.register(job).expect("registered"));
+    }
+    // Four of them have their part kept, some more for a minute, and the rest of the device is another's to have.
+    let job = operator
+        .register(named("working", 0.8))
+        .expect("what was not kept");
+    let worker = Worker::start(attach(&job));
+    // The last one comes after all, and there is something left for it.
+    let last = early.pop().expect("one");
+    let late = Worker::start(attach(&last));
+    until("both run", || {
+        (worker.launches() > 100 && late.launches() > 10).then_some(())
+    });
+}
