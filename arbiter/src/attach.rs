@@ -275,7 +275,9 @@ impl Arbiter {
         let Some(client) = self.clients.remove(&id) else {
             return;
         };
-        self.poller.remove(client.pages.doorbell());
+        if let Some(socket) = &client.socket {
+            self.poller.remove(socket);
+        }
         for index in client.device_indices() {
             if let Some(lane) = self.lanes.get_mut(index) {
                 lane.remove(now_ns, id);
@@ -519,9 +521,7 @@ impl Arbiter {
             client.started_ticks = peer::started_ticks(pid).unwrap_or(0);
             let socket = client.socket.insert(socket);
             self.poller
-                .add(&*socket, Event::ClientHungUp(id), Interest::HangUp)?;
-            self.poller
-                .add(pages.doorbell(), Event::Doorbell(id), Interest::Rung)?;
+                .add(&*socket, Event::Doorbell(id), Interest::Bell)?;
             self.poller
                 .add(&client.process, Event::ClientEnded(id), Interest::Read)
         });

@@ -1,8 +1,12 @@
 //! Clients that are in: their doorbells, and how they go.
 
+use std::os::fd::AsFd;
+
+use channel::arbiter::Bell;
 use serde_json::Value;
 
 use crate::clock::mono_ns;
+use crate::peer::RINGS_PER_PERIOD;
 use crate::reactor::{Event, Interest};
 use crate::serve::Arbiter;
 
@@ -11,10 +15,18 @@ impl Arbiter {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        if !client.on_ring() && !client.muted {
+        let Some(socket) = &client.socket else {
+            return;
+        };
+        let bell = channel::arbiter::answer_bell(socket.as_fd());
+        if bell == Bell::HungUp {
+            return self.on_client_hung_up(id);
+        }
+        client.rings += 1;
+        if (bell == Bell::StillRinging || client.rings > RINGS_PER_PERIOD) && !client.muted {
             client.muted = true;
+            self.poller.remove(socket);
             let pid = client.pid;
-            self.poller.remove(client.pages.doorbell());
             tracing::debug!("process {pid} rings without end; it is looked at ten times a second");
         }
         self.dirty |= client.devices;
@@ -27,12 +39,14 @@ impl Arbiter {
         };
         client.rings = 0;
         client.floods = if client.muted { client.floods + 1 } else { 0 };
-        if client.muted {
+        if client.hung_up {
+            // It has no bell any more. Where it waits it is seen here.
+            self.dirty |= client.devices;
+        } else if client.muted {
             client.muted = false;
-            let doorbell = client.pages.doorbell();
-            let _ = self
-                .poller
-                .add(doorbell, Event::Doorbell(id), Interest::Rung);
+            if let Some(socket) = &client.socket {
+                let _ = self.poller.add(socket, Event::Doorbell(id), Interest::Bell);
+            }
             self.dirty |= client.devices;
         }
     }
@@ -43,7 +57,7 @@ impl Arbiter {
 
     /// Its end of the socket is closed. A program may close all descriptors that it finds and go on; one that has executed another
     /// program has left its work and its memory behind.
-    pub(crate) fn on_client_hung_up(&mut self, id: u64) {
+    fn on_client_hung_up(&mut self, id: u64) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };

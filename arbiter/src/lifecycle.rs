@@ -370,8 +370,9 @@ impl Arbiter {
     pub(crate) fn drop_client(&mut self, id: u64, now_ns: u64) -> Option<(Client, u64)> {
         self.read_journal_of(id, now_ns);
         let client = self.clients.remove(&id)?;
-        // The other process holds the same eventfd; closing ours would not take it out of the set.
-        self.poller.remove(client.pages.doorbell());
+        if let Some(socket) = &client.socket {
+            self.poller.remove(socket);
+        }
         for index in client.device_indices() {
             if let Some(lane) = self.lanes.get_mut(index) {
                 lane.remove(now_ns, id);

@@ -11,7 +11,7 @@ use policy::TenantId;
 
 /// Doorbells answered one by one within a housekeeping period; beyond them the client is only looked at once a period.
 /// A waiting thread rings once, and a gate opens and closes some hundred times a second.
-const RINGS_PER_PERIOD: u32 = 2000;
+pub const RINGS_PER_PERIOD: u32 = 2000;
 
 /// A connection that has not been let in yet.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct Client {
     pub started_ticks: u64,
     /// Readable once the process has ended.
     pub process: OwnedFd,
-    /// Kept open: closing it says goodbye. `None` until the welcome is sent.
+    /// What it rings on. Kept open: closing it says goodbye. `None` until the welcome is sent.
     pub socket: Option<OwnedFd>,
     /// The other side has closed its end.
     pub hung_up: bool,
@@ -70,12 +70,6 @@ pub struct Client {
 }
 
 impl Client {
-    /// Takes note of a doorbell; false where there were too many. The counter is left as it is: every ring is an edge.
-    pub fn on_ring(&mut self) -> bool {
-        self.rings += 1;
-        self.rings <= RINGS_PER_PERIOD
-    }
-
     /// Indices of its devices.
     pub fn device_indices(&self) -> impl Iterator<Item = usize> + use<> {
         let devices = self.devices;

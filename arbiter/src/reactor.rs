@@ -27,12 +27,10 @@ pub enum Event {
     Saved,
     /// A connected client says hello, or hangs up.
     Greeting(u64),
-    /// A client wants something.
+    /// A client wants something, or its socket was closed by whoever held it.
     Doorbell(u64),
     /// A client's process has ended.
     ClientEnded(u64),
-    /// A client's socket was closed by whoever held it.
-    ClientHungUp(u64),
     /// The process that registered a job has ended.
     JobEnded(u64),
     /// An operator's connection can be read, written or closed.
@@ -46,10 +44,8 @@ pub enum Interest {
     Read,
     /// It can be written.
     Write,
-    /// It was written to, once for each time: a counter that nobody has to read.
-    Rung,
-    /// The other side is gone.
-    HangUp,
+    /// It has something new to read, told once each time, or the other side is gone.
+    Bell,
     /// Nothing but that both directions have ended, which the kernel tells anyway.
     Nothing,
 }
@@ -231,9 +227,8 @@ impl Interest {
         match self {
             Self::Read => EventFlags::IN | EventFlags::RDHUP,
             Self::Write => EventFlags::OUT,
-            Self::Rung => EventFlags::IN | EventFlags::ET,
-            Self::HangUp => EventFlags::RDHUP,
             Self::Nothing => EventFlags::empty(),
+            Self::Bell => EventFlags::IN | EventFlags::RDHUP | EventFlags::ET,
         }
     }
 }
@@ -249,7 +244,6 @@ impl Event {
             Self::Greeting(id) => (5, id),
             Self::Doorbell(id) => (6, id),
             Self::ClientEnded(id) => (7, id),
-            Self::ClientHungUp(id) => (8, id),
             Self::JobEnded(id) => (9, id),
             Self::Control(id) => (10, id),
             Self::Reload => (11, 0),
@@ -268,7 +262,6 @@ impl Event {
             5 => Self::Greeting(id),
             6 => Self::Doorbell(id),
             7 => Self::ClientEnded(id),
-            8 => Self::ClientHungUp(id),
             9 => Self::JobEnded(id),
             10 => Self::Control(id),
             11 => Self::Reload,
@@ -294,7 +287,6 @@ mod tests {
             Event::Greeting(1),
             Event::Doorbell(2),
             Event::ClientEnded(3),
-            Event::ClientHungUp(4),
             Event::JobEnded(5),
             Event::Control((1 << 56) - 1),
         ] {

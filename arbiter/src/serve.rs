@@ -387,7 +387,6 @@ impl Arbiter {
             Event::Stop => self.stopping = true,
             Event::Doorbell(id) => self.on_doorbell(id),
             Event::ClientEnded(id) => self.on_client_ended(id),
-            Event::ClientHungUp(id) => self.on_client_hung_up(id),
             Event::JobEnded(id) => {
                 if let Some(tenant) = self.ledger.get_mut(TenantId(id)) {
                     tenant.process = None;

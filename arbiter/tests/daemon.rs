@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use arbiter::{Arbiter, Error, Options};
 use bench::{Daemon, Worker, attach, child, introduction, named, refusal, role_of_ours, until};
-use channel::client::{AttachError, ClientEnd};
+use channel::client::{AttachError, ClientEnd, Liveness};
 use channel::wire::Outcome;
 use channel::{Account, Bypass, Event, NO_LIMIT};
 use control::{Change, Class, ErrorCode, JobSpec, JobState, MemLimit, SoloSource};
@@ -235,7 +235,7 @@ fn a_killed_arbiter_is_followed_by_one_that_knows_its_jobs() {
     stream.issue();
     first.kill().expect("killed");
     within::wait(&mut first, "a killed child", testbed::PATIENCE);
-    assert!(!client.arbiter_lives());
+    assert_eq!(client.arbiter_liveness(), Liveness::Gone);
 
     let mut second = arbiter_child(&dir);
     let mut operator = until("the second arbiter listens", || {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::event::EventfdFlags;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handshake;
@@ -151,9 +151,8 @@ impl Connection {
             pages.arbiter_fd.as_fd(),
             pages.client_fd.as_fd(),
             tenant.fd.as_fd(),
-            pages.doorbell.as_fd(),
         ];
-        // A client that has not asked for a fifth descriptor expects exactly four.
+        // A client that has not asked for a fourth descriptor expects exactly three.
         let signatures = pages.signatures.as_ref().map(|(_, fd)| fd.as_fd());
         let fds: Vec<BorrowedFd<'_>> = fds.into_iter().chain(signatures).collect();
         handshake::send(self.socket.as_fd(), &welcome.encode(), &fds)?;
@@ -172,7 +171,41 @@ fn welcome(outcome: Outcome, device_map: [Option<u8>; MAX_DEVICES], text: &str) 
     }
 }
 
-/// The two halves shared with one client, and its doorbell.
+/// What a client's socket has said since it was looked at last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bell {
+    /// That something has changed. What it rang for is read after this.
+    Rang,
+    /// The same, and more often than is looked at in one go: it may be ringing without end.
+    StillRinging,
+    /// The other side is closed.
+    HungUp,
+}
+
+/// Takes what an attached client's socket has said: messages, whatever is in them, mean that it rings.
+pub fn answer_bell(socket: BorrowedFd<'_>) -> Bell {
+    /// Messages taken in one go; more than a queue holds by default (net.unix.max_dgram_qlen).
+    const MOST: usize = 16;
+    for _ in 0..MOST {
+        match rustix::net::recv(socket, &mut [0u8; 1], rustix::net::RecvFlags::DONTWAIT) {
+            // A message of no bytes, or the end.
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => return Bell::Rang,
+            Err(_) => return Bell::HungUp,
+        }
+    }
+    let now = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut ask = [PollFd::new(&socket, PollFlags::RDHUP)];
+    match rustix::event::poll(&mut ask, Some(&now)) {
+        Ok(ready) if ready > 0 => Bell::HungUp,
+        _ => Bell::StillRinging,
+    }
+}
+
+/// The two halves shared with one client.
 #[derive(Debug)]
 pub struct ClientPages {
     /// arbiter --> client.
@@ -182,7 +215,6 @@ pub struct ClientPages {
     signatures: Option<(Mapped<SignaturePage>, OwnedFd)>,
     arbiter_fd: OwnedFd,
     client_fd: OwnedFd,
-    doorbell: OwnedFd,
 }
 
 impl ClientPages {
@@ -206,15 +238,12 @@ impl ClientPages {
             arbiter.set_physical(device, 0, None);
         }
         arbiter.publish();
-        let doorbell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| PageError::Io("make the doorbell of", errno.into()))?;
         Ok(Self {
             arbiter,
             client,
             signatures: None,
             arbiter_fd,
             client_fd,
-            doorbell,
         })
     }
 
@@ -230,11 +259,6 @@ impl ClientPages {
     /// client --what it submits--> arbiter; `None` for a client that does not tell.
     pub fn signatures(&self) -> Option<&SignaturePage> {
         self.signatures.as_ref().map(|(page, _)| &**page)
-    }
-
-    /// The doorbell, to poll.
-    pub fn doorbell(&self) -> BorrowedFd<'_> {
-        self.doorbell.as_fd()
     }
 
     /// Whether the process has the client's half mapped, as proc_pid_maps(5) says: one that has executed another program has not,
@@ -255,11 +279,6 @@ impl ClientPages {
                 && fields.next().and_then(|inode| inode.parse().ok()) == Some(ours.st_ino)
         };
         (!maps.is_empty()).then(|| maps.lines().any(is_ours))
-    }
-
-    /// Silences the doorbell. What it rang for is read after this.
-    pub fn answer_doorbell(&self) {
-        let _ = rustix::io::read(&self.doorbell, &mut [0u8; 8]);
     }
 }
 

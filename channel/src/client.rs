@@ -4,12 +4,14 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handshake;
+use crate::kept::Kept;
 use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, SignaturePage, TenantPage};
 use crate::page::{Mapped, PageError};
 use crate::residency::RESIDENCY;
@@ -36,6 +38,8 @@ pub enum AttachError {
     Page(PageError),
     /// Descriptors are missing from the answer.
     Descriptors(usize),
+    /// The program has closed the descriptors of the pages that the next arbiter is to take over.
+    Closed,
 }
 
 impl fmt::Display for AttachError {
@@ -48,8 +52,9 @@ impl fmt::Display for AttachError {
             Self::Refused(outcome, text) => write!(f, "the arbiter refused ({outcome:?}): {text}"),
             Self::Page(_) => write!(f, "the arbiter sent an unusable page"),
             Self::Descriptors(count) => {
-                write!(f, "{count} of the arbiter's 4 descriptors could be taken")
+                write!(f, "{count} of the arbiter's 3 descriptors could be taken")
             }
+            Self::Closed => write!(f, "the program has closed sublet's descriptors"),
         }
     }
 }
@@ -78,7 +83,7 @@ impl AttachError {
             ),
             Self::TimedOut => true,
             Self::Refused(outcome, _) => *outcome == Outcome::Failed,
-            Self::Wire(_) | Self::Page(_) | Self::Descriptors(_) => false,
+            Self::Wire(_) | Self::Page(_) | Self::Descriptors(_) | Self::Closed => false,
         }
     }
 
@@ -132,13 +137,11 @@ pub struct Introduction {
 /// What survives the loss of an arbiter and is handed to the next one: the pages in which the client's memory and
 /// completion marks are kept.
 #[derive(Debug)]
-pub struct Keepsake {
+struct Keepsake {
     /// Descriptor of the client's own half.
-    pub client_fd: OwnedFd,
+    client_fd: Kept,
     /// Descriptor of the tenant's page.
-    pub tenant_fd: OwnedFd,
-    /// Slot in the tenant's page.
-    pub slot: u32,
+    tenant_fd: Kept,
 }
 
 /// An attached client. Pages are leaked on purpose: threads of a stranger's process may look at them until it ends.
@@ -154,11 +157,23 @@ pub struct ClientEnd {
     pub signatures: Option<&'static SignaturePage>,
     /// For each device ordinal of this process's driver, its index in the pages.
     pub device_map: [Option<u8>; MAX_DEVICES],
-    /// What a later re-attachment needs.
-    pub keepsake: Keepsake,
-    doorbell: OwnedFd,
-    socket: OwnedFd,
-    arbiter_process: Option<OwnedFd>,
+    /// Slot in the tenant's page.
+    pub slot: u32,
+    /// What a later re-attachment needs: the same for all attachments, for the pages are.
+    keepsake: Arc<Keepsake>,
+    socket: Kept,
+    arbiter_process: Option<Kept>,
+}
+
+/// Whether an arbiter lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Liveness {
+    /// It does, though it may be stopped.
+    Lives,
+    /// Its process has ended.
+    Gone,
+    /// That cannot be known: the program has closed our descriptors, or may not make the call. Its heartbeat tells.
+    Unknown,
 }
 
 impl ClientEnd {
@@ -205,19 +220,19 @@ impl ClientEnd {
             minor: PROTOCOL_MINOR,
             features: SIGNATURES | RESIDENCY,
             token: introduction.token,
-            previous_slot: last.map(|last| last.keepsake.slot),
+            previous_slot: last.map(|last| last.slot),
             gap_ns: u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX),
             devices: introduction.devices.clone(),
             command: introduction.command.clone(),
         };
-        let kept: Vec<BorrowedFd<'_>> = last
-            .map(|last| {
-                vec![
-                    last.keepsake.client_fd.as_fd(),
-                    last.keepsake.tenant_fd.as_fd(),
-                ]
-            })
-            .unwrap_or_default();
+        let kept: Vec<BorrowedFd<'_>> = match last {
+            Some(last) => {
+                let pages = [&last.keepsake.client_fd, &last.keepsake.tenant_fd];
+                let pages = pages.into_iter().map(Kept::get);
+                pages.collect::<Option<_>>().ok_or(AttachError::Closed)?
+            }
+            None => Vec::new(),
+        };
         handshake::send(socket.as_fd(), &hello.encode(), &kept).map_err(AttachError::Broken)?;
         let mut buffer = [0; MESSAGE_BYTES];
         let (bytes, fds) = handshake::receive_within(socket.as_fd(), &mut buffer, timeout)
@@ -230,20 +245,21 @@ impl ClientEnd {
         }
         let count = fds.len();
         // A page of its own per attachment: what an earlier arbiter saw of it means nothing to this one.
-        let signatures = match fds.get(4) {
+        let signatures = match fds.get(3) {
             Some(fd) => Mapped::<SignaturePage>::open(fd.as_fd(), true)
                 .ok()
                 .map(Mapped::leak),
             None => None,
         };
         let mut fds = fds;
-        fds.truncate(4);
-        let Ok([arbiter_fd, client_fd, tenant_fd, doorbell]) = <[OwnedFd; 4]>::try_from(fds) else {
+        fds.truncate(3);
+        let Ok([arbiter_fd, client_fd, tenant_fd]) = <[OwnedFd; 3]>::try_from(fds) else {
             return Err(AttachError::Descriptors(count));
         };
         let arbiter = Mapped::<ArbiterHalf>::open(arbiter_fd.as_fd(), false)
             .map_err(AttachError::Page)?
             .leak();
+        drop(arbiter_fd);
         // Where the arbiter took our pages over, the mappings that threads use stay the ones in use.
         let (client, tenant) = match last {
             Some(last) => (last.client, last.tenant),
@@ -256,68 +272,58 @@ impl ClientEnd {
                     .leak(),
             ),
         };
-        let keepsake = Keepsake {
-            client_fd: out_of_the_way(client_fd),
-            tenant_fd: out_of_the_way(tenant_fd),
-            slot: arbiter.tenant_slot(),
+        let keep = |fd| Kept::new(fd).map_err(|errno| AttachError::Broken(errno.into()));
+        let keepsake = match last {
+            Some(last) => Arc::clone(&last.keepsake),
+            None => Arc::new(Keepsake {
+                client_fd: keep(client_fd)?,
+                tenant_fd: keep(tenant_fd)?,
+            }),
         };
-        let arbiter_process = peer_process(socket.as_fd()).map(out_of_the_way);
-        let (socket, doorbell) = (out_of_the_way(socket), out_of_the_way(doorbell));
+        let arbiter_process = peer_process(socket.as_fd()).and_then(|fd| Kept::new(fd).ok());
+        let socket = keep(socket)?;
         Ok(Self {
             arbiter,
             client,
             tenant,
             signatures,
             device_map: welcome.device_map,
+            slot: arbiter.tenant_slot(),
             keepsake,
-            doorbell,
             socket,
             arbiter_process,
         })
     }
 
-    /// client --something changed--> arbiter.
+    /// client --something changed--> arbiter: a message of no bytes. One that does not fit any more need not be sent: the
+    /// arbiter has yet to look at those before it.
     pub fn ring(&self) {
-        ring(self.doorbell.as_fd());
-    }
-
-    /// The doorbell, for a caller that keeps its number.
-    pub fn doorbell(&self) -> BorrowedFd<'_> {
-        self.doorbell.as_fd()
-    }
-
-    /// Whether the arbiter's process still lives. By its pidfd: the socket says nothing after a fork on the other side.
-    pub fn arbiter_lives(&self) -> bool {
-        match &self.arbiter_process {
-            Some(process) => !ready(process.as_fd(), PollFlags::IN),
-            None => !ready(self.socket.as_fd(), PollFlags::empty()),
+        if let Some(socket) = self.socket.get() {
+            let _ = handshake::send(socket, &[], &[]);
         }
     }
 
-    /// The socket and every other descriptor held open, for code that must not close them by accident.
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; 4] {
-        [
-            self.socket.as_fd(),
-            self.doorbell.as_fd(),
-            self.keepsake.client_fd.as_fd(),
-            self.keepsake.tenant_fd.as_fd(),
-        ]
+    /// Another attachment has taken this one's place: what only this one used is closed. Its pages stay, for threads may be
+    /// looking at them.
+    pub fn retire(&self) {
+        self.socket.close();
+        if let Some(process) = &self.arbiter_process {
+            process.close();
+        }
     }
-}
 
-/// Rings a doorbell. A full counter means that it is ringing already.
-pub(crate) fn ring(doorbell: BorrowedFd<'_>) {
-    let _ = rustix::io::write(doorbell, &1u64.to_ne_bytes());
-}
-
-/// The same descriptor under a high number. A program expects the lowest free numbers for its own files, and one that has
-/// closed its standard output must not write into ours.
-fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
-    /// FLOOR: above what shells and programs name themselves, below the usual limit of 1024.
-    const HIGH: i32 = 900;
-    rustix::io::fcntl_dupfd_cloexec(&fd, HIGH)
-        .or_else(|_| rustix::io::fcntl_dupfd_cloexec(&fd, 3))
-        .unwrap_or(fd)
+    /// Whether the arbiter's process still lives. By its pidfd: the socket says nothing after a fork on the other side.
+    pub fn arbiter_liveness(&self) -> Liveness {
+        let (kept, flags) = match &self.arbiter_process {
+            Some(process) => (process, PollFlags::IN),
+            None => (&self.socket, PollFlags::empty()),
+        };
+        match kept.get().map(|fd| is_ready(fd, flags)) {
+            Some(Ok(true)) => Liveness::Gone,
+            Some(Ok(false)) => Liveness::Lives,
+            Some(Err(_)) | None => Liveness::Unknown,
+        }
+    }
 }
 
 fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
@@ -326,10 +332,14 @@ fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
 }
 
 /// Whether `fd` is ready for `flags`, or hung up, right now.
-fn ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
+fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> Result<bool, rustix::io::Errno> {
     let now = rustix::time::Timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    rustix::event::poll(&mut [PollFd::new(&fd, flags)], Some(&now)).is_ok_and(|count| count > 0)
+    let ready = rustix::event::poll(&mut [PollFd::new(&fd, flags)], Some(&now));
+    match ready {
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        ready => Ok(ready? > 0),
+    }
 }

@@ -13,7 +13,7 @@ use rustix::net::{
 use rustix::time::Timespec;
 
 /// Descriptors that travel with one message at most.
-pub(crate) const MAX_FDS: usize = 5;
+pub(crate) const MAX_FDS: usize = 4;
 
 /// Sends `bytes` with `fds`. Never blocks: the message either fits the socket's buffer or fails.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -26,6 +26,8 @@ pub mod client;
 #[cfg(not(loom))]
 mod handshake;
 #[cfg(not(loom))]
+mod kept;
+#[cfg(not(loom))]
 mod page;
 #[cfg(not(loom))]
 mod signature;

@@ -1,14 +1,14 @@
 //! The handshake: two messages over a Unix SEQPACKET socket.
 //!
-//! client --Hello--> arbiter --Welcome + descriptors--> client. Afterwards the socket carries nothing; it stays open so
-//! that either side may say goodbye by closing. Encoded by hand, field by field, little endian: no padding travels.
+//! client --Hello--> arbiter --Welcome + descriptors--> client. Afterwards the client rings on the socket, by messages of no
+//! bytes, and either side may say goodbye by closing. Encoded by hand, field by field, little endian: no padding travels.
 
 use std::fmt;
 
 use crate::layout::MAX_DEVICES;
 
 /// Protocol major: both sides must agree.
-pub const PROTOCOL_MAJOR: u32 = 1;
+pub const PROTOCOL_MAJOR: u32 = 2;
 /// Protocol minor: the older side's is spoken.
 pub const PROTOCOL_MINOR: u32 = 0;
 /// First word of each message.
@@ -51,8 +51,7 @@ pub struct Hello {
     pub command: String,
 }
 
-/// arbiter --Welcome--> client, with the descriptors of the arbiter's half, the client's half, the tenant's page and the
-/// doorbell, in this order.
+/// arbiter --Welcome--> client, with the descriptors of the arbiter's half, the client's half and the tenant's page, in this order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Welcome {
     /// Protocol spoken from here on.

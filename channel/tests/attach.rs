@@ -5,8 +5,8 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use channel::arbiter::{ClientPages, Connection, Listener, TenantMemory};
-use channel::client::{AttachError, ClientEnd, Introduction};
+use channel::arbiter::{Bell, ClientPages, Connection, Listener, TenantMemory, answer_bell};
+use channel::client::{AttachError, ClientEnd, Introduction, Liveness};
 use channel::wire::{DeviceId, Hello, Outcome, TOKEN_BYTES};
 use channel::{Account, Block, Event, Grant, MAX_DEVICES};
 
@@ -79,14 +79,14 @@ fn grants_requests_memory_and_records_cross_the_channel() {
     let dir = tempfile::tempdir().expect("dir");
     let path = dir.path().join("channel.sock");
     let listener = Listener::bind(&path).expect("bind");
-    let (client, pages, tenant, _socket) = attach(&listener, &path);
+    let (client, pages, tenant, socket) = attach(&listener, &path);
 
     let gate = client.arbiter.device(0).expect("device 0");
     let seen = gate.look().expect_err("closed at first");
     let want = client.client.want(0).expect("device 0");
     want.begin_waiting();
     client.ring();
-    pages.answer_doorbell();
+    assert_eq!(answer_bell(socket.as_fd()), Bell::Rang);
     assert_eq!(pages.client.waiting(0), 1);
     let grant = Grant {
         number: 4,
@@ -201,7 +201,7 @@ fn grants_requests_memory_and_records_cross_the_channel() {
     // SAFETY: the page is mapped for the life of the process; this stands in for the device's write.
     unsafe { stream.done_address().write_volatile(mark) };
     assert_eq!(pages.client.in_flight(0).marks, 0);
-    assert!(client.arbiter_lives());
+    assert_eq!(client.arbiter_liveness(), Liveness::Lives);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
-use channel::client::{AttachError, ClientEnd, Introduction};
+use channel::client::{AttachError, ClientEnd, Introduction, Liveness};
 use channel::wire::{DeviceId, Outcome, TOKEN_BYTES};
 use channel::{Account, Bypass, Event, MAX_DEVICES};
 use shim_ffi::*;
@@ -31,6 +31,8 @@ const RESTART_OPEN: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(20);
 /// TIMEOUT: how long a thread waits for another one's attachment, which takes no longer itself.
 const OTHERS_ATTACH_NS: u64 = 75_000_000_000;
+/// TIMEOUT: silence after which an arbiter that lives is taken for stuck (it beats ten times a second).
+const SILENCE_NS: u64 = 5_000_000_000;
 /// How often a lost arbiter is looked for, in nanoseconds.
 const REATTACH_EVERY_NS: u64 = 500_000_000;
 
@@ -53,6 +55,8 @@ pub(crate) struct Attached {
     lost: AtomicBool,
     lost_at_ns: AtomicU64,
     next_try_ns: AtomicU64,
+    /// The heartbeat after which the arbiter fell silent, plus one; 0: it was never known to.
+    silent_after: AtomicU64,
     /// Set once it was told that work goes to a device that is not one of the job's.
     told_other_device: AtomicBool,
     introduction: Introduction,
@@ -281,6 +285,7 @@ fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {
                     lost: AtomicBool::new(false),
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
+                    silent_after: AtomicU64::new(0),
                     told_other_device: AtomicBool::new(false),
                     introduction,
                     socket: job.socket.clone(),
@@ -318,7 +323,7 @@ impl Attached {
     /// The tenant's memory account of this process.
     #[inline]
     pub(crate) fn account(&self) -> Option<Account<'static>> {
-        Account::new(self.end.tenant, self.end.keepsake.slot)
+        Account::new(self.end.tenant, self.end.slot)
     }
 
     /// Memory limit on device index `device`, in bytes.
@@ -354,6 +359,32 @@ impl Attached {
         self.lost.load(Ordering::Relaxed)
     }
 
+    /// Whether the arbiter is known to hang: somebody has watched it for [`SILENCE_NS`] in vain, and it has not beaten since.
+    pub(crate) fn is_silent(&self) -> bool {
+        let after = self.silent_after.load(Ordering::Relaxed);
+        after != 0 && after == self.end.arbiter.heartbeat_mono_ns().wrapping_add(1)
+    }
+
+    /// Whether the last heartbeat is so old that the arbiter may hang. It may also be us who have not run: only one who has watched
+    /// it since `begun_ns` knows.
+    pub(crate) fn is_overdue(&self, begun_ns: u64, now_ns: u64) -> bool {
+        let last_ns = self.end.arbiter.heartbeat_mono_ns().max(begun_ns);
+        now_ns.saturating_sub(last_ns) > SILENCE_NS
+    }
+
+    /// Notes that the arbiter hangs: what the job does without one holds from here on, until it beats again.
+    pub(crate) fn fall_silent(&self, device: usize) {
+        let after = self.end.arbiter.heartbeat_mono_ns().wrapping_add(1);
+        let is_new = self.silent_after.swap(after, Ordering::Relaxed) != after;
+        if is_new && self.on_loss == OnLoss::Open {
+            let event = Event::Bypassing {
+                reason: Bypass::GateStuck,
+            };
+            // CAST: below MAX_DEVICES.
+            self.end.client.write_record(device as u32, event);
+        }
+    }
+
     /// When it was found gone.
     pub(crate) fn lost_at_ns(&self) -> u64 {
         self.lost_at_ns.load(Ordering::Relaxed)
@@ -362,8 +393,10 @@ impl Attached {
     /// Looks after the arbiter: notes its loss, and tries to attach to the next one. True while nobody governs us.
     pub(crate) fn look_after(&self, now_ns: u64) -> bool {
         if !self.is_lost() {
-            if self.end.arbiter_lives() {
-                return false;
+            match self.end.arbiter_liveness() {
+                Liveness::Lives => return false,
+                Liveness::Unknown if !self.is_silent() => return false,
+                Liveness::Unknown | Liveness::Gone => {}
             }
             if !self.lost.swap(true, Ordering::Relaxed) {
                 self.lost_at_ns.store(now_ns, Ordering::Relaxed);
@@ -417,12 +450,14 @@ impl Attached {
                     lost: AtomicBool::new(false),
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
+                    silent_after: AtomicU64::new(0),
                     told_other_device: AtomicBool::new(
                         self.told_other_device.load(Ordering::Relaxed),
                     ),
                     introduction: self.introduction.clone(),
                     socket: self.socket.clone(),
                 })));
+                self.end.retire();
                 false
             }
             Err(_) => true,

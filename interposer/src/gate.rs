@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use channel::{Bypass, COMING, DeviceGrant, Event, OPEN};
+use channel::{COMING, DeviceGrant, OPEN};
 
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::marks::Weight;
@@ -20,8 +20,6 @@ use crate::{capture, context, cost, marks, process, residency};
 static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
 /// How long one step of a wait lasts. TIMEOUT: how late a dead arbiter is noticed by a waiting thread, at most.
 const STEP: Duration = Duration::from_millis(50);
-/// TIMEOUT: silence after which an arbiter that lives is taken for stuck (it beats once a second).
-const SILENCE_NS: u64 = 5_000_000_000;
 /// How often a thread that never waits looks after the arbiter, in nanoseconds.
 const CHECK_EVERY_NS: u64 = 100_000_000;
 
@@ -149,7 +147,8 @@ fn admit_attached(
         thread.last_check_ns.set(now);
         attached.look_after(now);
     }
-    if grant.pass(now).is_err() || attached.is_lost() {
+    let unheard = attached.on_loss != OnLoss::Open && attached.is_overdue(0, now);
+    if grant.pass(now).is_err() || attached.is_lost() || unheard {
         match wait_for_grant(thread, attached, device) {
             Waited::Granted => marks::begin_slice(thread, attached),
             Waited::Bypass => {
@@ -260,6 +259,14 @@ enum Waited {
 }
 
 fn wait_for_grant(thread: &Thread, attached: &'static Attached, device: usize) -> Waited {
+    // The first who waited for a stuck arbiter has waited for all.
+    if attached.is_silent() {
+        match attached.on_loss {
+            OnLoss::Open => return Waited::Bypass,
+            OnLoss::Closed => return Waited::Denied,
+            OnLoss::Freeze => {}
+        }
+    }
     // What we have in flight is to be seen finishing while we wait.
     marks::flush(thread, attached);
     let Some(want) = attached.end.client.want(device) else {
@@ -289,10 +296,13 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
         if process::exiting() {
             return Waited::Bypass;
         }
-        let seen = match grant.pass(now_ns()) {
-            Ok(()) if !attached.is_lost() => return Waited::Granted,
-            Ok(()) => 0,
-            Err(seen) => seen,
+        let now = now_ns();
+        // A gate that somebody has left open, who may never close it again.
+        let unheard = attached.on_loss != OnLoss::Open && attached.is_overdue(0, now);
+        let seen = match grant.pass(now) {
+            Ok(()) if !attached.is_lost() && !unheard => return Waited::Granted,
+            Ok(()) => None,
+            Err(seen) => Some(seen),
         };
         if attached.is_lost() {
             match attached.on_loss {
@@ -313,29 +323,36 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
                 }
             }
         }
-        if poll(grant, seen) {
-            continue;
-        }
-        grant.wait(seen, STEP);
-        let now = now_ns();
-        // Open, or about to: nothing is late.
-        if grant.pass(now).map_or_else(|word| word != seen, |()| true) {
-            continue;
-        }
-        marks::look_while_waiting(thread(), attached);
+        let now = match seen {
+            Some(seen) => {
+                if poll(grant, seen) {
+                    continue;
+                }
+                grant.wait(seen, STEP);
+                let now = now_ns();
+                // Open, or about to: nothing is late.
+                if grant.pass(now) != Err(seen) && !unheard {
+                    continue;
+                }
+                marks::look_while_waiting(thread(), attached);
+                now
+            }
+            None => {
+                client::pause(STEP);
+                now_ns()
+            }
+        };
         if attached.look_after(now) {
             continue;
         }
         // It lives, but does it work? Its heartbeat may be older than our wait.
-        let last = attached.end.arbiter.heartbeat_mono_ns().max(begun);
-        if attached.on_loss == OnLoss::Open && now.saturating_sub(last) > SILENCE_NS {
-            attached.end.client.write_record(
-                device as u32,
-                Event::Bypassing {
-                    reason: Bypass::GateStuck,
-                },
-            );
-            return Waited::Bypass;
+        if attached.is_overdue(begun, now) {
+            attached.fall_silent(device);
+            match attached.on_loss {
+                OnLoss::Open => return Waited::Bypass,
+                OnLoss::Closed => return Waited::Denied,
+                OnLoss::Freeze => {}
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 //! that costs two loads and a store that is made once. Outside of a job, without an arbiter, and in a forked child nothing is ever asked for.
 
 use channel::Resize;
+use channel::client::Liveness;
 
 use crate::client::{self, Attached};
 use crate::errno::Preserve;
@@ -14,7 +15,8 @@ fn requested() -> Option<(&'static Attached, Resize)> {
     attached.end.client.listen_for_resize();
     let resize = attached.end.arbiter.resize()?;
     let _errno = Preserve::new();
-    (!attached.is_lost() && attached.end.arbiter_lives()).then_some((attached, resize))
+    (!attached.is_lost() && attached.end.arbiter_liveness() != Liveness::Gone)
+        .then_some((attached, resize))
 }
 
 /// With how many GPUs the job is to go on, once it has been stopped and started again: 0 for none for now. Below 0: nobody asks.

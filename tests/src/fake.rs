@@ -117,9 +117,17 @@ impl Attached {
 
     /// Says that the arbiter lives, for the next hour.
     pub fn beat(&mut self) {
-        let hour = Duration::from_secs(3600);
+        self.beat_in(Duration::from_secs(3600));
+    }
+
+    /// Says that it lives, for the last time.
+    pub fn beat_once_more(&mut self) {
+        self.beat_in(Duration::ZERO);
+    }
+
+    fn beat_in(&mut self, ahead: Duration) {
         let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("a clock");
-        let now = Duration::from(now) + hour;
+        let now = Duration::from(now) + ahead;
         // CAST: centuries.
         self.pages.arbiter.beat(now.as_nanos() as u64);
     }

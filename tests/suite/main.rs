@@ -3,6 +3,7 @@
 mod bounds;
 mod cluster;
 mod collective;
+mod descriptors;
 mod documents;
 mod exports;
 mod guest;
@@ -19,6 +20,7 @@ mod resize;
 mod shares;
 mod soak;
 mod streams;
+mod stuck;
 mod survival;
 
 testbed::starts_clean!();

@@ -4,7 +4,7 @@
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use channel::client::ClientEnd;
+use channel::client::{ClientEnd, Liveness};
 use channel::wire::DeviceId;
 use channel::{ArbiterHalf, MAX_DEVICES, TenantPage};
 use shim_ffi::nvml::{Device, GetCount, GetHandleByIndex};
@@ -47,7 +47,7 @@ fn current() -> Option<&'static Reader> {
     // SAFETY: null, or leaked by `attach` and never freed.
     if let Some(reader) = unsafe { at.as_ref() } {
         // A process that uses the driver comes back to the next arbiter by itself, with its memory; nobody comes twice then.
-        if client::current().is_some() || reader.end.arbiter_lives() {
+        if client::current().is_some() || reader.end.arbiter_liveness() != Liveness::Gone {
             return Some(reader);
         }
     } else if client::current().is_some() {
@@ -66,6 +66,9 @@ fn current() -> Option<&'static Reader> {
     }
     let new = attach().map(|reader| &*Box::leak(Box::new(reader)));
     if let Some(reader) = new {
+        if let Some(old) = old {
+            old.end.retire();
+        }
         CURRENT.store(std::ptr::from_ref(reader).cast_mut(), Ordering::Release);
     }
     DUE_NS.store(client::now_ns() + AGAIN_NS, Ordering::Release);
