@@ -190,7 +190,7 @@ class Cluster:
     def output(self, job, go):
         """The last line of a go's output, wherever it ran, as JSON."""
         for name in NODES:
-            for file in (self.directory / name / "run/cluster/runs").glob(f"*/{job}.{go}/stdout"):
+            for file in (self.directory / name / "run/cluster/jobs").glob(f"*/{job}.{go}/stdout"):
                 return json.loads(file.read_text().strip().splitlines()[-1])
         raise Failure(f"job {job} has no output")
 
@@ -203,12 +203,15 @@ class Cluster:
             self.hook.terminate()
             self.hook.wait()
         for name, (process, log) in self.nodes.items():
-            for pid in (self.directory / name / "run/cluster/runs").glob("*/*/pid"):
-                if not (pid.parent / "exit.json").exists():
+            # Each attempt has a runner, which ends all of it when it is asked.
+            for asked in (self.directory / name / "run/cluster/runs").glob("*/*/asked"):
+                if not (asked.parent / "exit.json").exists():
                     try:
-                        os.killpg(int(pid.read_text()), signal.SIGKILL)
-                    except (ProcessLookupError, ValueError):
-                        pass
+                        pipe = os.open(asked, os.O_WRONLY | os.O_NONBLOCK)
+                    except OSError:
+                        continue
+                    os.write(pipe, b"k")
+                    os.close(pipe)
             if process.poll() is None:
                 process.terminate()
                 try:

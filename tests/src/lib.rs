@@ -5,6 +5,7 @@
 //! Only processes that a test has started are ended, through their own handle.
 
 pub mod artefacts;
+pub mod attempts;
 pub mod coverage;
 pub mod elf;
 pub mod fake;

@@ -1,12 +1,15 @@
 //! The hook above two arbiters on one host, each with a simulated device of its own.
 
+mod processes;
+mod rights;
+
 use std::collections::BTreeSet;
 use std::io::BufReader;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use serde_json::Value;
-use tests::{Artefacts, Outcome, Room, Running, wait_until};
+use tests::{Artefacts, Outcome, Room, Running, attempts, wait_until};
 
 /// A hook, its state in a directory of its own.
 struct Hook {
@@ -126,7 +129,12 @@ impl Hook {
     fn node_of(&self, name: &str, devices: usize) -> Node {
         let mut room = Room::new();
         room.set("SUBLET_SIM_DEVICES", devices.to_string());
-        let mut command = room.sublet([
+        self.node_in(room, name, "root", &[])
+    }
+
+    /// One in a place of its own, whose jobs run as `user` where it is root's; `around`: the command that starts it.
+    fn node_in(&self, room: Room, name: &str, user: &str, around: &[&str]) -> Node {
+        let mut sublet = room.sublet([
             "arbiter",
             "--cluster",
             &self.url(),
@@ -134,10 +142,19 @@ impl Hook {
             "--cluster-node",
             name,
         ]);
-        command.arg("--cluster-token-file").arg(self.token_file());
+        sublet.arg("--cluster-token-file").arg(self.token_file());
         if nix::unistd::geteuid().is_root() {
-            command.args(["--cluster-user", "root"]);
+            sublet.args(["--cluster-user", user]);
         }
+        let mut command = match around {
+            [] => sublet,
+            [program, words @ ..] => {
+                let mut all = room.command(program);
+                all.args(words).arg(sublet.get_program());
+                all.args(sublet.get_args());
+                all
+            }
+        };
         let arbiter = Some(Running::start(&mut command));
         Node {
             room,
@@ -168,35 +185,20 @@ struct Node {
 }
 
 impl Node {
-    /// Directories of the goes that were begun.
+    /// Records of the attempts that were begun.
     fn runs(&self) -> BTreeSet<PathBuf> {
-        let list = |dir: PathBuf| {
-            let entries = std::fs::read_dir(dir);
-            entries
-                .into_iter()
-                .flatten()
-                .flatten()
-                .map(|entry| entry.path())
-        };
-        let goes = list(self.room.path("run/cluster/runs")).flat_map(list);
-        goes.filter(|go| go.join("started").exists()).collect()
+        attempts::begun(&self.room.path("run"))
+    }
+
+    /// Where its attempts write.
+    fn places(&self) -> Vec<PathBuf> {
+        attempts::places(&self.room.path("run"))
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Jobs are processes of their own, each the leader of its group.
-        for place in self.runs() {
-            let pid = std::fs::read_to_string(place.join("pid"))
-                .ok()
-                .and_then(|pid| pid.trim().parse().ok());
-            if let Some(pid) = pid.filter(|_| !place.join("exit.json").exists()) {
-                let _ = nix::sys::signal::killpg(
-                    nix::unistd::Pid::from_raw(pid),
-                    nix::sys::signal::Signal::SIGKILL,
-                );
-            }
-        }
+        attempts::end_all(&self.room.path("run"));
         drop(self.arbiter.take());
     }
 }
@@ -386,12 +388,12 @@ fn a_job_that_has_to_make_room_saves_first_and_goes_on_from_there() {
         "{long}"
     );
     let said = |go: u32| {
-        let file = format!("{}.{go}/stdout", long["id"]);
-        let found = node
-            .runs()
-            .into_iter()
-            .find_map(|run| std::fs::read_to_string(run.parent()?.join(&file)).ok());
-        found.unwrap_or_else(|| panic!("no {file}"))
+        let attempt = format!("{}.{go}", long["id"]);
+        let places = node.places().into_iter();
+        let found = places
+            .filter(|place| place.ends_with(&attempt))
+            .find_map(|place| std::fs::read_to_string(place.join("stdout")).ok());
+        found.unwrap_or_else(|| panic!("no output of {attempt}"))
     };
     let step = |text: &str| {
         let digits = text.split("at step ").nth(1).unwrap_or_default();

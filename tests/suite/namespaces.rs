@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use tests::{Artefacts, Outcome, Room, Running, wait_until};
+use tests::{Artefacts, Outcome, Room, Running, attempts, wait_until};
 
 /// A process that keeps a network namespace alive.
 struct Namespace(Child);
@@ -117,23 +117,12 @@ fn network() -> Result<(Namespace, [Namespace; 2]), String> {
     Ok((hub, leaves))
 }
 
-/// Ends the goes that a test leaves behind: each is the leader of a process group of its own.
-struct Goes<'a>(&'a Room);
+/// Ends the attempts that a test leaves behind.
+struct Attempts<'a>(&'a Room);
 
-impl Drop for Goes<'_> {
+impl Drop for Attempts<'_> {
     fn drop(&mut self) {
-        let list = |dir: std::path::PathBuf| {
-            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-            entries.map(|entry| entry.path())
-        };
-        for go in list(self.0.path("run/cluster/runs")).flat_map(list) {
-            let pid = std::fs::read_to_string(go.join("pid")).ok();
-            let pid = pid.and_then(|pid| pid.trim().parse().ok());
-            if let Some(pid) = pid.filter(|_| !go.join("exit.json").exists()) {
-                let pid = nix::unistd::Pid::from_raw(pid);
-                let _ = nix::sys::signal::killpg(pid, nix::sys::signal::Signal::SIGKILL);
-            }
-        }
+        attempts::end_all(&self.0.path("run"));
     }
 }
 
@@ -177,7 +166,7 @@ fn a_node_that_is_cut_off_keeps_its_jobs_and_is_heard_again() {
         found["up"].as_bool()
     };
     let rooms = [Room::new(), Room::new()];
-    let _goes = rooms.each_ref().map(Goes);
+    let _attempts = rooms.each_ref().map(Attempts);
     let arbiters: Vec<Running> = (1..)
         .zip(leaves.iter().zip(&rooms))
         .map(|(at, (leaf, room))| {

@@ -2,23 +2,25 @@
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use cluster::live::agent::{Agent, Config};
-use cluster::live::engine::LocalEngine;
+use cluster::live::engine::{LocalConfig, LocalEngine, own_directory};
 use cluster::live::runner;
 use cluster::live::service;
 use cluster::live::wire::Device;
-use control::paths::RuntimeDir;
+use control::paths::{RuntimeDir, Source};
+use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::unistd::{Uid, User};
 
 use crate::config::ClusterRule;
 use crate::run::driver::{self, Wish};
 use crate::run::install::Install;
+
+/// Where the jobs of the host's arbiter write.
+const JOBS_DIR: &str = "/var/lib/sublet/jobs";
 
 /// Flags of `sublet arbiter`.
 #[derive(Debug, Clone, PartialEq, Eq, Args, Default)]
@@ -35,6 +37,13 @@ pub struct ClusterFlags {
     /// As whom the hook's jobs run; needed where the arbiter is root's
     #[arg(long = "cluster-user", value_name = "USER")]
     pub user: Option<String>,
+    /// Where the hook's jobs write: their output and, where they name none, their working directory [default: /var/lib/sublet/jobs
+    /// for the host's arbiter, else in the runtime directory]
+    #[arg(long = "cluster-dir", value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// A variable of the arbiter's environment that the hook's jobs get as well; may be given several times
+    #[arg(long = "cluster-env", value_name = "NAME")]
+    pub env: Vec<String>,
     /// Offer the simulated GPU, also where there is a real one
     #[arg(long = "cluster-sim")]
     pub sim: bool,
@@ -50,6 +59,12 @@ impl ClusterFlags {
             token_file: self.token_file.or_else(|| file.token_file.clone()),
             node: or(self.node, &file.node),
             user: or(self.user, &file.user),
+            dir: self.dir.or_else(|| file.dir.clone()),
+            env: if self.env.is_empty() {
+                file.env.clone()
+            } else {
+                self.env
+            },
             sim: self.sim || file.sim.unwrap_or(false),
         }
     }
@@ -60,6 +75,8 @@ impl ClusterFlags {
             (self.token_file.is_some(), "--cluster-token-file"),
             (self.node.is_some(), "--cluster-node"),
             (self.user.is_some(), "--cluster-user"),
+            (self.dir.is_some(), "--cluster-dir"),
+            (!self.env.is_empty(), "--cluster-env"),
             (self.sim, "--cluster-sim"),
         ];
         said.into_iter()
@@ -113,10 +130,36 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
     let executable = std::env::current_exe().context("cannot tell where `sublet` itself lies")?;
     let install = Install::find(&executable, |name| std::env::var_os(name))?;
     let place = dir.path().join("cluster");
-    let user = flags.user.clone();
-    // Made here, so that what is wrong with it is told at once.
-    dir_of(&place)?;
-    let engine = LocalEngine::new(place.join("runs"), executable, dir.path().to_owned(), user);
+    let places = match (&flags.dir, dir.source()) {
+        (Some(given), _) if !given.is_absolute() => bail!(
+            "--cluster-dir is `{}`: write an absolute path",
+            given.display()
+        ),
+        (Some(given), _) => given.clone(),
+        // The runtime directory of the host's arbiter lies in memory, and everybody needs it.
+        (None, Source::System) => PathBuf::from(JOBS_DIR),
+        (None, _) => place.join("jobs"),
+    };
+    // Made here, so that what is wrong with them is told at once.
+    if let Some(above) = places.parent().filter(|above| !above.exists()) {
+        let made = std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(above);
+        made.with_context(|| format!("cannot make {}", above.display()))?;
+    }
+    for (dir, mode) in [(&place, 0o711), (&places, 0o711)] {
+        own_directory(dir, mode)
+            .with_context(|| format!("{} cannot be used for the hook's jobs", dir.display()))?;
+    }
+    let engine = LocalEngine::new(LocalConfig {
+        records: place.join("runs"),
+        places,
+        executable,
+        runtime_dir: dir.path().to_owned(),
+        user: flags.user.clone(),
+        pass: flags.env.clone(),
+    });
     let sim = flags.sim;
     let config = Config {
         url,
@@ -134,14 +177,6 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
         .spawn(move || agent.run())
         .context("cannot start a thread")?;
     Ok(())
-}
-
-fn dir_of(place: &Path) -> anyhow::Result<()> {
-    let made = std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(place);
-    made.with_context(|| format!("cannot make {}", place.display()))
 }
 
 /// What jobs would find here.
@@ -180,32 +215,74 @@ fn user_named(name: &str) -> anyhow::Result<User> {
 /// # Errors
 /// The directory is not an engine's.
 pub fn run_job(dir: &Path) -> anyhow::Result<String> {
-    runner::run(dir, as_user)
+    // Whoever ends a service asks all its processes. The job hears that too, and this one waits for its end and writes it down.
+    for asked in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        // SAFETY: SIG_IGN installs no code of ours.
+        unsafe { signal(asked, SigHandler::SigIgn) }?;
+    }
+    runner::run(dir, look_up)
         .with_context(|| format!("the job in {} cannot be run", dir.display()))?;
     Ok(String::new())
 }
 
-fn as_user(command: &mut Command, name: &str) -> io::Result<(u32, u32)> {
-    let user = user_named(name).map_err(io::Error::other)?;
-    let name = std::ffi::CString::new(user.name.clone()).map_err(io::Error::other)?;
+/// A user by name or number; without one this process's own.
+fn look_up(name: Option<&str>) -> io::Result<runner::User> {
+    let own = nix::unistd::geteuid();
+    let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let user = match name {
+        Some(name) => user_named(name).map_err(io::Error::other)?,
+        None => match User::from_uid(own)? {
+            Some(mut user) => {
+                // Its own environment says where its home is.
+                if let Some(home) = var("HOME") {
+                    user.dir = home.into();
+                }
+                user
+            }
+            // In a container a number may have no name.
+            None => User {
+                name: own.to_string(),
+                passwd: Default::default(),
+                uid: own,
+                gid: nix::unistd::getegid(),
+                gecos: Default::default(),
+                dir: var("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
+                shell: "/bin/sh".into(),
+            },
+        },
+    };
     let (uid, gid) = (user.uid, user.gid);
-    command
-        .env("HOME", &user.dir)
-        .env("USER", &user.name)
-        .env("LOGNAME", &user.name);
-    if uid != nix::unistd::geteuid() {
-        let groups = nix::unistd::getgrouplist(&name, gid)?;
-        // SAFETY: between fork and exec this makes three system calls and allocates nothing: the groups were read before.
-        unsafe {
-            command.pre_exec(move || {
-                nix::unistd::setgroups(&groups)?;
-                nix::unistd::setgid(gid)?;
-                nix::unistd::setuid(uid)?;
-                Ok(())
-            });
+    let login = std::ffi::CString::new(user.name.clone()).map_err(io::Error::other)?;
+    let groups = if uid == own {
+        None
+    } else {
+        Some(nix::unistd::getgrouplist(&login, gid)?)
+    };
+    let become_it = move || {
+        if let Some(groups) = &groups {
+            nix::unistd::setgroups(groups)?;
+            nix::unistd::setgid(gid)?;
+            nix::unistd::setuid(uid)?;
         }
+        default_signals();
+        Ok(())
+    };
+    Ok(runner::User {
+        uid: uid.as_raw(),
+        gid: gid.as_raw(),
+        name: user.name,
+        home: user.dir,
+        shell: user.shell,
+        become_it: Box::new(become_it),
+    })
+}
+
+/// Every signal as a login would find it: what the arbiter or this process ignores is not the job's matter.
+fn default_signals() {
+    for number in 1..=64 {
+        // SAFETY: SIG_DFL installs no code of ours. Numbers that cannot be set (SIGKILL, SIGSTOP, those of the C library) are refused.
+        unsafe { nix::libc::signal(number, nix::libc::SIG_DFL) };
     }
-    Ok((uid.as_raw(), gid.as_raw()))
 }
 
 #[cfg(test)]
@@ -219,6 +296,8 @@ mod tests {
             token_file: Some("/file".into()),
             node: Some("file".into()),
             user: None,
+            dir: Some("/file/jobs".into()),
+            env: vec!["A".into()],
             sim: Some(true),
         };
         let flags = ClusterFlags {
@@ -235,6 +314,8 @@ mod tests {
                 token_file: Some("/file".into()),
                 node: Some("flag".into()),
                 user: Some("me".into()),
+                dir: Some("/file/jobs".into()),
+                env: vec!["A".into()],
                 sim: true,
             }
         );

@@ -54,6 +54,10 @@ pub enum Kind {
     Pattern,
     /// `"host"` or `"fail"`
     Overflow,
+    /// An absolute path of a directory
+    Directory,
+    /// Names of variables with commas between
+    Variables,
     /// A number, [`RATIO`]
     Ratio,
     /// `"http://HOST:PORT"`
@@ -330,6 +334,16 @@ pub static CLUSTER: Section = Section {
             "user",
             Kind::User,
             "As whom the hook's jobs run; needed where the arbiter is root's.",
+        ),
+        key(
+            "dir",
+            Kind::Directory,
+            "Where its jobs' output and working directories lie, by absolute path. Left out: /var/lib/sublet/jobs for the host's arbiter, else the runtime directory.",
+        ),
+        key(
+            "env",
+            Kind::Variables,
+            "Variables of the arbiter's environment that its jobs get as well, with commas between: \"LD_LIBRARY_PATH,NCCL_SOCKET_IFNAME\".",
         ),
         key(
             "sim",

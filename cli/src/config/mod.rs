@@ -177,6 +177,10 @@ pub struct ClusterRule {
     pub node: Option<String>,
     /// As whom its jobs run.
     pub user: Option<String>,
+    /// Where they write.
+    pub dir: Option<PathBuf>,
+    /// Variables of the arbiter's environment that they get.
+    pub env: Vec<String>,
     /// Offer the simulated GPU.
     pub sim: Option<bool>,
 }

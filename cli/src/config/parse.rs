@@ -9,7 +9,7 @@ use super::error::{ConfigError, Source, nearest};
 use super::keys::{self, Key, Section};
 use super::value::{
     Value, device_match, devices, file_path, flag, holders, mode, node, pattern, policy,
-    quantum_us, ratio, share, size, span, url, user, word,
+    quantum_us, ratio, share, size, span, url, user, variables, word,
 };
 use super::{ClusterRule, Config, DeviceRule, JobRule, JobSettings, ResidencyRule, TenantRule};
 use control::DeviceSettings;
@@ -49,6 +49,8 @@ pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
                     token_file: reader.take("token_file", file_path)?,
                     node: reader.take("node", node)?,
                     user: reader.take("user", user)?,
+                    dir: reader.take("dir", file_path)?,
+                    env: reader.take("env", variables)?.unwrap_or_default(),
                     sim: reader.take("sim", flag)?,
                 };
             } else if std::ptr::eq(section, &raw const keys::TENANTS) {
@@ -362,6 +364,8 @@ mod tests {
                     Kind::Pattern => "\"a*\"",
                     Kind::Url => "\"http://hook:7070\"",
                     Kind::File => "\"/a/token\"",
+                    Kind::Directory => "\"/a/jobs\"",
+                    Kind::Variables => "\"A, B_2\"",
                     Kind::Node => "\"node-7\"",
                     Kind::User => "\"train\"",
                 };
@@ -411,6 +415,8 @@ mod tests {
                     token_file: Some("/a/token".into()),
                     node: Some("node-7".into()),
                     user: Some("train".into()),
+                    dir: Some("/a/jobs".into()),
+                    env: vec!["A".into(), "B_2".into()],
                     sim: Some(true),
                 },
                 residency: ResidencyRule {

@@ -104,6 +104,12 @@ fn kind(kind: Kind) -> Value {
         Kind::File => {
             json!({ "type": "string", "pattern": "^/", "examples": ["/etc/sublet/token"] })
         }
+        Kind::Directory => {
+            json!({ "type": "string", "pattern": "^/", "examples": ["/var/lib/sublet/jobs"] })
+        }
+        Kind::Variables => {
+            json!({ "type": "string", "pattern": "^[^=]+$", "examples": ["LD_LIBRARY_PATH,NCCL_SOCKET_IFNAME"] })
+        }
         Kind::Node => json!({ "type": "string", "minLength": 1, "examples": ["node-7"] }),
         Kind::User => json!({ "type": "string", "minLength": 1, "examples": ["train"] }),
         Kind::Flag => json!({ "type": "boolean" }),

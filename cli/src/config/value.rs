@@ -230,6 +230,21 @@ pub fn file_path(value: &Value<'_, '_>) -> Result<PathBuf, String> {
     ))
 }
 
+pub fn variables(value: &Value<'_, '_>) -> Result<Vec<String>, String> {
+    let names = value.text("write names such as \"LD_LIBRARY_PATH,NCCL_SOCKET_IFNAME\"")?;
+    let name = |name: &str| {
+        let name = name.trim();
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(format!(
+                "`{}` is no name of a variable: write names with commas between",
+                name.escape_debug()
+            ));
+        }
+        Ok(name.to_owned())
+    };
+    names.split(',').map(name).collect()
+}
+
 pub fn node(value: &Value<'_, '_>) -> Result<String, String> {
     let name = value.text("write a name such as \"node-7\"")?;
     control::check_name(name)

@@ -14,6 +14,7 @@ mod stale;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -110,7 +111,13 @@ impl Agent {
             .map_err(|error| error.to_string())?;
         let file = config.dir.join("agent.json");
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
-        let lock = fs::File::create(config.dir.join("agent.lock")).map_err(|error| told(&error))?;
+        let lock = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(config.dir.join("agent.lock"))
+            .map_err(|error| told(&error))?;
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
             |error| {
                 format!(

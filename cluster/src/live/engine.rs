@@ -2,25 +2,29 @@
 //!
 //! An engine is told of a go of a job by its number and remembers it until it is forgotten, over its own restart too. It never starts one twice.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::Signal;
 
-use super::runner::{self, SpecFile};
+use super::runner::{self, Ask, SpecFile};
 use super::wire::{Ended, RunId, RunReport, StartRun};
 
 /// Ended goes whose output is kept.
 const KEPT: usize = 200;
 /// TIMEOUT: a process is there within milliseconds, on a host in trouble within seconds.
 const BEGIN: Duration = Duration::from_secs(60);
-/// Bytes of the end of stderr that are reported.
-const TAIL_BYTES: u64 = 400;
+/// TIMEOUT: a runner that is asked to kill its job is done within milliseconds; one that is not by then is killed itself.
+const HEAR: Duration = Duration::from_secs(15);
 
 /// Why an engine did not do as it was told; one line.
 #[derive(Debug, thiserror::Error)]
@@ -66,35 +70,75 @@ pub trait Engine: Send {
 
 /// Starts `sublet run` under a runner that outlives the arbiter and writes down how it ended.
 ///
-/// All it knows lies in a directory for each go: `spec.json` (what to run), `started` (made by the runner, once, with its process), `exit.json`,
-/// `stdout`, `stderr`, `settled`. So an arbiter that is killed is followed by one that knows its goes.
+/// All it knows lies in a directory for each attempt that only the arbiter's user can enter: `spec.json` (what to run), `started` (made by the
+/// runner, once, with its process), `traces.json` and `job.json` (how its processes are found), `exit.json`, `settled`. So an arbiter that is
+/// killed is followed by one that knows its attempts, and nothing that a job writes is believed. Output and working directories lie below
+/// another directory.
 #[derive(Debug)]
 pub struct LocalEngine {
-    base: PathBuf,
-    /// Of the cluster.
+    config: LocalConfig,
+    /// Records of the cluster's attempts.
     dir: PathBuf,
-    executable: PathBuf,
-    runtime_dir: PathBuf,
-    user: Option<String>,
+    /// Output and working directories of the cluster's attempts.
+    places: PathBuf,
+    cluster: String,
+    /// Since when an attempt was seen without a runner.
+    waiting: BTreeMap<RunId, Instant>,
+    /// Since when an attempt is to be dead.
+    killed: BTreeMap<RunId, Instant>,
+    /// Old directories are being removed.
+    sweeping: Arc<AtomicBool>,
+}
+
+/// How a local engine is to work.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LocalConfig {
+    /// Where records are kept; for nobody but this user.
+    pub records: PathBuf,
+    /// Where jobs write.
+    pub places: PathBuf,
+    /// `sublet`.
+    pub executable: PathBuf,
+    /// The arbiter's.
+    pub runtime_dir: PathBuf,
+    /// As whom jobs run, where that is not the arbiter's own user.
+    pub user: Option<String>,
+    /// Variables of the node that jobs get besides the usual ones.
+    pub pass: Vec<String>,
+}
+
+/// A directory of our own with this mode, whatever the umask says and whoever made it.
+///
+/// # Errors
+/// It cannot be made, or is a link or somebody else's.
+pub fn own_directory(path: &Path, mode: u32) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+    let dir = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let owner = dir.metadata()?.uid();
+    if owner != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other(format!(
+            "it belongs to user {owner}: move it away"
+        )));
+    }
+    Ok(rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode))?)
 }
 
 impl LocalEngine {
-    /// With its directories under `base`; `executable` is `sublet`, `runtime_dir` the arbiter's. `user`: as whom jobs run, where that
-    /// is not the arbiter's own user.
+    /// One that knows no cluster yet.
     #[must_use]
-    pub fn new(
-        base: PathBuf,
-        executable: PathBuf,
-        runtime_dir: PathBuf,
-        user: Option<String>,
-    ) -> Self {
-        let dir = base.join("none");
+    pub fn new(config: LocalConfig) -> Self {
         Self {
-            base,
-            dir,
-            executable,
-            runtime_dir,
-            user,
+            dir: config.records.join("none"),
+            places: config.places.join("none"),
+            config,
+            cluster: String::new(),
+            waiting: BTreeMap::new(),
+            killed: BTreeMap::new(),
+            sweeping: Arc::default(),
         }
     }
 
@@ -102,27 +146,27 @@ impl LocalEngine {
         self.dir.join(run.to_string())
     }
 
-    /// Goes by directory; with `settled` ones where asked.
+    /// Attempts by directory; those that are settled where asked.
     fn runs(&self, settled: bool) -> Result<Vec<(RunId, PathBuf)>, EngineError> {
         let mut all = Vec::new();
+        let own = rustix::process::geteuid().as_raw();
         for entry in fs::read_dir(&self.dir).map_err(|error| EngineError::io(&self.dir, &error))? {
             let entry = entry.map_err(|error| EngineError::io(&self.dir, &error))?;
-            let name = entry.file_name();
-            let Some((job, go)) = name.to_str().and_then(|name| name.split_once('.')) else {
+            let Some(run) = entry.file_name().to_str().and_then(run_of) else {
                 continue;
             };
-            let (Ok(job), Ok(go)) = (job.parse(), go.parse()) else {
-                continue;
-            };
-            if entry.path().join("settled").exists() == settled {
-                all.push((RunId { job, go }, entry.path()));
+            // A directory of somebody else's tells nothing.
+            let ours = fs::symlink_metadata(entry.path())
+                .is_ok_and(|meta| meta.is_dir() && meta.uid() == own);
+            if ours && entry.path().join("settled").exists() == settled {
+                all.push((run, entry.path()));
             }
         }
         all.sort_unstable();
         Ok(all)
     }
 
-    fn look(&self, run: RunId, dir: &Path) -> RunReport {
+    fn look(&mut self, run: RunId, dir: &Path) -> RunReport {
         let name = runner::read_spec(dir)
             .map(|spec| spec.start.name)
             .unwrap_or_default();
@@ -133,31 +177,82 @@ impl LocalEngine {
             ended,
             saved: false,
         };
-        if let Some(mut ended) = runner::read_exit(dir) {
-            if !ended.well() && ended.words.is_empty() {
-                ended.words = tail(&dir.join("stderr"));
-            }
+        if let Some(ended) = runner::read_exit(dir) {
+            self.waiting.remove(&run);
+            self.killed.remove(&run);
             return report(0, Some(ended));
         }
-        match runner::read_started(dir) {
-            None => {
-                // The runner has not come to it yet; or never will, and then it is made sure that none does.
-                if runner::age(dir).is_some_and(|age| age > BEGIN) {
-                    let _ = runner::mark_stopped(dir);
+        let Some(process) = runner::read_started(dir) else {
+            // The runner has not come to it yet; or never will, and then it is made sure that none does.
+            let since = self.waiting.entry(run).or_insert_with(Instant::now);
+            if since.elapsed() > BEGIN {
+                let _ = runner::mark_stopped(dir);
+            }
+            return report(0, None);
+        };
+        let job = runner::read_job(dir).map_or(0, |job| job.process.pid);
+        if process.lives() {
+            // One that was stopped, or waits for a disk, does not hear; what it would have done is done below.
+            if self.killed.get(&run).is_some_and(|at| at.elapsed() > HEAR) {
+                process.signal(Signal::KILL);
+            }
+            return report(job, None);
+        }
+        // It may have written its last word between the two looks.
+        if let Some(ended) = runner::read_exit(dir) {
+            return report(0, Some(ended));
+        }
+        // Over only when nothing of it is left: otherwise the next attempt would run beside this one.
+        if !runner::end_orphans(dir) {
+            return report(job, None);
+        }
+        let lost = Ended {
+            words: "its runner was killed".into(),
+            ..Ended::default()
+        };
+        let _ = runner::write_exit(dir, &lost);
+        report(0, Some(lost))
+    }
+
+    /// Removes what was settled long ago, on a thread of its own: a job's directory may hold millions of files.
+    fn sweep(&self, old: Vec<(RunId, PathBuf)>) {
+        let (dir, places) = (self.dir.clone(), self.places.clone());
+        let sweeping = Arc::clone(&self.sweeping);
+        // SYNC(sweeping): a flag and nothing else; the thread reads directories and no data of ours.
+        if sweeping.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let swept = Arc::clone(&sweeping);
+        let thread = std::thread::Builder::new()
+            .name("sweep".into())
+            .spawn(move || {
+                for (run, record) in old {
+                    let _ = fs::remove_dir_all(places.join(run.to_string()));
+                    let _ = fs::remove_dir_all(record);
                 }
-                report(0, None)
-            }
-            Some(process) if process.lives() => report(runner::read_child(dir).unwrap_or(0), None),
-            Some(_) => {
-                // It may have written its last word between the two looks.
-                let lost = || Ended {
-                    words: "its runner was killed".into(),
-                    ..Ended::default()
-                };
-                report(0, Some(runner::read_exit(dir).unwrap_or_else(lost)))
-            }
+                // What was left by an earlier boot, whose records are gone.
+                let entries = fs::read_dir(&places).into_iter().flatten().flatten();
+                for entry in entries {
+                    let run = entry.file_name().to_str().and_then(run_of);
+                    if run.is_some_and(|run| !dir.join(run.to_string()).exists()) {
+                        let _ = fs::remove_dir_all(entry.path());
+                    }
+                }
+                swept.store(false, Ordering::Relaxed);
+            });
+        if thread.is_err() {
+            sweeping.store(false, Ordering::Relaxed);
         }
     }
+}
+
+/// The attempt whose directory has this name.
+fn run_of(name: &str) -> Option<RunId> {
+    let (job, go) = name.split_once('.')?;
+    Some(RunId {
+        job: job.parse().ok()?,
+        go: go.parse().ok()?,
+    })
 }
 
 impl Engine for LocalEngine {
@@ -170,19 +265,23 @@ impl Engine for LocalEngine {
         if !word {
             return Err(EngineError(format!("`{cluster}` is no word for a cluster")));
         }
-        let dir = self.base.join(cluster);
-        let made = fs::DirBuilder::new()
-            .mode(0o755)
-            .recursive(true)
-            .create(&dir);
-        made.map_err(|error| EngineError::io(&dir, &error))?;
-        self.dir = dir;
+        if self.cluster == cluster {
+            return Ok(());
+        }
+        for (base, mode) in [(&self.config.records, 0o700), (&self.config.places, 0o711)] {
+            for dir in [base, &base.join(cluster)] {
+                own_directory(dir, mode).map_err(|error| EngineError::io(dir, &error))?;
+            }
+        }
+        self.dir = self.config.records.join(cluster);
+        self.places = self.config.places.join(cluster);
+        cluster.clone_into(&mut self.cluster);
         Ok(())
     }
 
     fn list(&mut self) -> Result<Vec<RunReport>, EngineError> {
-        Ok(self
-            .runs(false)?
+        let runs = self.runs(false)?;
+        Ok(runs
             .into_iter()
             .map(|(run, dir)| self.look(run, &dir))
             .collect())
@@ -191,30 +290,29 @@ impl Engine for LocalEngine {
     fn start(&mut self, run: RunId, start: &StartRun) -> Result<(), EngineError> {
         let dir = self.path(run);
         let failed = |error: io::Error| EngineError::io(&dir, &error);
-        match fs::DirBuilder::new().mode(0o755).create(&dir) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(failed(error)),
-        }
+        own_directory(&dir, 0o700).map_err(failed)?;
         if dir.join("started").exists() {
             return Ok(());
         }
         let spec = SpecFile {
             run,
+            cluster: self.cluster.clone(),
             start: start.clone(),
-            sublet: self.executable.clone(),
-            runtime_dir: self.runtime_dir.clone(),
-            user: self.user.clone(),
+            sublet: self.config.executable.clone(),
+            runtime_dir: self.config.runtime_dir.clone(),
+            place: self.places.join(run.to_string()),
+            pass: self.config.pass.clone(),
+            user: self.config.user.clone(),
         };
         runner::write_spec(&dir, &spec).map_err(failed)?;
-        // Two runners of one go (the arbiter was killed here and told again) settle it by who makes `started`.
+        // Two runners of one attempt (the arbiter was killed here and told again) settle it by who makes `started`.
         let log = OpenOptions::new()
             .create(true)
             .append(true)
             .mode(0o600)
             .open(dir.join("runner.log"))
             .map_err(failed)?;
-        let mut command = Command::new(&self.executable);
+        let mut command = Command::new(&self.config.executable);
         command
             .args(["cluster", "run-job"])
             .arg(&dir)
@@ -224,7 +322,7 @@ impl Engine for LocalEngine {
             .process_group(0);
         let mut runner = command
             .spawn()
-            .map_err(|error| EngineError::io(&self.executable, &error))?;
+            .map_err(|error| EngineError::io(&self.config.executable, &error))?;
         // It is waited for by a thread that has nothing else to do, so that no zombie stays; it lives on where we do not.
         let waiting = std::thread::Builder::new()
             .name("runner".into())
@@ -243,15 +341,13 @@ impl Engine for LocalEngine {
             runner::mark_stopped(&dir).map_err(|error| EngineError::io(&dir, &error))?;
             return Ok(());
         };
-        if !process.lives() {
-            return Ok(());
+        if kill {
+            self.killed.entry(run).or_insert_with(Instant::now);
         }
-        let signal = if kill { Signal::KILL } else { Signal::TERM };
-        // The job has a process group of its own, which the runner has written down.
-        if let Some(pid) =
-            runner::read_child(&dir).and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
-        {
-            let _ = rustix::process::kill_process_group(pid, signal);
+        if process.lives() {
+            // The runner knows which processes are meant; where it does not hear, the next look at it does.
+            let ask = if kill { Ask::Kill } else { Ask::End };
+            runner::ask(&dir, ask).map_err(|error| EngineError::io(&dir, &error))?;
         }
         Ok(())
     }
@@ -259,27 +355,17 @@ impl Engine for LocalEngine {
     fn forget(&mut self, run: RunId) -> Result<(), EngineError> {
         let dir = self.path(run);
         if dir.exists() {
-            File::create(dir.join("settled")).map_err(|error| EngineError::io(&dir, &error))?;
+            replace(&dir.join("settled"), b"").map_err(|error| EngineError::io(&dir, &error))?;
         }
-        let old = self.runs(true)?;
-        for (_, dir) in old.iter().take(old.len().saturating_sub(KEPT)) {
-            fs::remove_dir_all(dir).map_err(|error| EngineError::io(dir, &error))?;
+        self.waiting.remove(&run);
+        self.killed.remove(&run);
+        let mut old = self.runs(true)?;
+        old.truncate(old.len().saturating_sub(KEPT));
+        if !old.is_empty() {
+            self.sweep(old);
         }
         Ok(())
     }
-}
-
-/// The last lines of a file.
-fn tail(file: &Path) -> String {
-    let read = || -> io::Result<String> {
-        let mut file = File::open(file)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
-        let mut bytes = Vec::new();
-        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
-    };
-    read().unwrap_or_default()
 }
 
 /// Writes a file as a whole: there is the old one or the new one, never half of one.
@@ -290,6 +376,8 @@ pub(super) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
         .create(true)
         .truncate(true)
         .mode(0o600)
+        // CAST: flags of open(2) are an int.
+        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
         .open(&new)?;
     out.write_all(bytes)?;
     out.sync_all()?;

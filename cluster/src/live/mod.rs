@@ -4,14 +4,17 @@
 //! * [`store`]: what survives `kill -9`; [`records`]: in which words.
 //! * [`hook`]: the state machine around the same [`policy::cluster::Scheduler`]; [`adapt`]: what nodes that live add to policies that are pure.
 //! * [`service`]: routes, token, ticks.
-//! * [`agent`]: a node's side: reports, orders; [`engine`]: who starts jobs there; [`runner`]: a job's own companion; [`waits`]: how long a demand would wait.
+//! * [`agent`]: a node's side: reports, orders; [`engine`]: who starts jobs there; [`runner`]: a job's own companion,
+//!   [`process`] and [`confine`]: what of it runs; [`waits`]: how long a demand would wait.
 
 pub mod adapt;
 pub mod agent;
+pub mod confine;
 pub mod engine;
 pub mod hook;
 pub mod http;
 pub mod openapi;
+pub mod process;
 pub mod records;
 pub mod runner;
 pub mod service;

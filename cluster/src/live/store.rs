@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use redb::{Database, ReadableTable, TableDefinition};
@@ -98,7 +98,25 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(directory(error.to_string())),
         }
+        let others = private(dir).map_err(|error| directory(error.to_string()))?;
+        if let Some(mode) = others {
+            return Err(directory(format!(
+                "others can write to it (mode {mode:04o}): run `chmod go-w` on it"
+            )));
+        }
         let path = dir.join("hook.redb");
+        // Jobs' variables are in it: made and kept for its owner alone, whatever the umask says.
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            // CAST: flags of open(2) are an int.
+            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+            .open(&path)
+            .and_then(|file| file.set_permissions(fs::Permissions::from_mode(0o600)));
+        file.map_err(|error| directory(format!("{}: {error}", path.display())))?;
         let database = Database::create(&path).map_err(|error| match error {
             redb::DatabaseError::DatabaseAlreadyOpen => StoreError::Taken(dir.to_owned()),
             error => StoreError::Database {
@@ -263,6 +281,12 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
     serde_json::from_slice(bytes).map_err(|error| format!("a record: {error}").into())
 }
 
+/// The mode of a directory that others can write to, or swap what is in it.
+fn private(dir: &Path) -> io::Result<Option<u32>> {
+    let mode = fs::metadata(dir)?.mode() & 0o7777;
+    Ok((mode & 0o022 != 0).then_some(mode))
+}
+
 /// 64 random bits as hexadecimal digits.
 ///
 /// # Errors
@@ -319,6 +343,22 @@ mod tests {
             (second.cluster, second.epoch)
         );
         assert_ne!(first.nonce, second.nonce);
+    }
+
+    #[test]
+    fn the_state_is_its_owner_s_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        drop(Store::open(&state, 1).unwrap());
+        let mode = |name: &str| fs::metadata(state.join(name)).unwrap().mode() & 0o777;
+        assert_eq!((mode(""), mode("hook.redb")), (0o700, 0o600));
+        let open = |mode| fs::Permissions::from_mode(mode);
+        fs::set_permissions(state.join("hook.redb"), open(0o644)).unwrap();
+        drop(Store::open(&state, 1).unwrap());
+        assert_eq!(mode("hook.redb"), 0o600, "one of an earlier version");
+        fs::set_permissions(&state, open(0o777)).unwrap();
+        let error = Store::open(&state, 1).unwrap_err().to_string();
+        assert!(error.contains("0777") && error.contains("chmod"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,206 @@
+//! Which process is meant: a number alone may be another one's by now.
+//!
+//! A process is known by its number, the moment it began and the boot of its host, and is signalled through a pidfd that was checked against
+//! them. So no number that somebody wrote down, and no later process of the same number, is ever hit.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde::{Deserialize, Serialize};
+
+/// A process, told from later ones of its number.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Process {
+    /// Its number; 0: none.
+    pub pid: u32,
+    start_ticks: u64,
+    boot: String,
+}
+
+/// What `/proc/PID/stat` says of a process that has not ended.
+struct Stat {
+    parent: u32,
+    start_ticks: u64,
+}
+
+impl Process {
+    /// This one.
+    #[must_use]
+    pub fn own() -> Self {
+        Self::of(std::process::id()).unwrap_or_default()
+    }
+
+    /// The one that has this number now.
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
+        Some(Self {
+            pid,
+            start_ticks: stat(pid)?.start_ticks,
+            boot: boot_id(),
+        })
+    }
+
+    /// It is there, and no zombie.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks)
+            && self.boot == boot_id()
+    }
+
+    /// A descriptor of it; `None` once it has ended.
+    #[must_use]
+    pub fn open(&self) -> Option<OwnedFd> {
+        let pid = Pid::from_raw(i32::try_from(self.pid).ok()?)?;
+        let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        // Looked at with the descriptor in hand: whoever has the number now is the one that the descriptor means.
+        self.lives().then_some(fd)
+    }
+
+    /// Sends it a signal. `false`: it has ended, or may not be signalled.
+    pub fn signal(&self, signal: Signal) -> bool {
+        self.open()
+            .is_some_and(|fd| rustix::process::pidfd_send_signal(fd, signal).is_ok())
+    }
+}
+
+/// The host's boot: numbers and ticks mean nothing beyond it.
+#[must_use]
+pub fn boot_id() -> String {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    text.trim().to_owned()
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; fields are counted after it: the state, the parent, and as the twentieth the start.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    let parent = fields.next()?.parse().ok()?;
+    Some(Stat {
+        parent,
+        start_ticks: fields.nth(17)?.parse().ok()?,
+    })
+}
+
+/// All processes that have not ended, with their parents.
+fn all() -> Vec<(u32, u32)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|pid| Some((pid, stat(pid)?.parent)))
+        .collect()
+}
+
+/// Children of a process.
+#[must_use]
+pub fn children_of(parent: u32) -> Vec<Process> {
+    let all = all().into_iter().filter(|(_, of)| *of == parent);
+    all.filter_map(|(pid, _)| Process::of(pid)).collect()
+}
+
+/// Processes of a user that were started with `NAME=VALUE` in their environment, and what descends from them and runs as the same user.
+#[must_use]
+pub fn carriers(variable: &str, uid: u32) -> Vec<Process> {
+    let of_user = |pid: u32| {
+        fs::metadata(format!("/proc/{pid}")).is_ok_and(|meta| meta.uid() == uid)
+            && pid != std::process::id()
+    };
+    let all: Vec<(u32, u32)> = all().into_iter().filter(|(pid, _)| of_user(*pid)).collect();
+    let carries = |pid: u32| {
+        let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environ
+            .split(|byte| *byte == 0)
+            .any(|entry| entry == variable.as_bytes())
+    };
+    let mut found: Vec<u32> = all
+        .iter()
+        .map(|(pid, _)| *pid)
+        .filter(|pid| carries(*pid))
+        .collect();
+    loop {
+        let more: Vec<u32> = all
+            .iter()
+            .filter(|(pid, parent)| found.contains(parent) && !found.contains(pid))
+            .map(|(pid, _)| *pid)
+            .collect();
+        if more.is_empty() {
+            break;
+        }
+        found.extend(more);
+    }
+    found.into_iter().filter_map(Process::of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_told_from_a_later_one_of_its_number() {
+        let own = Process::own();
+        assert!(own.lives());
+        for other in [
+            Process {
+                start_ticks: own.start_ticks + 1,
+                ..own.clone()
+            },
+            Process {
+                boot: "another".into(),
+                ..own.clone()
+            },
+        ] {
+            assert!(!other.lives() && other.open().is_none() && !other.signal(Signal::KILL));
+        }
+        let mut child = Command::new("true").spawn().unwrap();
+        let late = Process {
+            pid: child.id(),
+            ..own
+        };
+        child.wait().unwrap();
+        assert!(!late.lives());
+        assert!(!Process::default().lives(), "none");
+    }
+
+    #[test]
+    fn what_carries_a_word_is_found_with_its_children_and_nobody_else() {
+        let word = format!("SUBLET_TEST_WORD={}", std::process::id());
+        let (name, value) = word.split_once('=').unwrap();
+        let mut marked = Command::new("sh");
+        // The child has an environment of its own.
+        let mut marked = marked
+            .args(["-c", "env -i sleep 60 & wait"])
+            .env(name, value)
+            .spawn()
+            .unwrap();
+        let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let mut found = Vec::new();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while found.len() < 2 && std::time::Instant::now() < deadline {
+            found = carriers(&word, uid);
+        }
+        let pids: Vec<u32> = found.iter().map(|process| process.pid).collect();
+        assert!(
+            pids.contains(&marked.id()) && !pids.contains(&other.id()),
+            "{pids:?}"
+        );
+        assert!(
+            carriers(&word, uid + 1).is_empty(),
+            "another user's are not looked at"
+        );
+        for process in &found {
+            process.signal(Signal::KILL);
+        }
+        marked.wait().unwrap();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!(found.len(), 2, "{found:?}");
+    }
+}
