@@ -2,6 +2,7 @@
 
 mod processes;
 mod rights;
+mod strangers;
 
 use std::collections::BTreeSet;
 use std::io::BufReader;

@@ -4,10 +4,12 @@ pub mod args;
 pub mod node;
 
 use std::env;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use cluster::live::clock::Reading;
 use cluster::live::hook::{Config, Hook, MOST_SIGNAL_S, TrialConfig};
 use cluster::live::http::client::Client;
 use cluster::live::http::server;
@@ -75,11 +77,11 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
     }
     if args.token_file.is_none() && !args.listen.ip().is_loopback() {
         bail!(
-            "listening at {} lets other hosts submit jobs, so a token has to be agreed upon: give --token-file (and mind that it travels in the clear: use a network that is yours)",
+            "listening at {} lets other hosts submit jobs, so a token has to be agreed upon: give --token-file (it does not travel, but what jobs are told to do can be read on the way: use a network that is yours)",
             args.listen
         );
     }
-    let hook = Hook::open(&args.state, config, service::unix_ms())?;
+    let hook = Hook::open(&args.state, config, Reading::now())?;
     let id = hook.id().clone();
     // A token on loopback too: every user of this host reaches it, and jobs run as the arbiters' user.
     let token = match &args.token_file {
@@ -96,7 +98,11 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
         "sublet cluster: http://{address}, cluster {}, epoch {}",
         id.cluster, id.epoch
     );
-    std::sync::Arc::new(Service::new(hook, Some(token))).serve(listener)?;
+    let say = Box::new(|line: &str| {
+        // Nobody may be listening any more.
+        let _ = writeln!(io::stderr(), "sublet cluster: {line}");
+    });
+    std::sync::Arc::new(Service::new(hook, &token, say)).serve(listener)?;
     Ok(String::new())
 }
 
@@ -110,8 +116,12 @@ fn client(hook: &args::Hook) -> anyhow::Result<Client> {
         .token_file
         .clone()
         .or_else(|| var("SUBLET_CLUSTER_TOKEN_FILE").map(PathBuf::from));
-    let token = file.map(|file| service::read_token(&file)).transpose()?;
-    Ok(Client::new(&url, token, PATIENCE)?)
+    let Some(file) = file else {
+        bail!(
+            "the hook answers those who know its token: give --token-file FILE, or set SUBLET_CLUSTER_TOKEN_FILE"
+        );
+    };
+    Ok(Client::new(&url, &service::read_token(&file)?, PATIENCE)?)
 }
 
 fn json(value: &Value) -> String {
@@ -238,6 +248,9 @@ fn status(args: &Show) -> anyhow::Result<String> {
             .map(|device| device.name.as_str())
             .collect();
         let state = match (node.up, node.silent_s) {
+            _ if !node.refusal.is_empty() => {
+                format!("does nothing that this hook says ({})", node.refusal)
+            }
             (true, _) => "up".to_owned(),
             (false, Some(s)) => format!("silent for {s:.0} s"),
             (false, None) => "not heard since the hook started".to_owned(),

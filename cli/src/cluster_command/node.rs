@@ -122,11 +122,12 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
     };
     control::check_name(&node)
         .map_err(|_| anyhow!("`{node}` is no name of a node: give --cluster-node NAME"))?;
-    let token = flags
-        .token_file
-        .as_ref()
-        .map(|file| service::read_token(file))
-        .transpose()?;
+    let Some(token_file) = &flags.token_file else {
+        bail!(
+            "a node obeys a hook that knows the token, and no other: give --cluster-token-file FILE, or `token_file` in [cluster] of the quota file, with the hook's own"
+        );
+    };
+    let token = service::read_token(token_file)?;
     let executable = std::env::current_exe().context("cannot tell where `sublet` itself lies")?;
     let install = Install::find(&executable, |name| std::env::var_os(name))?;
     let place = dir.path().join("cluster");

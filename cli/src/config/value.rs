@@ -214,7 +214,7 @@ pub fn device_match(value: &Value<'_, '_>) -> Result<Option<DeviceSelector>, Str
 pub fn url(value: &Value<'_, '_>) -> Result<String, String> {
     let text = value.text("write the hook's address such as \"http://10.0.0.1:7070\"")?;
     // TIMEOUT: of requests, of which none is made here.
-    cluster::live::http::client::Client::new(text, None, Duration::from_secs(1))
+    cluster::live::http::client::Client::new(text, "", Duration::from_secs(1))
         .map(|_| text.to_owned())
         .map_err(|error| error.to_string())
 }

@@ -44,7 +44,7 @@ pub struct Config {
     /// The hook's address.
     pub url: String,
     /// Its token.
-    pub token: Option<String>,
+    pub token: String,
     /// Name of this node.
     pub node: String,
     /// The arbiter's control socket.
@@ -71,7 +71,8 @@ impl std::fmt::Debug for Config {
 struct Memory {
     instance: String,
     hook: HookId,
-    applied_seq: u64,
+    /// Epoch and number of the last order that was done.
+    applied: (u64, u64),
     acks: Vec<Ack>,
 }
 
@@ -107,7 +108,7 @@ impl Agent {
     /// # Errors
     /// The URL is none, another agent has the directory, or `agent.json` cannot be read or made.
     pub fn new(config: Config, mut engine: Box<dyn Engine>) -> Result<Self, String> {
-        let hook = Client::new(&config.url, config.token.clone(), HOOK_PATIENCE)
+        let hook = Client::new(&config.url, &config.token, HOOK_PATIENCE)
             .map_err(|error| error.to_string())?;
         let file = config.dir.join("agent.json");
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
@@ -160,18 +161,18 @@ impl Agent {
     /// Report and obey for ever.
     pub fn run(mut self) {
         let mut pause = MIN_PAUSE;
-        let mut lost = false;
+        let mut lost: Option<String> = None;
         loop {
             let begun = Instant::now();
             match self.turn() {
                 Ok(busy) => {
-                    if lost {
+                    if lost.is_some() {
                         (self.config.say)(&format!(
                             "the hook at {} is reached again",
                             self.hook.url()
                         ));
                     }
-                    (lost, pause) = (false, MIN_PAUSE);
+                    (lost, pause) = (None, MIN_PAUSE);
                     // What was just done is told at once: others wait for it.
                     let rest = if busy {
                         Duration::from_millis(100)
@@ -181,12 +182,12 @@ impl Agent {
                     std::thread::sleep(rest.saturating_sub(begun.elapsed()));
                 }
                 Err(why) => {
-                    if !lost {
+                    if lost.as_ref() != Some(&why) {
                         (self.config.say)(&format!(
                             "cluster: {why}; jobs go on, and the hook is tried again"
                         ));
                     }
-                    lost = true;
+                    lost = Some(why);
                     // Orders that were heard are still carried out.
                     self.obey();
                     std::thread::sleep(pause);
@@ -207,6 +208,13 @@ impl Agent {
 
     /// One report and what follows from its answer. `true`: there is more to say soon.
     fn turn(&mut self) -> Result<bool, String> {
+        // It has proved that it knows the token; whether it is the one to listen to is seen before it is told anything.
+        let hook = self.hook.meet().map_err(|error| error.to_string())?;
+        if let Err(why) = self.hear(&hook) {
+            self.registered = false;
+            self.refuse(&why);
+            return Err(why);
+        }
         if !self.registered {
             self.register()?;
         }
@@ -249,6 +257,18 @@ impl Agent {
         Ok(())
     }
 
+    /// Tells a hook why nothing of what it says is done, for its operator. Nothing follows from its answer.
+    fn refuse(&mut self, why: &str) {
+        let said = Registration {
+            api: API_MAJOR,
+            instance: self.memory.instance.clone(),
+            refusal: why.to_owned(),
+            ..Registration::default()
+        };
+        let path = format!("/v1/nodes/{}", self.config.node);
+        let _: Result<Welcome, _> = self.hook.ask("PUT", &path, Some(&said));
+    }
+
     fn register(&mut self) -> Result<(), String> {
         let devices = (self.config.devices)()?;
         let word = |file: &str| {
@@ -277,6 +297,7 @@ impl Agent {
             cpus: std::thread::available_parallelism().map_or(1, usize::from) as f64,
             mem_bytes: kib.unwrap_or(0) << 10,
             devices,
+            refusal: String::new(),
         };
         let path = format!("/v1/nodes/{}", self.config.node);
         let welcome: Welcome = self
@@ -304,12 +325,13 @@ impl Agent {
         let waits = arbiter
             .as_ref()
             .map(|arbiter| waits::matrices(arbiter, |name| ours.contains_key(name)));
+        let arbiter = arbiter.map(|arbiter| trim(arbiter, |name| ours.contains_key(name)));
         Ok(Report {
             instance: self.memory.instance.clone(),
             acks,
             runs,
             waits: waits.unwrap_or_default(),
-            arbiter: arbiter.map(trim),
+            arbiter,
         })
     }
 
@@ -335,8 +357,9 @@ impl Agent {
     }
 }
 
-/// Without what the hook has no use for: command lines are nobody's business up there.
-fn trim(mut arbiter: ArbiterStatus) -> ArbiterStatus {
+/// Without what the hook has no use for: command lines are nobody's business up there, and other jobs are in the waits.
+fn trim(mut arbiter: ArbiterStatus, ours: impl Fn(&str) -> bool) -> ArbiterStatus {
+    arbiter.jobs.retain(|job| ours(&job.name));
     for job in &mut arbiter.jobs {
         job.command.clear();
         job.user.clear();
@@ -384,7 +407,7 @@ mod tests {
     fn agent(dir: &Path) -> Result<Agent, String> {
         let config = Config {
             url: "http://127.0.0.1:9".into(),
-            token: None,
+            token: "a-token-of-a-test".into(),
             node: "n".into(),
             control_socket: dir.join("control.sock"),
             dir: dir.to_owned(),
@@ -402,11 +425,13 @@ mod tests {
         assert!(agent(dir.path()).unwrap_err().contains("another arbiter"));
         let run = RunId { job: 1, go: 1 };
         let start = Order {
+            epoch: 1,
             seq: 4,
             run,
             what: What::Start(Box::default()),
         };
         let stop = Order {
+            epoch: 1,
             seq: 7,
             run,
             what: What::Stop {
@@ -433,5 +458,101 @@ mod tests {
         assert!(!second.obey(), "they were done before");
         assert_eq!(second.memory.acks, acks);
         assert!(second.turn().is_err(), "nobody is at port 9");
+    }
+
+    #[test]
+    fn a_report_does_not_grow_with_what_others_register() {
+        let job = |name: String| control::JobStatus {
+            name,
+            command: vec!["x".repeat(1000)],
+            ..control::JobStatus::default()
+        };
+        let arbiter = ArbiterStatus {
+            jobs: (0..20_000).map(|at| job(format!("j{at}"))).collect(),
+            ..ArbiterStatus::default()
+        };
+        let kept = trim(arbiter, |name| name == "j7");
+        assert_eq!(kept.jobs.len(), 1);
+        assert!(kept.jobs[0].command.is_empty());
+    }
+
+    #[test]
+    fn a_number_of_an_earlier_epoch_disables_no_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut agent = agent(dir.path()).unwrap();
+        let stop = |epoch, seq| Order {
+            epoch,
+            seq,
+            run: RunId { job: 1, go: 1 },
+            what: What::Stop {
+                grace_s: 1.0,
+                signal: None,
+            },
+        };
+        for (epoch, seq, done) in [
+            (4, u64::MAX, true),
+            (4, 7, false),
+            (5, 8, true),
+            (5, 8, false),
+            (4, 9, false),
+            (5, 9, true),
+        ] {
+            agent.open = vec![stop(epoch, seq)];
+            assert_eq!(agent.obey(), done, "{epoch} {seq}");
+            assert!(agent.open.is_empty());
+        }
+    }
+
+    #[test]
+    fn who_does_not_know_the_token_is_told_nothing_and_obeyed_in_nothing() {
+        use std::io::{BufRead, BufReader, Write};
+        let dir = tempfile::tempdir().unwrap();
+        let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut agent = agent(dir.path()).unwrap();
+        agent.hook = Client::new(
+            &format!("http://{}", stranger.local_addr().unwrap()),
+            &agent.config.token,
+            HOOK_PATIENCE,
+        )
+        .unwrap();
+        let heard = std::thread::spawn(move || {
+            let (mut stream, _) = stranger.accept().unwrap();
+            let mut heard = String::new();
+            let mut lines = BufReader::new(stream.try_clone().unwrap());
+            while !heard.ends_with("\r\n\r\n") {
+                lines.read_line(&mut heard).unwrap();
+            }
+            let hook = HookId {
+                cluster: "a".into(),
+                epoch: 99,
+                nonce: "n".into(),
+            };
+            let (challenge, _) = crate::live::auth::Secret::new("a guess of the token")
+                .answer(&crate::live::auth::nonce().unwrap(), &hook)
+                .unwrap();
+            let body = serde_json::to_string(&challenge).unwrap();
+            let length = body.len();
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}"
+            )
+            .unwrap();
+            let mut more = String::new();
+            lines.read_line(&mut more).unwrap();
+            (heard, more)
+        });
+        let why = agent.turn().unwrap_err();
+        assert!(why.contains("does not know the token"), "{why}");
+        let (heard, more) = heard.join().unwrap();
+        assert!(heard.starts_with("GET /v1/session?nonce="), "{heard}");
+        assert!(
+            !heard.contains(&agent.config.token) && more.is_empty(),
+            "{heard}{more}"
+        );
+        assert_eq!(
+            agent.memory.hook,
+            HookId::default(),
+            "its epoch counts for nothing"
+        );
     }
 }

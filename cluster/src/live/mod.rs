@@ -1,14 +1,16 @@
 //! The live hook: what the simulator does in virtual time, done to real jobs on real nodes.
 //!
-//! * [`wire`]: what travels, JSON over HTTP; [`http`]: as much of HTTP as that needs; [`openapi`]: the document.
+//! * [`wire`]: what travels, JSON over HTTP; [`http`]: as much of HTTP as that needs; [`auth`]: how both sides know each other; [`openapi`]: the document.
 //! * [`store`]: what survives `kill -9`; [`records`]: in which words.
 //! * [`hook`]: the state machine around the same [`policy::cluster::Scheduler`]; [`adapt`]: what nodes that live add to policies that are pure.
-//! * [`service`]: routes, token, ticks.
+//! * [`service`]: routes, token, ticks; [`clock`]: what time it is.
 //! * [`agent`]: a node's side: reports, orders; [`engine`]: who starts jobs there; [`runner`]: a job's own companion,
 //!   [`process`] and [`confine`]: what of it runs; [`waits`]: how long a demand would wait.
 
 pub mod adapt;
 pub mod agent;
+pub mod auth;
+pub mod clock;
 pub mod confine;
 pub mod engine;
 pub mod hook;

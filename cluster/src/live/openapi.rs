@@ -76,6 +76,7 @@ mod tests {
             serde_json::to_value(value).unwrap()
         }
         check("HookId", json(HookId::default()));
+        check("Challenge", json(crate::live::auth::Challenge::default()));
         check("RunId", json(RunId::default()));
         check("Registration", json(Registration::default()));
         check("Device", json(Device::default()));
@@ -89,6 +90,7 @@ mod tests {
         check(
             "Order",
             json(Order {
+                epoch: 1,
                 seq: 1,
                 run: RunId::default(),
                 what: What::Stop {

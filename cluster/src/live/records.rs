@@ -16,6 +16,14 @@ pub struct Meta {
     pub epoch: u64,
     /// Zero of the cluster's clock.
     pub origin_unix_ms: u64,
+    /// What the [deciding clock](super::clock) said when this was written.
+    pub last_ms: u64,
+    /// What the wall clock said then.
+    pub last_unix_ms: u64,
+    /// What the host's clock since its start said then.
+    pub last_boottime_ms: u64,
+    /// Which start of the host that was.
+    pub boot: String,
     /// Number of the next job.
     pub next_job: u64,
     /// Number of the next order.
@@ -106,6 +114,8 @@ pub struct JobRecord {
     pub submission: Submission,
     /// When it came, on the cluster's clock.
     pub arrival_s: f64,
+    /// When it came, by the wall clock.
+    pub submitted_unix_ms: u64,
     /// When it first started.
     pub started_unix_ms: Option<u64>,
     /// The go in the works.

@@ -283,6 +283,8 @@ struct Attempt {
     status: Option<WaitStatus>,
     pidfd: Option<OwnedFd>,
     group: Option<Group>,
+    /// The job was seen in it.
+    confined: bool,
     asked: File,
     stdout: Output,
     stderr: Output,
@@ -341,6 +343,9 @@ fn begin(
         });
     }
     let child = command.spawn().map_err(|error| {
+        if let Some(group) = &group {
+            group.remove();
+        }
         io::Error::other(format!(
             "cannot start {} in {} as {}: {error}",
             spec.sublet.display(),
@@ -353,13 +358,7 @@ fn begin(
         process: Process::of(pid).unwrap_or_default(),
         confined: group.as_ref().is_some_and(|group| group.holds(pid)),
     };
-    let attempt = Attempt::new(
-        &child,
-        group.filter(|_| job.confined),
-        asked,
-        stdout,
-        stderr,
-    )?;
+    let attempt = Attempt::new(&child, group, job.confined, asked, stdout, stderr)?;
     replace(&dir.join("job.json"), &serde_json::to_vec(&job)?)?;
     Ok(attempt)
 }
@@ -445,6 +444,7 @@ impl Attempt {
     fn new(
         child: &Child,
         group: Option<Group>,
+        confined: bool,
         asked: File,
         stdout: Output,
         stderr: Output,
@@ -458,6 +458,7 @@ impl Attempt {
             // Kernels before 5.3 have none: then it is looked at often.
             pidfd: rustix::process::pidfd_open(job, flags).ok(),
             group,
+            confined,
             asked,
             stdout,
             stderr,
@@ -532,22 +533,20 @@ impl Attempt {
     fn end_the_rest(&mut self) -> bool {
         let deadline = Instant::now() + END;
         loop {
-            let over = match &self.group {
-                Some(group) => {
-                    if !group.is_empty() {
-                        group.kill();
-                    }
-                    group.is_empty()
+            let mut over = true;
+            if let Some(group) = &self.group
+                && !group.is_empty()
+            {
+                group.kill();
+                over = group.is_empty();
+            }
+            if !self.confined {
+                // Those below them are our children once these have ended.
+                for child in children_of(std::process::id()) {
+                    child.signal(Signal::KILL);
+                    over = false;
                 }
-                None => {
-                    // Those below them are our children once these have ended.
-                    let children = children_of(std::process::id());
-                    for child in &children {
-                        child.signal(Signal::KILL);
-                    }
-                    children.is_empty()
-                }
-            };
+            }
             self.stdout.pump();
             self.stderr.pump();
             self.reap();

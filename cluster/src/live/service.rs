@@ -4,26 +4,32 @@
 //! written the process ends: what it would say from then on could be forgotten.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use control::{ControlError, ErrorCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::auth::Secret;
+use super::clock::Clock;
 use super::hook::Hook;
-use super::http::server::{self, Handler, Request, Response, problem};
+use super::http::MAX_BODY_BYTES;
+use super::http::server::{self, Request, Response, Site, problem};
 use super::openapi;
 use super::store::{StoreError, random_word};
+use super::wire::HookId;
 
 /// How often the hook looks around.
 const TICK: Duration = Duration::from_millis(200);
 /// Shortest token that is taken.
 const TOKEN_BYTES: usize = 16;
+/// Longest body of a submission or a registration: words and variables of a job are 256 KiB at most.
+const SUBMISSION_BYTES: usize = 2 << 20;
 
 /// Why the hook has ended, or does not start.
 #[derive(Debug, thiserror::Error)]
@@ -61,10 +67,16 @@ pub fn read_token(file: &Path) -> Result<String, ServeError> {
         file: file.display().to_string(),
         why,
     };
-    let text = fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
-    let mode = fs::metadata(file)
-        .map_err(|error| wrong(error.to_string()))?
-        .mode();
+    // One descriptor: what is checked is what is read.
+    let open = fs::File::open(file).map_err(|error| wrong(error.to_string()))?;
+    let meta = open.metadata().map_err(|error| wrong(error.to_string()))?;
+    let mode = meta.mode();
+    if !meta.is_file() {
+        return Err(wrong("it is no file".into()));
+    }
+    let mut text = String::new();
+    let read = open.take(4096).read_to_string(&mut text);
+    read.map_err(|error| wrong(error.to_string()))?;
     if mode & 0o077 != 0 {
         return Err(wrong(format!(
             "others can read it (mode {:04o}): run `chmod 600` on it",
@@ -109,19 +121,28 @@ pub fn token_or_new(file: &Path) -> Result<String, ServeError> {
     read_token(file)
 }
 
-/// Milliseconds since 1970.
-#[must_use]
-pub fn unix_ms() -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
-}
-
 /// The hook with its door.
 pub struct Service {
     hook: Mutex<Hook>,
-    token: Option<String>,
+    id: HookId,
+    clock: Clock,
+    secret: Secret,
     failed: Mutex<Option<StoreError>>,
+    /// Whom it has turned away, and when it last said so.
+    strangers: Mutex<Strangers>,
+    /// Tells what an operator should know; one line each.
+    say: Box<dyn Fn(&str) + Send + Sync>,
 }
+
+/// Requests of those who do not know the token.
+#[derive(Debug, Default)]
+struct Strangers {
+    since_said: u64,
+    said: Option<Instant>,
+}
+
+/// Strangers are spoken of once in so long.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -145,7 +166,8 @@ const fn route(method: &'static str, path: &'static str, open: bool) -> Route {
 }
 
 /// The whole API.
-pub const ROUTES: [Route; 11] = [
+pub const ROUTES: [Route; 12] = [
+    route("GET", "/v1/session", true),
     route("GET", "/v1/openapi.json", true),
     route("GET", "/v1/health", true),
     route("GET", "/v1/status", false),
@@ -160,58 +182,43 @@ pub const ROUTES: [Route; 11] = [
 ];
 
 impl Service {
-    /// Around a hook. Without a token everybody who reaches the address may do everything.
+    /// Around a hook, for those who know the token. `say` is told what an operator should know.
     #[must_use]
-    pub fn new(hook: Hook, token: Option<String>) -> Self {
+    pub fn new(hook: Hook, token: &str, say: Box<dyn Fn(&str) + Send + Sync>) -> Self {
         Self {
+            id: hook.id().clone(),
+            clock: hook.clock(),
             hook: Mutex::new(hook),
-            token,
+            secret: Secret::new(token),
             failed: Mutex::new(None),
+            strangers: Mutex::default(),
+            say,
         }
     }
 
-    /// Carries a request out.
-    pub fn answer(&self, request: &Request) -> Response {
-        let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
+    /// The row of a request, with what varies in its path; or why there is none.
+    fn route<'a>(&self, method: &str, path: &'a str) -> Result<(Route, &'a str), Response> {
         let mut other_methods = false;
         for route in ROUTES {
             let Some(varies) = matches(route.path, path) else {
                 continue;
             };
-            if route.method != request.method {
-                other_methods = true;
-                continue;
+            if route.method == method {
+                return Ok((route, varies));
             }
-            if !route.open && !self.admits(request.token.as_deref()) {
-                return problem(
-                    401,
-                    "the token is missing or wrong: give the hook's own with --token-file",
-                );
-            }
-            return self.dispatch(route, varies, query, request);
+            other_methods = true;
         }
         if other_methods {
-            return problem(405, &format!("{} is not for {path}", request.method));
+            return Err(problem(405, &format!("{method} is not for {path}")));
         }
-        problem(
+        Err(problem(
             404,
             &format!("there is nothing at {path}; see /v1/openapi.json"),
-        )
-    }
-
-    /// Compared to the end, so that the time tells nothing.
-    fn admits(&self, given: Option<&str>) -> bool {
-        let Some(own) = &self.token else { return true };
-        let given = given.unwrap_or_default();
-        let differ = own
-            .bytes()
-            .zip(given.bytes().chain(std::iter::repeat(0)))
-            .fold(0, |all, (a, b)| all | (a ^ b));
-        differ == 0 && own.len() == given.len()
+        ))
     }
 
     fn dispatch(&self, route: Route, varies: &str, query: &str, request: &Request) -> Response {
-        let now = unix_ms();
+        let now = self.clock.now();
         let id = || {
             varies.parse::<u64>().map_err(|_| {
                 ControlError::new(
@@ -221,13 +228,10 @@ impl Service {
             })
         };
         match (route.method, route.path) {
-            ("GET", "/v1/openapi.json") => Response {
-                status: 200,
-                body: openapi::DOCUMENT.as_bytes().to_vec(),
-            },
-            ("GET", "/v1/health") => {
-                self.with(200, |hook| Ok(serde_json::json!({"hook": hook.id()})))
-            }
+            (_, "/v1/session") => problem(400, "this connection has its session"),
+            (_, path) if route.open => self
+                .open("GET", path)
+                .unwrap_or_else(|| problem(404, "nothing there")),
             ("GET", "/v1/status") => self.with(200, |hook| Ok(hook.status())),
             ("GET", "/v1/decisions") => {
                 let above = query
@@ -329,7 +333,7 @@ impl Service {
         {
             return Err(error);
         }
-        hook.step(unix_ms())
+        hook.step(self.clock.now())
     }
 
     /// Serve at a bound listener until something fails.
@@ -337,11 +341,10 @@ impl Service {
     /// # Errors
     /// [`ServeError`].
     pub fn serve(self: Arc<Self>, listener: TcpListener) -> Result<(), ServeError> {
-        let service = Arc::clone(&self);
-        let handler: Handler = Arc::new(move |request| service.answer(&request));
+        let site: Arc<dyn Site> = Arc::clone(&self) as _;
         let accepting = std::thread::Builder::new()
             .name("accept".into())
-            .spawn(move || server::serve(&listener, &handler))
+            .spawn(move || server::serve(&listener, &site))
             .map_err(ServeError::Accept)?;
         while !accepting.is_finished() {
             self.tick()?;
@@ -351,6 +354,61 @@ impl Service {
             .join()
             .unwrap_or_else(|_| io::Error::other("its thread panicked"));
         Err(ServeError::Accept(error))
+    }
+}
+
+impl Site for Service {
+    fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    fn hook(&self) -> &HookId {
+        &self.id
+    }
+
+    fn open(&self, method: &str, path: &str) -> Option<Response> {
+        let body = match (method, path) {
+            ("GET", "/v1/openapi.json") => openapi::DOCUMENT.as_bytes().to_vec(),
+            ("GET", "/v1/health") => serde_json::json!({ "hook": self.id })
+                .to_string()
+                .into_bytes(),
+            _ => return None,
+        };
+        Some(Response { status: 200, body })
+    }
+
+    fn body_limit(&self, method: &str, path: &str) -> usize {
+        match (method, path) {
+            ("POST", "/v1/jobs") => SUBMISSION_BYTES,
+            ("POST", _) => MAX_BODY_BYTES,
+            ("PUT", _) => SUBMISSION_BYTES,
+            _ => 0,
+        }
+    }
+
+    /// Carries a request out.
+    fn answer(&self, request: &Request) -> Response {
+        let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
+        match self.route(&request.method, path) {
+            Ok((route, varies)) => self.dispatch(route, varies, query, request),
+            Err(response) => response,
+        }
+    }
+
+    fn turned_away(&self, from: IpAddr) {
+        let mut strangers = self
+            .strangers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        strangers.since_said += 1;
+        if strangers.said.is_none_or(|at| at.elapsed() > SAY_AGAIN) {
+            let count = std::mem::take(&mut strangers.since_said);
+            strangers.said = Some(Instant::now());
+            drop(strangers);
+            (self.say)(&format!(
+                "requests of somebody who does not know the token were turned away: {count}, the last one from {from}"
+            ));
+        }
     }
 }
 
@@ -397,56 +455,171 @@ fn refusal(error: &ControlError) -> Response {
 mod tests {
     use super::*;
     use crate::live::hook::Config;
+    use crate::live::http::client::{Client, ClientError};
 
-    fn service(dir: &Path, token: Option<&str>) -> Service {
+    const TOKEN: &str = "0123456789abcdef";
+
+    fn service(dir: &Path) -> Service {
         let hook = Hook::open(dir, Config::default(), 1000).unwrap();
-        Service::new(hook, token.map(str::to_owned))
+        Service::new(hook, TOKEN, Box::new(|_| ()))
     }
 
-    fn ask(
-        service: &Service,
-        method: &str,
-        path: &str,
-        token: Option<&str>,
-        body: &str,
-    ) -> (u16, String) {
+    fn ask(service: &Service, method: &str, path: &str, body: &str) -> (u16, String) {
         let request = Request {
             method: method.into(),
             path: path.into(),
-            token: token.map(str::to_owned),
             body: body.as_bytes().to_vec(),
         };
         let response = service.answer(&request);
         (response.status, String::from_utf8(response.body).unwrap())
     }
 
+    /// At an address of its own, for as long as the test runs.
+    fn served(dir: &Path) -> SocketAddr {
+        let service = Arc::new(service(dir));
+        let (listener, address) = server::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let site: Arc<dyn Site> = service;
+        std::thread::spawn(move || server::serve(&listener, &site));
+        address
+    }
+
+    /// What is answered to these bytes, up to the end of the connection.
+    fn told(address: SocketAddr, bytes: &str) -> String {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        stream.write_all(bytes.as_bytes()).unwrap();
+        let mut text = String::new();
+        let _ = stream.read_to_string(&mut text);
+        text
+    }
+
     #[test]
     fn without_the_token_only_what_is_open_is_answered() {
         let dir = tempfile::tempdir().unwrap();
-        let service = service(dir.path(), Some("0123456789abcdef"));
-        for route in ROUTES {
+        let address = served(dir.path());
+        for route in ROUTES.iter().filter(|route| route.path != "/v1/session") {
             let path = route.path.replace("{id}", "1").replace("{node}", "a");
-            for token in [
-                None,
-                Some(""),
-                Some("0123456789abcde"),
-                Some("0123456789abcdef0"),
-                Some("0123456789abcdeF"),
+            for field in [
+                String::new(),
+                format!("Authorization: Bearer {TOKEN}\r\n"),
+                format!(
+                    "Authorization: Sublet seq=1 digest={0} code={0}\r\n",
+                    "0".repeat(64)
+                ),
             ] {
-                let (status, _) = ask(&service, route.method, &path, token, "{}");
-                assert_eq!(status == 401, !route.open, "{route:?} {token:?}");
+                let method = route.method;
+                let text = told(address, &format!("{method} {path} HTTP/1.1\r\n{field}\r\n"));
+                let status = if route.open { "200" } else { "401" };
+                assert!(
+                    text.starts_with(&format!("HTTP/1.1 {status} ")),
+                    "{route:?}: {text}"
+                );
             }
         }
-        assert_eq!(
-            ask(&service, "GET", "/v1/jobs", Some("0123456789abcdef"), "").0,
-            200
+        let url = format!("http://{address}");
+        let patience = Duration::from_secs(60);
+        let mut right = Client::new(&url, TOKEN, patience).unwrap();
+        for _ in 0..3 {
+            let jobs: Vec<serde_json::Value> = right.ask("GET", "/v1/jobs", None::<&()>).unwrap();
+            assert!(jobs.is_empty());
+        }
+        let mut wrong = Client::new(&url, "0123456789abcdeF", patience).unwrap();
+        let error = wrong
+            .ask::<(), serde_json::Value>("GET", "/v1/jobs", None)
+            .unwrap_err();
+        assert!(matches!(error, ClientError::Stranger { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_stranger_s_body_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = served(dir.path());
+        // Answered though the body never comes.
+        let text = told(
+            address,
+            "POST /v1/jobs HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n",
         );
+        assert!(text.starts_with("HTTP/1.1 401 "), "{text}");
+        let text = told(
+            address,
+            &format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(20 << 10)),
+        );
+        assert!(
+            text.is_empty() || text.starts_with("HTTP/1.1 431 "),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn those_who_know_the_token_get_in_past_any_crowd() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = served(dir.path());
+        let crowd: Vec<std::net::TcpStream> = (0..400)
+            .filter_map(|at| {
+                let mut stream = std::net::TcpStream::connect(address).ok()?;
+                if at % 2 == 0 {
+                    stream
+                        .write_all(b"POST /v1/jobs HTTP/1.1\r\nContent-Le")
+                        .ok()?;
+                }
+                Some(stream)
+            })
+            .collect();
+        let patience = Duration::from_secs(60);
+        let mut honest = Client::new(&format!("http://{address}"), TOKEN, patience).unwrap();
+        for _ in 0..3 {
+            let status: serde_json::Value = honest.ask("GET", "/v1/status", None::<&()>).unwrap();
+            assert!(status["nodes"].is_array());
+        }
+        // One that is inside is not asked to make room for those who are not.
+        let more: Vec<std::net::TcpStream> = (0..300)
+            .filter_map(|_| std::net::TcpStream::connect(address).ok())
+            .collect();
+        let hook = honest.meet().unwrap();
+        let _: serde_json::Value = honest.ask("GET", "/v1/status", None::<&()>).unwrap();
+        assert_eq!(honest.meet().unwrap(), hook);
+        println!(
+            "now: {} idle connections, status is answered",
+            crowd.len() + more.len()
+        );
+    }
+
+    #[test]
+    fn an_answer_of_somebody_else_is_not_listened_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = served(dir.path());
+        // It hands on what it hears, so that the session is a genuine one, and alters the answer to the request.
+        let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", middle.local_addr().unwrap());
+        let relay = std::thread::spawn(move || {
+            let (mut asks, _) = middle.accept().unwrap();
+            let mut hook = std::net::TcpStream::connect(address).unwrap();
+            let mut chunk = [0; 64 << 10];
+            for at in 0..2 {
+                let count = asks.read(&mut chunk).unwrap();
+                hook.write_all(&chunk[..count]).unwrap();
+                let count = hook.read(&mut chunk).unwrap();
+                let mut text = String::from_utf8(chunk[..count].to_vec()).unwrap();
+                if at == 1 {
+                    text = text.replace("[]", "{}");
+                }
+                asks.write_all(text.as_bytes()).unwrap();
+            }
+        });
+        let mut client = Client::new(&url, TOKEN, Duration::from_secs(60)).unwrap();
+        let error = client
+            .ask::<(), serde_json::Value>("GET", "/v1/jobs", None)
+            .unwrap_err();
+        assert!(matches!(error, ClientError::Forged { .. }), "{error}");
+        relay.join().unwrap();
     }
 
     #[test]
     fn what_is_wrong_is_told_with_its_status() {
         let dir = tempfile::tempdir().unwrap();
-        let service = service(dir.path(), None);
+        let service = service(dir.path());
         for (method, path, body, status, words) in [
             ("GET", "/v2/jobs", "", 404, "openapi"),
             ("PATCH", "/v1/jobs", "", 405, "PATCH"),
@@ -466,7 +639,7 @@ mod tests {
             ("PUT", "/v1/nodes/n", "{}", 409, "version 1"),
             ("GET", "/v1/decisions?above=x", "", 400, "above"),
         ] {
-            let (got, text) = ask(&service, method, path, None, body);
+            let (got, text) = ask(&service, method, path, body);
             assert_eq!(got, status, "{method} {path}: {text}");
             assert!(text.contains(words), "{method} {path}: {text}");
         }
@@ -475,10 +648,10 @@ mod tests {
     #[test]
     fn the_same_word_twice_is_one_job() {
         let dir = tempfile::tempdir().unwrap();
-        let service = service(dir.path(), None);
+        let service = service(dir.path());
         let body = r#"{"command":["a"],"once":"w"}"#;
-        let (first, one) = ask(&service, "POST", "/v1/jobs", None, body);
-        let (second, two) = ask(&service, "POST", "/v1/jobs", None, body);
+        let (first, one) = ask(&service, "POST", "/v1/jobs", body);
+        let (second, two) = ask(&service, "POST", "/v1/jobs", body);
         assert_eq!((first, second), (201, 200));
         assert_eq!(one, two);
     }

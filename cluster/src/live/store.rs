@@ -148,6 +148,8 @@ impl Store {
                 format: FORMAT,
                 cluster,
                 origin_unix_ms: unix_ms,
+                last_ms: unix_ms,
+                last_unix_ms: unix_ms,
                 next_job: 1,
                 next_order: 1,
                 next_line: 1,
@@ -315,6 +317,7 @@ mod tests {
         assert!(kept.jobs.is_empty());
         store.meta.next_job = 8;
         let order = Order {
+            epoch: 1,
             seq: 3,
             run: RunId { job: 7, go: 1 },
             what: What::Stop {

@@ -1,6 +1,7 @@
 //! What travels between a node's agent, an operator and the hook: JSON over HTTP.
 //!
 //! ```text
+//! anyone -> GET /v1/session                               -> Challenge
 //! agent -> PUT  /v1/nodes/{node}           Registration   -> Welcome
 //! agent -> POST /v1/nodes/{node}/report    Report         -> Orders
 //! user  -> POST /v1/jobs                   Submission     -> JobView
@@ -69,6 +70,8 @@ pub struct Registration {
     pub mem_bytes: u64,
     /// Its devices, in the order of their indices.
     pub devices: Vec<Device>,
+    /// It does nothing that this hook says, and this is why. Empty: it does.
+    pub refusal: String,
 }
 
 /// A device of a node.
@@ -193,9 +196,12 @@ pub struct Orders {
     pub orders: Vec<Order>,
 }
 
-/// One thing to do on a node. Numbers grow by node and are never used twice.
+/// One thing to do on a node. Numbers grow by node and are never used twice within an epoch; one of a later epoch is always a later order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Order {
+    /// The epoch of the hook that made it.
+    #[serde(default)]
+    pub epoch: u64,
     /// Its number.
     pub seq: u64,
     /// About which go.
@@ -409,6 +415,8 @@ pub struct NodeView {
     pub open_orders: u64,
     /// Expected waits, as it last published them.
     pub waits: Vec<WaitMatrix>,
+    /// Why it does nothing that this hook says. Empty: it does.
+    pub refusal: String,
 }
 
 /// A line of the decision log.
@@ -506,6 +514,7 @@ mod tests {
             },
         ] {
             let order = Order {
+                epoch: 2,
                 seq: 7,
                 run: RunId { job: 1, go: 2 },
                 what,

@@ -71,7 +71,8 @@ fn runs_once(hook: &Hook, node: &Node) {
     wait_until("the node reports", || hook.is_up(node).then_some(()));
     let (left, twice) = (node.room.path("left"), node.room.path("twice"));
     let script = format!(
-        "for pid in $(cat {0} 2>/dev/null); do kill -0 $pid 2>/dev/null && echo $pid >> {1}; done; (setsid sh -c 'echo $$ >> {0}; exec sleep 1000' &); sleep 1000 & echo $! >> {0}; wait",
+        "for pid in $(cat {0} 2>/dev/null); do case $(sed -n 's/^State:[[:space:]]*//p' /proc/$pid/status 2>/dev/null) in \
+         ''|Z*|X*) ;; *) echo $pid >> {1} ;; esac; done; (setsid sh -c 'echo $$ >> {0}; exec sleep 1000' &); sleep 1000 & echo $! >> {0}; wait",
         left.display(),
         twice.display()
     );

@@ -160,7 +160,7 @@ fn no_process_is_killed_and_no_end_is_believed_on_a_job_s_word() {
     });
     assert_eq!(
         hook.jobs()[0]["phase"],
-        "running",
+        "starting",
         "an end that the job has made up"
     );
     let record = node.runs().pop_first().expect("its record");

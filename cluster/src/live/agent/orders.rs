@@ -17,7 +17,8 @@ impl Agent {
     pub(super) fn obey(&mut self) -> bool {
         let mut any = false;
         while let Some(order) = self.open.first().cloned() {
-            if order.seq <= self.memory.applied_seq {
+            // Numbers count within the epoch of a hook that was authentic: whatever was heard in an earlier one, a later one is obeyed.
+            if (order.epoch, order.seq) <= self.memory.applied {
                 self.open.remove(0);
                 continue;
             }
@@ -32,7 +33,7 @@ impl Agent {
             let Some(error) = self.carry_out(&order, since.elapsed()) else {
                 return true;
             };
-            self.memory.applied_seq = order.seq;
+            self.memory.applied = (order.epoch, order.seq);
             self.memory.acks.push(Ack {
                 seq: order.seq,
                 error,

@@ -3,6 +3,7 @@
 use control::{ControlError, ErrorCode};
 
 use super::{Hook, invalid, refuse};
+use crate::live::clock::Now;
 use crate::live::records::JobRecord;
 use crate::live::wire::{JobPhase, JobView, Submission};
 
@@ -12,6 +13,8 @@ const MAX_JOBS: usize = 10_000;
 const MAX_WORDS: usize = 4096;
 /// Bytes of all of them together.
 const MAX_TEXT_BYTES: usize = 256 << 10;
+/// Bytes of the texts of all jobs that are not over.
+const MAX_ALL_TEXT_BYTES: usize = 256 << 20;
 /// Bytes of a kind, a user, a word against repetition.
 const MAX_LABEL_BYTES: usize = 512;
 /// Bytes of a job's name: with its number and its go it has to be a name on the node.
@@ -25,9 +28,9 @@ impl Hook {
     pub fn submit(
         &mut self,
         asked: Submission,
-        unix_ms: u64,
+        now: impl Into<Now>,
     ) -> Result<(JobView, bool), ControlError> {
-        self.advance(unix_ms);
+        self.advance(now);
         if !asked.once.is_empty()
             && let Some(job) = self
                 .jobs
@@ -42,6 +45,19 @@ impl Hook {
             return Err(refuse(
                 format!("{MAX_JOBS} jobs are not over yet"),
                 "cancel some, or wait",
+            ));
+        }
+        let waiting: usize = self
+            .jobs
+            .values()
+            .map(|job| text_bytes(&job.submission))
+            .sum();
+        if waiting + text_bytes(&asked) > MAX_ALL_TEXT_BYTES {
+            return Err(refuse(
+                format!(
+                    "the jobs that are not over hold {waiting} bytes of commands and variables"
+                ),
+                "put what is long into a file on the nodes, or wait",
             ));
         }
         let largest = self
@@ -67,6 +83,7 @@ impl Hook {
             id,
             submission: asked,
             arrival_s: self.now_s,
+            submitted_unix_ms: self.unix_ms(),
             ..JobRecord::default()
         };
         self.jobs.insert(id, record);
@@ -82,8 +99,8 @@ impl Hook {
     ///
     /// # Errors
     /// There is no such job.
-    pub fn cancel(&mut self, id: u64, unix_ms: u64) -> Result<JobView, ControlError> {
-        self.advance(unix_ms);
+    pub fn cancel(&mut self, id: u64, now: impl Into<Now>) -> Result<JobView, ControlError> {
+        self.advance(now);
         let Some(record) = self.jobs.get_mut(&id) else {
             return Err(no_job(id));
         };
@@ -109,6 +126,16 @@ impl Hook {
 pub(super) fn no_job(id: u64) -> ControlError {
     ControlError::new(ErrorCode::NoSuchJob, format!("there is no job {id}"))
         .with_hint("see `sublet cluster jobs`")
+}
+
+/// Bytes of a job's command and variables.
+fn text_bytes(asked: &Submission) -> usize {
+    let variables = asked.env.iter();
+    let words = asked.command.iter().map(String::len).sum::<usize>();
+    words
+        + variables
+            .map(|(name, value)| name.len() + value.len())
+            .sum::<usize>()
 }
 
 /// With name and kind filled in.
@@ -166,10 +193,10 @@ fn checked(mut asked: Submission) -> Result<Submission, ControlError> {
         ("user", &asked.user),
         ("word against repetition", &asked.once),
     ] {
-        if text.len() > MAX_LABEL_BYTES || text.contains(['\n', '\0']) {
+        if text.len() > MAX_LABEL_BYTES || text.contains(char::is_control) {
             return Err(invalid(
                 format!(
-                    "the {what} is longer than {MAX_LABEL_BYTES} bytes or has a line end in it"
+                    "the {what} is longer than {MAX_LABEL_BYTES} bytes or holds what cannot be shown"
                 ),
                 "shorten it",
             ));
@@ -187,7 +214,7 @@ fn checked(mut asked: Submission) -> Result<Submission, ControlError> {
         ));
     }
     if asked.kind.is_empty() {
-        let line = asked.command.join(" ").replace(['\n', '\0'], " ");
+        let line = asked.command.join(" ").replace(char::is_control, " ");
         let end = (0..=line.len().min(MAX_LABEL_BYTES))
             .rev()
             .find(|at| line.is_char_boundary(*at));

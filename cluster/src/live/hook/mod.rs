@@ -27,6 +27,7 @@ use policy::cluster::catalogue::{self, Context, Unknown};
 use policy::cluster::{ClusterState, GpuType, JobId, Profile, Scheduler};
 
 use super::adapt::{LivePacker, LivePlacer, Shared};
+use super::clock::{Clock, Now, Reading};
 use super::records::{Changes, JobRecord, Kept, NodeRecord, PairRecord, Solo};
 use super::store::{Store, StoreError};
 use super::wire::{DecisionView, HookId, Order, RunId, WaitMatrix, What};
@@ -162,6 +163,8 @@ pub struct Hook {
     scheduler: Scheduler,
     shared: Shared,
     nodes: BTreeMap<String, NodeEntry>,
+    /// Nodes that do nothing that this hook says, and why.
+    refusals: BTreeMap<String, String>,
     jobs: BTreeMap<u64, JobRecord>,
     /// Where jobs are in the state.
     live: BTreeMap<u64, JobId>,
@@ -188,6 +191,12 @@ pub struct Hook {
     changed: bool,
     next_round_s: f64,
     started_unix_ms: u64,
+    /// When this hook began, on the cluster's clock.
+    opened_s: f64,
+    /// What the host's clocks said then.
+    opened: Reading,
+    /// By the wall clock, as of the last step.
+    shown_unix_ms: u64,
 }
 
 impl std::fmt::Debug for Hook {
@@ -248,7 +257,9 @@ impl Hook {
     ///
     /// # Errors
     /// [`OpenError`]: policies are looked up first, so that a typing error takes no lock.
-    pub fn open(dir: &Path, config: Config, unix_ms: u64) -> Result<Self, OpenError> {
+    pub fn open(dir: &Path, config: Config, now: impl Into<Reading>) -> Result<Self, OpenError> {
+        let opened = now.into();
+        let unix_ms = opened.unix_ms;
         let shared = Shared::default();
         let scheduler =
             scheduler_of(&config, &shared, std::iter::empty()).map_err(OpenError::Policy)?;
@@ -279,6 +290,7 @@ impl Hook {
                 })
                 .collect(),
             jobs: jobs.into_iter().map(|job| (job.id, job)).collect(),
+            refusals: BTreeMap::new(),
             live: BTreeMap::new(),
             numbers: Vec::new(),
             places: Vec::new(),
@@ -301,6 +313,9 @@ impl Hook {
             changed: true,
             next_round_s: 0.0,
             started_unix_ms: unix_ms,
+            opened_s: 0.0,
+            opened,
+            shown_unix_ms: unix_ms,
             config,
             store,
             id,
@@ -311,7 +326,9 @@ impl Hook {
                 .or_default()
                 .insert(order.seq, order);
         }
-        hook.now_s = hook.clock_s(unix_ms);
+        let begun_ms = hook.opened.go_on(&hook.store.meta);
+        hook.opened_s = hook.clock_s(begun_ms);
+        hook.now_s = hook.opened_s;
         hook.rebuild();
         hook.commit()?;
         Ok(hook)
@@ -329,21 +346,33 @@ impl Hook {
         &self.config
     }
 
-    /// The cluster's clock: seconds since its state was made.
+    /// The deciding clock, to be gone on with from what the host's clocks said at the opening.
     #[must_use]
-    pub fn clock_s(&self, unix_ms: u64) -> f64 {
-        // CAST: milliseconds of some decades are below 2^53.
-        unix_ms.saturating_sub(self.store.meta.origin_unix_ms) as f64 / 1000.0
+    pub fn clock(&self) -> Clock {
+        Clock::new(self.now_ms(), &self.opened)
     }
 
-    fn unix_ms(&self) -> u64 {
+    /// The cluster's clock: seconds since its state was made.
+    fn clock_s(&self, ms: u64) -> f64 {
+        // CAST: milliseconds of some decades are below 2^53.
+        ms.saturating_sub(self.store.meta.origin_unix_ms) as f64 / 1000.0
+    }
+
+    fn now_ms(&self) -> u64 {
         // CAST: as above.
         self.store.meta.origin_unix_ms + (self.now_s * 1000.0) as u64
     }
 
-    /// Let time pass. It does not go backwards, whatever the host's clock does.
-    fn advance(&mut self, unix_ms: u64) {
-        self.now_s = self.now_s.max(self.clock_s(unix_ms));
+    /// For people.
+    fn unix_ms(&self) -> u64 {
+        self.shown_unix_ms
+    }
+
+    /// Let time pass.
+    fn advance(&mut self, now: impl Into<Now>) {
+        let now = now.into();
+        self.shown_unix_ms = now.unix_ms;
+        self.now_s = self.now_s.max(self.clock_s(now.ms));
         if self.state.gpus() > 0 {
             self.state.advance(self.now_s);
         }
@@ -353,8 +382,8 @@ impl Hook {
     ///
     /// # Errors
     /// The state cannot be written: end and start anew.
-    pub fn step(&mut self, unix_ms: u64) -> Result<(), StoreError> {
-        self.advance(unix_ms);
+    pub fn step(&mut self, now: impl Into<Now>) -> Result<(), StoreError> {
+        self.advance(now);
         self.watch_nodes();
         self.let_in();
         self.try_pairs();
@@ -372,7 +401,7 @@ impl Hook {
 
     /// Right after a start nodes are silent only because they have not had the time to speak.
     fn knows_enough(&self) -> bool {
-        self.now_s - self.clock_s(self.started_unix_ms) > self.config.silent_s
+        self.now_s - self.opened_s > self.config.silent_s
             || self.nodes.values().all(|node| node.heard_s.is_some())
     }
 
@@ -397,7 +426,12 @@ impl Hook {
     fn order(&mut self, node: &str, run: RunId, what: What) -> u64 {
         let seq = self.store.meta.next_order;
         self.store.meta.next_order += 1;
-        let order = Order { seq, run, what };
+        let order = Order {
+            epoch: self.id.epoch,
+            seq,
+            run,
+            what,
+        };
         self.changes.orders.push((node.to_owned(), order.clone()));
         self.orders
             .entry(node.to_owned())
@@ -449,6 +483,14 @@ impl Hook {
             .jobs
             .extend(dirty.iter().filter_map(|id| self.jobs.get(id).cloned()));
         let changes = std::mem::take(&mut self.changes);
+        let now_ms = self.now_ms();
+        let meta = &mut self.store.meta;
+        meta.last_ms = now_ms;
+        meta.last_unix_ms = self.shown_unix_ms;
+        meta.boot.clone_from(&self.opened.boot);
+        // CAST: a span of some decades.
+        let since_ms = ((self.now_s - self.opened_s) * 1000.0) as u64;
+        meta.last_boottime_ms = self.opened.boottime_ms + since_ms;
         self.store.commit(&changes, true)
     }
 

@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 use control::{ControlError, ErrorCode};
 
 use super::{Hook, NodeEntry, invalid, refuse};
+use crate::live::clock::Now;
 use crate::live::records::NodeRecord;
 use crate::live::wire::{
-    API_MAJOR, Ack, Ended, JobPhase, Orders, Registration, Report, RunId, RunReport, Welcome, What,
+    API_MAJOR, Ack, Ended, JobPhase, Order, Orders, Registration, Report, RunId, RunReport,
+    Welcome, What,
 };
 
 /// Devices of a node at most: what a mask of free GPUs holds.
@@ -20,6 +22,10 @@ const MAX_FAILURES: u32 = 5;
 const MAX_BACKOFF_S: f64 = 60.0;
 /// Exit code of `sublet run` where it has not started the command.
 const NOT_STARTED: i32 = 125;
+/// Bytes of orders in an answer: below what is taken as one body.
+const ORDERS_BYTES: usize = 4 << 20;
+/// Bytes of a word that a node says of itself: the longest is a path.
+const MAX_WORD_BYTES: usize = 4300;
 /// Bytes of a job's last words that are kept.
 const WORDS_BYTES: usize = 500;
 
@@ -32,9 +38,9 @@ impl Hook {
         &mut self,
         name: &str,
         said: Registration,
-        unix_ms: u64,
+        now: impl Into<Now>,
     ) -> Result<Welcome, ControlError> {
-        self.advance(unix_ms);
+        self.advance(now);
         if said.api != API_MAJOR {
             let message = format!(
                 "this hook speaks version {API_MAJOR} of the API, the arbiter speaks {}",
@@ -47,7 +53,15 @@ impl Hook {
             let message = format!("`{name}` is no name of a node");
             return Err(invalid(message, "write letters, digits, `.`, `_` or `-`"));
         }
+        if !said.refusal.is_empty() {
+            self.refused_by(name, &shorten(&said.refusal));
+            return Ok(Welcome {
+                hook: self.id.clone(),
+                report_ms: self.config.report_ms,
+            });
+        }
         check_devices(&said)?;
+        check_words(&said)?;
         let record = NodeRecord {
             name: name.to_owned(),
             instance: said.instance,
@@ -92,6 +106,7 @@ impl Hook {
             .nodes
             .get(name)
             .is_none_or(|known| known.record != record);
+        self.refusals.remove(name);
         let entry = self.nodes.entry(name.to_owned()).or_default();
         entry.heard_s = Some(self.now_s);
         if changed {
@@ -106,6 +121,21 @@ impl Hook {
             hook: self.id.clone(),
             report_ms: self.config.report_ms,
         })
+    }
+
+    /// A node says that it does not listen to this hook. It counts as silent: what it runs is another hook's.
+    fn refused_by(&mut self, node: &str, why: &str) {
+        let known = self.refusals.len() < MAX_NODES || self.refusals.contains_key(node);
+        if !known || self.refusals.get(node).is_some_and(|told| told == why) {
+            return;
+        }
+        self.refusals.insert(node.to_owned(), why.to_owned());
+        self.say(
+            "node",
+            0,
+            None,
+            format!("{node} does nothing that this hook says: {why}"),
+        );
     }
 
     fn holds(&self, node: &str) -> bool {
@@ -158,9 +188,9 @@ impl Hook {
         &mut self,
         name: &str,
         report: Report,
-        unix_ms: u64,
+        now: impl Into<Now>,
     ) -> Result<Orders, ControlError> {
-        self.advance(unix_ms);
+        self.advance(now);
         let Some(entry) = self.nodes.get_mut(name) else {
             let error = ControlError::new(
                 ErrorCode::Other("unknown_node".into()),
@@ -203,12 +233,16 @@ impl Hook {
         let told: BTreeSet<RunId> = report.runs.iter().map(|run| run.run).collect();
         self.miss(name, &told);
         self.reconcile();
-        let orders = self
-            .orders
-            .get(name)
-            .into_iter()
-            .flatten()
+        // As many as an answer holds; the others come once these are acknowledged.
+        let mut bytes = 0;
+        let open = self.orders.get(name).into_iter().flatten();
+        let orders = open
             .map(|(_, order)| order.clone())
+            .take_while(|order| {
+                let first = bytes == 0;
+                bytes += weight(order);
+                first || bytes <= ORDERS_BYTES
+            })
             .collect();
         Ok(Orders {
             hook: self.id.clone(),
@@ -299,8 +333,7 @@ impl Hook {
                 && job.started_unix_ms.is_none()
                 && run.pid != 0
             {
-                job.started_unix_ms =
-                    Some(self.store.meta.origin_unix_ms + (self.now_s * 1000.0) as u64);
+                job.started_unix_ms = Some(self.shown_unix_ms);
                 self.dirty.insert(id.job);
             }
             return;
@@ -498,6 +531,9 @@ impl Hook {
             unix_ms,
         });
         record.reason.clone_from(&reason);
+        // Nothing of it will be started any more, and its variables may be secrets.
+        record.submission.command = Vec::new();
+        record.submission.env.clear();
         self.dirty.insert(id);
         self.say(phase.as_str(), id, None, reason);
     }
@@ -537,8 +573,8 @@ impl Hook {
     ///
     /// # Errors
     /// There is no such node.
-    pub fn forget(&mut self, node: &str, unix_ms: u64) -> Result<(), ControlError> {
-        self.advance(unix_ms);
+    pub fn forget(&mut self, node: &str, now: impl Into<Now>) -> Result<(), ControlError> {
+        self.advance(now);
         if !self.nodes.contains_key(node) {
             let known: Vec<&str> = self.nodes.keys().map(String::as_str).collect();
             let error = ControlError::new(
@@ -549,6 +585,7 @@ impl Hook {
         }
         self.give_up(node, "its node was given up");
         self.nodes.remove(node);
+        self.refusals.remove(node);
         self.orders.remove(node);
         self.changes.nodes.retain(|record| record.name != node);
         self.changes.dropped_nodes.push(node.to_owned());
@@ -591,6 +628,50 @@ fn check_devices(said: &Registration) -> Result<(), ControlError> {
         let kinds: Vec<&str> = kinds.into_iter().collect();
         let message = format!("the devices are of several types: {}", kinds.join(", "));
         return Err(invalid(message, "run an arbiter for each type"));
+    }
+    Ok(())
+}
+
+/// About how long an order is on the wire.
+fn weight(order: &Order) -> usize {
+    let What::Start(start) = &order.what else {
+        return 256;
+    };
+    let words = start.command.iter().map(String::len);
+    let variables = start
+        .env
+        .iter()
+        .map(|(name, value)| name.len() + value.len());
+    // A byte may take six as JSON.
+    6 * (words.sum::<usize>() + variables.sum::<usize>() + start.dir.len())
+        + 64 * (start.command.len() + start.env.len() + start.devices.len())
+        + 512
+}
+
+/// What is written down of a node is short.
+fn check_words(said: &Registration) -> Result<(), ControlError> {
+    let devices = said.devices.iter();
+    let words = devices
+        .flat_map(|device| [&device.uuid, &device.name])
+        .chain([
+            &said.instance,
+            &said.machine,
+            &said.boot,
+            &said.version,
+            &said.engine,
+        ]);
+    for word in words {
+        if word.len() > MAX_WORD_BYTES || word.contains(char::is_control) {
+            let shown: String = word.chars().take(40).collect();
+            let message = format!(
+                "`{}` is too long or holds what cannot be shown",
+                shown.escape_debug()
+            );
+            return Err(invalid(
+                message,
+                "the arbiter's own words are short and on one line",
+            ));
+        }
     }
     Ok(())
 }

@@ -31,6 +31,8 @@ const IDLE_TIMES: f64 = 5.0;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
     go: u32,
+    /// Which life of its arbiter counts.
+    life_unix_ms: u64,
     last: Sample,
     /// It has its devices for itself since then.
     alone_from: Option<Sample>,
@@ -109,9 +111,11 @@ impl Hook {
             let kind = JobType(self.kinds.number(&record.submission.kind));
             let profile = profile(status, kind, gpus, class, record.submission.mem_bytes);
             let watch = self.watches.entry(id).or_default();
-            if watch.go != run.run.go {
+            // An arbiter that was started anew may have been started at an earlier time of the wall clock.
+            if watch.go != run.run.go || watch.life_unix_ms != arbiter.started_unix_ms {
                 *watch = Watch {
                     go: run.run.go,
+                    life_unix_ms: arbiter.started_unix_ms,
                     ..Watch::default()
                 };
             }

@@ -49,8 +49,6 @@ impl Hook {
             .get(&record.id)
             .and_then(|at| self.state.partner(*at));
         let run = record.run.as_ref();
-        // CAST: seconds of some decades in milliseconds are below 2^53.
-        let submitted_ms = (record.arrival_s * 1000.0) as u64;
         JobView {
             id: record.id,
             name: asked.name.clone(),
@@ -65,7 +63,7 @@ impl Hook {
             rate: record.rate,
             goes: record.goes,
             saved: record.saved,
-            submitted_unix_ms: self.store.meta.origin_unix_ms + submitted_ms,
+            submitted_unix_ms: record.submitted_unix_ms,
             started_unix_ms: record.started_unix_ms,
             ended_unix_ms: record.over.as_ref().map(|over| over.unix_ms),
             exit_code: record.over.as_ref().and_then(|over| over.exit_code),
@@ -87,7 +85,20 @@ impl Hook {
                 .get(name)
                 .map_or(0, |orders| orders.len() as u64),
             waits: entry.waits.clone(),
+            refusal: self.refusals.get(name).cloned().unwrap_or_default(),
         }
+    }
+
+    /// Nodes that never registered here and say that they will not.
+    fn refusing_strangers(&self) -> impl Iterator<Item = NodeView> {
+        let unknown = self.refusals.iter();
+        unknown
+            .filter(|(name, _)| !self.nodes.contains_key(*name))
+            .map(|(name, why)| NodeView {
+                name: name.clone(),
+                refusal: why.clone(),
+                ..NodeView::default()
+            })
     }
 
     fn pair_view(&self, pair: &PairRecord) -> PairView {
@@ -137,6 +148,7 @@ impl Hook {
                 .nodes
                 .iter()
                 .map(|(name, entry)| self.node_view(name, entry))
+                .chain(self.refusing_strangers())
                 .collect(),
             jobs,
             pairs: self

@@ -1,4 +1,7 @@
 //! The asking side: one request after the other over one connection, every wait with a deadline.
+//!
+//! Nothing is asked before the other side has proved that it knows the token, and no answer counts that is not the hook's to this very request
+//! ([`auth`](crate::live::auth)).
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -7,7 +10,9 @@ use control::ControlError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{First, HttpError, Timed};
+use super::{First, HttpError, SCHEME, Timed};
+use crate::live::auth::{self, Challenge, Secret, Session};
+use crate::live::wire::HookId;
 
 /// Why there is no answer, or what the answer was.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +26,22 @@ pub enum ClientError {
         /// Where.
         url: String,
         /// Why.
+        why: String,
+    },
+    /// Who answers does not know the token.
+    #[error(
+        "who answers at {url} does not know the token that is in our file, so it was told nothing: another token than the hook's, or somebody else at its address"
+    )]
+    Stranger {
+        /// Where.
+        url: String,
+    },
+    /// An answer that is not the hook's.
+    #[error("an answer of {url} is not the hook's, and was not listened to: {why}")]
+    Forged {
+        /// Where.
+        url: String,
+        /// What it says.
         why: String,
     },
     /// It says no.
@@ -56,9 +77,24 @@ impl ClientError {
 pub struct Client {
     url: String,
     host: String,
-    token: Option<String>,
+    secret: Secret,
     patience: Duration,
-    stream: Option<Timed>,
+    connection: Option<Connection>,
+}
+
+/// A connection to one that knows the token.
+struct Connection {
+    stream: Timed,
+    session: Session,
+    hook: HookId,
+}
+
+/// What was read.
+struct Answer {
+    status: u16,
+    code: Option<String>,
+    keep: bool,
+    body: Vec<u8>,
 }
 
 impl std::fmt::Debug for Client {
@@ -78,7 +114,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Url`].
-    pub fn new(url: &str, token: Option<String>, patience: Duration) -> Result<Self, ClientError> {
+    pub fn new(url: &str, token: &str, patience: Duration) -> Result<Self, ClientError> {
         let wrong = || ClientError::Url(url.to_owned());
         let host = url
             .strip_prefix("http://")
@@ -95,9 +131,9 @@ impl Client {
         Ok(Self {
             url: url.trim_end_matches('/').to_owned(),
             host: host.to_owned(),
-            token,
+            secret: Secret::new(token),
             patience,
-            stream: None,
+            connection: None,
         })
     }
 
@@ -114,7 +150,7 @@ impl Client {
         }
     }
 
-    fn connect(&self) -> Result<Timed, ClientError> {
+    fn reach(&self) -> Result<Timed, ClientError> {
         let addresses = self
             .host
             .to_socket_addrs()
@@ -130,6 +166,57 @@ impl Client {
             }
         }
         Err(self.unreachable(last))
+    }
+
+    /// A connection whose other side has proved that it knows the token.
+    fn connect(&self) -> Result<Connection, ClientError> {
+        let nonce = auth::nonce().map_err(|error| self.unreachable(error))?;
+        let mut stream = self.reach()?;
+        let path = format!("/v1/session?nonce={nonce}");
+        let answer = self
+            .talk(&mut stream, &self.head("GET", &path, 0, ""))
+            .map_err(|error| self.unreachable(error))?;
+        let stranger = || ClientError::Stranger {
+            url: self.url.clone(),
+        };
+        if answer.status != 200 {
+            // Too many guests, or no hook of this version: words of somebody unknown.
+            let why = serde_json::from_slice::<Problem>(&answer.body);
+            let why = why.map_or_else(
+                |_| format!("it answers with status {}", answer.status),
+                |problem| problem.error.message,
+            );
+            return Err(self.unreachable(why));
+        }
+        let said: Challenge = serde_json::from_slice(&answer.body).map_err(|_| stranger())?;
+        let session = self.secret.accept(&nonce, &said).ok_or_else(stranger)?;
+        Ok(Connection {
+            stream,
+            session,
+            hook: said.hook,
+        })
+    }
+
+    /// Who answers: a hook that has proved that it knows the token.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn meet(&mut self) -> Result<HookId, ClientError> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.connect()?,
+        };
+        let hook = connection.hook.clone();
+        self.connection = Some(connection);
+        Ok(hook)
+    }
+
+    fn head(&self, method: &str, path: &str, length: usize, more: &str) -> Vec<u8> {
+        format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{more}\r\n",
+            self.host
+        )
+        .into_bytes()
     }
 
     /// Asks and reads the answer. A connection that was kept and is dead by now is made anew once: the request then was not read.
@@ -152,27 +239,39 @@ impl Client {
             Some(body) => serde_json::to_vec(body)
                 .map_err(|error| nonsense(format!("the request: {error}")))?,
         };
-        let token = self.token.as_ref().map_or_else(String::new, |token| {
-            format!("Authorization: Bearer {token}\r\n")
-        });
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{token}\r\n",
-            self.host,
-            body.len()
-        );
-        let bytes = [head.as_bytes(), &body].concat();
-        let kept = self.stream.take();
-        let message = match kept.map(|stream| self.talk(stream, &bytes)) {
-            Some(Ok(answer)) => answer,
-            // Closed while nothing was under way; anything else may have been carried out and is the caller's to repeat.
-            Some(Err(HttpError::Closed)) | None => {
-                let stream = self.connect()?;
-                self.talk(stream, &bytes)
-                    .map_err(|error| self.unreachable(error))?
+        let kept = self.connection.take();
+        let mut connection = None;
+        if let Some(mut kept) = kept {
+            match self.say(&mut kept, method, path, &body) {
+                Ok(answer) => connection = Some((kept, answer)),
+                // Closed while nothing was under way; anything else may have been carried out and is the caller's to repeat.
+                Err(HttpError::Closed) => {}
+                Err(error) => return Err(self.unreachable(error)),
             }
-            Some(Err(error)) => return Err(self.unreachable(error)),
+        }
+        let (connection, answer) = match connection {
+            Some(both) => both,
+            None => {
+                let mut fresh = self.connect()?;
+                let answer = self
+                    .say(&mut fresh, method, path, &body)
+                    .map_err(|error| self.unreachable(error))?;
+                (fresh, answer)
+            }
         };
-        let (status, body) = message;
+        let (status, body) = (answer.status, answer.body);
+        let code = answer.code.unwrap_or_default();
+        if !connection.session.is_answer(status, &body, &code) {
+            let why = serde_json::from_slice::<Problem>(&body);
+            let why = why.map_or_else(
+                |_| format!("status {status} without its code"),
+                |problem| problem.error.message,
+            );
+            return Err(ClientError::Forged { url, why });
+        }
+        if answer.keep {
+            self.connection = Some(connection);
+        }
         if (200..300).contains(&status) {
             return serde_json::from_slice(&body).map_err(|error| nonsense(error.to_string()));
         }
@@ -182,7 +281,20 @@ impl Client {
         }
     }
 
-    fn talk(&mut self, mut stream: Timed, bytes: &[u8]) -> Result<(u16, Vec<u8>), HttpError> {
+    fn say(
+        &self,
+        connection: &mut Connection,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<Answer, HttpError> {
+        let signature = connection.session.sign(method, path, body);
+        let field = format!("Authorization: {SCHEME} {signature}\r\n");
+        let head = self.head(method, path, body.len(), &field);
+        self.talk(&mut connection.stream, &[&head, body].concat())
+    }
+
+    fn talk(&self, stream: &mut Timed, bytes: &[u8]) -> Result<Answer, HttpError> {
         stream
             .write(bytes, self.patience)
             .map_err(|error| match error {
@@ -191,14 +303,16 @@ impl Client {
                 }
                 error => error,
             })?;
-        let message = stream.read(false, self.patience, self.patience)?;
-        let First::Response { status } = message.first else {
+        let head = stream.head(false, self.patience, self.patience)?;
+        let First::Response { status } = head.first else {
             return Err(HttpError::Bad(0, "no response".into()));
         };
-        if message.keep {
-            self.stream = Some(stream);
-        }
-        Ok((status, message.body))
+        Ok(Answer {
+            status,
+            code: head.code,
+            keep: head.keep,
+            body: stream.body(head.length, self.patience)?,
+        })
     }
 }
 
@@ -208,7 +322,7 @@ mod tests {
 
     #[test]
     fn an_address_is_told_from_nonsense() {
-        let good = |url| Client::new(url, None, Duration::from_secs(1)).is_ok();
+        let good = |url| Client::new(url, "token", Duration::from_secs(1)).is_ok();
         assert!(
             good("http://127.0.0.1:7077") && good("http://[::1]:7077/") && good("http://head:80")
         );

@@ -8,6 +8,12 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use super::auth::Signature;
+
+/// Scheme of the `Authorization` field.
+pub const SCHEME: &str = "Sublet";
+/// Field of an answer with its code.
+pub const CODE_FIELD: &str = "Sublet-Code";
 /// Longest head of a message.
 pub const MAX_HEAD_BYTES: usize = 16 << 10;
 /// Longest body. A report about a thousand jobs stays below a megabyte.
@@ -39,15 +45,6 @@ pub(crate) struct Timed {
     rest: Vec<u8>,
 }
 
-/// A head with its body.
-pub(crate) struct Message {
-    /// Method and path, or status.
-    pub first: First,
-    pub token: Option<String>,
-    pub keep: bool,
-    pub body: Vec<u8>,
-}
-
 pub(crate) enum First {
     Request { method: String, path: String },
     Response { status: u16 },
@@ -55,10 +52,12 @@ pub(crate) enum First {
 
 impl Timed {
     pub fn new(stream: TcpStream) -> Self {
-        Self {
-            stream,
-            rest: Vec::new(),
-        }
+        Self::with(stream, Vec::new())
+    }
+
+    /// With bytes that came already.
+    pub fn with(stream: TcpStream, rest: Vec<u8>) -> Self {
+        Self { stream, rest }
     }
 
     /// Read more until `deadline`; the number of bytes.
@@ -83,24 +82,21 @@ impl Timed {
         }
     }
 
-    /// The next message. Its first byte may take `idle`, all of it `patience` from there on.
-    pub fn read(
+    /// The head of the next message. Its first byte may take `idle`, all of it `patience` from there on.
+    pub fn head(
         &mut self,
         request: bool,
         idle: Duration,
         patience: Duration,
-    ) -> Result<Message, HttpError> {
+    ) -> Result<Head, HttpError> {
         if self.rest.is_empty() && self.more(Instant::now() + idle, idle)? == 0 {
             return Err(HttpError::Closed);
         }
         let deadline = Instant::now() + patience;
-        let head = loop {
+        loop {
             if let Some(head) = parse(&self.rest, request)? {
-                break head;
-            }
-            if self.rest.len() > MAX_HEAD_BYTES {
-                let text = format!("the head is longer than {MAX_HEAD_BYTES} bytes");
-                return Err(HttpError::Bad(431, text));
+                self.rest.drain(..head.bytes);
+                return Ok(head);
             }
             if self.more(deadline, patience)? == 0 {
                 return Err(HttpError::Bad(
@@ -108,34 +104,42 @@ impl Timed {
                     "the message ends within its head".into(),
                 ));
             }
-        };
-        let end = head.bytes + head.length;
-        while self.rest.len() < end {
+        }
+    }
+
+    /// The body of the message whose head was read.
+    pub fn body(&mut self, length: usize, patience: Duration) -> Result<Vec<u8>, HttpError> {
+        let deadline = Instant::now() + patience;
+        while self.rest.len() < length {
             if self.more(deadline, patience)? == 0 {
-                let (have, length) = (self.rest.len() - head.bytes, head.length);
+                let have = self.rest.len();
                 let text = format!("the body ends after {have} of {length} bytes");
                 return Err(HttpError::Bad(400, text));
             }
         }
-        let left = self.rest.split_off(end);
-        let body = std::mem::replace(&mut self.rest, left).split_off(head.bytes);
-        Ok(Message {
-            first: head.first,
-            token: head.token,
-            keep: head.keep,
-            body,
-        })
+        let left = self.rest.split_off(length);
+        Ok(std::mem::replace(&mut self.rest, left))
     }
 
-    pub fn write(&mut self, bytes: &[u8], patience: Duration) -> Result<(), HttpError> {
-        self.stream.set_write_timeout(Some(patience))?;
-        self.stream.write_all(bytes).map_err(|error| {
-            if is_timeout(&error) {
-                HttpError::Late(patience)
-            } else {
-                error.into()
+    /// All of it within `patience`, however slowly the other side reads.
+    pub fn write(&mut self, mut bytes: &[u8], patience: Duration) -> Result<(), HttpError> {
+        let deadline = Instant::now() + patience;
+        while !bytes.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(HttpError::Late(patience));
             }
-        })
+            self.stream.set_write_timeout(Some(left))?;
+            match self.stream.write(bytes) {
+                Ok(0) => return Err(HttpError::Closed),
+                // PANIC: a write takes at most the buffer's length.
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_timeout(&error) => return Err(HttpError::Late(patience)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -146,22 +150,30 @@ fn is_timeout(error: &io::Error) -> bool {
     )
 }
 
-struct Head {
-    first: First,
-    bytes: usize,
-    length: usize,
-    token: Option<String>,
-    keep: bool,
+/// Everything of a message but its body.
+pub(crate) struct Head {
+    /// Method and path, or status.
+    pub first: First,
+    /// Its own length.
+    pub bytes: usize,
+    /// Of the body.
+    pub length: usize,
+    /// What came as `Authorization: Sublet`.
+    pub signature: Option<Signature>,
+    /// What came as `Sublet-Code`.
+    pub code: Option<String>,
+    /// The connection is to stay.
+    pub keep: bool,
 }
 
 /// The head at the beginning of `bytes`; `None` where it is not whole yet.
-fn parse(bytes: &[u8], request: bool) -> Result<Option<Head>, HttpError> {
+pub(crate) fn parse(bytes: &[u8], request: bool) -> Result<Option<Head>, HttpError> {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let bad = |error: httparse::Error| HttpError::Bad(400, format!("this is no HTTP: {error}"));
     let (first, length, version, fields) = if request {
         let mut head = httparse::Request::new(&mut fields);
         let httparse::Status::Complete(length) = head.parse(bytes).map_err(bad)? else {
-            return Ok(None);
+            return whole_soon(bytes);
         };
         let method = head.method.unwrap_or_default().to_owned();
         let path = head.path.unwrap_or_default().to_owned();
@@ -174,7 +186,7 @@ fn parse(bytes: &[u8], request: bool) -> Result<Option<Head>, HttpError> {
     } else {
         let mut head = httparse::Response::new(&mut fields);
         let httparse::Status::Complete(length) = head.parse(bytes).map_err(bad)? else {
-            return Ok(None);
+            return whole_soon(bytes);
         };
         let status = head.code.unwrap_or_default();
         (
@@ -188,7 +200,8 @@ fn parse(bytes: &[u8], request: bool) -> Result<Option<Head>, HttpError> {
         first,
         bytes: length,
         length: 0,
-        token: None,
+        signature: None,
+        code: None,
         keep: version == Some(1),
     };
     let mut lengths = 0;
@@ -213,10 +226,13 @@ fn parse(bytes: &[u8], request: bool) -> Result<Option<Head>, HttpError> {
             let text = "bodies are taken whole, with a Content-Length".to_owned();
             return Err(HttpError::Bad(501, text));
         } else if field.name.eq_ignore_ascii_case("authorization") {
-            let (scheme, token) = value.split_once(' ').unwrap_or((value, ""));
-            head.token = scheme
-                .eq_ignore_ascii_case("bearer")
-                .then(|| token.trim().to_owned());
+            let (scheme, rest) = value.split_once(' ').unwrap_or((value, ""));
+            head.signature = scheme
+                .eq_ignore_ascii_case(SCHEME)
+                .then(|| Signature::parse(rest))
+                .flatten();
+        } else if field.name.eq_ignore_ascii_case(CODE_FIELD) {
+            head.code = Some(value.to_owned());
         } else if field.name.eq_ignore_ascii_case("connection") {
             head.keep &= !value.eq_ignore_ascii_case("close");
         }
@@ -234,9 +250,19 @@ fn parse(bytes: &[u8], request: bool) -> Result<Option<Head>, HttpError> {
     Ok(Some(head))
 }
 
+/// A head that is not whole yet, and may still become one.
+fn whole_soon(bytes: &[u8]) -> Result<Option<Head>, HttpError> {
+    if bytes.len() > MAX_HEAD_BYTES {
+        let text = format!("the head is longer than {MAX_HEAD_BYTES} bytes");
+        return Err(HttpError::Bad(431, text));
+    }
+    Ok(None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::auth::Session;
 
     fn head(text: &str) -> Result<Option<Head>, HttpError> {
         parse(text.as_bytes(), true)
@@ -258,7 +284,11 @@ mod tests {
             (head.bytes, head.length, head.keep),
             (text.len(), 12, false)
         );
-        assert_eq!(head.token.as_deref(), Some("abc"));
+        assert!(head.signature.is_none(), "another scheme");
+        let signature = Session::default().sign("GET", "/", b"");
+        let text = format!("GET / HTTP/1.1\r\nAuthorization: {SCHEME} {signature}\r\n\r\n");
+        let head = parse(text.as_bytes(), true).unwrap().unwrap();
+        assert_eq!(head.signature, Some(signature));
     }
 
     #[test]

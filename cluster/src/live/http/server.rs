@@ -1,29 +1,50 @@
-//! The listening side: a thread for each connection, a few of them, each message within bounds.
+//! The listening side, in two rooms.
+//!
+//! *The hall*: whoever comes in. One thread looks after all of them without ever waiting for one; a guest may send a head, 16 KiB at most, and
+//! nothing else, and has [`HALL`] for it. There is room for [`GUESTS`]; a newcomer is never turned away, but takes the place of a guest of
+//! the address with most guests, of the one who has shown nothing for longest. So strangers, however many and however slow, cost a bounded part
+//! of one thread and some memory, and an honest client that says at once who it is gets through.
+//!
+//! *Inside*: who has shown by the head of a request that it knows the token ([`auth`](crate::live::auth)). Each has a thread; only here are bodies read,
+//! within [`BODY_BYTES`] for all together.
 
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::{First, HttpError, Timed};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Connections at a time; the next one is told to come back.
-const MAX_CONNECTIONS: usize = 256;
+use super::{CODE_FIELD, First, Head, HttpError, MAX_BODY_BYTES, Timed, parse};
+use crate::live::auth::{self, Secret, Session};
+use crate::live::wire::HookId;
+
+/// Guests in the hall at most.
+const GUESTS: usize = 256;
+/// Who has shown that it knows the token, at most: each node has an agent, and people ask, too.
+const INSIDE: usize = 1280;
+/// Newcomers in a step: those who are there already come next.
+const STEP: usize = 32;
+/// Bytes of all bodies that are read or answered at a time.
+const BODY_BYTES: usize = 64 << 20;
+/// Stack of a thread inside.
+const STACK_BYTES: usize = 512 << 10;
+/// TIMEOUT: a guest says who it is within a network's round trip; on a host in trouble within seconds.
+const HALL: Duration = Duration::from_secs(10);
 /// TIMEOUT: agents report each second; a minute of silence is a forgotten connection.
 const IDLE: Duration = Duration::from_secs(60);
 /// TIMEOUT: a message of megabytes takes well below a second on any link between hosts.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A request.
+/// A request of somebody who knows the token.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
     /// `GET`, `POST`, ...
     pub method: String,
     /// The path with its query.
     pub path: String,
-    /// What came as `Authorization: Bearer`.
-    pub token: Option<String>,
     /// The body.
     pub body: Vec<u8>,
 }
@@ -37,101 +58,471 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
-/// What answers. Called on the thread of a connection.
-pub type Handler = Arc<dyn Fn(Request) -> Response + Send + Sync>;
+/// What is served. Only [`answer`](Self::answer) may wait; it is called on the thread of a connection.
+pub trait Site: Send + Sync {
+    /// What everybody has to know.
+    fn secret(&self) -> &Secret;
+    /// Who serves.
+    fn hook(&self) -> &HookId;
+    /// What is told to everybody; `None`: this is for those who know the token.
+    fn open(&self, method: &str, path: &str) -> Option<Response>;
+    /// Bytes of the longest body that is taken there.
+    fn body_limit(&self, method: &str, path: &str) -> usize;
+    /// A request whose sender knows the token.
+    fn answer(&self, request: &Request) -> Response;
+    /// Somebody was turned away who does not.
+    fn turned_away(&self, from: IpAddr);
+}
 
 /// Serve until the process ends. Returns only where the listener is broken.
 ///
 /// # Errors
 /// The listener's.
-pub fn serve(listener: &TcpListener, handler: &Handler) -> io::Error {
-    let open = Arc::new(AtomicUsize::new(0));
-    loop {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) => match error.kind() {
-                io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
-                // Out of descriptors: others will close theirs.
-                _ if matches!(error.raw_os_error(), Some(23 | 24)) => {
-                    std::thread::sleep(Duration::from_millis(100));
+pub fn serve(listener: &TcpListener, site: &Arc<dyn Site>) -> io::Error {
+    allow_descriptors();
+    let hall = Hall {
+        listener,
+        site,
+        inside: Arc::default(),
+        guests: Vec::new(),
+        shut_until: None,
+    };
+    match hall.look_after() {
+        Ok(never) => match never {},
+        Err(error) => error,
+    }
+}
+
+/// As many as the host allows: each connection is one.
+fn allow_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: now.maximum,
+        maximum: now.maximum,
+    };
+    // Refused: then there are fewer connections, and newcomers take the places of others.
+    let _ = setrlimit(Resource::Nofile, most);
+}
+
+/// Somebody in the hall.
+struct Guest {
+    stream: TcpStream,
+    from: IpAddr,
+    since: Instant,
+    /// When it last said something that was of use.
+    shown: Instant,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    session: Option<Session>,
+    /// It goes once it has been told.
+    leaves: bool,
+}
+
+/// What becomes of a guest.
+enum Next {
+    Stays,
+    Goes,
+    /// Its request, and what it sent after that.
+    Enters(Head),
+}
+
+struct Hall<'a> {
+    listener: &'a TcpListener,
+    site: &'a Arc<dyn Site>,
+    inside: Arc<Inside>,
+    guests: Vec<Guest>,
+    /// The host is out of descriptors.
+    shut_until: Option<Instant>,
+}
+
+impl Hall<'_> {
+    fn look_after(mut self) -> io::Result<std::convert::Infallible> {
+        self.listener.set_nonblocking(true)?;
+        loop {
+            let now = Instant::now();
+            let open = self.shut_until.is_none_or(|until| now >= until);
+            let ready = self.wait(now, open)?;
+            if open && ready.first() == Some(&true) {
+                self.let_in()?;
+            }
+            // Those who came just now are looked at in the next step. Where one had to make room, the list is off by one for those after it,
+            // which costs them a look in vain or a step: nobody is waited for.
+            let mut at = ready.len().saturating_sub(1);
+            while at > 0 {
+                at -= 1;
+                let Some(guest) = self.guests.get_mut(at) else {
                     continue;
+                };
+                let next = if ready[at + 1] {
+                    guest.go_on(self.site.as_ref())
+                } else {
+                    Next::Stays
+                };
+                match next {
+                    Next::Stays if guest.since.elapsed() < HALL => {}
+                    Next::Stays | Next::Goes => drop(self.guests.swap_remove(at)),
+                    Next::Enters(head) => {
+                        let guest = self.guests.swap_remove(at);
+                        self.enter(guest, head);
+                    }
                 }
-                _ => return error,
-            },
-        };
-        let guard = Open::new(&open);
-        if guard.count > MAX_CONNECTIONS {
-            let text = format!("{MAX_CONNECTIONS} connections are open; try again in a moment");
-            let _ = Timed::new(stream).write(
-                &encode(&problem(503, &text), false),
-                Duration::from_millis(100),
-            );
-            continue;
+            }
         }
-        let handler = Arc::clone(handler);
+    }
+
+    /// Until there is something to do: whether for the listener, and for each guest.
+    fn wait(&self, now: Instant, open: bool) -> io::Result<Vec<bool>> {
+        let ends = self.guests.iter().map(|guest| guest.since + HALL);
+        let ends = ends.chain(self.shut_until.filter(|_| !open));
+        let left = ends.min().map(|end| end.saturating_duration_since(now));
+        let left = left.map(|left| Timespec {
+            // CAST: ten seconds at most.
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        let none = PollFlags::empty();
+        let mut all = vec![PollFd::new(
+            self.listener,
+            if open { PollFlags::IN } else { none },
+        )];
+        for guest in &self.guests {
+            let wants = if guest.output.is_empty() {
+                PollFlags::IN
+            } else {
+                PollFlags::OUT
+            };
+            all.push(PollFd::new(&guest.stream, wants));
+        }
+        match poll(&mut all, left.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(all.iter().map(|fd| !fd.revents().is_empty()).collect())
+    }
+
+    /// Takes newcomers in.
+    fn let_in(&mut self) -> io::Result<()> {
+        for _ in 0..STEP {
+            match self.listener.accept() {
+                Ok((stream, from)) => {
+                    if self.guests.len() >= GUESTS {
+                        self.make_room();
+                    }
+                    let _ = stream.set_nodelay(true);
+                    if stream.set_nonblocking(true).is_ok() {
+                        self.guests.push(Guest::new(stream, from.ip()));
+                    }
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(()),
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    // Out of descriptors: a guest gives one back, and those inside will close theirs.
+                    _ if matches!(error.raw_os_error(), Some(23 | 24)) => {
+                        self.make_room();
+                        self.shut_until = Some(Instant::now() + Duration::from_millis(50));
+                        return Ok(());
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Who has shown nothing for longest, of the address with most guests, goes.
+    fn make_room(&mut self) {
+        let mut guests: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for guest in &self.guests {
+            *guests.entry(guest.from).or_default() += 1;
+        }
+        let most = guests.values().max().copied().unwrap_or(0);
+        let crowded = |guest: &Guest| guests.get(&guest.from) == Some(&most);
+        let last = (0..self.guests.len())
+            .filter(|at| crowded(&self.guests[*at]))
+            .min_by_key(|at| self.guests[*at].shown);
+        if let Some(at) = last {
+            self.guests.remove(at);
+        }
+    }
+
+    fn enter(&self, guest: Guest, head: Head) {
+        let Some(session) = guest.session else { return };
+        let place = Place::take(&self.inside);
+        if place.number > INSIDE {
+            let text = format!("{INSIDE} connections are open; try again in a moment");
+            let mut stream = guest.stream;
+            let _ = stream.write(&encode(&problem(503, &text), None, false));
+            return;
+        }
+        if guest.stream.set_nonblocking(false).is_err() {
+            return;
+        }
+        let (site, inside) = (Arc::clone(self.site), Arc::clone(&self.inside));
+        let (stream, from) = (Timed::with(guest.stream, guest.input), guest.from);
         let started = std::thread::Builder::new()
             .name("http".into())
+            .stack_size(STACK_BYTES)
             .spawn(move || {
-                let _guard = guard;
-                converse(stream, &handler);
+                let _place = place;
+                converse(stream, from, session, head, site.as_ref(), &inside);
             });
         // No thread to be had: the connection closes, and its owner tries again.
         drop(started);
     }
 }
 
-struct Open {
-    all: Arc<AtomicUsize>,
-    count: usize,
+impl Guest {
+    fn new(stream: TcpStream, from: IpAddr) -> Self {
+        let now = Instant::now();
+        Self {
+            stream,
+            from,
+            since: now,
+            shown: now,
+            input: Vec::new(),
+            output: Vec::new(),
+            session: None,
+            leaves: false,
+        }
+    }
+
+    /// One read or one write, and what follows from it.
+    fn go_on(&mut self, site: &dyn Site) -> Next {
+        let gone = |error: &io::Error| {
+            !matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+            )
+        };
+        if !self.output.is_empty() {
+            return match self.stream.write(&self.output) {
+                Ok(count) => {
+                    self.output.drain(..count);
+                    self.told()
+                }
+                Err(error) if gone(&error) => Next::Goes,
+                Err(_) => Next::Stays,
+            };
+        }
+        let mut chunk = [0; 4 << 10];
+        match self.stream.read(&mut chunk) {
+            Ok(0) => return Next::Goes,
+            // PANIC: a read returns at most the buffer's length.
+            Ok(count) => self.input.extend_from_slice(&chunk[..count]),
+            Err(error) if gone(&error) => return Next::Goes,
+            Err(_) => return Next::Stays,
+        }
+        match parse(&self.input, true) {
+            Ok(None) => Next::Stays,
+            Ok(Some(head)) => {
+                self.input.drain(..head.bytes);
+                self.heard(head, site)
+            }
+            Err(HttpError::Bad(status, text)) => self.tell(&problem(status, &text), false),
+            Err(_) => Next::Goes,
+        }
+    }
+
+    fn told(&mut self) -> Next {
+        if self.output.is_empty() && self.leaves {
+            return Next::Goes;
+        }
+        Next::Stays
+    }
+
+    fn tell(&mut self, response: &Response, stays: bool) -> Next {
+        self.output = encode(response, None, stays);
+        self.leaves = !stays;
+        // Most answers go out at once.
+        match self.stream.write(&self.output) {
+            Ok(count) => drop(self.output.drain(..count)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return Next::Goes,
+        }
+        self.told()
+    }
+
+    fn heard(&mut self, head: Head, site: &dyn Site) -> Next {
+        let First::Request { method, path } = &head.first else {
+            return Next::Goes;
+        };
+        if method == "GET"
+            && head.length == 0
+            && self.session.is_none()
+            && let Some(nonce) = path.strip_prefix("/v1/session?nonce=")
+        {
+            if !auth::is_nonce(nonce) {
+                return self.tell(
+                    &problem(400, "the nonce is not 64 hexadecimal digits"),
+                    false,
+                );
+            }
+            let Ok((challenge, session)) = site.secret().answer(nonce, site.hook()) else {
+                return self.tell(&problem(503, "this host has no random numbers"), false);
+            };
+            self.session = Some(session);
+            self.shown = Instant::now();
+            let body = serde_json::to_vec(&challenge).unwrap_or_default();
+            return self.tell(&Response { status: 200, body }, true);
+        }
+        if let (Some(session), Some(signature)) = (&mut self.session, &head.signature)
+            && session.admits(method, path, signature)
+        {
+            return Next::Enters(head);
+        }
+        if let Some(response) = site.open(method, path) {
+            return self.tell(&response, false);
+        }
+        site.turned_away(self.from);
+        let text = "this is for those who know the hook's token and prove it; `sublet cluster` does with --token-file, docs/cluster.md says how";
+        self.tell(&problem(401, text), false)
+    }
 }
 
-impl Open {
-    fn new(all: &Arc<AtomicUsize>) -> Self {
-        // SYNC(open): a count and nothing else; no data is published by it.
-        let count = all.fetch_add(1, Ordering::Relaxed) + 1;
+/// What those inside share.
+#[derive(Default)]
+struct Inside {
+    count: AtomicUsize,
+    /// Bytes of bodies in the works.
+    bytes: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// A place inside.
+struct Place {
+    inside: Arc<Inside>,
+    number: usize,
+}
+
+impl Place {
+    fn take(inside: &Arc<Inside>) -> Self {
+        // SYNC(count): a count and nothing else; no data is published by it.
+        let number = inside.count.fetch_add(1, Ordering::Relaxed) + 1;
         Self {
-            all: Arc::clone(all),
-            count,
+            inside: Arc::clone(inside),
+            number,
         }
     }
 }
 
-impl Drop for Open {
+impl Drop for Place {
     fn drop(&mut self) {
-        self.all.fetch_sub(1, Ordering::Relaxed);
+        self.inside.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-fn converse(stream: TcpStream, handler: &Handler) {
-    let _ = stream.set_nodelay(true);
-    let mut stream = Timed::new(stream);
+/// Room for a body.
+struct Room<'a> {
+    inside: &'a Inside,
+    bytes: usize,
+}
+
+impl<'a> Room<'a> {
+    /// Waits for it as long as for a body.
+    fn take(inside: &'a Inside, bytes: usize) -> Option<Self> {
+        let used = inside.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |used: &mut usize| *used + bytes > BODY_BYTES;
+        let (mut used, _) = inside
+            .freed
+            .wait_timeout_while(used, PATIENCE, full)
+            .unwrap_or_else(PoisonError::into_inner);
+        if full(&mut used) {
+            return None;
+        }
+        *used += bytes;
+        Some(Self { inside, bytes })
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        let mut used = self
+            .inside
+            .bytes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *used -= self.bytes;
+        drop(used);
+        self.inside.freed.notify_all();
+    }
+}
+
+/// Requests of one who knows the token; the head of the first has been read and checked.
+fn converse(
+    mut stream: Timed,
+    from: IpAddr,
+    mut session: Session,
+    mut head: Head,
+    site: &dyn Site,
+    inside: &Inside,
+) {
     loop {
-        let message = match stream.read(true, IDLE, PATIENCE) {
-            Ok(message) => message,
+        let (response, keep) = match carry_out(&mut stream, &head, site, inside) {
+            Ok(response) => (response, head.keep),
+            Err(HttpError::Bad(status, text)) => (problem(status, &text), false),
+            Err(_) => return,
+        };
+        let code = session.sign_answer(response.status, &response.body);
+        let bytes = encode(&response, Some(&code), keep);
+        if stream.write(&bytes, PATIENCE).is_err() || !keep {
+            return;
+        }
+        head = match stream.head(true, IDLE, PATIENCE) {
+            Ok(head) => head,
             Err(HttpError::Bad(status, text)) => {
-                let _ = stream.write(&encode(&problem(status, &text), false), PATIENCE);
+                let _ = stream.write(&encode(&problem(status, &text), None, false), PATIENCE);
                 return;
             }
             Err(_) => return,
         };
-        let First::Request { method, path } = message.first else {
+        let First::Request { method, path } = &head.first else {
             return;
         };
-        let request = Request {
-            method,
-            path,
-            token: message.token,
-            body: message.body,
-        };
-        let response = handler(request);
-        if stream
-            .write(&encode(&response, message.keep), PATIENCE)
-            .is_err()
-            || !message.keep
-        {
+        let next = head
+            .signature
+            .as_ref()
+            .is_some_and(|signature| session.admits(method, path, signature));
+        if !next {
+            site.turned_away(from);
+            let text = "this is not the session's next request, or somebody has altered it";
+            let _ = stream.write(&encode(&problem(401, text), None, false), PATIENCE);
             return;
         }
     }
+}
+
+fn carry_out(
+    stream: &mut Timed,
+    head: &Head,
+    site: &dyn Site,
+    inside: &Inside,
+) -> Result<Response, HttpError> {
+    let (First::Request { method, path }, Some(signature)) = (&head.first, &head.signature) else {
+        return Err(HttpError::Closed);
+    };
+    let limit = site.body_limit(method, path).min(MAX_BODY_BYTES);
+    if head.length > limit {
+        let text = format!(
+            "the body has {} bytes, {limit} are taken there",
+            head.length
+        );
+        return Err(HttpError::Bad(413, text));
+    }
+    let Some(_room) = Room::take(inside, head.length) else {
+        let text = "too many bodies are being read; try again in a moment".into();
+        return Err(HttpError::Bad(503, text));
+    };
+    let body = stream.body(head.length, PATIENCE)?;
+    if auth::digest(&body) != signature.digest {
+        let text = "the body is not the one that was signed".into();
+        return Err(HttpError::Bad(400, text));
+    }
+    Ok(site.answer(&Request {
+        method: method.clone(),
+        path: path.clone(),
+        body,
+    }))
 }
 
 /// An error as the body of an answer.
@@ -152,7 +543,7 @@ pub fn problem(status: u16, message: &str) -> Response {
     }
 }
 
-fn encode(response: &Response, keep: bool) -> Vec<u8> {
+fn encode(response: &Response, code: Option<&str>, keep: bool) -> Vec<u8> {
     let reason = match response.status {
         200 => "OK",
         201 => "Created",
@@ -168,8 +559,9 @@ fn encode(response: &Response, keep: bool) -> Vec<u8> {
         _ => "Other",
     };
     let connection = if keep { "keep-alive" } else { "close" };
+    let code = code.map_or_else(String::new, |code| format!("{CODE_FIELD}: {code}\r\n"));
     let head = format!(
-        "HTTP/1.1 {} {reason}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: {connection}\r\nCache-Control: no-store\r\n\r\n",
+        "HTTP/1.1 {} {reason}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: {connection}\r\n{code}Cache-Control: no-store\r\n\r\n",
         response.status,
         response.body.len()
     );
@@ -182,6 +574,8 @@ fn encode(response: &Response, keep: bool) -> Vec<u8> {
 /// The address is taken or not ours.
 pub fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(address)?;
+    // A crowd at the door keeps nobody else from knocking.
+    let _ = rustix::net::listen(&listener, 4096);
     let bound = listener.local_addr()?;
     Ok((listener, bound))
 }

@@ -62,3 +62,38 @@ fn unknown_policies_are_told_with_what_was_meant() {
         "nothing was made for it"
     );
 }
+
+#[test]
+fn a_wall_clock_that_is_set_back_holds_nobody_up_over_a_restart_either() {
+    let mut world = World::new(&[1], None);
+    let first = world.submit("job 1 5", false);
+    world.until("the first runs", 10.0, |world| {
+        world.phase(first) == JobPhase::Running
+    });
+    for restart in [false, true] {
+        world.set_back_ms += BEGIN_MS / 4;
+        if restart {
+            world.kill();
+        }
+        let id = world.submit("job 1 3", false);
+        world.until("it is done", 30.0, |world| {
+            world.phase(id) == JobPhase::Done
+        });
+        let job = world.hook().job(id).unwrap();
+        let (came, ended) = (job.submitted_unix_ms, job.ended_unix_ms.unwrap());
+        let now = world.now();
+        assert!(
+            came < ended && ended <= now.unix_ms,
+            "{came} {ended} {now:?}"
+        );
+        // A node that falls silent is seen to.
+        world.nodes[0].silent = true;
+        world.until("it is silent", 30.0, |world| {
+            !world.hook().status().nodes[0].up
+        });
+        world.nodes[0].silent = false;
+        world.until("it is back", 30.0, |world| {
+            world.hook().status().nodes[0].up
+        });
+    }
+}

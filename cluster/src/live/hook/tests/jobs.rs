@@ -79,7 +79,7 @@ fn a_job_that_cannot_move_is_paused_and_goes_on_where_it_was() {
     world.config.choice.order = "sjf".into();
     world.config.choice.order = "srtf".into();
     world.kill();
-    let ms = world.ms();
+    let ms = world.now();
     let asked = |work_s, command: &str| Submission {
         command: command.split(' ').map(str::to_owned).collect(),
         work_s: Some(work_s),
@@ -94,7 +94,7 @@ fn a_job_that_cannot_move_is_paused_and_goes_on_where_it_was() {
     world.until("the long one runs", 10.0, |w| {
         w.phase(long) == JobPhase::Running
     });
-    let ms = world.ms();
+    let ms = world.now();
     let short = world.hook().submit(asked(5.0, "job 1 5"), ms).unwrap().0.id;
     world.until("it gives way", 10.0, |w| w.phase(long) == JobPhase::Paused);
     world.until("the short one is done", 20.0, |w| {
@@ -114,7 +114,7 @@ fn a_job_that_saves_and_gives_way_is_not_done_by_that() {
     world.nodes[0].listens = true;
     world.config.choice.order = "srtf".into();
     world.kill();
-    let ms = world.ms();
+    let ms = world.now();
     let asked = |work_s, command: &str| Submission {
         command: command.split(' ').map(str::to_owned).collect(),
         work_s: Some(work_s),
@@ -126,7 +126,7 @@ fn a_job_that_saves_and_gives_way_is_not_done_by_that() {
     world.until("the long one runs", 10.0, |w| {
         w.phase(long) == JobPhase::Running
     });
-    let ms = world.ms();
+    let ms = world.now();
     let short = asked(5.0, "job 1 5");
     let short = world.hook().submit(short, ms).unwrap().0.id;
     world.until("the short one is done", 20.0, |w| {
@@ -156,7 +156,7 @@ fn an_elastic_job_is_asked_to_save_and_goes_on_in_its_new_size() {
     world.config.choice.order = "fifo".into();
     world.kill();
     let submit = |world: &mut World, max_gpus| {
-        let ms = world.ms();
+        let ms = world.now();
         let asked = Submission {
             command: ["job", "1", "40", "f"].map(str::to_owned).to_vec(),
             work_s: Some(40.0),
@@ -215,7 +215,7 @@ fn a_job_is_taken_back_wherever_it_is() {
     let ids: Vec<u64> = (0..4).map(|_| world.submit("job 1 60", false)).collect();
     world.until("two run", 20.0, |w| w.phase(ids[1]) == JobPhase::Running);
     for id in &ids {
-        let ms = world.ms();
+        let ms = world.now();
         world.hook().cancel(*id, ms).unwrap();
         world.hook().commit().unwrap();
         world.kill();
@@ -225,7 +225,7 @@ fn a_job_is_taken_back_wherever_it_is() {
         assert_eq!(world.phase(*id), JobPhase::Cancelled);
     }
     assert!(world.nodes[0].alive().next().is_none());
-    let ms = world.ms();
+    let ms = world.now();
     assert_eq!(
         world.hook().cancel(ids[0], ms).unwrap().phase,
         JobPhase::Cancelled,

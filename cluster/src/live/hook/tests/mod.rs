@@ -245,6 +245,8 @@ struct World {
     nodes: Vec<Fake>,
     files: BTreeMap<u64, f64>,
     s: f64,
+    /// By how much the wall clock was set back.
+    set_back_ms: u64,
 }
 
 impl World {
@@ -260,7 +262,7 @@ impl World {
             solo_s: 2.0,
         };
         let dir = tempfile::tempdir().unwrap();
-        let hook = Some(open(dir.path(), &config, 0.0));
+        let hook = Some(open(dir.path(), &config, 0.0, 0));
         let nodes = nodes
             .iter()
             .enumerate()
@@ -273,6 +275,7 @@ impl World {
             nodes,
             files: BTreeMap::new(),
             s: 0.0,
+            set_back_ms: 0,
         }
     }
 
@@ -280,19 +283,28 @@ impl World {
         self.hook.as_mut().unwrap()
     }
 
-    fn ms(&self) -> u64 {
-        BEGIN_MS + (self.s * 1000.0) as u64
+    fn now(&self) -> Now {
+        let ms = BEGIN_MS + (self.s * 1000.0) as u64;
+        Now {
+            ms,
+            unix_ms: ms - self.set_back_ms,
+        }
     }
 
     /// As `kill -9` leaves it: what was not committed is gone.
     fn kill(&mut self) {
         self.hook = None;
-        self.hook = Some(open(self.dir.path(), &self.config, self.s));
+        self.hook = Some(open(
+            self.dir.path(),
+            &self.config,
+            self.s,
+            self.set_back_ms,
+        ));
         self.nodes.iter_mut().for_each(|node| node.known = false);
     }
 
     fn submit(&mut self, command: &str, restartable: bool) -> u64 {
-        let ms = self.ms();
+        let now = self.now();
         let command: Vec<String> = command.split(' ').map(str::to_owned).collect();
         let kind = command[..2].join(" ");
         let asked = Submission {
@@ -301,14 +313,14 @@ impl World {
             restartable,
             ..Submission::default()
         };
-        let id = self.hook().submit(asked, ms).unwrap().0.id;
+        let id = self.hook().submit(asked, now).unwrap().0.id;
         self.hook().commit().unwrap();
         id
     }
 
     fn tick(&mut self) {
         self.s += 0.5;
-        let ms = self.ms();
+        let now = self.now();
         let Self {
             hook, nodes, files, ..
         } = self;
@@ -319,15 +331,15 @@ impl World {
                 continue;
             }
             if !node.known {
-                hook.register(&node.name, node.registration(), ms).unwrap();
+                hook.register(&node.name, node.registration(), now).unwrap();
                 node.known = true;
             }
             let report = node.report(self.s);
-            let orders = hook.report(&node.name, report, ms).unwrap();
+            let orders = hook.report(&node.name, report, now).unwrap();
             hook.commit().unwrap();
             node.obey(orders, files);
         }
-        hook.step(ms).unwrap();
+        hook.step(now).unwrap();
         self.check();
     }
 
@@ -377,6 +389,12 @@ impl World {
     }
 }
 
-fn open(dir: &Path, config: &Config, s: f64) -> Hook {
-    Hook::open(dir, config.clone(), BEGIN_MS + (s * 1000.0) as u64).unwrap()
+fn open(dir: &Path, config: &Config, s: f64, set_back_ms: u64) -> Hook {
+    let boottime_ms = (s * 1000.0) as u64;
+    let reading = Reading {
+        unix_ms: BEGIN_MS + boottime_ms - set_back_ms,
+        boottime_ms,
+        boot: "b".into(),
+    };
+    Hook::open(dir, config.clone(), reading).unwrap()
 }

@@ -43,7 +43,7 @@ fn a_silent_node_keeps_its_jobs_and_gets_no_new_ones_until_it_is_given_up() {
     for _ in 0..30 {
         world.tick();
     }
-    let (name, ms) = (world.nodes[lost].name.clone(), world.ms());
+    let (name, ms) = (world.nodes[lost].name.clone(), world.now());
     // Whatever ran there is dead: that is what giving up says.
     world.nodes[lost].runs.clear();
     world.hook().forget(&name, ms).unwrap();
@@ -73,13 +73,13 @@ fn a_node_that_comes_back_after_it_was_given_up_stops_what_it_still_runs() {
         .iter()
         .position(|node| node.alive().next().is_some())
         .unwrap();
-    let (name, ms) = (world.nodes[lost].name.clone(), world.ms());
+    let (name, ms) = (world.nodes[lost].name.clone(), world.now());
     world.nodes[lost].silent = true;
     world.hook().forget(&name, ms).unwrap();
     // It does run in two places now, by the operator's word; and no longer once the node is back.
     for _ in 0..6 {
         world.s += 0.5;
-        let ms = world.ms();
+        let ms = world.now();
         world.hook().step(ms).unwrap();
     }
     world.nodes[lost].silent = false;
@@ -99,7 +99,7 @@ fn two_arbiters_of_one_name_are_told_apart_and_a_reboot_is_seen() {
         world.submit("job 1 30", false),
     );
     world.until("one runs", 10.0, |w| w.phase(keeps) == JobPhase::Running);
-    let ms = world.ms();
+    let ms = world.now();
     let mut other = Fake::new("n0", 1);
     other.instance = "n0-2".into();
     let error = world
@@ -178,7 +178,7 @@ fn a_node_that_vanishes_between_an_order_and_its_answer_does_it_once() {
             world.tick();
         }
         let job = world.submit("job 1 20", false);
-        let ms = world.ms();
+        let ms = world.now();
         world.hook().step(ms).unwrap();
         let (name, report) = (world.nodes[0].name.clone(), world.nodes[0].report(world.s));
         let orders = world.hook().report(&name, report, ms).unwrap();
@@ -220,7 +220,7 @@ fn a_node_that_says_what_cannot_be_harms_nobody() {
     });
     let before = world.hook().job_views();
     for wait in [Some(-1.0), Some(f64::NAN), Some(1e300), None] {
-        let ms = world.ms();
+        let ms = world.now();
         let World { hook, nodes, s, .. } = &mut world;
         let (hook, other) = (hook.as_mut().unwrap(), nodes[1].report(*s).runs);
         let mut report = nodes[0].report(*s);
@@ -288,4 +288,65 @@ fn a_node_that_says_what_cannot_be_harms_nobody() {
         assert_eq!(world.phase(id), JobPhase::Done);
         assert_eq!(world.hook().job(id).unwrap().goes, 1);
     }
+}
+
+#[test]
+fn a_node_that_does_not_listen_is_shown_with_its_reason_and_gets_no_job() {
+    let mut world = World::new(&[1], None);
+    world.tick();
+    let now = world.now();
+    let said = |why: &str| Registration {
+        api: API_MAJOR,
+        refusal: why.into(),
+        ..Registration::default()
+    };
+    let hook = world.hook();
+    hook.register("n9", said("two hooks\x1b[2J on copies"), now)
+        .unwrap();
+    hook.register("n9", said("two hooks\x1b[2J on copies"), now)
+        .unwrap();
+    let node = hook.status().nodes.pop().unwrap();
+    assert_eq!((node.name.as_str(), node.up), ("n9", false));
+    assert_eq!(node.refusal, "two hooks [2J on copies", "shown to people");
+    let lines = hook.decisions(0);
+    let told = lines.iter().filter(|line| line.text.contains("two hooks"));
+    assert_eq!(told.count(), 1, "once");
+    // It takes it back by registering.
+    let registration = Fake::new("n9", 1).registration();
+    hook.register("n9", registration, now).unwrap();
+    assert!(
+        hook.status()
+            .nodes
+            .iter()
+            .all(|node| node.refusal.is_empty())
+    );
+    let mut long = Fake::new("n8", 1).registration();
+    long.version = "v".repeat(1 << 20);
+    let error = hook.register("n8", long, now).unwrap_err().to_string();
+    assert!(error.contains("too long") && error.len() < 400, "{error}");
+}
+
+#[test]
+fn a_node_with_more_orders_than_one_answer_holds_gets_them_all() {
+    let mut world = World::new(&[64], None);
+    let blob = "x".repeat(200 << 10);
+    let ids: Vec<u64> = (0..40)
+        .map(|_| world.submit(&format!("job 1 3 {blob}"), false))
+        .collect();
+    world.until("all are done", 200.0, |world| {
+        let node = world.nodes[0].name.clone();
+        let now = world.now();
+        let report = world.nodes[0].report(world.s);
+        if world.nodes[0].known {
+            let orders = world.hook().report(&node, report, now).unwrap();
+            let bytes = serde_json::to_vec(&orders).unwrap().len();
+            assert!(bytes < crate::live::http::MAX_BODY_BYTES, "{bytes}");
+        }
+        ids.iter().all(|id| world.phase(*id) == JobPhase::Done)
+    });
+    let record = &world.hook().jobs[&ids[0]];
+    assert!(
+        record.submission.command.is_empty(),
+        "nothing of it will be started again"
+    );
 }

@@ -1,0 +1,142 @@
+//! Who is at the hook's address without its token: as a hook, and as a crowd.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::*;
+
+/// Takes the address of a hook that is gone and gives everybody who asks the same answer; what it has heard.
+fn impostor(address: &str, answer: &str) -> (Arc<Mutex<String>>, impl FnOnce() + use<>) {
+    let listener = wait_until("the address is free", || TcpListener::bind(address).ok());
+    let heard = Arc::new(Mutex::new(String::new()));
+    let text = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{answer}",
+        answer.len()
+    );
+    let ends = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (own, kept) = (Arc::clone(&ends), Arc::clone(&heard));
+    listener.set_nonblocking(true).expect("a listener");
+    let thread = std::thread::spawn(move || {
+        while !own.load(std::sync::atomic::Ordering::Relaxed) {
+            let Ok((mut stream, _)) = listener.accept() else {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            };
+            let _ = stream.set_nonblocking(false);
+            let _ = stream.set_read_timeout(Some(Duration::from_millis(500)));
+            let mut chunk = [0; 16 << 10];
+            while let Ok(count @ 1..) = stream.read(&mut chunk) {
+                let words = String::from_utf8_lossy(&chunk[..count]).into_owned();
+                kept.lock().expect("no panic").push_str(&words);
+                if stream.write_all(text.as_bytes()).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    let end = move || {
+        ends.store(true, std::sync::atomic::Ordering::Relaxed);
+        let _ = thread.join();
+    };
+    (heard, end)
+}
+
+#[test]
+fn who_takes_the_hook_s_address_learns_nothing_is_not_obeyed_and_disables_no_node() {
+    let mut hook = Hook::new();
+    let node = hook.node("a");
+    wait_until("the node reports", || hook.is_up(&node).then_some(()));
+    let id = hook.json(&["status", "--json"])["hook"].clone();
+    let token = std::fs::read_to_string(hook.token_file()).expect("the token");
+    hook.kill();
+    // What an agent took for a hook's answer: an order to make a file, under a number that later ones never reach.
+    let made = node.room.path("made");
+    let start = serde_json::json!({"name": "x", "command": ["touch", made], "simulated": true});
+    let answer = serde_json::json!({
+        "hook": {"cluster": id["cluster"], "epoch": id["epoch"].as_u64().map(|epoch| epoch + 1), "nonce": "x"},
+        "nonce": "0".repeat(64),
+        "proof": "0".repeat(64),
+        "report_ms": 1000,
+        "orders": [{"seq": 999_999, "run": {"job": 9, "go": 1}, "what": {"kind": "start", "body": start}}],
+    });
+    let (heard, end) = impostor(&format!("127.0.0.1:{}", hook.port), &answer.to_string());
+    let asked = || heard.lock().expect("no panic").matches("HTTP/1.1").count();
+    wait_until("the agent has asked it more than once", || {
+        (asked() >= 2).then_some(())
+    });
+    let jobs = hook.ask(&["jobs"]);
+    assert!(
+        jobs.code == Some(125) && jobs.stderr.contains("does not know the token"),
+        "{jobs:?}"
+    );
+    end();
+    let heard = heard.lock().expect("no panic").clone();
+    assert!(!heard.contains(token.trim()), "the token was handed over");
+    assert!(
+        !heard.contains("\"instance\""),
+        "it was told of the node: {heard}"
+    );
+    hook.start();
+    wait_until("the node reports again", || hook.is_up(&node).then_some(()));
+    submit(
+        &hook,
+        "after",
+        false,
+        &["load", "--kernel-us", "1000", "--for-ms", "100"],
+    );
+    wait_until("it is done", || {
+        hook.phases()
+            .iter()
+            .all(|phase| phase == "done")
+            .then_some(())
+    });
+    assert!(!made.exists(), "an order of somebody else was carried out");
+}
+
+#[test]
+fn a_crowd_of_idle_connections_and_unread_bodies_locks_nobody_out() {
+    let hook = Hook::new();
+    let node = hook.node("a");
+    wait_until("the node reports", || hook.is_up(&node).then_some(()));
+    let address = format!("127.0.0.1:{}", hook.port);
+    let head = "POST /v1/jobs HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n";
+    let crowd: Vec<TcpStream> = (0..600)
+        .filter_map(|at| {
+            let mut stream = TcpStream::connect(&address).ok()?;
+            match at % 3 {
+                0 => {}
+                1 => stream.write_all(&head.as_bytes()[..20]).ok()?,
+                _ => {
+                    stream.write_all(head.as_bytes()).ok()?;
+                    let _ = stream.write_all(&[b'x'; 4096]);
+                }
+            }
+            Some(stream)
+        })
+        .collect();
+    assert!(crowd.len() > 256, "{}", crowd.len());
+    submit(
+        &hook,
+        "among",
+        false,
+        &["load", "--kernel-us", "1000", "--for-ms", "100"],
+    );
+    wait_until("it is done", || {
+        hook.phases()
+            .iter()
+            .all(|phase| phase == "done")
+            .then_some(())
+    });
+    assert!(hook.is_up(&node));
+    let pid = hook.process.as_ref().expect("it runs").id();
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .expect("its threads")
+        .count();
+    println!(
+        "now: {} strangers, {tasks} threads, a job is submitted and done",
+        crowd.len()
+    );
+    assert!(tasks < 32, "strangers have threads: {tasks}");
+}
