@@ -8,9 +8,11 @@
 //! hook   -> client  HMAC(key, "answer", seq, status, digest)
 //! ```
 //!
-//! A session is one connection: its nonces are drawn for it, its requests are counted from 1 and come in this sequence, and each answer is
-//! bound to its request. So nothing can be replayed, altered, answered by a stranger or moved to another connection, and a request is
-//! known to be genuine by its head, before its body is read. What is said can be read on the way: this is no encryption.
+//! A session is one connection: its nonces are drawn for it, its requests are counted from 1 and
+//! come in this sequence, and each answer is bound to its request. So nothing can be replayed,
+//! altered, answered by a stranger or moved to another connection, and a request is known to be
+//! genuine by its head, before its body is read. What is said can be read on the way: this is no
+//! encryption.
 
 use getrandom::Error as NoRandom;
 use hmac::{Hmac, KeyInit, Mac};

@@ -1,7 +1,9 @@
-//! What time it is for a hook: a clock that only goes forward decides, the one that people set is shown.
+//! What time it is for a hook: a clock that only goes forward decides, the one that people set is
+//! shown.
 //!
-//! The deciding clock counts milliseconds since 1970 as they were when the state was made, by CLOCK_BOOTTIME. Over a restart of the hook it
-//! goes on where it was: in the same boot by that clock, after another boot by what the wall clock says has passed, if it says so at all. So a
+//! The deciding clock counts milliseconds since 1970 as they were when the state was made, by
+//! CLOCK_BOOTTIME. Over a restart of the hook it goes on where it was: in the same boot by that
+//! clock, after another boot by what the wall clock says has passed, if it says so at all. So a
 //! wall clock that is set back, or forth, holds nobody up and makes nobody late.
 
 use std::time::{SystemTime, UNIX_EPOCH};

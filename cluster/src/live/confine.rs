@@ -1,8 +1,11 @@
-//! A control group for each attempt, where the host gives us one: whatever an attempt starts, however it hides, ends with it.
+//! A control group for each attempt, where the host gives us one: whatever an attempt starts,
+//! however it hides, ends with it.
 //!
-//! Version 2 is asked first (`cgroup.kill` ends all at one stroke), then the freezer of version 1 (frozen, killed, thawed). The
-//! group lies below our own, so that limits of the arbiter's service hold for its jobs as well. Where neither can be written, as in most
-//! containers and for most users, [`super::process`] finds an attempt's processes by their parents and by a word in their environment.
+//! Version 2 is asked first (`cgroup.kill` ends all at one stroke), then the freezer of version 1
+//! (frozen, killed, thawed). The group lies below our own, so that limits of the arbiter's service
+//! hold for its jobs as well. Where neither can be written, as in most containers and for most
+//! users, [`super::process`] finds an attempt's processes by their parents and by a word in their
+//! environment.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

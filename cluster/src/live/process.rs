@@ -1,7 +1,8 @@
 //! Which process is meant: a number alone may be another one's by now.
 //!
-//! A process is known by its number, the moment it began and the boot of its host, and is signalled through a pidfd that was checked against
-//! them. So no number that somebody wrote down, and no later process of the same number, is ever hit.
+//! A process is known by its number, the moment it began and the boot of its host, and is signalled
+//! through a pidfd that was checked against them. So no number that somebody wrote down, and no
+//! later process of the same number, is ever hit.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -55,7 +56,8 @@ impl Process {
     pub fn open(&self) -> Option<OwnedFd> {
         let pid = Pid::from_raw(i32::try_from(self.pid).ok()?)?;
         let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        // Looked at with the descriptor in hand: whoever has the number now is the one that the descriptor means.
+        // Looked at with the descriptor in hand: whoever has the number now is the one that the
+        // descriptor means.
         self.lives().then_some(fd)
     }
 
@@ -75,7 +77,8 @@ pub fn boot_id() -> String {
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; fields are counted after it: the state, the parent, and as the twentieth the start.
+    // The name in parentheses may hold anything; fields are counted after it: the state, the
+    // parent, and as the twentieth the start.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
         return None;
@@ -103,7 +106,8 @@ pub fn children_of(parent: u32) -> Vec<Process> {
     all.filter_map(|(pid, _)| Process::of(pid)).collect()
 }
 
-/// Processes of a user that were started with `NAME=VALUE` in their environment, and what descends from them and runs as the same user.
+/// Processes of a user that were started with `NAME=VALUE` in their environment, and what descends
+/// from them and runs as the same user.
 #[must_use]
 pub fn carriers(variable: &str, uid: u32) -> Vec<Process> {
     let of_user = |pid: u32| {

@@ -1,13 +1,16 @@
-//! An attempt's own process beside it: starts the job, keeps its output, ends whatever it leaves behind, writes down how it ended. It is no
-//! part of the arbiter, so the arbiter may be killed and started anew while jobs run.
+//! An attempt's own process beside it: starts the job, keeps its output, ends whatever it leaves
+//! behind, writes down how it ended. It is no part of the arbiter, so the arbiter may be killed and
+//! started anew while jobs run.
 //!
-//! What is written down lies in a directory that only the arbiter's user can enter; the job never sees it. Its output and its working directory
-//! lie elsewhere ([`SpecFile::place`]), below directories that are not the job's to change.
+//! What is written down lies in a directory that only the arbiter's user can enter; the job never
+//! sees it. Its output and its working directory lie elsewhere ([`SpecFile::place`]), below
+//! directories that are not the job's to change.
 //!
-//! `started` is made with O_EXCL before anything is run: whoever made it is the one runner of the attempt. An attempt is over when nothing
-//! of it runs any more: the runner ends what the job has left behind by its [control group](super::confine), or as its subreaper. Should the
-//! runner itself be killed, the kernel ends the job (PR_SET_PDEATHSIG), and the agent or its successor ends the rest
-//! ([`end_orphans`]) before it says that the attempt is over.
+//! `started` is made with O_EXCL before anything is run: whoever made it is the one runner of the
+//! attempt. An attempt is over when nothing of it runs any more: the runner ends what the job has
+//! left behind by its [control group](super::confine), or as its subreaper. Should the runner
+//! itself be killed, the kernel ends the job (PR_SET_PDEATHSIG), and the agent or its successor
+//! ends the rest ([`end_orphans`]) before it says that the attempt is over.
 
 mod output;
 
@@ -34,7 +37,8 @@ use super::store::random_word;
 use super::wire::{Ended, RunId, StartRun};
 use output::Output;
 
-/// TIMEOUT: what was killed is gone within milliseconds; a minute is a process that the kernel does not let go of.
+/// TIMEOUT: what was killed is gone within milliseconds; a minute is a process that the kernel does
+/// not let go of.
 const END: Duration = Duration::from_secs(60);
 /// What an attempt's processes are known by where there is no control group.
 const WORD: &str = "SUBLET_CLUSTER_ATTEMPT";
@@ -77,7 +81,8 @@ pub struct User {
     pub home: PathBuf,
     /// Login shell.
     pub shell: PathBuf,
-    /// Makes the calling process this user's, with signals as they are by default. Called between fork and exec: system calls and nothing else.
+    /// Makes the calling process this user's, with signals as they are by default. Called between
+    /// fork and exec: system calls and nothing else.
     pub become_it: Box<dyn Fn() -> io::Result<()> + Send + Sync>,
 }
 
@@ -219,7 +224,8 @@ pub fn ask(dir: &Path, what: Ask) -> io::Result<bool> {
     }
 }
 
-/// Ends what is left of an attempt without its runner's help; `true` once nothing is. Asked again until then.
+/// Ends what is left of an attempt without its runner's help; `true` once nothing is. Asked again
+/// until then.
 #[must_use]
 pub fn end_orphans(dir: &Path) -> bool {
     let Some(traces) = read::<Traces>(&dir.join("traces.json")) else {
@@ -247,7 +253,8 @@ pub fn end_orphans(dir: &Path) -> bool {
     empty
 }
 
-/// Runs the attempt of a directory to its end. `user` looks a user up by name; `None` is this process's own.
+/// Runs the attempt of a directory to its end. `user` looks a user up by name; `None` is this
+/// process's own.
 ///
 /// # Errors
 /// The directory is not one, or cannot be written.
@@ -321,7 +328,8 @@ fn begin(
     let in_place = CString::new(work.as_os_str().as_bytes())?;
     let parent = rustix::process::getpid();
     let become_it = user.become_it;
-    // SAFETY: between fork and exec this makes system calls that are async-signal-safe, and allocates nothing.
+    // SAFETY: between fork and exec this makes system calls that are async-signal-safe, and
+    // allocates nothing.
     unsafe {
         command.pre_exec(move || {
             // Not inside: it is found by its word, and the runner sees that it is not.
@@ -391,7 +399,8 @@ fn listen(dir: &Path) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(&path, flags, Mode::empty())?))
 }
 
-/// `sublet run` with the terms of the start, and nothing of this process's environment but what is meant for jobs.
+/// `sublet run` with the terms of the start, and nothing of this process's environment but what is
+/// meant for jobs.
 fn command(spec: &SpecFile, user: &User, word: &str) -> Command {
     let start = &spec.start;
     let mut command = Command::new(&spec.sublet);
@@ -433,8 +442,8 @@ fn command(spec: &SpecFile, user: &User, word: &str) -> Command {
         .env("SUBLET_CLUSTER_JOB", spec.run.job.to_string())
         .env("SUBLET_CLUSTER_GO", spec.run.go.to_string())
         .env("SUBLET_CLUSTER_GPUS", start.devices.len().to_string())
-        // The driver then shows the program these devices alone, and counts them from 0: what is asked of a job's devices by index
-        // is asked of its own, as under other schedulers.
+        // The driver then shows the program these devices alone, and counts them from 0: what is
+        // asked of a job's devices by index is asked of its own, as under other schedulers.
         .env("CUDA_VISIBLE_DEVICES", start.devices.join(","))
         .process_group(0);
     command

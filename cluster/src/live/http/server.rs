@@ -1,12 +1,15 @@
 //! The listening side, in two rooms.
 //!
-//! *The hall*: whoever comes in. One thread looks after all of them without ever waiting for one; a guest may send a head, 16 KiB at most, and
-//! nothing else, and has [`HALL`] for it. There is room for [`GUESTS`]; a newcomer is never turned away, but takes the place of a guest of
-//! the address with most guests, of the one who has shown nothing for longest. So strangers, however many and however slow, cost a bounded part
-//! of one thread and some memory, and an honest client that says at once who it is gets through.
+//! *The hall*: whoever comes in. One thread looks after all of them without ever waiting for one; a
+//! guest may send a head, 16 KiB at most, and nothing else, and has [`HALL`] for it. There is room
+//! for [`GUESTS`]; a newcomer is never turned away, but takes the place of a guest of the address
+//! with most guests, of the one who has shown nothing for longest. So strangers, however many and
+//! however slow, cost a bounded part of one thread and some memory, and an honest client that says
+//! at once who it is gets through.
 //!
-//! *Inside*: who has shown by the head of a request that it knows the token ([`auth`](crate::live::auth)). Each has a thread; only here are bodies read,
-//! within [`BODY_BYTES`] for all together.
+//! *Inside*: who has shown by the head of a request that it knows the token
+//! ([`auth`](crate::live::auth)). Each has a thread; only here are bodies read, within
+//! [`BODY_BYTES`] for all together.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -31,7 +34,8 @@ const STEP: usize = 32;
 const BODY_BYTES: usize = 64 << 20;
 /// Stack of a thread inside.
 const STACK_BYTES: usize = 512 << 10;
-/// TIMEOUT: a guest says who it is within a network's round trip; on a host in trouble within seconds.
+/// TIMEOUT: a guest says who it is within a network's round trip; on a host in trouble within
+/// seconds.
 const HALL: Duration = Duration::from_secs(10);
 /// TIMEOUT: agents report each second; a minute of silence is a forgotten connection.
 const IDLE: Duration = Duration::from_secs(60);
@@ -58,7 +62,8 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
-/// What is served. Only [`answer`](Self::answer) may wait; it is called on the thread of a connection.
+/// What is served. Only [`answer`](Self::answer) may wait; it is called on the thread of a
+/// connection.
 pub trait Site: Send + Sync {
     /// What everybody has to know.
     fn secret(&self) -> &Secret;
@@ -146,8 +151,9 @@ impl Hall<'_> {
             if open && ready.first() == Some(&true) {
                 self.let_in()?;
             }
-            // Those who came just now are looked at in the next step. Where one had to make room, the list is off by one for those after it,
-            // which costs them a look in vain or a step: nobody is waited for.
+            // Those who came just now are looked at in the next step. Where one had to make room,
+            // the list is off by one for those after it, which costs them a look in vain or a step:
+            // nobody is waited for.
             let mut at = ready.len().saturating_sub(1);
             while at > 0 {
                 at -= 1;
@@ -217,7 +223,8 @@ impl Hall<'_> {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(()),
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    // Out of descriptors: a guest gives one back, and those inside will close theirs.
+                    // Out of descriptors: a guest gives one back, and those inside will close
+                    // theirs.
                     _ if matches!(error.raw_os_error(), Some(23 | 24)) => {
                         self.make_room();
                         self.shut_until = Some(Instant::now() + Duration::from_millis(50));

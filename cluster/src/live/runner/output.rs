@@ -1,7 +1,9 @@
-//! What a job writes to one of its outputs: through a pipe into a file that is bounded, so that no job fills the disk that it shares with others.
+//! What a job writes to one of its outputs: through a pipe into a file that is bounded, so that no
+//! job fills the disk that it shares with others.
 //!
-//! The file is made by the runner before it gives up any right, in a directory that the job cannot change, and belongs to the job's user.
-//! Full, it becomes `NAME.1` and a new one begins: the last [`FILE_BYTES`] are always there.
+//! The file is made by the runner before it gives up any right, in a directory that the job cannot
+//! change, and belongs to the job's user. Full, it becomes `NAME.1` and a new one begins: the last
+//! [`FILE_BYTES`] are always there.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -73,7 +75,8 @@ impl Output {
         self.source.as_ref().map(AsFd::as_fd)
     }
 
-    /// Takes what is there. It never waits for the job; what cannot be written is lost, so that the job does not wait for a disk for ever.
+    /// Takes what is there. It never waits for the job; what cannot be written is lost, so that the
+    /// job does not wait for a disk for ever.
     pub fn pump(&mut self) {
         let mut chunk = [0; 64 << 10];
         // As much as a pipe holds, several times: then the runner looks around again.
