@@ -421,7 +421,7 @@ macro_rules! driver_table {
             cuMemGetAttribute "cuMemGetAttribute" 0 legacy pass_through none none "memory-query" _ 0 nosim _;
             cuMemGetAttribute_v2 "cuMemGetAttribute" 0 legacy pass_through none none "memory-query" _ 0 nosim _;
             cuMemGetDefaultMemPool "cuMemGetDefaultMemPool" 13000 legacy track_handle none device "pool" 3 0 sim (a0: *mut CUmemoryPool, a1: *mut CUmemLocation, a2: CUmemAllocationType);
-            cuMemGetHandleForAddressRange "cuMemGetHandleForAddressRange" 11070 legacy track_handle none device "ipc" 5 0 nosim (a0: *mut c_void, a1: CUdeviceptr, a2: usize, a3: CUmemRangeHandleType, a4: u64);
+            cuMemGetHandleForAddressRange "cuMemGetHandleForAddressRange" 11070 legacy track_handle none device "ipc" 5 0 sim (a0: *mut c_void, a1: CUdeviceptr, a2: usize, a3: CUmemRangeHandleType, a4: u64);
             cuMemGetInfo "cuMemGetInfo" 2000 legacy virtualise_report reports_memory device "memory-query" 2 0 sim (a0: *mut u32, a1: *mut u32);
             cuMemGetInfo_v2 "cuMemGetInfo" 3020 legacy virtualise_report reports_memory device "memory-query" 2 0 sim (a0: *mut usize, a1: *mut usize);
             cuMemGetLocationInfo "cuMemGetLocationInfo" 13040 legacy pass_through none managed "managed/prefetch" 5 0 nosim (a0: CUdeviceptr, a1: usize, a2: usize, a3: usize, a4: *mut CUmemLocation);

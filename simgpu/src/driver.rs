@@ -198,7 +198,15 @@ impl Driver {
         if visible.is_empty() {
             return Err(InitError::Nothing(list.unwrap_or_default()));
         }
-        let memory = Arc::new(Memory::new(devices).map_err(InitError::Memory)?);
+        let headroom = match env("SUBLET_SIM_HEADROOM") {
+            Some(text) => Some(crate::profile::parse_bytes(&text).ok_or_else(|| {
+                InitError::Config(BadConfig(format!(
+                    "SUBLET_SIM_HEADROOM={text}: expected a size with a unit, such as 4GiB or 0B"
+                )))
+            })?),
+            None => None,
+        };
+        let memory = Arc::new(Memory::new(devices, headroom).map_err(InitError::Memory)?);
         let pools = Arc::new(Registry::<Pool>::default());
         let device_pools = (0..devices)
             .map(|device| {

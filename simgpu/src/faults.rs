@@ -18,11 +18,12 @@ enum Fault {
     Slow { call: String, us: u64 },
     /// The call answers success and does nothing after the first `after` calls.
     Lose { call: String, after: u64 },
-    /// The call answers `status` after the first `after` calls.
+    /// The call answers `status` after the first `after` calls, `times` times.
     Fail {
         call: String,
         status: u32,
         after: u64,
+        times: u64,
     },
 }
 
@@ -94,6 +95,7 @@ impl Faults {
                 "fail" => Fault::Fail {
                     status: number("status", None, &mut text)? as u32,
                     after: number("after", Some(0), &mut text)?,
+                    times: number("times", Some(u64::MAX), &mut text)?,
                     call: text("call")?,
                 },
                 "lose" => Fault::Lose {
@@ -180,8 +182,12 @@ impl Faults {
                     call,
                     status,
                     after,
-                } if call == name && count.fetch_add(1, Relaxed) >= *after => {
-                    return Err(CUresult(*status));
+                    times,
+                } if call == name => {
+                    let calls = count.fetch_add(1, Relaxed);
+                    if calls >= *after && calls - after < *times {
+                        return Err(CUresult(*status));
+                    }
                 }
                 Fault::Lose { call, after }
                     if call == name && count.fetch_add(1, Relaxed) >= *after =>
@@ -230,6 +236,15 @@ mod tests {
             Err(CUresult::CUDA_SUCCESS),
             "not carried out, and not told"
         );
+    }
+
+    #[test]
+    fn a_call_may_fail_some_times_and_work_again() {
+        let faults = Faults::parse("fail:call=cuMemAlloc_v2,status=2,after=1,times=2").unwrap();
+        let works: Vec<bool> = (0..5)
+            .map(|_| faults.call(Symbol::cuMemAlloc_v2).is_ok())
+            .collect();
+        assert_eq!(works, [true, false, false, true, true]);
     }
 
     #[test]

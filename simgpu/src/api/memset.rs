@@ -13,6 +13,10 @@ fn fill(stream: CUstream, default: Default, fill: Fill) -> Done {
         return Ok(());
     }
     check(driver, &fill)?;
+    if fill.value != 0 && fill.height == 1 {
+        // Said at once where it can be: what fails on the device ends the context.
+        driver.memory.may_fill(fill.address, fill.bytes())?;
+    }
     stream.submit(driver, Work::Fill(fill))
 }
 

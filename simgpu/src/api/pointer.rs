@@ -36,6 +36,8 @@ enum Value {
     Int(u32),
     Wide(u64),
     Bool(bool),
+    /// A token for other devices' drivers, and one for the address space.
+    Tokens(u64, u32),
 }
 
 impl Value {
@@ -45,6 +47,10 @@ impl Value {
             match self {
                 Self::Int(value) => Out::new(to.cast::<u32>()).put(value),
                 Self::Wide(value) => Out::new(to.cast::<u64>()).put(value),
+                Self::Tokens(token, space) => {
+                    Out::new(to.cast::<u64>()).put(token)?;
+                    Out::new(to.cast::<u32>().add(2)).put(space)
+                }
                 Self::Bool(value) => Out::new(to.cast::<c_int>()).put(c_int::from(value)),
             }
         }
@@ -62,6 +68,22 @@ impl Value {
             _ => Self::Wide(0),
         }
     }
+}
+
+/// The handle behind a region that was made for other devices to reach.
+fn rdma_handle(driver: &Driver, region: &Region) -> Option<u64> {
+    let Kind::Mapping { handle, .. } = region.kind else {
+        return None;
+    };
+    let handles = driver.memory.handles.lock();
+    let capable = handles
+        .get(handle)
+        .ok()?
+        .prop
+        .allocFlags
+        .gpuDirectRDMACapable
+        != 0;
+    capable.then_some(handle)
 }
 
 fn value(
@@ -88,7 +110,11 @@ fn value(
         DEVICE_POINTER => Value::Wide(address),
         HOST_POINTER if host || managed => Value::Wide(address),
         HOST_POINTER => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-        P2P_TOKENS => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        // What stands for the pages: those of another handle at the same address have another token.
+        P2P_TOKENS => match rdma_handle(driver, region) {
+            Some(handle) => Value::Tokens(handle, 1),
+            None => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        },
         SYNC_MEMOPS => Value::Bool(region.sync_memops),
         BUFFER_ID => Value::Wide(region.id),
         IS_MANAGED => Value::Bool(managed),
@@ -106,7 +132,7 @@ fn value(
                 .map_or(0, |handle| handle.prop.requestedHandleTypes.0.into()),
             _ => 0,
         }),
-        IS_RDMA_CAPABLE => Value::Bool(false),
+        IS_RDMA_CAPABLE => Value::Bool(rdma_handle(driver, region).is_some()),
         ACCESS_FLAGS => Value::Int(match &region.kind {
             Kind::Mapping { access, .. } => {
                 access.iter().map(|(_, flags)| *flags).max().unwrap_or(0)

@@ -214,6 +214,20 @@ api! {
         )?))
     }
 
+    fn cuMemGetHandleForAddressRange(
+        to: Out<c_void>, address: CUdeviceptr, bytes: usize, kind: u32, flags: u64,
+    ) {
+        const DMA_BUF_FD: u32 = 1;
+        let driver = driver()?;
+        to.check()?;
+        if kind != DMA_BUF_FD || flags & !1 != 0 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let fd = driver.memory.range_descriptor(address.0, bytes as u64)?;
+        // SAFETY: for this kind of handle the program points to an int.
+        unsafe { Out::new(to.raw().cast::<c_int>()) }.put(fd)
+    }
+
     fn cuIpcGetMemHandle(to: Out<CUipcMemHandle>, address: CUdeviceptr) {
         let (driver, _) = current()?;
         to.check()?;

@@ -207,6 +207,8 @@ pub struct View<'a> {
     device: usize,
     /// Bytes translated that the device reaches over its link.
     over_the_link: Cell<u64>,
+    /// The host has no pages for what is to be written.
+    is_short: Cell<bool>,
 }
 
 impl<'a> View<'a> {
@@ -215,6 +217,7 @@ impl<'a> View<'a> {
             memory,
             device,
             over_the_link: Cell::new(0),
+            is_short: Cell::new(false),
         }
     }
 }
@@ -222,6 +225,10 @@ impl<'a> View<'a> {
 impl DeviceMemory for View<'_> {
     fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
         let host = self.translate_to_read(dptr, bytes)?;
+        if self.memory.may_fill(dptr, bytes).is_err() {
+            self.is_short.set(true);
+            return None;
+        }
         self.memory.may_write(dptr, bytes);
         Some(host)
     }
@@ -293,7 +300,13 @@ impl KernelLaunch {
             return (Ok(()), 0);
         };
         let view = View::new(memory, device);
-        let outcome = (twin.run)(&self.launch(&view)).map_err(status_of);
+        let outcome = (twin.run)(&self.launch(&view)).map_err(|fault| {
+            if view.is_short.get() {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY
+            } else {
+                status_of(fault)
+            }
+        });
         (outcome, view.over_the_link.get())
     }
 }
@@ -345,6 +358,11 @@ impl Copy {
                 slice * self.to.slice + line * self.to.pitch,
                 self.width,
             )?;
+            self.may_fill(
+                memory,
+                slice * self.to.slice + line * self.to.pitch,
+                self.width,
+            )?;
             // SAFETY: device sides were translated for their whole length; host sides are the program's to vouch for, as
             // with any driver. Source and target may overlap.
             unsafe { self.move_bytes(memory, (slice, line, 0), from, to, self.width) };
@@ -386,9 +404,26 @@ impl Copy {
     pub fn run_part(&self, memory: &Memory, from: u64, to: u64) -> Result<(), CUresult> {
         let source = resolve(memory, &self.from, from, to - from)?;
         let target = resolve(memory, &self.to, from, to - from)?;
+        self.may_fill(memory, from, to - from)?;
         // SAFETY: as in `run`.
         unsafe { self.move_bytes(memory, (0, 0, from), source, target, to - from) };
         Ok(())
+    }
+
+    /// Before bytes of the target are written; what a copy takes from memory that was never written takes no pages there either.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY` where the host has no pages for it.
+    pub fn may_fill(&self, memory: &Memory, offset: u64, bytes: u64) -> Result<(), CUresult> {
+        let to = self.to.address + offset;
+        if !memory.is_device_address(to) {
+            return Ok(());
+        }
+        let from = self.from.address + offset;
+        if self.from.staged.is_some() {
+            return memory.may_fill(to, bytes);
+        }
+        memory.may_copy(from, to, bytes, self.private)
     }
 }
 
@@ -409,6 +444,7 @@ impl Fill {
                 unsafe { memory.zero(self.address + row * self.pitch, target, row_bytes, false) };
                 continue;
             }
+            memory.may_fill(self.address + row * self.pitch, row_bytes)?;
             memory.will_write(self.address + row * self.pitch, row_bytes);
             // SAFETY: translated for the whole row; addresses are multiples of the element, which the entry checked.
             unsafe {
@@ -438,6 +474,9 @@ fn word(memory: &Memory, address: u64, wide: bool) -> Result<*mut u8, CUresult> 
 /// `ILLEGAL_ADDRESS` when it is not mapped.
 pub fn write_word(memory: &Memory, address: u64, value: u64, wide: bool) -> Result<(), CUresult> {
     let at = word(memory, address, wide)?;
+    if memory.is_device_address(address) {
+        memory.may_fill(address, if wide { 8 } else { 4 })?;
+    }
     memory.will_write(address, 8);
     // SAFETY: translated, and aligned as the entry checked; the program reads it while we write, hence an atomic.
     unsafe {

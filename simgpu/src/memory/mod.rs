@@ -5,6 +5,7 @@
 //! allocations share them, as on real devices.
 
 mod backing;
+mod bound;
 mod extents;
 pub mod ipc;
 mod known;
@@ -129,16 +130,17 @@ pub struct Memory {
     window: Window,
     inner: RwLock<Inner>,
     next_id: AtomicU64,
+    bound: bound::Bound,
     /// VMM handles.
     pub(crate) handles: crate::lock::Mutex<vmm::Handles>,
 }
 
 impl Memory {
-    /// An empty address space.
+    /// An empty address space. `headroom`: bytes of the host's memory that are left to it, `None` for a part of it.
     ///
     /// # Errors
     /// The kernel's, when no address space can be had.
-    pub fn new(devices: usize) -> std::io::Result<Self> {
+    pub fn new(devices: usize, headroom: Option<u64>) -> std::io::Result<Self> {
         let window = Window::new()?;
         let mut space = Ranges::default();
         // Address 0 of the window stays unused: an off-by-one below the first allocation must not be valid.
@@ -151,6 +153,7 @@ impl Memory {
                 ..Inner::default()
             }),
             next_id: AtomicU64::new(1),
+            bound: bound::Bound::new(headroom),
             handles: crate::lock::Mutex::new(vmm::Handles::default()),
         })
     }

@@ -538,6 +538,30 @@ impl Memory {
         Ok(copy)
     }
 
+    /// A descriptor of the pages behind a range, as another device's driver takes it (`cuMemGetHandleForAddressRange`). The pages are meant and
+    /// not the address: it goes on to stand for them when others are mapped there.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for anything but whole pages of one mapping, `NOT_SUPPORTED` for memory that was not made to be exported: a
+    /// part of the common file has no descriptor of its own.
+    pub fn range_descriptor(&self, address: u64, bytes: u64) -> Result<RawFd> {
+        let (id, range) = self
+            .mapped_at(address)
+            .filter(|_| bytes > 0 && address.is_multiple_of(super::PAGE))
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        if !bytes.is_multiple_of(super::PAGE) || bytes > range.end - address {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let handles = self.handles.lock();
+        let own = handles.get(id)?.own.as_ref();
+        let own = own.ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED)?;
+        // SAFETY: duplicates a live descriptor; the copy is the program's.
+        match unsafe { libc::fcntl(own.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) } {
+            copy if copy < 0 => Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM),
+            copy => Ok(copy),
+        }
+    }
+
     /// A handle for memory that another process exported. The descriptor stays the caller's.
     ///
     /// # Errors
