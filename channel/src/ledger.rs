@@ -71,6 +71,11 @@ fn mark(bytes: u64) -> u64 {
     bytes.div_ceil(UNDECIDED_UNIT) << UNDECIDED_SHIFT
 }
 
+/// Bytes of a held word that are nobody's to take back.
+fn settled(word: u64) -> u64 {
+    (word & BYTES).saturating_sub((word >> UNDECIDED_SHIFT).saturating_mul(UNDECIDED_UNIT))
+}
+
 /// What a tenant holds on one device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Look {
@@ -396,7 +401,7 @@ impl TenantPage {
         self.in_use().any(|slot| slot.pid.load(Relaxed) != 0)
     }
 
-    /// What process `pid` of this tenant holds on `device`, in bytes; `None`: no process of this tenant.
+    /// What process `pid` of this tenant holds on `device`, in bytes, without what may yet be taken back; `None`: no process of this tenant.
     pub fn process_bytes(&self, pid: u32, device: usize) -> Option<u64> {
         let mut own = self
             .in_use()
@@ -404,8 +409,8 @@ impl TenantPage {
             .peekable();
         own.peek()?;
         Some(own.fold(0, |sum: u64, slot| {
-            let held = slot.held_bytes.get(device);
-            sum.saturating_add(held.map_or(0, |held| held.load(Relaxed)))
+            let word = slot.held_bytes.get(device);
+            sum.saturating_add(word.map_or(0, |word| settled(word.load(Relaxed))))
         }))
     }
 

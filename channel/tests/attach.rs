@@ -128,12 +128,16 @@ fn grants_requests_memory_and_records_cross_the_channel() {
         .prepay(0, 70, gate.limit_bytes(), false)
         .expect("fits");
     assert_eq!((prepaid.bytes(), tenant.page.used_bytes(0)), (70, 70));
+    // A process is not said to hold what may yet be taken back, nor the mark of it.
+    tenant.page.name_slot(client.arbiter.tenant_slot(), 4711);
+    assert_eq!(tenant.page.process_bytes(4711, 0), Some(0));
     let over = account
         .prepay(0, 31, gate.limit_bytes(), true)
         .expect_err("nobody decides in time");
     assert_eq!(over.used_bytes, 0, "nothing is settled");
     account.settle(0, prepaid, 20);
     assert_eq!(tenant.page.used_bytes(0), 20);
+    assert_eq!(tenant.page.process_bytes(4711, 0), Some(20));
     account.release(0, 20);
 
     // A shared block counts once, for the lowest slot that has it, until nobody has it.

@@ -69,7 +69,15 @@ impl Quota {
         if !self.tenant.names_slots() {
             return Some(Held::Unknown);
         }
-        self.tenant.process_bytes(pid, self.device).map(Held::Bytes)
+        let grant = self.arbiter.device(self.device);
+        // A page says what its processes write; no process has more than the device.
+        let most = match grant.map_or(0, channel::DeviceGrant::physical_total_bytes) {
+            0 => u64::MAX,
+            physical => physical,
+        };
+        self.tenant
+            .process_bytes(pid, self.device)
+            .map(|bytes| Held::Bytes(bytes.min(most)))
     }
 
     /// Whether it is one of the job's; says what it holds.
