@@ -522,6 +522,14 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             );
             ("gap", message, fields)
         }
+        Told::NoHashes { status } => {
+            fields.push(("status", Value::from(status)));
+            let message = format!(
+                "job `{job}` copies all of its memory when it leaves device {}: the driver did not load what recognises unchanged memory (error {status}); it is asked again at later evictions",
+                record.device
+            );
+            ("no_hashes", message, fields)
+        }
         Told::HostShort {
             needed_bytes,
             available_bytes,

@@ -194,7 +194,7 @@ impl Default for ArbiterHalf {
             residency: Default::default(),
             host_budget_bytes: Default::default(),
             resize: Default::default(),
-            reserved: 0,
+            pin_permit: Default::default(),
             anchor: Default::default(),
             devices: std::array::from_fn::<_, MAX_DEVICES, _>(|_| DeviceGrant::default()),
         }

@@ -39,6 +39,11 @@ pub enum Event {
         /// Limit in bytes of the control group that allows no more; 0: the host itself has no more.
         group_limit_bytes: u64,
     },
+    /// The kernel that recognises unchanged memory could not be had, so that an eviction copies all of it; said once.
+    NoHashes {
+        /// What the driver said.
+        status: u32,
+    },
 }
 
 /// Why a client lets submissions pass without a grant.
@@ -85,6 +90,7 @@ impl Event {
                 available_bytes,
                 group_limit_bytes,
             } => (4, [needed_bytes, available_bytes, group_limit_bytes, 0]),
+            Self::NoHashes { status } => (5, [u64::from(status), 0, 0, 0]),
         }
     }
 
@@ -113,6 +119,9 @@ impl Event {
                 needed_bytes,
                 available_bytes,
                 group_limit_bytes,
+            },
+            (5, [status, ..]) => Self::NoHashes {
+                status: u32::try_from(status).unwrap_or(u32::MAX),
             },
             (kind, _) => return Err(BadRecord { kind }),
         })

@@ -84,7 +84,9 @@ pub struct ArbiterHalf {
     pub(crate) host_budget_bytes: AtomicU64,
     /// Number of the last request to change the job's size, and the GPUs it is to go on with in the lower 16 bits; 0: none. Since 1.3.
     pub(crate) resize: AtomicU64,
-    pub(crate) reserved: u64,
+    /// Number of the request to lock host memory that is granted in the upper 16 bits; below, until when, by `CLOCK_MONOTONIC` in
+    /// microseconds. 0: nobody has to ask.
+    pub(crate) pin_permit: AtomicU64,
     /// Which submissions are boundaries: thread slot plus one above, signature below; 0: none. Since 1.1.
     pub(crate) anchor: AtomicU64,
     pub(crate) devices: [DeviceGrant; MAX_DEVICES],
@@ -140,7 +142,9 @@ pub struct ClientHalf {
     pub(crate) reserved1: u32,
     /// What kinds of memory stay on each device whatever happens: a byte each, see `residency::STAYING`. Since 1.3.
     pub(crate) staying: [AtomicU64; 2],
-    pub(crate) reserved: [u64; 2],
+    /// Number of the request to lock host memory, 1 to 65535; 0: there is none.
+    pub(crate) pin_wanted: AtomicU64,
+    pub(crate) reserved: u64,
     pub(crate) wants: [Want; MAX_DEVICES],
     pub(crate) threads: [ThreadSlot; THREAD_SLOTS],
     pub(crate) streams: [StreamSlot; STREAM_SLOTS],
@@ -331,6 +335,8 @@ mod promise {
     const _: () = assert!(offset_of!(DeviceGrant, order) == 64);
     const _: () = assert!(offset_of!(ArbiterHalf, orders) == 88);
     const _: () = assert!(offset_of!(ArbiterHalf, resize) == 104);
+    const _: () = assert!(offset_of!(ArbiterHalf, pin_permit) == 112);
+    const _: () = assert!(offset_of!(ClientHalf, pin_wanted) == 112);
     const _: () = assert!(offset_of!(ClientHalf, resize_ready) == 80);
     const _: () = assert!(offset_of!(ClientHalf, resize_listens) == 88);
     const _: () = assert!(offset_of!(Want, answer) == 8 && offset_of!(Want, room_bytes) == 56);

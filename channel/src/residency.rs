@@ -216,8 +216,48 @@ impl ArbiterHalf {
     }
 }
 
+/// Bits of a permit that say until when it holds, in microseconds.
+const PERMIT_BITS: u32 = 48;
+const PERMIT_US: u64 = (1 << PERMIT_BITS) - 1;
+
+/// The arbiter's end: what is to be looked at again.
+impl ArbiterHalf {
+    /// Wakes the client's agent, and threads that wait for device memory: something that they may wait for has changed.
+    pub fn nudge(&self) {
+        let count = self.orders.load(Relaxed).wrapping_add(1);
+        self.orders.store(count, Release);
+        self.orders.wake_all();
+    }
+
+    /// From here on the client locks no host memory without a permit. Before the page is published.
+    pub fn ask_before_pinning(&self) {
+        self.pin_permit.store(1, Relaxed);
+    }
+
+    /// Grants the client's request of that number, and wakes its agent.
+    pub fn permit_pinning(&self, number: u16, until_mono_ns: u64) {
+        let until_us = (until_mono_ns / 1000) & PERMIT_US;
+        // SYNC(permit): a number on its own; the wake-up follows.
+        self.pin_permit
+            .store(u64::from(number) << PERMIT_BITS | until_us.max(1), Relaxed);
+        self.nudge();
+    }
+}
+
 /// The client's view.
 impl ArbiterHalf {
+    /// Whether the client has to ask before it locks host memory.
+    pub fn pinning_needs_permit(&self) -> bool {
+        self.pin_permit.load(Relaxed) != 0
+    }
+
+    /// Until when the request of that number is granted, in nanoseconds of `CLOCK_MONOTONIC`; `None`: it is not.
+    pub fn pinning_permitted_until(&self, number: u16) -> Option<u64> {
+        let word = self.pin_permit.load(Relaxed);
+        (number != 0 && word >> PERMIT_BITS == u64::from(number))
+            .then_some((word & PERMIT_US).saturating_mul(1000))
+    }
+
     /// What may be done to the client's memory.
     pub fn residency(&self) -> ResidencyMode {
         let bits = self.residency.load(Relaxed);
@@ -299,6 +339,19 @@ impl Want {
     /// The thread has stopped waiting for them.
     pub fn end_room(&self, bytes: u64) {
         self.room_bytes.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// Locking host memory: one client of a host at a time does.
+impl ClientHalf {
+    /// Asks for a permit, by a number that was not used lately; 0 gives it back, or takes the request back. The doorbell is rung after this.
+    pub fn want_to_pin(&self, number: u16) {
+        self.pin_wanted.store(u64::from(number), Relaxed);
+    }
+
+    /// Number of the client's request; 0: there is none, or none that makes sense.
+    pub fn wants_to_pin(&self) -> u16 {
+        u16::try_from(self.pin_wanted.load(Relaxed)).unwrap_or(0)
     }
 }
 
@@ -456,6 +509,30 @@ mod tests {
         want.end_room(5);
         assert_eq!(page.room_bytes(2), 6);
         assert_eq!(page.room_bytes(crate::MAX_DEVICES), 0);
+    }
+
+    #[test]
+    fn a_permit_to_lock_host_memory_is_for_one_request() {
+        let half = ArbiterHalf::default();
+        assert!(
+            !half.pinning_needs_permit(),
+            "an arbiter that hands none out"
+        );
+        half.ask_before_pinning();
+        assert!(half.pinning_needs_permit());
+        assert_eq!(half.pinning_permitted_until(1), None);
+        let seen = half.orders();
+        half.permit_pinning(7, 5_000_000);
+        assert_ne!(half.orders(), seen, "whoever waits for it is woken");
+        assert_eq!(half.pinning_permitted_until(7), Some(5_000_000));
+        assert_eq!(half.pinning_permitted_until(8), None);
+        assert_eq!(half.pinning_permitted_until(0), None);
+        let (page, _fd) = Mapped::<ClientHalf>::create(Writers::Holders).unwrap();
+        assert_eq!(page.wants_to_pin(), 0);
+        page.want_to_pin(9);
+        assert_eq!(page.wants_to_pin(), 9);
+        page.pin_wanted.store(1 << 20, Relaxed);
+        assert_eq!(page.wants_to_pin(), 0);
     }
 
     #[test]

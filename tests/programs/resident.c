@@ -28,6 +28,16 @@
 //                         with pointers (0) or packed parameters (1), by
 //                         cuLaunchKernelEx (2), of a library (3); and waits. The kernel
 //                         is of the file of PTX that RESIDENT_KERNELS names
+//   card BYTES            as vmm, made for network cards to reach                    -> STATUS ID
+//   hold ID | let ID      cuMemRetainAllocationHandle of its address | its release   -> STATUS
+//   tokens ID             its tokens for other devices' drivers                      -> STATUS
+//   descriptor ID         cuMemGetHandleForAddressRange of all of it                 -> STATUS
+//   alias ID              its handle exported, imported and mapped elsewhere         -> STATUS ID
+//   remap ID              other pages with the same contents at the same address     -> STATUS
+//   expect ID VALUE       a stream waits for VALUE in the first word                 -> STATUS
+//   reached               cuStreamQuery of it                                        -> STATUS
+//   poke ID VALUE         VALUE is copied to the first word                          -> STATUS
+//   word ID               the first word                                             -> STATUS VALUE
 //   where ID              the kind of location of a vmm allocation: 1 is the device  -> STATUS KIND
 //   host BYTES            pinned host memory of the program's own                    -> STATUS
 //   churn COUNT           so many pairs of cuMemAlloc and cuMemFree of 4 KiB         -> STATUS NANOSECONDS
@@ -101,11 +111,34 @@ static cu_status map(struct held *what) {
     return status;
 }
 
-static cu_status vmm(struct held *what) {
-    struct properties properties = {.type = 1, .handle_types = 1, .location = {1, 0}};
+static cu_status vmm(struct held *what, int rdma) {
+    struct properties properties = {.type = 1, .handle_types = 1, .location = {1, 0}, .rdma = rdma};
     cu_status status = CALL("cuMemAddressReserve", &what->address, what->bytes, (size_t)0, (W)0, (W)0);
     if (!status) status = CALL("cuMemCreate", &what->handle, what->bytes, &properties, (W)0);
     return status ? status : map(what);
+}
+
+// What an eviction does, by hand: what knows the pages and not the address is not told.
+static cu_status remap(struct held *what) {
+    struct properties properties = {.type = 1, .handle_types = 1, .location = {1, 0}};
+    void *contents = malloc(what->bytes);
+    cu_status status = CALL("cuMemcpyDtoH_v2", contents, what->address, what->bytes);
+    if (!status) status = CALL("cuMemUnmap", what->address, what->bytes);
+    if (!status) status = CALL("cuMemRelease", what->handle);
+    if (!status) status = CALL("cuMemCreate", &what->handle, what->bytes, &properties, (W)0);
+    if (!status) status = map(what);
+    if (!status) status = CALL("cuMemcpyHtoD_v2", what->address, contents, what->bytes);
+    free(contents);
+    return status;
+}
+
+static cu_status alias(struct held *of, struct held *new) {
+    int fd = -1;
+    new->bytes = of->bytes;
+    cu_status status = CALL("cuMemExportToShareableHandle", &fd, of->handle, 1u, (W)0);
+    if (!status) status = CALL("cuMemImportFromShareableHandle", &new->handle, (void *)(intptr_t)fd, 1u);
+    if (!status) status = CALL("cuMemAddressReserve", &new->address, new->bytes, (size_t)0, (W)0, (W)0);
+    return status ? status : map(new);
 }
 
 static cu_status graph(struct held *what, unsigned value) {
@@ -193,11 +226,12 @@ int main(void) {
         size_t wrong = 0;
         if (!strcmp(verb, "init")) {
             printf("%d\n", use_device(0));
-        } else if (!strcmp(verb, "alloc") || !strcmp(verb, "vmm")) {
+        } else if (!strcmp(verb, "alloc") || !strcmp(verb, "vmm") || !strcmp(verb, "card")) {
             struct held *new = &held[count];
             memset(new, 0, sizeof *new);
             new->bytes = first;
-            cu_status status = *verb == 'v' ? vmm(new) : CALL("cuMemAlloc_v2", &new->address, new->bytes);
+            cu_status status =
+                *verb == 'a' ? CALL("cuMemAlloc_v2", &new->address, new->bytes) : vmm(new, *verb == 'c');
             printf("%d %d\n", status, status ? -1 : count++);
         } else if (!strcmp(verb, "free")) {
             printf("%d\n", CALL("cuMemFree_v2", of->address));
@@ -266,6 +300,37 @@ int main(void) {
         } else if (!strcmp(verb, "ipc")) {
             char handle[64];
             printf("%d\n", CALL("cuIpcGetMemHandle", handle, of->address));
+        } else if (!strcmp(verb, "hold")) {
+            W handle = 0;
+            printf("%d\n", CALL("cuMemRetainAllocationHandle", &handle, of->address));
+        } else if (!strcmp(verb, "let")) {
+            printf("%d\n", CALL("cuMemRelease", of->handle));
+        } else if (!strcmp(verb, "tokens")) {
+            W tokens[2] = {0, 0};
+            printf("%d\n", CALL("cuPointerGetAttribute", tokens, 5u, of->address));
+        } else if (!strcmp(verb, "descriptor")) {
+            int fd = -1;
+            printf("%d\n", CALL("cuMemGetHandleForAddressRange", &fd, of->address, of->bytes, 1u, (W)0));
+        } else if (!strcmp(verb, "alias")) {
+            struct held *new = &held[count];
+            memset(new, 0, sizeof *new);
+            cu_status status = alias(of, new);
+            printf("%d %d\n", status, status ? -1 : count++);
+        } else if (!strcmp(verb, "remap")) {
+            printf("%d\n", remap(of));
+        } else if (!strcmp(verb, "expect")) {
+            cu_status status = waiting ? 0 : CALL("cuStreamCreate", &waiting, 1u);
+            if (!status) status = CALL("cuStreamWaitValue32_v2", waiting, of->address, (unsigned)second, 1u);
+            printf("%d\n", status);
+        } else if (!strcmp(verb, "reached")) {
+            printf("%d\n", CALL("cuStreamQuery", waiting));
+        } else if (!strcmp(verb, "poke")) {
+            unsigned value = second;
+            printf("%d\n", CALL("cuMemcpyHtoD_v2", of->address, &value, sizeof value));
+        } else if (!strcmp(verb, "word")) {
+            unsigned value = 0;
+            cu_status status = CALL("cuMemcpyDtoH_v2", &value, of->address, sizeof value);
+            printf("%d %u\n", status, value);
         } else if (!strcmp(verb, "host")) {
             W at = 0;
             printf("%d\n", CALL("cuMemAllocHost_v2", &at, (size_t)first));

@@ -7,6 +7,7 @@ mod last_use;
 mod limits;
 mod looks;
 mod moves;
+mod remembered;
 
 use channel::{OrderState, Reason, ResidencyMode, Verb};
 use tests::fake::{Attached, Listening, TOKEN};

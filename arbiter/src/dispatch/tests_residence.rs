@@ -574,3 +574,51 @@ fn an_allocation_that_waits_for_room_gets_it() {
         world.open
     );
 }
+
+#[test]
+fn who_arrives_is_woken_when_others_leave() {
+    let mut world = World::two(100);
+    world.run(5 * S, |_, _| true);
+    // Each order is one word to the agent; what is more says that there is room.
+    for agent in &world.agents {
+        let order = agent.pages.arbiter.device(0).and_then(|one| one.order());
+        let orders = order.expect("an order").number;
+        let told = u64::from(agent.pages.arbiter.orders());
+        assert!(told > orders, "{told} words for {orders} orders");
+    }
+    // Nobody leaves, nobody is woken.
+    world.run(S, |_, _| false);
+    let told: Vec<u32> = world
+        .agents
+        .iter()
+        .map(|one| one.pages.arbiter.orders())
+        .collect();
+    world.run(5 * S, |_, _| false);
+    for (agent, told) in world.agents.iter().zip(told) {
+        assert_eq!(agent.pages.arbiter.orders(), told);
+    }
+}
+
+#[test]
+fn one_of_two_that_leave_locks_host_memory_at_a_time() {
+    let mut world = World::two(100);
+    world.run(10 * MS, |_, _| false);
+    for agent in &world.agents {
+        agent.pages.client.want_to_pin(3);
+    }
+    world.run(100 * MS, |_, _| false);
+    let has = |world: &World, at: usize, number: u16| {
+        let arbiter = &world.agents[at].pages.arbiter;
+        arbiter.pinning_permitted_until(number).is_some()
+    };
+    assert!(has(&world, 0, 3) && !has(&world, 1, 3));
+    world.agents[0].pages.client.want_to_pin(0);
+    world.run(100 * MS, |_, _| false);
+    assert!(has(&world, 1, 3));
+    // The other one keeps it, and loses it when its term is over.
+    world.agents[0].pages.client.want_to_pin(4);
+    world.run(100 * MS, |_, _| false);
+    assert!(!has(&world, 0, 4));
+    world.run(S, |_, _| false);
+    assert!(has(&world, 0, 4));
+}

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use host_memory::Memory;
 use policy::TenantId;
 
+use super::pins::Pins;
+
 /// Of the host's free memory this much is left alone, beside a sixteenth of what there is.
 const MARGIN_BYTES: u64 = 256 << 20;
 
@@ -75,6 +77,8 @@ pub struct HostBooks {
     /// What the host could still give; `None`: not known.
     free_bytes: Option<u64>,
     uses: BTreeMap<(u64, usize), Use>,
+    /// Whose turn it is to lock some of it.
+    pub pins: Pins,
 }
 
 impl HostBooks {
@@ -113,6 +117,7 @@ impl HostBooks {
 
     /// A client is gone, with all that it had.
     pub fn forget(&mut self, client: u64) {
+        self.pins.forget(client);
         self.uses.retain(|(id, _), _| *id != client);
     }
 

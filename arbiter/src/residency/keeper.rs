@@ -32,6 +32,8 @@ const SOON_NS: u64 = 50_000;
 const BEGUN_NS: u64 = 1_000_000;
 /// Between two looks at who waits.
 const TICK_NS: u64 = 20_000_000;
+/// The same while somebody locks host memory, or waits for a turn.
+const PIN_NS: u64 = 2_000_000;
 /// Host memory is moved back and forth for no less than this, or for all that is missing.
 const FIT_BYTES: u64 = 64 << 20;
 /// And no sooner than this after the last time.
@@ -84,6 +86,8 @@ pub struct Keeper {
     moved_ns: u64,
     news: Vec<News>,
     lodgers: Vec<Lodger>,
+    /// What each job had on the device at the last look.
+    occupied: Vec<(TenantId, u64)>,
 }
 
 /// Whether every process of a tenant can run, some of them before all of their memory is back.
@@ -108,6 +112,7 @@ impl Keeper {
             moved_ns: 0,
             news: Vec::new(),
             lodgers: Vec::new(),
+            occupied: Vec::new(),
         }
     }
 
@@ -200,7 +205,9 @@ impl Keeper {
         for guest in guests {
             self.look(now_ns, guest);
         }
+        let pinning = self.permit_pinning(now_ns, guests);
         self.count(guests);
+        self.tell_of_room(guests);
         for guest in guests {
             self.begin_what_is_due(now_ns, guest);
         }
@@ -220,7 +227,54 @@ impl Keeper {
             return Some(now_ns + self.look_again_in(now_ns));
         }
         let again_ns = again_ns.filter(|again_ns| *again_ns > now_ns);
-        Some(again_ns.map_or(now_ns + TICK_NS, |again_ns| again_ns.min(now_ns + TICK_NS)))
+        let tick_ns = now_ns + if pinning { PIN_NS } else { TICK_NS };
+        Some(again_ns.map_or(tick_ns, |again_ns| again_ns.min(tick_ns)))
+    }
+
+    /// Hands out turns to lock host memory; whether anybody on the host has one or waits for it.
+    fn permit_pinning(&mut self, now_ns: u64, guests: &[Guest<'_>]) -> bool {
+        let pins = &mut self.books.borrow_mut().pins;
+        for (client, pages) in guests.iter().flat_map(|guest| guest.clients) {
+            if !self.stations.contains_key(client) {
+                continue;
+            }
+            let wanted = pages.client.wants_to_pin();
+            if let Some(until_ns) = pins.look(now_ns, *client, wanted) {
+                pages.arbiter.permit_pinning(wanted, until_ns);
+            }
+        }
+        pins.is_busy()
+    }
+
+    /// Wakes whoever waits for memory of the device, where some has become free since the last look.
+    fn tell_of_room(&mut self, guests: &[Guest<'_>]) {
+        let now = |one: &Lodger| (one.id, one.resident_bytes.saturating_add(one.fixed_bytes));
+        // By job: what one leaves another may have taken already, and wants more.
+        let less = self.occupied.iter().any(|(id, before)| {
+            let mut same = self.lodgers.iter().map(now);
+            same.find(|(one, _)| one == id)
+                .is_none_or(|(_, bytes)| bytes < *before)
+        });
+        self.occupied.clear();
+        self.occupied.extend(self.lodgers.iter().map(now));
+        if !less {
+            return;
+        }
+        for guest in guests {
+            let arrives = self.phase_of(guest.id)
+                == Phase::Ordered {
+                    verb: Verb::Restore,
+                };
+            let waits = self
+                .lodgers
+                .iter()
+                .any(|one| one.id == guest.id && one.room_bytes > 0);
+            if arrives || waits {
+                for (_, pages) in guest.clients {
+                    pages.arbiter.nudge();
+                }
+            }
+        }
     }
 
     /// Until the next look at moves, of which there are some.

@@ -8,6 +8,7 @@ mod books;
 mod errands;
 mod guest;
 mod keeper;
+mod pins;
 mod station;
 mod survey;
 

@@ -135,6 +135,7 @@ impl Arbiter {
         let own = self.ledger.host_limit_bytes(&tenant.spec);
         let budget = self.books.borrow().budget_bytes(0, tenant.id, own);
         pages.arbiter.set_residency(mode_of(tenant), Some(budget));
+        pages.arbiter.ask_before_pinning();
     }
 
     /// Whether host memory can take what a job has beyond its new limits.

@@ -95,7 +95,7 @@ pub(super) const fn sees_memory(symbol: Symbol) -> bool {
 pub(super) fn answered(symbol: Symbol, args: &[usize]) -> Option<CUresult> {
     let address = match symbol {
         Symbol::cuMemMap | Symbol::cuMemSetAccess | Symbol::cuMemAddressFree => args.first(),
-        Symbol::cuMemRetainAllocationHandle => args.get(1),
+        Symbol::cuMemRetainAllocationHandle | Symbol::cuIpcGetMemHandle => args.get(1),
         _ => None,
     };
     let address = *address? as u64;
@@ -158,6 +158,7 @@ pub(super) fn before(symbol: Symbol, args: &[usize]) {
         // What was submitted so far is marked now: a stream that is captured is not marked any more.
         gate::before_sync();
         capture::before_begin();
+        residency::before_capture();
     }
 }
 

@@ -147,10 +147,34 @@ pub(crate) unsafe fn cuPointerGetAttribute(
     pointer: CUdeviceptr,
 ) -> CUresult {
     // SAFETY: the caller's own arguments, in both.
-    unsafe {
+    let call = || unsafe {
         residency::attribute(data, attribute, pointer.0)
             .unwrap_or_else(|| real::cuPointerGetAttribute(data, attribute, pointer))
+    };
+    if attribute != TOKENS || !residency::active() {
+        return call();
     }
+    told_of_tokens(pointer, call, |result| result.is_ok())
+}
+
+/// What another device's driver gets at memory by.
+const TOKENS: CUpointer_attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_P2P_TOKENS;
+
+/// A call that may give such tokens out for memory at an address. If it has, the memory stays where it is from then on.
+fn told_of_tokens(
+    pointer: CUdeviceptr,
+    call: impl FnOnce() -> CUresult,
+    given: impl FnOnce(CUresult) -> bool,
+) -> CUresult {
+    let _pass = match residency::pass() {
+        Ok(pass) => pass,
+        Err(status) => return status,
+    };
+    let result = call();
+    if given(result) {
+        residency::stay(pointer.0, 1);
+    }
+    result
 }
 
 /// # Safety
@@ -162,10 +186,22 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     pointer: CUdeviceptr,
 ) -> CUresult {
     // SAFETY: the caller's own arguments, in both.
-    unsafe {
+    let call = || unsafe {
         residency::attributes(count, attributes, data, pointer.0)
             .unwrap_or_else(|| real::cuPointerGetAttributes(count, attributes, data, pointer))
+    };
+    if !residency::active() || attributes.is_null() || data.is_null() {
+        return call();
     }
+    // SAFETY: an array of `count` elements, the caller's.
+    let asked = unsafe { std::slice::from_raw_parts(attributes, count as usize) };
+    let Some(at) = asked.iter().position(|attribute| *attribute == TOKENS) else {
+        return call();
+    };
+    told_of_tokens(pointer, call, |result| {
+        // SAFETY: the driver has just written a token there, or 0 where it gives none.
+        result.is_ok() && unsafe { (*data.add(at)).cast::<u64>().read_unaligned() } != 0
+    })
 }
 
 /// # Safety

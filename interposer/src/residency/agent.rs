@@ -267,7 +267,9 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
     };
     let outcome = match order.verb {
         Verb::Evict => quiet(order.deadline_mono_ns, &given_up)
-            .map_or_else(Outcome::Refused, |()| engine::evict(device)),
+            .map_or_else(Outcome::Refused, |()| {
+                engine::evict(device, order.deadline_mono_ns)
+            }),
         Verb::Restore => {
             let begun = || say(attached, device, number, OrderState::Begun, Reason::None);
             engine::restore_early(device, order.deadline_mono_ns, &given_up, &begun)
@@ -315,7 +317,7 @@ fn quiet(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(), Reason> {
     if capture::any() {
         return Err(Reason::Capturing);
     }
-    lanes::drain(deadline_ns, given_up)?;
+    lanes::drain_beside_captures(deadline_ns, given_up)?;
     if !latch::close(deadline_ns) {
         return Err(Reason::NotDrained);
     }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::lanes::enter;
+use super::permit::Permits;
 use super::piece::{self, Place};
 use super::shadow::Shadow;
 use super::{host, last_use, latch, tuning};
@@ -24,6 +25,8 @@ static LOCKING: AtomicBool = AtomicBool::new(false);
 static LEAVING: AtomicU32 = AtomicU32::new(0);
 /// TIMEOUT: how long a context's end waits for one piece: 64 MiB at 30 MB/s. After that the driver decides.
 const LOCKED: Duration = Duration::from_secs(2);
+/// TIMEOUT: how long a copy that is made ready waits for its turn, with a context's end waiting for it.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// Host memory is left alone where there would be less of it after a piece, in pieces.
 const SPARE_PIECES: u64 = 8;
 
@@ -93,7 +96,9 @@ fn make_one(budget: u64) -> bool {
     let Some(mut shadow) = Shadow::take(bytes) else {
         return false;
     };
-    if shadow.take_pages().is_err() {
+    // Another time, where it is somebody else's turn.
+    let permits = Permits::within(PATIENCE);
+    if !permits.have() || shadow.take_pages().is_err() {
         return false;
     }
     let locked = capture::relaxed(|| enter(context).map(|_| shadow.pin()));

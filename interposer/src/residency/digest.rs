@@ -7,16 +7,17 @@
 //!
 //! Some pieces at a time, on a stream of their own: the copies of the first begin while the device hashes the others. Table and hashes lie
 //! in pinned host memory, so that no device memory is needed where there may be none. Where anything of this fails, everything is
-//! copied.
+//! copied, the journal is told once, and a later eviction tries again.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use channel::Event;
 use shim_ffi::*;
 
 use super::lanes::{self, Flight, Lanes, Step};
 use super::piece;
-use crate::real;
+use crate::{client, real};
 
 /// Bytes that one hash stands for.
 pub(super) const RANGE: u64 = 1 << 20;
@@ -31,8 +32,28 @@ const MODULE: &str = concat!(include_str!("../../../simgpu/kernels/chunks.ptx"),
 /// A hash of each range of a piece, in order.
 pub(super) type Digest = Vec<[u64; 2]>;
 
-/// This driver does not take the kernel; it is not asked again.
-static UNUSABLE: AtomicBool = AtomicBool::new(false);
+/// Evictions in a row that could not hash.
+static FAILURES: AtomicU32 = AtomicU32::new(0);
+/// Evictions that do not try again.
+static SKIP: AtomicU32 = AtomicU32::new(0);
+/// The journal knows.
+static TOLD: AtomicBool = AtomicBool::new(false);
+/// Evictions without a try, at most: a driver that refuses the kernel for good costs one attempt in so many.
+const MOST_SKIPPED: u32 = 63;
+
+/// The next try comes at the next eviction, then after 1, 3, 7 ... others: a device that was full has room another time.
+fn failed(status: CUresult, device: usize) {
+    let failures = FAILURES.fetch_add(1, Ordering::Relaxed).min(30);
+    SKIP.store(((1 << failures) - 1).min(MOST_SKIPPED), Ordering::Relaxed);
+    if !TOLD.swap(true, Ordering::Relaxed)
+        && let Some(attached) = client::current()
+    {
+        let event = Event::NoHashes { status: status.0 };
+        // CAST: an index of a page.
+        attached.end.client.write_record(device as u32, event);
+        attached.end.ring();
+    }
+}
 
 /// Bytes that are hashed by one launch, at most, where a piece has no more: some tens of microseconds of the device's. A copy waits for no
 /// more of them than its own, and a launch costs a tenth of that.
@@ -64,24 +85,32 @@ pub(super) fn begin(ids: &[u64]) -> Digests {
         ready: BTreeMap::new(),
         memory: Vec::new(),
     };
-    if UNUSABLE.load(Ordering::Relaxed) {
+    let skipped = SKIP.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+        left.checked_sub(1)
+    });
+    if skipped.is_ok() {
         return digests;
     }
+    let mut device = 0;
     let mut by_context: BTreeMap<usize, Vec<(u64, u64, u64)>> = BTreeMap::new();
     piece::with(|pieces| {
         for id in ids {
             if let Some(piece) = pieces.all.get(id) {
+                device = piece.device;
                 let of = by_context.entry(piece.context).or_default();
                 of.push((*id, piece.address(), piece.bytes));
             }
         }
     });
+    let mut whole = true;
     for (context, all) in by_context {
-        if digests.launch(context, &all).is_err() {
-            UNUSABLE.store(true, Ordering::Relaxed);
-            // A kernel may have been launched that nobody waits for.
-            std::mem::forget(std::mem::take(&mut digests.memory));
+        if let Err(stopped) = digests.launch(context, &all) {
+            failed(stopped.status, device);
+            whole = false;
         }
+    }
+    if whole {
+        FAILURES.store(0, Ordering::Relaxed);
     }
     digests
 }
@@ -114,8 +143,24 @@ impl Digests {
         let count = |bytes: u64| bytes.div_ceil(RANGE) as usize; // CAST: pieces lie in memory.
         let words = 2 * all.iter().map(|(_, _, bytes)| count(*bytes)).sum::<usize>();
         let (table, hashes) = (Pinned::take(words.max(2))?, Pinned::take(words.max(2))?);
-        let (mut from, mut to) = (table.0, hashes.0);
+        let words = (table.0, hashes.0);
         self.memory.push((table, hashes));
+        self.launch_over(all, kernel, lanes, words)
+            .inspect_err(|_| {
+                // A kernel may have been launched that nobody waits for yet.
+                if lanes::settle(lanes.back, 0).is_err() {
+                    std::mem::forget(self.memory.pop());
+                }
+            })
+    }
+
+    fn launch_over(
+        &mut self,
+        all: &[(u64, u64, u64)],
+        kernel: CUfunction,
+        lanes: Lanes,
+        (mut from, mut to): (*mut u64, *mut u64),
+    ) -> Step<()> {
         for group in groups(all) {
             let ranges = group.iter().flat_map(|(_, address, bytes)| {
                 (0..bytes.div_ceil(RANGE))
@@ -248,7 +293,10 @@ fn kernel(context: usize, lanes: Lanes) -> Step<CUfunction> {
             &raw mut function,
             module,
             c"sublet_hash_chunks".as_ptr(),
-        ))?;
+        ))
+        .inspect_err(|_| {
+            let _ = real::cuModuleUnload(module);
+        })?;
     }
     lanes::keep_kernel(context, function);
     Ok(function)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use channel::Reason;
 use shim_ffi::*;
 
-use super::piece;
+use super::{beginnings, piece};
 use crate::client::{self, now_ns};
 use crate::{capture, process, real};
 
@@ -244,7 +244,50 @@ fn poll(deadline_ns: u64, given_up: &dyn Fn() -> bool, ask: impl Fn() -> CUresul
     }
 }
 
-/// Waits until the devices have done everything that this process has submitted, in all of its contexts.
+/// As [`drain`], with the latch open, where captures may begin at any time: what would invalidate one is done while none can, and what waits
+/// disturbs none.
+pub(super) fn drain_beside_captures(
+    deadline_ns: u64,
+    given_up: &dyn Fn() -> bool,
+) -> Result<(), Reason> {
+    if !real::exported(Symbol::cuCtxRecordEvent) {
+        // What no mark covers is waited for when nobody is let in any more.
+        return poll(deadline_ns, given_up, marked_work).map_err(|stopped| stopped.reason);
+    }
+    let known: Vec<usize> = contexts(|all| all.iter().map(|known| known.context).collect());
+    let drained = capture::relaxed(|| {
+        let entered = known
+            .iter()
+            .map(|context| Ok((*context, enter(*context)?.event)));
+        let events: Vec<(usize, CUevent)> = entered.collect::<Step<_>>()?;
+        let recorded = beginnings::held_off(|| {
+            events
+                .iter()
+                .try_for_each(|(context, event)| record_all(*context, *event))
+        });
+        recorded.unwrap_or(Err(Stopped {
+            reason: Reason::Capturing,
+            status: CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        }))?;
+        events.iter().try_for_each(|(_, event)| {
+            // SAFETY: our own event.
+            poll(deadline_ns, given_up, || unsafe {
+                real::cuEventQuery(*event)
+            })
+        })
+    });
+    drained.map_err(|stopped| stopped.reason)
+}
+
+/// An event behind everything in a context. It invalidates captures in it.
+fn record_all(context: usize, event: CUevent) -> Step<()> {
+    let handle = CUcontext(std::ptr::with_exposed_provenance_mut(context));
+    // SAFETY: a live context and an event of our own in it.
+    done(unsafe { real::cuCtxRecordEvent(handle, event) })
+}
+
+/// Waits until the devices have done everything that this process has submitted, in all of its contexts. With the latch closed and no capture in
+/// progress, so that none is invalidated.
 pub(super) fn drain(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(), Reason> {
     let known: Vec<usize> = contexts(|all| all.iter().map(|known| known.context).collect());
     let whole = real::exported(Symbol::cuCtxRecordEvent);
@@ -252,9 +295,7 @@ pub(super) fn drain(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(),
         let drained = capture::relaxed(|| {
             let lanes = enter(context)?;
             if whole {
-                let handle = CUcontext(std::ptr::with_exposed_provenance_mut(context));
-                // SAFETY: a live context and an event of our own in it. It ends captures in this context; there are none.
-                done(unsafe { real::cuCtxRecordEvent(handle, lanes.event) })?;
+                record_all(context, lanes.event)?;
                 // SAFETY: our own event.
                 poll(deadline_ns, given_up, || unsafe {
                     real::cuEventQuery(lanes.event)

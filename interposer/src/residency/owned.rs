@@ -4,12 +4,19 @@
 //! number of ours, and every call that takes a handle gets the driver's in its place. We hold a reference of our own for as long
 //! as the program has one or anything is mapped; what is mapped where, and who may touch it, is remembered, for the driver forgets.
 //!
-//! A handle that is exported or bound to a multicast object is known elsewhere: it stays where it is from then on. One that is mapped
-//! nowhere, or where its own device has no access, cannot be copied, and stays as well.
+//! Memory that others know by more than its address stays where it is: after a move they would go on with the pages that it had before, and wait
+//! for ever for what is written to the ones that it has now. That is a handle that is exported or bound to a multicast object, memory of
+//! which a descriptor for other devices (`cuMemGetHandleForAddressRange`), a token for them or an IPC handle was given out, all for good; and
+//! a handle that the program has retained by an address, for as long as it has that reference. A network card's driver can be told of memory
+//! that was made for it (`gpuDirectRDMACapable`) without a call that we see: where such a driver is loaded
+//! ([`tuning::cards_may_know`]) that memory stays from the beginning.
+//!
+//! A handle that is mapped nowhere, or where its own device has no access, cannot be copied, and stays as well.
 
 use shim_ffi::*;
 
 use super::piece::{self, Mapping, Piece, Place};
+use super::tuning;
 use crate::thread::thread;
 use crate::{client, context};
 
@@ -47,7 +54,8 @@ pub(crate) fn adopt(
         mappings: Vec::new(),
         shadow: None,
         used: 0,
-        stays: false,
+        stays: tuning::cards_may_know() && properties.allocFlags.gpuDirectRDMACapable != 0,
+        retained: 0,
         references: 1,
         of_arena: false,
         sync_memops: false,
@@ -111,6 +119,10 @@ pub(crate) fn release(handle: u64) -> CUresult {
     let known = piece::with(|pieces| {
         let piece = pieces.all.get_mut(&id)?;
         piece.references = piece.references.checked_sub(1)?;
+        // Who retains gives back what it has retained; both are one number.
+        piece.retained = piece.retained.saturating_sub(1);
+        let device = piece.device;
+        pieces.publish(device);
         Some(())
     });
     if known.is_none() {
@@ -208,9 +220,9 @@ unsafe fn accessible(start: u64, bytes: u64, list: *const CUmemAccessDesc, count
     super::agent::start();
 }
 
-/// `cuMemRetainAllocationHandle` of an address where a piece of the program's is mapped: its number, with one more reference.
+/// `cuMemRetainAllocationHandle` of an address where a piece of the program's is mapped: its number, with one more reference. Inside the latch.
 pub(crate) fn retain(address: u64) -> Option<u64> {
-    piece::with(|pieces| {
+    let (handle, shadow) = piece::with(|pieces| {
         let (id, piece) = pieces.all.iter_mut().find(|(_, piece)| {
             piece
                 .mappings
@@ -218,8 +230,13 @@ pub(crate) fn retain(address: u64) -> Option<u64> {
                 .any(|mapping| address.wrapping_sub(mapping.address) < piece.bytes)
         })?;
         piece.references += 1;
-        Some(TAG | id)
-    })
+        piece.retained += 1;
+        let (handle, device, shadow) = (TAG | id, piece.device, piece.shadow.take());
+        pieces.publish(device);
+        Some((handle, shadow))
+    })?;
+    drop(shadow);
+    Some(handle)
 }
 
 /// Puts the driver's handles where the program has said ours: in the words of a call that takes one.
@@ -250,26 +267,25 @@ pub(crate) fn noted(symbol: Symbol, words: &[usize]) {
         Symbol::cuMemExportToShareableHandle => stays(word(1) as u64),
         Symbol::cuMulticastBindMem => stays(word(2) as u64),
         Symbol::cuMulticastBindMem_v2 | Symbol::cuLogicalEndpointBindMem => stays(word(3) as u64),
-        Symbol::cuMulticastBindAddr => stays_at(word(2) as u64),
-        Symbol::cuMulticastBindAddr_v2 => stays_at(word(3) as u64),
-        Symbol::cuMemGetHandleForAddressRange => stays_at(word(1) as u64),
+        Symbol::cuMulticastBindAddr => stay(word(2) as u64, word(3) as u64),
+        Symbol::cuMulticastBindAddr_v2 => stay(word(3) as u64, word(4) as u64),
+        Symbol::cuMemGetHandleForAddressRange => stay(word(1) as u64, word(2) as u64),
+        Symbol::cuIpcGetMemHandle => stay(word(1) as u64, 1),
         _ => {}
     }
 }
 
-/// What is mapped at an address is known elsewhere from here on, an arena's piece included.
-fn stays_at(address: u64) {
-    let id = piece::with(|pieces| {
-        let mut all = pieces.all.iter();
-        let found = all.find(|(_, piece)| {
-            piece
-                .mappings
-                .iter()
-                .any(|mapping| address.wrapping_sub(mapping.address) < piece.bytes)
-        });
-        found.map(|(id, _)| *id)
+/// What is mapped in a range is known elsewhere from here on, an arena's pieces included. Inside the latch.
+pub(crate) fn stay(start: u64, bytes: u64) {
+    let end = start.saturating_add(bytes.max(1));
+    let ids: Vec<u64> = piece::with(|pieces| {
+        let touched = |piece: &Piece| {
+            piece.mappings.iter().any(|mapping| {
+                mapping.address < end && start < mapping.address.saturating_add(piece.bytes)
+            })
+        };
+        let found = pieces.all.iter().filter(|(_, piece)| touched(piece));
+        found.map(|(id, _)| *id).collect()
     });
-    if let Some(id) = id {
-        stays(TAG | id);
-    }
+    ids.into_iter().for_each(|id| stays(TAG | id));
 }

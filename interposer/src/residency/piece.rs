@@ -66,8 +66,10 @@ pub(super) struct Piece {
     pub(super) shadow: Option<Shadow>,
     /// When it was last known to be used, and no earlier than it was made: larger is later. See [`last_use`].
     pub(super) used: u64,
-    /// It is known elsewhere: it stays where it is.
+    /// It is known elsewhere, or may be without a call that says so: it stays where it is.
     pub(super) stays: bool,
+    /// References that the program has asked for by an address: whoever has one may have made it known elsewhere.
+    pub(super) retained: u64,
     /// References that the program has, for what it has made itself.
     pub(super) references: u64,
     /// It is an arena's.
@@ -80,9 +82,14 @@ pub(super) struct Piece {
 unsafe impl Send for Piece {}
 
 impl Piece {
+    /// Whether somebody knows it by more than its address: what is mapped there anew would not be what they have.
+    pub(super) fn is_remembered(&self) -> bool {
+        self.stays || self.retained != 0
+    }
+
     /// Whether it can be moved.
     pub(super) fn moves(&self) -> bool {
-        !self.stays
+        !self.is_remembered()
             && self.context != 0
             && self.mappings.first().is_some_and(|mapping| {
                 mapping.access.iter().any(|one| {
@@ -189,7 +196,11 @@ impl Pieces {
         const UNMAPPED: u8 = 64;
         for piece in self.all.values().filter(|piece| !piece.moves()) {
             if let Some(kinds) = kinds.get_mut(piece.device) {
-                *kinds |= if piece.stays { SHARED } else { UNMAPPED };
+                *kinds |= if piece.is_remembered() {
+                    SHARED
+                } else {
+                    UNMAPPED
+                };
             }
         }
     }

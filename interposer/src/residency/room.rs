@@ -2,6 +2,7 @@
 
 use shim_ffi::CUresult;
 
+use super::news::Wait;
 use super::{latch, tuning};
 use crate::client::{self, now_ns};
 use crate::memory::Meter;
@@ -36,6 +37,7 @@ pub(super) struct Room<'a> {
     at_most_ns: u64,
     /// What the latch has been through when the wait began.
     latch: u32,
+    news: Wait,
 }
 
 impl<'a> Room<'a> {
@@ -52,6 +54,7 @@ impl<'a> Room<'a> {
             until_ns: now + ROOM_NS,
             at_most_ns: now + MOST * ROOM_NS,
             latch: latch::changes(),
+            news: Wait::begin(std::time::Duration::from_millis(20)),
         }
     }
 
@@ -67,7 +70,7 @@ impl<'a> Room<'a> {
         if now > self.until_ns || process::exiting() || !same || self.meter.attached().is_lost() {
             return false;
         }
-        client::pause(std::time::Duration::from_millis(1));
+        let _ = self.news.for_news(|| Ok(process::exiting()));
         true
     }
 }

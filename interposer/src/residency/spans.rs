@@ -134,6 +134,7 @@ pub(super) mod tests {
             shadow: None,
             used: 0,
             stays: false,
+            retained: 0,
             references: 0,
             of_arena,
             sync_memops: false,

@@ -1,7 +1,7 @@
 //! Sizes and times, and the switches that a measurement may turn.
 //!
 //! `SUBLET_RESIDENCY` is read once, at attachment: words `chunk=BYTES` (a power of two of at least 2 MiB), `depth=COPIES`, `pipeline=0`,
-//! `pin=0`, `touch=0`, `reuse=0`, `look=0`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
+//! `pin=0`, `touch=0`, `reuse=0`, `look=0`, `rdma=0` or 1, `turn=MILLISECONDS`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
 //! read is ignored.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,6 +20,10 @@ static PIN: AtomicBool = AtomicBool::new(true);
 static TOUCH: AtomicBool = AtomicBool::new(true);
 static REUSE: AtomicBool = AtomicBool::new(true);
 static LOOK: AtomicBool = AtomicBool::new(true);
+/// TIMEOUT: how long a whole move waits for its turns to lock host memory, in milliseconds: some terms of others.
+static TURN_MS: AtomicU64 = AtomicU64::new(3000);
+/// Whether network cards may know memory of this process that they were made to reach.
+static CARDS: AtomicBool = AtomicBool::new(false);
 
 /// TIMEOUT: how long an allocation that the quota allows waits for device memory that other tenants are to leave: some switches of
 /// twenty gigabytes, of others that have just asked for theirs, on a host that is busy.
@@ -44,6 +48,14 @@ pub(super) fn read() {
     if let Some(root) = variable(c"SUBLET_HOST_ROOT").filter(|root| !root.is_empty()) {
         let _ = super::host::ROOT.set(root.into());
     }
+    // Drivers through which a network card's driver is told of an address, and we are not.
+    let root = super::host::ROOT
+        .get()
+        .map_or(std::path::Path::new("/"), |root| root.as_path());
+    let loaded = ["nvidia_peermem", "nv_peer_mem"]
+        .iter()
+        .any(|module| root.join("sys/module").join(module).exists());
+    CARDS.store(loaded, Ordering::Relaxed);
     let Some(text) = variable(c"SUBLET_RESIDENCY") else {
         return;
     };
@@ -63,6 +75,8 @@ pub(super) fn read() {
             "pin" => PIN.store(number != 0, Ordering::Relaxed),
             "touch" => TOUCH.store(number != 0, Ordering::Relaxed),
             "reuse" => REUSE.store(number != 0, Ordering::Relaxed),
+            "turn" if number <= 600_000 => TURN_MS.store(number, Ordering::Relaxed),
+            "rdma" => CARDS.store(number != 0, Ordering::Relaxed),
             "look" => LOOK.store(number != 0, Ordering::Relaxed),
             _ => {}
         }
@@ -104,6 +118,16 @@ pub(super) fn touches() -> bool {
 /// Whether what has not changed since it was last copied out is not copied again.
 pub(super) fn reuses() -> bool {
     REUSE.load(Ordering::Relaxed)
+}
+
+/// How long a whole move waits for its turns to lock host memory.
+pub(super) fn turn() -> Duration {
+    Duration::from_millis(TURN_MS.load(Ordering::Relaxed))
+}
+
+/// Whether memory that was made for network cards may be known to one.
+pub(super) fn cards_may_know() -> bool {
+    CARDS.load(Ordering::Relaxed)
 }
 
 /// Whether what was used last is asked for; otherwise what was made last is taken for it.

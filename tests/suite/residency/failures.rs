@@ -2,9 +2,145 @@
 
 use std::time::Duration;
 
-use channel::{OrderState, Reason, Verb};
+use channel::{Event, OrderState, Reason, Verb};
+use tests::wait_until;
 
 use super::{Host, MIB};
+
+#[test]
+fn a_capture_that_begins_while_an_eviction_waits_for_the_device_stays_valid() {
+    // The call that invalidates captures takes a while, and one begins after the look whether there is any.
+    let fault = [("SUBLET_SIM_FAULT", "slow:call=cuCtxRecordEvent,us=1500000")];
+    let mut host = Host::with(&fault, false, None);
+    let id = host.take(&format!("alloc {}", 4 * MIB));
+    host.says(&format!("fill {id} 3"), "0");
+    host.arbiter.close();
+    let number = host.arbiter.order(Verb::Evict, 0);
+    wait_until("the agent is at it", || {
+        let answer = host.arbiter.pages.client.answer(0)?;
+        (answer.number == number && answer.state != OrderState::None).then_some(())
+    });
+    host.says("capture", "0");
+    assert_eq!(
+        host.arbiter.answered(),
+        (OrderState::Refused, Reason::Capturing)
+    );
+    host.says("captured", "0");
+    host.arbiter.open();
+    host.evict();
+    host.restore();
+    host.says(&format!("check {id} 3"), "0 0");
+    host.ended_well();
+}
+
+#[test]
+fn one_failed_load_of_the_hashing_kernel_is_not_for_ever() {
+    let vars = [
+        (
+            "SUBLET_SIM_FAULT",
+            "fail:call=cuModuleLoadData,status=2,after=0,times=2",
+        ),
+        ("SUBLET_RESIDENCY", ""),
+    ];
+    let mut host = Host::with(&vars, false, None);
+    let id = host.take(&format!("alloc {}", 12 * MIB));
+    host.says(&format!("fill {id} 4"), "0");
+    host.arbiter.records();
+    let mut copied = 0;
+    let mut said = Vec::new();
+    let mut by_round = Vec::new();
+    for _ in 0..6 {
+        host.evict();
+        host.restore();
+        let now = host.arbiter.footprint().moved_out_bytes;
+        by_round.push(now - copied);
+        copied = now;
+        said.extend(host.arbiter.records());
+    }
+    // Two failures, one eviction without a try, one that takes the hashes; from then on nothing has changed.
+    let all = 12 * MIB;
+    assert_eq!(by_round, [all, all, all, all, 0, 0]);
+    assert_eq!(said, [Event::NoHashes { status: 2 }], "told once");
+    host.says(&format!("check {id} 4"), "0 0");
+    host.ended_well();
+}
+
+#[test]
+fn a_full_device_is_waited_for_and_not_asked_again_and_again() {
+    let vars = [
+        (
+            "SUBLET_SIM_FAULT",
+            "fail:call=cuMemCreate,status=2,after=2,times=200",
+        ),
+        ("SUBLET_RESIDENCY", "chunk=2097152,reuse=0"),
+    ];
+    let mut host = Host::with(&vars, false, None);
+    let id = host.take(&format!("alloc {}", 4 * MIB));
+    host.says(&format!("fill {id} 4"), "0");
+    host.evict();
+    // Nobody says that there is room: a second is not enough for 200 questions.
+    host.arbiter
+        .order_within(Verb::Restore, 0, Duration::from_secs(1));
+    assert_eq!(
+        host.arbiter.answered(),
+        (OrderState::Refused, Reason::DeviceMemory)
+    );
+    // Each time that somebody has left it asks at once.
+    let number = host.arbiter.order(Verb::Restore, 0);
+    wait_until("it has asked often enough", || {
+        host.arbiter.pages.arbiter.nudge();
+        let answer = host.arbiter.pages.client.answer(0)?;
+        (answer.number == number && answer.state == OrderState::Resident).then_some(())
+    });
+    host.arbiter.open();
+    host.says(&format!("check {id} 4"), "0 0");
+    host.ended_well();
+}
+
+#[test]
+fn host_memory_is_taken_when_it_is_this_clients_turn() {
+    let vars = [("SUBLET_RESIDENCY", "reuse=0,turn=600000")];
+    let mut host = Host::with(&vars, false, None);
+    host.arbiter.pages.arbiter.ask_before_pinning();
+    let id = host.take(&format!("alloc {}", 4 * MIB));
+    host.says(&format!("fill {id} 4"), "0");
+    host.arbiter.close();
+    host.arbiter.order(Verb::Evict, 0);
+    let client = &host.arbiter.pages.client;
+    let request = wait_until("it asks for a turn", || {
+        Some(client.wants_to_pin()).filter(|number| *number != 0)
+    });
+    assert_eq!(host.arbiter.footprint().host_bytes, 0, "nothing before it");
+    host.arbiter
+        .pages
+        .arbiter
+        .permit_pinning(request, u64::MAX >> 8);
+    assert_eq!(host.arbiter.answered(), (OrderState::Evicted, Reason::None));
+    assert_eq!(
+        host.arbiter.pages.client.wants_to_pin(),
+        0,
+        "the turn is given back"
+    );
+    host.restore();
+    // What is locked already needs no turn.
+    host.evict();
+    host.restore();
+    host.says(&format!("check {id} 4"), "0 0");
+    host.ended_well();
+}
+
+#[test]
+fn who_gets_no_turn_in_time_leaves_all_the_same() {
+    let vars = [("SUBLET_RESIDENCY", "reuse=0,turn=50")];
+    let mut host = Host::with(&vars, false, None);
+    host.arbiter.pages.arbiter.ask_before_pinning();
+    let id = host.take(&format!("alloc {}", 4 * MIB));
+    host.says(&format!("fill {id} 4"), "0");
+    host.evict();
+    host.restore();
+    host.says(&format!("check {id} 4"), "0 0");
+    host.ended_well();
+}
 
 #[test]
 fn a_job_that_is_not_quiet_is_not_evicted() {

@@ -58,6 +58,7 @@ impl Arena {
                     shadow: None,
                     used: 0,
                     stays: false,
+                    retained: 0,
                     references: 0,
                     of_arena: true,
                     sync_memops: false,

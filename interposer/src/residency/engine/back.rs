@@ -9,11 +9,11 @@ use shim_ffi::*;
 
 use super::out::leave_all;
 use super::{Move, Outcome, in_place, look};
-use crate::client::{self, now_ns};
+use crate::client::now_ns;
 use crate::residency::early::{self, Watch};
 use crate::residency::lanes::{Flight, Step, Stopped, done, enter, settle};
 use crate::residency::piece::{self, Mapping, Place};
-use crate::residency::{latch, tuning};
+use crate::residency::{latch, news, tuning};
 use crate::{capture, process, real};
 
 /// Everything that has left `device` comes back. Memory that is not there yet is asked for until `deadline_ns`; what has come
@@ -202,14 +202,14 @@ fn copy_back(
     outcome
 }
 
-/// Creates and maps; where the device has no memory yet, again and again.
+/// Creates and maps; where the device has no memory yet, again when there may be some.
 fn bring(
     of: &Move,
     deadline_ns: u64,
     given_up: &dyn Fn() -> bool,
     meanwhile: &mut dyn FnMut() -> Step<()>,
 ) -> Step<u64> {
-    let mut nap = Duration::from_micros(20);
+    let mut wait = news::Wait::begin(Duration::from_micros(500));
     loop {
         match piece::bring(of.bytes, &of.properties, &of.mappings) {
             Ok(handle) => {
@@ -219,9 +219,11 @@ fn bring(
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
                 if now_ns() < deadline_ns && !process::exiting() && !given_up() =>
             {
-                meanwhile()?;
-                client::pause(nap);
-                nap = (nap * 2).min(Duration::from_micros(500));
+                // Memory comes when somebody has left, which the arbiter says.
+                wait.for_news(|| {
+                    meanwhile()?;
+                    Ok(now_ns() >= deadline_ns || process::exiting() || given_up())
+                })?;
             }
             Err(status) => return Err(Stopped::by(status)),
         }

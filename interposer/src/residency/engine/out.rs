@@ -10,12 +10,13 @@ use crate::capture;
 use crate::client::{self, now_ns};
 use crate::real;
 use crate::residency::lanes::{Flight, Step, Stopped, done, enter, settle};
+use crate::residency::permit::Permits;
 use crate::residency::piece::{self, Place};
 use crate::residency::shadow::Shadow;
 use crate::residency::{digest, host, tuning};
 
 /// Everything that can leaves `device`.
-pub(in crate::residency) fn evict(device: usize) -> Outcome {
+pub(in crate::residency) fn evict(device: usize, deadline_ns: u64) -> Outcome {
     let mut ids = in_place(device, Place::Resident);
     if ids.is_empty() {
         let out = !in_place(device, Place::Out).is_empty();
@@ -25,14 +26,16 @@ pub(in crate::residency) fn evict(device: usize) -> Outcome {
             Outcome::Refused(Reason::NothingEvictable)
         };
     }
-    if let Err(reason) = take_shadows(device, &ids) {
+    let permits = Permits::until(deadline_ns);
+    if let Err(reason) = take_shadows(device, &ids, &permits) {
         return Outcome::Refused(reason);
     }
     if tuning::reuses() && have_left_before(&ids) {
         // What has changed, if anything has, is what was used last: its copies are under way while the device hashes the others.
         ids.reverse();
     }
-    let moved = leave_all(&ids);
+    let moved = leave_by(&ids, &permits);
+    drop(permits);
     piece::with(|pieces| pieces.publish(device));
     match moved {
         Ok(()) => Outcome::Done,
@@ -60,7 +63,7 @@ fn undo(device: usize, stopped: Stopped) -> Outcome {
 }
 
 /// Room in host memory for the contents of `ids`: within the budget, and there, page by page. All or nothing, before anything moves.
-fn take_shadows(device: usize, ids: &[u64]) -> Result<(), Reason> {
+fn take_shadows(device: usize, ids: &[u64], permits: &Permits) -> Result<(), Reason> {
     let budget = client::current().map_or(0, |attached| attached.end.arbiter.host_budget_bytes());
     let (missing, held) = piece::with(|pieces| {
         let missing: Vec<(u64, u64)> = ids
@@ -86,6 +89,8 @@ fn take_shadows(device: usize, ids: &[u64]) -> Result<(), Reason> {
         .iter()
         .map(|(id, bytes)| {
             let mut shadow = Shadow::take(*bytes).ok_or(Reason::HostMemory)?;
+            // One at a time, where the arbiter says whose turn it is; with a look before each step in any case.
+            permits.have();
             shadow.take_pages().map_err(told)?;
             Ok((*id, shadow))
         })
@@ -102,10 +107,12 @@ fn take_shadows(device: usize, ids: &[u64]) -> Result<(), Reason> {
 }
 
 /// Pins the shadow of a piece, in the current context. Not under the table's lock.
-fn pin(id: u64) {
+fn pin(id: u64, permits: &Permits) {
     let taken = piece::with(|pieces| pieces.all.get_mut(&id)?.shadow.take());
     if let Some(mut shadow) = taken {
-        shadow.pin();
+        if !shadow.is_pinned() && permits.have() {
+            shadow.pin();
+        }
         piece::with(|pieces| {
             if let Some(piece) = pieces.all.get_mut(&id) {
                 piece.shadow = Some(shadow);
@@ -116,7 +123,7 @@ fn pin(id: u64) {
 
 /// Copies pieces out, but for what their shadows hold already by `digests`, and releases each as soon as it is there. What needs no copy waits
 /// for no other piece's.
-fn copy_out(ids: &[u64], mut digests: Option<digest::Digests>) -> Step<()> {
+fn copy_out(ids: &[u64], mut digests: Option<digest::Digests>, permits: &Permits) -> Step<()> {
     let mut flights = VecDeque::new();
     let mut last = CUstream::NULL;
     let most = if digests.is_some() {
@@ -129,7 +136,7 @@ fn copy_out(ids: &[u64], mut digests: Option<digest::Digests>) -> Step<()> {
             let to = look(*id)?;
             let lanes = enter(to.context)?;
             last = lanes.out;
-            pin(*id);
+            pin(*id, permits);
             let now = digests.as_mut().and_then(|digests| digests.take(*id));
             let before = begin_copy(*id);
             let runs = digest::changed(to.bytes, before.as_ref(), now.as_ref());
@@ -230,8 +237,12 @@ fn leave(flight: Flight, digest: Option<digest::Digest>) -> Step<()> {
 
 /// Copies pieces out, what has changed of them.
 pub(super) fn leave_all(ids: &[u64]) -> Step<()> {
+    leave_by(ids, &Permits::until(u64::MAX))
+}
+
+fn leave_by(ids: &[u64], permits: &Permits) -> Step<()> {
     capture::relaxed(|| {
         let digests = tuning::reuses().then(|| digest::begin(ids));
-        copy_out(ids, digests)
+        copy_out(ids, digests, permits)
     })
 }
