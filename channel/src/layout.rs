@@ -14,7 +14,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 1;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 4;
+pub const LAYOUT_MINOR: u32 = 5;
 
 /// Devices that one client can talk about.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -85,7 +85,7 @@ pub struct ArbiterHalf {
     /// Number of the last request to change the job's size, and the GPUs it is to go on with in the lower 16 bits; 0: none. Since 1.3.
     pub(crate) resize: AtomicU64,
     /// Number of the request to lock host memory that is granted in the upper 16 bits; below, until when, by `CLOCK_MONOTONIC` in
-    /// microseconds. 0: nobody has to ask.
+    /// microseconds. 0: nobody has to ask. Since 1.5.
     pub(crate) pin_permit: AtomicU64,
     /// Which submissions are boundaries: thread slot plus one above, signature below; 0: none. Since 1.1.
     pub(crate) anchor: AtomicU64,
@@ -142,7 +142,7 @@ pub struct ClientHalf {
     pub(crate) reserved1: u32,
     /// What kinds of memory stay on each device whatever happens: a byte each, see `residency::STAYING`. Since 1.3.
     pub(crate) staying: [AtomicU64; 2],
-    /// Number of the request to lock host memory, 1 to 65535; 0: there is none.
+    /// Number of the request to lock host memory, 1 to 65535; 0: there is none. Since 1.5.
     pub(crate) pin_wanted: AtomicU64,
     pub(crate) reserved: u64,
     pub(crate) wants: [Want; MAX_DEVICES],
