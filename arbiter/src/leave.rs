@@ -18,18 +18,46 @@ impl Arbiter {
         let Some(socket) = &client.socket else {
             return;
         };
-        let bell = channel::arbiter::answer_bell(socket.as_fd());
+        let mut farewell = None;
+        let bell = channel::arbiter::answer_bell(socket.as_fd(), &mut farewell);
+        if let Some(why) = farewell {
+            self.on_farewell(id, &why);
+        }
         if bell == Bell::HungUp {
             return self.on_client_hung_up(id);
         }
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
         client.rings += 1;
         if (bell == Bell::StillRinging || client.rings > RINGS_PER_PERIOD) && !client.muted {
             client.muted = true;
-            self.poller.remove(socket);
+            if let Some(socket) = &client.socket {
+                self.poller.remove(socket);
+            }
             let pid = client.pid;
             tracing::debug!("process {pid} rings without end; it is looked at ten times a second");
         }
         self.dirty |= client.devices;
+    }
+
+    /// The process has refused itself, by its own word: that is told, and nothing else follows from it.
+    fn on_farewell(&mut self, id: u64, why: &str) {
+        let Some(client) = self.clients.get(&id) else {
+            return;
+        };
+        let Some(tenant) = self.ledger.get_mut(client.tenant) else {
+            return;
+        };
+        if tenant.allowance.spend(mono_ns()).is_some() {
+            let (pid, name) = (client.pid, &tenant.spec.name);
+            let message = format!(
+                "process {pid} ({}) of job `{name}` cannot be governed: {why}",
+                client.command
+            );
+            let fields = [("pid", Value::from(pid)), ("why", Value::from(why))];
+            self.journal.write("refused", name, message, &fields);
+        }
     }
 
     /// A new period begins for a client that rang too often.

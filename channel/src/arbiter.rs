@@ -11,7 +11,7 @@ use crate::handshake;
 use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, SignaturePage, TenantPage};
 use crate::page::{Mapped, PageError, Writers};
 use crate::wire::{
-    Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, Welcome, WireError,
+    Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, TEXT_BYTES, Welcome, WireError,
 };
 
 /// Who a connecting process is, as the kernel says.
@@ -182,14 +182,20 @@ pub enum Bell {
     HungUp,
 }
 
-/// Takes what an attached client's socket has said: messages, whatever is in them, mean that it rings.
-pub fn answer_bell(socket: BorrowedFd<'_>) -> Bell {
+/// Takes what an attached client's socket has said: a message of no bytes is a bell. Any other says why the process cannot be
+/// governed after all: `farewell` is then its word, to be shown to people as that.
+pub fn answer_bell(socket: BorrowedFd<'_>, farewell: &mut Option<String>) -> Bell {
     /// Messages taken in one go; more than a queue holds by default (net.unix.max_dgram_qlen).
     const MOST: usize = 16;
     for _ in 0..MOST {
-        match rustix::net::recv(socket, &mut [0u8; 1], rustix::net::RecvFlags::DONTWAIT) {
+        let mut text = [0u8; TEXT_BYTES];
+        match rustix::net::recv(socket, &mut text, rustix::net::RecvFlags::DONTWAIT) {
             // A message of no bytes, or the end.
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok((_, 0)) | Err(rustix::io::Errno::INTR) => {}
+            Ok((_, bytes)) => {
+                let text = String::from_utf8_lossy(text.get(..bytes).unwrap_or_default());
+                *farewell = Some(text.replace(char::is_control, "?"));
+            }
             Err(rustix::io::Errno::AGAIN) => return Bell::Rang,
             Err(_) => return Bell::HungUp,
         }

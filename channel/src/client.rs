@@ -17,8 +17,8 @@ use crate::page::{Mapped, PageError};
 use crate::residency::RESIDENCY;
 use crate::signature::SIGNATURES;
 use crate::wire::{
-    DeviceId, Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, TOKEN_BYTES, Welcome,
-    WireError,
+    DeviceId, Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, TEXT_BYTES,
+    TOKEN_BYTES, Welcome, WireError,
 };
 
 /// Why a client could not attach.
@@ -243,6 +243,74 @@ impl ClientEnd {
         if welcome.outcome != Outcome::Attached {
             return Err(AttachError::Refused(welcome.outcome, welcome.text));
         }
+        let taken = Taken::from(fds, last).inspect_err(|error| {
+            // It takes us for attached, and is to know better.
+            farewell(socket.as_fd(), &error.to_string());
+        })?;
+        let arbiter_process = peer_process(socket.as_fd()).and_then(|fd| Kept::new(fd).ok());
+        let socket = Kept::new(socket).map_err(|errno| AttachError::Broken(errno.into()))?;
+        Ok(Self {
+            arbiter: taken.arbiter,
+            client: taken.client,
+            tenant: taken.tenant,
+            signatures: taken.signatures,
+            device_map: welcome.device_map,
+            slot: taken.arbiter.tenant_slot(),
+            keepsake: taken.keepsake,
+            socket,
+            arbiter_process,
+        })
+    }
+
+    /// client --something changed--> arbiter: a message of no bytes. One that does not fit any more need not be sent: the
+    /// arbiter has yet to look at those before it.
+    pub fn ring(&self) {
+        if let Some(socket) = self.socket.get() {
+            let _ = handshake::send(socket, &[], &[]);
+        }
+    }
+
+    /// Tells the arbiter why this process does not stay. To be dropped afterwards.
+    pub fn leave(&self, why: &str) {
+        if let Some(socket) = self.socket.get() {
+            farewell(socket, why);
+        }
+    }
+
+    /// Another attachment has taken this one's place: what only this one used is closed. Its pages stay, for threads may be
+    /// looking at them.
+    pub fn retire(&self) {
+        self.socket.close();
+        if let Some(process) = &self.arbiter_process {
+            process.close();
+        }
+    }
+
+    /// Whether the arbiter's process still lives. By its pidfd: the socket says nothing after a fork on the other side.
+    pub fn arbiter_liveness(&self) -> Liveness {
+        let (kept, flags) = match &self.arbiter_process {
+            Some(process) => (process, PollFlags::IN),
+            None => (&self.socket, PollFlags::empty()),
+        };
+        match kept.get().map(|fd| is_ready(fd, flags)) {
+            Some(Ok(true)) => Liveness::Gone,
+            Some(Ok(false)) => Liveness::Lives,
+            Some(Err(_)) | None => Liveness::Unknown,
+        }
+    }
+}
+
+/// What comes with a welcome.
+struct Taken {
+    arbiter: &'static ArbiterHalf,
+    client: &'static ClientHalf,
+    tenant: &'static TenantPage,
+    signatures: Option<&'static SignaturePage>,
+    keepsake: Arc<Keepsake>,
+}
+
+impl Taken {
+    fn from(fds: Vec<OwnedFd>, last: Option<&ClientEnd>) -> Result<Self, AttachError> {
         let count = fds.len();
         // A page of its own per attachment: what an earlier arbiter saw of it means nothing to this one.
         let signatures = match fds.get(3) {
@@ -280,50 +348,21 @@ impl ClientEnd {
                 tenant_fd: keep(tenant_fd)?,
             }),
         };
-        let arbiter_process = peer_process(socket.as_fd()).and_then(|fd| Kept::new(fd).ok());
-        let socket = keep(socket)?;
         Ok(Self {
             arbiter,
             client,
             tenant,
             signatures,
-            device_map: welcome.device_map,
-            slot: arbiter.tenant_slot(),
             keepsake,
-            socket,
-            arbiter_process,
         })
     }
+}
 
-    /// client --something changed--> arbiter: a message of no bytes. One that does not fit any more need not be sent: the
-    /// arbiter has yet to look at those before it.
-    pub fn ring(&self) {
-        if let Some(socket) = self.socket.get() {
-            let _ = handshake::send(socket, &[], &[]);
-        }
-    }
-
-    /// Another attachment has taken this one's place: what only this one used is closed. Its pages stay, for threads may be
-    /// looking at them.
-    pub fn retire(&self) {
-        self.socket.close();
-        if let Some(process) = &self.arbiter_process {
-            process.close();
-        }
-    }
-
-    /// Whether the arbiter's process still lives. By its pidfd: the socket says nothing after a fork on the other side.
-    pub fn arbiter_liveness(&self) -> Liveness {
-        let (kept, flags) = match &self.arbiter_process {
-            Some(process) => (process, PollFlags::IN),
-            None => (&self.socket, PollFlags::empty()),
-        };
-        match kept.get().map(|fd| is_ready(fd, flags)) {
-            Some(Ok(true)) => Liveness::Gone,
-            Some(Ok(false)) => Liveness::Lives,
-            Some(Err(_)) | None => Liveness::Unknown,
-        }
-    }
+/// Says why this process cannot be governed after all.
+fn farewell(socket: BorrowedFd<'_>, why: &str) {
+    let bytes = why.as_bytes();
+    // PANIC: at most its length. The arbiter reads what it is cut to as text all the same.
+    let _ = handshake::send(socket, &bytes[..bytes.len().min(TEXT_BYTES)], &[]);
 }
 
 fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {

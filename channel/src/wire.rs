@@ -17,7 +17,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"slt1");
 /// Bytes of a tenant's token.
 pub const TOKEN_BYTES: usize = 32;
 /// Longest message text.
-const TEXT_BYTES: usize = 192;
+pub(crate) const TEXT_BYTES: usize = 192;
 /// Longest message of the handshake in bytes.
 pub const MESSAGE_BYTES: usize = 2048;
 

@@ -86,7 +86,7 @@ fn grants_requests_memory_and_records_cross_the_channel() {
     let want = client.client.want(0).expect("device 0");
     want.begin_waiting();
     client.ring();
-    assert_eq!(answer_bell(socket.as_fd()), Bell::Rang);
+    assert_eq!(answer_bell(socket.as_fd(), &mut None), Bell::Rang);
     assert_eq!(pages.client.waiting(0), 1);
     let grant = Grant {
         number: 4,

@@ -145,6 +145,10 @@ fn take_turn() -> Result<(), CUresult> {
         return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
     }
     let Some(job) = job() else {
+        // Somebody has asked for limits, and who enforces them can no longer be found.
+        if refusal::said() == Some(OnRefusal::Closed) && !process::exiting() {
+            return refusal::refuse(&"its environment has lost SUBLET_SOCKET or SUBLET_TOKEN");
+        }
         return Ok(());
     };
     // All that may take the dynamic linker's lock comes before the turn: the thread that waits for a turn may hold that lock.
@@ -277,6 +281,7 @@ fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {
                 let none = end.device_map.iter().all(Option::is_none);
                 if job.strict && none && !introduction.devices.is_empty() {
                     let reason = "none of its devices is one of the job's, and the job is strict";
+                    end.leave(reason);
                     return refusal::refuse(&reason);
                 }
                 install(Some(Box::new(Attached {

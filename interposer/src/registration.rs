@@ -95,7 +95,8 @@ pub(crate) fn offset(attached: &Attached) -> Option<u64> {
             }
             BUSY => {
                 client::current()?;
-                rustix::thread::sched_yield();
+                // In a call of the driver, which may take what this thread holds: no core is kept busy for it.
+                client::pause(LOOK);
             }
             _ => return None,
         }

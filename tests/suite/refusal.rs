@@ -112,9 +112,23 @@ fn a_token_that_no_job_has_is_refused() {
 }
 
 #[test]
+fn an_environment_without_socket_or_token_is_refused() {
+    for lost in ["SUBLET_TOKEN", "SUBLET_SOCKET"] {
+        let room = Room::new();
+        let mut job = room.job(&["--mem", "1GiB"], "env");
+        job.args(["-u", lost])
+            .arg(programs::program("refused"))
+            .args(["init", "use"]);
+        let outcome = Outcome::of(&mut job).succeeded();
+        nothing_works(&outcome.stdout);
+        assert_eq!(said(&outcome).len(), 1, "{lost}: {outcome:?}");
+    }
+}
+
+#[test]
 fn few_descriptors_are_enough_or_the_process_is_refused() {
     let limits = ["4", "5", "6", "7", "8", "9", "10", "12", "16", "32"];
-    let mut governed = 0;
+    let (mut governed, mut journaled) = (0, 0);
     for limit in limits {
         let room = Room::new();
         let words = ["descriptors", limit, "init", "use"];
@@ -132,11 +146,20 @@ fn few_descriptors_are_enough_or_the_process_is_refused() {
                     panic!("{limit}: not one line: {outcome:?}");
                 };
                 assert!(line.contains("ulimit -n"), "{limit}: {line}");
+                // Where the arbiter could be reached at all, it knows.
+                if line.contains("could be taken") {
+                    wait_until("the journal says so", || {
+                        let told = |event: &control::Event| event.kind == "refused";
+                        room.events().iter().any(told).then_some(())
+                    });
+                    journaled += 1;
+                }
             }
             // The driver itself needs some.
             _ => assert!(!ways.contains(&("alloc", "0")), "{limit}: {outcome:?}"),
         }
     }
+    println!("now: {journaled} refusals in the journal");
     println!("now: governed with {governed} of the limits {limits:?}");
     assert!(governed >= 2, "{governed} of {limits:?}");
 }
