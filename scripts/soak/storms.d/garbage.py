@@ -8,9 +8,12 @@ Ends with one JSON object: what was sent. Only scripts/soak/storms starts it.
 
 import argparse
 import collections
+import hashlib
+import hmac
 import json
 import os
 import random
+import secrets
 import socket
 import threading
 import time
@@ -55,6 +58,52 @@ def changed(rng, message):
     return bytes(message)
 
 
+class Session:
+    """A connection to the hook by one that knows the token (docs/cluster.md, "Who is obeyed"): what it signs is read to its end."""
+
+    def __init__(self, port, token):
+        self.connection = socket.create_connection(("127.0.0.1", port), 2)
+        self.connection.settimeout(2)
+        nonce = secrets.token_hex(32)
+        self.connection.sendall(f"GET /v1/session?nonce={nonce} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        said = json.loads(self.answer())
+        hook = said["hook"]
+        parts = [nonce, said["nonce"], hook["cluster"], hook["epoch"].to_bytes(8, "little"), hook["nonce"]]
+        secret = hashlib.sha256(b"sublet cluster 1\0" + token.encode()).digest()
+        if self.code(secret, "hook", *parts).hex() != said["proof"]:
+            raise OSError("who answers is not the hook")
+        self.key, self.seq = self.code(secret, "key", *parts), 0
+
+    @staticmethod
+    def code(key, *parts):
+        parts = [part.encode() if isinstance(part, str) else part for part in parts]
+        return hmac.new(key, b"".join(len(part).to_bytes(8, "little") + part for part in parts), hashlib.sha256).digest()
+
+    def answer(self):
+        text = b""
+        while b"\r\n\r\n" not in text:
+            text += self.more()
+        head, body = text.split(b"\r\n\r\n", 1)
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        while len(body) < length:
+            body += self.more()
+        return body
+
+    def more(self):
+        chunk = self.connection.recv(1 << 16)
+        if not chunk:
+            raise OSError("closed")
+        return chunk
+
+    def ask(self, method, path, body):
+        self.seq += 1
+        digest = hashlib.sha256(body).hexdigest()
+        code = self.code(self.key, "request", self.seq.to_bytes(8, "little"), method, path, digest).hex()
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Sublet seq={self.seq} digest={digest} code={code}\r\n"
+        self.connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        return self.answer()
+
+
 class Garbage:
     def __init__(self, options):
         self.options, self.counts, self.lock = options, collections.Counter(), threading.Lock()
@@ -95,12 +144,27 @@ class Garbage:
 
         self.talk(connect, [line + b"\n" for line in control_lines()], "control")
 
+    def inside(self):
+        """Bodies that are nonsense, from one that knows the token: the hook reads all of them."""
+        rng = random.Random(f"{self.options.seed} inside")
+        token = open(self.options.token).readline().strip()
+        while time.monotonic() < self.end:
+            try:
+                session = Session(self.options.port, token)
+                for _ in range(rng.randint(1, MOST_ROUNDS)):
+                    method, path, body = rng.choice(bodies())
+                    session.ask(method, path, b"" if body is None else changed(rng, json.dumps(body).encode()))
+                    self.count("http_inside_sent")
+                session.connection.close()
+            except OSError:
+                self.count("http_inside_cut_off")
+
     def http(self):
-        token = open(self.options.token).read().strip() if self.options.token else ""
-        messages = []
+        messages = [f"GET /v1/session?nonce={'0' * 64} HTTP/1.1\r\nHost: x\r\n\r\n".encode()]
         for method, path, body in bodies():
             body = b"" if body is None else json.dumps(body).encode()
-            head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n"
+            code = f"Authorization: Sublet seq=1 digest={'0' * 64} code={'0' * 64}"
+            head = f"{method} {path} HTTP/1.1\r\nHost: x\r\n{code}\r\nContent-Length: {len(body)}\r\n\r\n"
             messages.append(head.encode() + body)
         # A head that promises more than ever comes.
         messages.append(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 8388608\r\n\r\n" + b"A" * 4096)
@@ -110,6 +174,8 @@ class Garbage:
         threads = [threading.Thread(target=self.control) for _ in range(2)]
         if self.options.port:
             threads += [threading.Thread(target=self.http) for _ in range(2)]
+        if self.options.port and self.options.token:
+            threads.append(threading.Thread(target=self.inside))
         for thread in threads:
             thread.start()
         for thread in threads:
