@@ -75,7 +75,6 @@ fn kills_and_nonsense_end_leave_and_blame_nobody_else() {
     let (_, report, said) = run("storms", &words);
     for name in [
         "broken",
-        "wrongly_demoted",
         "bytes_left",
         "jobs_failed",
         "died",
