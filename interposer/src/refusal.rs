@@ -165,6 +165,7 @@ fn write_once(to: BorrowedFd<'_>, line: &[u8]) {
         // A filter may forbid the question; the answer is worth a try.
         _ => {}
     }
+    // `sigprocmask` and not `pthread_sigmask`, which is the same call on Linux, and moved to another version of the C library.
     // SAFETY: sets of our own, filled before they are read; the calls change this thread's mask and put it back. A signal that the
     // write has raised is taken back before the mask is: one that was pending before stays.
     unsafe {
@@ -180,7 +181,7 @@ fn write_once(to: BorrowedFd<'_>, line: &[u8]) {
         libc::sigaddset(&raw mut both, libc::SIGTTOU);
         libc::sigemptyset(&raw mut pipe);
         libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
-        if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const both, &raw mut before) != 0 {
+        if libc::sigprocmask(libc::SIG_BLOCK, &raw const both, &raw mut before) != 0 {
             return;
         }
         libc::sigpending(&raw mut pending);
@@ -192,6 +193,6 @@ fn write_once(to: BorrowedFd<'_>, line: &[u8]) {
             };
             libc::sigtimedwait(&raw const pipe, std::ptr::null_mut(), &raw const none);
         }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
     }
 }
