@@ -3,14 +3,15 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use channel::arbiter::{ClientPages, Connection, HandshakeError, TenantMemory};
+use channel::arbiter::{ClientPages, Connection, HandshakeError, Identity, TenantMemory};
 use channel::wire::{Hello, Outcome, PROTOCOL_MAJOR};
-use channel::{Accounts, MAX_DEVICES, TENANT_SLOTS};
+use channel::{Accounts, MAX_DEVICES};
 use policy::TenantId;
 use serde_json::Value;
 
 use crate::clock::{mono_ns, unix_ms};
 use crate::convert::{self, NotIn};
+use crate::descriptors::Descriptors;
 use crate::peer::{self, Client, Greeting};
 use crate::reactor::{Event, Interest};
 use crate::serve::Arbiter;
@@ -51,9 +52,22 @@ impl Arbiter {
             let Some(connection) = self.listener.try_accept()? else {
                 return Ok(());
             };
-            // A peer that is gone already has no identity; nothing is owed to it.
-            let Ok(identity) = connection.identity() else {
+            if !self.descriptors.suffice() {
+                let who = peer::credentials(&connection).unwrap_or_default();
+                let not_in = NotIn::new(Outcome::Failed, Descriptors::lack());
+                self.tell_refused(who, "", None, &not_in);
+                connection.refuse(not_in.outcome, &not_in.text);
                 continue;
+            }
+            let identity = match self.identify(&connection) {
+                Ok(Some(identity)) => identity,
+                // A peer that is gone already has no identity; nothing is owed to it.
+                Ok(None) => continue,
+                Err((who, not_in)) => {
+                    self.tell_refused(who, "", None, &not_in);
+                    connection.refuse(not_in.outcome, &not_in.text);
+                    continue;
+                }
             };
             let of_user = self
                 .greetings
@@ -62,7 +76,9 @@ impl Arbiter {
                 .count();
             if self.greetings.len() >= MAX_GREETINGS || of_user >= MAX_GREETINGS_PER_USER {
                 let text = "too many connections are waiting to attach; try again";
-                connection.refuse(Outcome::Failed, text);
+                let not_in = NotIn::new(Outcome::Failed, text);
+                self.tell_refused((identity.pid, identity.uid), "", None, &not_in);
+                connection.refuse(not_in.outcome, &not_in.text);
                 continue;
             }
             let id = self.new_id();
@@ -79,6 +95,24 @@ impl Arbiter {
             self.on_greeting(id, now_ns);
         }
         Ok(())
+    }
+
+    /// Who is there; `None`: nobody any more.
+    fn identify(&self, connection: &Connection) -> Result<Option<Identity>, ((u32, u32), NotIn)> {
+        let Ok((pid, uid)) = peer::credentials(connection) else {
+            return Ok(None);
+        };
+        let refused = |text: String| Err(((pid, uid), NotIn::new(Outcome::Failed, text)));
+        if pid == 0 {
+            return refused(
+                "the arbiter runs in another PID namespace, which does not see this process's: start it outside of the container or beside the job".into(),
+            );
+        }
+        match connection.identity() {
+            Ok(identity) => Ok(Some(identity)),
+            Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(None),
+            Err(error) => refused(format!("the arbiter cannot watch this process: {error}")),
+        }
     }
 
     pub(crate) fn new_id(&mut self) -> u64 {
@@ -101,10 +135,10 @@ impl Arbiter {
                 }
                 Err(error) => {
                     if let Some(greeting) = self.greetings.remove(&id) {
-                        let pid = greeting.identity.pid;
-                        let text = error.to_string();
-                        greeting.connection.refuse(Outcome::Malformed, &text);
-                        self.warn_of_stranger(&format!("process {pid} is not let in: {text}"));
+                        let who = (greeting.identity.pid, greeting.identity.uid);
+                        let not_in = NotIn::new(Outcome::Malformed, convert::with_causes(&error));
+                        self.tell_refused(who, "", None, &not_in);
+                        greeting.connection.refuse(not_in.outcome, &not_in.text);
                     }
                     return;
                 }
@@ -183,14 +217,54 @@ impl Arbiter {
                 self.greetings.insert(id, greeting);
             }
             Verdict::Out(not_in) => {
-                let (pid, uid) = who;
+                let job = self.ledger.of_token(&hello.token).map(|tenant| tenant.id);
+                self.tell_refused(who, &hello.command, job, &not_in);
+                // After the journal has it: whoever sees the refusal finds the reason there.
                 connection.refuse(not_in.outcome, &not_in.text);
-                let text = not_in.text;
-                self.warn_of_stranger(&format!(
-                    "process {pid} of user {uid} is not let in: {text}"
-                ));
+                // It may have been woken for this one.
+                if let Some(job) = job {
+                    self.bury_if_dead(job);
+                }
             }
         }
+    }
+
+    /// Says in the journal and the log why a process was not let in; not as often as it likes.
+    pub(crate) fn tell_refused(
+        &mut self,
+        (pid, uid): (u32, u32),
+        command: &str,
+        job: Option<TenantId>,
+        not_in: &NotIn,
+    ) {
+        let now_ns = mono_ns();
+        let mut name = String::new();
+        let left_out = match job.and_then(|id| self.ledger.get_mut(id)) {
+            Some(tenant) => {
+                name.clone_from(&tenant.spec.name);
+                tenant.allowance.spend(now_ns)
+            }
+            None => self.strangers.spend(now_ns),
+        };
+        let Some(left_out) = left_out else { return };
+        let of_job = match name.as_str() {
+            "" => String::new(),
+            name => format!(" of job `{name}`"),
+        };
+        let text = &not_in.text;
+        let message =
+            format!("process {pid} ({command}) of user {uid}{of_job} is not let in: {text}");
+        tracing::warn!("{message}");
+        let mut fields = not_in.fields.clone();
+        if !fields.iter().any(|(key, _)| *key == "pid") {
+            fields.push(("pid", Value::from(pid)));
+        }
+        fields.push(("uid", Value::from(uid)));
+        fields.push(("outcome", Value::from(not_in.word())));
+        if left_out > 0 {
+            fields.push(("left_out", Value::from(left_out)));
+        }
+        self.journal.write("refused", &name, message, &fields);
     }
 
     fn judge(
@@ -220,6 +294,16 @@ impl Arbiter {
             return Verdict::Out(NotIn::new(Outcome::Permission, text));
         }
         let id = tenant.id;
+        if let Some(why) = &tenant.ending {
+            let text = format!("the job is being ended, because it is strict: {why}");
+            return Verdict::Out(NotIn::new(Outcome::Failed, text));
+        }
+        if let Err(not_in) = self.wake(id) {
+            return Verdict::Out(not_in);
+        }
+        let Some(tenant) = self.ledger.get(id) else {
+            return Verdict::Out(NotIn::new(Outcome::UnknownToken, "the job has ended"));
+        };
         // The tenant's page is with a process that has not come back yet: its page must not be shadowed by a new one.
         let expected = tenant.memory.is_none()
             && tenant.missing.iter().any(|missing| missing.pid != pid)
@@ -303,13 +387,28 @@ impl Arbiter {
         kept: &Kept,
         pid: u32,
     ) -> Result<Terms, NotIn> {
-        let failed = |error: channel::PageError| NotIn::new(Outcome::Failed, error.to_string());
+        let failed =
+            |error: channel::PageError| NotIn::new(Outcome::Failed, convert::with_causes(&error));
         let simulated = self.ledger.get(id).is_some_and(|t| t.spec.simulated);
+        // Who only reads is shown the pages, and holds nothing of them.
+        let reads = hello.features & channel::READER != 0 && hello.previous_slot.is_none();
+        let most = self.options.job_processes;
         let mut device_map = [None; MAX_DEVICES];
+        let mut free = self.free_devices();
         for (ordinal, device) in hello.devices.iter().enumerate().take(MAX_DEVICES) {
-            let Some(index) = self.devices.meet(device, simulated) else {
-                continue;
+            let Some(place) = self.devices.meet(device, simulated, &mut free) else {
+                let text = format!(
+                    "{} has no place in the arbiter's table of {MAX_DEVICES} devices: all of them are there, or used or named by a job or a rule",
+                    convert::uuid_text(&device.uuid)
+                );
+                return Err(NotIn::new(Outcome::Full, text));
             };
+            if place.anew {
+                self.remake_lane(place.index);
+            }
+            let index = place.index;
+            // A device of this process is not one that gives way to its next one.
+            free &= !(1 << index);
             // An entitlement by index counts the devices of the driver, and that is how it is known here.
             let entitled = self.ledger.get(id).is_some_and(|tenant| {
                 self.devices
@@ -329,17 +428,17 @@ impl Arbiter {
             let uuids: Vec<_> = hello.devices.iter().map(|device| device.uuid).collect();
             let (message, fields) =
                 convert::nowhere(&tenant.spec.name, pid, &hello.command, &uuids);
-            if tenant.allowance.spend(mono_ns()).is_some() {
-                self.journal
-                    .write("refused", &tenant.spec.name, message.clone(), &fields);
-            }
-            return Err(NotIn::new(Outcome::NoDevice, message));
+            return Err(NotIn {
+                fields,
+                ..NotIn::new(Outcome::NoDevice, message)
+            });
         }
         // A process may have been attached twice: once as a reader of NVML, and once when it began to use the driver.
         let of_pid = |missing: &Missing| missing.pid == pid;
         let same = |missing: &Missing| of_pid(missing) && hello.previous_slot == Some(missing.slot);
         let missing = tenant.missing.iter().position(same);
         let missing = missing.or_else(|| tenant.missing.iter().position(of_pid));
+        let missing = missing.filter(|_| !reads);
         let missing = missing.map(|at| tenant.missing.swap_remove(at));
 
         let (pages, slot, journal_next, came_back) = match (hello.previous_slot, kept) {
@@ -388,23 +487,34 @@ impl Arbiter {
                 }
                 let asks = hello.features & channel::SIGNATURES != 0;
                 let pages = self.spare.client(asks).map_err(failed)?;
-                let Some(slot) = tenant.take_slot() else {
-                    let text = format!(
-                        "job `{}` has {TENANT_SLOTS} processes, the most there can be",
-                        tenant.spec.name
-                    );
-                    return Err(NotIn::new(Outcome::Full, text));
+                let slot = if reads {
+                    channel::NO_SLOT
+                } else {
+                    let Some(slot) = tenant.take_slot(most) else {
+                        let text = format!(
+                            "job `{}` has {most} processes that use a device, the most that this arbiter allows (see job_processes in the quota file)",
+                            tenant.spec.name
+                        );
+                        return Err(NotIn::new(Outcome::Full, text));
+                    };
+                    slot
                 };
                 (pages, slot, Some(0), false)
             }
         };
-        if let Some(memory) = &tenant.memory {
+        if let Some(memory) = &mut tenant.memory
+            && slot != channel::NO_SLOT
+        {
+            if let Err(error) = memory.make_slot(slot) {
+                tenant.clear_slot(slot);
+                return Err(failed(error));
+            }
             if !came_back {
                 memory.page.clear_slot(slot);
             }
-            tenant.accounts.use_slots(&memory.page, slot + 1);
             memory.page.name_slot(slot, pid);
         }
+        tenant.publish_slots();
         // Records of a ring whose reader is unknown were read by the arbiter before, as far as anybody can tell.
         let mut pages = pages;
         if hello.features & channel::SIGNATURES != 0
@@ -468,7 +578,9 @@ impl Arbiter {
             .map(|(ordinal, (device, _))| (ordinal, device.uuid))
             .collect();
         // Where some device is the job's, it is not told before work goes to another.
+        let reads = slot == channel::NO_SLOT;
         let ungoverned: Vec<[u8; 16]> = match devices {
+            _ if reads => Vec::new(),
             0 => other_devices.iter().map(|(_, uuid)| *uuid).collect(),
             _ => Vec::new(),
         };
@@ -482,7 +594,8 @@ impl Arbiter {
             hung_up: false,
             pages: Rc::clone(&pages),
             slot,
-            devices,
+            // A reader is never granted one.
+            devices: if reads { 0 } else { devices },
             totals,
             other_devices,
             ungoverned: ungoverned.clone(),
@@ -503,8 +616,10 @@ impl Arbiter {
             }
         }
         self.publish_to(&client);
-        self.introduce_residency(tenant_id, &pages);
-        self.introduce_resize(tenant_id, &pages);
+        if !reads {
+            self.introduce_residency(tenant_id, &pages);
+            self.introduce_resize(tenant_id, &pages);
+        }
         let command = client.command.clone();
         self.clients.insert(id, client);
         // Before the welcome, so that a client alone finds its gate open.

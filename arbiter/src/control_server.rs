@@ -15,6 +15,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use control::wire::{decode_request, encode_reply};
 use control::{ControlError, ErrorCode, Reply, Request};
 
+use crate::peer;
 use crate::reactor::{Event, Interest, Poller};
 
 /// Connections at a time, in all and of one process. The one that was silent longest gives way.
@@ -40,7 +41,7 @@ const HALF_LIFE_NS: u64 = 1_000_000_000;
 /// Who asks, as the kernel says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
-    /// Process id.
+    /// Process id; 0: it is in a PID namespace that ours does not see.
     pub pid: u32,
     /// User id.
     pub uid: u32,
@@ -58,6 +59,10 @@ pub struct Ask {
 }
 
 /// What came of a turn.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time, and it moves to where it is answered"
+)]
 #[derive(Debug)]
 pub enum Turn {
     /// A request, to be answered by [`ControlServer::reply`].
@@ -440,7 +445,7 @@ impl Connection {
 
     /// Whether its next line is there and the last one was answered.
     fn has_turn(&mut self) -> bool {
-        !(self.asked || self.closing || !self.output.is_empty()) && !matches!(self.line(), Line::No)
+        !(self.asked || self.closing || !self.output.is_empty() || matches!(self.line(), Line::No))
     }
 
     /// Each byte is looked at once.
@@ -499,12 +504,8 @@ impl Connection {
 }
 
 fn peer_of(stream: &UnixStream) -> io::Result<Peer> {
-    let peer = rustix::net::sockopt::socket_peercred(stream)?;
-    Ok(Peer {
-        // CAST: process ids are positive.
-        pid: peer.pid.as_raw_nonzero().get() as u32,
-        uid: peer.uid.as_raw(),
-    })
+    let (pid, uid) = peer::credentials(stream)?;
+    Ok(Peer { pid, uid })
 }
 
 #[cfg(test)]

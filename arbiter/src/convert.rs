@@ -2,7 +2,8 @@
 
 use channel::wire::{Outcome, TOKEN_BYTES};
 use control::{
-    Class as WireClass, ControlError, ErrorCode, JobSpec, Parameter, PolicyChoice, exact_bytes,
+    Class as WireClass, ControlError, ErrorCode, JobSpec, JobState, JobStatus, Parameter,
+    PolicyChoice, exact_bytes,
 };
 use policy::{Class, Param, PolicyError, SlicePolicy};
 use serde_json::Value;
@@ -138,6 +139,7 @@ pub fn spec(job: JobSpec, name: String) -> Spec {
         overflow: job.overflow,
         host_memory: job.host_memory,
         evicted: job.evicted,
+        strict: job.strict,
     }
 }
 
@@ -165,6 +167,20 @@ pub fn job_spec(spec: &Spec) -> JobSpec {
         overflow: spec.overflow,
         host_memory: spec.host_memory,
         evicted: spec.evicted,
+        strict: spec.strict,
+    }
+}
+
+/// A job's last figures, for one that uses no device any more.
+pub fn at_rest(status: &mut JobStatus, state: JobState) {
+    status.state = state;
+    status.holding = false;
+    status.mem_used_bytes = 0;
+    status.unattributed_bytes = 0;
+    for device in &mut status.devices {
+        device.holding = false;
+        device.mem_used_bytes = 0;
+        device.unattributed_bytes = 0;
     }
 }
 
@@ -330,16 +346,44 @@ pub struct NotIn {
     pub outcome: Outcome,
     /// For people.
     pub text: String,
+    /// For the journal.
+    pub fields: Vec<(&'static str, Value)>,
 }
 
 impl NotIn {
-    /// With both.
+    /// With both, and nothing more to be told.
     pub fn new(outcome: Outcome, text: impl Into<String>) -> Self {
         Self {
             outcome,
             text: text.into(),
+            fields: Vec::new(),
         }
     }
+
+    /// A word for programs that read the journal.
+    pub fn word(&self) -> &'static str {
+        match self.outcome {
+            Outcome::Attached => "attached",
+            Outcome::Version => "version",
+            Outcome::UnknownToken => "unknown_token",
+            Outcome::Permission => "permission",
+            Outcome::Full => "full",
+            Outcome::Malformed => "malformed",
+            Outcome::Failed => "failed",
+            Outcome::NoDevice => "no_device",
+        }
+    }
+}
+
+/// An error with everything that it says it comes from: the first line alone is seldom the reason.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 /// What the journal says of a process whose devices the job may not use: a line for people, and fields.

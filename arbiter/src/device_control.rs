@@ -133,6 +133,7 @@ impl Arbiter {
         self.options.devices = rules.devices;
         self.options.ceilings = rules.ceilings;
         self.options.residency = rules.residency;
+        self.options.job_processes = rules.job_processes;
         self.set_up_residency();
         self.by_hand.clear();
         for index in 0..self.lanes.len() {

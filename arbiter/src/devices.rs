@@ -1,6 +1,7 @@
 //! The devices of this host: what NVML says of them, and where there is no NVML, what clients say.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use channel::MAX_DEVICES;
 use channel::wire::DeviceId;
@@ -26,6 +27,19 @@ pub struct Device {
     pub by_nvml: bool,
     /// Device memory by process, where NVML tells.
     pub process_bytes: BTreeMap<u32, u64>,
+    /// NVML named it when it last looked; of a device that only clients name, false.
+    pub present: bool,
+    /// Behind which driver NVML found it; `None`: the host's own.
+    pub driver: Option<PathBuf>,
+}
+
+/// The place of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Its index in every client's pages.
+    pub index: usize,
+    /// Another device was there.
+    pub anew: bool,
 }
 
 /// All of them.
@@ -45,9 +59,25 @@ impl Devices {
         self.list.get(index)
     }
 
-    /// Takes over what NVML found; returns the indices of devices that are new or changed.
-    pub fn learn(&mut self, found: &[Found]) -> Vec<usize> {
+    /// Whether every place is taken.
+    pub fn is_full(&self) -> bool {
+        self.list.len() == MAX_DEVICES
+    }
+
+    /// Takes over what NVML found behind a driver; returns the places of devices that are new or changed. Where all are taken, a
+    /// device whose bit is in `free` gives way.
+    pub fn learn(
+        &mut self,
+        driver: Option<&PathBuf>,
+        found: &[Found],
+        free: &mut u32,
+    ) -> Vec<Place> {
         let mut touched = Vec::new();
+        for device in &mut self.list {
+            if device.by_nvml && device.driver.as_ref() == driver {
+                device.present = found.iter().any(|found| found.uuid == device.uuid);
+            }
+        }
         for found in found {
             let known = self
                 .list
@@ -61,32 +91,40 @@ impl Devices {
                 simulated: found.simulated,
                 by_nvml: true,
                 process_bytes: found.process_bytes.clone(),
+                present: true,
+                driver: driver.cloned(),
             };
             match known {
                 Some(index) if self.list[index] == device => {}
                 Some(index) => {
                     self.list[index] = device;
-                    touched.push(index);
+                    touched.push(Place { index, anew: false });
                 }
-                None if self.list.len() < MAX_DEVICES => {
-                    touched.push(self.list.len());
-                    self.list.push(device);
-                }
-                None => {}
+                None => touched.extend(self.place(device, free)),
             }
         }
         touched
     }
 
-    /// The index of a device that a client names; one nobody has heard of is added on its word. `None`: no room.
-    pub fn meet(&mut self, id: &DeviceId, simulated: bool) -> Option<usize> {
+    fn place(&mut self, device: Device, free: &mut u32) -> Option<Place> {
+        if !self.is_full() {
+            self.list.push(device);
+            let index = self.list.len() - 1;
+            return Some(Place { index, anew: false });
+        }
+        let index = free.trailing_zeros() as usize;
+        *self.list.get_mut(index)? = device;
+        *free &= !(1 << index);
+        Some(Place { index, anew: true })
+    }
+
+    /// The place of a device that a client names; one nobody has heard of is added on its word, and where all places are taken a
+    /// device whose bit is in `free` gives way. `None`: no room.
+    pub fn meet(&mut self, id: &DeviceId, simulated: bool, free: &mut u32) -> Option<Place> {
         if let Some(index) = self.list.iter().position(|device| device.uuid == id.uuid) {
-            return Some(index);
+            return Some(Place { index, anew: false });
         }
-        if self.list.len() == MAX_DEVICES {
-            return None;
-        }
-        self.list.push(Device {
+        let device = Device {
             uuid: id.uuid,
             name: String::new(),
             total_bytes: id.total_bytes,
@@ -94,8 +132,10 @@ impl Devices {
             simulated,
             by_nvml: false,
             process_bytes: BTreeMap::new(),
-        });
-        Some(self.list.len() - 1)
+            present: false,
+            driver: None,
+        };
+        self.place(device, free)
     }
 
     /// Whether `selector` means the device at `index`. An index counts the devices of one driver: the simulated device 0 is
@@ -147,6 +187,14 @@ mod tests {
         }
     }
 
+    fn place(index: usize) -> Place {
+        Place { index, anew: false }
+    }
+
+    fn at(index: usize) -> Option<Place> {
+        Some(place(index))
+    }
+
     #[test]
     fn facts_replace_claims_and_keep_the_index() {
         let mut devices = Devices::default();
@@ -154,11 +202,14 @@ mod tests {
             uuid: [2; 16],
             total_bytes: 7,
         };
-        assert_eq!(devices.meet(&claim, false), Some(0));
-        assert_eq!(devices.learn(&[found(1), found(2)]), [1, 0]);
-        assert_eq!(devices.meet(&claim, false), Some(0));
+        assert_eq!(devices.meet(&claim, false, &mut 0), at(0));
+        assert_eq!(
+            devices.learn(None, &[found(1), found(2)], &mut 0),
+            [place(1), place(0)]
+        );
+        assert_eq!(devices.meet(&claim, false, &mut 0), at(0));
         assert_eq!(devices.get(0).map(|device| device.total_bytes), Some(100));
-        assert_eq!(devices.learn(&[found(1), found(2)]), [0usize; 0]);
+        assert_eq!(devices.learn(None, &[found(1), found(2)], &mut 0), []);
     }
 
     #[test]
@@ -169,23 +220,45 @@ mod tests {
                 uuid: [first + 1; 16],
                 total_bytes: 1,
             };
-            assert_eq!(devices.meet(&id, true), Some(usize::from(first)));
+            assert_eq!(devices.meet(&id, true, &mut 0), at(usize::from(first)));
         }
         let one_more = DeviceId {
             uuid: [99; 16],
             total_bytes: 1,
         };
-        assert_eq!(devices.meet(&one_more, true), None);
+        assert_eq!(devices.meet(&one_more, true, &mut 0), None);
+        // One that nobody uses gives way, once.
+        let mut free = 1 << 3;
+        let anew = Some(Place {
+            index: 3,
+            anew: true,
+        });
+        assert_eq!(devices.meet(&one_more, true, &mut free), anew);
+        assert_eq!(
+            (free, devices.get(3).map(|device| device.uuid)),
+            (0, Some([99; 16]))
+        );
+        assert_eq!(devices.learn(None, &[found(77)], &mut free), []);
+        free = 1 << 5;
+        let anew = Place {
+            index: 5,
+            anew: true,
+        };
+        assert_eq!(devices.learn(None, &[found(77)], &mut free), [anew]);
+        assert!(devices.get(5).is_some_and(|device| device.present));
+        devices.learn(None, &[], &mut 0);
+        assert!(devices.get(5).is_some_and(|device| !device.present));
     }
 
     #[test]
     fn selectors_count_the_devices_of_their_own_driver() {
         let mut devices = Devices::default();
-        devices.learn(&[found(1)]);
-        devices.learn(&[found(2), found(3)].map(|found| Found {
+        devices.learn(None, &[found(1)], &mut 0);
+        let both = [found(2), found(3)].map(|found| Found {
             simulated: true,
             ..found
-        }));
+        });
+        devices.learn(None, &both, &mut 0);
         let second = DeviceSelector::Index(1);
         assert!(devices.answers(2, &second, true));
         assert!(!devices.answers(1, &second, true) && !devices.answers(2, &second, false));

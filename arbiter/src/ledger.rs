@@ -120,6 +120,11 @@ impl Ledger {
         self.tenants.values_mut()
     }
 
+    /// Jobs that are not dormant, in the order in which they came.
+    pub fn awake(&self) -> impl Iterator<Item = &Tenant> {
+        self.iter().filter(|tenant| tenant.dormant.is_none())
+    }
+
     /// Whether there is no job.
     pub fn is_empty(&self) -> bool {
         self.tenants.is_empty()
@@ -128,6 +133,19 @@ impl Ledger {
     /// The job of a name.
     pub fn named(&self, name: &str) -> Option<&Tenant> {
         self.iter().find(|tenant| tenant.spec.name == name)
+    }
+
+    /// Takes a name from the dormant job that has it, for one that is awake; the name that it has from here on.
+    pub fn take_name(&mut self, name: &str) -> Option<String> {
+        let id = self
+            .iter()
+            .find(|tenant| tenant.dormant.is_some() && tenant.spec.name == name)?
+            .id;
+        let other = self.free_name(name);
+        if let Some(tenant) = self.get_mut(id) {
+            tenant.spec.name.clone_from(&other);
+        }
+        Some(other)
     }
 
     /// The job of a token. Tokens are compared as a whole: timing tells nothing about their bytes.
@@ -172,7 +190,8 @@ impl Ledger {
     pub fn keep_promises(&mut self, now_ns: u64) -> bool {
         let mut waiting: BTreeMap<u32, usize> = BTreeMap::new();
         let mut changed = false;
-        for tenant in self.tenants.values_mut().filter(|t| !t.has_attached) {
+        let comes = |t: &&mut Tenant| !t.has_attached && t.dormant.is_none();
+        for tenant in self.tenants.values_mut().filter(comes) {
             let before = waiting.entry(tenant.uid).or_default();
             let young = now_ns < tenant.registered_ns.saturating_add(KEPT_NS);
             let kept = *before < KEPT_FOR || (*before < KEPT_FOR_A_WHILE && young);
@@ -191,7 +210,7 @@ impl Ledger {
             return Ok(());
         };
         for place in places(&own.spec, devices) {
-            let others = self.iter().filter(|other| {
+            let others = self.awake().filter(|other| {
                 other.id != id && other.promises && meets(&own.spec, &other.spec, place, devices)
             });
             admit_share(&own.spec, others)?;
@@ -253,7 +272,8 @@ impl Ledger {
         if control::check_name(&spec.name).is_err() {
             return Err(Refusal::BadName(spec.name.clone()));
         }
-        if self.named(&spec.name).is_some_and(|t| Some(t.id) != own) {
+        let taken = |t: &Tenant| Some(t.id) != own && t.spec.name == spec.name;
+        if self.awake().any(taken) {
             return Err(Refusal::NameTaken(spec.name.clone()));
         }
         admit_bounds(spec)?;
@@ -286,7 +306,7 @@ impl Ledger {
 
         for place in places(spec, devices) {
             let others = || {
-                self.iter().filter(move |tenant| {
+                self.awake().filter(move |tenant| {
                     Some(tenant.id) != own && meets(spec, &tenant.spec, place, devices)
                 })
             };
@@ -434,7 +454,7 @@ mod tests {
                 uuid: [at as u8 + 1; 16],
                 total_bytes: *total_bytes,
             };
-            devices.meet(&id, true);
+            devices.meet(&id, true, &mut 0);
         }
         devices
     }

@@ -1,18 +1,22 @@
 //! The host daemon: admits jobs, meters their memory and decides which of them holds a device.
 //!
 //! One thread, one loop ([`serve`](Arbiter::serve)): `reactor` waits, `serve` turns events into calls, `attach` lets
-//! clients in, `lifecycle` sees jobs through, `operator` answers requests, `device_control` those about devices and the quota file, `dispatch` runs the fast loop of each device, `residency` where the memory of jobs is, `offenders` sees to jobs that harm the others, `ledger` says what was promised,
+//! clients in, `lifecycle` sees jobs through, `operator` answers requests, `device_control` those about devices and the quota file, `dispatch` runs the fast loop of each device, `residency` where the memory of jobs is, `offenders` sees to jobs that harm the others, `dormant` to those that nothing but waiting processes are left of, `escaped` to processes that got out of their job's limits, `ledger` says what was promised,
 //! `profile` watches iterations, `state` and `journal` outlive the process. Other threads ask NVML (`nvml`), search
-//! for iterations, and write what goes to a disk (`writer`, `state`): the loop waits for none of them. Clients and operators are strangers: what
+//! for iterations, find out which processes belong to which job (`census`), and write what goes to a disk (`writer`, `state`): the loop waits for none of them. Clients and operators are strangers: what
 //! they send is bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
 
 mod attach;
+mod census;
 mod clock;
 mod control_server;
 mod convert;
+mod descriptors;
 mod device_control;
 mod devices;
 mod dispatch;
+mod dormant;
+mod escaped;
 mod journal;
 mod leave;
 mod ledger;
@@ -37,7 +41,7 @@ mod writer;
 
 pub use convert::check_policy;
 pub use ledger::Ceiling;
-pub use options::{DeviceRule, Options, Reload, ResidencyRule, Rules};
+pub use options::{DeviceRule, JOB_PROCESSES, Options, Reload, ResidencyRule, Rules};
 pub use serve::{Arbiter, Error, Stopper, run};
 pub use writer::{Lost, Sink, Writer};
 

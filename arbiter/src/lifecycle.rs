@@ -5,9 +5,11 @@ use std::io;
 use std::rc::Rc;
 
 use channel::{Bypass, MAX_DEVICES};
+use control::DeviceSelector;
 use policy::TenantId;
 use serde_json::Value;
 
+use crate::census::Process;
 use crate::clock::{mono_ns, unix_ms};
 use crate::convert;
 use crate::device_control;
@@ -15,7 +17,7 @@ use crate::dispatch::Lane;
 use crate::peer::{self, Client};
 use crate::reactor::{Event, Interest};
 use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSE_NS};
-use crate::state::{self, SavedClient, SavedTenant, State};
+use crate::state::{self, SavedClient, SavedProcess, SavedTenant, State};
 use crate::tenant::{Missing, Tenant};
 
 /// How often the state is saved at most where nobody waits for it.
@@ -47,8 +49,16 @@ impl Arbiter {
             tenant.oom_count = saved.oom_count;
             let pid = tenant.spec.pid;
             if saved.started_ticks != 0 && peer::started_ticks(pid) == Some(saved.started_ticks) {
-                self.watch_job(&mut tenant, saved.started_ticks);
+                // What lives of it is counted where this fails.
+                let _ = self.watch_job(&mut tenant, saved.started_ticks);
             }
+            tenant.since_ticks = saved.since_ticks;
+            tenant.session = saved.session;
+            let members = saved.members.iter().map(|member| Process {
+                pid: member.pid,
+                started_ticks: member.started_ticks,
+            });
+            tenant.members = members.collect();
             for client in saved.clients {
                 if peer::started_ticks(client.pid) == Some(client.started_ticks)
                     && tenant.take_this_slot(client.slot)
@@ -62,7 +72,17 @@ impl Arbiter {
                 }
             }
             tenant.adopt_until_ns = now_ns + ADOPT_NS;
-            if tenant.lives() {
+            // Processes of it may live that have not come for a device yet, or not again.
+            if !tenant.lives() {
+                self.ledger.insert(tenant);
+                self.fall_asleep(id);
+                let dormant = self.ledger.get_mut(id).and_then(|t| t.dormant.as_mut());
+                if let Some(dormant) = dormant.filter(|_| saved.dormant_unix_ms != 0) {
+                    let slept_ms = unix_ms().saturating_sub(saved.dormant_unix_ms);
+                    dormant.since_unix_ms = saved.dormant_unix_ms;
+                    dormant.since_ns = dormant.since_ns.saturating_sub(slept_ms * 1_000_000);
+                }
+            } else {
                 let fields = [("missing", Value::from(tenant.missing.len()))];
                 let message = format!("job `{}` goes on under this arbiter", tenant.spec.name);
                 self.journal
@@ -77,30 +97,39 @@ impl Arbiter {
     }
 
     /// Waits for the end of the process that registered a job.
-    pub(crate) fn watch_job(&mut self, tenant: &mut Tenant, started_ticks: u64) {
+    ///
+    /// # Errors
+    /// It cannot be watched. That it has ended is no error.
+    pub(crate) fn watch_job(&mut self, tenant: &mut Tenant, started_ticks: u64) -> io::Result<()> {
         let pid = i32::try_from(tenant.spec.pid)
             .ok()
             .and_then(rustix::process::Pid::from_raw);
         let flags = rustix::process::PidfdFlags::empty();
-        let process = pid.and_then(|pid| rustix::process::pidfd_open(pid, flags).ok());
+        let process = match pid.map(|pid| rustix::process::pidfd_open(pid, flags)) {
+            Some(Ok(process)) => Some(process),
+            None | Some(Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL)) => None,
+            Some(Err(errno)) => return Err(errno.into()),
+        };
         // Looked at after the descriptor was opened: if this is the same process, the descriptor is its.
         let same = peer::started_ticks(tenant.spec.pid) == Some(started_ticks);
-        if let Some(process) = process.filter(|_| same)
-            && self
-                .poller
-                .add(&process, Event::JobEnded(tenant.id.0), Interest::Read)
-                .is_ok()
-        {
+        if let Some(process) = process.filter(|_| same) {
+            let event = Event::JobEnded(tenant.id.0);
+            self.poller.add(&process, event, Interest::Read)?;
             tenant.process = Some(process);
             tenant.started_ticks = started_ticks;
         }
+        Ok(())
     }
 
-    /// Lets a job go of which nothing lives any more.
+    /// Where nothing of a job is attached and its launcher is gone, it goes as soon as none of its processes lives.
     pub(crate) fn bury_if_dead(&mut self, id: TenantId) {
-        if self.ledger.get(id).is_none_or(Tenant::lives) {
-            return;
+        if !self.ledger.get(id).is_none_or(Tenant::lives) {
+            self.fall_asleep(id);
         }
+    }
+
+    /// Lets a job go; `why` where processes of it may live, empty where none does.
+    pub(crate) fn reap(&mut self, id: TenantId, why: &str) {
         let status = self.status_of(id);
         let now_ns = mono_ns();
         for lane in &mut self.lanes {
@@ -116,19 +145,19 @@ impl Arbiter {
                 ("launches", Value::from(status.launches)),
             ]
         });
-        let message = format!("job `{}` has ended", tenant.spec.name);
+        let message = match why {
+            "" => format!("job `{}` has ended", tenant.spec.name),
+            why => format!(
+                "job `{}` is forgotten with {} living processes, which may use no device from here on: {why}",
+                tenant.spec.name,
+                tenant.members.len()
+            ),
+        };
         self.journal
             .write("ended", &tenant.spec.name, message, &fields);
         if let Some(mut status) = status {
-            status.state = control::JobState::Gone;
-            status.holding = false;
-            status.mem_used_bytes = 0;
-            status.unattributed_bytes = 0;
-            for device in &mut status.devices {
-                device.holding = false;
-                device.mem_used_bytes = 0;
-                device.unattributed_bytes = 0;
-            }
+            convert::at_rest(&mut status, control::JobState::Gone);
+            status.dormant_processes = None;
             let now_ms = unix_ms();
             self.gone.push_back((now_ms, status));
             while self.gone.len() > GONE_KEPT
@@ -172,6 +201,10 @@ impl Arbiter {
             started_unix_ms: tenant.started_unix_ms,
             oom_count: tenant.oom_count,
             clients: self.saved_clients(tenant),
+            since_ticks: tenant.since_ticks,
+            session: tenant.session,
+            members: saved_members(tenant),
+            dormant_unix_ms: tenant.dormant.as_ref().map_or(0, |one| one.since_unix_ms),
         });
         let number = self.state_file.save(State {
             epoch: self.epoch,
@@ -282,6 +315,62 @@ impl Arbiter {
         }
     }
 
+    /// Devices that may give their place to others, as bits; none while there is room. Those are not there by NVML's word, no process
+    /// uses or ever used one of a job that still has some, and neither a job nor a rule names them.
+    pub(crate) fn free_devices(&self) -> u32 {
+        if !self.devices.is_full() {
+            return 0;
+        }
+        let free = self.devices.iter().filter(|(index, device)| {
+            let named = |selector: &DeviceSelector| match selector {
+                DeviceSelector::Uuid(uuid) => {
+                    convert::uuid_text(&device.uuid).eq_ignore_ascii_case(uuid)
+                }
+                DeviceSelector::Index(_) => false,
+            };
+            let mut rules = self.options.devices.iter().flat_map(|rule| &rule.device);
+            let used = |tenant: &Tenant| {
+                let lane = self.lanes.get(*index);
+                let has_some = !tenant.clients.is_empty() || !tenant.missing.is_empty();
+                tenant.spec.devices.iter().any(named)
+                    || (has_some && lane.is_some_and(|lane| lane.usage(tenant.id).is_some()))
+                    || tenant.used_bytes(*index) > 0
+            };
+            !device.present
+                && !self.by_hand.contains_key(&device.uuid)
+                && !rules.any(named)
+                && !self
+                    .clients
+                    .values()
+                    .any(|one| one.devices & (1 << index) != 0)
+                && !self.ledger.iter().any(used)
+        });
+        free.fold(0, |bits, (index, _)| bits | 1 << index)
+    }
+
+    /// Another device has the place of one that nobody uses any more.
+    pub(crate) fn remake_lane(&mut self, index: usize) {
+        let now_ns = mono_ns();
+        if index >= self.lanes.len() {
+            return;
+        }
+        self.reserve_memory(index);
+        let setup = self.setup_of(index);
+        let chosen = self.settings_of(index).policy;
+        self.policies[index] = chosen.unwrap_or_else(device_control::default_policy);
+        self.lanes[index] = Lane::new(index, setup, now_ns);
+        self.lane_next_ns[index] = None;
+        self.overhead_bytes[index] = 0;
+        self.lodge_lane(index);
+        let uuid = self.devices.get(index).map(|device| device.uuid);
+        if let Some(uuid) = uuid {
+            let text = convert::uuid_text(&uuid);
+            tracing::info!("device {index}: {text}, in the place of one that nobody uses");
+        }
+        self.conductor.form(&mut self.lanes);
+        self.dirty |= 1 << index;
+    }
+
     /// Keeps memory of a device from all quotas, as its rule says.
     pub(crate) fn reserve_memory(&mut self, index: usize) {
         let total = self
@@ -360,6 +449,14 @@ impl Arbiter {
             let terms = terms.iter().find(|(id, _)| *id == tenant);
             if let (Some((_, terms)), Some(lane)) = (terms, self.lanes.get_mut(index)) {
                 lane.add(now_ns, tenant, *terms, id, Rc::clone(&pages));
+                // A job that was dormant goes on with its account.
+                let before = self.ledger.get_mut(tenant).and_then(|tenant| {
+                    let at = tenant.usages.iter().position(|(at, _)| *at == index)?;
+                    Some(tenant.usages.swap_remove(at).1)
+                });
+                if let Some(usage) = before {
+                    lane.go_on_with(tenant, usage);
+                }
                 self.dirty |= 1 << index;
             }
         }
@@ -464,6 +561,14 @@ impl Arbiter {
                 .write("missed", &job, message, &[("missed", Value::from(missed))]);
         }
     }
+}
+
+fn saved_members(tenant: &Tenant) -> Vec<SavedProcess> {
+    let members = tenant.members.iter().map(|member| SavedProcess {
+        pid: member.pid,
+        started_ticks: member.started_ticks,
+    });
+    members.collect()
 }
 
 type Described = (&'static str, String, Vec<(&'static str, Value)>);

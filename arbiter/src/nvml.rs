@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use libloading::{Library, Symbol};
 
+use crate::clock::mono_ns;
 use crate::convert;
 
 /// File name of NVML.
@@ -56,6 +57,8 @@ impl Found {
 pub struct News {
     /// Which driver was asked about; `None`: the host's.
     pub driver: Option<PathBuf>,
+    /// When it was begun to look, on the monotonic clock.
+    pub taken_ns: u64,
     /// What was found, or why nothing.
     pub found: Result<Vec<Found>, String>,
 }
@@ -121,8 +124,13 @@ pub fn look(driver: Option<&Path>) -> Result<Vec<Found>, String> {
 fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &OwnedFd) {
     let mut open: Vec<(Option<PathBuf>, Nvml)> = Vec::new();
     let mut watching = false;
-    let send = |driver, found| {
-        let sent = tell.send(News { driver, found }).is_ok();
+    let send = |driver, taken_ns, found| {
+        let news = News {
+            driver,
+            taken_ns,
+            found,
+        };
+        let sent = tell.send(news).is_ok();
         let _ = rustix::io::write(ring, &1u64.to_ne_bytes());
         sent
     };
@@ -135,6 +143,7 @@ fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &OwnedFd) {
         match ask {
             Ok(Ask::Watch(on)) => watching = on,
             Ok(Ask::Discover(driver)) => {
+                let taken_ns = mono_ns();
                 let found = match open.iter().find(|(at, _)| *at == driver) {
                     Some((_, nvml)) => nvml.devices(),
                     None => Nvml::open(driver.as_deref()).and_then(|nvml| {
@@ -143,14 +152,15 @@ fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &OwnedFd) {
                         found
                     }),
                 };
-                if !send(driver, found) {
+                if !send(driver, taken_ns, found) {
                     return;
                 }
             }
             Err(RecvTimeoutError::Timeout) => {
                 for (driver, nvml) in &open {
+                    let taken_ns = mono_ns();
                     if let Ok(found) = nvml.devices()
-                        && !send(driver.clone(), Ok(found))
+                        && !send(driver.clone(), taken_ns, Ok(found))
                     {
                         return;
                     }
@@ -333,11 +343,12 @@ impl Nvml {
             match status {
                 0 => {
                     infos.truncate(count as usize);
-                    return infos
-                        .iter()
-                        .filter(|info| info.used_gpu_memory != NOT_AVAILABLE)
-                        .map(|info| (info.pid, info.used_gpu_memory))
-                        .collect();
+                    // Who is there is told also where what he has is not.
+                    let bytes = |info: &ProcessInfo| match info.used_gpu_memory {
+                        NOT_AVAILABLE => 0,
+                        bytes => bytes,
+                    };
+                    return infos.iter().map(|info| (info.pid, bytes(info))).collect();
                 }
                 INSUFFICIENT_SIZE if infos.len() < MAX_PROCESSES => {
                     infos.resize(infos.len() * 2, ProcessInfo::default());

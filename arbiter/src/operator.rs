@@ -7,9 +7,11 @@ use control::{Change, ControlError, ErrorCode, JobSpec, Registered, Reply, Reque
 use policy::TenantId;
 use serde_json::Value;
 
+use crate::census;
 use crate::clock::mono_ns;
 use crate::control_server::{Ask, Peer};
 use crate::convert;
+use crate::descriptors::Descriptors;
 use crate::journal::Allowance;
 use crate::peer;
 use crate::serve::Arbiter;
@@ -92,11 +94,19 @@ impl Arbiter {
 
     /// The watcher has news.
     pub(crate) fn on_devices(&mut self) {
+        let mut taken_ns = None;
         for news in self.watcher.take() {
+            taken_ns = taken_ns.max(news.found.is_ok().then_some(news.taken_ns));
             self.drivers.insert(news.driver.clone(), true);
             match news.found {
                 Ok(found) => {
-                    if !self.devices.learn(&found).is_empty() {
+                    let mut free = self.free_devices();
+                    let driver = news.driver.as_ref();
+                    let touched = self.devices.learn(driver, &found, &mut free);
+                    for place in touched.iter().filter(|place| place.anew) {
+                        self.remake_lane(place.index);
+                    }
+                    if !touched.is_empty() {
                         self.make_lanes();
                         self.publish_limits();
                     }
@@ -112,6 +122,9 @@ impl Arbiter {
             }
         }
         self.unpark();
+        if let Some(taken_ns) = taken_ns {
+            self.look_for_escaped(taken_ns);
+        }
     }
 
     /// Answers registrations whose driver has been looked at.
@@ -146,6 +159,14 @@ impl Arbiter {
     }
 
     fn register(&mut self, mut job: JobSpec, peer: Peer) -> Result<Reply, ControlError> {
+        if peer.pid == 0 {
+            let message = format!(
+                "the arbiter is process {} of another PID namespace, which does not see yours: it could not tell the job's processes apart",
+                std::process::id()
+            );
+            return Err(ControlError::new(ErrorCode::Unsupported, message)
+                .with_hint("start the arbiter outside of the container or beside the job, or set SUBLET_RUNTIME_DIR to a place of the job's own"));
+        }
         if job.pid == 0 {
             job.pid = peer.pid;
         }
@@ -175,7 +196,15 @@ impl Arbiter {
         let now_ns = mono_ns();
         let mut tenant = Tenant::new(id, spec, token, (peer.uid, user), now_ns);
         let ticks = peer::started_ticks(peer.pid);
-        self.watch_job(&mut tenant, ticks.unwrap_or(0));
+        self.watch_job(&mut tenant, ticks.unwrap_or(0))
+            .map_err(|error| {
+                if Descriptors::are_lacking(&error) {
+                    failed(Descriptors::lack())
+                } else {
+                    failed(format!("process {} cannot be watched: {error}", peer.pid))
+                }
+            })?;
+        tenant.session = census::led_session(peer.pid);
         if tenant.process.is_none() {
             let message = format!("process {} has ended before it was registered", peer.pid);
             return Err(ControlError::new(ErrorCode::Invalid, message));
@@ -197,6 +226,12 @@ impl Arbiter {
                 .map(|mem| ("mem", Value::from(mem.to_string()))),
         );
         let message = format!("job `{name}` is registered: {command}");
+        if let Some(other) = self.ledger.take_name(&name) {
+            let message = format!(
+                "the dormant job `{name}` is `{other}` from here on: another job has its name"
+            );
+            self.journal.write("renamed", &other, message, &[]);
+        }
         self.ledger.insert(tenant);
         self.ledger.keep_promises(now_ns);
         let told = self.registrations.entry(peer.uid);

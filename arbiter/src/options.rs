@@ -18,6 +18,9 @@ const GAP_LOOK_NS: u64 = 200_000;
 /// How long a guaranteed job's silence is borne at most while only opportunistic ones wait.
 const GAP_QUIET_NS: u64 = 600_000;
 
+/// Processes of one job that use a device at the same time, where nothing else is said.
+pub const JOB_PROCESSES: u32 = 1024;
+
 /// Looks the ceiling of a user up, by number and login name.
 pub type Ceilings = Box<dyn Fn(u32, &str) -> Ceiling + Send>;
 
@@ -36,6 +39,8 @@ pub struct Rules {
     pub ceilings: Ceilings,
     /// Number of sections behind the ceilings.
     pub tenant_rules: usize,
+    /// Processes of one job that use a device at the same time.
+    pub job_processes: u32,
 }
 /// How long before its slice a tenant is woken. TIMEOUT: the wake-ups of the arbiter and of one thread, with a margin for a
 /// busy host; a hundredth of the usual slice.
@@ -76,6 +81,8 @@ pub struct Options {
     pub ceilings: Ceilings,
     /// Reads devices and ceilings anew, where they came from.
     pub reload: Option<Reload>,
+    /// Processes of one job that use a device at the same time.
+    pub job_processes: u32,
     /// Looks for the host's own NVML, beside those of simulated drivers.
     pub host_nvml: bool,
 }
@@ -129,6 +136,7 @@ impl Options {
             residency: ResidencyRule::default(),
             ceilings: Box::new(|_, _| Ceiling::default()),
             reload: None,
+            job_processes: JOB_PROCESSES,
             host_nvml: true,
         }
     }

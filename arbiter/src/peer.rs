@@ -2,7 +2,7 @@
 //! once, into plain values; it can be nonsense, and then it is that client's own loss.
 
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 
 use channel::arbiter::{ClientPages, Connection, Identity};
@@ -127,6 +127,33 @@ pub fn activity(pages: &ClientPages, device: usize) -> Activity {
     }
 }
 
+/// Process and user at the other end of a socket. The process is 0 where it is in a PID namespace that ours does not see: rustix has no
+/// value for that.
+pub fn credentials(socket: impl AsFd) -> std::io::Result<(u32, u32)> {
+    use nix::libc;
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    // CAST: twelve bytes.
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: a structure and its length, both of which outlive the call.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    match status {
+        0 => Ok((u32::try_from(peer.pid).unwrap_or(0), peer.uid)),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 /// Start time of a process in clock ticks since boot (field 22 of `/proc/PID/stat`, see proc_pid_stat(5)); `None`: gone.
 pub fn started_ticks(pid: u32) -> Option<u64> {
     // One read: the kernel makes the whole line for it, some 300 bytes. What is needed is well within the buffer, whatever the numbers.
@@ -143,6 +170,17 @@ pub fn started_ticks(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// The present in clock ticks since boot, as start times of processes are told.
+pub fn now_ticks() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    // SAFETY: reads a constant of the system.
+    let per_second = unsafe { nix::libc::sysconf(nix::libc::_SC_CLK_TCK) };
+    let per_second = u64::try_from(per_second).unwrap_or(100);
+    // CAST: the clock starts at zero.
+    let (seconds, nanos) = (now.tv_sec as u64, now.tv_nsec as u64);
+    seconds * per_second + nanos * per_second / 1_000_000_000
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +194,7 @@ mod tests {
         let ours = started_ticks(std::process::id()).expect("we live");
         let theirs = started_ticks(child.id()).expect("it lives");
         assert!(theirs >= ours && ours > 0);
+        assert!((theirs..theirs + 6000).contains(&now_ticks()), "{theirs}");
         child.kill().expect("kill");
         let pid = child.id();
         testbed::within::wait(&mut child, "sleep", testbed::PATIENCE);

@@ -25,6 +25,8 @@ pub enum Event {
     Devices,
     /// A state was written.
     Saved,
+    /// The census has an answer.
+    Census,
     /// A connected client says hello, or hangs up.
     Greeting(u64),
     /// A client wants something, or its socket was closed by whoever held it.
@@ -248,6 +250,7 @@ impl Event {
             Self::Control(id) => (10, id),
             Self::Reload => (11, 0),
             Self::Saved => (12, 0),
+            Self::Census => (13, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -266,6 +269,7 @@ impl Event {
             10 => Self::Control(id),
             11 => Self::Reload,
             12 => Self::Saved,
+            13 => Self::Census,
             _ => return None,
         })
     }
@@ -284,6 +288,7 @@ mod tests {
             Event::Devices,
             Event::Reload,
             Event::Saved,
+            Event::Census,
             Event::Greeting(1),
             Event::Doorbell(2),
             Event::ClientEnded(3),

@@ -17,10 +17,13 @@ use control::{DeviceSettings, JobStatus, PolicyChoice};
 use policy::TenantId;
 use serde_json::Value;
 
+use crate::census::Census;
 use crate::clock::{mono_ns, unix_ms};
 use crate::control_server::{Ask, ControlServer, Turn};
+use crate::descriptors::Descriptors;
 use crate::devices::Devices;
 use crate::dispatch::{Conductor, Lane};
+use crate::escaped::Suspect;
 use crate::journal::{Allowance, Journal};
 use crate::ledger::Ledger;
 use crate::nvml::Watcher;
@@ -139,6 +142,17 @@ pub struct Arbiter {
     pub(crate) listener: Listener,
     pub(crate) control: ControlServer,
     pub(crate) watcher: Watcher,
+    pub(crate) census: Census,
+    /// When processes were last to be counted, while there is no answer yet.
+    pub(crate) census_asked_ns: Option<u64>,
+    /// When they are to be counted next.
+    pub(crate) census_due_ns: Option<u64>,
+    /// Kept back for those who come when there are none left.
+    pub(crate) descriptors: Descriptors,
+    /// Processes on a device that are not attached.
+    pub(crate) suspects: BTreeMap<u32, Suspect>,
+    /// It was asked whose they are.
+    pub(crate) whose_asked: bool,
     pub(crate) ledger: Ledger,
     pub(crate) devices: Devices,
     pub(crate) lanes: Vec<Lane>,
@@ -236,6 +250,7 @@ impl Arbiter {
                 .map_err(Error::io(format!("set the mode of {}", path.display())))?;
         }
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
+        let census = Census::start().map_err(Error::io("start a thread"))?;
         let profiles = Profiles::new(std::mem::take(&mut state.baselines))
             .map_err(Error::io("start a thread"))?;
 
@@ -246,6 +261,12 @@ impl Arbiter {
             listener,
             control,
             watcher,
+            census,
+            census_asked_ns: None,
+            census_due_ns: None,
+            descriptors: Descriptors::default(),
+            suspects: BTreeMap::new(),
+            whose_asked: false,
             ledger: Ledger::default(),
             devices: Devices::default(),
             lanes: Vec::new(),
@@ -298,6 +319,10 @@ impl Arbiter {
                 let bell = arbiter.state_file.bell();
                 arbiter.poller.add(bell, Event::Saved, Interest::Read)
             })
+            .and_then(|()| {
+                let bell = arbiter.census.bell();
+                arbiter.poller.add(bell, Event::Census, Interest::Read)
+            })
             .and_then(|()| arbiter.listen(true));
         added.map_err(Error::io("wait for connections"))?;
         arbiter.journal.write(
@@ -325,6 +350,7 @@ impl Arbiter {
             arbiter.watcher.discover(None);
         }
         arbiter.set_up_residency();
+        arbiter.descriptors.keep();
         arbiter.restore(state, now_ns);
         // The number of this incarnation is used up before anybody is served.
         arbiter.save_state();
@@ -396,12 +422,24 @@ impl Arbiter {
                 self.bury_if_dead(TenantId(id));
             }
             Event::ChannelAccept => {
-                if let Err(error) = self.accept_clients(now_ns) {
+                let mut accepted = self.accept_clients(now_ns);
+                if accepted.as_ref().is_err_and(Descriptors::are_lacking)
+                    && self.descriptors.give_up()
+                {
+                    accepted = self.accept_clients(now_ns);
+                }
+                if let Err(error) = accepted {
                     self.turn_deaf(&error, now_ns);
                 }
             }
             Event::ControlAccept => {
-                match self.control.accept(now_ns, &self.poller) {
+                let mut accepted = self.control.accept(now_ns, &self.poller);
+                if accepted.as_ref().is_err_and(Descriptors::are_lacking)
+                    && self.descriptors.give_up()
+                {
+                    accepted = self.control.accept(now_ns, &self.poller);
+                }
+                match accepted {
                     Ok(true) => {}
                     // Whoever is not taken now would ring until then.
                     Ok(false) => {
@@ -420,6 +458,7 @@ impl Arbiter {
                 self.state_file.answer_bell();
                 self.answer_greetings(now_ns);
             }
+            Event::Census => self.on_census(now_ns),
             Event::Reload => {
                 self.hangups.take();
                 if let Err(error) = self.reload() {
@@ -585,9 +624,13 @@ impl Arbiter {
         }
         self.look_for_missing(now_ns);
         self.read_accounts();
+        self.look_after_dormant(now_ns);
         self.conductor.form(&mut self.lanes);
         self.look_for_offenders(now_ns);
-        self.spare.fill();
+        self.descriptors.keep();
+        if self.descriptors.suffice() {
+            self.spare.fill();
+        }
         self.survey_residency(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.
         let watching = !self.clients.is_empty() || !self.ledger.is_empty();

@@ -70,6 +70,22 @@ pub struct SavedTenant {
     pub started_unix_ms: u64,
     pub oom_count: u64,
     pub clients: Vec<SavedClient>,
+    /// When it registered, in clock ticks since boot.
+    pub since_ticks: u64,
+    /// Session that its launcher led; 0: none.
+    pub session: u32,
+    /// Other processes that belong to it, as they were last seen.
+    pub members: Vec<SavedProcess>,
+    /// Since when nothing of it uses a device and its launcher is gone; 0: that is not so.
+    pub dormant_unix_ms: u64,
+}
+
+/// A process.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedProcess {
+    pub pid: u32,
+    pub started_ticks: u64,
 }
 
 /// An attached process.

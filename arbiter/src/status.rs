@@ -48,7 +48,7 @@ impl Arbiter {
             let lane = self.lanes.get(index);
             let there: Vec<&Tenant> = self
                 .ledger
-                .iter()
+                .awake()
                 .filter(|t| {
                     self.devices
                         .entitled(index, &t.spec.devices, t.spec.simulated)
@@ -132,6 +132,14 @@ impl Arbiter {
     /// A job as it stands.
     pub(crate) fn status_of(&self, id: TenantId) -> Option<JobStatus> {
         let tenant = self.ledger.get(id)?;
+        if let Some(status) = tenant.dormant.as_ref().and_then(|one| one.status.as_ref()) {
+            let mut status = (**status).clone();
+            // Another job may have taken its name.
+            status.name.clone_from(&tenant.spec.name);
+            status.escaped.clone_from(&tenant.escaped);
+            status.escaped_count = tenant.escaped_count;
+            return Some(status);
+        }
         let now_ns = mono_ns();
         let devices: Vec<JobDevice> = (0..self.lanes.len())
             .filter(|index| {
@@ -184,6 +192,8 @@ impl Arbiter {
             command: tenant.spec.command.clone(),
             class: convert::wire_class(tenant.spec.class),
             state: match (tenant.clients.is_empty(), busy, waits) {
+                // Whether it is dormant or gone is known in a moment, once its processes are counted.
+                _ if tenant.dormant.is_some() => JobState::Gone,
                 _ if tenant.spec.paused || tenant.spec.evicted => JobState::Paused,
                 (true, ..) if devices.is_empty() => JobState::Starting,
                 (_, true, _) => JobState::Running,
@@ -228,6 +238,9 @@ impl Arbiter {
             devices,
             processes,
             profile: Some(Box::new(self.profiles.of(id, &tenant.spec.name))),
+            escaped: tenant.escaped.clone(),
+            escaped_count: tenant.escaped_count,
+            dormant_processes: None,
             listens_for_resize: self.listens_for_resize(tenant),
             resize: self.resize_status(tenant),
         })

@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use channel::arbiter::TenantMemory;
 use channel::wire::TOKEN_BYTES;
 use channel::{Accounts, MAX_DEVICES, TENANT_SLOTS};
-use control::{DeviceSelector, FailMode, MemLimit, Overflow};
+use control::{DeviceSelector, EscapedProcess, FailMode, JobStatus, MemLimit, Overflow};
 use policy::{Class, TenantId};
 
+use crate::census::Process;
 use crate::journal::Allowance;
 use crate::peer;
+use crate::usage::Usage;
 
 /// What a job asked for, as far as it was granted.
 #[derive(Clone, PartialEq, Debug)]
@@ -57,6 +59,8 @@ pub struct Spec {
     pub host_memory: Option<MemLimit>,
     /// Its operator keeps it away.
     pub evicted: bool,
+    /// It is ended where a process of it uses a device outside its limits.
+    pub strict: bool,
 }
 
 /// A job.
@@ -83,7 +87,7 @@ pub struct Tenant {
     /// What that page said when it was read last.
     pub accounts: Accounts,
     /// Taken slots of that page, as bits.
-    slots: u64,
+    slots: Vec<u64>,
     /// A process of it has attached.
     pub has_attached: bool,
     /// What it was promised is kept free for it.
@@ -110,6 +114,39 @@ pub struct Tenant {
     pub resize: Option<(channel::Resize, u64)>,
     /// Number of the last such request.
     pub resized: u64,
+    /// When it registered, in clock ticks since boot: no older process belongs to it.
+    pub since_ticks: u64,
+    /// Session that its launcher led; 0: none.
+    pub session: u32,
+    /// Processes that belong to it without being attached, as they were last seen.
+    pub members: Vec<Process>,
+    /// Its launcher is gone and nothing of it is attached.
+    pub dormant: Option<Dormant>,
+    /// Processes of it that used a device outside its limits; some of them, if there were many.
+    pub escaped: Vec<EscapedProcess>,
+    /// How many there were.
+    pub escaped_count: u64,
+    /// It is being ended, and why: it is strict, and a process got out of it.
+    pub ending: Option<String>,
+    /// What it had used of each device before it was dormant.
+    pub usages: Vec<(usize, Usage)>,
+    /// Most memory ever held on each device, before the page that is there.
+    peaks: [u64; MAX_DEVICES],
+}
+
+/// What is left of a job without launcher and clients: it has neither share nor memory, and its token is still good.
+#[derive(Debug)]
+pub struct Dormant {
+    /// Since when.
+    pub since_unix_ms: u64,
+    /// The same on the monotonic clock.
+    pub since_ns: u64,
+    /// Living processes of it, once they were counted.
+    pub living: Option<u32>,
+    /// How it stood before.
+    pub status: Option<Box<JobStatus>>,
+    /// What it had used of each device.
+    pub usages: Vec<(usize, Usage)>,
 }
 
 /// A client that was attached to an arbiter before this one.
@@ -124,8 +161,6 @@ pub struct Missing {
     /// Next record of its ring.
     pub journal_next: u64,
 }
-
-const _: () = assert!(TENANT_SLOTS == 64, "one bit for each slot");
 
 impl Tenant {
     /// A new job.
@@ -147,7 +182,7 @@ impl Tenant {
             started_unix_ms: crate::clock::unix_ms(),
             memory: None,
             accounts: Accounts::new(),
-            slots: 0,
+            slots: Vec::new(),
             has_attached: false,
             promises: true,
             registered_ns: now_ns,
@@ -161,37 +196,79 @@ impl Tenant {
             allowance: Allowance::new(now_ns),
             resize: None,
             resized: 0,
+            since_ticks: peer::now_ticks(),
+            session: 0,
+            members: Vec::new(),
+            dormant: None,
+            escaped: Vec::new(),
+            escaped_count: 0,
+            ending: None,
+            usages: Vec::new(),
+            peaks: [0; MAX_DEVICES],
         }
     }
 
-    /// Takes the lowest free slot.
-    pub fn take_slot(&mut self) -> Option<u32> {
-        let slot = self.slots.trailing_ones();
-        (slot < TENANT_SLOTS as u32).then(|| {
-            self.slots |= 1 << slot;
-            slot
-        })
+    /// Takes the lowest free slot below `most`: whoever sums the page looks at all up to the highest that is taken.
+    pub fn take_slot(&mut self, most: u32) -> Option<u32> {
+        let free = |(at, bits): (usize, &u64)| {
+            // CAST: slots are some thousands.
+            (*bits != u64::MAX).then(|| at as u32 * 64 + bits.trailing_ones())
+        };
+        let slot = self.slots.iter().enumerate().find_map(free);
+        let slot = slot.unwrap_or(self.slots.len() as u32 * 64);
+        (slot < most && self.take_this_slot(slot)).then_some(slot)
     }
 
     /// Takes this slot; false where it is taken or there is none.
     pub fn take_this_slot(&mut self, slot: u32) -> bool {
-        let free = slot < TENANT_SLOTS as u32 && self.slots & (1 << slot) == 0;
+        let free = slot < TENANT_SLOTS as u32 && !self.has_slot(slot);
         if free {
-            self.slots |= 1 << slot;
+            let at = slot as usize / 64;
+            if self.slots.len() <= at {
+                self.slots.resize(at + 1, 0);
+            }
+            self.slots[at] |= 1 << (slot % 64);
         }
         free
     }
 
+    fn has_slot(&self, slot: u32) -> bool {
+        let bits = self.slots.get(slot as usize / 64).copied().unwrap_or(0);
+        bits & (1 << (slot % 64)) != 0
+    }
+
+    /// The highest slot that is taken, plus one.
+    pub fn slots_used(&self) -> u32 {
+        let last = self.slots.iter().rposition(|bits| *bits != 0);
+        // CAST: slots are some thousands.
+        last.map_or(0, |at| at as u32 * 64 + 64 - self.slots[at].leading_zeros())
+    }
+
+    /// Tells the page which slots are in use. While processes of an earlier arbiter may still come with slots of theirs, none is
+    /// left out.
+    pub fn publish_slots(&mut self) {
+        let used = match self.adopt_until_ns {
+            0 => self.slots_used(),
+            _ => self.slots_used().max(self.accounts.slots()),
+        };
+        if let Some(memory) = &self.memory {
+            self.accounts.use_slots(&memory.page, used);
+        }
+    }
+
     /// Gives a dead process's slot back, with the memory it held, which is returned.
     pub fn clear_slot(&mut self, slot: u32) -> u64 {
-        self.slots &= !(1u64.checked_shl(slot).unwrap_or(0));
+        if let Some(bits) = self.slots.get_mut(slot as usize / 64) {
+            *bits &= !(1 << (slot % 64));
+        }
         let Some(memory) = &self.memory else { return 0 };
         self.accounts.read(&memory.page);
         let held = (0..MAX_DEVICES).fold(0u64, |sum, device| {
             sum.saturating_add(self.accounts.slot_bytes(slot, device))
         });
         memory.page.clear_slot(slot);
-        self.accounts.read(&memory.page);
+        self.publish_slots();
+        self.read_accounts();
         held
     }
 
@@ -217,12 +294,13 @@ impl Tenant {
 
     /// Clears every slot that nobody has claimed.
     pub fn sweep_slots(&mut self) {
-        for slot in 0..TENANT_SLOTS as u32 {
-            let taken = self.slots & (1 << slot) != 0;
-            if !taken && let Some(memory) = &self.memory {
+        let used = self.accounts.slots();
+        for slot in (0..used).filter(|slot| !self.has_slot(*slot)) {
+            if let Some(memory) = &self.memory {
                 memory.page.clear_slot(slot);
             }
         }
+        self.publish_slots();
     }
 
     /// Whether anything of it still lives.
@@ -237,7 +315,15 @@ impl Tenant {
 
     /// Most memory that it ever held on a device, in bytes.
     pub fn peak_bytes(&self, device: usize) -> u64 {
-        self.accounts.peak_bytes(device)
+        let before = self.peaks.get(device).copied().unwrap_or(0);
+        self.accounts.peak_bytes(device).max(before)
+    }
+
+    /// Lets the page go in which nobody accounts any more.
+    pub fn close_page(&mut self) {
+        self.peaks = std::array::from_fn(|device| self.peak_bytes(device));
+        self.memory = None;
+        self.accounts = Accounts::new();
     }
 }
 
@@ -265,6 +351,7 @@ pub(crate) fn example(id: u64, name: &str) -> Tenant {
         overflow: Overflow::Fail,
         host_memory: None,
         evicted: false,
+        strict: false,
     };
     Tenant::new(
         TenantId(id),
@@ -283,11 +370,11 @@ mod tests {
     fn slots_are_handed_out_once_and_come_back_empty() {
         let mut tenant = example(1, "a");
         let memory = TenantMemory::create().expect("page");
-        tenant.accounts.use_slots(&memory.page, 64);
-        for slot in 0..64 {
-            assert_eq!(tenant.take_slot(), Some(slot));
+        tenant.accounts.use_slots(&memory.page, 70);
+        for slot in 0..70 {
+            assert_eq!(tenant.take_slot(70), Some(slot));
         }
-        assert_eq!(tenant.take_slot(), None);
+        assert_eq!((tenant.take_slot(70), tenant.slots_used()), (None, 70));
         let account = channel::Account::new(&memory.page, 7).expect("slot");
         account.reserve(3, 500, u64::MAX).expect("no limit");
         tenant.memory = Some(memory);
@@ -295,8 +382,14 @@ mod tests {
         assert_eq!(tenant.used_bytes(3), 500);
         assert_eq!(tenant.clear_slot(7), 500);
         assert_eq!((tenant.used_bytes(3), tenant.peak_bytes(3)), (0, 500));
-        assert!(!tenant.take_this_slot(6) && !tenant.take_this_slot(64));
-        assert_eq!(tenant.take_slot(), Some(7));
+        assert!(!tenant.take_this_slot(6) && !tenant.take_this_slot(TENANT_SLOTS as u32));
+        assert_eq!(tenant.take_slot(70), Some(7));
+        // Who sums looks no further than the highest that is taken.
+        (3..70).for_each(|slot| {
+            tenant.clear_slot(slot);
+        });
+        let page = &tenant.memory.as_ref().expect("page").page;
+        assert_eq!((tenant.slots_used(), page.slots_used()), (3, 3));
     }
 
     #[test]
@@ -316,6 +409,6 @@ mod tests {
         assert!(tenant.bury_missing());
         assert_eq!(tenant.missing.len(), 1);
         assert!(tenant.lives() && !tenant.bury_missing());
-        assert_eq!(tenant.take_slot(), Some(1));
+        assert_eq!(tenant.take_slot(64), Some(1));
     }
 }

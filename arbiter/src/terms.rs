@@ -71,7 +71,7 @@ impl Ledger {
             now_ns.saturating_add(at_ms.saturating_sub(now_unix_ms).saturating_mul(1_000_000))
         };
         let there = || {
-            self.iter()
+            self.awake()
                 .filter(|t| devices.entitled(device, &t.spec.devices, t.spec.simulated))
         };
         let unnamed = |class| {
@@ -268,7 +268,7 @@ mod tests {
             uuid: [1; 16],
             total_bytes: 100,
         };
-        devices.meet(&id, true);
+        devices.meet(&id, true, &mut 0);
         let mut ledger = Ledger::default();
         ledger.insert(tenant(1, |spec| spec.share = Some(0.5)));
         ledger.insert(tenant(2, |spec| {

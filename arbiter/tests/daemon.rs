@@ -106,6 +106,52 @@ fn a_job_alone_finds_its_gate_open_its_limit_set_and_itself_listed() {
 }
 
 #[test]
+fn a_job_may_have_many_more_than_64_processes_and_readers_count_for_none() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let job = operator.register(named("many", 0.5)).expect("registered");
+    let reader = || {
+        ClientEnd::attach_reader(&job.channel_socket, &introduction(&job), bench::PATIENCE)
+            .expect("attached")
+    };
+    let readers: Vec<ClientEnd> = (0..20).map(|_| reader()).collect();
+    assert!(
+        readers
+            .iter()
+            .all(|one| one.arbiter.tenant_slot() == channel::NO_SLOT)
+    );
+    let clients: Vec<ClientEnd> = (0..80).map(|_| attach(&job)).collect();
+    for (at, client) in (0..).zip(&clients) {
+        assert_eq!(client.arbiter.tenant_slot(), at);
+        let account = Account::new(client.tenant, at).expect("slot");
+        account.reserve(0, 1 << 20, NO_LIMIT).expect("no limit");
+    }
+    // Whoever reads sees what all of them hold.
+    let reader = reader();
+    assert_eq!(reader.tenant.used_bytes(0), 80 << 20);
+    assert_eq!(operator.list().expect("list")[0].mem_used_bytes, 80 << 20);
+}
+
+#[test]
+fn a_refused_process_finds_the_reason_in_the_journal() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let mut job = operator.register(named("gone", 0.5)).expect("registered");
+    job.token = "0".repeat(32);
+    let refused = ClientEnd::attach(&job.channel_socket, &introduction(&job), bench::PATIENCE);
+    let refused = refused.expect_err("nobody has this token");
+    assert!(
+        matches!(refused, AttachError::Refused(Outcome::UnknownToken, _)),
+        "{refused:?}"
+    );
+    let events = operator.events(0, 0).expect("events");
+    let told = events.iter().find(|event| event.kind == "refused");
+    let told = told.expect("it is told before the process hears of it");
+    assert_eq!(told.fields["outcome"], "unknown_token");
+    assert_eq!(told.fields["pid"], std::process::id());
+}
+
+#[test]
 fn two_busy_jobs_get_their_shares() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();

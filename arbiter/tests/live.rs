@@ -241,6 +241,7 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
         let rules = || {
             let quantum_max_us = FILE.lock().expect("no panic").map_err(str::to_owned)?;
             Ok(Rules {
+                job_processes: arbiter::JOB_PROCESSES,
                 residency: arbiter::ResidencyRule::default(),
                 file: Some("/etc/sublet/sublet.toml".into()),
                 devices: vec![DeviceRule {

@@ -44,7 +44,7 @@ impl std::fmt::Display for PageViolation {
 /// What a tenant holds, as it was read last.
 #[derive(Debug)]
 pub struct Accounts {
-    /// Slots that were handed out, ever.
+    /// The highest slot that is handed out, plus one.
     slots: u32,
     /// Own bytes by slot, and shared ones by the lowest slot that lists them.
     held: Vec<[u64; MAX_DEVICES]>,
@@ -85,9 +85,15 @@ impl Accounts {
         }
     }
 
-    /// Raises the number of slots in use to at least `slots`. Before a process is welcomed.
+    /// Slots in use, as they were handed out.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Sets the number of slots in use: every one above is empty and nobody's. Raised before a process is welcomed, lowered after its
+    /// slot was cleared.
     pub fn use_slots(&mut self, page: &TenantPage, slots: u32) {
-        self.slots = self.slots.max(slots.min(TENANT_SLOTS as u32));
+        self.slots = slots.min(TENANT_SLOTS as u32);
         page.slots_used.store(self.slots, SeqCst);
     }
 

@@ -1,6 +1,7 @@
 //! The arbiter's end: a listening socket, the handshake, and what it holds of each client.
 
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -8,8 +9,11 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handshake;
-use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, SignaturePage, TenantPage};
-use crate::page::{Mapped, PageError, Writers};
+use crate::layout::{
+    ArbiterHalf, ClientHalf, MAX_DEVICES, SharedBlocks, SignaturePage, TENANT_SLOTS, TenantPage,
+    TenantSlot,
+};
+use crate::page::{Mapped, PageError, Writers, allocate};
 use crate::wire::{
     Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, TEXT_BYTES, Welcome, WireError,
 };
@@ -294,6 +298,8 @@ pub struct TenantMemory {
     /// The page.
     pub page: Mapped<TenantPage>,
     fd: OwnedFd,
+    /// Slots with memory behind them, from the first.
+    slots_there: usize,
 }
 
 impl TenantMemory {
@@ -301,7 +307,38 @@ impl TenantMemory {
     pub fn create() -> Result<Self, PageError> {
         let (page, fd) = Mapped::<TenantPage>::create(Writers::Holders)?;
         page.publish();
-        Ok(Self { page, fd })
+        Ok(Self {
+            page,
+            fd,
+            slots_there: 0,
+        })
+    }
+
+    /// Sees to it that there is memory behind slot `slot`: touched without, it would be taken from the host when the host may have
+    /// none, in somebody's training job.
+    ///
+    /// # Errors
+    /// The host has none, or there is no such slot.
+    pub fn make_slot(&mut self, slot: u32) -> Result<(), PageError> {
+        const AT_ONCE: usize = 16;
+        let wanted = slot as usize + 1;
+        if wanted <= self.slots_there {
+            return Ok(());
+        }
+        if wanted > TENANT_SLOTS {
+            let error = io::Error::other(format!("a page has {TENANT_SLOTS} slots"));
+            return Err(PageError::Io("find slots in", error));
+        }
+        let first = self.slots_there;
+        let last = wanted.next_multiple_of(AT_ONCE).min(TENANT_SLOTS);
+        for (start, each) in [
+            (offset_of!(TenantPage, slots), size_of::<TenantSlot>()),
+            (offset_of!(TenantPage, shared), size_of::<SharedBlocks>()),
+        ] {
+            allocate(&self.fd, start + first * each, (last - first) * each)?;
+        }
+        self.slots_there = last;
+        Ok(())
     }
 
     /// Takes over the page of a tenant whose processes were attached to an arbiter before this one.
@@ -309,6 +346,7 @@ impl TenantMemory {
         Ok(Self {
             page: Mapped::open(fd.as_fd(), true)?,
             fd,
+            slots_there: 0,
         })
     }
 

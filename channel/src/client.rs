@@ -12,12 +12,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handshake;
 use crate::kept::Kept;
-use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, SignaturePage, TenantPage};
+use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, NO_SLOT, SignaturePage, TenantPage};
 use crate::page::{Mapped, PageError};
 use crate::residency::RESIDENCY;
 use crate::signature::SIGNATURES;
 use crate::wire::{
-    DeviceId, Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, TEXT_BYTES,
+    DeviceId, Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, READER, TEXT_BYTES,
     TOKEN_BYTES, Welcome, WireError,
 };
 
@@ -183,7 +183,24 @@ impl ClientEnd {
         introduction: &Introduction,
         timeout: Duration,
     ) -> Result<Self, AttachError> {
-        Self::handshake(socket, introduction, None, Duration::ZERO, timeout)
+        let features = SIGNATURES | RESIDENCY;
+        Self::handshake(
+            socket,
+            introduction,
+            features,
+            None,
+            Duration::ZERO,
+            timeout,
+        )
+    }
+
+    /// Attaches a process that only reads what the pages say: it holds no slot of its tenant's page.
+    pub fn attach_reader(
+        socket: &Path,
+        introduction: &Introduction,
+        timeout: Duration,
+    ) -> Result<Self, AttachError> {
+        Self::handshake(socket, introduction, READER, None, Duration::ZERO, timeout)
     }
 
     /// Attaches to the next arbiter with the pages of the last one, `gap` after losing it.
@@ -194,12 +211,14 @@ impl ClientEnd {
         gap: Duration,
         timeout: Duration,
     ) -> Result<Self, AttachError> {
-        Self::handshake(socket, introduction, Some(last), gap, timeout)
+        let features = SIGNATURES | RESIDENCY;
+        Self::handshake(socket, introduction, features, Some(last), gap, timeout)
     }
 
     fn handshake(
         path: &Path,
         introduction: &Introduction,
+        features: u64,
         last: Option<&ClientEnd>,
         gap: Duration,
         timeout: Duration,
@@ -218,7 +237,7 @@ impl ClientEnd {
         let hello = Hello {
             major: PROTOCOL_MAJOR,
             minor: PROTOCOL_MINOR,
-            features: SIGNATURES | RESIDENCY,
+            features,
             token: introduction.token,
             previous_slot: last.map(|last| last.slot),
             gap_ns: u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX),
@@ -335,7 +354,7 @@ impl Taken {
                 Mapped::<ClientHalf>::open(client_fd.as_fd(), true)
                     .map_err(AttachError::Page)?
                     .leak(),
-                Mapped::<TenantPage>::open(tenant_fd.as_fd(), true)
+                Mapped::<TenantPage>::open(tenant_fd.as_fd(), arbiter.tenant_slot() != NO_SLOT)
                     .map_err(AttachError::Page)?
                     .leak(),
             ),

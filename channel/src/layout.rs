@@ -12,9 +12,9 @@
 use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 
 /// Incompatible changes of the layout.
-pub const LAYOUT_MAJOR: u32 = 1;
+pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 5;
+pub const LAYOUT_MINOR: u32 = 0;
 
 /// Devices that one client can talk about.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -22,8 +22,11 @@ pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
 pub const THREAD_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 /// (thread, stream) pairs of a client whose completion is followed.
 pub const STREAM_SLOTS: usize = if cfg!(loom) { 2 } else { 512 };
-/// Processes of one tenant.
-pub const TENANT_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
+/// Processes of one tenant that a page has places for. How many a job may have is the arbiter's to say; the memory behind a place is
+/// there once it was given out.
+pub const TENANT_SLOTS: usize = if cfg!(loom) { 2 } else { 4096 };
+/// In place of a slot's number: a process that only reads, and holds none.
+pub const NO_SLOT: u32 = u32::MAX;
 /// Blocks of device memory that one process can share with others and have counted once.
 pub const SHARED_BLOCKS: usize = if cfg!(loom) { 2 } else { 128 };
 /// Records in the journal ring of a client.
@@ -226,7 +229,7 @@ pub struct JournalSlot {
 #[derive(Debug)]
 pub struct TenantPage {
     pub(crate) header: Header,
-    /// Number of slots that were ever used; only the arbiter writes it.
+    /// Number of the highest slot that is in use, plus one; only the arbiter writes it.
     pub(crate) slots_used: AtomicU32,
     /// Not 0 once any process of the tenant has shared a block; set for good, by whichever process comes first.
     pub(crate) sharing: AtomicU32,

@@ -199,9 +199,7 @@ impl<'a> Account<'a> {
     ) -> Result<u64, OverLimit> {
         let own = &self.own.held_bytes[device]; // PANIC: callers have looked the device up.
         for looks in 1.. {
-            let before = self.page.words(device);
-            let shared = self.page.shared_bytes(device);
-            let look = Look::of(&before, shared);
+            let (look, seen) = self.page.look(device);
             if look.held.saturating_add(bytes) <= limit_bytes {
                 // SYNC(reserve): as in `hold`.
                 own.fetch_add(undecided(bytes), SeqCst);
@@ -215,9 +213,7 @@ impl<'a> Account<'a> {
                 // Bytes that move from one slot to another while we look would be counted twice: what is seen twice the
                 // same was so at one time.
                 let full = look.settled().saturating_add(bytes) > limit_bytes;
-                let same = || {
-                    self.page.words(device) == before && self.page.shared_bytes(device) == shared
-                };
+                let same = || self.page.look(device).1 == seen;
                 let sure = full && (bytes > limit_bytes || same());
                 if sure || (!full && !patient) || looks > LOOKS {
                     return Err(OverLimit {
@@ -233,7 +229,7 @@ impl<'a> Account<'a> {
             if looks >= LOOKS {
                 return Err(OverLimit {
                     limit_bytes,
-                    used_bytes: self.page.look(device).settled(),
+                    used_bytes: self.page.look(device).0.settled(),
                     requested_bytes: bytes,
                 });
             }
@@ -301,23 +297,6 @@ fn pause(looks: u32) {
     });
 }
 
-impl Look {
-    fn of(words: &[u64; TENANT_SLOTS], shared_bytes: u64) -> Self {
-        words.iter().fold(
-            Self {
-                held: shared_bytes,
-                undecided: 0,
-            },
-            |sum, word| Self {
-                held: sum.held.saturating_add(word & BYTES),
-                undecided: sum
-                    .undecided
-                    .saturating_add((word >> UNDECIDED_SHIFT) * UNDECIDED_UNIT),
-            },
-        )
-    }
-}
-
 /// In place of the zeroed page that `page` maps.
 #[cfg(loom)]
 impl Default for TenantPage {
@@ -343,12 +322,19 @@ impl TenantPage {
             .take(self.slots_used.load(SeqCst) as usize)
     }
 
-    /// Raises the number of slots in use to at least `slots`. Only the arbiter calls this.
+    /// Sets the number of slots in use: every one above is empty and nobody's. Only the arbiter calls this.
     pub fn use_slots(&self, slots: u32) {
-        if self.slots_used.load(SeqCst) < slots {
-            self.slots_used
-                .store(slots.min(TENANT_SLOTS as u32), SeqCst);
+        // SYNC(slots): raised before a process is told its slot, lowered after the slot was cleared and its process is gone. Whoever
+        // still sees the old number comes before the first reservation of the one, or sums an empty slot of the other.
+        let slots = slots.min(TENANT_SLOTS as u32);
+        if self.slots_used.load(SeqCst) != slots {
+            self.slots_used.store(slots, SeqCst);
         }
+    }
+
+    /// Slots in use, as the page says; never more than there are.
+    pub fn slots_used(&self) -> u32 {
+        self.slots_used.load(SeqCst).min(TENANT_SLOTS as u32)
     }
 
     /// Sum on `device`, in bytes, saturating; what is undecided included.
@@ -364,17 +350,29 @@ impl TenantPage {
         held.saturating_add(self.shared_bytes(device))
     }
 
-    /// Every process's word on `device`.
-    fn words(&self, device: usize) -> [u64; TENANT_SLOTS] {
-        let mut words = [0; TENANT_SLOTS];
-        for (word, slot) in words.iter_mut().zip(self.in_use()) {
-            *word = slot.held_bytes[device].load(SeqCst); // PANIC: callers have looked the device up.
+    /// What is held on `device`, and a number that differs wherever any process's word does, or what they share: slots are many, and
+    /// the stack may be a small one.
+    fn look(&self, device: usize) -> (Look, u64) {
+        let mut look = Look {
+            held: 0,
+            undecided: 0,
+        };
+        let mut seen = 0u64;
+        for slot in self.in_use() {
+            let word = slot.held_bytes[device].load(SeqCst); // PANIC: callers have looked the device up.
+            look.held = look.held.saturating_add(word & BYTES);
+            look.undecided = look
+                .undecided
+                .saturating_add((word >> UNDECIDED_SHIFT) * UNDECIDED_UNIT);
+            // An odd factor and a rotation are one to one: the number differs where one word does.
+            seen = (seen ^ word)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(29);
         }
-        words
-    }
-
-    fn look(&self, device: usize) -> Look {
-        Look::of(&self.words(device), self.shared_bytes(device))
+        // Read last, as in `sum`.
+        let shared = self.shared_bytes(device);
+        look.held = look.held.saturating_add(shared);
+        (look, seen ^ shared)
     }
 
     /// Takes a dead process's slot back: everything it held is free at once.
@@ -394,11 +392,6 @@ impl TenantPage {
         if let Some(slot) = self.slots.get(slot as usize) {
             slot.pid.store(pid, Relaxed);
         }
-    }
-
-    /// Whether the arbiter says whose slots are whose: one of layout 1.0 does not.
-    pub fn names_slots(&self) -> bool {
-        self.in_use().any(|slot| slot.pid.load(Relaxed) != 0)
     }
 
     /// What process `pid` of this tenant holds on `device`, in bytes, without what may yet be taken back; `None`: no process of this tenant.

@@ -41,7 +41,7 @@ pub use grant::{COMING, Grant, OPEN};
 pub use journal::{BadRecord, Bypass, Event, Record};
 pub use layout::{
     ArbiterHalf, BOUNDARY_SLOTS, BoundaryRing, ClientHalf, DeviceGrant, JOURNAL_SLOTS,
-    LAYOUT_MAJOR, LAYOUT_MINOR, MAX_DEVICES, NO_LIMIT, SIGNATURE_RINGS, SIGNATURE_SLOTS,
+    LAYOUT_MAJOR, LAYOUT_MINOR, MAX_DEVICES, NO_LIMIT, NO_SLOT, SIGNATURE_RINGS, SIGNATURE_SLOTS,
     STREAM_SLOTS, SignaturePage, SignatureRing, StreamSlot, TENANT_SLOTS, THREAD_SLOTS, TenantPage,
     TenantSlot, ThreadSlot, Want,
 };
@@ -57,3 +57,4 @@ pub use shared::Block;
 #[cfg(not(loom))]
 pub use signature::{KIND_BITS, Noted, SIGNATURES};
 pub use sync::FutexWord;
+pub use wire::READER;

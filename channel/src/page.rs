@@ -25,6 +25,8 @@ pub unsafe trait Page {
     const NAME: &'static str;
     /// Its magic number.
     const MAGIC: u64;
+    /// Bytes from its start that are there from the beginning; whoever made it sees to the rest before somebody touches it.
+    const PREALLOCATED: usize;
     /// Its header.
     fn header(&self) -> &Header;
 }
@@ -33,6 +35,7 @@ pub unsafe trait Page {
 unsafe impl Page for ArbiterHalf {
     const NAME: &'static str = "sublet-arbiter-half";
     const MAGIC: u64 = ARBITER_MAGIC;
+    const PREALLOCATED: usize = size_of::<Self>();
     fn header(&self) -> &Header {
         &self.header
     }
@@ -42,6 +45,7 @@ unsafe impl Page for ArbiterHalf {
 unsafe impl Page for ClientHalf {
     const NAME: &'static str = "sublet-client-half";
     const MAGIC: u64 = CLIENT_MAGIC;
+    const PREALLOCATED: usize = size_of::<Self>();
     fn header(&self) -> &Header {
         &self.header
     }
@@ -51,6 +55,7 @@ unsafe impl Page for ClientHalf {
 unsafe impl Page for TenantPage {
     const NAME: &'static str = "sublet-tenant";
     const MAGIC: u64 = TENANT_MAGIC;
+    const PREALLOCATED: usize = std::mem::offset_of!(TenantPage, slots);
     fn header(&self) -> &Header {
         &self.header
     }
@@ -60,6 +65,7 @@ unsafe impl Page for TenantPage {
 unsafe impl Page for SignaturePage {
     const NAME: &'static str = "sublet-signatures";
     const MAGIC: u64 = SIGNATURE_MAGIC;
+    const PREALLOCATED: usize = size_of::<Self>();
     fn header(&self) -> &Header {
         &self.header
     }
@@ -154,6 +160,14 @@ impl<T: Page> fmt::Debug for Mapped<T> {
     }
 }
 
+/// Backs a part of a page with memory; what is there already stays.
+pub(crate) fn allocate(fd: &OwnedFd, from: usize, bytes: usize) -> Result<(), PageError> {
+    let flags = rustix::fs::FallocateFlags::empty();
+    // A signal may come while a page is made.
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, from as u64, bytes as u64))
+        .map_err(io_error("allocate"))
+}
+
 impl<T: Page> Mapped<T> {
     /// Creates, preallocates, maps and seals a page. Call [`Mapped::publish`] once its fields are set.
     pub fn create(writers: Writers) -> Result<(Self, OwnedFd), PageError> {
@@ -162,8 +176,7 @@ impl<T: Page> Mapped<T> {
         let bytes = size_of::<T>() as u64;
         rustix::fs::ftruncate(&fd, bytes).map_err(io_error("size"))?;
         // Preallocated: a full tmpfs must be an error here and not a SIGBUS in somebody's training job.
-        rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, bytes)
-            .map_err(io_error("allocate"))?;
+        allocate(&fd, 0, T::PREALLOCATED)?;
         let mapped = Self::map(fd.as_fd(), true)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW;
         if writers == Writers::OnlyUs {

@@ -14,6 +14,9 @@ pub const PROTOCOL_MINOR: u32 = 0;
 /// First word of each message.
 const MAGIC: u32 = u32::from_le_bytes(*b"slt1");
 
+/// Feature of a [`Hello`]: the process only reads what the pages say, and needs no slot.
+pub const READER: u64 = 4;
+
 /// Bytes of a tenant's token.
 pub const TOKEN_BYTES: usize = 32;
 /// Longest message text.

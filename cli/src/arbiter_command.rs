@@ -99,6 +99,7 @@ fn options(dir: RuntimeDir, args: &Arbiter, config: Config) -> Options {
         devices: rules.devices,
         residency: rules.residency,
         ceilings: rules.ceilings,
+        job_processes: rules.job_processes,
         ..defaults
     }
 }
@@ -108,6 +109,7 @@ fn rules(config: Config) -> Rules {
     Rules {
         file: config.path,
         tenant_rules: config.tenants.len(),
+        job_processes: config.job_processes.unwrap_or(arbiter::JOB_PROCESSES),
         devices: config.devices.into_iter().map(device_rule).collect(),
         residency: residency_rule(config.residency),
         ceilings: Box::new(move |uid, user| ceiling(&config.tenants, uid, user)),

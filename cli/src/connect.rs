@@ -64,6 +64,15 @@ pub fn existing(dir: &RuntimeDir) -> Result<Client, Unreachable> {
     Ok(Client::connect(&dir.control_socket(), ANSWER)?)
 }
 
+/// As [`existing`], for somebody who waits so long at most.
+///
+/// # Errors
+/// As [`existing`].
+pub fn within(dir: &RuntimeDir, answer: Duration) -> Result<Client, Unreachable> {
+    dir.verify(nix::unistd::geteuid().as_raw())?;
+    Ok(Client::connect(&dir.control_socket(), answer)?)
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum Unreachable {
     #[error(transparent)]

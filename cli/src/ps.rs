@@ -2,14 +2,19 @@
 
 use control::paths::{RuntimeDir, Surroundings};
 use control::{
-    ArbiterStatus, Client, DeviceStatus, JobStatus, PressureLevel, Profile, SliceMode, short_bytes,
+    ArbiterStatus, Client, DeviceStatus, EscapedProcess, JobStatus, PressureLevel, Profile,
+    SliceMode, short_bytes,
 };
 use serde_json::{Value, json};
+use std::time::Duration;
 
 use crate::args::Ps;
 use crate::connect;
 use crate::exit::Result;
 use crate::table::{Align, Table};
+
+/// TIMEOUT: an arbiter answers within milliseconds. One that does not is what somebody who asks wants to know of.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// What to print.
 ///
@@ -17,7 +22,7 @@ use crate::table::{Align, Table};
 /// Where an arbiter is there and does not answer as it should. None being there is no error.
 pub fn ps(args: &Ps) -> Result<String> {
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
-    let status = match connect::ask(|| connect::existing(&dir), Client::status) {
+    let status = match connect::ask(|| connect::within(&dir, ANSWER), Client::status) {
         Ok(status) => Some(status),
         Err(error) if error.is_absence() => None,
         Err(error) => return Err(error.into()),
@@ -51,7 +56,11 @@ fn text_of(status: &ArbiterStatus) -> String {
     for device in &status.devices {
         text += &device_line(device);
         text.push('\n');
-        for process in &device.unmanaged {
+        let escaped = |pid: u32| {
+            let mut all = status.jobs.iter().flat_map(|job| &job.escaped);
+            all.any(|process| process.pid == pid)
+        };
+        for process in device.unmanaged.iter().filter(|one| !escaped(one.pid)) {
             text += &format!(
                 "  not managed: process {} ({}) has {}\n",
                 process.pid,
@@ -79,6 +88,11 @@ fn text_of(status: &ArbiterStatus) -> String {
             );
         }
     }
+    for job in &status.jobs {
+        for process in &job.escaped {
+            text += &escaped_line(job, process);
+        }
+    }
     if status.jobs.is_empty() {
         text += "no jobs\n";
         return text;
@@ -104,11 +118,31 @@ fn text_of(status: &ArbiterStatus) -> String {
     text += &table.render();
     text += &residences_of(status);
     for job in &status.jobs {
+        if let Some(living) = job.dormant_processes {
+            text += &format!(
+                "{} is dormant: its launcher has ended and {living} of its processes live; it has its limits again once one of them uses a GPU\n",
+                job.name
+            );
+        }
         if let Some(why) = &job.demoted {
             text += &format!("{} runs after all others: it {why}\n", job.name);
         }
     }
     text
+}
+
+/// What is told of a process that no limit held for.
+pub fn escaped_line(job: &JobStatus, process: &EscapedProcess) -> String {
+    let gpus: Vec<String> = process.devices.iter().map(u32::to_string).collect();
+    format!(
+        "  escaped: process {} ({}) of job `{}` used GPU {} outside its limits ({}): {}; keep LD_PRELOAD and SUBLET_* as `sublet run` sets them, or start it by a `sublet run` of its own\n",
+        process.pid,
+        process.command,
+        job.name,
+        gpus.join(", "),
+        short_bytes(process.used_bytes),
+        process.reason
+    )
 }
 
 /// Where the memory of evictable jobs is; nothing where there are none.
@@ -403,6 +437,19 @@ train      evicted      0B  3GiB   2MiB  3GiB    2     1  waits for the end of a
         assert!(device_line(&device).contains("slices of 6.16 ms"));
         (device.slice_us, device.quantum_us) = (0, 2000);
         assert!(device_line(&device).contains("slices of 2 ms"));
+    }
+
+    #[test]
+    fn a_dormant_job_is_told_with_what_lives_of_it() {
+        let mut status = status();
+        status.jobs[0].state = JobState::Dormant;
+        status.jobs[0].dormant_processes = Some(2);
+        let text = text_of(&status);
+        assert!(
+            text.contains("guaranteed     dormant")
+                && text.contains("train is dormant: its launcher has ended and 2 of its processes"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, sockopt};
 
 use crate::device::DeviceSettings;
 use crate::error::{ControlError, ErrorCode};
@@ -27,8 +27,13 @@ pub enum ClientError {
     NoAccess(PathBuf),
     #[error("the socket path {} is longer than the 107 bytes a Unix socket allows (set SUBLET_RUNTIME_DIR to a shorter one)", .0.display())]
     PathTooLong(PathBuf),
-    #[error("the arbiter at {} did not answer within {} ms (is it stopped or overloaded?)", .path.display(), .waited.as_millis())]
-    Timeout { path: PathBuf, waited: Duration },
+    #[error("the arbiter at {} did not answer within {} ms: {state}", .path.display(), .waited.as_millis())]
+    Timeout {
+        path: PathBuf,
+        waited: Duration,
+        /// Which process to look at, and what it is doing.
+        state: String,
+    },
     #[error("the arbiter at {} closed the connection without an answer (its journal may say why)", .0.display())]
     HungUp(PathBuf),
     #[error("{0} (use the `sublet` that started the arbiter, or restart the arbiter)")]
@@ -85,10 +90,7 @@ impl Client {
                     thread::sleep(Duration::from_millis(2));
                 }
                 Err(Errno::EAGAIN | Errno::EINTR) => {
-                    return Err(ClientError::Timeout {
-                        path: path.to_owned(),
-                        waited: deadline,
-                    });
+                    return Err(timeout(path, deadline, None));
                 }
                 Err(Errno::ENOENT | Errno::ENOTDIR) => {
                     return Err(ClientError::NoSocket(path.to_owned()));
@@ -241,11 +243,11 @@ impl Client {
     fn exchange(&mut self, line: &[u8]) -> Result<Vec<u8>, ClientError> {
         let end = Instant::now() + self.deadline;
         let (path, waited) = (self.path.clone(), self.deadline);
+        let peer = socket::getsockopt(self.stream.get_ref(), sockopt::PeerCredentials)
+            .ok()
+            .map(|peer| peer.pid());
         let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout {
-                path: path.clone(),
-                waited,
-            },
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => timeout(&path, waited, peer),
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
                 ClientError::HungUp(path.clone())
             }
@@ -287,6 +289,43 @@ impl Client {
                 return Ok(answer);
             }
         }
+    }
+}
+
+/// `peer`: who listens, by the kernel's word; without, the lock file beside the socket tells.
+fn timeout(path: &Path, waited: Duration, peer: Option<i32>) -> ClientError {
+    let written = || {
+        let lock = std::fs::read_to_string(path.with_file_name("arbiter.lock")).ok()?;
+        lock.trim().parse().ok()
+    };
+    let pid = peer.filter(|pid| *pid > 0).or_else(written);
+    ClientError::Timeout {
+        path: path.to_owned(),
+        waited,
+        state: match pid {
+            Some(pid) => state_of(pid),
+            None => "it runs in another PID namespace; look there whether it is stopped".into(),
+        },
+    }
+}
+
+/// What a process that does not answer is doing, and what to do about it.
+fn state_of(pid: i32) -> String {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name may contain anything, also parentheses.
+    let state = stat
+        .rsplit_once(") ")
+        .and_then(|(_, rest)| rest.chars().next());
+    match state {
+        Some('T' | 't') => {
+            format!("its process {pid} is stopped; let it go on with `kill -CONT {pid}`")
+        }
+        Some('D') => {
+            format!("its process {pid} waits for a disk or the kernel; see `cat /proc/{pid}/stack`")
+        }
+        Some('Z' | 'X') => format!("its process {pid} has just ended; try again"),
+        Some(_) => format!("its process {pid} is busy or gets no processor; see `top -p {pid}`"),
+        None => format!("its process is {pid}, which cannot be seen from here"),
     }
 }
 

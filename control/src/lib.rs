@@ -28,8 +28,8 @@ pub use error::{ControlError, ErrorCode};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use profile::{IterationSource, Profile, SoloSource};
 pub use report::{
-    ArbiterStatus, DeviceBytes, DeviceStatus, Event, JobDevice, JobState, JobStatus, ProcessStatus,
-    Registered, Reloaded, SliceMode, UnmanagedProcess,
+    ArbiterStatus, DeviceBytes, DeviceStatus, EscapedProcess, Event, JobDevice, JobState,
+    JobStatus, ProcessStatus, Registered, Reloaded, SliceMode, UnmanagedProcess,
 };
 pub use request::{
     BadDevice, Change, Class, DeviceSelector, FailMode, JobSpec, OnRefusal, Reply, Request,

@@ -109,6 +109,12 @@ pub struct JobStatus {
     pub profile: Option<Box<Profile>>,
     /// It looks for requests to change its size.
     pub listens_for_resize: bool,
+    /// Processes of it that used a device outside its limits; the first sixteen.
+    pub escaped: Vec<EscapedProcess>,
+    /// How many there were.
+    pub escaped_count: u64,
+    /// Of a dormant job, its living processes.
+    pub dormant_processes: Option<u32>,
     /// What it was asked for, and has not been stopped for yet.
     pub resize: Option<ResizeStatus>,
 }
@@ -145,6 +151,21 @@ pub struct ProcessStatus {
     pub ungoverned: Vec<String>,
 }
 
+/// A process of a job that used a device without being attached: no limit held for it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EscapedProcess {
+    pub pid: u32,
+    pub command: String,
+    /// Indices of the devices.
+    pub devices: Vec<u32>,
+    /// Their memory that it had when it was found, as NVML says.
+    pub used_bytes: u64,
+    /// Why no limit held.
+    pub reason: String,
+    pub since_unix_ms: u64,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
@@ -159,6 +180,8 @@ pub enum JobState {
     Idle,
     /// Held back by its owner.
     Paused,
+    /// Its launcher has ended, processes of it live, and none of them uses a device: no share, no memory, and its token is good.
+    Dormant,
     /// Every process has ended; kept for a while for its last figures.
     Gone,
     /// A state of a newer arbiter.
@@ -174,6 +197,7 @@ impl JobState {
             Self::Waiting => "waiting",
             Self::Idle => "idle",
             Self::Paused => "paused",
+            Self::Dormant => "dormant",
             Self::Gone => "gone",
             Self::Unknown => "unknown",
         }

@@ -106,6 +106,8 @@ pub struct JobSpec {
     pub host_memory: Option<MemLimit>,
     /// It was evicted by an operator, and stays away until it is restored.
     pub evicted: bool,
+    /// It is ended where a process of it uses a device outside its limits.
+    pub strict: bool,
 }
 
 /// What may be changed on a running job; `None` leaves it as it is.
@@ -383,6 +385,7 @@ mod tests {
             overflow: Overflow::Host,
             host_memory: Some(MemLimit::Bytes(1 << 30)),
             evicted: true,
+            strict: true,
         }));
     }
 

@@ -270,7 +270,7 @@ pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
         command: command(),
     };
     // TIMEOUT: a report that takes a second is a nuisance; without the pages the physical truth is told.
-    ClientEnd::attach(&socket, &introduction, Duration::from_secs(1)).ok()
+    ClientEnd::attach_reader(&socket, &introduction, Duration::from_secs(1)).ok()
 }
 
 fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {

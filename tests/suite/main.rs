@@ -12,6 +12,7 @@ mod hostile;
 mod imports;
 mod lease;
 mod loading;
+mod membership;
 mod namespaces;
 mod quota;
 mod refusal;

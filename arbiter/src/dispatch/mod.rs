@@ -257,6 +257,13 @@ impl Lane {
         Some(self.seats.swap_remove(at).usage)
     }
 
+    /// What a tenant had used before it was retired, for one that has come back.
+    pub fn go_on_with(&mut self, tenant: TenantId, usage: Usage) {
+        if let Some(seat) = self.seat_mut(tenant) {
+            seat.usage = usage;
+        }
+    }
+
     /// New terms of a tenant.
     pub fn set_terms(&mut self, tenant: TenantId, terms: Terms) {
         if let Some(seat) = self.seat_mut(tenant) {

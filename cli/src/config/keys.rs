@@ -40,6 +40,8 @@ pub enum Kind {
     Policy,
     /// A whole number, 1 to 64
     Holders,
+    /// A whole number, 1 to [`PROCESSES`]
+    Processes,
     /// `"report"`, `"demote"` or `"kill"`
     Misbehaviour,
     /// `true` or `false`
@@ -72,6 +74,9 @@ pub enum Kind {
 
 /// Shortest and longest slice, in milliseconds.
 pub const QUANTUM_MS: (f64, f64) = (0.5, 1000.0);
+
+/// Most processes that a job can be allowed: places in its page.
+pub const PROCESSES: f64 = 4096.0;
 
 /// Least and largest part that a job's stay on the device may have of its switch.
 pub const RATIO: (f64, f64) = (1.0, 1000.0);
@@ -310,6 +315,18 @@ pub static RESIDENCY: Section = Section {
     needs_one_of: &[],
 };
 
+pub static LIMITS: Section = Section {
+    name: "limits",
+    repeated: false,
+    doc: "What one job may have of the arbiter itself.",
+    keys: &[key(
+        "job_processes",
+        Kind::Processes,
+        "Processes of one job that use a device at the same time: 1 to 4096; 1024 where nothing is said. Further ones do not start.",
+    )],
+    needs_one_of: &[],
+};
+
 pub static CLUSTER: Section = Section {
     name: "cluster",
     repeated: false,
@@ -354,4 +371,6 @@ pub static CLUSTER: Section = Section {
     needs_one_of: &["url"],
 };
 
-pub static SECTIONS: [&Section; 6] = [&DEFAULTS, &DEVICES, &RESIDENCY, &CLUSTER, &TENANTS, &JOBS];
+pub static SECTIONS: [&Section; 7] = [
+    &DEFAULTS, &DEVICES, &RESIDENCY, &LIMITS, &CLUSTER, &TENANTS, &JOBS,
+];

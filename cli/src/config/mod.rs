@@ -29,6 +29,8 @@ pub struct Config {
     pub defaults: JobSettings,
     pub devices: Vec<DeviceRule>,
     pub residency: ResidencyRule,
+    /// `[limits]`: processes of one job that use a device at the same time.
+    pub job_processes: Option<u32>,
     pub cluster: ClusterRule,
     pub tenants: Vec<TenantRule>,
     pub jobs: Vec<JobRule>,

@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 use super::error::{ConfigError, Source, nearest};
 use super::keys::{self, Key, Section};
 use super::value::{
-    Value, device_match, devices, file_path, flag, holders, mode, node, pattern, policy,
+    Value, device_match, devices, file_path, flag, holders, mode, node, pattern, policy, processes,
     quantum_us, ratio, share, size, span, url, user, variables, word,
 };
 use super::{ClusterRule, Config, DeviceRule, JobRule, JobSettings, ResidencyRule, TenantRule};
@@ -43,6 +43,8 @@ pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
                     host_memory: reader.take("host_memory", size)?,
                     slice_over_switch: reader.take("slice_over_switch", ratio)?,
                 };
+            } else if std::ptr::eq(section, &raw const keys::LIMITS) {
+                config.job_processes = reader.take("job_processes", processes)?;
             } else if std::ptr::eq(section, &raw const keys::CLUSTER) {
                 config.cluster = ClusterRule {
                     url: reader.take("url", url)?,
@@ -155,7 +157,7 @@ fn unknown_section(source: Source<'_>, name: &Spanned<std::borrow::Cow<'_, str>>
     {
         format!("it belongs into a section such as {}", heading(section))
     } else {
-        "the file has defaults, device, residency, cluster, tenant and job".to_owned()
+        "the file has defaults, device, residency, limits, cluster, tenant and job".to_owned()
     };
     source.wrong(name.span(), format!("unknown section `{word}`: {remedy}"))
 }
@@ -354,6 +356,7 @@ mod tests {
                     Kind::Quantum => "2.5",
                     Kind::Policy => "\"stride\"",
                     Kind::Holders => "2",
+                    Kind::Processes => "70",
                     Kind::Misbehaviour => "\"report\"",
                     Kind::Flag => "true",
                     Kind::Overflow => "\"host\"",
@@ -410,6 +413,7 @@ mod tests {
                     },
                     mem_reserve: Some(MemLimit::Bytes(8 << 30)),
                 }],
+                job_processes: Some(70),
                 cluster: ClusterRule {
                     url: Some("http://hook:7070".into()),
                     token_file: Some("/a/token".into()),
@@ -459,7 +463,7 @@ mod tests {
             ),
             (
                 "[gizmo]\n",
-                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, cluster, tenant and job",
+                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, limits, cluster, tenant and job",
             ),
             (
                 "[job]\nname = \"a\"\n",

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::{Kind, QUANTUM_MS, RATIO, SECTIONS, Section};
+use super::keys::{Kind, PROCESSES, QUANTUM_MS, RATIO, SECTIONS, Section};
 
 /// The schema (draft 2020-12) as pretty JSON with a final newline.
 pub fn text() -> String {
@@ -90,6 +90,7 @@ fn kind(kind: Kind) -> Value {
                 },
             ] })
         }
+        Kind::Processes => json!({ "type": "integer", "minimum": 1, "maximum": PROCESSES }),
         Kind::Holders => json!({ "type": "integer", "minimum": 1, "maximum": 64 }),
         Kind::Misbehaviour => {
             json!({ "enum": control::Misbehaviour::ALL.map(control::Misbehaviour::as_str) })

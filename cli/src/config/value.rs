@@ -11,7 +11,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::error::Source;
-use super::keys::{QUANTUM_MS, RATIO};
+use super::keys::{PROCESSES, QUANTUM_MS, RATIO};
 use super::pattern::Pattern;
 
 /// A value with its place.
@@ -129,6 +129,16 @@ pub fn holders(value: &Value<'_, '_>) -> Result<u32, String> {
     let remedy = "write a whole number from 1 to 64";
     let number = value.number(remedy)?;
     if !(1.0..=64.0).contains(&number) || number.fract() != 0.0 {
+        return Err(format!("`{}` is out of range: {remedy}", value.quote()));
+    }
+    // CAST: whole and in range.
+    Ok(number as u32)
+}
+
+pub fn processes(value: &Value<'_, '_>) -> Result<u32, String> {
+    let remedy = format!("write a whole number from 1 to {PROCESSES}");
+    let number = value.number(&remedy)?;
+    if !(1.0..=PROCESSES).contains(&number) || number.fract() != 0.0 {
         return Err(format!("`{}` is out of range: {remedy}", value.quote()));
     }
     // CAST: whole and in range.

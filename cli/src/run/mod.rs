@@ -11,10 +11,12 @@ mod environment;
 mod exec;
 pub mod install;
 mod ld_cache;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -36,6 +38,9 @@ pub fn run(args: Run) -> Failure {
     match prepare(args) {
         Ok(ready) => {
             say_what_is_weaker(&ready);
+            if let Some((dir, job, strict)) = &ready.limited {
+                watch::leave_behind(dir, *job, *strict);
+            }
             exec::replace_this_process(&ready.program, &ready.words, &ready.environment)
         }
         Err(failure) => failure,
@@ -62,9 +67,26 @@ struct Ready {
     program: PathBuf,
     words: Vec<OsString>,
     environment: BTreeMap<OsString, OsString>,
+    /// The job has limits: where its arbiter is, its number, and whether it is strict.
+    limited: Option<(RuntimeDir, u64, bool)>,
+}
+
+/// What is opened at a time before the command starts, in the worst case but that of an arbiter to be started.
+const DESCRIPTORS: usize = 3;
+
+/// An error where there are too few descriptors: whatever could not be opened would be reported as missing or broken.
+fn enough_descriptors() -> anyhow::Result<()> {
+    let opened: io::Result<Vec<File>> = (0..DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
+    match opened {
+        Err(error) if error.raw_os_error() == Some(nix::libc::EMFILE) => bail!(
+            "fewer than {DESCRIPTORS} descriptors are left of the limit in force: raise it with `ulimit -n`, or close some"
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn prepare(args: Run) -> Result<Ready> {
+    enough_descriptors()?;
     let shown: Vec<String> = args
         .command
         .iter()
@@ -122,6 +144,7 @@ fn prepare(args: Run) -> Result<Ready> {
         overflow: settings.overflow.unwrap_or_default(),
         host_memory: settings.host_memory,
         evicted: false,
+        strict: args.strict,
         iteration_launches: match args.iteration_launches {
             Some(launches) => Some(launches),
             None => settings::launches_per_iteration(|name| env::var_os(name))?,
@@ -164,7 +187,9 @@ fn prepare(args: Run) -> Result<Ready> {
         environment.remove(OsStr::new("LD_PRELOAD"));
         environment.remove(OsStr::new("LD_AUDIT"));
     }
+    let limited = spec.mem.is_some() || spec.share_max.is_some() || spec.strict;
     Ok(Ready {
+        limited: limited.then_some((dir, registered.id, spec.strict)),
         driver,
         program,
         words: args.command,

@@ -64,11 +64,8 @@ impl Quota {
         self.held_by(pid).is_some()
     }
 
-    /// What process `pid` of the job holds here; `None`: it is not of the job. Where the arbiter does not say, everybody is.
-    fn held_by(&self, pid: u32) -> Option<Held> {
-        if !self.tenant.names_slots() {
-            return Some(Held::Unknown);
-        }
+    /// What process `pid` of the job holds here, in bytes; `None`: it is not of the job.
+    fn held_by(&self, pid: u32) -> Option<u64> {
         let grant = self.arbiter.device(self.device);
         // A page says what its processes write; no process has more than the device.
         let most = match grant.map_or(0, channel::DeviceGrant::physical_total_bytes) {
@@ -77,30 +74,22 @@ impl Quota {
         };
         self.tenant
             .process_bytes(pid, self.device)
-            .map(|bytes| Held::Bytes(bytes.min(most)))
+            .map(|bytes| bytes.min(most))
     }
 
     /// Whether it is one of the job's; says what it holds.
     pub(super) fn is_own<T: Process>(&self, process: &mut T) -> bool {
-        match self.held_by(process.pid()) {
-            Some(Held::Bytes(bytes)) => {
-                process.set_used_bytes(bytes);
-                true
-            }
-            held => held.is_some(),
+        let held = self.held_by(process.pid());
+        if let Some(bytes) = held {
+            process.set_used_bytes(bytes);
         }
+        held.is_some()
     }
 
     /// Keeps the job's own processes.
     pub(super) fn keep_own<T: Process>(&self, processes: &mut Vec<T>) {
         processes.retain_mut(|process| self.is_own(process));
     }
-}
-
-enum Held {
-    Bytes(u64),
-    /// An older arbiter does not name the processes of a job.
-    Unknown,
 }
 
 /// The UUID of a device, as NVML says.

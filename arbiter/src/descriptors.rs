@@ -1,0 +1,92 @@
+//! Descriptors of this process, where there are few: some are kept back, so that who comes when there are none left is told so.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::process::{Resource, getrlimit};
+
+/// Kept back: for a connection, what is known of its process, and the files that are opened for a moment (state, journal, `/proc`).
+const RESERVE: usize = 6;
+/// What a client takes: its connection's process, four pages and a doorbell, and what a new job's page takes.
+const OF_CLIENT: usize = 7;
+/// Above it nobody is counted: there are enough for as many clients as have room in memory.
+const PLENTY: u64 = 1 << 17;
+
+/// What is kept back.
+#[derive(Debug, Default)]
+pub struct Descriptors {
+    reserve: Vec<OwnedFd>,
+}
+
+impl Descriptors {
+    /// Keeps some back, as far as there are any.
+    pub fn keep(&mut self) {
+        while self.reserve.len() < RESERVE {
+            match nothing() {
+                Ok(fd) => self.reserve.push(fd),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Gives up what was kept, for somebody who has to be told something.
+    pub fn give_up(&mut self) -> bool {
+        !std::mem::take(&mut self.reserve).is_empty()
+    }
+
+    /// Whether a client would leave the reserve alone.
+    pub fn suffice(&mut self) -> bool {
+        if limit().is_none_or(|limit| limit >= PLENTY) {
+            return true;
+        }
+        self.keep();
+        self.reserve.len() == RESERVE
+            && (0..OF_CLIENT)
+                .map(|_| nothing())
+                .collect::<io::Result<Vec<OwnedFd>>>()
+                .is_ok()
+    }
+
+    /// What whoever is refused is told.
+    pub fn lack() -> String {
+        let limit = limit().map_or("no limit".into(), |limit| format!("a limit of {limit}"));
+        format!(
+            "the arbiter has no descriptors left for it ({limit}): start the arbiter with a higher `ulimit -n`, or wait until other processes have ended"
+        )
+    }
+
+    /// Whether an error means that there are none.
+    pub fn are_lacking(error: &io::Error) -> bool {
+        let lacking = [nix::libc::EMFILE, nix::libc::ENFILE];
+        error
+            .raw_os_error()
+            .is_some_and(|errno| lacking.contains(&errno))
+    }
+}
+
+fn limit() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
+fn nothing() -> io::Result<OwnedFd> {
+    let flags = rustix::event::EventfdFlags::CLOEXEC;
+    Ok(rustix::event::eventfd(0, flags)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_kept_back_can_be_had_again() {
+        let mut descriptors = Descriptors::default();
+        assert!(!descriptors.give_up());
+        descriptors.keep();
+        assert_eq!(descriptors.reserve.len(), RESERVE);
+        assert!(descriptors.give_up() && !descriptors.give_up());
+        assert!(descriptors.suffice());
+        let none = io::Error::from_raw_os_error(nix::libc::EMFILE);
+        assert!(Descriptors::are_lacking(&none));
+        assert!(Descriptors::lack().contains("ulimit -n"));
+    }
+}

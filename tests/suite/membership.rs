@@ -1,0 +1,489 @@
+//! Who belongs to a job: processes that outlive its launcher, many of them at once, and those that get out of its limits.
+
+use control::{JobState, JobStatus};
+use nix::sys::signal::Signal;
+use tests::{Outcome, Room, Running, Talk, programs, wait_until};
+
+/// A shell that leaves a process behind and ends: that one waits for the file `go`, and then is told to use the device by `words`;
+/// what it is answered lies in `said` in the end.
+fn left_behind(room: &Room, words: &str) -> String {
+    std::fs::write(room.path("words"), words).expect("a file");
+    format!(
+        "(n=0; while [ ! -e go ] && [ $n -lt 2000 ]; do n=$((n+1)); sleep 0.05; done; {} <words >answers 2>&1; mv answers said) \
+         </dev/null >/dev/null 2>&1 & exit 0",
+        programs::program("memory").display()
+    )
+}
+
+const BEYOND_AND_WITHIN: &str = "init\nalloc plain 2147483648\nalloc plain 536870912\n";
+const REFUSED_AND_GIVEN: &str = "0\n2 -1\n0 0\n";
+
+fn dormant(room: &Room, name: &str) -> JobStatus {
+    wait_until("the job is dormant", || {
+        room.job_status(name)
+            .filter(|job| job.state == JobState::Dormant)
+    })
+}
+
+fn said(room: &Room) -> String {
+    wait_until("the process is done", || {
+        std::fs::read_to_string(room.path("said")).ok()
+    })
+}
+
+fn kinds(room: &Room) -> Vec<String> {
+    room.events().into_iter().map(|event| event.kind).collect()
+}
+
+#[test]
+fn a_process_that_outlives_its_launcher_has_the_jobs_limits() {
+    for flags in [
+        &["--name", "left", "--mem", "1GiB"][..],
+        &["--name", "left", "--mem", "1GiB", "--strict"],
+    ] {
+        let room = Room::new();
+        let _arbiter = room.arbiter();
+        let script = left_behind(&room, BEYOND_AND_WITHIN);
+        Outcome::of(room.job(flags, "sh").args(["-c", &script])).succeeded();
+        let job = dormant(&room, "left");
+        assert!(job.dormant_processes.unwrap_or(0) >= 1, "{job:?}");
+        let ps = Outcome::of(&mut room.sublet(["ps"])).succeeded();
+        assert!(ps.stdout.contains("left is dormant"), "{ps:?}");
+        std::fs::write(room.path("go"), "").expect("a file");
+        assert_eq!(said(&room), REFUSED_AND_GIVEN);
+        wait_until("nothing of it is left", || {
+            room.job_status("left")
+                .is_none_or(|job| job.state == JobState::Gone)
+                .then_some(())
+        });
+        let kinds = wait_until("its end is told", || {
+            let kinds = kinds(&room);
+            kinds.contains(&"ended".into()).then_some(kinds)
+        });
+        let at = |kind: &str| kinds.iter().position(|one| one == kind);
+        assert!(
+            at("dormant") < at("woken") && at("woken") < at("ended"),
+            "{kinds:?}"
+        );
+        assert!(at("dormant").is_some(), "{kinds:?}");
+    }
+}
+
+#[test]
+fn a_dormant_job_outlives_its_arbiter() {
+    let room = Room::new();
+    let mut arbiter = room.arbiter();
+    let script = left_behind(&room, BEYOND_AND_WITHIN);
+    let flags = ["--name", "left", "--mem", "1GiB"];
+    Outcome::of(room.job(&flags, "sh").args(["-c", &script])).succeeded();
+    dormant(&room, "left");
+    arbiter.kill();
+    arbiter.wait();
+    let _next = room.arbiter();
+    dormant(&room, "left");
+    std::fs::write(room.path("go"), "").expect("a file");
+    assert_eq!(said(&room), REFUSED_AND_GIVEN);
+}
+
+#[test]
+fn an_arbiter_does_not_end_while_a_dormant_job_has_living_processes() {
+    let room = Room::new();
+    let mut arbiter = Running::start(&mut room.sublet(["arbiter", "--idle-exit", "1"]));
+    wait_until("the arbiter answers", || room.control().ok()?.status().ok());
+    let script = left_behind(&room, BEYOND_AND_WITHIN);
+    let flags = ["--name", "left", "--mem", "1GiB"];
+    Outcome::of(room.job(&flags, "sh").args(["-c", &script])).succeeded();
+    let since_ms = wait_until("it was dormant for longer than the arbiter is idle", || {
+        let uptime_ms = room.control().ok()?.status().ok()?.uptime_ms;
+        let event = room
+            .events()
+            .into_iter()
+            .find(|event| event.kind == "dormant")?;
+        let started_ms = room.control().ok()?.status().ok()?.started_unix_ms;
+        (started_ms + uptime_ms > event.unix_ms + 3000).then_some(event.unix_ms)
+    });
+    assert!(since_ms > 0 && !arbiter.has_ended());
+    std::fs::write(room.path("go"), "").expect("a file");
+    assert_eq!(said(&room), REFUSED_AND_GIVEN);
+    wait_until("it ends once nothing is left", || {
+        arbiter.has_ended().then_some(())
+    });
+}
+
+#[test]
+fn what_a_dormant_job_was_promised_is_free_for_others_until_it_wakes() {
+    let room = Room::new();
+    let _arbiter = room.arbiter();
+    let script = left_behind(&room, "init\n");
+    let flags = ["--name", "left", "--share", "0.8"];
+    Outcome::of(room.job(&flags, "sh").args(["-c", &script])).succeeded();
+    dormant(&room, "left");
+    // The same name, and a share that would not fit beside the other one.
+    let other = Running::start(room.job(&flags, "sleep").arg("1000"));
+    wait_until("the other one has the name", || {
+        room.job_status("left")
+            .filter(|job| job.state == JobState::Starting)
+    });
+    assert_eq!(dormant(&room, "left-2").share_asked, Some(0.8));
+    std::fs::write(room.path("go"), "").expect("a file");
+    let refused = wait_until("the sleeper is refused", || {
+        room.events()
+            .into_iter()
+            .find(|event| event.kind == "refused")
+    });
+    assert_eq!(
+        (refused.job.as_str(), &refused.fields["outcome"]),
+        ("left-2", &"full".into())
+    );
+    assert!(refused.message.contains("0.8"), "{}", refused.message);
+    other.signal(Signal::SIGTERM);
+    other.wait();
+}
+
+/// A program of the job that has lost the preload library.
+fn escaping(room: &Room, flags: &[&str], script: &str) -> Talk {
+    let mut command = room.job(flags, "sh");
+    command.args(["-c", script]).arg("sh");
+    Talk::start(command.arg(programs::program("memory")))
+}
+
+const REPLACED: &str = "LD_PRELOAD= exec \"$1\"";
+const CLEANED: &str = "env -i LD_LIBRARY_PATH=\"$LD_LIBRARY_PATH\" SUBLET_SIM_STATE=\"$SUBLET_SIM_STATE\" \
+     SUBLET_SIM_CAPACITY=8GiB SUBLET_SIM_CONTEXT=0B \"$1\"; exit 0";
+
+#[test]
+fn a_process_that_lost_the_library_is_told_in_ps_the_journal_and_at_the_end_of_run() {
+    for script in [REPLACED, CLEANED] {
+        let room = Room::new();
+        let _arbiter = room.arbiter();
+        let mut talk = escaping(&room, &["--name", "out", "--mem", "1GiB"], script);
+        let pid = talk.ask("pid");
+        assert_eq!(talk.ask("init"), "0");
+        assert_eq!(talk.ask("alloc plain 2147483648"), "0 0");
+        let since = std::time::Instant::now();
+        let escaped = wait_until("it is told", || {
+            room.job_status("out")?.escaped.into_iter().next()
+        });
+        println!("now: told after {} ms", since.elapsed().as_millis());
+        assert_eq!(escaped.pid.to_string(), pid);
+        assert_eq!(escaped.devices, [0]);
+        assert!(escaped.used_bytes >= 2 << 30, "{escaped:?}");
+        assert!(
+            escaped.reason.contains("libsublet.so is not loaded"),
+            "{escaped:?}"
+        );
+        let ps = Outcome::of(&mut room.sublet(["ps"])).succeeded();
+        let line = format!("escaped: process {pid} (");
+        assert!(ps.stdout.contains(&line), "{ps:?}");
+        assert!(!ps.stdout.contains("not managed"), "{ps:?}");
+        let told = room
+            .events()
+            .into_iter()
+            .find(|event| event.kind == "escaped");
+        assert_eq!(told.map(|event| event.job).as_deref(), Some("out"));
+        let outcome = talk.finish().succeeded();
+        let line = format!("sublet: warning:  {line}");
+        assert!(outcome.stderr.contains(&line), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_strict_job_is_ended_for_a_process_that_lost_the_library() {
+    let room = Room::new();
+    let _arbiter = room.arbiter();
+    // Another process of the job, which does nothing, ends with it.
+    let script = format!("sleep 1000 & echo $! >other; {CLEANED}");
+    let mut talk = escaping(&room, &["--name", "out", "--strict"], &script);
+    let other = wait_until("the other one is there", || {
+        let text = std::fs::read_to_string(room.path("other")).ok()?;
+        text.trim().parse::<i32>().ok()
+    });
+    assert_eq!(talk.ask("init"), "0");
+    let since = std::time::Instant::now();
+    wait_until("the job is ended", || {
+        talk.running.has_ended().then_some(())
+    });
+    println!("now: ended after {} ms", since.elapsed().as_millis());
+    let gone = || nix::sys::signal::kill(nix::unistd::Pid::from_raw(other), None).is_err();
+    wait_until("all of it", || gone().then_some(()));
+    let outcome = talk.finish();
+    assert_eq!(outcome.signal, Some(9), "{outcome:?}");
+    assert!(
+        outcome
+            .stderr
+            .contains("the job was ended for it (--strict)"),
+        "{outcome:?}"
+    );
+    let kinds = kinds(&room);
+    assert!(
+        kinds.contains(&"escaped".into()) && kinds.contains(&"strict".into()),
+        "{kinds:?}"
+    );
+}
+
+#[test]
+fn a_strict_job_whose_processes_are_all_inside_is_left_alone() {
+    let room = Room::new();
+    let _arbiter = room.arbiter();
+    let flags = ["--name", "in", "--strict", "--mem", "1GiB"];
+    let mut talk = Talk::start(&mut room.job(&flags, programs::program("memory")));
+    assert_eq!(talk.ask("init"), "0");
+    assert_eq!(talk.ask("alloc plain 1048576"), "0 0");
+    // A stranger on the device, so that it can be seen that somebody has looked.
+    let mut stranger = Talk::start(&mut room.bare(programs::program("memory")));
+    assert_eq!(stranger.ask("init"), "0");
+    wait_until("the stranger is seen", || {
+        let status = room.control().ok()?.status().ok()?;
+        (!status.devices.first()?.unmanaged.is_empty()).then_some(())
+    });
+    let uptime = || {
+        room.control()
+            .ok()?
+            .status()
+            .ok()
+            .map(|status| status.uptime_ms)
+    };
+    let since = wait_until("the arbiter answers", uptime);
+    wait_until("it was looked at for a while", || {
+        (uptime()? > since + 2500).then_some(())
+    });
+    assert_eq!(
+        room.job_status("in").map(|job| job.escaped),
+        Some(Vec::new())
+    );
+    stranger.ended_well();
+    talk.finish().succeeded();
+    assert!(!kinds(&room).contains(&"strict".into()));
+}
+
+#[test]
+fn a_job_with_limits_has_no_child_that_it_never_had() {
+    let room = Room::new();
+    let _arbiter = room.arbiter();
+    // Nothing but what the shell does itself, which starts no process.
+    let script = "read -r children </proc/$$/task/$$/children; echo \"[$children]\"; \
+         for fd in 3 4 5 6 7 8 9; do [ -e /proc/$$/fd/$fd ] && echo $fd; done; true";
+    let with = |flags: &[&str]| {
+        let mut command = room.job(flags, "sh");
+        Outcome::of(command.args(["-c", script])).succeeded().stdout
+    };
+    assert_eq!(with(&["--mem", "1GiB"]), "[]\n");
+    assert_eq!(with(&["--strict"]), "[]\n");
+}
+
+#[test]
+fn processes_beyond_the_bound_are_refused_with_the_reason_and_slots_come_back_after_a_kill() {
+    let room = Room::new();
+    let file = room.path("sublet.toml");
+    std::fs::write(&file, "[limits]\njob_processes = 2\n").expect("a file");
+    let mut arbiter = Running::start(room.sublet(["arbiter", "--config"]).arg(&file));
+    wait_until("the arbiter answers", || room.control().ok()?.status().ok());
+    let script = "for i in 1 2 3 4; do \"$1\" <pipe.$i >said.$i 2>&1 & echo $! >pid.$i; done; wait";
+    for at in 1..=4 {
+        let fifo = room.path(&format!("pipe.{at}"));
+        Outcome::of(room.command("mkfifo").arg(fifo)).succeeded();
+    }
+    let mut command = room.job(&["--name", "few", "--mem", "1GiB"], "sh");
+    command.args(["-c", script]).arg("sh");
+    let job = Running::start(command.arg(programs::program("memory")));
+    let open = |at: u32| std::fs::File::create(room.path(&format!("pipe.{at}"))).expect("a pipe");
+    let pipes: Vec<std::fs::File> = (1..=4).map(open).collect();
+    let said = |at: u32| {
+        wait_until("it answers", || {
+            let text = std::fs::read_to_string(room.path(&format!("said.{at}"))).ok()?;
+            text.lines().next().map(str::to_owned)
+        })
+    };
+    let tell = |at: u32, words: &str| {
+        use std::io::Write;
+        let mut pipe = &pipes[at as usize - 1];
+        pipe.write_all(words.as_bytes()).expect("it listens");
+    };
+    for at in 1..=2 {
+        tell(at, "init\n");
+        assert_eq!(said(at), "0");
+    }
+    tell(3, "init\n");
+    assert_eq!(said(3), "802");
+    let refused = wait_until("it is told", || {
+        room.events()
+            .into_iter()
+            .find(|event| event.kind == "refused")
+    });
+    assert_eq!(
+        (refused.job.as_str(), &refused.fields["outcome"]),
+        ("few", &"full".into())
+    );
+    assert!(
+        refused.message.contains("job_processes"),
+        "{}",
+        refused.message
+    );
+    let pid = std::fs::read_to_string(room.path("pid.1")).expect("its id");
+    let pid = nix::unistd::Pid::from_raw(pid.trim().parse().expect("a number"));
+    nix::sys::signal::kill(pid, Signal::SIGKILL).expect("it lives");
+    wait_until("its slot is back", || {
+        (room.job_status("few")?.processes.len() == 1).then_some(())
+    });
+    tell(4, "init\n");
+    assert_eq!(said(4), "0");
+    drop(pipes);
+    job.wait();
+    assert!(!arbiter.has_ended());
+}
+
+#[test]
+fn ps_says_within_a_second_which_process_does_not_answer_and_why() {
+    let room = Room::new();
+    let arbiter = room.arbiter();
+    arbiter.signal(Signal::SIGSTOP);
+    let stopped = Outcome::of(&mut room.sublet(["ps"]));
+    arbiter.signal(Signal::SIGCONT);
+    assert_eq!(stopped.code, Some(125), "{stopped:?}");
+    let pid = arbiter.pid();
+    for word in [
+        "within 1000 ms".to_owned(),
+        format!("its process {pid} is stopped"),
+        format!("kill -CONT {pid}"),
+    ] {
+        assert!(stopped.stderr.contains(&word), "{stopped:?}");
+    }
+    wait_until("it answers again", || {
+        (Outcome::of(&mut room.sublet(["ps"])).code == Some(0)).then_some(())
+    });
+}
+
+#[test]
+fn an_arbiter_in_another_pid_namespace_is_listed_and_takes_no_job_with_the_reason() {
+    let room = Room::new();
+    let sublet = room.sublet(["arbiter"]);
+    let mut command = room.command("unshare");
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    let mut arbiter = Running::start(command.arg(sublet.get_program()).arg("arbiter"));
+    let there = wait_until("the arbiter answers", || {
+        if arbiter.has_ended() {
+            return Some(false);
+        }
+        room.control().ok()?.status().ok().map(|_| true)
+    });
+    if !there {
+        return eprintln!("skipped: no PID namespaces: {}", arbiter.take_stderr());
+    }
+    let ps = Outcome::of(&mut room.sublet(["ps"])).succeeded();
+    assert!(ps.stdout.contains("no jobs"), "{ps:?}");
+    let run = Outcome::of(room.job(&["--mem", "1GiB"], "true").arg("x"));
+    assert_eq!(run.code, Some(125), "{run:?}");
+    assert!(run.stderr.contains("another PID namespace"), "{run:?}");
+    Outcome::of(&mut room.sublet(["arbiter", "--stop"])).succeeded();
+}
+
+#[test]
+fn devices_that_nobody_uses_any_more_give_their_places_to_others() {
+    let room = Room::new();
+    let _arbiter = room.arbiter();
+    let job = |name: &str, sim: &str, devices: &str| {
+        std::fs::create_dir_all(room.path(sim)).expect("a directory");
+        let mut command = room.job(
+            &["--name", name, "--mem", "1GiB"],
+            programs::program("memory"),
+        );
+        command.env("SUBLET_SIM_STATE", room.path(sim));
+        if sim != "sim" {
+            command.env("SUBLET_SIM_PROFILE", "t4");
+        }
+        Talk::start(command.env("SUBLET_SIM_DEVICES", devices))
+    };
+    let mut first = job("first", "sim", "16");
+    assert_eq!(first.ask("init"), "0");
+    // All places are taken, and used.
+    let mut second = job("second", "other", "1");
+    second.ask("init");
+    let refused = wait_until("it is refused", || {
+        room.events()
+            .into_iter()
+            .find(|event| event.kind == "refused")
+    });
+    assert_eq!(
+        (refused.job.as_str(), &refused.fields["outcome"]),
+        ("second", &"full".into())
+    );
+    assert!(
+        refused.message.contains("table of 16 devices"),
+        "{}",
+        refused.message
+    );
+    second.kill();
+    first.finish().succeeded();
+    wait_until("the first is gone", || {
+        let gone = |job: &JobStatus| job.state == JobState::Gone;
+        room.jobs().iter().all(gone).then_some(())
+    });
+    let mut third = job("third", "other", "1");
+    assert_eq!(third.ask("init"), "0");
+    assert_eq!(third.ask("alloc plain 2147483648"), "2 -1");
+    assert_eq!(third.ask("alloc plain 536870912"), "0 0");
+    third.finish().succeeded();
+}
+
+#[test]
+fn an_arbiter_with_few_descriptors_refuses_with_the_reason_and_recovers() {
+    let room = Room::new();
+    let sublet = room.sublet(["arbiter"]);
+    let mut command = room.command("sh");
+    command.args(["-c", "ulimit -n 48; exec \"$1\" arbiter", "sh"]);
+    let mut arbiter = Running::start(command.arg(sublet.get_program()));
+    wait_until("the arbiter answers", || room.control().ok()?.status().ok());
+    let job = |at: u32| {
+        let name = format!("job-{at}");
+        let mut command = room.job(&["--name", &name], programs::program("memory"));
+        let mut job = Running::start(command.stdin(std::process::Stdio::piped()));
+        let (mut to, from) = job.pipes();
+        // It may have been refused and be gone.
+        let _ = std::io::Write::write_all(&mut to, b"init\n");
+        (job, to, from)
+    };
+    let mut jobs: Vec<_> = (0..16).map(job).collect();
+    let lacking = "has no descriptors left";
+    let reason = wait_until("somebody is told that there are none left", || {
+        let refused = room
+            .events()
+            .into_iter()
+            .find(|event| event.kind == "refused");
+        if let Some(refused) = refused {
+            return Some(refused.message);
+        }
+        let (job, ..) = jobs
+            .iter_mut()
+            .find_map(|all| all.0.has_ended().then_some(all))?;
+        Some(job.take_stderr())
+    });
+    assert!(reason.contains(lacking), "{reason}");
+    // Who asks is answered, and told no nonsense.
+    wait_until("who asks is answered", || {
+        let ps = Outcome::of(&mut room.sublet(["ps"]));
+        (ps.code == Some(0) && ps.stdout.contains("job-")).then_some(())
+    });
+    drop(jobs);
+    wait_until("all are gone", || {
+        let gone = |job: &JobStatus| job.state == JobState::Gone;
+        let jobs = room.control().ok()?.list().ok()?;
+        jobs.iter().all(gone).then_some(())
+    });
+    let flags = ["--name", "late", "--mem", "1GiB"];
+    let mut late = Talk::start(&mut room.job(&flags, programs::program("memory")));
+    assert_eq!(late.ask("init"), "0");
+    assert_eq!(late.ask("alloc plain 2147483648"), "2 -1");
+    late.finish().succeeded();
+    assert!(!arbiter.has_ended());
+}
+
+#[test]
+fn run_with_too_few_descriptors_says_so() {
+    let room = Room::new();
+    let sublet = room.sublet(["run"]);
+    let mut command = room.command("sh");
+    command.args(["-c", "ulimit -n 5; exec \"$1\" run --sim -- true", "sh"]);
+    let refused = Outcome::of(command.arg(sublet.get_program()));
+    assert_eq!(refused.code, Some(125), "{refused:?}");
+    assert!(refused.stderr.contains("ulimit -n"), "{refused:?}");
+}
