@@ -66,7 +66,7 @@ pub struct Ask {
 #[derive(Debug)]
 pub enum Turn {
     /// A request, to be answered by [`ControlServer::reply`].
-    Ask(Ask),
+    Ask(Box<Ask>),
     /// A line that was none.
     Refused,
 }
@@ -295,11 +295,11 @@ impl ControlServer {
                 connection.asked = true;
                 // The answer may take a moment; the peer is not the one who is late.
                 connection.deadline_ns = now_ns + SILENCE_NS;
-                Turn::Ask(Ask {
+                Turn::Ask(Box::new(Ask {
                     connection: id,
                     peer: connection.peer,
                     request,
-                })
+                }))
             }
             Err(error) => {
                 connection.bad_lines += 1;

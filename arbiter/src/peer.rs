@@ -181,6 +181,27 @@ pub fn now_ticks() -> u64 {
     seconds * per_second + nanos * per_second / 1_000_000_000
 }
 
+/// Threads of a process whose waiting is looked at.
+const THREADS: usize = 64;
+
+/// How long threads of a process have been ready to run and had no processor, in nanoseconds, all of them together (the second field of
+/// `/proc/PID/task/TID/schedstat`); `None`: that is not told here. A process that is stopped or sleeps waits for none.
+pub fn waited_for_cpu_ns(pid: u32) -> Option<u64> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let mut waited_ns = None;
+    for task in tasks.take(THREADS).flatten() {
+        let Ok(text) = std::fs::read_to_string(task.path().join("schedstat")) else {
+            continue;
+        };
+        let field = text.split_ascii_whitespace().nth(1);
+        let Some(ns) = field.and_then(|ns| ns.parse::<u64>().ok()) else {
+            continue;
+        };
+        waited_ns = Some(ns.saturating_add(waited_ns.unwrap_or(0)));
+    }
+    waited_ns
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,6 +220,46 @@ mod tests {
         let pid = child.id();
         testbed::within::wait(&mut child, "sleep", testbed::PATIENCE);
         assert_eq!(started_ticks(pid), None);
+    }
+
+    #[test]
+    fn what_waits_for_a_processor_is_known_and_what_sleeps_waits_for_none() {
+        use std::time::{Duration, Instant};
+        let mut asleep = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .expect("sleep starts");
+        let before = waited_for_cpu_ns(asleep.id());
+        // More threads that compute than there are processors: each of them has to wait.
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let count = std::thread::available_parallelism().map_or(4, usize::from) * 2;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            for _ in 0..count {
+                scope.spawn(|| {
+                    while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let ours = || waited_for_cpu_ns(std::process::id());
+            let first = ours();
+            while let (Some(first), Some(now)) = (first, ours())
+                && now < first + 50_000_000
+            {
+                assert!(Instant::now() < deadline, "{now} ns after {first}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let after = waited_for_cpu_ns(asleep.id());
+        if let (Some(before), Some(after)) = (before, after) {
+            // It may still have been on its way to sleep.
+            assert!(after - before < 10_000_000_000);
+        }
+        asleep.kill().expect("kill");
+        asleep.wait().expect("wait");
+        assert_eq!(waited_for_cpu_ns(u32::MAX), None);
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::escaped::Suspect;
 use crate::journal::{Allowance, Journal};
 use crate::ledger::Ledger;
 use crate::nvml::Watcher;
+use crate::offenders::Suspicion;
 use crate::options::Options;
 use crate::peer::{Client, Greeting};
 use crate::profile::Profiles;
@@ -44,6 +45,9 @@ const PUT_OFF_NS: u64 = 20_000_000;
 const ASIDE_NS: u64 = 50_000;
 /// For how long operators are answered before slices are looked at again, and a request that takes longer after it.
 const OPERATORS_NS: u64 = 300_000;
+/// Failures in a row of [`FAILURES_NS`] after which the arbiter ends, every gate open, for a successor to take over.
+const FAILURES: u32 = 16;
+const FAILURES_NS: u64 = 60_000_000_000;
 /// How long pages of an earlier arbiter may take to turn up. TIMEOUT: clients try again every second or so.
 pub(crate) const ADOPT_NS: u64 = 10_000_000_000;
 /// Jobs that have ended and are still shown, and for how long.
@@ -192,6 +196,10 @@ pub struct Arbiter {
     /// It is not saved again before that, unless somebody waits for it.
     pub(crate) save_again_ns: u64,
     pub(crate) state_file: StateFile,
+    /// Jobs whose work, or whose processes, stand still.
+    pub(crate) suspicions: BTreeMap<TenantId, Suspicion>,
+    /// Turns of the loop that have failed, and since when that is counted.
+    failures: (u32, u64),
     /// Lines about starts of jobs that each user may still cause.
     pub(crate) registrations: BTreeMap<u32, Allowance>,
     /// Log lines that strangers may still cause.
@@ -294,6 +302,8 @@ impl Arbiter {
             control_full: false,
             save_again_ns: 0,
             state_file,
+            suspicions: BTreeMap::new(),
+            failures: (0, now_ns),
             registrations: BTreeMap::new(),
             strangers: Allowance::new(now_ns),
             deaf_until_ns: None,
@@ -375,16 +385,66 @@ impl Arbiter {
             self.poller
                 .wait(deadline_ns, &mut events)
                 .map_err(Error::io("wait for events"))?;
+            let mut failed = false;
             for event in &events {
-                self.on_event(*event);
+                failed |= self.contained(|arbiter| arbiter.on_event(*event)).is_none();
             }
-            let step_ns = self.step();
-            let turn_ns = self.serve_operators();
-            deadline_ns = step_ns.into_iter().chain(turn_ns).min();
+            let step_ns = self.contained(Self::step);
+            let turn_ns = self.contained(Self::serve_operators);
+            failed |= step_ns.is_none() || turn_ns.is_none();
+            deadline_ns = step_ns.flatten().into_iter().chain(turn_ns.flatten()).min();
+            if failed {
+                self.on_failure()?;
+                // What could not say when to look again is looked at soon, and not without end.
+                let soon_ns = mono_ns() + HOUSE_NS;
+                deadline_ns = Some(deadline_ns.map_or(soon_ns, |ns| ns.min(soon_ns)));
+            }
             self.step_aside(deadline_ns);
         }
         self.finish();
         Ok(())
+    }
+
+    /// Does a piece of the loop's work. A check that fails in it (a defect of ours, whatever it was that led there) ends that piece and
+    /// nothing else: `None` then.
+    fn contained<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        // What it has left half done is ours alone, numbers and lists that the next look puts right or trips over again.
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(self))).ok()
+    }
+
+    /// A piece of work has failed; the panic's own message is in the log.
+    ///
+    /// # Errors
+    /// That happens all the time: a successor does better.
+    fn on_failure(&mut self) -> Result<(), Error> {
+        let now_ns = mono_ns();
+        let (count, since_ns) = &mut self.failures;
+        if now_ns.saturating_sub(*since_ns) > FAILURES_NS {
+            (*count, *since_ns) = (0, now_ns);
+        }
+        *count += 1;
+        let count = *count;
+        let message = format!(
+            "a check inside the arbiter has failed ({count} of {FAILURES} in a minute); it goes on. Please report the lines of its log before this one"
+        );
+        tracing::error!("{message}");
+        let fields = [("count", Value::from(count))];
+        self.journal.write("failure", "", message, &fields);
+        if count < FAILURES {
+            return Ok(());
+        }
+        for lane in &mut self.lanes {
+            lane.open_all();
+        }
+        Err(Error::Io {
+            what: "go on: checks inside the arbiter fail again and again".into(),
+            source: io::Error::other("see its log"),
+        })
+    }
+
+    /// When the slow things were to be seen to next.
+    pub(crate) fn house_due_ns(&self) -> u64 {
+        self.house_ns
     }
 
     /// Leaves the core to threads that were just woken, for [`ASIDE_NS`] or until `deadline_ns`, and prepares for the next time.
@@ -563,7 +623,7 @@ impl Arbiter {
                 break;
             };
             let asked = match turn {
-                Turn::Ask(ask) => Some((ask.connection, ask.peer, self.answer(ask))),
+                Turn::Ask(ask) => Some((ask.connection, ask.peer, self.answer(*ask))),
                 Turn::Refused => None,
             };
             let before_ns = std::mem::replace(&mut now_ns, mono_ns());
@@ -685,4 +745,41 @@ fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit);
+}
+
+#[cfg(test)]
+mod tests {
+    use control::paths::RuntimeDir;
+
+    use super::*;
+
+    #[test]
+    fn a_check_that_fails_ends_a_piece_of_work_and_many_of_them_the_arbiter() {
+        let place = tempfile::tempdir().expect("directory");
+        let dir = RuntimeDir::given(place.path().join("run")).expect("absolute");
+        let uid = rustix::process::geteuid().as_raw();
+        dir.ensure(uid).expect("a directory of our own");
+        let options = Options {
+            host_nvml: false,
+            ..Options::new(dir)
+        };
+        let mut arbiter = Arbiter::start(options).expect("started");
+        for _ in 1..FAILURES {
+            let sum = arbiter.contained(|arbiter| {
+                let claimed = arbiter.epoch | u64::MAX;
+                claimed.checked_add(1).expect("a sum of what was claimed")
+            });
+            assert_eq!(sum, None);
+            arbiter.on_failure().expect("it goes on");
+            assert!(
+                arbiter
+                    .contained(|arbiter| arbiter.step().is_none() || arbiter.epoch > 0)
+                    .expect("served")
+            );
+        }
+        let told = arbiter.journal.since(0, 0);
+        assert!(told.iter().any(|event| event.kind == "failure"));
+        let error = arbiter.on_failure().expect_err("too many");
+        assert!(error.to_string().contains("again and again"), "{error}");
+    }
 }

@@ -408,6 +408,7 @@ impl Lane {
         let contended = wanting.count() >= 2;
         for seat in &mut self.seats {
             let got_ns = if uses(seat) { dt_ns / busy.max(1) } else { 0 };
+            seat.stand(got_ns, late_ns);
             let got_ns = seat.forgive(got_ns);
             let got_ns = if contended {
                 seat.got_while_late_ns(now_ns, self.device, got_ns, late_ns / busy.max(1))

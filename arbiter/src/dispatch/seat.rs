@@ -70,6 +70,12 @@ pub(super) struct Seat {
     /// Since when it has had work on the device that was there when a slice of it ended, passed on or begun anew, without submitting
     /// any more: a slice in between, in a gap that the others left, does not end that.
     unfinished_since_ns: Option<u64>,
+    /// Device time that it was given since then while none of its marks passed: time in which nobody looked is none.
+    standing_ns: u64,
+    /// Marks outstanding when that was looked at last.
+    marks: u64,
+    /// It was passed over for so long that its process must be stopped, unless the host is.
+    pub suspected_deaf: bool,
     /// How long it may be silent before it counts as idle.
     pub quiet_ns: u64,
     /// It holds the device and had nothing on it when it was looked at last: it counts as idle then, unless it does something.
@@ -146,6 +152,9 @@ impl Seat {
             forgiven_ns: 0,
             behind_until_ns: 0,
             unfinished_since_ns: None,
+            standing_ns: 0,
+            marks: 0,
+            suspected_deaf: false,
             quiet_ns: pace.quiet_ns,
             idle_ns: None,
             ready_until_ns: 0,
@@ -273,6 +282,11 @@ impl Seat {
         if !(seen.in_flight() || seen.blocking) || seen.launches != self.launches {
             self.unfinished_since_ns = None;
         }
+        // Something of it was done, however long that took.
+        if seen.marks < self.marks || self.unfinished_since_ns.is_none() {
+            self.standing_ns = 0;
+        }
+        self.marks = seen.marks;
         let woken = self
             .hold
             .is_some_and(|hold| now_ns < hold.opened_ns + WAKE_NS);
@@ -454,6 +468,14 @@ impl Seat {
         deaf && self.deaf_ns >= DEAF_TOLD_NS
     }
 
+    /// It was given so much of the device, of which `late_ns` was a time in which nobody looked.
+    pub fn stand(&mut self, got_ns: u64, late_ns: u64) {
+        if self.unfinished_since_ns.is_some() {
+            let got_ns = got_ns.saturating_sub(late_ns);
+            self.standing_ns = self.standing_ns.saturating_add(got_ns);
+        }
+    }
+
     /// All of its clients are gone.
     pub fn empty(&mut self) {
         (self.waits, self.busy) = (false, false);
@@ -498,9 +520,12 @@ impl Seat {
     pub fn inspect(&mut self, now_ns: u64, device: usize) -> Option<Offence> {
         if let Some(since_ns) = self.unfinished_since_ns {
             let ns = now_ns.saturating_sub(since_ns);
-            if ns >= ENDLESS_NS {
+            if self.standing_ns >= ENDLESS_NS {
                 return Some(Offence::Endless { ms: ns / 1_000_000 });
             }
+        }
+        if std::mem::take(&mut self.suspected_deaf) {
+            return Some(Offence::Deaf);
         }
         let opened = self.hold.is_some() || self.company.is_here();
         if opened || now_ns < self.closed.0 + SETTLED_NS {

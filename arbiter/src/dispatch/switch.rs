@@ -2,7 +2,6 @@
 
 use policy::{Class, Decision, Device, QuantumBounds, Slice, TenantId, View};
 
-use super::conduct::Offence;
 use super::seat::{Hold, Seat};
 use super::{CROWDED_NS, Lane, tail};
 
@@ -294,8 +293,7 @@ impl Lane {
     fn leave_behind(&mut self, now_ns: u64, at: usize, hold: Hold) {
         let seat = &mut self.seats[at];
         if seat.begin_tail(now_ns, self.device, hold) {
-            let tenant = seat.tenant;
-            self.find(now_ns, tenant, Offence::Deaf);
+            seat.suspected_deaf = true;
         }
     }
 }

@@ -261,7 +261,7 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
     bench.wait(1);
     for _ in 0..30 {
         bench.run(100 * MS, |pages| greedy(&pages[1]));
-        bench.lane.inspect(bench.now_ns);
+        bench.lane.inspect(bench.now_ns, &mut |_| false);
     }
     let (demoted, count) = bench.lane.conduct(TenantId(0), bench.now_ns);
     assert!(
@@ -281,7 +281,7 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
     let mut forgiven = Vec::new();
     for _ in 0..120 {
         bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
-        forgiven.extend(bench.lane.inspect(bench.now_ns));
+        forgiven.extend(bench.lane.inspect(bench.now_ns, &mut |_| false));
     }
     assert_eq!(forgiven, [TenantId(0)]);
     assert_eq!(bench.lane.conduct(TenantId(0), bench.now_ns).0, None);
@@ -306,7 +306,7 @@ fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
     let live = |bench: &mut Bench, ns| {
         for _ in 0..ns / (100 * MS) {
             bench.run(100 * MS, |pages| greedy(&pages[1]));
-            bench.lane.inspect(bench.now_ns);
+            bench.lane.inspect(bench.now_ns, &mut |_| false);
         }
     };
     live(&mut bench, 900 * MS);
@@ -320,11 +320,64 @@ fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
     assert!(matches!(told[..], [(TenantId(0), Offence::Endless { .. })]));
 }
 
+/// The first of two has 2000 marks on the device, of which one passes whenever `passes` says so; the device passes on to the
+/// other one meanwhile. What is told of it.
+fn told_of_long_work(mut passes: impl FnMut(u64) -> bool, host: bool) -> Vec<Offence> {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let client = Rc::clone(&bench.pages[0]);
+    let stream = client.client.claim_stream(0).expect("slot").1;
+    for _ in 0..2000 {
+        stream.issue();
+    }
+    bench.run(2 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    let mut done = 0;
+    let address = stream.done_address();
+    for at in 0..60 {
+        bench.run(100 * MS, |pages| greedy(&pages[1]));
+        if passes(at) {
+            done += 1;
+            // SAFETY: the page is mapped for as long as `client` lives; the word is an atomic that the device writes.
+            unsafe { std::sync::atomic::AtomicU64::from_ptr(address) }
+                .store(done, std::sync::atomic::Ordering::Relaxed);
+        }
+        bench.lane.inspect(bench.now_ns, &mut |_| host);
+    }
+    let told = bench.lane.take_offences();
+    told.into_iter().map(|(_, offence)| offence).collect()
+}
+
+#[test]
+fn work_that_gets_on_however_slowly_is_not_without_end() {
+    let told = told_of_long_work(|at| at % 5 == 0, false);
+    assert!(told.is_empty(), "{told:?}");
+    let told = told_of_long_work(|_| false, false);
+    assert!(matches!(told[..], [Offence::Endless { .. }]), "{told:?}");
+}
+
+#[test]
+fn a_host_that_stands_still_is_no_offence_of_a_tenant() {
+    let told = told_of_long_work(|_| false, true);
+    assert!(told.is_empty(), "{told:?}");
+    // Nobody looked for five seconds, the arbiter itself had no core.
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let client = Rc::clone(&bench.pages[0]);
+    client.client.claim_stream(0).expect("slot").1.issue();
+    bench.run(2 * MS, |pages| greedy(&pages[0]));
+    bench.wait(1);
+    bench.run(300 * MS, |pages| greedy(&pages[1]));
+    bench.now_ns += 5000 * MS;
+    bench.lane.charge(bench.now_ns);
+    bench.lane.inspect(bench.now_ns, &mut |_| false);
+    assert!(bench.lane.take_offences().is_empty());
+}
+
 #[test]
 fn one_that_never_comes_is_reported_once_and_demoted() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.wait(0);
     bench.run(5000 * MS, |pages| greedy(&pages[1]));
+    bench.lane.inspect(bench.now_ns, &mut |_| false);
     assert_eq!(bench.lane.take_offences(), [(TenantId(0), Offence::Deaf)]);
     assert!(bench.usage(0).grants < 60, "{}", bench.usage(0).grants);
 }
@@ -341,7 +394,7 @@ fn submissions_past_a_closed_gate_are_seen() {
             greedy(&pages[1]);
             pages[0].client.thread(0).count_launch();
         });
-        bench.lane.inspect(bench.now_ns);
+        bench.lane.inspect(bench.now_ns, &mut |_| false);
     }
     let told = bench.lane.take_offences();
     assert!(
