@@ -386,6 +386,15 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// How a client's work is followed, where that is worth telling.
+pub fn followed_by(way: channel::Following) -> Option<String> {
+    match way {
+        channel::Following::Writes => None,
+        channel::Following::Events => Some("events".into()),
+        channel::Following::Queries => Some("queries".into()),
+    }
+}
+
 /// What the journal says of a process whose devices the job may not use: a line for people, and fields.
 pub fn ungoverned(
     job: &str,

@@ -619,6 +619,23 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             let message = format!("job `{job}` submits without grants: {reason}");
             ("bypass", message, fields)
         }
+        Told::Following { way, status } => {
+            let why = match status {
+                0 => "accepts completion marks and does not write them".to_owned(),
+                _ => format!("refuses completion marks (status {status})"),
+            };
+            let how = match way {
+                channel::Following::Writes => "by what the device writes",
+                channel::Following::Events => "by events, which a thread of its own asks for",
+                channel::Following::Queries => {
+                    "by asking whether its streams are idle, which is coarse: what it is charged may be off while it keeps them busy"
+                }
+            };
+            fields.push(("status", Value::from(status)));
+            fields.push(("followed_by", Value::from(convert::followed_by(way))));
+            let message = format!("the driver of job `{job}` {why}: its work is followed {how}");
+            ("following", message, fields)
+        }
         Told::Reattached { gap_ns } => {
             fields.push(("gap_ns", Value::from(gap_ns)));
             let message = format!(

@@ -286,6 +286,7 @@ impl Arbiter {
                     .map(|index| tenant.accounts.slot_bytes(client.slot, index))
                     .fold(0, u64::saturating_add),
                 ungoverned: client.ungoverned.iter().map(convert::uuid_text).collect(),
+                followed_by: convert::followed_by(client.pages.client.following()),
             })
             .collect();
         // A process that read NVML before it used the driver has attached twice; it is one process.
@@ -304,6 +305,7 @@ impl Arbiter {
                     first.mem_used_bytes =
                         first.mem_used_bytes.saturating_add(again.mem_used_bytes);
                     first.ungoverned.extend(again.ungoverned);
+                    first.followed_by = first.followed_by.take().or(again.followed_by);
                 }
             }
         }

@@ -15,6 +15,30 @@ pub struct InFlight {
     pub marks: u64,
 }
 
+/// How a client finds out what the device has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u32)]
+pub enum Following {
+    /// The device writes it into the page.
+    #[default]
+    Writes = 0,
+    /// By events: a thread of the client asks for each.
+    Events = 1,
+    /// By asking whether a stream is idle.
+    Queries = 2,
+}
+
+impl From<u32> for Following {
+    /// What nobody has named yet is at least as coarse as the last.
+    fn from(word: u32) -> Self {
+        match word {
+            0 => Self::Writes,
+            1 => Self::Events,
+            _ => Self::Queries,
+        }
+    }
+}
+
 /// In place of the zeroed page that `page` maps.
 #[cfg(loom)]
 impl Default for ClientHalf {
@@ -23,7 +47,7 @@ impl Default for ClientHalf {
         Self {
             header: Default::default(),
             streams_used: Default::default(),
-            reserved0: 0,
+            following: Default::default(),
             journal_head: Default::default(),
             resize_ready: Default::default(),
             resize_listens: Default::default(),
@@ -55,6 +79,11 @@ impl ClientHalf {
         };
         slot.set_device(device);
         Some((at, slot))
+    }
+
+    /// Says how completion is followed from here on.
+    pub fn set_following(&self, following: Following) {
+        self.following.store(following as u32, Relaxed);
     }
 
     /// Stream slots that were ever used: those with lower indices.
@@ -150,6 +179,11 @@ impl StreamSlot {
         self.issued.load(Relaxed)
     }
 
+    /// Says that the device has passed a mark, in its place.
+    pub fn passed(&self, mark: u64) {
+        self.done.store(mark, Release);
+    }
+
     /// Says that everything up to the last mark is known to be done (the driver said so).
     pub fn settle(&self) {
         self.done.store(self.issued.load(Relaxed), Release);
@@ -214,6 +248,11 @@ impl ClientHalf {
         self.wants
             .get(device)
             .map_or(0, |want| want.blocking.load(Relaxed))
+    }
+
+    /// How the client finds out what the device has done.
+    pub fn following(&self) -> Following {
+        Following::from(self.following.load(Relaxed))
     }
 
     /// Submissions so far, all threads and devices.

@@ -3,6 +3,7 @@
 //! Nothing is ever printed inside a tenant; what happened there is told here. The ring overwrites the oldest records, and
 //! the reader learns how many it missed.
 
+use crate::activity::Following;
 use crate::layout::{ClientHalf, JOURNAL_SLOTS, JournalSlot};
 use crate::sync::{Acquire, Relaxed, Release, fence};
 
@@ -24,6 +25,13 @@ pub enum Event {
     Bypassing {
         /// Why.
         reason: Bypass,
+    },
+    /// Completion is followed another way from here on.
+    Following {
+        /// How.
+        way: Following,
+        /// What the driver answered to the way before; 0: it accepted it, and did not do it.
+        status: u32,
     },
     /// The client has attached again, after `gap_ns` without an arbiter.
     Reattached {
@@ -84,6 +92,7 @@ impl Event {
                 charged_bytes,
             } => (1, [limit_bytes, used_bytes, requested_bytes, charged_bytes]),
             Self::Bypassing { reason } => (2, [reason as u64, 0, 0, 0]),
+            Self::Following { way, status } => (8, [way as u64, u64::from(status), 0, 0]),
             Self::Reattached { gap_ns } => (3, [gap_ns, 0, 0, 0]),
             Self::HostShort {
                 needed_bytes,
@@ -115,6 +124,11 @@ impl Event {
                 reason: Bypass::OtherDevice,
             },
             (3, [gap_ns, ..]) => Self::Reattached { gap_ns },
+            // CAST: what is told apart is in the lower halves.
+            (8, [way @ 0..=2, status, ..]) => Self::Following {
+                way: Following::from(way as u32),
+                status: status as u32,
+            },
             (4, [needed_bytes, available_bytes, group_limit_bytes, _]) => Self::HostShort {
                 needed_bytes,
                 available_bytes,

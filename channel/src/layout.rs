@@ -135,7 +135,8 @@ pub struct ClientHalf {
     pub(crate) header: Header,
     /// Stream slots that were ever used.
     pub(crate) streams_used: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// How completion is followed, see `Following`. Since 1.5.
+    pub(crate) following: AtomicU32,
     /// Records ever written to the journal.
     pub(crate) journal_head: AtomicU64,
     /// Number of the request to change its size for which the program may be stopped. Since 1.3.

@@ -36,7 +36,7 @@ pub mod wire;
 
 #[cfg(not(loom))]
 pub use accounts::{Accounts, PageViolation};
-pub use activity::InFlight;
+pub use activity::{Following, InFlight};
 pub use grant::{COMING, Grant, OPEN};
 pub use journal::{BadRecord, Bypass, Event, Record};
 pub use layout::{

@@ -127,6 +127,14 @@ fn text_of(status: &ArbiterStatus) -> String {
         if let Some(why) = &job.demoted {
             text += &format!("{} runs after all others: it {why}\n", job.name);
         }
+        for process in &job.processes {
+            if let Some(way) = &process.followed_by {
+                text += &format!(
+                    "{}: the driver of process {} ({}) gives no completion marks; its work is followed by {way}\n",
+                    job.name, process.pid, process.command
+                );
+            }
+        }
     }
     text
 }

@@ -149,6 +149,9 @@ pub struct ProcessStatus {
     pub mem_used_bytes: u64,
     /// UUIDs of devices that it uses and that the job may not use: quota and share do not hold there.
     pub ungoverned: Vec<String>,
+    /// How what it has on the device is followed, where the device does not write that itself: `events` or `queries`.
+    #[serde(default)]
+    pub followed_by: Option<String>,
 }
 
 /// A process of a job that used a device without being attached: no limit held for it.

@@ -1,9 +1,10 @@
-//! Streams that are being captured into graphs. What is captured is not work yet: it is neither gated nor marked; other streams'
-//! work is, also meanwhile.
+//! Streams that are being captured into graphs. What is captured is not work yet: it is neither
+//! gated nor marked; other streams' work is, also meanwhile.
 
 //!
-//! A capture is known by the stream in which it began. It ends with `cuStreamEndCapture` of that stream, whatever that answers, if the
-//! driver says so; or with the stream, or with its context. Streams that joined it may come and go.
+//! A capture is known by the stream in which it began. It ends with `cuStreamEndCapture` of that
+//! stream, whatever that answers, if the driver says so; or with the stream, or with its context.
+//! Streams that joined it may come and go.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -13,7 +14,8 @@ use crate::gate::PER_THREAD;
 use crate::real;
 use crate::thread::thread;
 
-/// Captures in progress in this process, and such that are about to begin. Not 0: submissions take the slow path and ask.
+/// Captures in progress in this process, and such that are about to begin. Not 0: submissions take
+/// the slow path and ask.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 
 /// A stream in which a capture began.
@@ -89,7 +91,8 @@ fn whose(stream: usize) -> usize {
     }
 }
 
-/// After a call that ends the capture of `stream`. It may end with an error, and it may go on with one.
+/// After a call that ends the capture of `stream`. It may end with an error, and it may go on with
+/// one.
 pub(crate) fn after_end(stream: usize, result: CUresult) {
     let whose = whose(stream);
     let found = STARTED.iter().find(|origin| {
@@ -154,17 +157,20 @@ fn ended() {
     });
 }
 
-/// Whether `stream` (1 and 2 for the default streams) is being captured. Asked only while some capture is in progress.
+/// Whether `stream` (1 and 2 for the default streams) is being captured. Asked only while some
+/// capture is in progress.
 pub(crate) fn is_capturing(stream: usize) -> bool {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let handle = CUstream(std::ptr::without_provenance_mut(stream));
     // SAFETY: valid pointer to a local; the query is allowed during captures and invalidates none.
     let result = unsafe { real::cuStreamIsCapturing(handle, &raw mut status) };
-    // The legacy stream cannot be asked while a blocking stream is captured: treat it like a captured one.
+    // The legacy stream cannot be asked while a blocking stream is captured: treat it like a
+    // captured one.
     !result.is_ok() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
 }
 
-/// Runs own driver calls so that they cannot invalidate a capture that this or another thread has in progress.
+/// Runs own driver calls so that they cannot invalidate a capture that this or another thread has
+/// in progress.
 pub(crate) fn relaxed<T>(calls: impl FnOnce() -> T) -> T {
     let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: valid pointer to a local; swaps this thread's mode.

@@ -1,13 +1,16 @@
 //! How it is found out what the device has done, where it does not write that into our page.
 //!
-//! Best are *writes* of the device (`cuStreamWriteValue64`): they need nobody of ours to look. A driver may refuse them, or our page, or accept them
-//! and never carry them out. Then the marks of a stream are *events*, which are asked for one by one; and where those are refused
-//! too, the stream is *asked* whether it is idle, which says nothing while the program keeps it busy, and nothing any more once it is
-//! destroyed. Both times it is we who write the numbers, so somebody has to look: who waits, and whoever marks, and between their calls
-//! a thread of ours, which only such a process has.
+//! Best are *writes* of the device (`cuStreamWriteValue64`): they need nobody of ours to look. A
+//! driver may refuse them, or our page, or accept them and never carry them out. Then the marks of
+//! a stream are *events*, which are asked for one by one; and where those are refused too, the
+//! stream is *asked* whether it is idle, which says nothing while the program keeps it busy, and
+//! nothing any more once it is destroyed. Both times it is we who write the numbers, so somebody
+//! has to look: who waits, and whoever marks, and between their calls a thread of ours, which only
+//! such a process has.
 //!
-//! What is accepted and not carried out shows when the driver says that a stream is idle whose marks have not come. That is asked
-//! where a thread of the program waits: for room in the window, at the gate, and after its own waits.
+//! What is accepted and not carried out shows when the driver says that a stream is idle whose
+//! marks have not come. That is asked where a thread of the program waits: for room in the window,
+//! at the gate, and after its own waits.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -16,7 +19,7 @@ use std::time::Duration;
 use channel::{Event, Following, Holding, STREAM_SLOTS, StreamSlot};
 use shim_ffi::*;
 
-use crate::client::{self, Attached, now_ns, pause};
+use crate::client::{self, Attached, pause};
 use crate::gate::PER_THREAD;
 use crate::thread::thread;
 use crate::{capture, marks, process, real, residency, slots};
@@ -30,13 +33,16 @@ static LOST: AtomicU32 = AtomicU32::new(0);
 /// The device has written a number.
 static SEEN: AtomicBool = AtomicBool::new(false);
 
-/// Refusals after which something else is tried. One may be the fault of a stream or a context that has failed.
+/// Refusals after which something else is tried. One may be the fault of a stream or a context that
+/// has failed.
 const REFUSALS: u32 = 3;
 /// Marks that were lost: one might be on its way.
 const LOSSES: u32 = 2;
-/// TIMEOUT: how long a write may take to be seen by the host after its stream is idle. It is there before that, by the driver's reference.
+/// TIMEOUT: how long a write may take to be seen by the host after its stream is idle. It is there
+/// before that, by the driver's reference.
 const ON_ITS_WAY: Duration = Duration::from_millis(1);
-/// How often who waits asks whether marks have been lost: at first, and once the device has written any.
+/// How often who waits asks whether marks have been lost: at first, and once the device has written
+/// any.
 const ASK_FIRST_NS: u64 = 1_000_000;
 const ASK_NS: u64 = 20_000_000;
 
@@ -153,7 +159,8 @@ pub(crate) fn note(word: &StreamSlot) {
     }
 }
 
-/// The driver says that the stream of a slot that is held is idle, after `issued` was read: what has not come by now does not come. Settles it.
+/// The driver says that the stream of a slot that is held is idle, after `issued` was read: what
+/// has not come by now does not come. Settles it.
 pub(crate) fn is_idle(attached: &Attached, word: &StreamSlot, issued: u64, _held: &Holding<'_>) {
     let missing = || word.done() != issued;
     if way() == Following::Writes && missing() {
@@ -177,13 +184,14 @@ fn event(handle: usize) -> CUevent {
     CUevent(std::ptr::without_provenance_mut(handle))
 }
 
-/// Marks what is in the stream of a slot that is held by an event; the number of the mark. One that has no event left has the last one again, which then
-/// stands for what has come since as well.
+/// Marks what is in the stream of a slot that is held by an event; the number of the mark. One that
+/// has no event left has the last one again, which then stands for what has come since as well.
+/// `None`: another thread than the slot's has no event for it.
 pub(crate) fn record(
     index: usize,
     word: &StreamSlot,
     _held: &Holding<'_>,
-) -> Result<u64, CUresult> {
+) -> Result<Option<u64>, CUresult> {
     let (stream, context) = (slots::key(index), slots::context(index));
     let events = &EVENTS[index % STREAM_SLOTS]; // PANIC: the modulus is the length.
     if events.context.swap(context, Ordering::Relaxed) != context {
@@ -197,11 +205,15 @@ pub(crate) fn record(
     let mark = word.issued().wrapping_add(u64::from(!again));
     let place = &events.handles[mark as usize % RING]; // PANIC: the modulus is the length.
     if place.load(Ordering::Relaxed) == 0 {
+        // Events are made in the current context, and good for streams of that one alone.
+        if thread().context.get() != context {
+            return Ok(None);
+        }
         place.store(create()?, Ordering::Relaxed);
     }
     let event = event(place.load(Ordering::Relaxed));
-    // SAFETY: an event of ours, and a stream that has not been destroyed, for its slot is held; the caller has made sure that it is not
-    // being captured.
+    // SAFETY: an event of ours, and a stream that has not been destroyed, for its slot is held; the
+    // caller has made sure that it is not being captured.
     let result = relaxed(|| unsafe { real::cuEventRecord(event, handle(stream)) });
     if !result.is_ok() {
         return Err(result);
@@ -212,7 +224,7 @@ pub(crate) fn record(
             events.first.store(mark, Ordering::Relaxed);
         }
     }
-    Ok(mark)
+    Ok(Some(mark))
 }
 
 fn create() -> Result<usize, CUresult> {
@@ -262,7 +274,8 @@ fn relaxed(calls: impl FnOnce() -> CUresult) -> CUresult {
     }
 }
 
-/// Looks what of a slot that is held the device has done, where the device does not say so itself; `theirs`: by another thread than the one whose slot it is.
+/// Looks what of a slot that is held the device has done, where the device does not say so itself;
+/// `theirs`: by another thread than the one whose slot it is.
 pub(crate) fn look(
     attached: &Attached,
     index: usize,
@@ -288,8 +301,10 @@ pub(crate) fn look(
                 CUresult::CUDA_SUCCESS => word.passed(mark),
                 CUresult::CUDA_ERROR_NOT_READY => return,
                 result => {
+                    // No event any more: its context has failed, or is on its way out.
                     marks::after_error(result);
-                    break;
+                    word.settle();
+                    return;
                 }
             }
             mark = mark.wrapping_add(1);
@@ -299,10 +314,11 @@ pub(crate) fn look(
         }
     }
     let stream = slots::key(index);
-    // Of a stream that is gone nobody can ask; of what another thread's default stream is, only that one.
+    // Of a stream that is gone nobody can ask; of what another thread's default stream is, only
+    // that one.
     if stream == 0 {
         word.settle();
-    } else if !(theirs && stream == PER_THREAD) && !(capture::any() && capture::is_capturing(stream)) {
+    } else if !(theirs && stream == PER_THREAD || capture::any() && capture::is_capturing(stream)) {
         // SAFETY: a stream that has not been destroyed, for its slot is held.
         match relaxed(|| unsafe { real::cuStreamQuery(handle(stream)) }) {
             CUresult::CUDA_ERROR_NOT_READY => {}
@@ -346,7 +362,13 @@ pub(crate) fn stop() {
 
 extern "C" fn run_caught(_: *mut c_void) -> *mut c_void {
     // SAFETY: a NUL-terminated name of less than 16 bytes; changes this thread alone.
-    unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"sublet-follow".as_ptr()) };
+    unsafe {
+        libc::syscall(
+            libc::SYS_prctl,
+            libc::PR_SET_NAME,
+            c"sublet-follow".as_ptr(),
+        )
+    };
     thread().inside.set(true);
     let _ = std::panic::catch_unwind(run);
     std::ptr::null_mut()
@@ -357,7 +379,8 @@ fn run() {
     while !process::exiting() {
         BUSY.store(true, Ordering::SeqCst);
         // SYNC(exit): either the exit is seen here, or the exit waits for this look.
-        let outstanding = !process::exiting() && client::current().is_some_and(|attached| look_at_all(attached, &mut context));
+        let outstanding = !process::exiting()
+            && client::current().is_some_and(|attached| look_at_all(attached, &mut context));
         BUSY.store(false, Ordering::Release);
         pause(if outstanding { LOOK } else { REST });
     }
@@ -378,7 +401,8 @@ fn look_at_all(attached: &Attached, here: &mut usize) -> bool {
         let context = slots::context(index);
         if slots::key(index) != 0 && context != *here {
             let context = CUcontext(std::ptr::without_provenance_mut(context));
-            // SAFETY: the context lives, for a slot is held of one of its streams; this thread is ours.
+            // SAFETY: the context lives, for a slot is held of one of its streams; this thread is
+            // ours.
             if unsafe { real::cuCtxSetCurrent(context) }.is_ok() {
                 *here = slots::context(index);
             }
@@ -391,9 +415,4 @@ fn look_at_all(attached: &Attached, here: &mut usize) -> bool {
         *here = 0;
     }
     outstanding
-}
-
-/// When it began, of a wait that asks now and then.
-pub(crate) fn since(began_ns: u64) -> u64 {
-    now_ns().saturating_sub(began_ns)
 }

@@ -62,9 +62,10 @@ pub(crate) fn open(stream: usize, seen: Seen) -> bool {
 }
 
 /// Turns to another stream that the thread has submitted to lately: then the fast path is open for it as for the one before.
-#[inline]
+#[inline(always)]
 pub(crate) fn turn_to(stream: usize) -> bool {
-    marks::turn_to(thread(), stream)
+    let thread = thread();
+    thread.stream.get() != stream && marks::turn_to(thread, stream)
 }
 
 /// The same where memory may be moved: the call passes the latch as well. There credit is counted below zero, so that the way

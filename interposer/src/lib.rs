@@ -21,6 +21,7 @@ mod cost;
 mod elf;
 mod errno;
 mod exports;
+mod follow;
 mod gate;
 mod injection;
 mod loader;

@@ -17,7 +17,7 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use channel::{Holding, STREAM_SLOTS, StreamSlot, ThreadSlot};
+use channel::{Following, Holding, STREAM_SLOTS, StreamSlot, ThreadSlot};
 use shim_ffi::*;
 
 use crate::client::{self, Attached, now_ns, pause};
@@ -25,7 +25,7 @@ use crate::gate::{LEGACY, PER_THREAD};
 use crate::pace::{Alone, RING};
 use crate::signature::Seen;
 use crate::thread::{BATCH, MOST_CREDIT, Thread, thread};
-use crate::{capture, cost, process, real, registration, slots};
+use crate::{capture, cost, follow, process, real, registration, slots};
 
 /// Most submissions per mark.
 const LARGEST_BATCH: u64 = 1024;
@@ -64,6 +64,7 @@ pub(crate) fn next_thread_slot() -> usize {
 pub(crate) fn forget() {
     registration::forget();
     slots::forget();
+    follow::forget();
     capture::forget();
     NEXT_THREAD.store(0, Ordering::Relaxed);
     WAITERS.store(0, Ordering::Relaxed);
@@ -108,23 +109,35 @@ pub(crate) fn leave_all(thread: &Thread) {
     thread.entered_ns.set(0);
 }
 
-/// On the launch path: turns to another stream of the batch, if `stream` is one.
-#[inline]
+/// On the launch path: turns to another stream of the batch, if `stream` is one. The same as [`switch_stream`], with less to look at.
+#[inline(always)]
 pub(crate) fn turn_to(thread: &Thread, stream: usize) -> bool {
-    if thread.credit.get() == 0 || thread.stream.get() == stream {
+    let (credit, who) = (thread.credit.get(), thread.who.get());
+    if credit == 0 {
         return false;
     }
-    let Some(index) = slots::find(thread.who.get(), stream, thread.context.get()) else {
+    let Some(index) = slots::find(who, stream, thread.context.get()) else {
         return false;
     };
     if slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get() {
         return false;
     }
-    book(thread);
+    thread.give_credit(credit);
+    let spent_ns = thread.spent_ns.get();
+    // With credit there is one. What is another's by now is not marked by us any more.
+    let before = slots::at((thread.stream_slot_plus_one.get() as usize).wrapping_sub(1));
+    if before.owner.is(who) {
+        let here_ns = spent_ns.wrapping_sub(thread.entered_ns.get());
+        let sum_ns = before
+            .spent_ns
+            .load(Ordering::Relaxed)
+            .wrapping_add(here_ns);
+        before.spent_ns.store(sum_ns, Ordering::Relaxed);
+    }
+    thread.entered_ns.set(spent_ns);
     thread.stream.set(stream);
     // CAST: below the number of slots.
     thread.stream_slot_plus_one.set(index as u32 + 1);
-    thread.entered_ns.set(thread.spent_ns.get());
     true
 }
 
@@ -190,7 +203,7 @@ fn put(thread: &Thread, index: usize) {
 }
 
 /// The slots of the batch, as they are now.
-fn batch(thread: &Thread) -> impl Iterator<Item = usize> + use<> {
+fn batch(thread: &Thread) -> impl Iterator<Item = usize> + Clone + use<> {
     let places: [u16; BATCH] = std::array::from_fn(|at| thread.touched[at].get()); // PANIC: of that length.
     let streams = thread.streams.get() as usize;
     places.into_iter().take(streams).map(usize::from)
@@ -478,14 +491,16 @@ fn mark(
         return false;
     };
     let (slot, now) = (slots::at(index), now_ns());
+    follow::look(attached, index, word, &holding, false);
+    follow::note(word);
     slot.private.observe(word, now, false);
     let weight_ns = slot.spent_ns.load(Ordering::Relaxed);
     let behind = word.issued().wrapping_sub(word.done());
-    if weight_ns == 0 || room && behind >= RING as u64 - 2 {
+    if weight_ns == 0 || room && behind >= follow::room() {
         return false;
     }
-    let (written, result) = write(attached, slots::key(index), word, &holding);
-    let Some(mark) = written else {
+    let (made, result) = make(attached, index, word, &holding);
+    let Some(mark) = made else {
         drop(holding);
         after_error(result);
         return false;
@@ -505,29 +520,61 @@ fn mark(
     true
 }
 
-/// Lets the device write the next number of a slot that is held, when it has done what is in the stream; `None`: it will not, and what the
-/// driver says.
+/// Makes the next mark of a slot that is held: it has passed when the device has done what is in the stream. `None`: there is none, and what
+/// the driver says.
+fn make(
+    attached: &Attached,
+    index: usize,
+    word: &StreamSlot,
+    held: &Holding<'_>,
+) -> (Option<u64>, CUresult) {
+    // No own call on a capturing stream, nor on the legacy stream while another is captured.
+    let (stream, captures) = (slots::key(index), capture::any());
+    if process::exiting() || captures && (stream == LEGACY || capture::is_capturing(stream)) {
+        return (None, CUresult::CUDA_SUCCESS);
+    }
+    loop {
+        let way = follow::way();
+        let made = match way {
+            Following::Writes => write(attached, stream, word, captures),
+            Following::Events => follow::record(index, word, held),
+            Following::Queries => Ok(Some(word.issue())),
+        };
+        match made {
+            Ok(Some(mark)) => {
+                follow::accepted();
+                return (Some(mark), CUresult::CUDA_SUCCESS);
+            }
+            Ok(None) if way == follow::way() => return (None, CUresult::CUDA_SUCCESS),
+            Ok(None) => {}
+            Err(status) if is_final(status) => return (None, status),
+            Err(status) => {
+                follow::refused(attached, way, status);
+                if way == follow::way() {
+                    return (None, status);
+                }
+            }
+        }
+    }
+}
+
+/// Lets the device write the next number of a slot; `None`: our page is not there for it now.
 fn write(
     attached: &Attached,
     stream: usize,
     word: &StreamSlot,
-    _held: &Holding<'_>,
-) -> (Option<u64>, CUresult) {
-    // No own call on a capturing stream, nor on the legacy stream while another is captured.
-    let captures = capture::any();
-    if process::exiting() || captures && (stream == LEGACY || capture::is_capturing(stream)) {
-        return (None, CUresult::CUDA_SUCCESS);
-    }
+    captures: bool,
+) -> Result<Option<u64>, CUresult> {
     let mark = word.issue();
     // Asked once the mark is counted: who is about to take the registration away waits for it from then on.
     let Some(offset) = registration::offset(attached) else {
         word.withdraw(mark);
-        return (None, CUresult::CUDA_SUCCESS);
+        return Ok(None);
     };
     let address = CUdeviceptr((word.done_address() as u64).wrapping_add(offset));
     let stream = CUstream(std::ptr::without_provenance_mut(stream));
     // SAFETY: the address is the device's view of a word in our page, which stays mapped; the stream has not been destroyed, for its
-    // slot is held, and it is not being captured.
+    // slot is held by the caller, and it is not being captured.
     let write = || unsafe {
         if real::exported(Symbol::cuStreamWriteValue64_v2) {
             real::cuStreamWriteValue64_v2(stream, address, mark, 0)
@@ -540,11 +587,11 @@ fn write(
     } else {
         write()
     };
-    if !result.is_ok() {
-        word.withdraw(mark);
-        return (None, result);
+    if result.is_ok() {
+        return Ok(Some(mark));
     }
-    (Some(mark), result)
+    word.withdraw(mark);
+    Err(result)
 }
 
 /// Takes a slot from its owner, which may have submitted to its stream what no mark covers: that is marked first, as far as another thread can.
@@ -552,8 +599,8 @@ fn give_up(attached: &Attached, index: usize, word: &StreamSlot, holding: Holdin
     let stream = slots::key(index);
     // What the default streams are depends on who asks.
     if holding.is_open() && stream > PER_THREAD {
-        let (written, result) = write(attached, stream, word, &holding);
-        if let Some(mark) = written {
+        let (made, result) = make(attached, index, word, &holding);
+        if let Some(mark) = made {
             let private = &slots::at(index).private;
             private.issued(mark, 0, None, now_ns());
         }
@@ -633,8 +680,16 @@ fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
 /// is done.
 pub(crate) fn learn(thread: &Thread, attached: &Attached) {
     if let Some((index, word)) = current(thread, attached)
-        && let Some(_holding) = slots::hold(index, thread.who.get())
+        && let Some(holding) = slots::hold(index, thread.who.get())
     {
+        follow::look(attached, index, word, &holding, false);
+        // The program has just waited, for this stream most likely.
+        if !word.is_idle()
+            && now_ns().saturating_sub(thread.asked_ns.get()) > follow::ask_every_ns()
+        {
+            thread.asked_ns.set(now_ns());
+            settle_if_over(attached, index, word, &holding);
+        }
         slots::at(index).private.observe(word, now_ns(), true);
     }
 }
@@ -654,7 +709,25 @@ fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
 ///
 /// The wait has a deadline that doubles each time it runs out and nothing has moved: what we wait for may itself wait for
 /// something that this very thread will submit later (a collective's other rank, a stream's wait for a host flag).
-fn bound(thread: &Thread, attached: &'static Attached, streams: impl Iterator<Item = usize>) {
+fn bound(
+    thread: &Thread,
+    attached: &'static Attached,
+    streams: impl Iterator<Item = usize> + Clone,
+) {
+    let client = attached.end.client;
+    let is_idle = |index| client.stream(index).is_none_or(StreamSlot::is_idle);
+    // All slots are looked at only where there is something to wait for.
+    if streams.clone().all(is_idle) {
+        for index in streams {
+            if let (Some(_holding), Some(word)) =
+                (slots::hold(index, thread.who.get()), client.stream(index))
+            {
+                slots::at(index).private.observe(word, now_ns(), false);
+            }
+        }
+        thread.crowd.set(thread.crowd.get() / 2);
+        return;
+    }
     let window_us = window_us(thread, attached);
     let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
         return;
@@ -678,6 +751,7 @@ fn bound(thread: &Thread, attached: &'static Attached, streams: impl Iterator<It
         let mut asked = begun;
         // Nobody takes it over while anything is outstanding; but its stream may go.
         while let Some(holding) = slots::hold(index, thread.who.get()) {
+            follow::look(attached, index, word, &holding, false);
             let now = now_ns();
             private.observe(word, now, false);
             if word.done() != done_at_first {
@@ -694,9 +768,9 @@ fn bound(thread: &Thread, attached: &'static Attached, streams: impl Iterator<It
                 thread.impatience.set(thread.impatience.get() + 1);
                 return;
             }
-            if now - asked > 20_000_000 {
+            if now - asked > follow::ask_every_ns() {
                 asked = now;
-                if settle_if_over(index, word, &holding) {
+                if settle_if_over(attached, index, word, &holding) {
                     break;
                 }
                 drop(holding);
@@ -797,13 +871,12 @@ pub(crate) fn context_gone(context: usize) {
             word.settle();
         }
     }
+    follow::context_gone(context);
 }
 
-/// What is left of a process's work after an error that "leaves the process in an inconsistent state" (CUresult in the driver's
-/// reference: all further work returns it, only a new process gets on): nothing. No mark is ever written again, and what waits
-/// for one, the arbiter among others, need not.
-pub(crate) fn after_error(result: CUresult) {
-    let is_final = matches!(
+/// Whether nothing of the process gets on after that error.
+fn is_final(result: CUresult) -> bool {
+    matches!(
         result,
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
             | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
@@ -816,8 +889,14 @@ pub(crate) fn after_error(result: CUresult) {
             | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
             | CUresult::CUDA_ERROR_INVALID_PC
             | CUresult::CUDA_ERROR_LAUNCH_FAILED
-    );
-    if !is_final {
+    )
+}
+
+/// What is left of a process's work after an error that "leaves the process in an inconsistent state" (CUresult in the driver's
+/// reference: all further work returns it, only a new process gets on): nothing. No mark is ever written again, and what waits
+/// for one, the arbiter among others, need not.
+pub(crate) fn after_error(result: CUresult) {
+    if !is_final(result) {
         return;
     }
     let Some(attached) = client::current() else {
@@ -837,9 +916,8 @@ pub(crate) fn look_while_waiting(thread: &Thread, attached: &Attached) {
         && !word.is_idle()
         && let Some(holding) = slots::hold(index, thread.who.get())
     {
-        let result = query(index, &holding);
-        drop(holding);
-        after_error(result);
+        follow::look(attached, index, word, &holding, false);
+        settle_if_over(attached, index, word, &holding);
     }
 }
 
@@ -850,14 +928,28 @@ fn query(index: usize, _held: &Holding<'_>) -> CUresult {
     unsafe { real::cuStreamQuery(stream) }
 }
 
-/// Asks the driver about the stream: after an error no mark will ever be written again.
-fn settle_if_over(index: usize, word: &StreamSlot, held: &Holding<'_>) -> bool {
+/// Asks the driver about the stream of a slot that is held; true where it has nothing to do. After an error no mark will ever be written again, and
+/// one that is missing when the stream is idle is lost.
+fn settle_if_over(
+    attached: &Attached,
+    index: usize,
+    word: &StreamSlot,
+    held: &Holding<'_>,
+) -> bool {
     if capture::any() {
         return false;
     }
-    let over = query(index, held) != CUresult::CUDA_ERROR_NOT_READY;
-    if over {
-        word.settle();
+    let issued = word.issued();
+    match query(index, held) {
+        CUresult::CUDA_ERROR_NOT_READY => false,
+        CUresult::CUDA_SUCCESS => {
+            follow::is_idle(attached, word, issued, held);
+            true
+        }
+        result => {
+            word.settle();
+            after_error(result);
+            true
+        }
     }
-    over
 }

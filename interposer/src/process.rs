@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use crate::errno::Preserve;
 use crate::thread::thread;
-use crate::{client, nvml, residency};
+use crate::{client, follow, nvml, residency};
 
 /// Set once exit has begun: from then on we only forward.
 static EXITING: AtomicBool = AtomicBool::new(false);
@@ -42,4 +42,5 @@ extern "C" fn at_exit() {
     EXITING.store(true, Relaxed);
     client::stop();
     residency::stop();
+    follow::stop();
 }

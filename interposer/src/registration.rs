@@ -11,7 +11,7 @@ use std::time::Duration;
 use shim_ffi::{CUcontext, CUdeviceptr, CUresult};
 
 use crate::client::{self, Attached, now_ns};
-use crate::{capture, real};
+use crate::{capture, follow, real};
 
 // States: never tried, somebody is at it, done, the driver will not, its context is about to go.
 const NEVER: u32 = 0;
@@ -78,18 +78,12 @@ pub(crate) fn offset(attached: &Attached) -> Option<u64> {
                     .compare_exchange(NEVER, BUSY, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok()
                 {
-                    let offset = capture::relaxed(|| register(attached));
-                    DEVICE_OFFSET.store(offset.unwrap_or(0), Ordering::Relaxed);
-                    STATE.store(
-                        if offset.is_some() { DONE } else { REFUSED },
-                        Ordering::Release,
-                    );
-                    if offset.is_none() {
-                        let reason = channel::Bypass::NoMarks;
-                        attached
-                            .end
-                            .client
-                            .write_record(0, channel::Event::Bypassing { reason });
+                    let outcome = capture::relaxed(|| register(attached));
+                    DEVICE_OFFSET.store(outcome.unwrap_or(0), Ordering::Relaxed);
+                    let state = if outcome.is_ok() { DONE } else { REFUSED };
+                    STATE.store(state, Ordering::Release);
+                    if let Err(status) = outcome {
+                        follow::page_refused(attached, status);
                     }
                 }
             }
@@ -103,7 +97,7 @@ pub(crate) fn offset(attached: &Attached) -> Option<u64> {
     }
 }
 
-fn register(attached: &Attached) -> Option<u64> {
+fn register(attached: &Attached) -> Result<u64, CUresult> {
     let page: *const channel::ClientHalf = attached.end.client;
     let bytes = size_of::<channel::ClientHalf>().next_multiple_of(4096);
     // Portable and mapped: good in every context of this process.
@@ -120,11 +114,14 @@ fn register(attached: &Attached) -> Option<u64> {
         }
         // By the context that it was registered in before.
         CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => {}
-        _ => return None,
+        refused => return Err(refused),
     }
     let mut device = CUdeviceptr::default();
     // SAFETY: valid pointer to a local; the page is registered.
     let result =
         unsafe { real::cuMemHostGetDevicePointer_v2(&raw mut device, page.cast_mut().cast(), 0) };
-    result.is_ok().then(|| device.0.wrapping_sub(page as u64))
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(device.0.wrapping_sub(page as u64)),
+        refused => Err(refused),
+    }
 }

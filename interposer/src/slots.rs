@@ -1,28 +1,37 @@
 //! Which thread uses which slot of our page for which stream.
 //!
-//! A slot is a row of completion marks of one thread in one stream, for two threads cannot agree on the order of their marks without a
-//! lock around the driver. There are some hundred of them, however many threads and streams a program has. So any slot of which
-//! nothing is outstanding may be taken over, whoever has it; who finds its slot gone takes another. What is looked at to find one is
-//! bounded: where a slot is, is remembered in a table of hints by thread and stream; a free one comes from a set of bits, else is one
-//! that was never used, else one that a hand finds which goes round and spares what was used since it came by.
+//! A slot is a row of completion marks of one thread in one stream, for two threads cannot agree on
+//! the order of their marks without a lock around the driver. There are some hundred of them,
+//! however many threads and streams a program has. So any slot of which nothing is outstanding may
+//! be taken over, whoever has it; who finds its slot gone takes another. What is looked at to find
+//! one is bounded: where a slot is, is remembered in a table of hints by thread and stream; a free
+//! one comes from a set of bits, else is one that was never used, else one that a hand finds which
+//! goes round and spares what was used since it came by.
 //!
-//! A stream that is about to be destroyed is taken off its slots first ([`of_stream`]): while a slot is held, nobody else marks, and
-//! afterwards nobody finds the stream any more. The word that says so is [`channel::Owner`].
+//! A stream that is about to be destroyed is taken off its slots first ([`of_stream`]): while a
+//! slot is held, nobody else marks, and afterwards nobody finds the stream any more. The word that
+//! says so is [`channel::Owner`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use channel::{ClientHalf, Hold, Holding, Owner, STREAM_SLOTS, StreamSlot};
 
+use crate::follow;
 use crate::pace::Private;
 
-/// What this process knows of a slot.
+/// What this process knows of a slot. What is looked at where a thread turns to another stream
+/// comes first, in one line.
+#[repr(C, align(64))]
 pub(crate) struct Slot {
     pub(crate) owner: Owner,
+    /// The stream; 0: none.
+    key: AtomicUsize,
     /// The context that was its thread's current one: default streams are of it.
     context: AtomicUsize,
     /// Batch of its thread that it is in, see [`crate::marks`].
     pub(crate) batch: AtomicU32,
-    /// Weight of what went to the stream in this batch, in nanoseconds, but for what went there since the thread turned to it.
+    /// Weight of what went to the stream in this batch, in nanoseconds, but for what went there
+    /// since the thread turned to it.
     pub(crate) spent_ns: AtomicU64,
     pub(crate) private: Private,
 }
@@ -30,6 +39,7 @@ pub(crate) struct Slot {
 static SLOTS: [Slot; STREAM_SLOTS] = [const {
     Slot {
         owner: Owner::new(),
+        key: AtomicUsize::new(0),
         context: AtomicUsize::new(0),
         batch: AtomicU32::new(0),
         spent_ns: AtomicU64::new(0),
@@ -37,7 +47,7 @@ static SLOTS: [Slot; STREAM_SLOTS] = [const {
     }
 }; STREAM_SLOTS];
 
-/// The stream of each slot, apart: whoever destroys a stream looks at all of them.
+/// The stream of each slot once more, apart: whoever destroys a stream looks at all of them.
 static KEYS: [AtomicUsize; STREAM_SLOTS] = [const { AtomicUsize::new(0) }; STREAM_SLOTS];
 
 /// Slots that were used and are nobody's, as bits. The last marks of some may be outstanding.
@@ -65,6 +75,7 @@ static THREADS: AtomicU32 = AtomicU32::new(0);
 pub(crate) fn forget() {
     for (slot, key) in SLOTS.iter().zip(&KEYS) {
         slot.owner.forget();
+        slot.key.store(0, Ordering::Relaxed);
         key.store(0, Ordering::Relaxed);
     }
     FREE.iter()
@@ -91,6 +102,11 @@ pub(crate) fn key(index: usize) -> usize {
     KEYS[index % STREAM_SLOTS].load(Ordering::Acquire) // PANIC: as above.
 }
 
+/// The context of slot `index`.
+pub(crate) fn context(index: usize) -> usize {
+    at(index).context.load(Ordering::Relaxed)
+}
+
 #[inline(always)]
 fn hints(who: u32, stream: usize) -> &'static AtomicU64 {
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -103,7 +119,7 @@ fn hints(who: u32, stream: usize) -> &'static AtomicU64 {
 pub(crate) fn is(index: usize, who: u32, stream: usize, context: usize) -> bool {
     let slot = at(index);
     slot.owner.is(who)
-        && KEYS[index % STREAM_SLOTS].load(Ordering::Relaxed) == stream // PANIC: the modulus is the length.
+        && slot.key.load(Ordering::Relaxed) == stream
         && slot.context.load(Ordering::Relaxed) == context
 }
 
@@ -122,8 +138,9 @@ pub(crate) fn find(who: u32, stream: usize, context: usize) -> Option<usize> {
     None
 }
 
-/// A slot for that thread and stream; `None`: marks are outstanding wherever was looked. `adopt` is called with slots that could be taken
-/// over but for work of others that no mark covers; they are nobody's afterwards.
+/// A slot for that thread and stream; `None`: marks are outstanding wherever was looked. `adopt` is
+/// called with slots that could be taken over but for work of others that no mark covers; they are
+/// nobody's afterwards.
 pub(crate) fn take(
     half: &'static ClientHalf,
     (who, stream, context, device): (u32, usize, usize, u32),
@@ -135,10 +152,12 @@ pub(crate) fn take(
         .or_else(|| used(half, who, &mut adopt))?;
     let (slot, word) = (at(index), half.stream(index)?);
     word.set_device(device);
+    slot.key.store(stream, Ordering::Relaxed);
     slot.context.store(context, Ordering::Relaxed);
     slot.batch.store(0, Ordering::Relaxed);
     slot.spent_ns.store(0, Ordering::Relaxed);
     slot.private.reset(word, now_ns);
+    follow::begin(index);
     KEYS[index % STREAM_SLOTS].store(stream, Ordering::Release); // PANIC: the modulus is the length.
     drop(holding);
     let hints = hints(who, stream);
@@ -222,16 +241,18 @@ fn used(
 
 /// Takes a slot that is held from its owner: nobody marks its stream any more.
 pub(crate) fn retire(index: usize, holding: Holding<'_>) {
+    at(index).key.store(0, Ordering::Relaxed);
     KEYS[index % STREAM_SLOTS].store(0, Ordering::Release); // PANIC: the modulus is the length.
     let at = index % STREAM_SLOTS;
     holding.retire();
     FREE[at / 64].fetch_or(1 << (at % 64), Ordering::Relaxed); // PANIC: likewise.
 }
 
-/// How often a stream has been destroyed. Whoever marks a stream long after the program has used it compares.
+/// How often a stream has been destroyed. Whoever marks a stream long after the program has used it
+/// compares.
 pub(crate) fn destroyed() -> u32 {
-    // SYNC(destroyed): pairs with the fence in `of_stream`: either the slot that was taken before this is seen there, or the
-    // destruction is seen here.
+    // SYNC(destroyed): pairs with the fence in `of_stream`: either the slot that was taken before
+    // this is seen there, or the destruction is seen here.
     fence(Ordering::SeqCst);
     DESTROYED.load(Ordering::Relaxed)
 }
@@ -274,7 +295,8 @@ pub(crate) fn hold_any(index: usize, mut wait: impl FnMut() -> bool) -> Option<H
     }
 }
 
-/// How often a thread looks again at its own slot while somebody else holds it: those hold it for a call of the driver's at most.
+/// How often a thread looks again at its own slot while somebody else holds it: those hold it for a
+/// call of the driver's at most.
 const PATIENCE: u32 = 2000;
 
 /// Holds slot `index` for the thread that owns it; `None`: it is another's, or is held on and on.

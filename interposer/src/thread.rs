@@ -76,6 +76,8 @@ pub(crate) struct Thread {
     pub(crate) destroyed: Cell<u32>,
     /// When the gate last let the thread in after a wait.
     pub(crate) let_in_ns: Cell<u64>,
+    /// When the driver was last asked whether marks have been lost.
+    pub(crate) asked_ns: Cell<u64>,
     /// Streams of the process that had work in flight when the thread looked last.
     pub(crate) crowd: Cell<u32>,
     /// Streams of the batch.

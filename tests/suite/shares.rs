@@ -162,3 +162,48 @@ fn shares_above_the_whole_are_refused() {
     assert!(outcome.stderr.starts_with("sublet: "), "{outcome:?}");
     assert!(outcome.stderr.contains("0.5"), "{outcome:?}");
 }
+
+/// A driver that refuses completion marks, loses them, or refuses our page: without them a job was charged nothing at all. How near the shares
+/// come to 55 and 45 says the machine's load as well, so that is printed and not asserted.
+#[test]
+fn a_job_without_completion_marks_is_charged_like_any_other() {
+    for fault in [
+        "fail:call=cuStreamWriteValue64_v2,status=801",
+        "lose:call=cuStreamWriteValue64_v2",
+        "fail:call=cuMemHostRegister_v2,status=801",
+    ] {
+        let room = Room::new();
+        let a = spin(&room, "a", &["--share", "0.55"]);
+        wait_until("the arbiter is there", || room.job_status("a"));
+        let mut b = room.job(
+            &["--name", "b", "--share", "0.45"],
+            Artefacts::get().program("spin"),
+        );
+        b.args(["--kernel-us", "200", "--seconds", "600"])
+            .env("SUBLET_SIM_FAULT", fault);
+        let b = Running::start(&mut b);
+        let mut seen = Vec::new();
+        let charged = (0..5).any(|_| {
+            let got = shares(&room, &[("a", &a), ("b", &b)]);
+            let good = (0.25..0.65).contains(&got[1].0);
+            seen.push(got);
+            good
+        });
+        println!("now: {fault}: charged and given by the device {seen:?}, asked 0.55 and 0.45");
+        assert!(charged, "{fault}: {seen:?}");
+        // The people are told, in every place.
+        let followed_by = |name: &str| {
+            let job = room.job_status(name)?;
+            job.processes.first()?.followed_by.clone()
+        };
+        assert_eq!(followed_by("b").as_deref(), Some("events"), "{fault}");
+        assert_eq!(followed_by("a"), None);
+        let told = |event: &control::Event| event.kind == "following" && event.job == "b";
+        assert!(room.events().iter().any(told), "{fault}");
+        let said = Outcome::of(&mut room.sublet(["ps"]));
+        assert!(
+            said.stdout.contains("gives no completion marks"),
+            "{said:?}"
+        );
+    }
+}

@@ -158,6 +158,7 @@ fn quotas(status: &ArbiterStatus) -> Value {
                 "mem_used_bytes": job.mem_used_bytes,
                 "processes": job.processes.len(),
                 "ungoverned": ungoverned(job),
+                "followed": followed(job),
             })
         })
         .collect()
@@ -169,6 +170,17 @@ fn ungoverned(job: &control::JobStatus) -> Value {
     processes
         .filter(|process| !process.ungoverned.is_empty())
         .map(|process| json!({ "pid": process.pid, "command": process.command, "devices": process.ungoverned }))
+        .collect()
+}
+
+/// Processes of a job whose driver gives no completion marks.
+fn followed(job: &control::JobStatus) -> Value {
+    let processes = job.processes.iter();
+    processes
+        .filter_map(|process| {
+            let by = process.followed_by.as_ref()?;
+            Some(json!({ "pid": process.pid, "command": process.command, "by": by }))
+        })
         .collect()
 }
 
@@ -258,6 +270,17 @@ fn findings(report: &Value) -> Vec<Finding> {
                 devices.join(", ")
             );
             add(Level::Problem, text);
+        }
+        for process in list(&job["followed"]) {
+            let text = format!(
+                "process {} ({}) of job `{}`: its driver refuses completion marks or loses them; its work is followed by {}, which costs it a \
+                 thread and may be off by some tenths of a millisecond",
+                process["pid"],
+                word(&process["command"]),
+                word(&job["job"]),
+                word(&process["by"])
+            );
+            add(Level::Warning, text);
         }
     }
     if report["mps"]["daemon_pid"].is_number() {

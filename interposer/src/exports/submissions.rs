@@ -58,13 +58,6 @@ macro_rules! gated {
             extern "C-unwind" fn slow($($arg: usize),*) -> CUresult {
                 let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
                 let seen = signature::of(Symbol::$symbol, &[$($arg),*], stream);
-                if !blocks!($stream)
-                    && !track::may_allocate(Symbol::$symbol)
-                    && gate::turn_to(stream)
-                    && gate::open(stream, seen)
-                {
-                    return call_words!($symbol $($arg)*);
-                }
                 if residency::active()
                     && !blocks!($stream)
                     && !track::may_allocate(Symbol::$symbol)
@@ -111,9 +104,27 @@ macro_rules! gated {
                 }));
                 result
             }
+            /// Apart as well, for it calls: a thread that goes from stream to stream.
+            #[inline(never)]
+            extern "C-unwind" fn turned($($arg: usize),*) -> CUresult {
+                let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
+                let function = real::bound(Symbol::$symbol);
+                let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = slow;
+                if !blocks!($stream)
+                    && !track::may_allocate(Symbol::$symbol)
+                    && gate::turn_to(stream)
+                    && !function.is_null()
+                    && gate::open(stream, signature::of(Symbol::$symbol, &[$($arg),*], stream))
+                {
+                    // SAFETY: as below.
+                    next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
+                }
+                // SAFETY: the caller's own arguments.
+                unsafe { next($($arg),*) }
+            }
             let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
             let function = real::bound(Symbol::$symbol);
-            let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = slow;
+            let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = turned;
             if !blocks!($stream)
                 && !track::may_allocate(Symbol::$symbol)
                 && !function.is_null()

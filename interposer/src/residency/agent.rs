@@ -66,15 +66,17 @@ pub(super) fn start() {
         return;
     }
     let _errno = Preserve::new();
-    if !spawn() {
+    if !spawn(main) {
         STARTED.store(0, Ordering::Release);
     }
 }
 
+/// What a thread of ours does.
+pub(crate) type Thread = extern "C" fn(*mut c_void) -> *mut c_void;
+
 /// A thread with every signal blocked: the program's signals are for the program's threads. By hand, because the standard library's way
 /// asks for a newer C library than we may (see `old_libc`).
-fn spawn() -> bool {
-    type Thread = extern "C" fn(*mut c_void) -> *mut c_void;
+pub(crate) fn spawn(main: Thread) -> bool {
     type Create = unsafe extern "C" fn(
         *mut libc::pthread_t,
         *const c_void,

@@ -1,6 +1,10 @@
 /* Calls the driver in a loop and says what a call costs. Run bare and under the preload library; the difference is ours.
  *
  *   host launch THREADS          ns of CPU time per cuLaunchKernel, one figure per repetition
+ *   host threads COUNT           ns of CPU time per cuLaunchKernel of so many threads at once, each with a stream: the mean over them, one figure
+ *                                per repetition
+ *   host streams COUNT           ns of CPU time per cuLaunchKernel of one thread that launches on so many streams in turn
+ *   host start COUNT             ns from the start of so many threads to the end of the last, each with a stream, 40 launches and two waits
  *   host alloc LIVE              ns of CPU time per cuMemAlloc + cuMemFree pair with LIVE allocations live
  *   host info                    ns per cuMemGetInfo
  *   host first                   CLOCK_MONOTONIC ns right after the first launch has returned
@@ -30,6 +34,7 @@
 
 static int (*init)(unsigned), (*retain)(void **, int), (*set)(void *), (*free_)(uint64_t), (*alloc)(uint64_t *, size_t);
 static int (*info)(size_t *, size_t *);
+static int (*create)(void **, unsigned), (*destroy)(void *), (*synchronise)(void *);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
 enum { REPETITIONS = 15 };
@@ -69,13 +74,17 @@ static void start(void) {
   free_ = need(library, "cuMemFree_v2");
   info = need(library, "cuMemGetInfo_v2");
   launch = need(library, "cuLaunchKernel");
+  create = need(library, "cuStreamCreate");
+  destroy = need(library, "cuStreamDestroy_v2");
+  synchronise = need(library, "cuStreamSynchronize");
   check(init(0), "cuInit");
   void *context;
   check(retain(&context, 0), "cuDevicePrimaryCtxRetain");
   check(set(context), "cuCtxSetCurrent");
 }
 
-static inline int one_launch(void) { return launch((void *)8, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL); }
+static inline int launch_on(void *stream) { return launch((void *)8, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL); }
+static inline int one_launch(void) { return launch_on(NULL); }
 
 static pthread_barrier_t barrier;
 static double per_call[REPETITIONS][64];
@@ -104,6 +113,88 @@ static void bench_launch(int threads) {
     double sum = 0;
     for (int t = 0; t < threads; t++) sum += per_call[r][t];
     printf("%.3f\n", sum / threads);
+  }
+}
+
+enum { MANY = 16384 };
+static pthread_t many[MANY];
+static double of_thread[REPETITIONS][MANY];
+
+static void start_threads(long count, void *(*body)(void *)) {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, 64 << 10);
+  for (long t = 0; t < count; t++)
+    if (pthread_create(&many[t], &attributes, body, (void *)t)) {
+      fprintf(stderr, "host: thread %ld of %ld cannot be started\n", t, count);
+      exit(1);
+    }
+}
+
+static void *launching_beside(void *arg) {
+  const long self = (long)arg, calls = 20000;
+  void *context, *stream;
+  check(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+  check(set(context), "cuCtxSetCurrent");
+  check(create(&stream, 1), "cuStreamCreate");
+  for (long i = 0; i < 5000; i++) launch_on(stream);
+  for (int r = 0; r < REPETITIONS; r++) {
+    pthread_barrier_wait(&barrier);
+    uint64_t begun = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    for (long i = 0; i < calls; i++) launch_on(stream);
+    of_thread[r][self] = (double)(clock_ns(CLOCK_THREAD_CPUTIME_ID) - begun) / (double)calls;
+  }
+  check(destroy(stream), "cuStreamDestroy");
+  return NULL;
+}
+
+static void bench_threads(long count) {
+  if (count > MANY) count = MANY;
+  pthread_barrier_init(&barrier, NULL, (unsigned)count);
+  start_threads(count, launching_beside);
+  for (long t = 0; t < count; t++) pthread_join(many[t], NULL);
+  for (int r = 0; r < REPETITIONS; r++) {
+    double sum = 0;
+    for (long t = 0; t < count; t++) sum += of_thread[r][t];
+    printf("%.3f\n", sum / (double)count);
+  }
+}
+
+static void bench_streams(long count) {
+  static void *stream[4096];
+  const long calls = 1000000;
+  if (count > 4096) count = 4096;
+  for (long s = 0; s < count; s++) check(create(&stream[s], 1), "cuStreamCreate");
+  for (int r = -1; r < REPETITIONS; r++) {
+    uint64_t begun = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    for (long i = 0, s = 0; i < calls; i++) {
+      launch_on(stream[s]);
+      if (++s == count) s = 0;
+    }
+    if (r >= 0) printf("%.3f\n", (double)(clock_ns(CLOCK_THREAD_CPUTIME_ID) - begun) / (double)calls);
+  }
+}
+
+static void *with_a_stream(void *unused) {
+  void *context, *stream;
+  check(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+  check(set(context), "cuCtxSetCurrent");
+  check(create(&stream, 1), "cuStreamCreate");
+  for (int round = 0; round < 2; round++) {
+    for (int i = 0; i < 20; i++) launch_on(stream);
+    check(synchronise(stream), "cuStreamSynchronize");
+  }
+  check(destroy(stream), "cuStreamDestroy");
+  return unused;
+}
+
+static void bench_start(long count) {
+  if (count > MANY) count = MANY;
+  for (int r = -1; r < REPETITIONS; r++) {
+    uint64_t begun = clock_ns(CLOCK_MONOTONIC);
+    start_threads(count, with_a_stream);
+    for (long t = 0; t < count; t++) pthread_join(many[t], NULL);
+    if (r >= 0) printf("%llu\n", (unsigned long long)(clock_ns(CLOCK_MONOTONIC) - begun));
   }
 }
 
@@ -238,6 +329,9 @@ int main(int argc, char **argv) {
     check(one_launch(), "cuLaunchKernel");
     printf("%llu\n", (unsigned long long)clock_ns(CLOCK_MONOTONIC));
   } else if (!strcmp(mode, "launch")) bench_launch(atoi(arg));
+  else if (!strcmp(mode, "threads")) bench_threads(atol(arg));
+  else if (!strcmp(mode, "streams")) bench_streams(atol(arg));
+  else if (!strcmp(mode, "start")) bench_start(atol(arg));
   else if (!strcmp(mode, "alloc")) bench_alloc(atol(arg));
   else if (!strcmp(mode, "info")) bench_info();
   else if (!strcmp(mode, "slices")) slices(atof(arg));
