@@ -59,10 +59,6 @@ pub struct Ask {
 }
 
 /// What came of a turn.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one at a time, and it moves to where it is answered"
-)]
 #[derive(Debug)]
 pub enum Turn {
     /// A request, to be answered by [`ControlServer::reply`].
