@@ -13,8 +13,9 @@ use crate::connect;
 use crate::exit::Result;
 use crate::table::{Align, Table};
 
-/// TIMEOUT: an arbiter answers within milliseconds. One that does not is what somebody who asks wants to know of.
-const ANSWER: Duration = Duration::from_secs(1);
+/// TIMEOUT: an arbiter answers within milliseconds. One that does not is what somebody who asks wants to know of, and what is said of
+/// it is to be there within a second, the start of this program included.
+const ANSWER: Duration = Duration::from_millis(800);
 
 /// What to print.
 ///

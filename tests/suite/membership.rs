@@ -342,7 +342,7 @@ fn ps_says_within_a_second_which_process_does_not_answer_and_why() {
     assert_eq!(stopped.code, Some(125), "{stopped:?}");
     let pid = arbiter.pid();
     for word in [
-        "within 1000 ms".to_owned(),
+        "within 800 ms".to_owned(),
         format!("its process {pid} is stopped"),
         format!("kill -CONT {pid}"),
     ] {

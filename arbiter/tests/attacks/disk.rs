@@ -1,5 +1,6 @@
 //! Disks that take nothing: nobody's turn, start or answer waits for them.
 
+use std::io::Read;
 use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode};
@@ -41,14 +42,24 @@ fn a_disk_that_stands_still_keeps_nobody_from_starting_running_and_asking() {
     });
     assert_eq!(told.job, "new");
     // Once the disk takes it again the file has both.
-    let reader = std::fs::File::open(&pipe).expect("the disk is back");
+    let reader = open_at_once(&pipe).expect("the disk is back");
     until("the state is in its place", || {
         let _ = operator.set("old", changed());
-        let text = std::fs::read_to_string(daemon.dir.state_file()).unwrap_or_default();
+        let mut text = String::new();
+        // For a moment the pipe itself is in its place.
+        let _ = open_at_once(&daemon.dir.state_file())
+            .and_then(|mut file| file.read_to_string(&mut text));
         text.contains("\"new\"").then_some(())
     });
     drop(reader);
     std::thread::sleep(Duration::from_millis(1));
+}
+
+/// Opens a file to read; a pipe, too, without waiting for a writer.
+fn open_at_once(path: &std::path::Path) -> std::io::Result<std::fs::File> {
+    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+    Ok(fd.into())
 }
 
 fn changed() -> control::Change {
