@@ -18,6 +18,12 @@ fn spin(room: &Room, name: &str, fault: Option<&str>) -> Running {
     Running::start(&mut command)
 }
 
+fn spin_of(room: &Room, name: &str, share: &str) -> Running {
+    let program = Artefacts::get().program("spin");
+    let mut command = room.job(&["--name", name, "--share", share], program);
+    Running::start(command.args(["--kernel-us", "200", "--seconds", "600"]))
+}
+
 fn job(room: &Room, name: &str) -> JobStatus {
     room.job_status(name).unwrap_or_default()
 }
@@ -130,6 +136,49 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
         job(&room, "stopped").demoted.is_none().then_some(())
     });
     drop((honest, stopped));
+}
+
+/// Sixteen programs that compute and give way to everybody else.
+struct Load(Vec<std::process::Child>);
+
+impl Load {
+    fn start() -> Self {
+        let start = |_| {
+            let mut command = std::process::Command::new("nice");
+            command.args(["-n", "10", "sh", "-c", "while :; do :; done"]);
+            command.spawn().expect("started")
+        };
+        Self((0..16).map(start).collect())
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn jobs_on_an_overloaded_host_are_not_taken_for_offenders() {
+    let room = Room::new();
+    let load = Load::start();
+    let jobs = ["a", "b", "c"].map(|name| spin_of(&room, name, "0.3"));
+    for _ in 0..4 {
+        for name in ["a", "b", "c"] {
+            goes_on(&room, name);
+        }
+    }
+    let offences: Vec<_> = room
+        .events()
+        .into_iter()
+        .filter(|event| event.kind == "misbehaviour")
+        .collect();
+    assert!(offences.is_empty(), "{offences:?}");
+    println!("now: 0 of 3 jobs demoted under 16 niced programs");
+    drop((jobs, load));
 }
 
 #[test]
