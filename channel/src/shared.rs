@@ -18,6 +18,9 @@ const BYTES: u64 = (1 << DEVICE_SHIFT) - 1;
 const TRIES: u32 = if cfg!(loom) { 3 } else { 64 };
 /// Blocks that a sum knows again by looking once. Beyond them it looks through the lists of the slots below.
 const KNOWN: usize = if cfg!(loom) { 4 } else { 256 };
+/// Entries of lists that one sum reads again at most to tell whether a block was counted: what 64 processes with full lists take.
+/// Beyond it a block counts once for each process that lists it: more than there is, and never less.
+const LOOKS_BELOW: usize = 1 << 25;
 /// Places at which a block is looked for among the known ones.
 const PROBES: usize = 8;
 
@@ -45,9 +48,14 @@ impl SharedBlock {
 }
 
 impl SharedBlocks {
-    fn listed(&self) -> impl Iterator<Item = Block> {
+    /// Entries that were ever used.
+    fn used(&self) -> impl Iterator<Item = &SharedBlock> {
         let used = (self.used.load(SeqCst) as usize).min(SHARED_BLOCKS);
-        self.blocks.iter().take(used).filter_map(SharedBlock::read)
+        self.blocks.iter().take(used)
+    }
+
+    fn listed(&self) -> impl Iterator<Item = Block> {
+        self.used().filter_map(SharedBlock::read)
     }
 }
 
@@ -198,10 +206,10 @@ impl TenantPage {
 
     #[cold]
     fn sum_shared(&self, device: usize) -> u64 {
-        let mut most = 0;
+        let (mut most, mut looks) = (0, LOOKS_BELOW);
         for _ in 0..TRIES {
             let done = self.additions(|list| list.done.load(SeqCst));
-            let sum = self.distinct_bytes(device);
+            let sum = self.distinct_bytes(device, &mut looks);
             most = sum.max(most);
             // An addition that was not over when we began may have come with a removal that we saw.
             if self.additions(|list| list.begun.load(SeqCst)) == done {
@@ -217,14 +225,14 @@ impl TenantPage {
             .fold(0, |sum: u64, (_, list)| sum.wrapping_add(count(list)))
     }
 
-    /// Shared blocks on `device`, each once, in one pass over the lists.
-    fn distinct_bytes(&self, device: usize) -> u64 {
+    /// Shared blocks on `device`, each once, in one pass over the lists and `looks` more reads at most.
+    fn distinct_bytes(&self, device: usize, looks: &mut usize) -> u64 {
         let (mut known, mut sum) = (Known::default(), 0u64);
         for (slot, list) in self.lists() {
             for block in list.listed().filter(|block| block.device == device) {
                 let is_new = known
                     .meet(block.id)
-                    .unwrap_or_else(|| !self.is_below(slot, block.id));
+                    .unwrap_or_else(|| !self.is_below(slot, block.id, looks));
                 if is_new {
                     sum = sum.saturating_add(block.bytes);
                 }
@@ -233,12 +241,16 @@ impl TenantPage {
         sum
     }
 
-    /// Whether a slot below `slot` lists the block.
-    fn is_below(&self, slot: u32, id: u64) -> bool {
-        self.shared
-            .iter()
-            .take(slot as usize)
-            .any(|list| list.listed().any(|block| block.id == id))
+    /// Whether a slot below `slot` lists the block, as far as `looks` reads tell; those that it took are taken off.
+    fn is_below(&self, slot: u32, id: u64, looks: &mut usize) -> bool {
+        let below = self.shared.iter().take(slot as usize);
+        for one in below.flat_map(SharedBlocks::used).take(*looks) {
+            *looks -= 1;
+            if one.id.load(SeqCst) == id {
+                return true;
+            }
+        }
+        false
     }
 
     /// Shared blocks that count for slot `slot` on `device`: those that no lower slot has, in bytes.
@@ -246,8 +258,9 @@ impl TenantPage {
         let Some(list) = self.shared.get(slot as usize) else {
             return 0;
         };
+        let mut looks = LOOKS_BELOW;
         list.listed()
-            .filter(|block| block.device == device && !self.is_below(slot, block.id))
+            .filter(|block| block.device == device && !self.is_below(slot, block.id, &mut looks))
             .fold(0, |sum: u64, block| sum.saturating_add(block.bytes))
     }
 
