@@ -57,4 +57,5 @@ pub use shared::Block;
 #[cfg(not(loom))]
 pub use signature::{KIND_BITS, Noted, SIGNATURES};
 pub use sync::FutexWord;
+#[cfg(not(loom))]
 pub use wire::READER;
