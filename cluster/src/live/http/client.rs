@@ -1,7 +1,7 @@
 //! The asking side: one request after the other over one connection, every wait with a deadline.
 //!
 //! Nothing is asked before the other side has proved that it knows the token, and no answer counts that is not the hook's to this very request
-//! ([`auth`](crate::live::auth)).
+//! ([`auth`]).
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;

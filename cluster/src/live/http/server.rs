@@ -8,7 +8,7 @@
 //! at once who it is gets through.
 //!
 //! *Inside*: who has shown by the head of a request that it knows the token
-//! ([`auth`](crate::live::auth)). Each has a thread; only here are bodies read, within
+//! ([`auth`]). Each has a thread; only here are bodies read, within
 //! [`BODY_BYTES`] for all together.
 
 use std::collections::BTreeMap;
