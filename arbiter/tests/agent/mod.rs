@@ -97,7 +97,12 @@ impl Agent {
                     Verb::Restore => all,
                     Verb::Fit => order.resident_target_bytes.min(all),
                 };
-                while told.resident_bytes != target && half.orders() == seen {
+                // A wake-up alone, as when room has been made, is no new order.
+                let stands = || {
+                    let newest = half.device(0).and_then(|device| device.order());
+                    newest.is_some_and(|newest| newest.number == order.number)
+                };
+                while told.resident_bytes != target && stands() {
                     std::thread::sleep(Duration::from_micros(250));
                     if ended.load(Relaxed) {
                         return;
