@@ -187,54 +187,6 @@ fn every_family_is_charged_and_given_back() {
     ended_well(talk);
 }
 
-/// Of 64 MiB, 32 in the pool, which keeps them, 30 elsewhere; the numbers of the pool's eight blocks.
-fn nearly_full_with_a_pool(talk: &mut Talk) -> Vec<String> {
-    assert_eq!(talk.ask("keep"), "0");
-    let blocks = (0..8).map(|_| take(talk, "async", 4 * MIB)).collect();
-    take(talk, "plain", 30 * MIB);
-    blocks
-}
-
-#[test]
-fn a_pool_serves_what_it_has_room_for_where_the_quota_has_none_for_growth() {
-    let room = Room::new();
-    let mut command = room.job(&["--name", "pool", "--mem", "64MiB"], memory());
-    // Nothing is had by trimming.
-    command.env("SUBLET_SIM_FAULT", "fail:call=cuMemPoolTrimTo,status=999");
-    let mut talk = Talk::start(&mut command);
-    assert_eq!(talk.ask("init"), "0");
-    let mut blocks = nearly_full_with_a_pool(&mut talk);
-    for _ in 0..3 {
-        for id in blocks.drain(..) {
-            assert_eq!(talk.ask(&format!("drop {id}")), "0");
-        }
-        blocks = (0..8).map(|_| take(&mut talk, "async", 4 * MIB)).collect();
-        assert_eq!(used(&room, "pool"), 62 * MIB);
-        refused(&mut talk, "async", 4 * MIB);
-    }
-    for id in blocks {
-        assert_eq!(talk.ask(&format!("free {id}")), "0");
-    }
-    ended_well(talk);
-}
-
-#[test]
-fn a_pool_whose_room_does_not_lie_together_is_trimmed_and_stays_within_the_quota() {
-    let room = Room::new();
-    let mut talk = job(&room, "pieces", "64MiB");
-    let blocks = nearly_full_with_a_pool(&mut talk);
-    for id in blocks.iter().step_by(2) {
-        assert_eq!(talk.ask(&format!("drop {id}")), "0");
-    }
-    // 16 MiB are unused, in pieces of 4.
-    let id = take(&mut talk, "async", 8 * MIB);
-    assert_eq!(used(&room, "pieces"), (30 + 16 + 8) * MIB);
-    refused(&mut talk, "async", 12 * MIB);
-    assert!(used(&room, "pieces") <= 64 * MIB);
-    assert_eq!(talk.ask(&format!("free {id}")), "0");
-    ended_well(talk);
-}
-
 #[test]
 fn mapped_memory_is_held_until_the_last_mapping_is_gone() {
     let room = Room::new();

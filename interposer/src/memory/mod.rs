@@ -329,7 +329,7 @@ fn give_back(known: &Live, bytes: u64) {
         match known.kind {
             Kind::Device => narrow::released(&account, known.device as usize, bytes),
             Kind::Apart | Kind::Whole => account.release(known.device as usize, bytes),
-            Kind::Pooled => pool::given_back(known.context, known.bytes),
+            Kind::Pooled => pool::given_back(known.context),
             Kind::Host => account.unpin(bytes),
             Kind::Gone => {}
         }

@@ -5,12 +5,6 @@
 //! allocation is charged for itself. A call that may make a pool grow is prepaid in whole granules, so that a pool never
 //! has more than was reserved for it; what it did not take is given back at once.
 //!
-//! Where the quota has no room for growth, an allocation goes ahead all the same if it fits into what the pool has and nobody uses: by our own
-//! count, of which what was given back in other streams, and not waited for since, is no part. How that room lies only the driver
-//! knows. Where the pool has grown nevertheless the growth is paid for, or the block given back at once and the pool trimmed; blocks of
-//! that size are not tried again until the pool has become smaller. Other allocations of the device's may be refused meanwhile, and no
-//! pool is trimmed for what it has room for.
-//!
 //! A destroyed pool lives on with what the program still has of it, and answers no questions: it stays charged with what it
 //! had last, until all of it has been given back and the program has waited for that.
 
@@ -20,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use shim_ffi::*;
 
-use super::live::{self, Kind, Live};
+use super::live::{self, Kind};
 use super::{Meter, granules};
 use crate::{capture, client, gate, real};
 
@@ -42,46 +36,10 @@ struct Charge {
     off_device: bool,
     /// Blocks that the program has.
     blocks: u64,
-    /// Their bytes.
-    in_use_bytes: u64,
-    /// Blocks from here on have made the pool grow although it had room for them; 0: none has.
-    too_large: u64,
-    /// Streams that blocks were given back in and that the program has not waited for since, and how many bytes; as keys, never as
-    /// handles.
-    freeing: Vec<(usize, u64)>,
+    /// Streams that blocks were given back in and that the program has not waited for since; as keys, never as handles.
+    freeing: Vec<usize>,
     /// No pool any more, but memory of one.
     destroyed: bool,
-}
-
-impl Charge {
-    /// What the pool has for an allocation in a stream without growing, if it lies together.
-    fn room(&self, stream: usize) -> u64 {
-        // Each thread has a default stream of its own, all with one key.
-        let elsewhere = self
-            .freeing
-            .iter()
-            .filter(|(one, _)| *one != stream || stream == gate::PER_THREAD);
-        let elsewhere: u64 = elsewhere.map(|(_, bytes)| bytes).sum();
-        self.charged_bytes
-            .saturating_sub(self.in_use_bytes)
-            .saturating_sub(elsewhere)
-    }
-
-    fn begin_block(&mut self, bytes: u64) {
-        self.blocks += 1;
-        self.in_use_bytes = self.in_use_bytes.saturating_add(bytes);
-    }
-
-    fn end_block(&mut self, bytes: u64) {
-        self.blocks = self.blocks.saturating_sub(1);
-        self.in_use_bytes = self.in_use_bytes.saturating_sub(bytes);
-    }
-}
-
-/// What a block of so many bytes takes of a pool, at least.
-fn span(bytes: u64) -> u64 {
-    const UNIT: u64 = 512;
-    bytes.max(1).next_multiple_of(UNIT)
 }
 
 static SOURCES: Mutex<Option<HashMap<Source, Charge>>> = Mutex::new(None);
@@ -174,9 +132,6 @@ pub(super) fn settle(source: Source, ordinal: i32, prepaid: u64) -> bool {
             } else {
                 meter.release(held - target);
             }
-            if target < charge.charged_bytes {
-                charge.too_large = 0;
-            }
             charge.charged_bytes = target;
             charge.version += 1;
             true
@@ -247,10 +202,10 @@ fn trim(source: Source) {
 }
 
 /// The program has given back a block of `pool`.
-pub(super) fn given_back(pool: usize, bytes: u64) {
+pub(super) fn given_back(pool: usize) {
     with(|sources| {
         if let Some(charge) = sources.get_mut(&Source::Pool(pool)) {
-            charge.end_block(bytes);
+            charge.blocks = charge.blocks.saturating_sub(1);
         }
     });
 }
@@ -264,11 +219,10 @@ fn freed_in(key: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresul
     {
         if known.kind == Kind::Pooled {
             with(|sources| {
-                if let Some(charge) = sources.get_mut(&Source::Pool(known.context)) {
-                    match charge.freeing.iter_mut().find(|(one, _)| *one == stream) {
-                        Some((_, freed)) => *freed = freed.saturating_add(known.bytes),
-                        None => charge.freeing.push((stream, known.bytes)),
-                    }
+                if let Some(charge) = sources.get_mut(&Source::Pool(known.context))
+                    && !charge.freeing.contains(&stream)
+                {
+                    charge.freeing.push(stream);
                 }
             });
         }
@@ -289,7 +243,7 @@ pub(crate) fn after_wait(stream: Option<usize>) {
             let stays = |one: usize| {
                 stream.is_some_and(|stream| one != stream || stream == gate::PER_THREAD)
             };
-            charge.freeing.retain(|(one, _)| stays(*one));
+            charge.freeing.retain(|one| stays(*one));
         }
         let over =
             |charge: &Charge| charge.destroyed && charge.blocks == 0 && charge.freeing.is_empty();
@@ -316,8 +270,8 @@ fn allocate(
     pool: Option<(CUmemoryPool, i32)>,
     bytes: usize,
     stream: usize,
-    call: impl Fn() -> CUresult,
-    key: impl Fn() -> u64,
+    call: impl FnOnce() -> CUresult,
+    key: impl FnOnce() -> u64,
 ) -> CUresult {
     if client::current().is_none() {
         return call();
@@ -345,14 +299,7 @@ fn allocate(
         return call();
     }
     let most = granules(bytes as u64);
-    let reserved = match meter.reserve_once(most) {
-        Ok(()) => Ok(()),
-        Err(_) => match allocate_inside(&meter, source, (bytes as u64, stream), &call, &key) {
-            Some(result) => return result,
-            None => meter.try_reserve(most),
-        },
-    };
-    if let Err(over) = reserved {
+    if let Err(over) = meter.try_reserve(most) {
         // What the stream is about to free may be enough; the driver waits for that, too, when the device is full.
         if !wait_idle(stream) {
             return meter.refuse(over, bytes as u64);
@@ -371,11 +318,11 @@ fn allocate(
     // Counted before it is settled: from here on it can be given back.
     if settle(source, ordinal, most) {
         live.kind = Kind::Pooled;
-        live.bytes = span(bytes as u64);
+        live.bytes = 0;
         live.context = pool.0 as usize;
         with(|sources| {
             if let Some(charge) = sources.get_mut(&source) {
-                charge.begin_block(span(bytes as u64));
+                charge.blocks += 1;
             }
         });
         live::insert(key(), live);
@@ -384,67 +331,6 @@ fn allocate(
         super::correct(&meter, most, live::insert(key(), live));
     }
     result
-}
-
-/// An allocation for whose granules the quota has no room, out of what its pool has; `None`: it has none.
-fn allocate_inside(
-    meter: &Meter,
-    source: Source,
-    (bytes, stream): (u64, usize),
-    call: &impl Fn() -> CUresult,
-    key: &impl Fn() -> u64,
-) -> Option<CUresult> {
-    let Source::Pool(pool) = source else {
-        return None;
-    };
-    let span = span(bytes);
-    // Taken before it is asked for: nobody else counts on it.
-    let before = with(|sources| {
-        let charge = sources.get_mut(&source)?;
-        let tried_in_vain = charge.too_large != 0 && span >= charge.too_large;
-        if charge.destroyed || tried_in_vain || charge.room(stream) < span {
-            return None;
-        }
-        charge.begin_block(span);
-        Some((charge.ordinal, charge.charged_bytes))
-    });
-    let (ordinal, charged_bytes) = before?;
-    let undo = |too_large| {
-        with(|sources| {
-            if let Some(charge) = sources.get_mut(&source) {
-                charge.end_block(span);
-                charge.too_large = too_large;
-            }
-        });
-    };
-    let result = call();
-    if !result.is_ok() {
-        undo(span);
-        return None;
-    }
-    let grown = reserved(source).map_or(0, |now| now.saturating_sub(charged_bytes));
-    if grown != 0 && meter.try_reserve(grown).is_err() {
-        let stream = CUstream(std::ptr::without_provenance_mut(stream));
-        // SAFETY: what the driver has just made and nobody has heard of, in the stream that it was made in.
-        let _ = unsafe { real::cuMemFreeAsync(CUdeviceptr(key()), stream) };
-        settle(source, ordinal, 0);
-        wait_idle(stream.0 as usize);
-        capture::relaxed(|| trim(source));
-        settle(source, ordinal, 0);
-        undo(span);
-        return None;
-    }
-    if grown != 0 {
-        settle(source, ordinal, grown);
-    }
-    let live = Live {
-        kind: Kind::Pooled,
-        bytes: span,
-        context: pool,
-        ..meter.live(span)
-    };
-    live::insert(key(), live);
-    Some(result)
 }
 
 /// Waits until a stream has nothing left to do, or for long enough. False where it had nothing to do.
