@@ -1,5 +1,5 @@
-//! `sublet arbiter`: where it lives and by which rules, handed to the arbiter crate. The only place that knows both the
-//! quota file's types and the arbiter's.
+//! `sublet arbiter`: where it lives and by which rules, handed to the arbiter crate. The only place
+//! that knows both the quota file's types and the arbiter's.
 
 use std::env;
 use std::fs;
@@ -25,12 +25,13 @@ use crate::exit::Result;
 /// Runs until the arbiter ends.
 ///
 /// # Errors
-/// A directory, file or variable that is wrong; another arbiter in the same place; the arbiter's own failure.
+/// A directory, file or variable that is wrong; another arbiter in the same place; the arbiter's
+/// own failure.
 pub fn run(args: Arbiter) -> Result<()> {
     let embedded = args.embedded;
     let served = start(args);
     if embedded && let Err(error) = &served {
-        // Whoever has started us waits for us to listen; the log may be on a disk that has no room for the reason.
+        // The process that started this one waits for the socket; the log may be on a full disk.
         let words = format!("\n{}", error.line());
         let _ = nix::unistd::write(io::stdin(), words.as_bytes());
     }
@@ -68,7 +69,8 @@ fn start(args: Arbiter) -> Result<()> {
 }
 
 fn serve(args: &Arbiter, config: Config, dir: RuntimeDir) -> Result<()> {
-    // One that `sublet run` has started is a user's own and ends with its jobs: the file's hook is not for it.
+    // One that `sublet run` has started is a user's own and ends with its jobs: the file's hook is
+    // not for it.
     let mut flags = args.cluster.clone();
     if !args.embedded {
         flags = flags.or(&config.cluster);
@@ -161,7 +163,8 @@ fn ceiling(tenants: &[TenantRule], uid: u32, user: &str) -> Ceiling {
 static LOG: OnceLock<Writer> = OnceLock::new();
 /// TIMEOUT: what was logged last is worth so much waiting for a slow disk.
 const LAST_LINES: Duration = Duration::from_secs(1);
-/// Size at which the log of an arbiter that `sublet run` has started is put aside as `arbiter.log.1`.
+/// Size at which the log of an arbiter that `sublet run` has started is put aside as
+/// `arbiter.log.1`.
 const ROTATE_BYTES: u64 = 8 << 20;
 
 /// Standard error, and the file that it is, where that is ours.
@@ -218,7 +221,8 @@ impl Write for LogLine {
     }
 }
 
-/// Life cycle and trouble by default; `SUBLET_LOG` is a level, or levels by module: `debug`, `info,arbiter::dispatch=trace`.
+/// Life cycle and trouble by default; `SUBLET_LOG` is a level, or levels by module: `debug`,
+/// `info,arbiter::dispatch=trace`.
 fn log_to_stderr(filter: Option<String>, mut file: LogFile) -> anyhow::Result<()> {
     let filter = match filter {
         None => Targets::new().with_default(LevelFilter::INFO),
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_embedded_one_ends_by_itself_unless_told() {
+    fn only_an_embedded_one_ends_by_itself_unless_asked() {
         let idle_exit = |embedded, seconds| {
             options(dir(), &args(embedded, seconds), Config::default()).idle_exit
         };
@@ -320,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_filter_is_told() {
+    fn a_bad_filter_is_reported() {
         let error = log_to_stderr(Some("lots=of=it".into()), LogFile { path: None })
             .unwrap_err()
             .to_string();

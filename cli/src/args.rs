@@ -1,4 +1,4 @@
-//! The command line: each flag declared once, and every mistake told in one line.
+//! The command line: each flag declared once, and every mistake reported in one line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,7 +22,8 @@ Exit codes:
   126  the command was found but cannot be executed
   127  the command was not found";
 
-/// Several deep-learning jobs on one GPU, each inside its own memory quota and its own share of time.
+/// Several deep-learning jobs on one GPU, each inside its own memory quota and its own share of
+/// time.
 #[derive(Debug, Parser)]
 #[command(name = "sublet", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
 pub struct Cli {
@@ -42,7 +43,8 @@ pub enum Command {
     Evict(Evict),
     /// Bring evicted jobs back, and let them go on
     Restore(Restore),
-    /// Evict one job and restore another at once: what leaves makes room for what comes
+    /// Evict one job and restore another in one pass: the first frees the memory that the second
+    /// needs
     Switch(Switch),
     /// Show driver, devices and quotas, and whether a command's driver calls are all seen
     Doctor(Doctor),
@@ -66,22 +68,26 @@ pub struct Run {
     /// Part of the device's time, above 0 and at most 1 [env: SUBLET_SHARE]
     #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
     pub share: Option<f64>,
-    /// Part of the device's time that the job gets at the least while it wants it [env: SUBLET_SHARE_MIN]
+    /// Part of the device's time that the job gets at the least while it wants it [env:
+    /// SUBLET_SHARE_MIN]
     #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
     pub share_min: Option<f64>,
     /// Part of the device's time that it gets at the most, also when alone [env: SUBLET_SHARE_MAX]
     #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
     pub share_max: Option<f64>,
-    /// guaranteed: gets its share whenever it wants it; opportunistic: runs in what others leave [env: SUBLET_CLASS]
+    /// guaranteed: gets its share whenever it wants it; opportunistic: runs in what others leave
+    /// [env: SUBLET_CLASS]
     #[arg(long, value_name = "guaranteed|opportunistic")]
     pub class: Option<Class>,
     /// Name of the job [default: from the command] [env: SUBLET_NAME]
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub name: Option<String>,
-    /// Device of the job, by UUID or index; several by comma or by repeating it [env: SUBLET_DEVICE]
+    /// Device of the job, by UUID or index; several by comma or by repeating it [env:
+    /// SUBLET_DEVICE]
     #[arg(long = "device", value_name = "UUID|INDEX", value_delimiter = ',')]
     pub devices: Vec<DeviceSelector>,
-    /// All devices of the job at once or none [default: true where it has several] [env: SUBLET_GANG]
+    /// All devices of the job at once or none [default: true where it has several] [env:
+    /// SUBLET_GANG]
     #[arg(long, value_name = "true|false", value_parser = parse_flag)]
     pub gang: Option<bool>,
     /// When its work should be done, from now: 90s, 20m, 1.5h; needs --work [env: SUBLET_DEADLINE]
@@ -90,31 +96,37 @@ pub struct Run {
     /// Device time that its work takes in all [env: SUBLET_WORK]
     #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
     pub work: Option<Duration>,
-    /// Quota file [default: sublet.toml here, in ~/.config/sublet or /etc/sublet] [env: SUBLET_CONFIG]
+    /// Quota file [default: sublet.toml here, in ~/.config/sublet or /etc/sublet] [env:
+    /// SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// What the job does while the arbiter is gone [env: SUBLET_ON_ARBITER_LOSS]
     #[arg(long, value_name = "open|freeze|closed")]
     pub on_arbiter_loss: Option<FailMode>,
-    /// What becomes of a process that cannot be governed [default: closed with --mem, --share-max or --strict, else open] [env: SUBLET_ON_REFUSAL]
+    /// What becomes of a process that cannot be governed [default: closed with --mem, --share-max
+    /// or --strict, else open] [env: SUBLET_ON_REFUSAL]
     #[arg(long, value_name = "closed|open")]
     pub on_refusal: Option<OnRefusal>,
     /// Let the job's memory leave the device while others run [env: SUBLET_EVICTABLE]
     #[arg(long, value_name = "true|false", value_parser = parse_flag, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub evictable: Option<bool>,
-    /// What becomes of allocations above the memory limit; host: they live in host memory; needs --evictable [env: SUBLET_OVERFLOW]
+    /// What becomes of allocations above the memory limit; host: they live in host memory; needs
+    /// --evictable [env: SUBLET_OVERFLOW]
     #[arg(long, value_name = "host|fail")]
     pub overflow: Option<Overflow>,
-    /// Host memory that the job may take for what is not on its devices; needs --evictable [env: SUBLET_HOST_MEMORY]
+    /// Host memory that the job may take for what is not on its devices; needs --evictable [env:
+    /// SUBLET_HOST_MEMORY]
     #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
     pub host_memory: Option<MemLimit>,
-    /// Submissions that make an iteration of the job, where they are not to be found out [env: SUBLET_LAUNCHES_PER_ITERATION]
+    /// Submissions that make an iteration of the job, where they are not to be found out [env:
+    /// SUBLET_LAUNCHES_PER_ITERATION]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub iteration_launches: Option<u64>,
     /// Fail where a process uses the job's devices that is part of no job
     #[arg(long)]
     pub strict: bool,
-    /// Reach link namespaces (LD_AUDIT) and children that lose LD_PRELOAD (CUDA_INJECTION64_PATH) as well
+    /// Reach link namespaces (LD_AUDIT) and children that lose LD_PRELOAD (CUDA_INJECTION64_PATH)
+    /// as well
     #[arg(long)]
     pub deep: bool,
     /// Use the simulated GPU, also where there is a real one
@@ -133,7 +145,8 @@ pub struct Ps {
     /// Print one JSON object: arbiter, devices, jobs
     #[arg(long)]
     pub json: bool,
-    /// Show what is known of each job's iterations, memory and copies instead; with --json that is part of it anyway
+    /// Show what is known of each job's iterations, memory and copies instead; with --json that is
+    /// part of it anyway
     #[arg(long)]
     pub profile: bool,
 }
@@ -179,7 +192,8 @@ pub struct Set {
     /// New class
     #[arg(long, value_name = "guaranteed|opportunistic")]
     pub class: Option<Class>,
-    /// What an iteration takes without other jobs, in microseconds, against which the slowdown is told; 0 forgets it
+    /// Time of an iteration without other jobs, in microseconds: the base of the slowdown; 0
+    /// forgets it
     #[arg(long, value_name = "US")]
     pub solo_iteration_us: Option<u64>,
     /// All devices of the job at once or none
@@ -197,7 +211,8 @@ pub struct Set {
     /// New host memory of an evictable job
     #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
     pub host_memory: Option<MemLimit>,
-    /// Ask the job to end its iteration, save, and be ready to go on with so many GPUs (0: to make room); `stay` takes that back
+    /// Ask the job to end its iteration, save, and prepare to run on so many GPUs (0: none); `stay`
+    /// takes that back
     #[arg(long, value_name = "GPUS|stay", allow_hyphen_values = true)]
     pub resize: Option<Resize>,
     /// Give the job no device time until it is resumed
@@ -254,7 +269,7 @@ const JOB_FLAGS: [&str; 15] = [
     "resize",
 ];
 
-/// What was not on the devices already stays where it is; nothing is moved where the host has no room for all of it.
+/// Moves only memory that is on the devices, and nothing if host memory cannot hold all of it.
 #[derive(Debug, Args)]
 pub struct Evict {
     #[command(flatten)]
@@ -264,7 +279,7 @@ pub struct Evict {
     pub names: Vec<String>,
 }
 
-/// Jobs that others have taken the room of come back in their turn.
+/// A job whose memory another job has taken comes back in its turn.
 #[derive(Debug, Args)]
 pub struct Restore {
     #[command(flatten)]
@@ -335,7 +350,8 @@ pub struct Arbiter {
     /// End after so many seconds without a job; 0 for never [default: 0, or 10 with --embedded]
     #[arg(long, value_name = "SECS")]
     pub idle_exit: Option<u64>,
-    /// Where the sockets and files are [default: /run/sublet for root, else as `sublet run` looks] [env: SUBLET_RUNTIME_DIR]
+    /// Where the sockets and files are [default: /run/sublet for root, else as `sublet run` looks]
+    /// [env: SUBLET_RUNTIME_DIR]
     #[arg(long, value_name = "DIR")]
     pub runtime_dir: Option<PathBuf>,
     /// End the running arbiter instead; its jobs go on as their --on-arbiter-loss says
@@ -360,7 +376,7 @@ pub struct Sim {
 
 #[derive(Debug, Args)]
 pub struct SimRun {
-    /// The trace: a CSV file of any known format, told by its header
+    /// The trace: a CSV file of any known format, recognised by its header
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// The cluster: 96xV100, 16x4xT4 (nodes x GPUs x type), several by comma, or a file
@@ -408,10 +424,12 @@ pub struct SimRun {
     /// What a job loses when it gets GPUs for the first time, in seconds
     #[arg(long, value_name = "SECS", default_value_t = 0.0)]
     pub start: f64,
-    /// Model the cores and memory of servers, divided so: proportional to GPUs, or tune (by need, nobody slower than in proportion)
+    /// Model the cores and memory of servers, divided so: proportional to GPUs, or tune (by need,
+    /// nobody slower than in proportion)
     #[arg(long, value_name = "proportional|tune", value_parser = parse_host, requires = "sensitivity")]
     pub host: Option<cluster::HostDivision>,
-    /// How kinds of job depend on cores and memory: model,num_gpus,cpus_per_gpu,mem_gb_per_gpu,norm_tput
+    /// How kinds of job depend on cores and memory:
+    /// model,num_gpus,cpus_per_gpu,mem_gb_per_gpu,norm_tput
     #[arg(long, value_name = "FILE", requires = "host")]
     pub sensitivity: Option<PathBuf>,
     /// How far estimates and measurements are off: 0.1 is about 10 %
@@ -440,8 +458,8 @@ pub enum SimCommand {
 pub struct WhatIf {
     #[command(flatten)]
     pub run: SimRun,
-    /// Reward by finish time: until:reward, several by comma; until in seconds, durations (2x) or deadlines of the trace (d). The first
-    /// step is the deadline that policies see
+    /// Reward by finish time: until:reward, several by comma; until in seconds, durations (2x) or
+    /// deadlines of the trace (d). The first step is the deadline that policies see
     #[arg(long, value_name = "CURVE")]
     pub sla: cluster::reward::Sla,
     /// Multiply all times of the curve by each of these
@@ -483,7 +501,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Early> {
     })
 }
 
-/// clap writes paragraphs: the error, tips, the usage. What is kept are the first two kinds, on one line.
+/// clap writes paragraphs: the error, tips, the usage. What is kept are the first two kinds, on one
+/// line.
 fn one_line(rendered: &str) -> String {
     let paragraphs = rendered.split("\n\n").flat_map(|paragraph| {
         // Tips follow each other without an empty line between them.
@@ -502,7 +521,8 @@ fn one_line(rendered: &str) -> String {
         if let Some(error) = text.strip_prefix("error: ") {
             message = error.to_owned();
         } else if let Some(tip) = text.strip_prefix("tip: ") {
-            // "to pass '--x' as a value, use '-- --x'" is right for other programs, and wrong for a launcher.
+            // "to pass '--x' as a value, use '-- --x'" is right for other programs, and wrong for a
+            // launcher.
             if !tip.starts_with("to pass ") {
                 message = format!("{message}; {tip}");
             }

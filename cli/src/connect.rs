@@ -22,11 +22,12 @@ use nix::unistd::{ForkResult, fork, setsid};
 const ANSWER: Duration = Duration::from_secs(10);
 /// TIMEOUT: an arbiter listens within milliseconds; a host with two busy cores may take seconds.
 const START: Duration = Duration::from_secs(20);
-/// TIMEOUT: how long a winner of the lock may take to listen, once the arbiter we started has lost it.
+/// TIMEOUT: how long a winner of the lock may take to listen, once the arbiter we started has lost
+/// it.
 const OTHERS_START: Duration = Duration::from_secs(5);
 
-/// How often a request is put to an arbiter that hangs up on it: one that ends may do so between our connecting and
-/// our asking, and then there is none, or another.
+/// How often a request is put to an arbiter that hangs up on it: one that ends may do so between
+/// our connecting and our asking, and then there is none, or another.
 const TRIES: u32 = 3;
 
 /// The answer to `request`, over a connection made by `connect`.
@@ -87,11 +88,12 @@ impl Unreachable {
     }
 }
 
-/// As [`existing`], but a user's own arbiter is started where none is there. Two that start at once settle it by the
-/// lock file: the one that loses ends, and both callers reach the one that won.
+/// As [`existing`], but a user's own arbiter is started where none is there. Two that start at once
+/// settle it by the lock file: the one that loses ends, and both callers reach the one that won.
 ///
 /// # Errors
-/// As [`existing`], or why no arbiter came up, with the end of its log. The host's arbiter is never started here.
+/// As [`existing`], or why no arbiter came up, with the end of its log. The host's arbiter is never
+/// started here.
 pub fn or_start(
     dir: &RuntimeDir,
     executable: &Path,
@@ -114,12 +116,12 @@ pub fn or_start(
         if let Some(client) = wait_until_it_listens(dir, &alive, log_from)? {
             return Ok(client);
         }
-        // What came before the end; the log may be on a disk that has no room for it.
+        // What it wrote before it ended; the log may be on a full disk.
         last_words.clear();
         let _ = alive.read_to_string(&mut last_words);
     }
     let why = match last_words.trim() {
-        "" => log_tail(dir, log_from),
+        "" => log_end(dir, log_from),
         words => words.to_owned(),
     };
     bail!("the arbiter that was started ended at once: {why}");
@@ -153,7 +155,7 @@ fn wait_until_it_listens(
                 "the arbiter that was started does not listen at {} after {} s: {}",
                 dir.control_socket().display(),
                 START.as_secs(),
-                log_tail(dir, log_from)
+                log_end(dir, log_from)
             );
         }
         thread::sleep(pause);
@@ -161,8 +163,8 @@ fn wait_until_it_listens(
     }
 }
 
-/// Starts `sublet arbiter --embedded` apart from us: no terminal, no parent that will become the job and be surprised
-/// by a child it never had. Returns a stream that ends when the arbiter does.
+/// Starts `sublet arbiter --embedded` apart from us: no terminal, no parent that will become the
+/// job and be surprised by a child it never had. Returns a stream that ends when the arbiter does.
 fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::Result<UnixStream> {
     let (alive, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
     let log = OpenOptions::new()
@@ -196,13 +198,13 @@ fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::
         let config = std::path::absolute(config).unwrap_or_else(|_| PathBuf::from(config));
         command.arg("--config").arg(config);
     }
-    // SAFETY: between fork and exec this calls setsid, close_range, fork and _exit, which are async-signal-safe, and it
-    // allocates nothing.
+    // SAFETY: between fork and exec this calls setsid, close_range, fork and _exit, which are
+    // async-signal-safe, and it allocates nothing.
     unsafe {
         command.pre_exec(|| {
             setsid()?;
-            // A pipe or a terminal that our caller has left open must not wait for the arbiter's end. A kernel before 5.11 has
-            // no such call; then they stay open.
+            // A pipe or a terminal that our caller has left open must not wait for the arbiter's
+            // end. A kernel before 5.11 has no such call; then they stay open.
             nix::libc::syscall(
                 nix::libc::SYS_close_range,
                 3,
@@ -225,7 +227,8 @@ fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::
     Ok(alive)
 }
 
-/// Nothing is written on it but a last word, an empty line before it, so whatever a read says but "not yet" is its end.
+/// Nothing is written on it but a last word, an empty line before it, so whatever a read says but
+/// "not yet" is its end.
 fn has_ended(mut alive: &UnixStream) -> bool {
     let read = alive.read_exact(&mut [0]).map_err(|error| error.kind());
     !matches!(
@@ -234,7 +237,8 @@ fn has_ended(mut alive: &UnixStream) -> bool {
     )
 }
 
-/// Whether an arbiter lives, by its lock. Asked in a way that takes the lock for a moment where it is free.
+/// Whether an arbiter lives, by its lock. Asked in a way that takes the lock for a moment where it
+/// is free.
 fn somebody_holds(lock: &Path) -> bool {
     match File::open(lock) {
         Ok(file) => matches!(
@@ -246,7 +250,7 @@ fn somebody_holds(lock: &Path) -> bool {
 }
 
 /// The last line of what was logged since, for the error message.
-fn log_tail(dir: &RuntimeDir, from: u64) -> String {
+fn log_end(dir: &RuntimeDir, from: u64) -> String {
     let path = dir.log_file();
     let bytes = fs::read(&path).unwrap_or_default();
     let new = bytes
@@ -296,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arbiter_that_ends_at_once_is_told_with_the_end_of_its_log() {
+    fn an_arbiter_that_ends_at_once_is_reported_with_the_end_of_its_log() {
         let fixture = Fixture::new();
         fs::create_dir(fixture.dir.path()).unwrap();
         fs::set_permissions(fixture.dir.path(), fs::Permissions::from_mode(0o700)).unwrap();

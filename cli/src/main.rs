@@ -1,5 +1,5 @@
-//! The one binary of sublet. Each command is a module; what they share is how they fail: one line on stderr and an
-//! exit code of `exit`.
+//! The one binary of sublet. Each command is a module; what they share is how they fail: one line
+//! on stderr and an exit code of `exit`.
 
 mod arbiter_command;
 mod args;

@@ -13,8 +13,9 @@ use crate::connect;
 use crate::exit::Result;
 use crate::table::{Align, Table};
 
-/// TIMEOUT: an arbiter answers within milliseconds. One that does not is what somebody who asks wants to know of, and what is said of
-/// it is to be there within a second, the start of this program included.
+/// TIMEOUT: an arbiter answers within milliseconds. One that does not is what somebody who asks
+/// wants to know of, and what is said of it is to be there within a second, the start of this
+/// program included.
 const ANSWER: Duration = Duration::from_millis(800);
 
 /// What to print.
@@ -140,7 +141,7 @@ fn text_of(status: &ArbiterStatus) -> String {
     text
 }
 
-/// What is told of a process that no limit held for.
+/// The line about a process that no limit held for.
 pub fn escaped_line(job: &JobStatus, process: &EscapedProcess) -> String {
     let gpus: Vec<String> = process.devices.iter().map(u32::to_string).collect();
     format!(
@@ -215,7 +216,7 @@ fn profiles_of(status: &ArbiterStatus) -> String {
         ("COPYING", Align::Right),
         ("PERSISTENT", Align::Right),
         ("EPHEMERAL", Align::Right),
-        ("ALONE", Align::Right),
+        ("SOLO", Align::Right),
         ("SLOWDOWN", Align::Right),
     ]);
     for job in &status.jobs {
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn where_memory_is_is_told_of_evictable_jobs() {
+    fn evictable_jobs_show_where_their_memory_is() {
         let mut status = status();
         status.devices[0].pressure = Pressure {
             level: PressureLevel::Pressed,
@@ -449,7 +450,7 @@ train      evicted      0B  3GiB   2MiB  3GiB    2     1  waits for the end of a
     }
 
     #[test]
-    fn a_dormant_job_is_told_with_what_lives_of_it() {
+    fn a_dormant_job_shows_what_lives_of_it() {
         let mut status = status();
         status.jobs[0].state = JobState::Dormant;
         status.jobs[0].dormant_processes = Some(2);
@@ -501,7 +502,7 @@ infer-with-a-name  opportunistic  starting      -  0.00       0B    0B      -   
         assert_eq!(
             profiles_of(&status),
             "\
-NAME               STATE     FOUND         SURE  ITERATIONS   PERIOD   COV  LAUNCHES   DEVICE  BUSY  COPY/S  COPYING  PERSISTENT  EPHEMERAL  ALONE  SLOWDOWN
+NAME               STATE     FOUND         SURE  ITERATIONS   PERIOD   COV  LAUNCHES   DEVICE  BUSY  COPY/S  COPYING  PERSISTENT  EPHEMERAL   SOLO  SLOWDOWN
 train              running   detected      0.98        1200  12.35ms  0.03      17.2  950.0us   77%    3MiB        -        1GiB         0B  6.00s      2.06
 infer-with-a-name  starting  not periodic  0.00           0        -     -         -        -    0%      0B        -           -          -      -         -
 "
@@ -509,7 +510,7 @@ infer-with-a-name  starting  not periodic  0.00           0        -     -      
     }
 
     #[test]
-    fn what_a_device_chose_and_who_misbehaves_is_told() {
+    fn what_a_device_chose_and_who_misbehaves_is_shown() {
         let mut status = status();
         status.devices[0].mode = SliceMode::Auto;
         status.devices[0].running_reason = "slices: nothing is known yet".into();

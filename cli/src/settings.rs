@@ -1,4 +1,5 @@
-//! What a job asks for, from four places: flag, then environment, then job section, then `[defaults]`.
+//! What a job asks for, from four places: flag, then environment, then job section, then
+//! `[defaults]`.
 
 use std::ffi::OsString;
 use std::fmt::Display;

@@ -73,7 +73,7 @@ mod tests {
     fn device(first: u8, pids: &[u32]) -> Found {
         Found {
             uuid: [first; 16],
-            name: "card".into(),
+            name: "gpu".into(),
             total_bytes: 100,
             free_bytes: 60,
             process_bytes: pids.iter().map(|pid| (*pid, 7)).collect::<BTreeMap<_, _>>(),

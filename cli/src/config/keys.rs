@@ -1,4 +1,5 @@
-//! Every section and key of the quota file, once. The reader, its "did you mean" and the JSON Schema come from here.
+//! Every section and key of the quota file, once. The reader, its "did you mean" and the JSON
+//! Schema come from here.
 
 /// A section of the file.
 #[derive(Debug)]
@@ -149,7 +150,7 @@ const EVICTABLE: Key = key(
 const OVERFLOW: Key = key(
     "overflow",
     Kind::Overflow,
-    "What becomes of an allocation that the memory limit has no room for. fail: it fails; host: it lives in host memory; needs `evictable`.",
+    "What happens to an allocation above the memory limit. fail: it fails; host: it lives in host memory; needs `evictable`.",
 );
 const HOST_MEMORY: Key = key(
     "host_memory",
@@ -223,7 +224,7 @@ pub static DEVICES: Section = Section {
         key(
             "misbehaviour",
             Kind::Misbehaviour,
-            "What happens to a job that harms the others. report: it is told about; demote: it also runs after all others until it behaves; kill: its processes are ended.",
+            "What happens to a job that harms the others. report: it is reported; demote: it also runs after all others until it behaves; kill: its processes are ended.",
         ),
         key(
             "mem_reserve",
@@ -309,7 +310,7 @@ pub static RESIDENCY: Section = Section {
         key(
             "slice_over_switch",
             Kind::Ratio,
-            "How many times longer than the switch before it a job stays on the device at the least while another one waits for its room: 1 to 1000; 10 where nothing is said.",
+            "How many times longer than the switch before it a job stays on the device at the least while another job waits for its memory: 1 to 1000; 10 by default.",
         ),
     ],
     needs_one_of: &[],

@@ -1,7 +1,8 @@
 //! The quota file: TOML text to domain types, and which section a job gets.
 //!
-//! It knows nothing of flags or the environment (`settings` merges those), nor of who enforces what: job sections and
-//! defaults are used by `sublet run`, device and tenant sections by the arbiter.
+//! It knows nothing of flags or the environment (`settings` merges those), nor of who enforces
+//! what: job sections and defaults are used by `sublet run`, device and tenant sections by the
+//! arbiter.
 
 mod error;
 pub mod keys;
@@ -81,11 +82,13 @@ impl JobSettings {
     }
 }
 
-/// What is wrong with settings in the light of each other: which one, and a sentence that goes on from its value.
+/// What is wrong with settings in the light of each other: which one, and a sentence that goes on
+/// from its value.
 pub type Contradiction = (&'static str, String);
 
 impl JobSettings {
-    /// What becomes of a process that cannot be governed: a limit that was asked for is in force, or the process does not start.
+    /// What becomes of a process that cannot be governed: a limit that was asked for is in force,
+    /// or the process does not start.
     pub fn on_refusal(&self, strict: bool) -> OnRefusal {
         let is_limited = self.mem.is_some() || self.share_max.is_some() || strict;
         self.on_refusal.unwrap_or(if is_limited {
@@ -96,8 +99,8 @@ impl JobSettings {
     }
 
     /// # Errors
-    /// [`Contradiction`]: bounds that leave no room for the share, a deadline that cannot be held, host memory for a job that
-    /// stays on its devices.
+    /// [`Contradiction`]: bounds that the share does not fit, a deadline that cannot be held, host
+    /// memory for a job that stays on its devices.
     pub fn check(&self) -> Result<(), Contradiction> {
         if let (Some(min), Some(share)) = (self.share_min, self.share)
             && min > share
@@ -229,8 +232,9 @@ impl Config {
         })
     }
 
-    /// The file named by `--config` or `$SUBLET_CONFIG`, which must exist; else the first that exists of
-    /// `./sublet.toml`, `$XDG_CONFIG_HOME/sublet/sublet.toml` and `/etc/sublet/sublet.toml`; else the empty one.
+    /// The file named by `--config` or `$SUBLET_CONFIG`, which must exist; else the first that
+    /// exists of `./sublet.toml`, `$XDG_CONFIG_HOME/sublet/sublet.toml` and
+    /// `/etc/sublet/sublet.toml`; else the empty one.
     ///
     /// # Errors
     /// As [`load`](Self::load).

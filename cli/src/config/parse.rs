@@ -22,7 +22,7 @@ pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
     })?;
 
     let mut config = Config::default();
-    // The parser keeps tables by key; what is told is what comes first in the file.
+    // The parser keeps tables by key; the error to report is the first in the file.
     let mut sections: Vec<_> = document.into_inner().into_iter().collect();
     sections.sort_by_key(|(name, _)| name.span().start);
     for (name, value) in sections {
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_placed_and_told_with_the_remedy() {
+    fn wrong_values_are_placed_and_reported_with_the_remedy() {
         for (line, place, words) in [
             ("mem = 20", "2:7", &["`20` has no unit", "20GiB", "50%"][..]),
             ("mem = 1_000", "2:7", &["`1_000`", "GiB"]),
@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_hook_is_told_with_its_place() {
+    fn a_wrong_hook_is_reported_with_its_place() {
         for (text, place, words) in [
             (
                 "[cluster]\nurl = \"10.0.0.1:7070\"\n",

@@ -1,4 +1,5 @@
-//! Patterns over names and commands: `*` is any run of characters, `?` any one, everything else itself.
+//! Patterns over names and commands: `*` is any run of characters, `?` any one, everything else
+//! itself.
 
 use std::fmt;
 

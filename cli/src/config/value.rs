@@ -1,5 +1,5 @@
-//! One value of the quota file to its domain type. What is wrong is a sentence with the value and the remedy; where it
-//! stands is added by the reader.
+//! One value of the quota file to its domain type. What is wrong is a sentence with the value and
+//! the remedy; where it stands is added by the reader.
 
 use std::fmt::Display;
 use std::path::PathBuf;

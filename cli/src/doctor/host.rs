@@ -9,12 +9,15 @@ use serde_json::{Value, json};
 /// MPS's place where nothing else is said, by NVIDIA's documentation.
 const MPS_DIRECTORY: &str = "/tmp/nvidia-mps";
 
-/// The CUDA version that the driver answers, as `13.2`. The library is loaded for it, and not initialised.
+/// The CUDA version that the driver answers, as `13.2`. The library is loaded for it, and not
+/// initialised.
 pub fn cuda_version(driver: &Path) -> Option<String> {
-    // SAFETY: a driver library that `sublet run` would have programs load; its constructors are those of a system library.
+    // SAFETY: a driver library that `sublet run` would have programs load; its constructors are
+    // those of a system library.
     let library = unsafe { libloading::Library::new(driver) }.ok()?;
     let mut version = 0;
-    // SAFETY: the driver's function of this name takes a pointer to an int, and needs no initialisation.
+    // SAFETY: the driver's function of this name takes a pointer to an int, and needs no
+    // initialisation.
     let status = unsafe {
         let call: libloading::Symbol<'_, unsafe extern "C" fn(*mut i32) -> i32> =
             library.get(b"cuDriverGetVersion\0").ok()?;
@@ -25,7 +28,8 @@ pub fn cuda_version(driver: &Path) -> Option<String> {
     (status == 0).then(|| format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
-/// The Multi-Process Service: where its pipes would be, whether a daemon listens there, and its pid.
+/// The Multi-Process Service: where its pipes would be, whether a daemon listens there, and its
+/// pid.
 pub fn mps(var: impl Fn(&str) -> Option<OsString>) -> Value {
     let named = var("CUDA_MPS_PIPE_DIRECTORY").filter(|value| !value.is_empty());
     let directory = named
@@ -54,8 +58,8 @@ pub fn processes() -> impl Iterator<Item = u32> {
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// What kind of container the process at `proc` (such as `/proc/self`) is in, if any: by its control group, and for
-/// ourselves by what container engines leave at the root.
+/// What kind of container the process at `proc` (such as `/proc/self`) is in, if any: by its
+/// control group, and for ourselves by what container engines leave at the root.
 pub fn container(proc: &Path) -> Option<&'static str> {
     let groups = fs::read_to_string(proc.join("cgroup")).unwrap_or_default();
     let by_group = [

@@ -1,8 +1,9 @@
-//! `sublet doctor`: what is here, what is in force, and whether anything gets past the preload library.
+//! `sublet doctor`: what is here, what is in force, and whether anything gets past the preload
+//! library.
 //!
-//! Without a command it looks and changes nothing. With one, it runs the command as `sublet run` does, with a diagnosis
-//! switched on, and watches its processes: what the library let through, in which ways it was reached, which processes it is
-//! not in and why. It judges; it repairs nothing.
+//! Without a command it looks and changes nothing. With one, it runs the command as `sublet run`
+//! does, with a diagnosis switched on, and watches its processes: what the library let through, in
+//! which ways it was reached, which processes it is not in and why. It judges; it repairs nothing.
 
 mod host;
 mod pages;
@@ -106,7 +107,8 @@ fn arbiter() -> Result<Option<ArbiterStatus>> {
     }
 }
 
-/// By NVML's word, with the processes on each and the job that each is part of; and what NVML refused.
+/// By NVML's word, with the processes on each and the job that each is part of; and what NVML
+/// refused.
 fn devices(driver: &Driver, status: Option<&ArbiterStatus>) -> (Value, Option<String>) {
     let simulated = driver.simulated.is_some();
     let of_simulated = simulated.then_some(driver.path.as_path());

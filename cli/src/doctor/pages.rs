@@ -12,7 +12,8 @@ use shim_ffi::counts::{Note, RECEIVED, Reading, SEEN};
 pub struct Counted {
     /// Calls that the library let through, by symbol.
     pub seen: BTreeMap<String, u64>,
-    /// Calls that the simulated driver received, by symbol; empty on a real one, which does not count.
+    /// Calls that the simulated driver received, by symbol; empty on a real one, which does not
+    /// count.
     pub received: BTreeMap<String, u64>,
     notes: [u64; 6],
 }
@@ -28,7 +29,8 @@ const NOTES: [(Note, &str); 6] = [
 ];
 
 impl Counted {
-    /// Calls that the driver received and the library did not let through, and the first of them by name.
+    /// Calls that the driver received and the library did not let through, and the first of them by
+    /// name.
     pub fn escaped(&self) -> (u64, Option<&str>) {
         let past = self.received.iter().filter_map(|(name, count)| {
             let past = count.saturating_sub(self.seen.get(name).copied().unwrap_or(0));

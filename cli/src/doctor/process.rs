@@ -1,4 +1,5 @@
-//! One process of the command, as /proc shows it: which libraries are in it, and if ours is not, why not.
+//! One process of the command, as /proc shows it: which libraries are in it, and if ours is not,
+//! why not.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,7 +18,8 @@ const AT_RANDOM: u64 = 25;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
     pub pid: u32,
-    /// Another number for each program that the process executes, also for the same one again; 0 where it cannot be told.
+    /// Another number for each program that the process executes, also for the same one again; 0
+    /// where it is unknown.
     pub image: u64,
     pub command: String,
     /// The program that it executes.
@@ -178,7 +180,8 @@ fn names_us(environment: &[u8], variable: &str, library: &Path) -> bool {
         })
 }
 
-/// Whether the kernel started it with another's rights: by its word, or where that cannot be read, by the program's kind.
+/// Whether the kernel started it with another's rights: by its word, or where that cannot be read,
+/// by the program's kind.
 fn is_secure(proc: &Path) -> bool {
     match auxiliary(proc, AT_SECURE) {
         Some(value) => value != 0,

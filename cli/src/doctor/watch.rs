@@ -1,7 +1,9 @@
-//! Runs the command as a job with the diagnosis switched on, and watches its processes until the last has ended.
+//! Runs the command as a job with the diagnosis switched on, and watches its processes until the
+//! last has ended.
 //!
-//! Processes are looked at a few hundred times a second: one that lives for less than that may not be seen, but one that uses a
-//! GPU lives far longer. On the simulated GPU the driver counts as well, and nothing is missed.
+//! Processes are looked at a few hundred times a second: one that lives for less than that may not
+//! be seen, but one that uses a GPU lives far longer. On the simulated GPU the driver counts as
+//! well, and nothing is missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -78,7 +80,8 @@ pub fn run(
         }
         std::thread::sleep(LOOK);
     };
-    // What it has left behind in the background goes on by itself; what is there now has been looked at.
+    // What it has left behind in the background goes on by itself; what is there now has been
+    // looked at.
     tree.look();
     Ok(Watched {
         words: args
@@ -93,7 +96,8 @@ pub fn run(
     })
 }
 
-/// A directory for the pages of calls, which processes of other users can write to as well; gone when dropped.
+/// A directory for the pages of calls, which processes of other users can write to as well; gone
+/// when dropped.
 struct Pages(PathBuf);
 
 impl Pages {
@@ -225,12 +229,13 @@ impl Watched {
         })
     }
 
-    /// Processes that use the driver past the library (or are the command itself, without it), and others that the
-    /// library is not in.
+    /// Processes that use the driver past the library (or are the command itself, without it), and
+    /// others that the library is not in.
     fn outside(&self) -> (Vec<Value>, Vec<Value>) {
         let (mut escapes, mut out_of_reach) = (Vec::new(), Vec::new());
-        let mut told = BTreeSet::new();
-        // Counts are by process. Where it has executed a program with the library and one without, the latter made them.
+        let mut reported = BTreeSet::new();
+        // Counts are by process. Where it has executed a program with the library and one without,
+        // the latter made them.
         let without: BTreeSet<u32> = self
             .seen
             .iter()
@@ -258,7 +263,7 @@ impl Watched {
                     "pid": seen.pid, "command": seen.command, "kind": absent.as_str(), "calls": past, "text": text,
                 });
                 if uses || seen.pid == self.first {
-                    told.insert(seen.pid);
+                    reported.insert(seen.pid);
                     escapes.push(value);
                 } else {
                     out_of_reach.push(value);
@@ -317,7 +322,7 @@ impl Watched {
             } else {
                 continue;
             };
-            told.insert(seen.pid);
+            reported.insert(seen.pid);
             escapes.push(json!({
                 "pid": seen.pid, "command": seen.command, "kind": kind, "calls": past, "text": text,
             }));
@@ -325,7 +330,7 @@ impl Watched {
         // Too short-lived to be looked at, but the simulated driver has heard of them.
         for (pid, counted) in &self.counted {
             let (past, symbol) = counted.escaped();
-            if past > 0 && told.insert(*pid) {
+            if past > 0 && reported.insert(*pid) {
                 let text = format!(
                     "process {pid}, which has ended since, made {past} driver calls past the library, {} among them",
                     symbol.unwrap_or("unnamed")
@@ -414,7 +419,7 @@ mod tests {
         let (mut once, mut twice) = (seen(2, 1, 0, None), seen(2, 1, 0, None));
         (once.nvmls, twice.nvmls) = (1, 2);
         assert_eq!(kinds(vec![once]), (vec![], 0));
-        assert_eq!(kinds(vec![twice]), (vec![], 1), "told, and no escape");
+        assert_eq!(kinds(vec![twice]), (vec![], 1), "reported, and no escape");
         let mut audited = seen(2, 3, 2, None);
         audited.audited = true;
         let mut watched = watched(vec![audited]);

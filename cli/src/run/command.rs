@@ -20,7 +20,8 @@ pub enum CommandError {
     NotExecutable { path: PathBuf, reason: String },
 }
 
-/// The file that `command` names: itself where it has a slash, else the first of that name in `path`.
+/// The file that `command` names: itself where it has a slash, else the first of that name in
+/// `path`.
 ///
 /// # Errors
 /// [`CommandError`]: nothing of that name, or nothing that this user may execute.
@@ -89,7 +90,8 @@ fn check(file: &Path) -> Fit {
     }
 }
 
-/// Why the preload library will not get into `program`, or into its interpreter; `None` where it will.
+/// Why the preload library will not get into `program`, or into its interpreter; `None` where it
+/// will.
 pub fn out_of_reach(program: &Path) -> Option<String> {
     let file = interpreter(program).unwrap_or_else(|| program.to_owned());
     if elf::is_static_program(&file) {
@@ -102,7 +104,8 @@ pub fn out_of_reach(program: &Path) -> Option<String> {
         ));
     }
     let meta = fs::metadata(&file).ok()?;
-    // The loader takes no library from a path for a program that runs with another's rights (ld.so(8)).
+    // The loader takes no library from a path for a program that runs with another's rights
+    // (ld.so(8)).
     let gains = (meta.mode() & 0o4000 != 0 && meta.uid() != geteuid().as_raw())
         || (meta.mode() & 0o2000 != 0 && meta.gid() != getegid().as_raw());
     gains.then(|| {
@@ -113,7 +116,8 @@ pub fn out_of_reach(program: &Path) -> Option<String> {
     })
 }
 
-/// Whether `program`, or its interpreter, does not even start with the preload library in its environment.
+/// Whether `program`, or its interpreter, does not even start with the preload library in its
+/// environment.
 pub fn must_be_without(program: &Path) -> bool {
     elf::is_musl_program(&interpreter(program).unwrap_or_else(|| program.to_owned()))
 }

@@ -1,5 +1,5 @@
-//! As much of an ELF file as `sublet run` needs: is it a library for this machine, and is a program one that the dynamic
-//! loader, and so the preload library, gets into? Layout: elf(5).
+//! As much of an ELF file as `sublet run` needs: is it a library for this machine, and is a program
+//! one that the dynamic loader, and so the preload library, gets into? Layout: elf(5).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -26,7 +26,8 @@ pub fn is_library(file: &Path) -> bool {
     header(file).is_some_and(|(_, header)| half(&header, 16) == ET_DYN)
 }
 
-/// Whether `file` is a program that asks for no dynamic loader. False for scripts and whatever else is no ELF file.
+/// Whether `file` is a program that asks for no dynamic loader. False for scripts and whatever else
+/// is no ELF file.
 pub fn is_static_program(file: &Path) -> bool {
     matches!(loader(file), Some(None))
 }
@@ -40,7 +41,8 @@ pub fn is_musl_program(file: &Path) -> bool {
     })
 }
 
-/// The dynamic loader that a program asks for; `Some(None)` for none. `None` where `file` is no program of this machine.
+/// The dynamic loader that a program asks for; `Some(None)` for none. `None` where `file` is no
+/// program of this machine.
 fn loader(file: &Path) -> Option<Option<Vec<u8>>> {
     /// The kernel takes no longer path.
     const PATH_MAX_BYTES: u64 = 4096;
@@ -99,7 +101,8 @@ mod tests {
 
     #[test]
     fn a_library_of_this_machine_is_one() {
-        // The test itself is a position-independent program of the machine, which is the same to ELF.
+        // The test itself is a position-independent program of the machine, which is the same to
+        // ELF.
         let itself = std::env::current_exe().unwrap();
         assert!(is_library(&itself));
         let dir = tempfile::tempdir().unwrap();

@@ -9,11 +9,11 @@
 //! | `SUBLET_DRIVER` | the driver to open, by absolute path |
 //! | `SUBLET_ON_ARBITER_LOSS` | `open`, `freeze` or `closed` |
 //! | `SUBLET_ON_REFUSAL` | `open` or `closed` |
-//! | `SUBLET_STDERR` | device and inode of our standard error, the only file that the library may ever write a line to |
-//! | `SUBLET_STRICT` | with `--strict` only: a process does not start where none of its devices is the job's |
+//! | `SUBLET_STDERR` | device and inode of our standard error: the library writes nowhere else |
+//! | `SUBLET_STRICT` | with `--strict` only: no start without a device of the job |
 //! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
 //! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
-//! | `SUBLET_RESIDENCY` | simulated only: `touch=0` behind what was there, since the simulated device pins pages that are not there |
+//! | `SUBLET_RESIDENCY` | simulated only: `touch=0` appended; the simulated device pins absent pages |
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
@@ -69,8 +69,8 @@ pub fn of_stderr(fd: BorrowedFd<'_>) -> Option<OsString> {
     Some(format!("{}:{}", file.st_dev, file.st_ino).into())
 }
 
-/// What `--deep` adds: the library audits the dynamic linker, and the driver is told to load it where a child has lost
-/// LD_PRELOAD. A tool that is to be injected already stays the one.
+/// What `--deep` adds: the library audits the dynamic linker, and the driver is set to load it
+/// where a child has lost LD_PRELOAD. A tool that is to be injected already stays the one.
 pub fn of_deep_job(
     install: &Install,
     var: impl Fn(&str) -> Option<OsString>,

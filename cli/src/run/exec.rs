@@ -1,8 +1,9 @@
 //! Becoming the command.
 //!
-//! The standard library's `exec` empties the signal mask and resets SIGPIPE; a command started through `sublet run`
-//! must find both as its caller left them. So this calls execve(2) itself, and gives SIGPIPE, which the Rust runtime
-//! ignores before `main`, the disposition back that a constructor has seen before the runtime.
+//! The standard library's `exec` empties the signal mask and resets SIGPIPE; a command started
+//! through `sublet run` must find both as its caller left them. So this calls execve(2) itself, and
+//! gives SIGPIPE, which the Rust runtime ignores before `main`, the disposition back that a
+//! constructor has seen before the runtime.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -23,7 +24,8 @@ static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 #[ctor::ctor]
 fn see_sigpipe() {
     let mut action = std::mem::MaybeUninit::<nix::libc::sigaction>::uninit();
-    // SAFETY: with no new action this only writes the present one to `action`, which is read after success only.
+    // SAFETY: with no new action this only writes the present one to `action`, which is read after
+    // success only.
     let ignored = unsafe {
         nix::libc::sigaction(nix::libc::SIGPIPE, std::ptr::null(), action.as_mut_ptr()) == 0
             && action.assume_init_ref().sa_sigaction == nix::libc::SIG_IGN

@@ -26,10 +26,12 @@ pub enum InstallError {
 }
 
 impl Install {
-    /// `SUBLET_LIBRARY` and `SUBLET_SIM_DIR` where set; else next to the executable, else in `../lib/sublet` from it.
+    /// `SUBLET_LIBRARY` and `SUBLET_SIM_DIR` where set; else next to the executable, else in
+    /// `../lib/sublet` from it.
     ///
     /// # Errors
-    /// [`InstallError`] where there is no usable preload library. The simulated driver is only looked at when it is needed.
+    /// [`InstallError`] where there is no usable preload library. The simulated driver is only
+    /// looked at when it is needed.
     pub fn find(
         executable: &Path,
         var: impl Fn(&str) -> Option<OsString>,

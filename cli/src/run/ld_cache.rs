@@ -1,8 +1,9 @@
 //! `/etc/ld.so.cache`, read for one library name.
 //!
-//! Layout from glibc, `sysdeps/generic/dl-cache.h` (`struct cache_file_new`, `struct file_entry_new`): a header of 48
-//! bytes that begins with `glibc-ld.so.cache1.1`, then entries of 24 bytes with the offsets of name and path from the
-//! header's start. An older cache may stand before it.
+//! Layout from glibc, `sysdeps/generic/dl-cache.h` (`struct cache_file_new`, `struct
+//! file_entry_new`): a header of 48 bytes that begins with `glibc-ld.so.cache1.1`, then entries of
+//! 24 bytes with the offsets of name and path from the header's start. An older cache may stand
+//! before it.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;

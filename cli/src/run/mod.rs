@@ -1,8 +1,9 @@
-//! `sublet run`: settings, driver, arbiter, registration, environment, and then the command in this very process.
+//! `sublet run`: settings, driver, arbiter, registration, environment, and then the command in this
+//! very process.
 //!
-//! The order is the promise: whatever can be wrong is found out before the arbiter hears of the job, and the arbiter
-//! has agreed before the command starts. The job's process is ours (`exec`), so its exit code, its signals and its
-//! terminal need no forwarding.
+//! The order is the promise: whatever can be wrong is found out before the arbiter hears of the
+//! job, and the arbiter has agreed before the command starts. The job's process is ours (`exec`),
+//! so its exit code, its signals and its terminal need no forwarding.
 
 mod command;
 pub mod driver;
@@ -39,7 +40,7 @@ pub fn run(args: Run) -> Failure {
         Ok(ready) => {
             say_what_is_weaker(&ready);
             if let Some((dir, job, strict)) = &ready.limited {
-                watch::leave_behind(dir, *job, *strict);
+                watch::stay_behind(dir, *job, *strict);
             }
             exec::replace_this_process(&ready.program, &ready.words, &ready.environment)
         }
@@ -71,10 +72,12 @@ struct Ready {
     limited: Option<(RuntimeDir, u64, bool)>,
 }
 
-/// What is opened at a time before the command starts, in the worst case but that of an arbiter to be started.
+/// What is opened at a time before the command starts, in the worst case but that of an arbiter to
+/// be started.
 const DESCRIPTORS: usize = 3;
 
-/// An error where there are too few descriptors: whatever could not be opened would be reported as missing or broken.
+/// An error where there are too few descriptors: whatever could not be opened would be reported as
+/// missing or broken.
 fn enough_descriptors() -> anyhow::Result<()> {
     let opened: io::Result<Vec<File>> = (0..DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
     match opened {
@@ -93,7 +96,8 @@ fn prepare(args: Run) -> Result<Ready> {
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
     let (from_environment, name) = settings::from_environment(|name| env::var_os(name))?;
-    // Left empty where nobody gave one: the arbiter then makes one that is free, and refuses no job for its name.
+    // Left empty where nobody gave one: the arbiter then makes one that is free, and refuses no job
+    // for its name.
     let name = args.name.clone().or(name).unwrap_or_default();
     let known_as = if name.is_empty() {
         control::name_from_command(&shown)
@@ -197,8 +201,9 @@ fn prepare(args: Run) -> Result<Ready> {
     })
 }
 
-/// An error where the job's memory limit would hold on no device, because the arbiter takes the devices of the job's driver for
-/// those of another. Where it knows none of them yet, it learns them from the job's processes, and the limit holds.
+/// An error where the job's memory limit would hold on no device, because the arbiter takes the
+/// devices of the job's driver for those of another. Where it knows none of them yet, it learns
+/// them from the job's processes, and the limit holds.
 fn limited_somewhere(
     dir: &RuntimeDir,
     driver: &Driver,
@@ -233,7 +238,8 @@ fn limited_somewhere(
     Ok(())
 }
 
-/// For `--strict`: an error where somebody uses the job's devices outside of every job, or where that cannot be known.
+/// For `--strict`: an error where somebody uses the job's devices outside of every job, or where
+/// that cannot be known.
 fn nobody_else(dir: &RuntimeDir, driver: &Driver, spec: &JobSpec) -> anyhow::Result<()> {
     let status = match connect::ask(|| connect::existing(dir), Client::status) {
         Ok(status) => Some(status),

@@ -1,8 +1,9 @@
-//! What is to be told at the end of a job that has limits: which of its processes were outside of them.
+//! Reports, at the end of a job with limits, which of its processes were outside of them.
 //!
-//! `sublet run` becomes the command, so it cannot say anything afterwards; and a parent that stayed in its place would have to
-//! pass on its signals, its stops, its exit code and its terminal, and would be what a `kill -9` hits. So a process is left behind
-//! that is nobody's: no child of the job, in a session of its own, with nothing of the job's open but stderr. It sleeps until the
+//! `sublet run` becomes the command, so it cannot say anything afterwards; and a parent that stayed
+//! in its place would have to pass on its signals, its stops, its exit code and its terminal, and
+//! would be what a `kill -9` hits. So a process is left behind that is nobody's: no child of the
+//! job, in a session of its own, with nothing of the job's open but stderr. It sleeps until the
 //! job's process has ended, asks the arbiter once, says what there is to say, and ends.
 
 use std::io::{self, Write};
@@ -18,33 +19,35 @@ use nix::unistd::{ForkResult, fork, setsid};
 
 use crate::{connect, ps};
 
-/// TIMEOUT: whoever waits for the end of the job's stderr waits for this as well.
+/// TIMEOUT: a reader that waits for the end of the job's stderr waits this long, too.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Processes told of, a line each.
+/// Processes reported, a line each.
 const MOST: usize = 4;
 
-/// Leaves a process behind that tells how this one's job ended. Where it cannot be made the job's record is in `sublet ps` and in the
-/// journal all the same.
-pub fn leave_behind(dir: &RuntimeDir, job: u64, strict: bool) {
+/// Leaves a process behind that tells how this one's job ended. Where it cannot be made the job's
+/// record is in `sublet ps` and in the journal all the same.
+pub fn stay_behind(dir: &RuntimeDir, job: u64, strict: bool) {
     let Ok(process) = pidfd_of_ours() else {
         return;
     };
-    // SAFETY: this process has one thread; and the C library keeps its allocator usable in a forked child.
+    // SAFETY: this process has one thread; and the C library keeps its allocator usable in a forked
+    // child.
     match unsafe { fork() } {
         Ok(ForkResult::Parent { child }) => {
             let _ = waitpid(child, None);
         }
         Ok(ForkResult::Child) => {
-            let alone = setsid().is_ok();
+            let own_session = setsid().is_ok();
             // SAFETY: as above.
             let between = unsafe { fork() };
-            if alone
+            if own_session
                 && matches!(between, Ok(ForkResult::Child))
-                && let Some(process) = let_go(process)
+                && let Some(process) = close_others(process)
             {
                 tell(&process, dir, job, strict);
             }
-            // SAFETY: ends this process, and runs nothing of what its parent has registered for an orderly end.
+            // SAFETY: ends this process, and runs nothing of what its parent has registered for an
+            // orderly end.
             unsafe { libc::_exit(0) }
         }
         Err(_) => {}
@@ -62,15 +65,17 @@ fn pidfd_of_ours() -> io::Result<OwnedFd> {
     }
 }
 
-/// Closes everything but stderr and `process`: a pipe or a lock of the caller's must not wait for us.
-fn let_go(process: OwnedFd) -> Option<OwnedFd> {
+/// Closes everything but stderr and `process`: a pipe or a lock of the caller's must not wait for
+/// us.
+fn close_others(process: OwnedFd) -> Option<OwnedFd> {
     let nothing = std::fs::File::options()
         .read(true)
         .write(true)
         .open("/dev/null")
         .ok()?;
-    // SAFETY: plain descriptor calls; what is closed here belongs to values of the parent that this process never uses again, and
-    // it ends without running their destructors. Descriptor 3 is made from `process`, which is forgotten.
+    // SAFETY: plain descriptor calls; what is closed here belongs to values of the parent that this
+    // process never uses again, and it ends without running their destructors. Descriptor 3 is made
+    // from `process`, which is forgotten.
     let kept = unsafe {
         libc::dup2(nothing.as_raw_fd(), 0);
         libc::dup2(nothing.as_raw_fd(), 1);

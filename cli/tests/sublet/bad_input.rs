@@ -1,5 +1,5 @@
-//! Whatever is wrong: one clear line with the value and the remedy, the right code, no job registered, and the command
-//! not started.
+//! Whatever is wrong: one clear line with the value and the remedy, the right code, no job
+//! registered, and the command not started.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -33,7 +33,7 @@ fn flags() {
         (&["--share", "0"], &["`0`", "above 0"]),
         (&["--share", "1.01"], &["`1.01`", "at most 1"]),
         (&["--class", "best"], &["`best`", "guaranteed"]),
-        (&["--device", "card0"], &["`card0`", "UUID"]),
+        (&["--device", "gpu0"], &["`gpu0`", "UUID"]),
         (&["--name", "a/b"], &["`a/b`", "letters"]),
         (
             &["--config", "/no/such.toml"],
@@ -175,7 +175,7 @@ fn another_protocol_version() {
 }
 
 #[test]
-fn an_arbiter_that_hangs_up_or_talks_nonsense() {
+fn an_arbiter_that_hangs_up_or_answers_nonsense() {
     refused(
         &Fixture::speaking(|_| b"hello\n".to_vec()),
         &["--sim"],

@@ -1,4 +1,5 @@
-//! A directory with stand-ins for the libraries, an arbiter that answers as told, and the command to test.
+//! A directory with stand-ins for the libraries, an arbiter with given answers, and the command to
+//! test.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -139,7 +140,8 @@ impl Fixture {
         specs.remove(0)
     }
 
-    /// `sublet` with these arguments, in the fixture's directory and with no more than its environment.
+    /// `sublet` with these arguments, in the fixture's directory and with no more than its
+    /// environment.
     pub fn sublet<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sublet"));
         command.args(args).env_clear().stdin(Stdio::null());
@@ -202,8 +204,8 @@ impl From<Output> for Outcome {
     }
 }
 
-/// A shared library that does nobody harm when it is preloaded: the one with the unwinder, which every program of
-/// Rust's on glibc has loaded.
+/// A shared library that does nobody harm when it is preloaded: the one with the unwinder, which
+/// every program of Rust's on glibc has loaded.
 fn some_library() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let paths = maps

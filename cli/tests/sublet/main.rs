@@ -1,7 +1,7 @@
 //! The real `sublet` binary, against an arbiter of the test's own making.
 //!
-//! What is said to the arbiter is checked here; that the real one understands it is for `with_arbiter` and the
-//! workspace's integration suite.
+//! What is said to the arbiter is checked here; that the real one understands it is for
+//! `with_arbiter` and the workspace's integration suite.
 
 mod bad_input;
 mod fixture;

@@ -135,7 +135,7 @@ fn the_schema_and_the_version_are_printed() {
 }
 
 #[test]
-fn an_arbiter_is_told_to_stop() {
+fn an_arbiter_is_asked_to_stop() {
     let fixture = Fixture::answering(|request| match request {
         Request::Shutdown => Ok(Reply::ShuttingDown),
         other => panic!("not expected here: {other:?}"),
@@ -146,7 +146,7 @@ fn an_arbiter_is_told_to_stop() {
 }
 
 #[test]
-fn a_device_is_changed_and_told_as_it_stands() {
+fn a_device_is_changed_and_shown_as_it_stands() {
     let fixture = Fixture::answering(|request| match request {
         Request::SetDevice { .. } => Ok(Reply::Devices(vec![control::DeviceStatus {
             index: 1,

@@ -1,4 +1,5 @@
-//! `sublet run`: what the arbiter hears, what the command finds, and that the process is the same one.
+//! `sublet run`: what the arbiter hears, what the command finds, and that the process is the same
+//! one.
 
 use std::collections::HashMap;
 use std::fs;
@@ -177,7 +178,7 @@ fn a_flag_beats_the_environment_and_that_beats_the_file() {
 }
 
 #[test]
-fn a_job_without_a_name_leaves_it_to_the_arbiter_and_matches_by_its_command() {
+fn a_job_without_a_name_gets_one_from_the_arbiter_and_matches_by_its_command() {
     let fixture = Fixture::new();
     fixture.write("train.sh", "exit 0\n");
     fixture.write("sublet.toml", "[[job]]\nname = \"train\"\nshare = 0.3\n");
@@ -195,7 +196,8 @@ fn signal_mask_and_ignored_signals_reach_the_command_as_they_were() {
         let mut command = fixture.sublet(["run", "--sim", "sh", "-c", script]);
         let mut mask = SigSet::empty();
         mask.add(Signal::SIGUSR1);
-        // SAFETY: between fork and exec this only calls sigprocmask and signal, which are async-signal-safe.
+        // SAFETY: between fork and exec this only calls sigprocmask and signal, which are
+        // async-signal-safe.
         unsafe {
             command.pre_exec(move || {
                 if block {

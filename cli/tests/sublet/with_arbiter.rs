@@ -1,5 +1,5 @@
-//! With the real arbiter, started by `sublet run` or by hand. Jobs here touch no device: what the two say to each other
-//! over the control socket is the matter.
+//! With the real arbiter, started by `sublet run` or by hand. Jobs here touch no device: what the
+//! two say to each other over the control socket is the matter.
 
 use std::fs;
 use std::path::Path;
@@ -212,7 +212,7 @@ fn an_arbiter_that_was_killed_is_replaced() {
 }
 
 #[test]
-fn one_at_a_time_and_it_ends_when_told() {
+fn one_at_a_time_and_it_ends_when_asked() {
     let host = Host::new();
     let mut arbiter = host.arbiter(&[]);
     assert_eq!(host.ps()["arbiter"]["embedded"], false);
@@ -268,7 +268,7 @@ fn the_file_of_the_first_run_rules_the_arbiter_it_starts() {
 }
 
 #[test]
-fn a_bad_file_is_told_by_the_run_that_finds_it() {
+fn a_bad_file_is_reported_by_the_run_that_finds_it() {
     let host = Host::new();
     let mut command: Command = host.0.sublet(["arbiter"]);
     host.0
