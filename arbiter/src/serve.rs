@@ -45,6 +45,8 @@ const PUT_OFF_NS: u64 = 20_000_000;
 const ASIDE_NS: u64 = 50_000;
 /// For how long operators are answered before slices are looked at again, and a request that takes longer after it.
 const OPERATORS_NS: u64 = 300_000;
+/// A turn of the loop that comes so late is reported.
+const STALL_NS: u64 = 1_000_000_000;
 /// Failures in a row of [`FAILURES_NS`] after which the arbiter ends, every gate open, for a successor to take over.
 const FAILURES: u32 = 16;
 const FAILURES_NS: u64 = 60_000_000_000;
@@ -385,6 +387,8 @@ impl Arbiter {
             self.poller
                 .wait(deadline_ns, &mut events)
                 .map_err(Error::io("wait for events"))?;
+            let woken_ns = mono_ns();
+            let late_ns = woken_ns.saturating_sub(deadline_ns.unwrap_or(woken_ns));
             let mut failed = false;
             for event in &events {
                 failed |= self.contained(|arbiter| arbiter.on_event(*event)).is_none();
@@ -393,6 +397,7 @@ impl Arbiter {
             let turn_ns = self.contained(Self::serve_operators);
             failed |= step_ns.is_none() || turn_ns.is_none();
             deadline_ns = step_ns.flatten().into_iter().chain(turn_ns.flatten()).min();
+            self.report_stall(late_ns.max(mono_ns().saturating_sub(woken_ns)));
             if failed {
                 self.on_failure()?;
                 // What could not say when to look again is looked at soon, and not without end.
@@ -403,6 +408,21 @@ impl Arbiter {
         }
         self.finish();
         Ok(())
+    }
+
+    /// The loop was held up for so long, by whatever it was.
+    fn report_stall(&mut self, stall_ns: u64) {
+        if stall_ns < STALL_NS {
+            return;
+        }
+        let seconds = stall_ns as f64 / 1e9;
+        let message = format!(
+            "the arbiter did not run for {seconds:.1} s (it was stopped, or the host gave it no processor): what jobs did meanwhile is \
+             charged to nobody beyond the first tenth of a second"
+        );
+        tracing::warn!("{message}");
+        let fields = [("stalled_ms", Value::from(stall_ns / 1_000_000))];
+        self.journal.write("stalled", "", message, &fields);
     }
 
     /// Does a piece of the loop's work. A check that fails in it (a defect of ours, whatever it was that led there) ends that piece and
@@ -753,9 +773,7 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_check_that_fails_ends_a_piece_of_work_and_many_of_them_the_arbiter() {
-        let place = tempfile::tempdir().expect("directory");
+    fn arbiter(place: &tempfile::TempDir) -> Arbiter {
         let dir = RuntimeDir::given(place.path().join("run")).expect("absolute");
         let uid = rustix::process::geteuid().as_raw();
         dir.ensure(uid).expect("a directory of our own");
@@ -763,7 +781,28 @@ mod tests {
             host_nvml: false,
             ..Options::new(dir)
         };
-        let mut arbiter = Arbiter::start(options).expect("started");
+        Arbiter::start(options).expect("started")
+    }
+
+    #[test]
+    fn a_second_in_which_the_arbiter_did_not_run_is_in_the_journal() {
+        let place = tempfile::tempdir().expect("directory");
+        let mut arbiter = arbiter(&place);
+        arbiter.report_stall(STALL_NS - 1);
+        arbiter.report_stall(20 * STALL_NS);
+        let events = arbiter.journal.since(0, 0);
+        let stalls: Vec<_> = events.iter().filter(|one| one.kind == "stalled").collect();
+        let [stall] = stalls[..] else {
+            panic!("not one: {stalls:?}");
+        };
+        assert_eq!(stall.fields["stalled_ms"], Value::from(20_000));
+        assert!(stall.message.contains("20.0 s"), "{}", stall.message);
+    }
+
+    #[test]
+    fn a_check_that_fails_ends_a_piece_of_work_and_many_of_them_the_arbiter() {
+        let place = tempfile::tempdir().expect("directory");
+        let mut arbiter = arbiter(&place);
         for _ in 1..FAILURES {
             let sum = arbiter.contained(|arbiter| {
                 let claimed = arbiter.epoch | u64::MAX;

@@ -6,12 +6,19 @@
 //! 3 ms that costs 15 ms is three turns in which its tenant gets nothing. So of what lies beyond the time for which a look was
 //! planned, a tenant is charged what its submissions in that time usually take, where it made some; where it made none and has work on
 //! the device, what may be in flight: the window, or two of its kernels where those are longer.
+//!
+//! A standstill beyond a tenth of a second is no slice of anybody any more: nobody was there to close a gate, and clients whose gate is
+//! closed pass it after some seconds. What goes beyond that is in no account. A job that happened to hold the device when the arbiter was
+//! stopped for 20 s would otherwise wait for 20 s afterwards.
 
 use super::seat::Seat;
 
 /// A look that comes so much later than planned is late. TIMEOUT: what a thread waits for its core on a machine that is not crowded,
 /// and some.
 const LATE_NS: u64 = 1_000_000;
+/// Of a standstill, this much is charged at most. TIMEOUT: far more than any hand-over takes on a busy host, and less than anybody
+/// notices who has to wait for it afterwards.
+const UNSUPERVISED_NS: u64 = 100_000_000;
 /// Device time over which the mean is taken.
 const MEAN_OVER_NS: u64 = 500_000_000;
 
@@ -20,6 +27,11 @@ pub(super) fn late_ns(planned_ns: Option<u64>, charged_ns: u64, now_ns: u64) -> 
     let planned_ns = planned_ns.unwrap_or(now_ns).max(charged_ns);
     let late_ns = now_ns.saturating_sub(planned_ns);
     if late_ns > LATE_NS { late_ns } else { 0 }
+}
+
+/// Of a look that is so late, the time that counts for nobody.
+pub(super) fn unsupervised_ns(late_ns: u64) -> u64 {
+    late_ns.saturating_sub(UNSUPERVISED_NS)
 }
 
 /// What a submission of a tenant takes in the mean, the recent ones weighing most.
@@ -103,6 +115,7 @@ mod tests {
 
     use super::*;
     use crate::dispatch::tests::{Bench, MS, US, greedy};
+    use crate::terms::Terms;
 
     enum There {
         Nothing,
@@ -155,6 +168,73 @@ mod tests {
         assert_eq!(many, 15 * MS, "it ran all the time");
         let copy = after_a_standstill(0, There::Copy);
         assert_eq!(copy, 15 * MS, "it may be of any length");
+    }
+
+    /// Two tenants, one of which holds the device while the arbiter is stopped for 20 s; it may submit all the time. What both get in the
+    /// two seconds after that.
+    fn after_a_stop(submits: bool, terms: Option<Terms>) -> [u64; 2] {
+        let mut bench = Bench::new(&[500_000, 500_000]);
+        let both = |pages: &[Rc<ClientPages>]| pages.iter().for_each(greedy);
+        if let Some(terms) = terms {
+            bench.lane.set_terms(TenantId(0), terms);
+            bench.lane.set_terms(TenantId(1), terms);
+        }
+        bench.run(1000 * MS, both);
+        while !bench.open(0) {
+            bench.run(50 * US, both);
+        }
+        bench.run(500 * US, both);
+        assert!(bench.open(0) && bench.pages[1].client.waiting(0) > 0);
+        if submits {
+            let thread = bench.pages[0].client.thread(0);
+            (0..400_000).for_each(|_| thread.count_launch());
+            thread.all_marked();
+            There::Kernel.put(&bench.pages[0]);
+        } else {
+            There::Copy.put(&bench.pages[0]);
+        }
+        bench.now_ns += 20_000 * MS;
+        bench.step();
+        for _ in 0..2 {
+            let stopped = &bench.pages[0].client;
+            stopped
+                .stream(0)
+                .into_iter()
+                .for_each(|stream| stream.settle());
+            if !submits && stopped.blocking(0) > 0 {
+                stopped.want(0).expect("device").end_blocking();
+            }
+            bench.step();
+        }
+        let before = [0, 1].map(|at| bench.usage(at).device_ns);
+        bench.run(2000 * MS, both);
+        [0, 1].map(|at| bench.usage(at as u64).device_ns - before[at])
+    }
+
+    #[test]
+    fn who_held_the_device_while_the_arbiter_was_stopped_does_not_pay_for_it() {
+        for submits in [true, false] {
+            let got = after_a_stop(submits, None);
+            println!("now: after a stop of 20 s the two get {got:?} ns of the next 2 s");
+            assert!(got[0] > 850 * MS, "{submits}: {got:?}");
+            assert!(got[1] > 850 * MS, "{submits}: {got:?}");
+        }
+    }
+
+    #[test]
+    fn a_stop_of_the_arbiter_is_paid_for_neither_to_a_cap_nor_to_a_floor() {
+        let capped = Terms {
+            max_ppm: Some(400_000),
+            ..Terms::plain(policy::Class::Guaranteed, 500_000)
+        };
+        let got = after_a_stop(true, Some(capped));
+        assert!(got[0] > 500 * MS, "{got:?}");
+        let floors = Terms {
+            min_ppm: 300_000,
+            ..Terms::plain(policy::Class::Guaranteed, 500_000)
+        };
+        let got = after_a_stop(true, Some(floors));
+        assert!(got[0] > 850 * MS, "{got:?}");
     }
 
     #[test]

@@ -394,8 +394,12 @@ impl Lane {
 
     /// Charges the time since the last look to those that were busy then.
     fn charge(&mut self, now_ns: u64) {
-        let dt_ns = now_ns.saturating_sub(self.charged_ns);
         let late_ns = late::late_ns(self.planned_ns, self.charged_ns, now_ns);
+        // What nobody supervised is in no account.
+        let unsupervised_ns = late::unsupervised_ns(late_ns);
+        let late_ns = late_ns - unsupervised_ns;
+        let until_ns = now_ns.saturating_sub(unsupervised_ns);
+        let dt_ns = until_ns.saturating_sub(self.charged_ns);
         self.charged_ns = now_ns.max(self.charged_ns);
         if dt_ns == 0 {
             return;
@@ -411,7 +415,7 @@ impl Lane {
             seat.stand(got_ns, late_ns);
             let got_ns = seat.forgive(got_ns);
             let got_ns = if contended {
-                seat.got_while_late_ns(now_ns, self.device, got_ns, late_ns / busy.max(1))
+                seat.got_while_late_ns(until_ns, self.device, got_ns, late_ns / busy.max(1))
             } else {
                 got_ns
             };
