@@ -356,7 +356,7 @@ class ArithmeticTest(unittest.TestCase):
     def test_every_section_has_a_name_of_its_own_and_fits_the_run(self):
         names = [section.name for section in sections.ALL]
         self.assertEqual(len(names), len(set(names)))
-        expected = {"device", "law", "ways", "pytorch_solo", "pytorch_pair", "pytorch_quota", "expandable", "async_alloc", "graphs", "compile",
+        expected = {"device", "transparency", "ways", "pytorch_solo", "pytorch_pair", "pytorch_quota", "expandable", "async_alloc", "graphs", "compile",
                     "workers", "amp", "cupy", "jax", "mlp", "overheads", "context_memory", "handover", "vmm", "pcie", "write_value",
                     "fairness", "protect"}
         self.assertLessEqual(expected, set(names))

@@ -376,7 +376,7 @@ fn no_test_waits_without_a_limit() {
         "simgpu/tests",
         "tests/guest/src",
         "tests/guest/suite",
-        "tests/law/tests",
+        "tests/transparency/tests",
         "tests/src",
         "tests/suite",
     ]

@@ -12,7 +12,7 @@ Section = collections.namedtuple("Section", "name run limit_s needs what")
 
 ALL = [
     Section("device", host.device, 30, None, "driver, NVML, MIG and MPS state"),
-    Section("law", host.law, 60, None, "behaviour of the driver bare, interposed and governed: differences"),
+    Section("transparency", host.transparency, 60, None, "behaviour of the driver bare, interposed and governed: differences"),
     Section("mlp", turns.mlp, 75, None, "train_mlp alone and two at 0.75/0.25: shares, losses equal to the bit"),
     Section("write_value", memory.write_value, 20, None, "completion marks: cost, visibility, order"),
     Section("overheads", calls.overheads, 60, None, "what each call costs, bare and governed"),

@@ -53,11 +53,11 @@ print(next(line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps")
 FIRST_CALLS, MOST_CALLS = 2000, 400_000
 
 
-def law(ctx):
+def transparency(ctx):
     """The behaviour test of the project on this driver: first a little, then as much as the time allows."""
-    program = ctx.place.program("law")
+    program = ctx.place.program("transparency")
     if program is None:
-        raise Skip("the program `law` is not in this build")
+        raise Skip("the program `transparency` is not in this build")
     words = [program, "--json", "--seed", "1", "--commit", ctx.place.commit(), "--preload", ctx.place.library, "--sublet", ctx.place.sublet]
     if ctx.simulated:
         words += ["--driver", ctx.place.sim_dir / "libcuda.so.1"]
@@ -66,17 +66,17 @@ def law(ctx):
         found = ctx.run([sys.executable, "-c", FIND_DRIVER], "find-driver", 20).stdout().strip()
         ctx.result.note(f"driver library {os.path.basename(found)}")
         words += ["--driver", found, "--gentle"]
-    first = run_law(ctx, words, FIRST_CALLS, "law-first")
+    first = run_transparency(ctx, words, FIRST_CALLS, "transparency-first")
     rate = first["calls"] / first["seconds"]
     calls = int(min(MOST_CALLS, rate * (ctx.left() - 10) * 0.6))
     if calls > 2 * FIRST_CALLS:
-        run_law(ctx, [*words, "--seed", "2"], calls, "law")
+        run_transparency(ctx, [*words, "--seed", "2"], calls, "transparency")
 
 
-def run_law(ctx, words, calls, name):
+def run_transparency(ctx, words, calls, name):
     done = ctx.run([*words, "--calls", calls], name, 55, expect=None)
     if done.returncode not in (0, 1):
-        raise Failure(f"law ended with {describe(done.returncode)}: {done.tails()}")
+        raise Failure(f"transparency ended with {describe(done.returncode)}: {done.tails()}")
     said = last_json(done)
     metrics = {row["name"]: row["value"] for row in said["metrics"]}
     differing = [line.removeprefix("DIFFERENCE ") for line in done.stdout().splitlines() if line.startswith("DIFFERENCE ")]

@@ -77,7 +77,7 @@ impl Options {
 /// The job cannot be started.
 pub fn supervise(options: &Options) -> std::io::Result<i32> {
     use std::os::unix::fs::PermissionsExt;
-    let directory = std::env::temp_dir().join(format!("ledger-{}", std::process::id()));
+    let directory = std::env::temp_dir().join(format!("accounting-{}", std::process::id()));
     let runtime = directory.join("run");
     std::fs::create_dir_all(&runtime)?;
     std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700))?;
@@ -102,10 +102,18 @@ pub fn supervise(options: &Options) -> std::io::Result<i32> {
         command
     };
     let quota = format!("{}MiB", options.quota_mib);
-    let status = sublet(&["run", "--sim", "--name", "ledger", "--mem", &quota, "--"])
-        .arg(std::env::current_exe()?)
-        .args(options.words())
-        .status();
+    let status = sublet(&[
+        "run",
+        "--sim",
+        "--name",
+        "accounting",
+        "--mem",
+        &quota,
+        "--",
+    ])
+    .arg(std::env::current_exe()?)
+    .args(options.words())
+    .status();
     let _ = sublet(&["arbiter", "--stop"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -15,7 +15,9 @@ pub fn directory() -> &'static Path {
     static TARGET: OnceLock<PathBuf> = OnceLock::new();
     TARGET.get_or_init(|| {
         // PANIC: the binary lies in the target directory's profile.
-        let target = Path::new(env!("CARGO_BIN_EXE_law")).parent().unwrap();
+        let target = Path::new(env!("CARGO_BIN_EXE_transparency"))
+            .parent()
+            .unwrap();
         let release = target.file_name().is_some_and(|name| name == "release");
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut cargo = Command::new(env!("CARGO"));

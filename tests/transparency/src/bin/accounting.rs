@@ -1,19 +1,19 @@
-//! `ledger`: whether a quota's account is exact. See `scripts/ledger`.
+//! `accounting`: whether a quota's account is exact. See `scripts/accounting`.
 //!
 //! Exit status: 0 exact, 1 not, 125 wrong use.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use law::ledger::{self, Options};
+use transparency::accounting::{self, Options};
 
-const USAGE: &str = "usage: ledger [--threads N] [--processes N] [--ops N] [--rounds N] [--seed S] [--quota-mib N] \
+const USAGE: &str = "usage: accounting [--threads N] [--processes N] [--ops N] [--rounds N] [--seed S] [--quota-mib N] \
                      [--families LETTERS] [--sublet PATH] [--commit TEXT] [--json]";
 
 fn main() -> ExitCode {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
     if words.first().is_some_and(|word| word == "worker") {
-        return end(ledger::worker(&words[1..]).map(|()| true));
+        return end(accounting::worker(&words[1..]).map(|()| true));
     }
     let crew = words.first().is_some_and(|word| word == "crew");
     if crew {
@@ -21,11 +21,11 @@ fn main() -> ExitCode {
     }
     match parse(&words) {
         Err(error) => {
-            eprintln!("ledger: {error}\n{USAGE}");
+            eprintln!("accounting: {error}\n{USAGE}");
             ExitCode::from(125)
         }
-        Ok(options) if crew => end(ledger::crew(&options)),
-        Ok(options) => end(ledger::supervise(&options).map(|status| status == 0)),
+        Ok(options) if crew => end(accounting::crew(&options)),
+        Ok(options) => end(accounting::supervise(&options).map(|status| status == 0)),
     }
 }
 
@@ -34,7 +34,7 @@ fn end(outcome: std::io::Result<bool>) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("ledger: {error}");
+            eprintln!("accounting: {error}");
             ExitCode::FAILURE
         }
     }

@@ -1,4 +1,4 @@
-//! The ledger on the simulated GPU, short: `scripts/ledger` runs it at length.
+//! Accounting on the simulated GPU, short: `scripts/accounting` runs it at length.
 
 mod artefacts;
 
@@ -15,7 +15,7 @@ fn the_quotas_account_is_what_the_device_says_and_the_device_never_gave_more() {
         "60000",
         "--json",
     ];
-    let output = run(env!("CARGO_BIN_EXE_ledger"), &words);
+    let output = run(env!("CARGO_BIN_EXE_accounting"), &words);
     assert!(output.status.success(), "{}", text(&output));
     let object = object(&output);
     assert_eq!(object["drift_bytes"], 0);

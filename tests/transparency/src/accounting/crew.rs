@@ -89,7 +89,7 @@ fn charged(options: &Options) -> std::io::Result<(u64, ByPid)> {
     let jobs = status["jobs"].as_array().cloned().unwrap_or_default();
     let job = jobs
         .iter()
-        .find(|job| job["name"] == "ledger")
+        .find(|job| job["name"] == "accounting")
         .ok_or_else(|| std::io::Error::other(format!("the job is not in `sublet ps`: {status}")))?;
     let used = job["mem_used_bytes"]
         .as_u64()
@@ -121,13 +121,13 @@ fn real() -> std::io::Result<(u64, u64, ByPid)> {
 fn difference(options: &Options) -> std::io::Result<(u64, u64, u64)> {
     let deadline = Instant::now() + AT_REST;
     loop {
-        let ((ledger, ours), (device, _, theirs)) = (charged(options)?, real()?);
-        if ledger == device {
-            return Ok((0, ledger, device));
+        let ((charged_bytes, ours), (device, _, theirs)) = (charged(options)?, real()?);
+        if charged_bytes == device {
+            return Ok((0, charged_bytes, device));
         }
         if Instant::now() > deadline {
             println!("  by process: charged {ours:?}\n              device  {theirs:?}");
-            return Ok((ledger.abs_diff(device), ledger, device));
+            return Ok((charged_bytes.abs_diff(device), charged_bytes, device));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -169,11 +169,11 @@ pub fn run(options: &Options) -> std::io::Result<bool> {
         for worker in &mut workers {
             worker.wait(&mut sums)?;
         }
-        let (off, ledger, device) = difference(options)?;
+        let (off, charged_bytes, device) = difference(options)?;
         drift = off.max(drift);
         held = held.max(device);
         println!(
-            "{:>5} {:>12} {:>10} {ledger:>14} {device:>14} {off:>10}",
+            "{:>5} {:>12} {:>10} {charged_bytes:>14} {device:>14} {off:>10}",
             round + 1,
             sums.ops,
             sums.refused
@@ -183,10 +183,10 @@ pub fn run(options: &Options) -> std::io::Result<bool> {
     for worker in workers {
         worker.kill()?;
     }
-    let (left, ledger, device) = difference(options)?;
+    let (left, charged_bytes, device) = difference(options)?;
     drift = left.max(drift);
     println!(
-        "  end {:>12} {:>10} {ledger:>14} {device:>14} {left:>10}",
+        "  end {:>12} {:>10} {charged_bytes:>14} {device:>14} {left:>10}",
         sums.ops, sums.refused
     );
     let quota = options.quota_mib << 20;

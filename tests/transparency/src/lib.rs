@@ -1,12 +1,12 @@
 //! Two tests of the whole: *transparency* (with no limit set a program behaves under the preload library exactly as
 //! without it) and *exactness* (what a quota charges is what the device lacks).
 //!
-//! The law is checked by the transcript of a run: the same calls, chosen by a seed, made against the bare driver and
+//! Transparency is checked by the transcript of a run: the same calls, chosen by a seed, made against the bare driver and
 //! against the preload library, compared call by call.
 
+pub mod accounting;
 pub mod api;
 pub mod compare;
-pub mod ledger;
 pub mod probe;
 pub mod rng;
 pub mod sequence;

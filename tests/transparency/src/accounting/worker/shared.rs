@@ -3,8 +3,8 @@
 use shim_ffi::*;
 
 use super::Thread;
-use crate::ledger::held::Held;
-use crate::ledger::post::Letter;
+use crate::accounting::held::Held;
+use crate::accounting::post::Letter;
 
 impl Thread<'_> {
     /// Exports a handle and imports it again: the same memory, charged once.

@@ -90,7 +90,7 @@ pub fn run(words: &[String]) -> std::io::Result<()> {
                 let Ok(mut thread) =
                     Thread::new(mix(seed ^ number), cap_mib << 20, families, figures, post)
                 else {
-                    eprintln!("ledger: a thread has no driver");
+                    eprintln!("accounting: a thread has no driver");
                     std::process::exit(1);
                 };
                 loop {
@@ -193,7 +193,7 @@ impl<'a> Thread<'a> {
             }
             Err(status) => {
                 if self.figures.failed.fetch_add(1, Relaxed) < 3 {
-                    eprintln!("ledger: {what}: {status:?}");
+                    eprintln!("accounting: {what}: {status:?}");
                 }
                 false
             }

@@ -1,7 +1,7 @@
-//! `law`: runs the same driver calls bare and under the preload library and compares every answer.
+//! `transparency`: runs the same driver calls bare and under the preload library and compares every answer.
 //!
 //! ```text
-//! law [--calls N] [--per-sequence N] [--seed S] [--threads N] [--jobs N] [--driver PATH] [--preload PATH]
+//! transparency [--calls N] [--per-sequence N] [--seed S] [--threads N] [--jobs N] [--driver PATH] [--preload PATH]
 //!     [--sublet PATH] [--no-job] [--gentle] [--candidate-env NAME=VALUE] [--commit TEXT] [--json]
 //! ```
 //!
@@ -11,9 +11,9 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use law::compare::{self, Findings, Options, Task, worker};
+use transparency::compare::{self, Findings, Options, Task, worker};
 
-const USAGE: &str = "usage: law [--calls N] [--per-sequence N] [--seed S] [--threads N] [--jobs N] [--driver PATH] \
+const USAGE: &str = "usage: transparency [--calls N] [--per-sequence N] [--seed S] [--threads N] [--jobs N] [--driver PATH] \
                      [--preload PATH] [--sublet PATH] [--no-job] [--gentle] [--candidate-env NAME=VALUE] [--commit TEXT] \
                      [--json]";
 
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     match parse(&words) {
         Ok((options, commit, json)) => supervise(&options, &commit, json),
         Err(error) => {
-            eprintln!("law: {error}\n{USAGE}");
+            eprintln!("transparency: {error}\n{USAGE}");
             ExitCode::from(125)
         }
     }
@@ -42,13 +42,13 @@ fn work(words: &[String]) -> ExitCode {
         ))
     });
     let Some((task, shown)) = parsed else {
-        eprintln!("law: wrong words for a worker: {words:?}");
+        eprintln!("transparency: wrong words for a worker: {words:?}");
         return ExitCode::from(125);
     };
     match worker::run(task, shown, preloaded, governed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("law: {error}");
+            eprintln!("transparency: {error}");
             ExitCode::from(125)
         }
     }
@@ -142,13 +142,13 @@ fn supervise(options: &Options, commit: &str, json: bool) -> ExitCode {
     let started = std::time::Instant::now();
     let findings = compare::all(options, |line| {
         if live {
-            eprintln!("law: {line}");
+            eprintln!("transparency: {line}");
         }
     });
     let findings = match findings {
         Ok(findings) => findings,
         Err(error) => {
-            eprintln!("law: no place to work in: {error}");
+            eprintln!("transparency: no place to work in: {error}");
             return ExitCode::from(125);
         }
     };

@@ -3,7 +3,7 @@
 use shim_ffi::*;
 
 use super::{GRANULE, Thread};
-use crate::ledger::held::Held;
+use crate::accounting::held::Held;
 
 impl Thread<'_> {
     pub(super) fn plain(&mut self) {

@@ -49,7 +49,8 @@ impl Place {
     /// # Errors
     /// It cannot be made.
     pub fn new(number: usize) -> std::io::Result<Self> {
-        let directory = std::env::temp_dir().join(format!("law-{}-{number}", std::process::id()));
+        let directory =
+            std::env::temp_dir().join(format!("transparency-{}-{number}", std::process::id()));
         std::fs::create_dir_all(directory.join("run"))?;
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(
@@ -60,11 +61,11 @@ impl Place {
     }
 
     fn command(&self, options: &Options, mode: Mode) -> Command {
-        let worker = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("law"));
+        let worker = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("transparency"));
         let mut command = match mode {
             Mode::Governed => {
                 let mut command = Command::new(&options.sublet);
-                command.args(["run", "--name", "law"]);
+                command.args(["run", "--name", "transparency"]);
                 // `--driver` takes real drivers only.
                 let beside = options.sublet.with_file_name("sim/libcuda.so.1");
                 if std::fs::canonicalize(beside).is_ok_and(|path| path == options.driver) {
