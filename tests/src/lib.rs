@@ -12,18 +12,18 @@ pub mod fake;
 pub mod hooks_doc;
 pub mod log;
 pub mod outcome;
+pub mod program_run;
 pub mod programs;
-pub mod room;
+pub mod sandbox;
 pub mod stub;
 pub mod table;
-pub mod talk;
 
 use std::time::{Duration, Instant};
 
 pub use artefacts::Artefacts;
 pub use outcome::Outcome;
-pub use room::{Room, Running};
-pub use talk::Talk;
+pub use program_run::ProgramRun;
+pub use sandbox::{Running, Sandbox};
 
 /// TIMEOUT: how long a test waits for something that happens at once on an idle machine. Only failures wait this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);

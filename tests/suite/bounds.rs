@@ -1,20 +1,20 @@
 //! What is in flight is bounded in time: by what each kernel takes, and not by what most of them take.
 
-use tests::{Artefacts, Outcome, Room, Running, programs, wait_until};
+use tests::{Artefacts, Outcome, Running, Sandbox, programs, wait_until};
 
 #[test]
 fn long_kernels_after_thousands_of_short_ones_are_held_back_at_once() {
-    let room = Room::new();
-    let mut other = room.job(
+    let sandbox = Sandbox::new();
+    let mut other = sandbox.job(
         &["--name", "other", "--share", "0.5"],
         Artefacts::get().program("spin"),
     );
     let other = Running::start(other.args(["--kernel-us", "200", "--seconds", "600"]));
     wait_until("the other is at work", || {
-        (room.job_status("other")?.launches > 200).then_some(())
+        (sandbox.job_status("other")?.launches > 200).then_some(())
     });
     let in_flight = |round: u32| -> [u32; 3] {
-        let mut phases = room.job(
+        let mut phases = sandbox.job(
             &["--name", &format!("phases{round}"), "--share", "0.5"],
             programs::program("phases"),
         );

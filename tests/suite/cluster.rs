@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use serde_json::Value;
-use tests::{Artefacts, Outcome, Room, Running, attempts, wait_until};
+use tests::{Artefacts, Outcome, Running, Sandbox, attempts, wait_until};
 
 /// A hook, its state in a directory of its own.
 struct Hook {
-    room: Room,
+    sandbox: Sandbox,
     process: Option<Child>,
     port: String,
     words: Vec<String>,
@@ -28,7 +28,7 @@ impl Hook {
     /// With these words on its command line.
     fn with(words: &[&str]) -> Self {
         let mut hook = Self {
-            room: Room::new(),
+            sandbox: Sandbox::new(),
             process: None,
             port: "0".into(),
             words: words.iter().map(|word| (*word).to_owned()).collect(),
@@ -42,12 +42,12 @@ impl Hook {
     }
 
     fn token_file(&self) -> PathBuf {
-        self.room.path("hook/token")
+        self.sandbox.path("hook/token")
     }
 
     fn command(&self) -> std::process::Command {
-        let state = self.room.path("hook");
-        let mut command = self.room.sublet(["cluster", "serve", "--listen"]);
+        let state = self.sandbox.path("hook");
+        let mut command = self.sandbox.sublet(["cluster", "serve", "--listen"]);
         command
             .arg(format!("127.0.0.1:{}", self.port))
             .arg("--state")
@@ -95,7 +95,7 @@ impl Hook {
     }
 
     fn ask(&self, words: &[&str]) -> Outcome {
-        let mut command = self.room.sublet(["cluster"]);
+        let mut command = self.sandbox.sublet(["cluster"]);
         command
             .args(&words[..1])
             .args(["--cluster", &self.url(), "--token-file"])
@@ -128,14 +128,14 @@ impl Hook {
 
     /// One with so many simulated devices.
     fn node_of(&self, name: &str, devices: usize) -> Node {
-        let mut room = Room::new();
-        room.set("SUBLET_SIM_DEVICES", devices.to_string());
-        self.node_in(room, name, "root", &[])
+        let mut sandbox = Sandbox::new();
+        sandbox.set("SUBLET_SIM_DEVICES", devices.to_string());
+        self.node_in(sandbox, name, "root", &[])
     }
 
     /// One in a place of its own, whose jobs run as `user` where it is root's; `around`: the command that starts it.
-    fn node_in(&self, room: Room, name: &str, user: &str, around: &[&str]) -> Node {
-        let mut sublet = room.sublet([
+    fn node_in(&self, sandbox: Sandbox, name: &str, user: &str, around: &[&str]) -> Node {
+        let mut sublet = sandbox.sublet([
             "arbiter",
             "--cluster",
             &self.url(),
@@ -150,7 +150,7 @@ impl Hook {
         let mut command = match around {
             [] => sublet,
             [program, words @ ..] => {
-                let mut all = room.command(program);
+                let mut all = sandbox.command(program);
                 all.args(words).arg(sublet.get_program());
                 all.args(sublet.get_args());
                 all
@@ -158,7 +158,7 @@ impl Hook {
         };
         let arbiter = Some(Running::start(&mut command));
         Node {
-            room,
+            sandbox,
             arbiter,
             name: name.to_owned(),
         }
@@ -180,7 +180,7 @@ impl Drop for Hook {
 }
 
 struct Node {
-    room: Room,
+    sandbox: Sandbox,
     arbiter: Option<Running>,
     name: String,
 }
@@ -188,18 +188,18 @@ struct Node {
 impl Node {
     /// Records of the attempts that were begun.
     fn runs(&self) -> BTreeSet<PathBuf> {
-        attempts::begun(&self.room.path("run"))
+        attempts::begun(&self.sandbox.path("run"))
     }
 
     /// Where its attempts write.
     fn places(&self) -> Vec<PathBuf> {
-        attempts::places(&self.room.path("run"))
+        attempts::places(&self.sandbox.path("run"))
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        attempts::end_all(&self.room.path("run"));
+        attempts::end_all(&self.sandbox.path("run"));
         drop(self.arbiter.take());
     }
 }
@@ -255,7 +255,7 @@ fn a_hook_that_is_killed_loses_no_job_and_an_arbiter_that_is_killed_finds_its_ow
         drop(arbiter);
     }
     let before = a.runs();
-    let mut again = a.room.sublet([
+    let mut again = a.sandbox.sublet([
         "arbiter",
         "--cluster",
         &hook.url(),
@@ -298,9 +298,9 @@ fn a_second_hook_a_wrong_token_and_a_wrong_policy_are_refused() {
     assert_eq!(second.code, Some(125), "{second:?}");
     assert!(second.stderr.contains("another hook"), "{second:?}");
 
-    let other = hook.room.path("other");
+    let other = hook.sandbox.path("other");
     let fresh = |words: &[&str]| {
-        let mut command = hook.room.sublet(["cluster", "serve", "--state"]);
+        let mut command = hook.sandbox.sublet(["cluster", "serve", "--state"]);
         Outcome::of(command.arg(&other).args(words))
     };
     let open = fresh(&["--listen", "0.0.0.0:0"]);
@@ -316,7 +316,7 @@ fn a_second_hook_a_wrong_token_and_a_wrong_policy_are_refused() {
     assert!(!other.join("hook.redb").exists());
 
     let mut unknown = hook
-        .room
+        .sandbox
         .sublet(["cluster", "jobs", "--cluster", &hook.url()]);
     let unknown = Outcome::of(&mut unknown);
     assert!(
@@ -331,11 +331,11 @@ fn a_second_hook_a_wrong_token_and_a_wrong_policy_are_refused() {
 }
 
 #[test]
-fn a_job_that_has_to_make_room_saves_first_and_goes_on_from_there() {
+fn a_job_that_has_to_make_way_saves_first_and_goes_on_from_there() {
     let hook = Hook::with(&["--order", "srtf", "--packer", "none"]);
     let node = hook.node("a");
     wait_until("the node reports", || hook.is_up(&node).then_some(()));
-    let checkpoint = hook.room.path("long.ckpt");
+    let checkpoint = hook.sandbox.path("long.ckpt");
     let submit = |name: &str, work: &str, steps: &str, more: &[&str]| {
         let program = Artefacts::get().program("train_mlp");
         let mut words = vec![
@@ -365,7 +365,7 @@ fn a_job_that_has_to_make_room_saves_first_and_goes_on_from_there() {
     more.push(checkpoint.to_str().expect("UTF-8"));
     submit("long", "1h", "2000", &more);
     wait_until("the long one trains", || {
-        node.room
+        node.sandbox
             .jobs()
             .iter()
             .any(|job| job.listens_for_resize)
@@ -436,7 +436,7 @@ fn jobs_of_a_node_with_two_gpus_use_their_own_and_an_elastic_one_gives_one_up() 
     submit(&hook, "left", false, &load);
     submit(&hook, "right", false, &load);
     let used = wait_until("both work", || {
-        let jobs = node.room.jobs();
+        let jobs = node.sandbox.jobs();
         let mut used: Vec<(String, Vec<String>)> = jobs
             .iter()
             .filter(|job| job.device_time_ns > 0)
@@ -472,7 +472,7 @@ fn jobs_of_a_node_with_two_gpus_use_their_own_and_an_elastic_one_gives_one_up() 
     });
 
     let elastic = |name: &str, steps: &str| {
-        let checkpoint = hook.room.path(&format!("{name}.ckpt"));
+        let checkpoint = hook.sandbox.path(&format!("{name}.ckpt"));
         let program = Artefacts::get().program("train_mlp");
         let mut words = vec![
             "submit",
@@ -506,7 +506,7 @@ fn jobs_of_a_node_with_two_gpus_use_their_own_and_an_elastic_one_gives_one_up() 
     let gpus = |name: &str| job(name)["devices"].as_array().map_or(0, Vec::len);
     elastic("first", "2500");
     wait_until("it has both GPUs and looks for requests", || {
-        let listens = node.room.jobs().iter().any(|job| job.listens_for_resize);
+        let listens = node.sandbox.jobs().iter().any(|job| job.listens_for_resize);
         (listens && gpus("first") == 2).then_some(())
     });
     elastic("second", "1500");

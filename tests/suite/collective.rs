@@ -1,17 +1,17 @@
 //! Ranks of a collective operation, whose kernels spin until all of them have begun: never kept apart by the gate.
 
 use control::JobStatus;
-use tests::{Artefacts, Room, Running, programs, wait_until};
+use tests::{Artefacts, Running, Sandbox, programs, wait_until};
 
 const ROUNDS: u32 = 150;
 
 /// The shell's words for one rank of two.
-fn rank(room: &Room, rank: u32, device: u32) -> String {
+fn rank(sandbox: &Sandbox, rank: u32, device: u32) -> String {
     format!(
         "{} {} {rank} 2 {device} {ROUNDS} 200 {}",
         programs::program("collective").display(),
         kernels().display(),
-        room.path("ranks").display()
+        sandbox.path("ranks").display()
     )
 }
 
@@ -20,18 +20,18 @@ fn kernels() -> std::path::PathBuf {
 }
 
 /// One job of both ranks, each a process.
-fn both(room: &Room, devices: [u32; 2], flags: &[&str]) -> Running {
+fn both(sandbox: &Sandbox, devices: [u32; 2], flags: &[&str]) -> Running {
     let script = format!(
         "{} & {}; last=$?; wait $! && exit $last",
-        rank(room, 0, devices[0]),
-        rank(room, 1, devices[1])
+        rank(sandbox, 0, devices[0]),
+        rank(sandbox, 1, devices[1])
     );
     let flags = [&["--name", "ranks", "--share", "0.4"], flags].concat();
-    Running::start(room.job(&flags, "sh").args(["-c", &script]))
+    Running::start(sandbox.job(&flags, "sh").args(["-c", &script]))
 }
 
-fn spin(room: &Room, name: &str, device: u32) -> Running {
-    let mut command = room.job(
+fn spin(sandbox: &Sandbox, name: &str, device: u32) -> Running {
+    let mut command = sandbox.job(
         &["--name", name, "--share", "0.3"],
         Artefacts::get().program("spin"),
     );
@@ -39,14 +39,14 @@ fn spin(room: &Room, name: &str, device: u32) -> Running {
     Running::start(command.arg(device.to_string()))
 }
 
-fn job(room: &Room, name: &str) -> JobStatus {
-    room.job_status(name).unwrap_or_default()
+fn job(sandbox: &Sandbox, name: &str) -> JobStatus {
+    sandbox.job_status(name).unwrap_or_default()
 }
 
-fn is_at_work(room: &Room, name: &str) {
-    let before = job(room, name).launches;
+fn is_at_work(sandbox: &Sandbox, name: &str) {
+    let before = job(sandbox, name).launches;
     wait_until(&format!("{name} is at work"), || {
-        (job(room, name).launches > before + 200).then_some(())
+        (job(sandbox, name).launches > before + 200).then_some(())
     });
 }
 
@@ -62,77 +62,77 @@ fn ends_well(what: &str, mut running: Running, ranks: usize) {
     );
 }
 
-fn offences(room: &Room) -> Vec<(String, String)> {
-    let events = room.events().into_iter();
+fn offences(sandbox: &Sandbox) -> Vec<(String, String)> {
+    let events = sandbox.events().into_iter();
     events
         .filter(|event| event.kind == "misbehaviour")
         .map(|event| (event.job, event.fields["offence"].to_string()))
         .collect()
 }
 
-/// A room whose hardware gives its slices in quick succession: ranks that share a device meet by nothing else.
-fn room() -> Room {
-    let mut room = Room::new();
-    room.set("SUBLET_SIM_TIMESLICE_US", "200");
-    room
+/// A sandbox whose hardware gives its slices in quick succession: ranks that share a device meet by nothing else.
+fn sandbox() -> Sandbox {
+    let mut sandbox = Sandbox::new();
+    sandbox.set("SUBLET_SIM_TIMESLICE_US", "200");
+    sandbox
 }
 
 #[test]
 fn ranks_of_a_job_on_one_device_pass_the_gate_together() {
-    let room = room();
-    let _other = spin(&room, "other", 0);
-    is_at_work(&room, "other");
-    ends_well("both ranks end", both(&room, [0, 0], &[]), 2);
-    is_at_work(&room, "other");
-    assert_eq!(offences(&room), []);
+    let sandbox = sandbox();
+    let _other = spin(&sandbox, "other", 0);
+    is_at_work(&sandbox, "other");
+    ends_well("both ranks end", both(&sandbox, [0, 0], &[]), 2);
+    is_at_work(&sandbox, "other");
+    assert_eq!(offences(&sandbox), []);
 }
 
 #[test]
 fn ranks_of_a_job_on_two_devices_have_their_turns_together() {
-    let mut room = room();
-    room.set("SUBLET_SIM_DEVICES", "2");
-    let _others = [spin(&room, "first", 0), spin(&room, "second", 1)];
-    is_at_work(&room, "first");
-    is_at_work(&room, "second");
-    let mut ranks = both(&room, [0, 1], &[]);
+    let mut sandbox = sandbox();
+    sandbox.set("SUBLET_SIM_DEVICES", "2");
+    let _others = [spin(&sandbox, "first", 0), spin(&sandbox, "second", 1)];
+    is_at_work(&sandbox, "first");
+    is_at_work(&sandbox, "second");
+    let mut ranks = both(&sandbox, [0, 1], &[]);
     wait_until("it is taken for a gang", || {
-        (job(&room, "ranks").gang || ranks.has_ended()).then_some(())
+        (job(&sandbox, "ranks").gang || ranks.has_ended()).then_some(())
     });
     assert!(!ranks.has_ended(), "{:?}", ranks.wait());
     ends_well("both ranks end", ranks, 2);
-    is_at_work(&room, "first");
-    is_at_work(&room, "second");
-    assert_eq!(offences(&room), []);
+    is_at_work(&sandbox, "first");
+    is_at_work(&sandbox, "second");
+    assert_eq!(offences(&sandbox), []);
 }
 
 /// First come, first served keeps a rank's device from the other one for good where the two are jobs of their own. That a kernel goes
 /// on and on is told after a second, and whoever does it runs last from then on: the other rank comes, and both go on.
 #[test]
 fn ranks_that_are_jobs_of_their_own_are_kept_apart_until_that_is_told() {
-    let mut room = room();
-    let file = room.path("sublet.toml");
+    let mut sandbox = sandbox();
+    let file = sandbox.path("sublet.toml");
     std::fs::write(&file, "[[device]]\ndevice = \"*\"\npolicy = \"fifo\"\n").expect("a file");
-    room.set("SUBLET_CONFIG", file);
+    sandbox.set("SUBLET_CONFIG", file);
     // As one job it is no matter who came first.
-    ends_well("both ranks end", both(&room, [0, 0], &[]), 2);
-    assert_eq!(offences(&room), []);
-    std::fs::remove_file(room.path("ranks")).expect("the ranks' file");
+    ends_well("both ranks end", both(&sandbox, [0, 0], &[]), 2);
+    assert_eq!(offences(&sandbox), []);
+    std::fs::remove_file(sandbox.path("ranks")).expect("the ranks' file");
 
     let start = |name, which| {
-        let mut command = room.job(&["--name", name, "--share", "0.4"], "sh");
-        Running::start(command.args(["-c", &rank(&room, which, 0)]))
+        let mut command = sandbox.job(&["--name", name, "--share", "0.4"], "sh");
+        Running::start(command.args(["-c", &rank(&sandbox, which, 0)]))
     };
     let first = start("first", 0);
     wait_until("the first one spins", || {
-        (job(&room, "first").device_time_ns > 5_000_000).then_some(())
+        (job(&sandbox, "first").device_time_ns > 5_000_000).then_some(())
     });
     let second = start("second", 1);
     wait_until("it is told that its kernel does not end", || {
         let endless = ("first".to_owned(), "\"endless\"".to_owned());
-        offences(&room).contains(&endless).then_some(())
+        offences(&sandbox).contains(&endless).then_some(())
     });
     wait_until("the second one is let in", || {
-        (job(&room, "second").launches > 4).then_some(())
+        (job(&sandbox, "second").launches > 4).then_some(())
     });
     drop((first, second));
 }

@@ -3,7 +3,7 @@
 use std::fs;
 
 use tests::fake::{Listening, TOKEN};
-use tests::{Artefacts, Room, Running, Talk, programs, wait_until};
+use tests::{Artefacts, ProgramRun, Running, Sandbox, programs, wait_until};
 
 fn kernels() -> String {
     let kernels = Artefacts::get().root().join("simgpu/kernels");
@@ -12,30 +12,30 @@ fn kernels() -> String {
 
 #[test]
 fn a_file_under_the_number_of_a_doorbell_is_left_alone() {
-    let room = Room::new();
-    let listening = Listening::at(&room.path("channel.sock"));
-    let mut command = room.preloaded(programs::program("lease"));
+    let sandbox = Sandbox::new();
+    let listening = Listening::at(&sandbox.path("channel.sock"));
+    let mut command = sandbox.preloaded(programs::program("lease"));
     command
         .env("SUBLET_SOCKET", listening.path())
         .env("SUBLET_TOKEN", TOKEN);
-    let mut talk = Talk::start(&mut command);
-    talk.send(&format!("init {}", kernels()));
+    let mut run = ProgramRun::start(&mut command);
+    run.send(&format!("init {}", kernels()));
     let mut attached = listening.welcome();
-    assert_eq!(talk.answer(), "0");
-    assert_eq!(talk.ask("queue 10"), "0");
-    let file = room.path("mine");
-    assert_eq!(talk.ask(&format!("replace {}", file.display())), "0");
+    assert_eq!(run.answer(), "0");
+    assert_eq!(run.ask("queue 10"), "0");
+    let file = sandbox.path("mine");
+    assert_eq!(run.ask(&format!("replace {}", file.display())), "0");
     for _ in 0..5 {
         attached.close();
-        talk.send("queue 3000");
+        run.send("queue 3000");
         attached.wait_for_a_waiter();
         attached.open();
-        assert_eq!(talk.answer(), "0");
+        assert_eq!(run.answer(), "0");
     }
-    assert_eq!(talk.ask("sync"), "0");
+    assert_eq!(run.ask("sync"), "0");
     // Also where the arbiter is gone and the next one is looked for.
     drop(attached);
-    assert_eq!(talk.ask("queue 3000"), "0");
+    assert_eq!(run.ask("queue 3000"), "0");
     let written = fs::metadata(&file).expect("the file").len();
     println!("now: {written} bytes of the program's file overwritten");
     assert_eq!(written, 0);
@@ -43,40 +43,44 @@ fn a_file_under_the_number_of_a_doorbell_is_left_alone() {
 
 #[test]
 fn a_program_that_has_closed_our_descriptors_still_has_its_turns() {
-    let room = Room::new();
-    let mut honest = room.job(
+    let sandbox = Sandbox::new();
+    let mut honest = sandbox.job(
         &["--name", "honest", "--share", "0.5"],
         Artefacts::get().program("spin"),
     );
     let honest = Running::start(honest.args(["--kernel-us", "200", "--seconds", "600"]));
     let flags = ["--name", "closer", "--share", "0.5"];
-    let mut talk = Talk::start(&mut room.job(&flags, programs::program("lease")));
-    assert_eq!(talk.ask(&format!("init {}", kernels())), "0");
+    let mut run = ProgramRun::start(&mut sandbox.job(&flags, programs::program("lease")));
+    assert_eq!(run.ask(&format!("init {}", kernels())), "0");
     assert_eq!(
-        talk.ask(&format!("replace {}", room.path("mine").display())),
+        run.ask(&format!("replace {}", sandbox.path("mine").display())),
         "0"
     );
     for _ in 0..20 {
-        assert_eq!(talk.ask("queue 20"), "0");
-        assert_eq!(talk.ask("sync"), "0");
+        assert_eq!(run.ask("queue 20"), "0");
+        assert_eq!(run.ask("sync"), "0");
     }
-    let job = room.job_status("closer").expect("the job");
+    let job = sandbox.job_status("closer").expect("the job");
     assert_eq!(job.processes.len(), 1, "{job:?}");
     assert!(job.launches >= 400 && job.grants > 0, "{job:?}");
-    assert_eq!(fs::metadata(room.path("mine")).expect("the file").len(), 0);
+    assert_eq!(
+        fs::metadata(sandbox.path("mine")).expect("the file").len(),
+        0
+    );
     drop(honest);
 }
 
 #[test]
 fn arbiters_come_and_go_and_a_program_has_as_many_descriptors_as_before() {
-    let room = Room::new();
-    let mut arbiter = room.arbiter();
-    let mut spin = room.job(&["--name", "spin"], Artefacts::get().program("spin"));
+    let sandbox = Sandbox::new();
+    let mut arbiter = sandbox.arbiter();
+    let mut spin = sandbox.job(&["--name", "spin"], Artefacts::get().program("spin"));
     let spin = Running::start(spin.args(["--kernel-us", "200", "--seconds", "600"]));
-    let at_work = |room: &Room| {
-        let before = room.job_status("spin").map_or(0, |job| job.launches);
+    let at_work = |sandbox: &Sandbox| {
+        let before = sandbox.job_status("spin").map_or(0, |job| job.launches);
         wait_until("it works under the arbiter", || {
-            room.job_status("spin")
+            sandbox
+                .job_status("spin")
                 .filter(|job| job.processes.len() == 1 && job.launches > before + 100)
         });
     };
@@ -84,13 +88,13 @@ fn arbiters_come_and_go_and_a_program_has_as_many_descriptors_as_before() {
         let list = fs::read_dir(format!("/proc/{}/fd", running.pid())).expect("its descriptors");
         list.count()
     };
-    at_work(&room);
+    at_work(&sandbox);
     let before = descriptors(&spin);
     for _ in 0..4 {
         arbiter.kill();
         assert_eq!(arbiter.wait().signal, Some(9));
-        arbiter = room.arbiter();
-        at_work(&room);
+        arbiter = sandbox.arbiter();
+        at_work(&sandbox);
     }
     let after = descriptors(&spin);
     println!("now: {before} descriptors, {after} after four restarts of the arbiter");

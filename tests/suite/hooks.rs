@@ -7,7 +7,7 @@ use shim_ffi::*;
 use tests::fake::{Attached, Listening, TOKEN};
 use tests::log::{Log, WORDS};
 use tests::table::{self, name, parameters, symbol, with_action};
-use tests::{Artefacts, Room, Talk, programs, stub};
+use tests::{Artefacts, ProgramRun, Sandbox, programs, stub};
 
 /// A status that no driver has: it must come back as it is.
 const ODD_STATUS: u32 = 4242;
@@ -16,8 +16,8 @@ const OUT_OF_MEMORY: u32 = 2;
 /// The host program, preloaded, in front of the recording driver.
 struct Host {
     log: Log,
-    talk: Talk,
-    _room: Room,
+    run: ProgramRun,
+    _sandbox: Sandbox,
 }
 
 /// What a call returned, and what was passed.
@@ -29,15 +29,18 @@ struct Returned {
 
 impl Host {
     fn alone() -> Self {
-        Self::start(Room::new(), &[])
+        Self::start(Sandbox::new(), &[])
     }
 
     /// Attached to an arbiter of the test's, with the gate open.
     fn attached() -> (Self, Attached) {
-        let room = Room::new();
-        let listening = Listening::at(&room.path("channel.sock"));
+        let sandbox = Sandbox::new();
+        let listening = Listening::at(&sandbox.path("channel.sock"));
         let socket = listening.path().to_str().expect("a plain path").to_owned();
-        let mut host = Self::start(room, &[("SUBLET_SOCKET", &socket), ("SUBLET_TOKEN", TOKEN)]);
+        let mut host = Self::start(
+            sandbox,
+            &[("SUBLET_SOCKET", &socket), ("SUBLET_TOKEN", TOKEN)],
+        );
         host.log.begin(symbol("cuDriverGetVersion"), 0, true);
         host.send("call cuInit 0");
         let attached = listening.welcome();
@@ -45,9 +48,9 @@ impl Host {
         (host, attached)
     }
 
-    fn start(room: Room, vars: &[(&str, &str)]) -> Self {
-        let log = Log::create(&room.path("log"));
-        let mut command = room.command(programs::program("call_each"));
+    fn start(sandbox: Sandbox, vars: &[(&str, &str)]) -> Self {
+        let log = Log::create(&sandbox.path("log"));
+        let mut command = sandbox.command(programs::program("call_each"));
         command
             .env("LD_PRELOAD", Artefacts::get().preload())
             .env("SUBLET_DRIVER", stub::driver())
@@ -55,23 +58,23 @@ impl Host {
             .envs(vars.iter().copied());
         Self {
             log,
-            talk: Talk::start(&mut command),
-            _room: room,
+            run: ProgramRun::start(&mut command),
+            _sandbox: sandbox,
         }
     }
 
     fn send(&mut self, line: &str) {
-        self.talk.send(line);
+        self.run.send(line);
     }
 
     #[track_caller]
     fn ask(&mut self, line: &str) -> String {
-        self.talk.ask(line)
+        self.run.ask(line)
     }
 
     #[track_caller]
     fn returned(&mut self) -> Returned {
-        let line = self.talk.answer();
+        let line = self.run.answer();
         let mut words = line.split(' ');
         assert_eq!(words.next(), Some("returned"), "{line}");
         let status = words
@@ -96,7 +99,7 @@ impl Host {
     /// Ends the host program; it and everything in it must have been silent.
     #[track_caller]
     fn finish(self) {
-        self.talk.ended_well();
+        self.run.ended_well();
     }
 }
 
@@ -528,8 +531,8 @@ fn every_way_of_looking_a_symbol_up_finds_ours() {
 
 #[test]
 fn a_wrapper_in_front_of_us_does_not_go_round_in_circles() {
-    let room = Room::new();
-    let log = Log::create(&room.path("log"));
+    let sandbox = Sandbox::new();
+    let log = Log::create(&sandbox.path("log"));
     log.begin(symbol("cuInit"), 0, true);
     let wrapper = programs::library("wrapper");
     let preload = Artefacts::get().preload();
@@ -537,7 +540,8 @@ fn a_wrapper_in_front_of_us_does_not_go_round_in_circles() {
         log.begin(symbol("cuInit"), 0, true);
         let list = format!("{}:{}", order[0].display(), order[1].display());
         let outcome = tests::Outcome::of(
-            room.command(programs::program("init_once"))
+            sandbox
+                .command(programs::program("init_once"))
                 .env("LD_PRELOAD", list)
                 .env("SUBLET_DRIVER", stub::driver())
                 .env("RECORDING_DRIVER_LOG", log.path()),

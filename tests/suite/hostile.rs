@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use control::JobStatus;
 use nix::sys::signal::Signal;
-use tests::{Artefacts, Outcome, Room, Running, wait_until};
+use tests::{Artefacts, Outcome, Running, Sandbox, wait_until};
 
-fn spin(room: &Room, name: &str, fault: Option<&str>) -> Running {
-    let mut command = room.job(
+fn spin(sandbox: &Sandbox, name: &str, fault: Option<&str>) -> Running {
+    let mut command = sandbox.job(
         &["--name", name, "--share", "0.5"],
         Artefacts::get().program("spin"),
     );
@@ -18,31 +18,32 @@ fn spin(room: &Room, name: &str, fault: Option<&str>) -> Running {
     Running::start(&mut command)
 }
 
-fn spin_of(room: &Room, name: &str, share: &str) -> Running {
+fn spin_of(sandbox: &Sandbox, name: &str, share: &str) -> Running {
     let program = Artefacts::get().program("spin");
-    let mut command = room.job(&["--name", name, "--share", share], program);
+    let mut command = sandbox.job(&["--name", name, "--share", share], program);
     Running::start(command.args(["--kernel-us", "200", "--seconds", "600"]))
 }
 
-fn job(room: &Room, name: &str) -> JobStatus {
-    room.job_status(name).unwrap_or_default()
+fn job(sandbox: &Sandbox, name: &str) -> JobStatus {
+    sandbox.job_status(name).unwrap_or_default()
 }
 
-fn goes_on(room: &Room, name: &str) {
-    let before = job(room, name).launches;
+fn goes_on(sandbox: &Sandbox, name: &str) {
+    let before = job(sandbox, name).launches;
     wait_until("it goes on", || {
-        (job(room, name).launches > before + 200).then_some(())
+        (job(sandbox, name).launches > before + 200).then_some(())
     });
 }
 
 #[test]
 fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part() {
-    let room = Room::new();
-    let honest = spin(&room, "honest", None);
-    goes_on(&room, "honest");
-    let mut endless = spin(&room, "endless", Some("endless:kernel=sublet_busy_us"));
+    let sandbox = Sandbox::new();
+    let honest = spin(&sandbox, "honest", None);
+    goes_on(&sandbox, "honest");
+    let mut endless = spin(&sandbox, "endless", Some("endless:kernel=sublet_busy_us"));
     let told = wait_until("it is told", || {
-        room.events()
+        sandbox
+            .events()
             .into_iter()
             .find(|event| event.kind == "misbehaviour")
     });
@@ -50,8 +51,8 @@ fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part()
         (told.job.as_str(), &told.fields["offence"]),
         ("endless", &"endless".into())
     );
-    goes_on(&room, "honest");
-    let ps = Outcome::of(&mut room.sublet(["ps"])).succeeded();
+    goes_on(&sandbox, "honest");
+    let ps = Outcome::of(&mut sandbox.sublet(["ps"])).succeeded();
     assert!(
         ps.stdout
             .contains("endless runs after all others: it still has work"),
@@ -60,28 +61,28 @@ fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part()
     assert!(!endless.has_ended(), "nobody asked to have it ended");
     // It may try again after its penance of ten seconds. Turn and turn about, in slices of 50 ms at most, it would be let in once
     // in 100 ms.
-    let (grants, since) = (job(&room, "endless").grants, Instant::now());
+    let (grants, since) = (job(&sandbox, "endless").grants, Instant::now());
     for _ in 0..12 {
-        goes_on(&room, "honest");
+        goes_on(&sandbox, "honest");
     }
     let took = since.elapsed();
-    let more = job(&room, "endless").grants - grants;
+    let more = job(&sandbox, "endless").grants - grants;
     let most = 1 + took.as_secs();
     assert!(more <= most, "let in {more} times in {took:?}");
-    assert_eq!(job(&room, "honest").demoted, None);
+    assert_eq!(job(&sandbox, "honest").demoted, None);
     drop((honest, endless));
 }
 
 #[test]
 fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_was() {
-    let room = Room::new();
-    let honest = spin(&room, "honest", None);
-    let stopped = spin(&room, "stopped", None);
-    goes_on(&room, "honest");
-    goes_on(&room, "stopped");
+    let sandbox = Sandbox::new();
+    let honest = spin(&sandbox, "honest", None);
+    let stopped = spin(&sandbox, "stopped", None);
+    goes_on(&sandbox, "honest");
+    goes_on(&sandbox, "stopped");
     // Stopped while it holds the device, or while its work is on it.
     let holds = |name: &str| {
-        let devices = room.control().and_then(|mut control| {
+        let devices = sandbox.control().and_then(|mut control| {
             let status = control.status();
             status.map_err(|error| error.to_string())
         });
@@ -97,7 +98,7 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
         stopped.signal(Signal::SIGSTOP);
         let since = Instant::now();
         while since.elapsed() < Duration::from_secs(3) {
-            let mut events = room.events().into_iter();
+            let mut events = sandbox.events().into_iter();
             if let Some(event) = events.find(|event| event.kind == "misbehaviour") {
                 return Some(event);
             }
@@ -105,16 +106,16 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
         }
         None
     });
-    goes_on(&room, "honest");
+    goes_on(&sandbox, "honest");
     let offence = told.fields["offence"].as_str().expect("a word");
     assert_eq!(told.job, "stopped");
     assert!(matches!(offence, "deaf" | "endless"), "{offence}");
-    assert!(job(&room, "stopped").demoted.is_some());
+    assert!(job(&sandbox, "stopped").demoted.is_some());
     // From here on it has the device at most for a slice now and then, to see whether it is back.
-    let before = [job(&room, "honest"), job(&room, "stopped")];
-    goes_on(&room, "honest");
-    goes_on(&room, "honest");
-    let grants = [job(&room, "honest"), job(&room, "stopped")]
+    let before = [job(&sandbox, "honest"), job(&sandbox, "stopped")];
+    goes_on(&sandbox, "honest");
+    goes_on(&sandbox, "honest");
+    let grants = [job(&sandbox, "honest"), job(&sandbox, "stopped")]
         .iter()
         .zip(&before)
         .map(|(now, then)| now.grants - then.grants)
@@ -122,18 +123,18 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
     assert!(grants[1] <= grants[0] + 1, "{grants:?}");
     // What it cost the other one, by the arbiter's account: to wait for a slice each time, with its kernel and the time for which it is
     // waited for; never more than the longest slice that there is.
-    let waited_ns = job(&room, "honest").wait_time_ns - before[0].wait_time_ns;
+    let waited_ns = job(&sandbox, "honest").wait_time_ns - before[0].wait_time_ns;
     let most_ns = (grants[1] + 1) * 52_000_000;
     assert!(
         waited_ns <= most_ns,
         "{waited_ns} ns for {} slices",
         grants[1]
     );
-    assert_eq!(job(&room, "honest").demoted, None);
+    assert_eq!(job(&sandbox, "honest").demoted, None);
     stopped.signal(Signal::SIGCONT);
-    goes_on(&room, "stopped");
+    goes_on(&sandbox, "stopped");
     wait_until("it is forgiven", || {
-        job(&room, "stopped").demoted.is_none().then_some(())
+        job(&sandbox, "stopped").demoted.is_none().then_some(())
     });
     drop((honest, stopped));
 }
@@ -163,15 +164,15 @@ impl Drop for Load {
 
 #[test]
 fn jobs_on_an_overloaded_host_are_not_taken_for_offenders() {
-    let room = Room::new();
+    let sandbox = Sandbox::new();
     let load = Load::start();
-    let jobs = ["a", "b", "c"].map(|name| spin_of(&room, name, "0.3"));
+    let jobs = ["a", "b", "c"].map(|name| spin_of(&sandbox, name, "0.3"));
     for _ in 0..4 {
         for name in ["a", "b", "c"] {
-            goes_on(&room, name);
+            goes_on(&sandbox, name);
         }
     }
-    let offences: Vec<_> = room
+    let offences: Vec<_> = sandbox
         .events()
         .into_iter()
         .filter(|event| event.kind == "misbehaviour")
@@ -183,34 +184,34 @@ fn jobs_on_an_overloaded_host_are_not_taken_for_offenders() {
 
 #[test]
 fn a_job_with_a_sticky_error_leaves_its_turns_to_the_others() {
-    let room = Room::new();
-    let honest = spin(&room, "honest", None);
-    goes_on(&room, "honest");
+    let sandbox = Sandbox::new();
+    let honest = spin(&sandbox, "honest", None);
+    goes_on(&sandbox, "honest");
     let broken = spin(
-        &room,
+        &sandbox,
         "broken",
         Some("sticky:kernel=sublet_busy_us,status=719"),
     );
     let outcome = broken.wait();
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
-    goes_on(&room, "honest");
+    goes_on(&sandbox, "honest");
     wait_until("the other one has the device to itself", || {
-        (job(&room, "honest").share_got_recent > 0.8).then_some(())
+        (job(&sandbox, "honest").share_got_recent > 0.8).then_some(())
     });
     drop(honest);
 }
 
 #[test]
 fn a_job_on_two_devices_is_a_gang_until_it_is_told_otherwise() {
-    let mut room = Room::new();
-    room.set("SUBLET_SIM_DEVICES", "2");
+    let mut sandbox = Sandbox::new();
+    sandbox.set("SUBLET_SIM_DEVICES", "2");
     let spin = Artefacts::get().program("spin");
     let script = format!(
         "{0} --kernel-us 200 --seconds 600 --device 0 & {0} --kernel-us 200 --seconds 600 --device 1 & wait",
         spin.display()
     );
     let start = |name: &str| {
-        let mut command = room.job(&["--name", name, "--share", "0.5"], "sh");
+        let mut command = sandbox.job(&["--name", name, "--share", "0.5"], "sh");
         Running::start(command.args(["-c", &script]))
     };
     let both = [start("a"), start("b")];
@@ -218,19 +219,19 @@ fn a_job_on_two_devices_is_a_gang_until_it_is_told_otherwise() {
         ["a", "b"]
             .iter()
             .all(|name| {
-                let devices = job(&room, name).devices;
+                let devices = job(&sandbox, name).devices;
                 devices.len() == 2 && devices.iter().all(|d| d.device_time_ns > 100_000_000)
             })
             .then_some(())
     });
     wait_until("both are taken for gangs", || {
-        (job(&room, "a").gang && job(&room, "b").gang).then_some(())
+        (job(&sandbox, "a").gang && job(&sandbox, "b").gang).then_some(())
     });
-    goes_on(&room, "a");
-    goes_on(&room, "b");
-    Outcome::of(&mut room.sublet(["set", "a", "--gang", "false"])).succeeded();
-    assert!(!job(&room, "a").gang);
-    goes_on(&room, "a");
-    goes_on(&room, "b");
+    goes_on(&sandbox, "a");
+    goes_on(&sandbox, "b");
+    Outcome::of(&mut sandbox.sublet(["set", "a", "--gang", "false"])).succeeded();
+    assert!(!job(&sandbox, "a").gang);
+    goes_on(&sandbox, "a");
+    goes_on(&sandbox, "b");
     drop(both);
 }

@@ -1,6 +1,6 @@
 //! The dynamic linker's lock: whoever holds it may use the driver, and nobody waits for somebody who waits for it.
 
-use tests::{Artefacts, Outcome, Room, Running, programs, wait_until};
+use tests::{Artefacts, Outcome, Running, Sandbox, programs, wait_until};
 
 /// The outcome of a program that hung before, and is ended where it still does.
 #[track_caller]
@@ -17,9 +17,9 @@ fn a_constructor_uses_the_driver_while_another_thread_begins_to() {
         programs::library("in_constructor"),
     );
     for way in ["call", "look-up"] {
-        let room = Room::new();
-        let mut alone = room.preloaded(&program);
-        let mut job = room.job(&["--mem", "1GiB"], &program);
+        let sandbox = Sandbox::new();
+        let mut alone = sandbox.preloaded(&program);
+        let mut job = sandbox.job(&["--mem", "1GiB"], &program);
         for command in [&mut alone, &mut job] {
             let outcome = ends(command.arg(&library).env("IN_CONSTRUCTOR", way));
             let mut lines: Vec<&str> = outcome.stdout.lines().collect();
@@ -31,8 +31,8 @@ fn a_constructor_uses_the_driver_while_another_thread_begins_to() {
 
 #[test]
 fn a_drivers_constructor_finds_the_drivers_own_functions() {
-    let room = Room::new();
-    let mut command = room.preloaded(programs::program("init_once"));
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.preloaded(programs::program("init_once"));
     command
         .env("SUBLET_DRIVER", programs::library("looking_driver"))
         .env("LOOKING_DRIVER_REAL", Artefacts::get().simulated_driver());

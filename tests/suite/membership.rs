@@ -2,12 +2,12 @@
 
 use control::{JobState, JobStatus};
 use nix::sys::signal::Signal;
-use tests::{Outcome, Room, Running, Talk, programs, wait_until};
+use tests::{Outcome, ProgramRun, Running, Sandbox, programs, wait_until};
 
 /// A shell that leaves a process behind and ends: that one waits for the file `go`, and then is told to use the device by `words`;
 /// what it is answered lies in `said` in the end.
-fn left_behind(room: &Room, words: &str) -> String {
-    std::fs::write(room.path("words"), words).expect("a file");
+fn left_behind(sandbox: &Sandbox, words: &str) -> String {
+    std::fs::write(sandbox.path("words"), words).expect("a file");
     format!(
         "(n=0; while [ ! -e go ] && [ $n -lt 2000 ]; do n=$((n+1)); sleep 0.05; done; {} <words >answers 2>&1; mv answers said) \
          </dev/null >/dev/null 2>&1 & exit 0",
@@ -18,21 +18,26 @@ fn left_behind(room: &Room, words: &str) -> String {
 const BEYOND_AND_WITHIN: &str = "init\nalloc plain 2147483648\nalloc plain 536870912\n";
 const REFUSED_AND_GIVEN: &str = "0\n2 -1\n0 0\n";
 
-fn dormant(room: &Room, name: &str) -> JobStatus {
+fn dormant(sandbox: &Sandbox, name: &str) -> JobStatus {
     wait_until("the job is dormant", || {
-        room.job_status(name)
+        sandbox
+            .job_status(name)
             .filter(|job| job.state == JobState::Dormant)
     })
 }
 
-fn said(room: &Room) -> String {
+fn said(sandbox: &Sandbox) -> String {
     wait_until("the process is done", || {
-        std::fs::read_to_string(room.path("said")).ok()
+        std::fs::read_to_string(sandbox.path("said")).ok()
     })
 }
 
-fn kinds(room: &Room) -> Vec<String> {
-    room.events().into_iter().map(|event| event.kind).collect()
+fn kinds(sandbox: &Sandbox) -> Vec<String> {
+    sandbox
+        .events()
+        .into_iter()
+        .map(|event| event.kind)
+        .collect()
 }
 
 #[test]
@@ -41,23 +46,24 @@ fn a_process_that_outlives_its_launcher_has_the_jobs_limits() {
         &["--name", "left", "--mem", "1GiB"][..],
         &["--name", "left", "--mem", "1GiB", "--strict"],
     ] {
-        let room = Room::new();
-        let _arbiter = room.arbiter();
-        let script = left_behind(&room, BEYOND_AND_WITHIN);
-        Outcome::of(room.job(flags, "sh").args(["-c", &script])).succeeded();
-        let job = dormant(&room, "left");
+        let sandbox = Sandbox::new();
+        let _arbiter = sandbox.arbiter();
+        let script = left_behind(&sandbox, BEYOND_AND_WITHIN);
+        Outcome::of(sandbox.job(flags, "sh").args(["-c", &script])).succeeded();
+        let job = dormant(&sandbox, "left");
         assert!(job.dormant_processes.unwrap_or(0) >= 1, "{job:?}");
-        let ps = Outcome::of(&mut room.sublet(["ps"])).succeeded();
+        let ps = Outcome::of(&mut sandbox.sublet(["ps"])).succeeded();
         assert!(ps.stdout.contains("left is dormant"), "{ps:?}");
-        std::fs::write(room.path("go"), "").expect("a file");
-        assert_eq!(said(&room), REFUSED_AND_GIVEN);
+        std::fs::write(sandbox.path("go"), "").expect("a file");
+        assert_eq!(said(&sandbox), REFUSED_AND_GIVEN);
         wait_until("nothing of it is left", || {
-            room.job_status("left")
+            sandbox
+                .job_status("left")
                 .is_none_or(|job| job.state == JobState::Gone)
                 .then_some(())
         });
         let kinds = wait_until("its end is told", || {
-            let kinds = kinds(&room);
+            let kinds = kinds(&sandbox);
             kinds.contains(&"ended".into()).then_some(kinds)
         });
         let at = |kind: &str| kinds.iter().position(|one| one == kind);
@@ -71,40 +77,42 @@ fn a_process_that_outlives_its_launcher_has_the_jobs_limits() {
 
 #[test]
 fn a_dormant_job_outlives_its_arbiter() {
-    let room = Room::new();
-    let mut arbiter = room.arbiter();
-    let script = left_behind(&room, BEYOND_AND_WITHIN);
+    let sandbox = Sandbox::new();
+    let mut arbiter = sandbox.arbiter();
+    let script = left_behind(&sandbox, BEYOND_AND_WITHIN);
     let flags = ["--name", "left", "--mem", "1GiB"];
-    Outcome::of(room.job(&flags, "sh").args(["-c", &script])).succeeded();
-    dormant(&room, "left");
+    Outcome::of(sandbox.job(&flags, "sh").args(["-c", &script])).succeeded();
+    dormant(&sandbox, "left");
     arbiter.kill();
     arbiter.wait();
-    let _next = room.arbiter();
-    dormant(&room, "left");
-    std::fs::write(room.path("go"), "").expect("a file");
-    assert_eq!(said(&room), REFUSED_AND_GIVEN);
+    let _next = sandbox.arbiter();
+    dormant(&sandbox, "left");
+    std::fs::write(sandbox.path("go"), "").expect("a file");
+    assert_eq!(said(&sandbox), REFUSED_AND_GIVEN);
 }
 
 #[test]
 fn an_arbiter_does_not_end_while_a_dormant_job_has_living_processes() {
-    let room = Room::new();
-    let mut arbiter = Running::start(&mut room.sublet(["arbiter", "--idle-exit", "1"]));
-    wait_until("the arbiter answers", || room.control().ok()?.status().ok());
-    let script = left_behind(&room, BEYOND_AND_WITHIN);
+    let sandbox = Sandbox::new();
+    let mut arbiter = Running::start(&mut sandbox.sublet(["arbiter", "--idle-exit", "1"]));
+    wait_until("the arbiter answers", || {
+        sandbox.control().ok()?.status().ok()
+    });
+    let script = left_behind(&sandbox, BEYOND_AND_WITHIN);
     let flags = ["--name", "left", "--mem", "1GiB"];
-    Outcome::of(room.job(&flags, "sh").args(["-c", &script])).succeeded();
+    Outcome::of(sandbox.job(&flags, "sh").args(["-c", &script])).succeeded();
     let since_ms = wait_until("it was dormant for longer than the arbiter is idle", || {
-        let uptime_ms = room.control().ok()?.status().ok()?.uptime_ms;
-        let event = room
+        let uptime_ms = sandbox.control().ok()?.status().ok()?.uptime_ms;
+        let event = sandbox
             .events()
             .into_iter()
             .find(|event| event.kind == "dormant")?;
-        let started_ms = room.control().ok()?.status().ok()?.started_unix_ms;
+        let started_ms = sandbox.control().ok()?.status().ok()?.started_unix_ms;
         (started_ms + uptime_ms > event.unix_ms + 3000).then_some(event.unix_ms)
     });
     assert!(since_ms > 0 && !arbiter.has_ended());
-    std::fs::write(room.path("go"), "").expect("a file");
-    assert_eq!(said(&room), REFUSED_AND_GIVEN);
+    std::fs::write(sandbox.path("go"), "").expect("a file");
+    assert_eq!(said(&sandbox), REFUSED_AND_GIVEN);
     wait_until("it ends once nothing is left", || {
         arbiter.has_ended().then_some(())
     });
@@ -112,22 +120,24 @@ fn an_arbiter_does_not_end_while_a_dormant_job_has_living_processes() {
 
 #[test]
 fn what_a_dormant_job_was_promised_is_free_for_others_until_it_wakes() {
-    let room = Room::new();
-    let _arbiter = room.arbiter();
-    let script = left_behind(&room, "init\n");
+    let sandbox = Sandbox::new();
+    let _arbiter = sandbox.arbiter();
+    let script = left_behind(&sandbox, "init\n");
     let flags = ["--name", "left", "--share", "0.8"];
-    Outcome::of(room.job(&flags, "sh").args(["-c", &script])).succeeded();
-    dormant(&room, "left");
+    Outcome::of(sandbox.job(&flags, "sh").args(["-c", &script])).succeeded();
+    dormant(&sandbox, "left");
     // The same name, and a share that would not fit beside the other one.
-    let other = Running::start(room.job(&flags, "sleep").arg("1000"));
+    let other = Running::start(sandbox.job(&flags, "sleep").arg("1000"));
     wait_until("the other one has the name", || {
-        room.job_status("left")
+        sandbox
+            .job_status("left")
             .filter(|job| job.state == JobState::Starting)
     });
-    assert_eq!(dormant(&room, "left-2").share_asked, Some(0.8));
-    std::fs::write(room.path("go"), "").expect("a file");
+    assert_eq!(dormant(&sandbox, "left-2").share_asked, Some(0.8));
+    std::fs::write(sandbox.path("go"), "").expect("a file");
     let refused = wait_until("the sleeper is refused", || {
-        room.events()
+        sandbox
+            .events()
             .into_iter()
             .find(|event| event.kind == "refused")
     });
@@ -141,10 +151,10 @@ fn what_a_dormant_job_was_promised_is_free_for_others_until_it_wakes() {
 }
 
 /// A program of the job that has lost the preload library.
-fn escaping(room: &Room, flags: &[&str], script: &str) -> Talk {
-    let mut command = room.job(flags, "sh");
+fn escaping(sandbox: &Sandbox, flags: &[&str], script: &str) -> ProgramRun {
+    let mut command = sandbox.job(flags, "sh");
     command.args(["-c", script]).arg("sh");
-    Talk::start(command.arg(programs::program("memory")))
+    ProgramRun::start(command.arg(programs::program("memory")))
 }
 
 const REPLACED: &str = "LD_PRELOAD= exec \"$1\"";
@@ -154,15 +164,15 @@ const CLEANED: &str = "env -i LD_LIBRARY_PATH=\"$LD_LIBRARY_PATH\" SUBLET_SIM_ST
 #[test]
 fn a_process_that_lost_the_library_is_told_in_ps_the_journal_and_at_the_end_of_run() {
     for script in [REPLACED, CLEANED] {
-        let room = Room::new();
-        let _arbiter = room.arbiter();
-        let mut talk = escaping(&room, &["--name", "out", "--mem", "1GiB"], script);
-        let pid = talk.ask("pid");
-        assert_eq!(talk.ask("init"), "0");
-        assert_eq!(talk.ask("alloc plain 2147483648"), "0 0");
+        let sandbox = Sandbox::new();
+        let _arbiter = sandbox.arbiter();
+        let mut run = escaping(&sandbox, &["--name", "out", "--mem", "1GiB"], script);
+        let pid = run.ask("pid");
+        assert_eq!(run.ask("init"), "0");
+        assert_eq!(run.ask("alloc plain 2147483648"), "0 0");
         let since = std::time::Instant::now();
         let escaped = wait_until("it is told", || {
-            room.job_status("out")?.escaped.into_iter().next()
+            sandbox.job_status("out")?.escaped.into_iter().next()
         });
         println!("now: told after {} ms", since.elapsed().as_millis());
         assert_eq!(escaped.pid.to_string(), pid);
@@ -172,16 +182,16 @@ fn a_process_that_lost_the_library_is_told_in_ps_the_journal_and_at_the_end_of_r
             escaped.reason.contains("libsublet.so is not loaded"),
             "{escaped:?}"
         );
-        let ps = Outcome::of(&mut room.sublet(["ps"])).succeeded();
+        let ps = Outcome::of(&mut sandbox.sublet(["ps"])).succeeded();
         let line = format!("escaped: process {pid} (");
         assert!(ps.stdout.contains(&line), "{ps:?}");
         assert!(!ps.stdout.contains("not managed"), "{ps:?}");
-        let told = room
+        let told = sandbox
             .events()
             .into_iter()
             .find(|event| event.kind == "escaped");
         assert_eq!(told.map(|event| event.job).as_deref(), Some("out"));
-        let outcome = talk.finish().succeeded();
+        let outcome = run.finish().succeeded();
         let line = format!("sublet: warning:  {line}");
         assert!(outcome.stderr.contains(&line), "{outcome:?}");
     }
@@ -189,24 +199,22 @@ fn a_process_that_lost_the_library_is_told_in_ps_the_journal_and_at_the_end_of_r
 
 #[test]
 fn a_strict_job_is_ended_for_a_process_that_lost_the_library() {
-    let room = Room::new();
-    let _arbiter = room.arbiter();
+    let sandbox = Sandbox::new();
+    let _arbiter = sandbox.arbiter();
     // Another process of the job, which does nothing, ends with it.
     let script = format!("sleep 1000 & echo $! >other; {CLEANED}");
-    let mut talk = escaping(&room, &["--name", "out", "--strict"], &script);
+    let mut run = escaping(&sandbox, &["--name", "out", "--strict"], &script);
     let other = wait_until("the other one is there", || {
-        let text = std::fs::read_to_string(room.path("other")).ok()?;
+        let text = std::fs::read_to_string(sandbox.path("other")).ok()?;
         text.trim().parse::<i32>().ok()
     });
-    assert_eq!(talk.ask("init"), "0");
+    assert_eq!(run.ask("init"), "0");
     let since = std::time::Instant::now();
-    wait_until("the job is ended", || {
-        talk.running.has_ended().then_some(())
-    });
+    wait_until("the job is ended", || run.running.has_ended().then_some(()));
     println!("now: ended after {} ms", since.elapsed().as_millis());
     let gone = || nix::sys::signal::kill(nix::unistd::Pid::from_raw(other), None).is_err();
     wait_until("all of it", || gone().then_some(()));
-    let outcome = talk.finish();
+    let outcome = run.finish();
     assert_eq!(outcome.signal, Some(9), "{outcome:?}");
     assert!(
         outcome
@@ -214,7 +222,7 @@ fn a_strict_job_is_ended_for_a_process_that_lost_the_library() {
             .contains("the job was ended for it (--strict)"),
         "{outcome:?}"
     );
-    let kinds = kinds(&room);
+    let kinds = kinds(&sandbox);
     assert!(
         kinds.contains(&"escaped".into()) && kinds.contains(&"strict".into()),
         "{kinds:?}"
@@ -223,21 +231,22 @@ fn a_strict_job_is_ended_for_a_process_that_lost_the_library() {
 
 #[test]
 fn a_strict_job_whose_processes_are_all_inside_is_left_alone() {
-    let room = Room::new();
-    let _arbiter = room.arbiter();
+    let sandbox = Sandbox::new();
+    let _arbiter = sandbox.arbiter();
     let flags = ["--name", "in", "--strict", "--mem", "1GiB"];
-    let mut talk = Talk::start(&mut room.job(&flags, programs::program("memory")));
-    assert_eq!(talk.ask("init"), "0");
-    assert_eq!(talk.ask("alloc plain 1048576"), "0 0");
+    let mut run = ProgramRun::start(&mut sandbox.job(&flags, programs::program("memory")));
+    assert_eq!(run.ask("init"), "0");
+    assert_eq!(run.ask("alloc plain 1048576"), "0 0");
     // A stranger on the device, so that it can be seen that somebody has looked.
-    let mut stranger = Talk::start(&mut room.bare(programs::program("memory")));
+    let mut stranger = ProgramRun::start(&mut sandbox.bare(programs::program("memory")));
     assert_eq!(stranger.ask("init"), "0");
     wait_until("the stranger is seen", || {
-        let status = room.control().ok()?.status().ok()?;
+        let status = sandbox.control().ok()?.status().ok()?;
         (!status.devices.first()?.unmanaged.is_empty()).then_some(())
     });
     let uptime = || {
-        room.control()
+        sandbox
+            .control()
             .ok()?
             .status()
             .ok()
@@ -248,23 +257,23 @@ fn a_strict_job_whose_processes_are_all_inside_is_left_alone() {
         (uptime()? > since + 2500).then_some(())
     });
     assert_eq!(
-        room.job_status("in").map(|job| job.escaped),
+        sandbox.job_status("in").map(|job| job.escaped),
         Some(Vec::new())
     );
     stranger.ended_well();
-    talk.finish().succeeded();
-    assert!(!kinds(&room).contains(&"strict".into()));
+    run.finish().succeeded();
+    assert!(!kinds(&sandbox).contains(&"strict".into()));
 }
 
 #[test]
 fn a_job_with_limits_has_no_child_that_it_never_had() {
-    let room = Room::new();
-    let _arbiter = room.arbiter();
+    let sandbox = Sandbox::new();
+    let _arbiter = sandbox.arbiter();
     // Nothing but what the shell does itself, which starts no process.
     let script = "read -r children </proc/$$/task/$$/children; echo \"[$children]\"; \
          for fd in 3 4 5 6 7 8 9; do [ -e /proc/$$/fd/$fd ] && echo $fd; done; true";
     let with = |flags: &[&str]| {
-        let mut command = room.job(flags, "sh");
+        let mut command = sandbox.job(flags, "sh");
         Outcome::of(command.args(["-c", script])).succeeded().stdout
     };
     assert_eq!(with(&["--mem", "1GiB"]), "[]\n");
@@ -273,24 +282,27 @@ fn a_job_with_limits_has_no_child_that_it_never_had() {
 
 #[test]
 fn processes_beyond_the_bound_are_refused_with_the_reason_and_slots_come_back_after_a_kill() {
-    let room = Room::new();
-    let file = room.path("sublet.toml");
+    let sandbox = Sandbox::new();
+    let file = sandbox.path("sublet.toml");
     std::fs::write(&file, "[limits]\njob_processes = 2\n").expect("a file");
-    let mut arbiter = Running::start(room.sublet(["arbiter", "--config"]).arg(&file));
-    wait_until("the arbiter answers", || room.control().ok()?.status().ok());
+    let mut arbiter = Running::start(sandbox.sublet(["arbiter", "--config"]).arg(&file));
+    wait_until("the arbiter answers", || {
+        sandbox.control().ok()?.status().ok()
+    });
     let script = "for i in 1 2 3 4; do \"$1\" <pipe.$i >said.$i 2>&1 & echo $! >pid.$i; done; wait";
     for at in 1..=4 {
-        let fifo = room.path(&format!("pipe.{at}"));
-        Outcome::of(room.command("mkfifo").arg(fifo)).succeeded();
+        let fifo = sandbox.path(&format!("pipe.{at}"));
+        Outcome::of(sandbox.command("mkfifo").arg(fifo)).succeeded();
     }
-    let mut command = room.job(&["--name", "few", "--mem", "1GiB"], "sh");
+    let mut command = sandbox.job(&["--name", "few", "--mem", "1GiB"], "sh");
     command.args(["-c", script]).arg("sh");
     let job = Running::start(command.arg(programs::program("memory")));
-    let open = |at: u32| std::fs::File::create(room.path(&format!("pipe.{at}"))).expect("a pipe");
+    let open =
+        |at: u32| std::fs::File::create(sandbox.path(&format!("pipe.{at}"))).expect("a pipe");
     let pipes: Vec<std::fs::File> = (1..=4).map(open).collect();
     let said = |at: u32| {
         wait_until("it answers", || {
-            let text = std::fs::read_to_string(room.path(&format!("said.{at}"))).ok()?;
+            let text = std::fs::read_to_string(sandbox.path(&format!("said.{at}"))).ok()?;
             text.lines().next().map(str::to_owned)
         })
     };
@@ -306,7 +318,8 @@ fn processes_beyond_the_bound_are_refused_with_the_reason_and_slots_come_back_af
     tell(3, "init\n");
     assert_eq!(said(3), "802");
     let refused = wait_until("it is told", || {
-        room.events()
+        sandbox
+            .events()
             .into_iter()
             .find(|event| event.kind == "refused")
     });
@@ -319,11 +332,11 @@ fn processes_beyond_the_bound_are_refused_with_the_reason_and_slots_come_back_af
         "{}",
         refused.message
     );
-    let pid = std::fs::read_to_string(room.path("pid.1")).expect("its id");
+    let pid = std::fs::read_to_string(sandbox.path("pid.1")).expect("its id");
     let pid = nix::unistd::Pid::from_raw(pid.trim().parse().expect("a number"));
     nix::sys::signal::kill(pid, Signal::SIGKILL).expect("it lives");
     wait_until("its slot is back", || {
-        (room.job_status("few")?.processes.len() == 1).then_some(())
+        (sandbox.job_status("few")?.processes.len() == 1).then_some(())
     });
     tell(4, "init\n");
     assert_eq!(said(4), "0");
@@ -334,10 +347,10 @@ fn processes_beyond_the_bound_are_refused_with_the_reason_and_slots_come_back_af
 
 #[test]
 fn ps_says_within_a_second_which_process_does_not_answer_and_why() {
-    let room = Room::new();
-    let arbiter = room.arbiter();
+    let sandbox = Sandbox::new();
+    let arbiter = sandbox.arbiter();
     arbiter.signal(Signal::SIGSTOP);
-    let stopped = Outcome::of(&mut room.sublet(["ps"]));
+    let stopped = Outcome::of(&mut sandbox.sublet(["ps"]));
     arbiter.signal(Signal::SIGCONT);
     assert_eq!(stopped.code, Some(125), "{stopped:?}");
     let pid = arbiter.pid();
@@ -349,49 +362,49 @@ fn ps_says_within_a_second_which_process_does_not_answer_and_why() {
         assert!(stopped.stderr.contains(&word), "{stopped:?}");
     }
     wait_until("it answers again", || {
-        (Outcome::of(&mut room.sublet(["ps"])).code == Some(0)).then_some(())
+        (Outcome::of(&mut sandbox.sublet(["ps"])).code == Some(0)).then_some(())
     });
 }
 
 #[test]
 fn an_arbiter_in_another_pid_namespace_is_listed_and_takes_no_job_with_the_reason() {
-    let room = Room::new();
-    let sublet = room.sublet(["arbiter"]);
-    let mut command = room.command("unshare");
+    let sandbox = Sandbox::new();
+    let sublet = sandbox.sublet(["arbiter"]);
+    let mut command = sandbox.command("unshare");
     command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
     let mut arbiter = Running::start(command.arg(sublet.get_program()).arg("arbiter"));
     let there = wait_until("the arbiter answers", || {
         if arbiter.has_ended() {
             return Some(false);
         }
-        room.control().ok()?.status().ok().map(|_| true)
+        sandbox.control().ok()?.status().ok().map(|_| true)
     });
     if !there {
         return eprintln!("skipped: no PID namespaces: {}", arbiter.take_stderr());
     }
-    let ps = Outcome::of(&mut room.sublet(["ps"])).succeeded();
+    let ps = Outcome::of(&mut sandbox.sublet(["ps"])).succeeded();
     assert!(ps.stdout.contains("no jobs"), "{ps:?}");
-    let run = Outcome::of(room.job(&["--mem", "1GiB"], "true").arg("x"));
+    let run = Outcome::of(sandbox.job(&["--mem", "1GiB"], "true").arg("x"));
     assert_eq!(run.code, Some(125), "{run:?}");
     assert!(run.stderr.contains("another PID namespace"), "{run:?}");
-    Outcome::of(&mut room.sublet(["arbiter", "--stop"])).succeeded();
+    Outcome::of(&mut sandbox.sublet(["arbiter", "--stop"])).succeeded();
 }
 
 #[test]
 fn devices_that_nobody_uses_any_more_give_their_places_to_others() {
-    let room = Room::new();
-    let _arbiter = room.arbiter();
+    let sandbox = Sandbox::new();
+    let _arbiter = sandbox.arbiter();
     let job = |name: &str, sim: &str, devices: &str| {
-        std::fs::create_dir_all(room.path(sim)).expect("a directory");
-        let mut command = room.job(
+        std::fs::create_dir_all(sandbox.path(sim)).expect("a directory");
+        let mut command = sandbox.job(
             &["--name", name, "--mem", "1GiB"],
             programs::program("memory"),
         );
-        command.env("SUBLET_SIM_STATE", room.path(sim));
+        command.env("SUBLET_SIM_STATE", sandbox.path(sim));
         if sim != "sim" {
             command.env("SUBLET_SIM_PROFILE", "t4");
         }
-        Talk::start(command.env("SUBLET_SIM_DEVICES", devices))
+        ProgramRun::start(command.env("SUBLET_SIM_DEVICES", devices))
     };
     let mut first = job("first", "sim", "16");
     assert_eq!(first.ask("init"), "0");
@@ -399,7 +412,8 @@ fn devices_that_nobody_uses_any_more_give_their_places_to_others() {
     let mut second = job("second", "other", "1");
     second.ask("init");
     let refused = wait_until("it is refused", || {
-        room.events()
+        sandbox
+            .events()
             .into_iter()
             .find(|event| event.kind == "refused")
     });
@@ -416,7 +430,7 @@ fn devices_that_nobody_uses_any_more_give_their_places_to_others() {
     first.finish().succeeded();
     wait_until("the first is gone", || {
         let gone = |job: &JobStatus| job.state == JobState::Gone;
-        room.jobs().iter().all(gone).then_some(())
+        sandbox.jobs().iter().all(gone).then_some(())
     });
     let mut third = job("third", "other", "1");
     assert_eq!(third.ask("init"), "0");
@@ -427,15 +441,17 @@ fn devices_that_nobody_uses_any_more_give_their_places_to_others() {
 
 #[test]
 fn an_arbiter_with_few_descriptors_refuses_with_the_reason_and_recovers() {
-    let room = Room::new();
-    let sublet = room.sublet(["arbiter"]);
-    let mut command = room.command("sh");
+    let sandbox = Sandbox::new();
+    let sublet = sandbox.sublet(["arbiter"]);
+    let mut command = sandbox.command("sh");
     command.args(["-c", "ulimit -n 48; exec \"$1\" arbiter", "sh"]);
     let mut arbiter = Running::start(command.arg(sublet.get_program()));
-    wait_until("the arbiter answers", || room.control().ok()?.status().ok());
+    wait_until("the arbiter answers", || {
+        sandbox.control().ok()?.status().ok()
+    });
     let job = |at: u32| {
         let name = format!("job-{at}");
-        let mut command = room.job(&["--name", &name], programs::program("memory"));
+        let mut command = sandbox.job(&["--name", &name], programs::program("memory"));
         let mut job = Running::start(command.stdin(std::process::Stdio::piped()));
         let (mut to, from) = job.pipes();
         // It may have been refused and be gone.
@@ -445,7 +461,7 @@ fn an_arbiter_with_few_descriptors_refuses_with_the_reason_and_recovers() {
     let mut jobs: Vec<_> = (0..16).map(job).collect();
     let lacking = "has no descriptors left";
     let reason = wait_until("somebody is told that there are none left", || {
-        let refused = room
+        let refused = sandbox
             .events()
             .into_iter()
             .find(|event| event.kind == "refused");
@@ -460,17 +476,17 @@ fn an_arbiter_with_few_descriptors_refuses_with_the_reason_and_recovers() {
     assert!(reason.contains(lacking), "{reason}");
     // Who asks is answered, and told no nonsense.
     wait_until("who asks is answered", || {
-        let ps = Outcome::of(&mut room.sublet(["ps"]));
+        let ps = Outcome::of(&mut sandbox.sublet(["ps"]));
         (ps.code == Some(0) && ps.stdout.contains("job-")).then_some(())
     });
     drop(jobs);
     wait_until("all are gone", || {
         let gone = |job: &JobStatus| job.state == JobState::Gone;
-        let jobs = room.control().ok()?.list().ok()?;
+        let jobs = sandbox.control().ok()?.list().ok()?;
         jobs.iter().all(gone).then_some(())
     });
     let flags = ["--name", "late", "--mem", "1GiB"];
-    let mut late = Talk::start(&mut room.job(&flags, programs::program("memory")));
+    let mut late = ProgramRun::start(&mut sandbox.job(&flags, programs::program("memory")));
     assert_eq!(late.ask("init"), "0");
     assert_eq!(late.ask("alloc plain 2147483648"), "2 -1");
     late.finish().succeeded();
@@ -479,9 +495,9 @@ fn an_arbiter_with_few_descriptors_refuses_with_the_reason_and_recovers() {
 
 #[test]
 fn run_with_too_few_descriptors_says_so() {
-    let room = Room::new();
-    let sublet = room.sublet(["run"]);
-    let mut command = room.command("sh");
+    let sandbox = Sandbox::new();
+    let sublet = sandbox.sublet(["run"]);
+    let mut command = sandbox.command("sh");
     command.args(["-c", "ulimit -n 5; exec \"$1\" run --sim -- true", "sh"]);
     let refused = Outcome::of(command.arg(sublet.get_program()));
     assert_eq!(refused.code, Some(125), "{refused:?}");

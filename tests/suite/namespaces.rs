@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use tests::{Artefacts, Outcome, Room, Running, attempts, wait_until};
+use tests::{Artefacts, Outcome, Running, Sandbox, attempts, wait_until};
 
 /// A process that keeps a network namespace alive.
 struct Namespace(Child);
@@ -118,7 +118,7 @@ fn network() -> Result<(Namespace, [Namespace; 2]), String> {
 }
 
 /// Ends the attempts that a test leaves behind.
-struct Attempts<'a>(&'a Room);
+struct Attempts<'a>(&'a Sandbox);
 
 impl Drop for Attempts<'_> {
     fn drop(&mut self) {
@@ -132,12 +132,12 @@ fn a_node_that_is_cut_off_keeps_its_jobs_and_is_heard_again() {
         Ok(network) => network,
         Err(why) => return eprintln!("skipped: no network namespaces: {why}"),
     };
-    let room = Room::new();
-    let token = room.path("token");
+    let sandbox = Sandbox::new();
+    let token = sandbox.path("token");
     std::fs::write(&token, "a-token-of-more-than-16-characters\n").expect("a file");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(&token, mode).expect("its mode");
-    let mut serve = room.sublet([
+    let mut serve = sandbox.sublet([
         "cluster",
         "serve",
         "--listen",
@@ -148,10 +148,10 @@ fn a_node_that_is_cut_off_keeps_its_jobs_and_is_heard_again() {
     serve
         .args(["--node-timeout", "3s", "--packer", "none", "--token-file"])
         .arg(&token);
-    serve.arg("--state").arg(room.path("hook"));
+    serve.arg("--state").arg(sandbox.path("hook"));
     let _hook = Running::start(&mut hub.inside(&serve));
     let ask = |words: &[&str]| {
-        let mut command = room.sublet(["cluster"]);
+        let mut command = sandbox.sublet(["cluster"]);
         command
             .arg(words[0])
             .args(["--cluster", "http://127.0.0.1:7070", "--token-file"]);
@@ -165,14 +165,15 @@ fn a_node_that_is_cut_off_keeps_its_jobs_and_is_heard_again() {
         let found = nodes.into_iter().find(|one| one["name"] == node)?;
         found["up"].as_bool()
     };
-    let rooms = [Room::new(), Room::new()];
-    let _attempts = rooms.each_ref().map(Attempts);
+    let sandboxes = [Sandbox::new(), Sandbox::new()];
+    let _attempts = sandboxes.each_ref().map(Attempts);
     let arbiters: Vec<Running> = (1..)
-        .zip(leaves.iter().zip(&rooms))
-        .map(|(at, (leaf, room))| {
+        .zip(leaves.iter().zip(&sandboxes))
+        .map(|(at, (leaf, sandbox))| {
             let url = format!("http://10.77.{at}.1:7070");
             let name = format!("leaf-{at}");
-            let mut arbiter = room.sublet(["arbiter", "--cluster", &url, "--cluster-node", &name]);
+            let mut arbiter =
+                sandbox.sublet(["arbiter", "--cluster", &url, "--cluster-node", &name]);
             // Inside everybody is root, who has to say as whom jobs run.
             arbiter.args([
                 "--cluster-sim",

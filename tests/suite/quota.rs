@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use control::JobStatus;
-use tests::{Outcome, Room, Talk, programs, wait_until};
+use tests::{Outcome, ProgramRun, Sandbox, programs, wait_until};
 
 const OUT_OF_MEMORY: &str = "2 -1";
 /// What the simulated device gives out at least.
@@ -12,10 +12,10 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 /// A process that takes memory as it is told, inside a job of this name.
-fn job(room: &Room, name: &str, mem: &str) -> Talk {
-    let mut talk = Talk::start(&mut room.job(&["--name", name, "--mem", mem], memory()));
-    assert_eq!(talk.ask("init"), "0", "cuInit of {name}");
-    talk
+fn job(sandbox: &Sandbox, name: &str, mem: &str) -> ProgramRun {
+    let mut run = ProgramRun::start(&mut sandbox.job(&["--name", name, "--mem", mem], memory()));
+    assert_eq!(run.ask("init"), "0", "cuInit of {name}");
+    run
 }
 
 fn memory() -> std::path::PathBuf {
@@ -23,7 +23,7 @@ fn memory() -> std::path::PathBuf {
 }
 
 /// One more process of the job that `first` belongs to: started with its environment.
-fn another(room: &Room, first: &Talk) -> Talk {
+fn another(sandbox: &Sandbox, first: &ProgramRun) -> ProgramRun {
     let environment = std::fs::read(format!("/proc/{}/environ", first.running.pid()))
         .expect("the environment of a process of ours");
     let vars: BTreeMap<String, String> = environment
@@ -32,42 +32,43 @@ fn another(room: &Room, first: &Talk) -> Talk {
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
     assert!(vars.contains_key("SUBLET_TOKEN"));
-    let mut command = room.command(memory());
+    let mut command = sandbox.command(memory());
     command.env_clear().envs(vars);
-    let mut talk = Talk::start(&mut command);
-    assert_eq!(talk.ask("init"), "0");
-    talk
+    let mut run = ProgramRun::start(&mut command);
+    assert_eq!(run.ask("init"), "0");
+    run
 }
 
 #[track_caller]
-fn status(room: &Room, name: &str) -> JobStatus {
-    room.job_status(name)
-        .unwrap_or_else(|| panic!("no job {name} among {:?}", room.jobs()))
+fn status(sandbox: &Sandbox, name: &str) -> JobStatus {
+    sandbox
+        .job_status(name)
+        .unwrap_or_else(|| panic!("no job {name} among {:?}", sandbox.jobs()))
 }
 
 #[track_caller]
-fn used(room: &Room, name: &str) -> u64 {
-    status(room, name).mem_used_bytes
+fn used(sandbox: &Sandbox, name: &str) -> u64 {
+    status(sandbox, name).mem_used_bytes
 }
 
 /// Allocates and returns the number of the allocation.
 #[track_caller]
-fn take(talk: &mut Talk, kind: &str, bytes: u64) -> String {
-    let answer = talk.ask(&format!("alloc {kind} {bytes}"));
+fn take(run: &mut ProgramRun, kind: &str, bytes: u64) -> String {
+    let answer = run.ask(&format!("alloc {kind} {bytes}"));
     let (status, id) = answer.split_once(' ').expect("status and number");
     assert_eq!(status, "0", "{kind} of {bytes} bytes");
     id.to_owned()
 }
 
 #[track_caller]
-fn refused(talk: &mut Talk, kind: &str, bytes: u64) {
-    let answer = talk.ask(&format!("alloc {kind} {bytes}"));
+fn refused(run: &mut ProgramRun, kind: &str, bytes: u64) {
+    let answer = run.ask(&format!("alloc {kind} {bytes}"));
     assert_eq!(answer, OUT_OF_MEMORY, "{kind} of {bytes} bytes");
 }
 
 #[track_caller]
-fn ended_well(talk: Talk) {
-    let outcome = talk.finish();
+fn ended_well(run: ProgramRun) {
+    let outcome = run.finish();
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert_eq!(outcome.stdout, "", "{outcome:?}");
     // The one line that `sublet run` says; nothing of the library's.
@@ -77,15 +78,15 @@ fn ended_well(talk: Talk) {
 
 #[test]
 fn over_the_quota_is_out_of_memory_and_one_line_in_the_journal() {
-    let room = Room::new();
-    let mut talk = job(&room, "greedy", "1GiB");
-    take(&mut talk, "plain", 768 * MIB);
-    refused(&mut talk, "plain", 512 * MIB);
-    take(&mut talk, "plain", 256 * MIB);
-    refused(&mut talk, "plain", 1);
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "greedy", "1GiB");
+    take(&mut run, "plain", 768 * MIB);
+    refused(&mut run, "plain", 512 * MIB);
+    take(&mut run, "plain", 256 * MIB);
+    refused(&mut run, "plain", 1);
 
     let lines = wait_until("two lines in the journal", || {
-        let lines: Vec<_> = room
+        let lines: Vec<_> = sandbox
             .events()
             .into_iter()
             .filter(|event| event.kind == "oom")
@@ -114,147 +115,147 @@ fn over_the_quota_is_out_of_memory_and_one_line_in_the_journal() {
         "{}",
         lines[1].message
     );
-    assert_eq!(status(&room, "greedy").oom_count, 2);
-    ended_well(talk);
+    assert_eq!(status(&sandbox, "greedy").oom_count, 2);
+    ended_well(run);
 }
 
 #[test]
 fn small_allocations_fill_the_granules_that_are_paid_for() {
-    let room = Room::new();
-    let mut talk = job(&room, "small", "64MiB");
-    take(&mut talk, "plain", 62 * MIB);
-    let first = take(&mut talk, "plain", 1000);
-    assert_eq!(used(&room, "small"), 64 * MIB, "a whole granule");
-    assert_eq!(talk.ask("info"), format!("0 0 {}", 64 * MIB));
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "small", "64MiB");
+    take(&mut run, "plain", 62 * MIB);
+    let first = take(&mut run, "plain", 1000);
+    assert_eq!(used(&sandbox, "small"), 64 * MIB, "a whole granule");
+    assert_eq!(run.ask("info"), format!("0 0 {}", 64 * MIB));
     // No granule is left, but most of the last one is.
-    let half = take(&mut talk, "plain", MIB);
-    refused(&mut talk, "plain", MIB);
-    let last = take(&mut talk, "plain", MIB / 2);
-    assert_eq!(used(&room, "small"), 64 * MIB, "no more than that");
-    refused(&mut talk, "plain", MIB);
-    refused(&mut talk, "plain", 3 * MIB / 2);
+    let half = take(&mut run, "plain", MIB);
+    refused(&mut run, "plain", MIB);
+    let last = take(&mut run, "plain", MIB / 2);
+    assert_eq!(used(&sandbox, "small"), 64 * MIB, "no more than that");
+    refused(&mut run, "plain", MIB);
+    refused(&mut run, "plain", 3 * MIB / 2);
     // The granule is held until nobody lies in it.
     for id in [first, last] {
-        assert_eq!(talk.ask(&format!("free {id}")), "0");
-        assert_eq!(used(&room, "small"), 64 * MIB);
+        assert_eq!(run.ask(&format!("free {id}")), "0");
+        assert_eq!(used(&sandbox, "small"), 64 * MIB);
     }
-    assert_eq!(talk.ask(&format!("free {half}")), "0");
-    assert_eq!(used(&room, "small"), 62 * MIB);
-    take(&mut talk, "plain", 3 * MIB / 2);
-    ended_well(talk);
+    assert_eq!(run.ask(&format!("free {half}")), "0");
+    assert_eq!(used(&sandbox, "small"), 62 * MIB);
+    take(&mut run, "plain", 3 * MIB / 2);
+    ended_well(run);
 }
 
 #[test]
 fn what_the_program_is_told_is_its_quota() {
-    let room = Room::new();
-    let mut talk = job(&room, "reader", "3GiB");
-    assert_eq!(talk.ask("info"), format!("0 {} {}", 3 * GIB, 3 * GIB));
-    assert_eq!(talk.ask("total"), format!("0 {}", 3 * GIB));
-    let id = take(&mut talk, "plain", GIB);
-    assert_eq!(talk.ask("info"), format!("0 {} {}", 2 * GIB, 3 * GIB));
-    assert_eq!(talk.ask(&format!("free {id}")), "0");
-    assert_eq!(talk.ask("info"), format!("0 {} {}", 3 * GIB, 3 * GIB));
-    ended_well(talk);
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "reader", "3GiB");
+    assert_eq!(run.ask("info"), format!("0 {} {}", 3 * GIB, 3 * GIB));
+    assert_eq!(run.ask("total"), format!("0 {}", 3 * GIB));
+    let id = take(&mut run, "plain", GIB);
+    assert_eq!(run.ask("info"), format!("0 {} {}", 2 * GIB, 3 * GIB));
+    assert_eq!(run.ask(&format!("free {id}")), "0");
+    assert_eq!(run.ask("info"), format!("0 {} {}", 3 * GIB, 3 * GIB));
+    ended_well(run);
 }
 
 #[test]
 fn a_percentage_is_of_the_device() {
-    let room = Room::new();
-    let mut talk = job(&room, "half", "50%");
-    assert_eq!(talk.ask("total"), format!("0 {}", 4 * GIB));
-    ended_well(talk);
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "half", "50%");
+    assert_eq!(run.ask("total"), format!("0 {}", 4 * GIB));
+    ended_well(run);
 }
 
 #[test]
 fn every_family_is_charged_and_given_back() {
-    let room = Room::new();
-    let mut talk = job(&room, "families", "1GiB");
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "families", "1GiB");
     for kind in ["plain", "pitch", "managed", "async", "vmm"] {
-        refused(&mut talk, kind, GIB + 2 * MIB);
-        let id = take(&mut talk, kind, 512 * MIB);
-        assert_eq!(used(&room, "families"), 512 * MIB, "{kind}");
-        refused(&mut talk, kind, 512 * MIB + 2 * MIB);
-        assert_eq!(talk.ask(&format!("free {id}")), "0", "{kind}");
-        assert_eq!(used(&room, "families"), 0, "{kind}");
+        refused(&mut run, kind, GIB + 2 * MIB);
+        let id = take(&mut run, kind, 512 * MIB);
+        assert_eq!(used(&sandbox, "families"), 512 * MIB, "{kind}");
+        refused(&mut run, kind, 512 * MIB + 2 * MIB);
+        assert_eq!(run.ask(&format!("free {id}")), "0", "{kind}");
+        assert_eq!(used(&sandbox, "families"), 0, "{kind}");
         // All of it can be had again.
-        let id = take(&mut talk, kind, GIB);
-        assert_eq!(talk.ask(&format!("free {id}")), "0", "{kind}");
+        let id = take(&mut run, kind, GIB);
+        assert_eq!(run.ask(&format!("free {id}")), "0", "{kind}");
     }
     // Pinned memory of the host is nobody's quota of a device.
-    let id = take(&mut talk, "host", 64 * MIB);
-    assert_eq!(used(&room, "families"), 0);
-    assert_eq!(talk.ask(&format!("free {id}")), "0");
-    ended_well(talk);
+    let id = take(&mut run, "host", 64 * MIB);
+    assert_eq!(used(&sandbox, "families"), 0);
+    assert_eq!(run.ask(&format!("free {id}")), "0");
+    ended_well(run);
 }
 
 #[test]
 fn mapped_memory_is_held_until_the_last_mapping_is_gone() {
-    let room = Room::new();
-    let mut talk = job(&room, "vmm", "1GiB");
-    let id = take(&mut talk, "vmm", 512 * MIB);
-    assert_eq!(talk.ask(&format!("map {id}")), "0");
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "vmm", "1GiB");
+    let id = take(&mut run, "vmm", 512 * MIB);
+    assert_eq!(run.ask(&format!("map {id}")), "0");
     assert_eq!(
-        used(&room, "vmm"),
+        used(&sandbox, "vmm"),
         512 * MIB,
         "a mapping costs nothing more"
     );
-    assert_eq!(talk.ask(&format!("free {id}")), "0", "the handle");
+    assert_eq!(run.ask(&format!("free {id}")), "0", "the handle");
     assert_eq!(
-        used(&room, "vmm"),
+        used(&sandbox, "vmm"),
         512 * MIB,
         "the mapping holds the memory"
     );
-    assert_eq!(talk.ask(&format!("unmap {id}")), "0");
-    assert_eq!(used(&room, "vmm"), 0);
-    ended_well(talk);
+    assert_eq!(run.ask(&format!("unmap {id}")), "0");
+    assert_eq!(used(&sandbox, "vmm"), 0);
+    ended_well(run);
 }
 
 #[test]
 fn memory_goes_with_its_context() {
-    let room = Room::new();
-    let mut talk = job(&room, "context", "1GiB");
-    take(&mut talk, "plain", 256 * MIB);
-    assert_eq!(talk.ask("push"), "0");
-    take(&mut talk, "plain", 512 * MIB);
-    assert_eq!(used(&room, "context"), 768 * MIB);
-    assert_eq!(talk.ask("destroy"), "0");
-    assert_eq!(used(&room, "context"), 256 * MIB);
-    ended_well(talk);
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "context", "1GiB");
+    take(&mut run, "plain", 256 * MIB);
+    assert_eq!(run.ask("push"), "0");
+    take(&mut run, "plain", 512 * MIB);
+    assert_eq!(used(&sandbox, "context"), 768 * MIB);
+    assert_eq!(run.ask("destroy"), "0");
+    assert_eq!(used(&sandbox, "context"), 256 * MIB);
+    ended_well(run);
 }
 
 #[test]
 fn processes_of_one_job_share_its_quota_exactly() {
-    let room = Room::new();
-    let mut first = job(&room, "pair", "1GiB");
-    let mut second = another(&room, &first);
+    let sandbox = Sandbox::new();
+    let mut first = job(&sandbox, "pair", "1GiB");
+    let mut second = another(&sandbox, &first);
     take(&mut first, "plain", 600 * MIB);
     refused(&mut second, "plain", 424 * MIB + 1);
     let id = take(&mut second, "plain", 424 * MIB);
     refused(&mut first, "plain", 1);
-    assert_eq!(used(&room, "pair"), GIB);
+    assert_eq!(used(&sandbox, "pair"), GIB);
     assert_eq!(second.ask("info"), format!("0 0 {GIB}"));
     assert_eq!(second.ask(&format!("free {id}")), "0");
     take(&mut first, "plain", 424 * MIB);
-    assert_eq!(status(&room, "pair").processes.len(), 2);
+    assert_eq!(status(&sandbox, "pair").processes.len(), 2);
     assert_eq!(second.finish().quiet(), "");
     ended_well(first);
 }
 
 #[test]
 fn racing_processes_never_get_more_than_the_quota() {
-    let room = Room::new();
-    let mut first = job(&room, "race", "1GiB");
-    let mut others: Vec<_> = (0..3).map(|_| another(&room, &first)).collect();
+    let sandbox = Sandbox::new();
+    let mut first = job(&sandbox, "race", "1GiB");
+    let mut others: Vec<_> = (0..3).map(|_| another(&sandbox, &first)).collect();
     // What the device lacks for 7 MiB: whole granules.
     const EACH: u64 = (7 * MIB).next_multiple_of(GRANULE);
     let mut taken = 0;
     for _ in 0..48 {
         // All ask at once, then all are heard.
-        for talk in others.iter_mut().chain([&mut first]) {
-            talk.send(&format!("alloc plain {}", 7 * MIB));
+        for run in others.iter_mut().chain([&mut first]) {
+            run.send(&format!("alloc plain {}", 7 * MIB));
         }
-        for talk in others.iter_mut().chain([&mut first]) {
-            match talk.answer().split_once(' ') {
+        for run in others.iter_mut().chain([&mut first]) {
+            match run.answer().split_once(' ') {
                 Some(("0", _)) => taken += EACH,
                 Some(("2", "-1")) => {}
                 other => panic!("{other:?}"),
@@ -263,18 +264,18 @@ fn racing_processes_never_get_more_than_the_quota() {
         assert!(taken <= GIB, "{taken}");
     }
     assert_eq!(taken, GIB / EACH * EACH, "all that fits was given");
-    assert_eq!(used(&room, "race"), taken);
-    for talk in others {
-        assert_eq!(talk.finish().code, Some(0));
+    assert_eq!(used(&sandbox, "race"), taken);
+    for run in others {
+        assert_eq!(run.finish().code, Some(0));
     }
     ended_well(first);
 }
 
 #[test]
 fn two_jobs_have_two_quotas() {
-    let room = Room::new();
-    let mut a = job(&room, "a", "1GiB");
-    let mut b = job(&room, "b", "2GiB");
+    let sandbox = Sandbox::new();
+    let mut a = job(&sandbox, "a", "1GiB");
+    let mut b = job(&sandbox, "b", "2GiB");
     take(&mut a, "plain", GIB);
     refused(&mut a, "plain", MIB);
     take(&mut b, "plain", 2 * GIB);
@@ -287,37 +288,37 @@ fn two_jobs_have_two_quotas() {
 
 #[test]
 fn a_quota_can_be_changed_while_the_job_runs() {
-    let room = Room::new();
-    let mut talk = job(&room, "resized", "1GiB");
-    let id = take(&mut talk, "plain", 768 * MIB);
-    refused(&mut talk, "plain", 512 * MIB);
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "resized", "1GiB");
+    let id = take(&mut run, "plain", 768 * MIB);
+    refused(&mut run, "plain", 512 * MIB);
     let set =
-        |mem: &str| Outcome::of(&mut room.sublet(["set", "resized", "--mem", mem])).succeeded();
+        |mem: &str| Outcome::of(&mut sandbox.sublet(["set", "resized", "--mem", mem])).succeeded();
     set("2GiB");
-    let more = take(&mut talk, "plain", 512 * MIB);
-    assert_eq!(talk.ask("total"), format!("0 {}", 2 * GIB));
+    let more = take(&mut run, "plain", 512 * MIB);
+    assert_eq!(run.ask("total"), format!("0 {}", 2 * GIB));
     // Below what is held: nothing is taken away, and nothing more is given.
     set("512MiB");
-    assert_eq!(used(&room, "resized"), 1280 * MIB);
-    refused(&mut talk, "plain", 1);
-    assert_eq!(talk.ask("info"), format!("0 0 {}", 512 * MIB));
-    assert_eq!(talk.ask(&format!("free {id}")), "0");
-    refused(&mut talk, "plain", 1);
-    assert_eq!(talk.ask(&format!("free {more}")), "0");
-    take(&mut talk, "plain", 512 * MIB);
-    ended_well(talk);
+    assert_eq!(used(&sandbox, "resized"), 1280 * MIB);
+    refused(&mut run, "plain", 1);
+    assert_eq!(run.ask("info"), format!("0 0 {}", 512 * MIB));
+    assert_eq!(run.ask(&format!("free {id}")), "0");
+    refused(&mut run, "plain", 1);
+    assert_eq!(run.ask(&format!("free {more}")), "0");
+    take(&mut run, "plain", 512 * MIB);
+    ended_well(run);
 }
 
 #[test]
 fn the_memory_of_a_killed_process_is_free_again() {
-    let room = Room::new();
-    let mut first = job(&room, "survivor", "4GiB");
-    let mut second = another(&room, &first);
+    let sandbox = Sandbox::new();
+    let mut first = job(&sandbox, "survivor", "4GiB");
+    let mut second = another(&sandbox, &first);
     take(&mut second, "plain", 4 * GIB);
     refused(&mut first, "plain", MIB);
     assert_eq!(second.kill().signal, Some(9));
     wait_until("the dead process's memory is free", || {
-        (used(&room, "survivor") == 0).then_some(())
+        (used(&sandbox, "survivor") == 0).then_some(())
     });
     take(&mut first, "plain", 4 * GIB);
     ended_well(first);
@@ -325,16 +326,16 @@ fn the_memory_of_a_killed_process_is_free_again() {
 
 #[test]
 fn an_unlimited_job_meets_the_device_itself() {
-    let room = Room::new();
-    let mut talk = Talk::start(&mut room.job(&["--name", "free"], memory()));
-    assert_eq!(talk.ask("init"), "0");
-    assert_eq!(talk.ask("total"), format!("0 {}", 8 * GIB));
-    take(&mut talk, "plain", 6 * GIB);
-    refused(&mut talk, "plain", 3 * GIB);
+    let sandbox = Sandbox::new();
+    let mut run = ProgramRun::start(&mut sandbox.job(&["--name", "free"], memory()));
+    assert_eq!(run.ask("init"), "0");
+    assert_eq!(run.ask("total"), format!("0 {}", 8 * GIB));
+    take(&mut run, "plain", 6 * GIB);
+    refused(&mut run, "plain", 3 * GIB);
     assert_eq!(
-        used(&room, "free"),
+        used(&sandbox, "free"),
         6 * GIB,
         "what the driver refused costs nothing"
     );
-    ended_well(talk);
+    ended_well(run);
 }

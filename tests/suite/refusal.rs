@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use tests::{Outcome, Room, Talk, programs, wait_until};
+use tests::{Outcome, ProgramRun, Sandbox, programs, wait_until};
 
 /// `socket`, on x86-64.
 const SOCKET: &str = "41";
@@ -31,8 +31,8 @@ fn nothing_works(stdout: &str) {
     }
 }
 
-fn refused(room: &Room, flags: &[&str], words: &[&str]) -> Outcome {
-    let mut job = room.job(flags, programs::program("refused"));
+fn refused(sandbox: &Sandbox, flags: &[&str], words: &[&str]) -> Outcome {
+    let mut job = sandbox.job(flags, programs::program("refused"));
     Outcome::of(job.args(words)).succeeded()
 }
 
@@ -44,9 +44,9 @@ fn said(outcome: &Outcome) -> Vec<&str> {
 
 #[test]
 fn a_refused_process_is_refused_in_every_call() {
-    let room = Room::new();
+    let sandbox = Sandbox::new();
     let outcome = refused(
-        &room,
+        &sandbox,
         &["--mem", "1GiB", "--name", "shut"],
         &["look", "deny", SOCKET, "init", "use"],
     );
@@ -66,9 +66,9 @@ fn a_refused_process_is_refused_in_every_call() {
 
 #[test]
 fn the_children_of_a_refused_process_are_refused() {
-    let room = Room::new();
+    let sandbox = Sandbox::new();
     let words = ["deny", SOCKET, "init", "fork", "init", "use"];
-    let outcome = refused(&room, &["--mem", "1GiB"], &words);
+    let outcome = refused(&sandbox, &["--mem", "1GiB"], &words);
     nothing_works(&outcome.stdout);
     assert_eq!(said(&outcome).len(), 1, "{outcome:?}");
 }
@@ -76,8 +76,8 @@ fn the_children_of_a_refused_process_are_refused() {
 #[test]
 fn a_limit_on_share_or_strictness_refuses_too() {
     for flags in [&["--share-max", "0.5"][..], &["--strict"]] {
-        let room = Room::new();
-        let outcome = refused(&room, flags, &["deny", SOCKET, "init"]);
+        let sandbox = Sandbox::new();
+        let outcome = refused(&sandbox, flags, &["deny", SOCKET, "init"]);
         assert_eq!(outcome.stdout, "init 802\n", "{flags:?}: {outcome:?}");
     }
 }
@@ -88,8 +88,8 @@ fn whoever_wants_otherwise_runs_without_limits_and_is_told() {
         &["--mem", "1GiB", "--on-refusal", "open"][..],
         &["--share", "0.5"],
     ] {
-        let room = Room::new();
-        let outcome = refused(&room, flags, &["deny", SOCKET, "init", "use"]);
+        let sandbox = Sandbox::new();
+        let outcome = refused(&sandbox, flags, &["deny", SOCKET, "init", "use"]);
         let ways = ways(&outcome.stdout);
         assert!(ways.contains(&("alloc", "0")), "{flags:?}: {outcome:?}");
         let [line] = said(&outcome)[..] else {
@@ -101,8 +101,8 @@ fn whoever_wants_otherwise_runs_without_limits_and_is_told() {
 
 #[test]
 fn a_token_that_no_job_has_is_refused() {
-    let room = Room::new();
-    let mut job = room.job(&["--mem", "1GiB"], "env");
+    let sandbox = Sandbox::new();
+    let mut job = sandbox.job(&["--mem", "1GiB"], "env");
     job.arg("SUBLET_TOKEN=0123456789abcdef0123456789abcdef")
         .arg(programs::program("refused"))
         .args(["init", "use"]);
@@ -114,8 +114,8 @@ fn a_token_that_no_job_has_is_refused() {
 #[test]
 fn an_environment_without_socket_or_token_is_refused() {
     for lost in ["SUBLET_TOKEN", "SUBLET_SOCKET"] {
-        let room = Room::new();
-        let mut job = room.job(&["--mem", "1GiB"], "env");
+        let sandbox = Sandbox::new();
+        let mut job = sandbox.job(&["--mem", "1GiB"], "env");
         job.args(["-u", lost])
             .arg(programs::program("refused"))
             .args(["init", "use"]);
@@ -130,9 +130,9 @@ fn few_descriptors_are_enough_or_the_process_is_refused() {
     let limits = ["4", "5", "6", "7", "8", "9", "10", "12", "16", "32"];
     let (mut governed, mut journaled) = (0, 0);
     for limit in limits {
-        let room = Room::new();
+        let sandbox = Sandbox::new();
         let words = ["descriptors", limit, "init", "use"];
-        let outcome = refused(&room, &["--mem", "1GiB"], &words);
+        let outcome = refused(&sandbox, &["--mem", "1GiB"], &words);
         let ways = ways(&outcome.stdout);
         let init = ways[0].1;
         match init {
@@ -150,7 +150,7 @@ fn few_descriptors_are_enough_or_the_process_is_refused() {
                 if line.contains("could be taken") {
                     wait_until("the journal says so", || {
                         let told = |event: &control::Event| event.kind == "refused";
-                        room.events().iter().any(told).then_some(())
+                        sandbox.events().iter().any(told).then_some(())
                     });
                     journaled += 1;
                 }
@@ -166,8 +166,12 @@ fn few_descriptors_are_enough_or_the_process_is_refused() {
 
 #[test]
 fn a_process_that_may_not_wait_for_descriptors_is_governed() {
-    let room = Room::new();
-    let outcome = refused(&room, &["--mem", "1GiB"], &["deny", PPOLL, "init", "use"]);
+    let sandbox = Sandbox::new();
+    let outcome = refused(
+        &sandbox,
+        &["--mem", "1GiB"],
+        &["deny", PPOLL, "init", "use"],
+    );
     let ways = ways(&outcome.stdout);
     assert!(ways.contains(&("init", "0")), "{outcome:?}");
     assert!(ways.contains(&("alloc", "2")), "{outcome:?}");
@@ -176,34 +180,35 @@ fn a_process_that_may_not_wait_for_descriptors_is_governed() {
 
 #[test]
 fn an_arbiter_that_is_being_restarted_is_waited_for() {
-    let room = Room::new();
-    let mut first = room.arbiter();
+    let sandbox = Sandbox::new();
+    let mut first = sandbox.arbiter();
     let flags = ["--mem", "1GiB", "--name", "patient"];
-    let mut talk = Talk::start(&mut room.job(&flags, programs::program("memory")));
+    let mut run = ProgramRun::start(&mut sandbox.job(&flags, programs::program("memory")));
     // It has started, and has yet to attach.
-    talk.ask("pid");
+    run.ask("pid");
     first.kill();
     assert_eq!(first.wait().signal, Some(9));
-    talk.send("init");
+    run.send("init");
     std::thread::sleep(std::time::Duration::from_millis(300));
-    let second = room.arbiter();
-    assert_eq!(talk.answer(), "0");
+    let second = sandbox.arbiter();
+    assert_eq!(run.answer(), "0");
     wait_until("it is one of the job's processes", || {
-        room.job_status("patient")
+        sandbox
+            .job_status("patient")
             .filter(|job| job.processes.len() == 1)
     });
-    assert_eq!(talk.ask(&format!("alloc plain {}", 2u64 << 30)), "2 -1");
-    talk.finish().succeeded();
+    assert_eq!(run.ask(&format!("alloc plain {}", 2u64 << 30)), "2 -1");
+    run.finish().succeeded();
     drop(second);
 }
 
 #[test]
 fn a_file_of_the_programs_own_is_never_written_to() {
-    let room = Room::new();
-    let file = room.path("mine");
+    let sandbox = Sandbox::new();
+    let file = sandbox.path("mine");
     let name = file.to_str().expect("a path");
     let words = ["stderr", name, "deny", SOCKET, "init", "use"];
-    let outcome = refused(&room, &["--mem", "1GiB"], &words);
+    let outcome = refused(&sandbox, &["--mem", "1GiB"], &words);
     nothing_works(&outcome.stdout);
     assert_eq!(fs::read_to_string(&file).expect("the file"), "");
     assert!(said(&outcome).is_empty(), "{outcome:?}");

@@ -11,14 +11,14 @@ mod remembered;
 
 use channel::{OrderState, Reason, ResidencyMode, Verb};
 use tests::fake::{Attached, Listening, TOKEN};
-use tests::{Artefacts, Room, Talk, programs};
+use tests::{Artefacts, ProgramRun, Sandbox, programs};
 
 const MIB: u64 = 1 << 20;
 
 /// `program`, whose memory can be moved, and the socket of its arbiter.
-fn evictable(room: &Room, program: &std::path::Path) -> (Listening, std::process::Command) {
-    let listening = Listening::at(&room.path("channel.sock"));
-    let mut command = room.bare(program);
+fn evictable(sandbox: &Sandbox, program: &std::path::Path) -> (Listening, std::process::Command) {
+    let listening = Listening::at(&sandbox.path("channel.sock"));
+    let mut command = sandbox.bare(program);
     command
         .env("LD_PRELOAD", Artefacts::get().preload())
         .env("SUBLET_DRIVER", Artefacts::get().simulated_driver())
@@ -40,10 +40,10 @@ fn welcome(listening: &Listening, overflow: bool, host_budget: Option<u64>) -> A
 
 /// The program `resident`, and the arbiter's end of its channel.
 struct Host {
-    talk: Talk,
+    run: ProgramRun,
     arbiter: Attached,
-    witness: Talk,
-    _room: Room,
+    witness: ProgramRun,
+    _sandbox: Sandbox,
 }
 
 impl Host {
@@ -53,32 +53,32 @@ impl Host {
 
     /// With variables of its own, overflow to host memory allowed or not, and a host budget.
     fn with(vars: &[(&str, &str)], overflow: bool, host_budget: Option<u64>) -> Self {
-        let room = Room::new();
-        let (listening, mut command) = evictable(&room, &programs::program("resident"));
+        let sandbox = Sandbox::new();
+        let (listening, mut command) = evictable(&sandbox, &programs::program("resident"));
         // The kernel that hashes takes memory of the device, and these tests count every byte.
         command.env("SUBLET_RESIDENCY", "reuse=0");
-        let mut talk = Talk::start(command.envs(vars.iter().copied()));
-        talk.send("init");
+        let mut run = ProgramRun::start(command.envs(vars.iter().copied()));
+        run.send("init");
         let arbiter = welcome(&listening, overflow, host_budget);
-        assert_eq!(talk.answer(), "0");
-        let mut witness = Talk::start(&mut room.bare(programs::program("memory")));
+        assert_eq!(run.answer(), "0");
+        let mut witness = ProgramRun::start(&mut sandbox.bare(programs::program("memory")));
         assert_eq!(witness.ask("init"), "0");
         Self {
-            talk,
+            run,
             arbiter,
             witness,
-            _room: room,
+            _sandbox: sandbox,
         }
     }
 
     #[track_caller]
     fn says(&mut self, line: &str, answer: &str) {
-        assert_eq!(self.talk.ask(line), answer, "{line}");
+        assert_eq!(self.run.ask(line), answer, "{line}");
     }
 
     #[track_caller]
     fn take(&mut self, line: &str) -> String {
-        let answer = self.talk.ask(line);
+        let answer = self.run.ask(line);
         let (status, id) = answer.split_once(' ').expect("status and number");
         assert_eq!(status, "0", "{line}");
         id.to_owned()
@@ -116,6 +116,6 @@ impl Host {
 
     #[track_caller]
     fn ended_well(self) {
-        self.talk.ended_well();
+        self.run.ended_well();
     }
 }

@@ -6,17 +6,19 @@
 use std::process::Command;
 
 use serde_json::Value;
-use tests::{Artefacts, Outcome, Room, Running, wait_until};
+use tests::{Artefacts, Outcome, Running, Sandbox, wait_until};
 
 /// Points of the device's time that either account may be off, as a fraction.
 const OFF: f64 = 0.06;
 /// Device time that both together must have had before shares mean something, in nanoseconds.
 const ENOUGH_NS: u64 = 2_000_000_000;
 
-/// Device time by process id, as the simulated device counts it. Asks in a process of its own: the device belongs to the room.
-fn device_time(room: &Room) -> std::collections::BTreeMap<u64, u64> {
+/// Device time by process id, as the simulated device counts it. Asks in a process of its own: the device belongs to the sandbox.
+fn device_time(sandbox: &Sandbox) -> std::collections::BTreeMap<u64, u64> {
     let program = Artefacts::get().program("examples/usage");
-    let usage: Value = Outcome::of(&mut room.command(program)).succeeded().json();
+    let usage: Value = Outcome::of(&mut sandbox.command(program))
+        .succeeded()
+        .json();
     usage["devices"][0]["processes"]
         .as_array()
         .expect("processes")
@@ -28,25 +30,25 @@ fn device_time(room: &Room) -> std::collections::BTreeMap<u64, u64> {
         .collect()
 }
 
-fn spin(room: &Room, name: &str, flags: &[&str]) -> Running {
+fn spin(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Running {
     let mut all = vec!["--name", name];
     all.extend_from_slice(flags);
-    let mut command: Command = room.job(&all, Artefacts::get().program("spin"));
+    let mut command: Command = sandbox.job(&all, Artefacts::get().program("spin"));
     // Longer than any test waits; the test ends it.
     command.args(["--kernel-us", "200", "--seconds", "600"]);
     Running::start(&mut command)
 }
 
 /// What each job got of what all got while both ran, by both accounts: arbiter's, device's.
-fn shares(room: &Room, jobs: &[(&str, &Running)]) -> Vec<(f64, f64)> {
-    let charged = |name: &str| room.job_status(name).map_or(0, |job| job.device_time_ns);
+fn shares(sandbox: &Sandbox, jobs: &[(&str, &Running)]) -> Vec<(f64, f64)> {
+    let charged = |name: &str| sandbox.job_status(name).map_or(0, |job| job.device_time_ns);
     wait_until("all jobs are at work", || {
         jobs.iter()
             .all(|(name, _)| charged(name) > 100_000_000)
             .then_some(())
     });
     let read = || {
-        let device = device_time(room);
+        let device = device_time(sandbox);
         jobs.iter()
             .map(|(name, running)| {
                 let pid = u64::from(running.pid());
@@ -81,11 +83,11 @@ fn shares(room: &Room, jobs: &[(&str, &Running)]) -> Vec<(f64, f64)> {
 /// By both accounts each job gets what was asked for it. A machine so busy that jobs miss their turns is asked again: what is wrong with the
 /// shares is so each time.
 #[track_caller]
-fn agree(room: &Room, jobs: &[(&str, &Running)], asked: &[f64]) {
+fn agree(sandbox: &Sandbox, jobs: &[(&str, &Running)], asked: &[f64]) {
     let near = |got: f64, asked: f64| (got - asked).abs() < OFF;
     let mut seen = Vec::new();
     let agreed = (0..3).any(|_| {
-        let got = shares(room, jobs);
+        let got = shares(sandbox, jobs);
         let good = got
             .iter()
             .zip(asked)
@@ -101,39 +103,39 @@ fn agree(room: &Room, jobs: &[(&str, &Running)], asked: &[f64]) {
 
 #[test]
 fn busy_jobs_get_the_shares_they_asked_for() {
-    let room = Room::new();
-    let a = spin(&room, "a", &["--share", "0.75"]);
-    let b = spin(&room, "b", &["--share", "0.25"]);
+    let sandbox = Sandbox::new();
+    let a = spin(&sandbox, "a", &["--share", "0.75"]);
+    let b = spin(&sandbox, "b", &["--share", "0.25"]);
     let jobs = [("a", &a), ("b", &b)];
-    agree(&room, &jobs, &[0.75, 0.25]);
+    agree(&sandbox, &jobs, &[0.75, 0.25]);
 
     // And the other way round, on the running jobs: the smaller one first, the sum may not exceed 1.
     for (name, share) in [("a", "0.25"), ("b", "0.75")] {
-        Outcome::of(&mut room.sublet(["set", name, "--share", share])).succeeded();
+        Outcome::of(&mut sandbox.sublet(["set", name, "--share", share])).succeeded();
     }
-    agree(&room, &jobs, &[0.25, 0.75]);
+    agree(&sandbox, &jobs, &[0.25, 0.75]);
 }
 
 #[test]
 fn a_job_alone_has_all_of_the_device() {
-    let room = Room::new();
-    let _a = spin(&room, "a", &["--share", "0.25"]);
+    let sandbox = Sandbox::new();
+    let _a = spin(&sandbox, "a", &["--share", "0.25"]);
     wait_until("it has more than its share", || {
-        let job = room.job_status("a")?;
+        let job = sandbox.job_status("a")?;
         (job.share_got_recent > 0.9).then_some(())
     });
 }
 
 #[test]
 fn a_program_says_itself_where_its_iterations_end() {
-    let room = Room::new();
+    let sandbox = Sandbox::new();
     let steps = tests::programs::program("steps");
-    let bare = Outcome::of(&mut room.bare(&steps)).succeeded();
+    let bare = Outcome::of(&mut sandbox.bare(&steps)).succeeded();
     assert_eq!(bare.stdout, "none\n");
-    let mut command = room.job(&["--name", "steps"], &steps);
+    let mut command = sandbox.job(&["--name", "steps"], &steps);
     let mut running = Running::start(command.stdin(std::process::Stdio::piped()));
     let profile = wait_until("its steps are counted", || {
-        let profile = room.job_status("steps")?.profile?;
+        let profile = sandbox.job_status("steps")?.profile?;
         (profile.iterations >= 20).then_some(profile)
     });
     assert_eq!(profile.found, control::IterationSource::Hinted);
@@ -153,10 +155,10 @@ fn a_program_says_itself_where_its_iterations_end() {
 
 #[test]
 fn shares_above_the_whole_are_refused() {
-    let room = Room::new();
-    let _a = spin(&room, "a", &["--share", "0.75"]);
-    wait_until("the first is registered", || room.job_status("a"));
-    let outcome = Outcome::of(room.job(&["--share", "0.5"], "true").env("LC_ALL", "C"));
+    let sandbox = Sandbox::new();
+    let _a = spin(&sandbox, "a", &["--share", "0.75"]);
+    wait_until("the first is registered", || sandbox.job_status("a"));
+    let outcome = Outcome::of(sandbox.job(&["--share", "0.5"], "true").env("LC_ALL", "C"));
     assert_eq!(outcome.code, Some(125), "{outcome:?}");
     assert_eq!(outcome.stdout, "", "{outcome:?}");
     assert!(outcome.stderr.starts_with("sublet: "), "{outcome:?}");
@@ -172,10 +174,10 @@ fn a_job_without_completion_marks_is_charged_like_any_other() {
         "lose:call=cuStreamWriteValue64_v2",
         "fail:call=cuMemHostRegister_v2,status=801",
     ] {
-        let room = Room::new();
-        let a = spin(&room, "a", &["--share", "0.55"]);
-        wait_until("the arbiter is there", || room.job_status("a"));
-        let mut b = room.job(
+        let sandbox = Sandbox::new();
+        let a = spin(&sandbox, "a", &["--share", "0.55"]);
+        wait_until("the arbiter is there", || sandbox.job_status("a"));
+        let mut b = sandbox.job(
             &["--name", "b", "--share", "0.45"],
             Artefacts::get().program("spin"),
         );
@@ -184,7 +186,7 @@ fn a_job_without_completion_marks_is_charged_like_any_other() {
         let b = Running::start(&mut b);
         let mut seen = Vec::new();
         let charged = (0..5).any(|_| {
-            let got = shares(&room, &[("a", &a), ("b", &b)]);
+            let got = shares(&sandbox, &[("a", &a), ("b", &b)]);
             let good = (0.25..0.65).contains(&got[1].0);
             seen.push(got);
             good
@@ -193,14 +195,14 @@ fn a_job_without_completion_marks_is_charged_like_any_other() {
         assert!(charged, "{fault}: {seen:?}");
         // The people are told, in every place.
         let followed_by = |name: &str| {
-            let job = room.job_status(name)?;
+            let job = sandbox.job_status(name)?;
             job.processes.first()?.followed_by.clone()
         };
         assert_eq!(followed_by("b").as_deref(), Some("events"), "{fault}");
         assert_eq!(followed_by("a"), None);
         let told = |event: &control::Event| event.kind == "following" && event.job == "b";
-        assert!(room.events().iter().any(told), "{fault}");
-        let said = Outcome::of(&mut room.sublet(["ps"]));
+        assert!(sandbox.events().iter().any(told), "{fault}");
+        let said = Outcome::of(&mut sandbox.sublet(["ps"]));
         assert!(
             said.stdout.contains("gives no completion marks"),
             "{said:?}"

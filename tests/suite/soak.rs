@@ -56,7 +56,7 @@ fn two_hundred_evictions_lose_and_leak_nothing() {
 }
 
 #[test]
-fn nor_do_they_where_there_is_room_for_half_of_the_jobs() {
+fn nor_do_they_where_half_of_the_jobs_fit() {
     soak(&[
         "--cycles",
         "60",

@@ -2,26 +2,26 @@
 
 use channel::{Event, Following, Grant, OrderState, Reason, ResidencyMode, STREAM_SLOTS, Verb};
 use tests::fake::{Attached, Listening, TOKEN};
-use tests::{Artefacts, Outcome, Room, Talk, programs, wait_until};
+use tests::{Artefacts, Outcome, ProgramRun, Sandbox, programs, wait_until};
 
 /// The program, governed by an arbiter of the test's with the gate open.
 struct Host {
-    talk: Talk,
+    run: ProgramRun,
     arbiter: Attached,
-    _room: Room,
+    _sandbox: Sandbox,
 }
 
 impl Host {
     fn start(vars: &[(&str, &str)], evictable: bool) -> Self {
-        let room = Room::new();
-        let listening = Listening::at(&room.path("channel.sock"));
-        let mut command = room.preloaded(programs::program("streams"));
+        let sandbox = Sandbox::new();
+        let listening = Listening::at(&sandbox.path("channel.sock"));
+        let mut command = sandbox.preloaded(programs::program("streams"));
         command
             .env("SUBLET_SOCKET", listening.path())
             .env("SUBLET_TOKEN", TOKEN)
             .envs(vars.iter().copied());
-        let mut talk = Talk::start(&mut command);
-        talk.send(&init());
+        let mut run = ProgramRun::start(&mut command);
+        run.send(&init());
         let arbiter = listening.welcome_with(|pages| {
             let mode = ResidencyMode {
                 evictable,
@@ -30,11 +30,11 @@ impl Host {
             };
             pages.arbiter.set_residency(mode, None);
         });
-        assert_eq!(talk.answer(), "0");
+        assert_eq!(run.answer(), "0");
         Self {
-            talk,
+            run,
             arbiter,
-            _room: room,
+            _sandbox: sandbox,
         }
     }
 
@@ -51,13 +51,13 @@ impl Host {
 
     #[track_caller]
     fn says(&mut self, line: &str, answer: &str) {
-        assert_eq!(self.talk.ask(line), answer, "{line}");
+        assert_eq!(self.run.ask(line), answer, "{line}");
     }
 
     /// How many kernels were in flight at once, at most.
     #[track_caller]
     fn most(&mut self, line: &str) -> usize {
-        let answer = self.talk.ask(line);
+        let answer = self.run.ask(line);
         let most = answer
             .strip_prefix("0 ")
             .and_then(|most| most.parse().ok())
@@ -118,31 +118,31 @@ fn no_mark_goes_to_a_stream_that_was_destroyed() {
             host.says("sync", "0");
             host.has_nothing_in_flight();
         }
-        host.talk.ended_well();
+        host.run.ended_well();
     }
 }
 
 #[test]
 fn using_a_stream_that_was_destroyed_is_seen_on_the_simulated_driver() {
-    let room = Room::new();
-    let mut bare = room.bare(programs::program("streams"));
-    let mut talk = Talk::start(&mut bare);
-    assert_eq!(talk.ask(&init()), "0");
-    talk.send("freed");
-    let outcome: Outcome = talk.finish();
+    let sandbox = Sandbox::new();
+    let mut bare = sandbox.bare(programs::program("streams"));
+    let mut run = ProgramRun::start(&mut bare);
+    assert_eq!(run.ask(&init()), "0");
+    run.send("freed");
+    let outcome: Outcome = run.finish();
     assert_eq!(outcome.signal, Some(nix::libc::SIGABRT), "{outcome:?}");
     assert!(
         outcome.stderr.contains("which has been destroyed"),
         "{outcome:?}"
     );
-    let mut talk = Talk::start(bare.env("SUBLET_SIM_FREED_STREAM", "refuse"));
-    assert_eq!(talk.ask(&init()), "0");
-    assert_eq!(talk.ask("freed"), "400");
-    talk.ended_well();
+    let mut run = ProgramRun::start(bare.env("SUBLET_SIM_FREED_STREAM", "refuse"));
+    assert_eq!(run.ask(&init()), "0");
+    assert_eq!(run.ask("freed"), "400");
+    run.ended_well();
 }
 
 #[test]
-fn a_thread_of_many_streams_leaves_room_for_others() {
+fn a_thread_with_many_streams_leaves_slots_for_others() {
     let mut host = Host::start(&[], false);
     host.bound(2000);
     host.says("turns 40 4000 5", "0");
@@ -150,7 +150,7 @@ fn a_thread_of_many_streams_leaves_room_for_others() {
     // more pass.
     host.keeps_below(50, "ahead 100 200");
     host.has_nothing_in_flight();
-    host.talk.ended_well();
+    host.run.ended_well();
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn slots_are_used_again_by_whoever_needs_one() {
     host.says("threads 600", "0");
     host.keeps_below(50, "ahead 100 200");
     host.has_nothing_in_flight();
-    host.talk.ended_well();
+    host.run.ended_well();
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn what_is_in_flight_on_many_streams_is_bounded_as_on_one() {
     let mut host = Host::start(&[], false);
     host.bound(2000);
     host.keeps_below(100, "spread 64 200 200");
-    host.talk.ended_well();
+    host.run.ended_well();
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn more_streams_than_can_be_followed_wait_for_each_other() {
     let most = host.most("spread 900 900 1000");
     assert!(most < STREAM_SLOTS + 100, "{most} in flight");
     host.has_nothing_in_flight();
-    host.talk.ended_well();
+    host.run.ended_well();
 }
 
 /// A driver that refuses completion marks, loses them, or has nothing for us at all.
@@ -214,7 +214,7 @@ fn work_is_followed_where_the_driver_gives_no_marks() {
         if way == Following::Events {
             host.keeps_below(50, "ahead 100 200");
         }
-        host.talk.ended_well();
+        host.run.ended_well();
     }
 }
 
@@ -231,5 +231,5 @@ fn a_capture_ends_with_its_stream_and_goes_on_without_those_that_joined_it() {
     // (901).
     host.says("error", "903 901");
     host.can_be_evicted();
-    host.talk.ended_well();
+    host.run.ended_well();
 }

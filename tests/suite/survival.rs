@@ -2,13 +2,13 @@
 
 use control::JobState;
 use serde_json::Value;
-use tests::{Artefacts, Outcome, Room, Running, Talk, programs, wait_until};
+use tests::{Artefacts, Outcome, ProgramRun, Running, Sandbox, programs, wait_until};
 
 const MIB: u64 = 1 << 20;
 
 /// A training job that ends by itself after a few seconds of work, with the same loss whenever it is run.
-fn training(room: &Room, name: &str, share: &str) -> Running {
-    let mut command = room.job(
+fn training(sandbox: &Sandbox, name: &str, share: &str) -> Running {
+    let mut command = sandbox.job(
         &["--name", name, "--share", share, "--mem", "1GiB"],
         Artefacts::get().program("train_mlp"),
     );
@@ -30,29 +30,32 @@ fn loss_bits(report: &Value) -> &str {
 }
 
 /// What training ends with on the simulated device without sublet.
-fn bare_loss(room: &Room) -> String {
-    let mut command = room.bare(Artefacts::get().program("train_mlp"));
+fn bare_loss(sandbox: &Sandbox) -> String {
+    let mut command = sandbox.bare(Artefacts::get().program("train_mlp"));
     let report = Outcome::of(command.args(STEPS)).succeeded().json();
     loss_bits(&report).to_owned()
 }
 
-fn launches(room: &Room, name: &str) -> u64 {
-    room.job_status(name).map_or(0, |job| job.launches)
+fn launches(sandbox: &Sandbox, name: &str) -> u64 {
+    sandbox.job_status(name).map_or(0, |job| job.launches)
 }
 
-fn both_at_work(room: &Room) {
+fn both_at_work(sandbox: &Sandbox) {
     wait_until("both train", || {
-        (launches(room, "a") > 500 && launches(room, "b") > 500).then_some(())
+        (launches(sandbox, "a") > 500 && launches(sandbox, "b") > 500).then_some(())
     });
 }
 
 #[test]
 fn jobs_survive_the_loss_of_their_arbiter() {
-    let room = Room::new();
-    let expected = bare_loss(&Room::new());
-    let mut arbiter = room.arbiter();
-    let (a, b) = (training(&room, "a", "0.5"), training(&room, "b", "0.5"));
-    both_at_work(&room);
+    let sandbox = Sandbox::new();
+    let expected = bare_loss(&Sandbox::new());
+    let mut arbiter = sandbox.arbiter();
+    let (a, b) = (
+        training(&sandbox, "a", "0.5"),
+        training(&sandbox, "b", "0.5"),
+    );
+    both_at_work(&sandbox);
     arbiter.kill();
     assert_eq!(arbiter.wait().signal, Some(9));
     for (name, job) in [("a", a), ("b", b)] {
@@ -64,32 +67,36 @@ fn jobs_survive_the_loss_of_their_arbiter() {
 
 #[test]
 fn jobs_attach_to_the_next_arbiter() {
-    let room = Room::new();
-    let expected = bare_loss(&Room::new());
-    let mut first = room.arbiter();
-    let (a, b) = (training(&room, "a", "0.5"), training(&room, "b", "0.5"));
-    both_at_work(&room);
-    let held = room.job_status("a").expect("a").mem_used_bytes;
+    let sandbox = Sandbox::new();
+    let expected = bare_loss(&Sandbox::new());
+    let mut first = sandbox.arbiter();
+    let (a, b) = (
+        training(&sandbox, "a", "0.5"),
+        training(&sandbox, "b", "0.5"),
+    );
+    both_at_work(&sandbox);
+    let held = sandbox.job_status("a").expect("a").mem_used_bytes;
     assert!(held > 0);
     first.kill();
     assert_eq!(first.wait().signal, Some(9));
 
-    let second = room.arbiter();
+    let second = sandbox.arbiter();
     wait_until("both have attached again", || {
         ["a", "b"]
             .iter()
             .all(|name| {
-                room.job_status(name)
+                sandbox
+                    .job_status(name)
                     .is_some_and(|job| job.processes.len() == 1 && job.mem_used_bytes == held)
             })
             .then_some(())
     });
     // It governs them, not only lists them.
-    let before = [launches(&room, "a"), launches(&room, "b")];
+    let before = [launches(&sandbox, "a"), launches(&sandbox, "b")];
     wait_until("both go on under it", || {
-        let job = |name| room.job_status(name).filter(|job| job.grants > 0);
-        (launches(&room, "a") > before[0]
-            && launches(&room, "b") > before[1]
+        let job = |name| sandbox.job_status(name).filter(|job| job.grants > 0);
+        (launches(&sandbox, "a") > before[0]
+            && launches(&sandbox, "b") > before[1]
             && job("a").is_some()
             && job("b").is_some())
         .then_some(())
@@ -103,37 +110,39 @@ fn jobs_attach_to_the_next_arbiter() {
 
 #[test]
 fn the_death_of_the_holder_frees_the_device_and_its_memory() {
-    let room = Room::new();
+    let sandbox = Sandbox::new();
     let hog = || {
-        let mut command = room.job(
+        let mut command = sandbox.job(
             &["--name", "hog", "--share", "0.5", "--mem", "6GiB"],
             Artefacts::get().program("spin"),
         );
         command.args(["--kernel-us", "1000", "--seconds", "600", "--mem", "6GiB"]);
         Running::start(&mut command)
     };
-    let expected = bare_loss(&Room::new());
+    let expected = bare_loss(&Sandbox::new());
     let mut dying = hog();
-    let survivor = training(&room, "survivor", "0.5");
+    let survivor = training(&sandbox, "survivor", "0.5");
     wait_until("both are at work and the hog holds the device", || {
-        let job = room.job_status("hog")?;
-        (launches(&room, "survivor") > 500 && job.holding).then_some(())
+        let job = sandbox.job_status("hog")?;
+        (launches(&sandbox, "survivor") > 500 && job.holding).then_some(())
     });
     dying.kill();
     assert_eq!(dying.wait().signal, Some(9));
-    let before = launches(&room, "survivor");
+    let before = launches(&sandbox, "survivor");
     wait_until("the other one goes on", || {
-        (launches(&room, "survivor") > before + 100).then_some(())
+        (launches(&sandbox, "survivor") > before + 100).then_some(())
     });
     wait_until("the dead one's memory is free", || {
-        room.job_status("hog")
+        sandbox
+            .job_status("hog")
             .is_none_or(|job| job.mem_used_bytes == 0 && job.state == JobState::Gone)
             .then_some(())
     });
     // Physically too: the same amount can be had again.
     let again = hog();
     wait_until("its successor has the memory", || {
-        room.jobs()
+        sandbox
+            .jobs()
             .iter()
             .any(|job| job.state != JobState::Gone && job.mem_used_bytes >= 6144 * MIB)
             .then_some(())
@@ -145,39 +154,39 @@ fn the_death_of_the_holder_frees_the_device_and_its_memory() {
 
 #[test]
 fn a_fork_before_the_first_call_is_a_process_of_the_job() {
-    let room = Room::new();
-    let mut talk = Talk::start(&mut room.job(
+    let sandbox = Sandbox::new();
+    let mut run = ProgramRun::start(&mut sandbox.job(
         &["--name", "early", "--mem", "1GiB"],
         programs::program("memory"),
     ));
-    let child: u32 = talk.ask("fork").parse().expect("a process id");
-    assert_eq!(talk.ask("init"), "0");
-    assert_eq!(talk.ask(&format!("alloc plain {}", 2048 * MIB)), "2 -1");
-    assert_eq!(talk.ask(&format!("alloc plain {}", 512 * MIB)), "0 0");
-    let job = room.job_status("early").expect("the job");
+    let child: u32 = run.ask("fork").parse().expect("a process id");
+    assert_eq!(run.ask("init"), "0");
+    assert_eq!(run.ask(&format!("alloc plain {}", 2048 * MIB)), "2 -1");
+    assert_eq!(run.ask(&format!("alloc plain {}", 512 * MIB)), "0 0");
+    let job = sandbox.job_status("early").expect("the job");
     let pids: Vec<u32> = job.processes.iter().map(|process| process.pid).collect();
     assert_eq!(pids, [child], "the parent has touched nothing");
     assert_eq!(job.mem_used_bytes, 512 * MIB);
-    talk.finish().succeeded();
+    run.finish().succeeded();
 }
 
 #[test]
 fn a_fork_after_initialisation_holds_nothing_and_ends_quietly() {
-    let room = Room::new();
-    let mut talk = Talk::start(&mut room.job(
+    let sandbox = Sandbox::new();
+    let mut run = ProgramRun::start(&mut sandbox.job(
         &["--name", "late", "--mem", "1GiB"],
         programs::program("memory"),
     ));
-    let parent: u32 = talk.ask("pid").parse().expect("a process id");
-    assert_eq!(talk.ask("init"), "0");
-    assert_eq!(talk.ask(&format!("alloc plain {}", 512 * MIB)), "0 0");
-    let child: u32 = talk.ask("fork").parse().expect("a process id");
+    let parent: u32 = run.ask("pid").parse().expect("a process id");
+    assert_eq!(run.ask("init"), "0");
+    assert_eq!(run.ask(&format!("alloc plain {}", 512 * MIB)), "0 0");
+    let child: u32 = run.ask("fork").parse().expect("a process id");
     assert_ne!(child, parent);
     // The child has the driver's state of before the fork, which is of no use; that it runs on and exits is what counts.
-    assert_eq!(talk.ask("pid"), child.to_string());
-    let job = room.job_status("late").expect("the job");
+    assert_eq!(run.ask("pid"), child.to_string());
+    let job = sandbox.job_status("late").expect("the job");
     let pids: Vec<u32> = job.processes.iter().map(|process| process.pid).collect();
     assert_eq!(pids, [parent]);
     assert_eq!(job.mem_used_bytes, 512 * MIB);
-    talk.finish().succeeded();
+    run.finish().succeeded();
 }

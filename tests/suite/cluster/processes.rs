@@ -44,12 +44,12 @@ fn without_groups(hook: &Hook) -> Option<Node> {
         println!("now: skipped without control groups: this user may not hide them");
         return None;
     }
-    Some(hook.node_in(Room::new(), "bare", "root", &around))
+    Some(hook.node_in(Sandbox::new(), "bare", "root", &around))
 }
 
 fn leaves_nothing(hook: &Hook, node: &Node) {
     wait_until("the node reports", || hook.is_up(node).then_some(()));
-    let left = node.room.path("left");
+    let left = node.sandbox.path("left");
     // One of its own session whose parent has ended, and a plain one.
     let script = format!(
         "(setsid sh -c 'echo $$ >> {0}; exec sleep 1000' &); sleep 1000 & echo $! >> {0}; while [ $(wc -l < {0}) -lt 2 ]; do sleep 0.05; done",
@@ -69,7 +69,7 @@ fn leaves_nothing(hook: &Hook, node: &Node) {
 
 fn runs_once(hook: &Hook, node: &Node) {
     wait_until("the node reports", || hook.is_up(node).then_some(()));
-    let (left, twice) = (node.room.path("left"), node.room.path("twice"));
+    let (left, twice) = (node.sandbox.path("left"), node.sandbox.path("twice"));
     let script = format!(
         "for pid in $(cat {0} 2>/dev/null); do case $(sed -n 's/^State:[[:space:]]*//p' /proc/$pid/status 2>/dev/null) in \
          ''|Z*|X*) ;; *) echo $pid >> {1} ;; esac; done; (setsid sh -c 'echo $$ >> {0}; exec sleep 1000' &); sleep 1000 & echo $! >> {0}; wait",

@@ -30,17 +30,17 @@ fn node_of_another_user(hook: &Hook) -> Option<Node> {
         println!("now: skipped, it takes root and a build that others can execute");
         return None;
     }
-    let mut room = Room::new();
-    room.set("ROOTS_SECRET", "hunter2");
-    room.set("LC_ALL", "C.UTF-8");
-    open_to_all(&room.path(""), 0o755);
-    open_to_all(&room.path("run"), 0o755);
-    open_to_all(&room.path("sim"), 0o777);
-    let node = hook.node_in(room, "a", &OTHER.to_string(), &[]);
+    let mut sandbox = Sandbox::new();
+    sandbox.set("ROOTS_SECRET", "hunter2");
+    sandbox.set("LC_ALL", "C.UTF-8");
+    open_to_all(&sandbox.path(""), 0o755);
+    open_to_all(&sandbox.path("run"), 0o755);
+    open_to_all(&sandbox.path("sim"), 0o777);
+    let node = hook.node_in(sandbox, "a", &OTHER.to_string(), &[]);
     wait_until("the node reports", || hook.is_up(&node).then_some(()));
     // Root's arbiter serves root alone where its directory was given.
     for name in ["control.sock", "channel.sock"] {
-        open_to_all(&node.room.path("run").join(name), 0o666);
+        open_to_all(&node.sandbox.path("run").join(name), 0o666);
     }
     Some(node)
 }
@@ -62,10 +62,10 @@ fn a_job_s_user_reaches_nothing_of_root_s_through_the_job_s_directory() {
     let Some(node) = node_of_another_user(&hook) else {
         return;
     };
-    let victim = node.room.path("victim");
+    let victim = node.sandbox.path("victim");
     std::fs::write(&victim, "root's own words").expect("a file");
     open_to_all(&victim, 0o600);
-    let made = node.room.path("made");
+    let made = node.sandbox.path("made");
     // Every name that agent and runner write, as links to a file of root's and to one that is not there.
     let script = format!(
         "id -u; env; for place in . ..; do for name in exit.json exit.new settled settled.new pid pid.new started job.json job.new asked \
@@ -123,7 +123,7 @@ fn a_job_s_user_reaches_nothing_of_root_s_through_the_job_s_directory() {
         "{said}"
     );
     assert!(!said.contains("hunter2"), "root's environment: {said}");
-    let home = node.room.path("home");
+    let home = node.sandbox.path("home");
     assert!(
         !said.contains(&format!("HOME={}", home.display())),
         "root's home: {said}"
@@ -187,7 +187,7 @@ fn a_job_starts_in_no_directory_that_its_user_may_not_enter() {
     let Some(node) = node_of_another_user(&hook) else {
         return;
     };
-    let own = node.room.path("roots");
+    let own = node.sandbox.path("roots");
     std::fs::create_dir(&own).expect("a directory");
     open_to_all(&own, 0o700);
     let dir = own.display().to_string();

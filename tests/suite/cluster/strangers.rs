@@ -52,7 +52,7 @@ fn who_takes_the_hook_s_address_learns_nothing_is_not_obeyed_and_disables_no_nod
     let token = std::fs::read_to_string(hook.token_file()).expect("the token");
     hook.kill();
     // What an agent took for a hook's answer: an order to make a file, under a number that later ones never reach.
-    let made = node.room.path("made");
+    let made = node.sandbox.path("made");
     let start = serde_json::json!({"name": "x", "command": ["touch", made], "simulated": true});
     let answer = serde_json::json!({
         "hook": {"cluster": id["cluster"], "epoch": id["epoch"].as_u64().map(|epoch| epoch + 1), "nonce": "x"},

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use channel::{OrderState, Reason, Verb};
 use tests::fake::Attached;
-use tests::{Artefacts, Room, Talk, programs, wait_until};
+use tests::{Artefacts, ProgramRun, Sandbox, programs, wait_until};
 
 use super::{MIB, evictable, welcome};
 
@@ -17,14 +17,14 @@ const LAYER: u64 = 8 * MIB;
 
 /// The program `layers`.
 struct Net {
-    talk: Talk,
+    run: ProgramRun,
     arbiter: Attached,
-    witness: Talk,
+    witness: ProgramRun,
     /// What the witness has on the device, in the order of its numbers.
     held: usize,
     capacity: u64,
     hashes: String,
-    _room: Room,
+    _sandbox: Sandbox,
 }
 
 fn kernels(file: &str) -> String {
@@ -38,25 +38,25 @@ impl Net {
     }
 
     fn with(tuning: &str) -> Self {
-        let room = Room::new();
-        let (listening, mut command) = evictable(&room, &programs::program("layers"));
+        let sandbox = Sandbox::new();
+        let (listening, mut command) = evictable(&sandbox, &programs::program("layers"));
         command.env("SUBLET_RESIDENCY", tuning);
-        let mut talk = Talk::start(&mut command);
-        talk.send(&format!("init {}", kernels("chunks.ptx")));
+        let mut run = ProgramRun::start(&mut command);
+        run.send(&format!("init {}", kernels("chunks.ptx")));
         let arbiter = welcome(&listening, false, None);
-        assert_eq!(talk.answer(), "0 1");
-        let mut witness = Talk::start(&mut room.bare(programs::program("memory")));
+        assert_eq!(run.answer(), "0 1");
+        let mut witness = ProgramRun::start(&mut sandbox.bare(programs::program("memory")));
         assert_eq!(witness.ask("init"), "0");
         let capacity = witness.ask("info");
         let capacity = capacity.split(' ').nth(2).expect("free and total");
         let mut net = Self {
-            talk,
+            run,
             arbiter,
             witness,
             held: 0,
             capacity: capacity.parse().expect("bytes"),
             hashes: String::new(),
-            _room: room,
+            _sandbox: sandbox,
         };
         net.says(&format!("make {LAYERS} {LAYER}"), "0");
         net.hashes = net.pass();
@@ -69,12 +69,12 @@ impl Net {
             self.says(&format!("layer {layer}"), "0");
         }
         self.says("wait", "0");
-        self.talk.ask("hashes")
+        self.run.ask("hashes")
     }
 
     #[track_caller]
     fn says(&mut self, line: &str, answer: &str) {
-        assert_eq!(self.talk.ask(line), answer, "{line}");
+        assert_eq!(self.run.ask(line), answer, "{line}");
     }
 
     #[track_caller]
@@ -95,7 +95,7 @@ impl Net {
 
     /// Others have all of the device but for what is not of a group, and so many layers.
     #[track_caller]
-    fn leave_room(&mut self, layers: u64) {
+    fn leave_space(&mut self, layers: u64) {
         let ungrouped = self.arbiter.footprint().evictable_bytes - LAYERS * LAYER;
         let taken = self.on_the_card();
         let bytes = self.capacity - taken - ungrouped - layers * LAYER;
@@ -106,7 +106,7 @@ impl Net {
 
     /// The rest of the device is free again.
     #[track_caller]
-    fn give_room(&mut self) {
+    fn give_space(&mut self) {
         assert_eq!(self.witness.ask(&format!("free {}", self.held - 1)), "0");
     }
 
@@ -147,7 +147,7 @@ impl Net {
 
     #[track_caller]
     fn ended_well(self) {
-        self.talk.ended_well();
+        self.run.ended_well();
     }
 }
 
@@ -158,13 +158,13 @@ fn computation_begins_when_its_own_group_is_in() {
     for rounds in 0..3u64 {
         net.says("begin 0", "1");
         net.evict();
-        net.leave_room(2);
-        net.talk.send("begin 0");
+        net.leave_space(2);
+        net.run.send("begin 0");
         wait_until("it wants its memory", || {
             (net.arbiter.pages.client.waiting(0) > 0).then_some(())
         });
         net.arbiter.order(Verb::Restore, 0);
-        assert_eq!(net.talk.answer(), "1");
+        assert_eq!(net.run.answer(), "1");
         net.has_begun();
         net.back(2);
         net.arbiter.open();
@@ -178,15 +178,15 @@ fn computation_begins_when_its_own_group_is_in() {
         net.says(&format!("set 0 {rounds}"), "0");
         net.says("wait", "0");
         net.says("first 0", &format!("0 {rounds}"));
-        let answer = net.talk.ask("hashes");
+        let answer = net.run.ask("hashes");
         if rounds == 0 {
             assert_eq!(answer, net.hashes);
         }
         assert_eq!(net.state(), OrderState::Begun);
         net.back(2);
-        net.talk.send("begin 2");
-        net.give_room();
-        assert_eq!(net.talk.answer(), "1");
+        net.run.send("begin 2");
+        net.give_space();
+        assert_eq!(net.run.answer(), "1");
         net.says("layer 2", "0");
         net.resident();
         for layer in 3..LAYERS {
@@ -212,10 +212,10 @@ fn a_thread_that_does_not_ask_waits_for_everything_and_so_does_what_is_not_known
         "thread free 3",
     ] {
         net.evict();
-        net.leave_room(2);
-        net.talk.send("begin 1");
+        net.leave_space(2);
+        net.run.send("begin 1");
         net.arbiter.order(Verb::Restore, 0);
-        assert_eq!(net.talk.answer(), "1");
+        assert_eq!(net.run.answer(), "1");
         net.has_begun();
         net.arbiter.open();
         net.says(call, "0");
@@ -228,9 +228,9 @@ fn a_thread_that_does_not_ask_waits_for_everything_and_so_does_what_is_not_known
         net.says("first 1", &format!("0 {}", 40503));
         assert_eq!(net.state(), OrderState::Begun);
         assert!(net.arbiter.pages.client.waiting(0) > 0, "{call}");
-        net.give_room();
+        net.give_space();
         net.resident();
-        let answer = net.talk.answer();
+        let answer = net.run.answer();
         assert!(answer.starts_with("thread 0"), "{call}: {answer}");
     }
     net.ended_well();
@@ -248,20 +248,20 @@ fn a_call_that_names_memory_that_is_away_waits_although_its_thread_has_leave() {
     ] {
         net.evict();
         let kept = net.arbiter.footprint().evictable_bytes;
-        net.leave_room(2);
-        net.talk.send("begin 0");
+        net.leave_space(2);
+        net.run.send("begin 0");
         net.arbiter.order(Verb::Restore, 0);
-        assert_eq!(net.talk.answer(), "1");
+        assert_eq!(net.run.answer(), "1");
         net.has_begun();
         net.arbiter.open();
-        net.talk.send(call);
+        net.run.send(call);
         wait_until("it waits", || {
             (net.arbiter.pages.client.waiting(0) > 0).then_some(())
         });
         net.back(2);
         assert_eq!(net.state(), OrderState::Begun, "{call}");
-        net.give_room();
-        assert_eq!(net.talk.answer(), answer, "{call}");
+        net.give_space();
+        assert_eq!(net.run.answer(), answer, "{call}");
         net.resident();
         assert_eq!(
             net.arbiter.footprint().evictable_bytes == kept,
@@ -276,28 +276,28 @@ fn without_begin_it_is_all_or_nothing() {
     let mut net = Net::start();
     net.says("declare", "1");
     net.evict();
-    net.leave_room(4);
+    net.leave_space(4);
     net.arbiter.open();
-    net.talk.send("layer 0");
+    net.run.send("layer 0");
     net.arbiter.order(Verb::Restore, 0);
     net.back(4);
     assert_eq!(net.state(), OrderState::Working);
-    net.give_room();
+    net.give_space();
     net.resident();
-    assert_eq!(net.talk.answer(), "0");
+    assert_eq!(net.run.answer(), "0");
     net.says("clear", "1");
     // Nor where nothing is declared.
     net.evict();
-    net.leave_room(4);
-    net.talk.send("begin 0");
+    net.leave_space(4);
+    net.run.send("begin 0");
     net.arbiter.order(Verb::Restore, 0);
-    wait_until("as much is back as there is room for", || {
+    wait_until("as much is back as fits", || {
         (net.arbiter.footprint().resident_bytes >= 4 * LAYER).then_some(())
     });
     assert_eq!(net.state(), OrderState::Working);
-    net.give_room();
+    net.give_space();
     net.resident();
-    assert_eq!(net.talk.answer(), "1");
+    assert_eq!(net.run.answer(), "1");
     net.ended_well();
 }
 
@@ -308,17 +308,17 @@ fn memory_of_several_groups_is_the_firsts_and_what_was_freed_is_nobodys() {
     // Needed by the first group, although it is the last layer.
     net.says("add 0 4", "1");
     net.evict();
-    net.leave_room(2);
-    net.talk.send("begin 0");
+    net.leave_space(2);
+    net.run.send("begin 0");
     net.arbiter.order(Verb::Restore, 0);
-    assert_eq!(net.talk.answer(), "1");
+    assert_eq!(net.run.answer(), "1");
     net.has_begun();
     net.arbiter.open();
     net.says("layer 4", "0");
     net.says("layer 0", "0");
     net.says("wait", "0");
     net.says("first 4", &format!("0 {}", 4 * 40503));
-    net.give_room();
+    net.give_space();
     net.resident();
     let all = net.pass();
     assert_eq!(all, net.hashes);
@@ -327,15 +327,15 @@ fn memory_of_several_groups_is_the_firsts_and_what_was_freed_is_nobodys() {
     net.ended_well();
 }
 
-/// A restore that has let a thread go, with two layers back and room for no more.
+/// A restore that has let a thread go, with two layers back and no space for more.
 fn half_back(net: &mut Net) {
     net.says("declare", "1");
     net.evict();
-    net.leave_room(2);
-    net.talk.send("begin 0");
+    net.leave_space(2);
+    net.run.send("begin 0");
     net.arbiter
         .order_within(Verb::Restore, 0, Duration::from_secs(3600));
-    assert_eq!(net.talk.answer(), "1");
+    assert_eq!(net.run.answer(), "1");
     net.has_begun();
     net.back(2);
     net.arbiter.open();
@@ -357,7 +357,7 @@ fn an_eviction_in_the_middle_of_an_early_start_loses_nothing() {
         assert_eq!(net.arbiter.footprint().resident_bytes, 0);
         // Its leave is gone: it waits, for its group or for everything.
         net.arbiter.open();
-        net.talk.send("layer 0");
+        net.run.send("layer 0");
         wait_until("it waits", || {
             (net.arbiter.pages.client.waiting(0) > 0).then_some(())
         });
@@ -368,9 +368,9 @@ fn an_eviction_in_the_middle_of_an_early_start_loses_nothing() {
             OrderState::Working,
             "no leave outlives its restore"
         );
-        net.give_room();
+        net.give_space();
         net.resident();
-        assert_eq!(net.talk.answer(), "0");
+        assert_eq!(net.run.answer(), "0");
         net.says("wait", "0");
         for (layer, word) in [(0, 77), (1, 78), (2, 2 * 40503), (4, 4 * 40503)] {
             net.says(&format!("first {layer}"), &format!("0 {word}"));
@@ -383,7 +383,7 @@ fn an_eviction_in_the_middle_of_an_early_start_loses_nothing() {
 fn a_restore_that_does_not_get_the_rest_takes_back_what_was_begun() {
     let mut net = Net::start();
     half_back(&mut net);
-    net.talk.send("begin 4");
+    net.run.send("begin 4");
     // The same again, and its time is up.
     net.arbiter
         .order_within(Verb::Restore, 0, Duration::from_millis(1));
@@ -394,10 +394,10 @@ fn a_restore_that_does_not_get_the_rest_takes_back_what_was_begun() {
     let left = net.arbiter.footprint().resident_bytes;
     assert_eq!(left, 0, "nothing is left behind");
     // It goes on waiting, and is let go by a later one.
-    net.give_room();
+    net.give_space();
     net.arbiter.order(Verb::Restore, 0);
     net.resident();
-    assert_eq!(net.talk.answer(), "1");
+    assert_eq!(net.run.answer(), "1");
     net.says("wait", "0");
     net.says("first 0", "0 77");
     net.says("first 1", "0 78");
@@ -423,7 +423,7 @@ fn what_the_device_is_not_done_with_stays_until_it_is() {
     wait_until("all of it has left", || {
         (net.arbiter.footprint().resident_bytes == 0).then_some(())
     });
-    net.give_room();
+    net.give_space();
     net.arbiter.order(Verb::Restore, 0);
     net.resident();
     net.arbiter.open();
@@ -437,13 +437,13 @@ fn what_the_device_is_not_done_with_stays_until_it_is() {
 fn killed_in_the_middle_of_an_early_start_it_leaves_nothing_on_the_device() {
     let mut net = Net::start();
     half_back(&mut net);
-    net.talk.send("thread begin 4");
-    assert_eq!(net.talk.answer(), "0");
-    net.talk.running.kill();
+    net.run.send("thread begin 4");
+    assert_eq!(net.run.answer(), "0");
+    net.run.running.kill();
     wait_until("the device is the witness's again", || {
         let bytes = net.on_the_card();
         (bytes < net.capacity - LAYER).then_some(())
     });
-    net.give_room();
+    net.give_space();
     wait_until("nothing is left", || (net.on_the_card() == 0).then_some(()));
 }

@@ -78,7 +78,7 @@ fn a_full_device_is_waited_for_and_not_asked_again_and_again() {
     let id = host.take(&format!("alloc {}", 4 * MIB));
     host.says(&format!("fill {id} 4"), "0");
     host.evict();
-    // Nobody says that there is room: a second is not enough for 200 questions.
+    // Nobody reports free space: a second is not enough for 200 questions.
     host.arbiter
         .order_within(Verb::Restore, 0, Duration::from_secs(1));
     assert_eq!(
@@ -193,7 +193,7 @@ fn a_context_takes_its_memory_with_it() {
     assert_eq!(host.on_the_card(), before);
     assert_eq!(host.arbiter.used_bytes(), before);
     for id in [&goes, &small] {
-        assert_ne!(host.talk.ask(&format!("free {id}")), "0");
+        assert_ne!(host.run.ask(&format!("free {id}")), "0");
     }
     host.says("init", "0");
     host.evict();

@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use channel::{Event, OrderState, Reason, Verb};
-use tests::{Room, Talk, programs};
+use tests::{ProgramRun, Sandbox, programs};
 
 use super::{Host, MIB};
 
 /// The host's files as a container of version 2 inside of a pod finds them; the pod has the limit.
-struct Files(Room);
+struct Files(Sandbox);
 
 impl Files {
     fn of_a_pod(limit_bytes: u64) -> Self {
-        let files = Self(Room::new());
+        let files = Self(Sandbox::new());
         files.write(
             "proc/meminfo",
             "MemTotal: 67108864 kB\nMemAvailable: 50331648 kB\n",
@@ -93,9 +93,9 @@ fn host_copies_have_their_pages_before_anything_moves() {
     for (words, there) in [("reuse=0,pin=0", true), ("reuse=0,pin=0,touch=0", false)] {
         let mut host = Host::with(&[("SUBLET_RESIDENCY", words)], false, None);
         host.take(&format!("alloc {}", 64 * MIB));
-        let before = peak_bytes(host.talk.running.pid());
+        let before = peak_bytes(host.run.running.pid());
         host.evict();
-        let more = peak_bytes(host.talk.running.pid()).saturating_sub(before);
+        let more = peak_bytes(host.run.running.pid()).saturating_sub(before);
         assert_eq!(more >= 60 * MIB, there, "{words}: {more}");
         host.restore();
         host.ended_well();
@@ -158,7 +158,7 @@ fn a_job_in_a_real_control_group_is_not_killed_for_its_eviction() {
         return;
     };
     let mut host = Host::start();
-    if !group.take_in(host.talk.running.pid()) || !group.set_limit(256 * MIB) {
+    if !group.take_in(host.run.running.pid()) || !group.set_limit(256 * MIB) {
         println!("skipped: no process can be moved to a control group here");
         host.ended_well();
         return;
@@ -180,18 +180,18 @@ fn a_job_in_a_real_control_group_is_not_killed_for_its_eviction() {
 
 #[test]
 fn the_simulated_device_takes_no_more_of_the_host_than_it_may() {
-    let room = Room::new();
-    let mut command = room.bare(programs::program("resident"));
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.bare(programs::program("resident"));
     // No host has so much: nothing may be written to pages that are not there.
     command.env("SUBLET_SIM_HEADROOM", "1000TiB");
-    let mut talk = Talk::start(&mut command);
-    assert_eq!(talk.ask("init"), "0");
-    assert_eq!(talk.ask(&format!("alloc {}", 64 * MIB)), "0 0");
-    assert_eq!(talk.ask("fill 0 3"), "2", "CUDA_ERROR_OUT_OF_MEMORY");
+    let mut run = ProgramRun::start(&mut command);
+    assert_eq!(run.ask("init"), "0");
+    assert_eq!(run.ask(&format!("alloc {}", 64 * MIB)), "0 0");
+    assert_eq!(run.ask("fill 0 3"), "2", "CUDA_ERROR_OUT_OF_MEMORY");
     // What was never written costs nothing, and reads as zeros; the context is as well as before.
-    assert_eq!(talk.ask("words 0 0"), "0 0");
-    assert_eq!(talk.ask("free 0"), "0");
-    let outcome = talk.finish();
+    assert_eq!(run.ask("words 0 0"), "0 0");
+    assert_eq!(run.ask("free 0"), "0");
+    let outcome = run.finish();
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(0), ""));
     assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
     for word in ["CUDA_ERROR_OUT_OF_MEMORY", "SUBLET_SIM_HEADROOM"] {

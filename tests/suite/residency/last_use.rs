@@ -58,11 +58,11 @@ impl Job {
     #[track_caller]
     fn keeps_what_it_uses(&mut self) -> bool {
         self.fit(16 * MIB);
-        let hot = self.host.talk.ask(&format!("where {}", self.hot_mapped));
-        let cold = self.host.talk.ask(&format!("where {}", self.cold_mapped));
+        let hot = self.host.run.ask(&format!("where {}", self.hot_mapped));
+        let cold = self.host.run.ask(&format!("where {}", self.cold_mapped));
         self.fit(32 * MIB);
         for id in [&self.hot_mapped, &self.cold_mapped] {
-            let back = self.host.talk.ask(&format!("where {id}"));
+            let back = self.host.run.ask(&format!("where {id}"));
             assert_eq!(back, ON_THE_DEVICE, "all of it is back");
         }
         hot == ON_THE_DEVICE && cold != ON_THE_DEVICE

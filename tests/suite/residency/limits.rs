@@ -1,14 +1,14 @@
-//! What there is room for, on the device and in host memory.
+//! What fits on the device and in host memory.
 
 use std::time::Duration;
 
 use channel::{OrderState, Reason, ResidencyMode, Verb};
-use tests::{Room, Talk, programs, wait_until};
+use tests::{ProgramRun, Sandbox, programs, wait_until};
 
 use super::{Host, MIB, evictable, welcome};
 
 #[test]
-fn what_the_host_has_no_room_for_stays_where_it_is() {
+fn what_does_not_fit_on_the_host_stays_where_it_is() {
     let mut host = Host::with(&[], false, Some(20 * MIB));
     let id = host.take(&format!("alloc {}", 24 * MIB));
     host.says(&format!("fill {id} 1"), "0");
@@ -96,7 +96,7 @@ fn what_is_beyond_the_quota_lives_in_host_memory_if_it_may() {
         assert_eq!(
             host.on_the_card(),
             64 * MIB,
-            "room of the quota is of the device"
+            "space within the quota is space on the device"
         );
         host.says(&format!("free {third}"), "0");
         host.says(&format!("free {second}"), "0");
@@ -111,12 +111,12 @@ fn an_allocation_waits_for_memory_that_another_tenant_is_to_leave() {
         host.witness.ask(&format!("alloc plain {}", 8000 * MIB)),
         "0 0"
     );
-    host.talk.send(&format!("alloc {}", 256 * MIB));
-    wait_until("it asks for room", || {
+    host.run.send(&format!("alloc {}", 256 * MIB));
+    wait_until("it asks for space", || {
         (host.arbiter.pages.client.room_bytes(0) == 256 * MIB).then_some(())
     });
     assert_eq!(host.witness.ask("free 0"), "0");
-    assert_eq!(host.talk.answer(), "0 0");
+    assert_eq!(host.run.answer(), "0 0");
     assert_eq!(host.arbiter.pages.client.room_bytes(0), 0);
     host.says("fill 0 5", "0");
     // The same for a restore.
@@ -199,23 +199,23 @@ fn host_memory_is_made_ready_before_it_is_needed_within_the_budget() {
 
 #[test]
 fn a_context_waits_for_memory_that_another_tenant_is_to_leave() {
-    let mut room = Room::new();
-    room.set("SUBLET_SIM_CONTEXT", "256MiB");
-    let mut witness = Talk::start(&mut room.bare(programs::program("memory")));
+    let mut sandbox = Sandbox::new();
+    sandbox.set("SUBLET_SIM_CONTEXT", "256MiB");
+    let mut witness = ProgramRun::start(&mut sandbox.bare(programs::program("memory")));
     assert_eq!(witness.ask("init"), "0");
     assert_eq!(
         witness.ask(&format!("alloc plain {}", 7800 * MIB)),
         "0 0",
         "136 MiB are left"
     );
-    let (listening, mut command) = evictable(&room, &programs::program("resident"));
-    let mut talk = Talk::start(&mut command);
-    talk.send("init");
+    let (listening, mut command) = evictable(&sandbox, &programs::program("resident"));
+    let mut run = ProgramRun::start(&mut command);
+    run.send("init");
     let arbiter = welcome(&listening, false, None);
-    wait_until("it asks for room", || {
+    wait_until("it asks for space", || {
         (arbiter.pages.client.room_bytes(0) == 512 * MIB).then_some(())
     });
     assert_eq!(witness.ask("free 0"), "0");
-    assert_eq!(talk.answer(), "0");
+    assert_eq!(run.answer(), "0");
     assert_eq!(arbiter.pages.client.room_bytes(0), 0);
 }

@@ -1,6 +1,6 @@
 //! What a program and its arbiter are told of memory that can move.
 
-use tests::{Room, Talk, programs, wait_until};
+use tests::{ProgramRun, Sandbox, programs, wait_until};
 
 use super::{Host, MIB, evictable, welcome};
 
@@ -13,7 +13,7 @@ fn an_address_is_what_it_would_be_of_plain_memory() {
         for offset in [0, 1, 512, bytes - 1] {
             host.says(&format!("range {id} {offset}"), &format!("0 0 {bytes}"));
         }
-        let address = host.talk.ask(&format!("address {id}"));
+        let address = host.run.ask(&format!("address {id}"));
         for (attribute, value) in [
             (2, "2".to_owned()),
             (3, address.clone()),
@@ -30,22 +30,22 @@ fn an_address_is_what_it_would_be_of_plain_memory() {
             );
         }
         assert_ne!(
-            host.talk.ask(&format!("attribute {id} 1")),
+            host.run.ask(&format!("attribute {id} 1")),
             "0 0",
             "a context"
         );
         // The driver's own error: no other process can open what may be moved.
-        assert_ne!(host.talk.ask(&format!("ipc {id}")), "0");
-        assert_ne!(host.talk.ask(&format!("retain {id}")), "0");
+        assert_ne!(host.run.ask(&format!("ipc {id}")), "0");
+        assert_ne!(host.run.ask(&format!("retain {id}")), "0");
     }
-    let buffers = [&small, &large].map(|id| host.talk.ask(&format!("attribute {id} 7")));
+    let buffers = [&small, &large].map(|id| host.run.ask(&format!("attribute {id} 7")));
     assert_ne!(buffers[0], buffers[1]);
     host.evict();
     host.says(&format!("range {small} 3"), "0 0 1000");
     host.restore();
     host.says(&format!("free {small}"), "0");
     host.says(&format!("free {small}"), "1");
-    let gone = host.talk.ask(&format!("range {small} 0"));
+    let gone = host.run.ask(&format!("range {small} 0"));
     assert!(gone.starts_with("500 "), "{gone}");
     host.ended_well();
 }
@@ -54,21 +54,21 @@ fn an_address_is_what_it_would_be_of_plain_memory() {
 fn kinds_of_memory_that_stay_are_told() {
     const MANAGED: u8 = 8;
     const POOLS: u8 = 1;
-    let room = Room::new();
-    let (listening, mut command) = evictable(&room, &programs::program("memory"));
-    let mut talk = Talk::start(&mut command);
-    talk.send("init");
+    let sandbox = Sandbox::new();
+    let (listening, mut command) = evictable(&sandbox, &programs::program("memory"));
+    let mut run = ProgramRun::start(&mut command);
+    run.send("init");
     let arbiter = welcome(&listening, false, None);
-    assert_eq!(talk.answer(), "0");
+    assert_eq!(run.answer(), "0");
     let staying = || arbiter.pages.client.staying(0);
     // What can be moved is none of them.
-    assert_eq!(talk.ask(&format!("alloc plain {}", 8 * MIB)), "0 0");
-    assert_eq!(talk.ask(&format!("alloc managed {}", 8 * MIB)), "0 1");
+    assert_eq!(run.ask(&format!("alloc plain {}", 8 * MIB)), "0 0");
+    assert_eq!(run.ask(&format!("alloc managed {}", 8 * MIB)), "0 1");
     wait_until("managed memory stays", || {
         (staying() == MANAGED).then_some(())
     });
-    assert_eq!(talk.ask(&format!("alloc async {}", 8 * MIB)), "0 2");
-    assert_eq!(talk.ask("free 1"), "0");
+    assert_eq!(run.ask(&format!("alloc async {}", 8 * MIB)), "0 2");
+    assert_eq!(run.ask("free 1"), "0");
     wait_until("a pool's stays, and there is no managed memory", || {
         (staying() == POOLS).then_some(())
     });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use channel::{OrderState, Reason, Verb};
 use tests::fake::Attached;
-use tests::{Artefacts, Room, Talk, programs, wait_until};
+use tests::{Artefacts, ProgramRun, Sandbox, programs, wait_until};
 
 use super::{Host, MIB, evictable, welcome};
 
@@ -24,7 +24,7 @@ fn memory_leaves_the_device_and_comes_back_as_it_was() {
     assert_eq!(host.on_the_card(), held);
     let before: Vec<String> = ids
         .iter()
-        .map(|id| host.talk.ask(&format!("address {id}")))
+        .map(|id| host.run.ask(&format!("address {id}")))
         .collect();
 
     for _ in 0..3 {
@@ -46,7 +46,7 @@ fn memory_leaves_the_device_and_comes_back_as_it_was() {
     }
     let after: Vec<String> = ids
         .iter()
-        .map(|id| host.talk.ask(&format!("address {id}")))
+        .map(|id| host.run.ask(&format!("address {id}")))
         .collect();
     assert_eq!(before, after);
     for id in &ids {
@@ -75,14 +75,14 @@ fn calls_that_touch_memory_wait_while_it_is_out() {
         host.evict();
         // The gate is opened: what holds the call back is that the memory is out.
         host.arbiter.open();
-        host.talk.send(&call);
+        host.run.send(&call);
         wait_until("somebody wants the memory back", || {
             (host.arbiter.pages.client.waiting(0) > 0).then_some(())
         });
         assert_eq!(host.on_the_card(), 0, "{call}");
         // What needs no memory is answered meanwhile, by another thread or later; here the one thread waits.
         host.restore();
-        assert_eq!(host.talk.answer(), answer, "{call}");
+        assert_eq!(host.run.answer(), answer, "{call}");
     }
     host.ended_well();
 }
@@ -162,21 +162,21 @@ fn move_about(arbiter: &mut Attached, times: usize) -> usize {
 
 #[test]
 fn threads_that_never_rest_find_what_they_have_written() {
-    let room = Room::new();
-    let (listening, mut command) = evictable(&room, &programs::program("restless"));
-    let mut talk = Talk::start(command.arg("4").env("SUBLET_RESIDENCY", "chunk=2097152"));
+    let sandbox = Sandbox::new();
+    let (listening, mut command) = evictable(&sandbox, &programs::program("restless"));
+    let mut run = ProgramRun::start(command.arg("4").env("SUBLET_RESIDENCY", "chunk=2097152"));
     let mut arbiter = welcome(&listening, false, None);
-    assert_eq!(talk.answer(), "started");
+    assert_eq!(run.answer(), "started");
     let mut evicted = move_about(&mut arbiter, 60);
     // On a busy host the threads get little done between two evictions.
     wait_until("the threads have gone on", || {
-        let iterations: u64 = talk.ask("how far").parse().expect("a number");
+        let iterations: u64 = run.ask("how far").parse().expect("a number");
         if iterations <= 20 || evicted <= 20 {
             evicted += move_about(&mut arbiter, 10);
         }
         (iterations > 20 && evicted > 20).then_some(())
     });
-    let outcome = talk.finish();
+    let outcome = run.finish();
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
     let words: Vec<&str> = outcome.stdout.split_whitespace().collect();
     assert_eq!(
@@ -204,9 +204,11 @@ fn training_ends_with_the_same_loss_however_often_it_is_moved() {
         report["loss_bits"].as_str().expect("the loss").to_owned()
     };
     let train_mlp = Artefacts::get().program("train_mlp");
-    let bare = loss(tests::Outcome::of(Room::new().bare(&train_mlp).args(steps)));
-    let room = Room::new();
-    let (listening, mut command) = evictable(&room, &train_mlp);
+    let bare = loss(tests::Outcome::of(
+        Sandbox::new().bare(&train_mlp).args(steps),
+    ));
+    let sandbox = Sandbox::new();
+    let (listening, mut command) = evictable(&sandbox, &train_mlp);
     let mut job = tests::Running::start(command.args(steps));
     let mut arbiter = welcome(&listening, false, None);
     wait_until("it trains", || {

@@ -1,16 +1,16 @@
 //! Memory that somebody knows by more than its address stays where it is.
 
 use channel::{OrderState, Reason, Verb};
-use tests::{Room, Talk, programs, wait_until};
+use tests::{ProgramRun, Sandbox, programs, wait_until};
 
 use super::{Host, MIB};
 
 #[test]
 fn other_pages_at_the_same_address_leave_a_registration_waiting_for_ever() {
     // Without us, and by hand, what an eviction does: why such memory must not move.
-    let room = Room::new();
-    let mut talk = Talk::start(&mut room.bare(programs::program("resident")));
-    let mut says = |line: &str, answer: &str| assert_eq!(talk.ask(line), answer, "{line}");
+    let sandbox = Sandbox::new();
+    let mut run = ProgramRun::start(&mut sandbox.bare(programs::program("resident")));
+    let mut says = |line: &str, answer: &str| assert_eq!(run.ask(line), answer, "{line}");
     says("init", "0");
     says(&format!("vmm {}", 2 * MIB), "0 0");
     says("poke 0 3", "0");
@@ -27,9 +27,9 @@ fn other_pages_at_the_same_address_leave_a_registration_waiting_for_ever() {
     says("reached", "600");
     says("poke 0 7", "0");
     wait_until("the stream goes on", || {
-        (talk.ask("reached") == "0").then_some(())
+        (run.ask("reached") == "0").then_some(())
     });
-    talk.ended_well();
+    run.ended_well();
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn what_another_process_has_is_reached_after_an_eviction() {
         host.says(&format!("expect {own} {round}"), "0");
         host.says(&format!("poke {alias} {round}"), "0");
         wait_until("the stream goes on", || {
-            (host.talk.ask("reached") == "0").then_some(())
+            (host.run.ask("reached") == "0").then_some(())
         });
     }
     host.says(&format!("check {moves} 1"), "0 0");

@@ -3,11 +3,11 @@
 use std::process::Command;
 
 use tests::fake::{Listening, TOKEN};
-use tests::{Artefacts, Outcome, Room, Running, programs, wait_until};
+use tests::{Artefacts, Outcome, Running, Sandbox, programs, wait_until};
 
 /// With the library, and with an arbiter that would notice any knock at its door.
-fn with_library(room: &Room, listening: &Listening, program: &str) -> Command {
-    let mut command = room.preloaded(program);
+fn with_library(sandbox: &Sandbox, listening: &Listening, program: &str) -> Command {
+    let mut command = sandbox.preloaded(program);
     command
         .env("SUBLET_SOCKET", listening.path())
         .env("SUBLET_TOKEN", TOKEN);
@@ -16,8 +16,8 @@ fn with_library(room: &Room, listening: &Listening, program: &str) -> Command {
 
 #[test]
 fn programs_that_never_touch_cuda_are_left_alone() {
-    let room = Room::new();
-    let listening = Listening::at(&room.path("channel.sock"));
+    let sandbox = Sandbox::new();
+    let listening = Listening::at(&sandbox.path("channel.sock"));
     for words in [
         &["bash", "-c", "true"][..],
         &["sh", "-c", "echo out; echo err >&2; exit 7"],
@@ -25,8 +25,8 @@ fn programs_that_never_touch_cuda_are_left_alone() {
         &["sh", "-c", "ulimit -n; umask; echo $PPID > /dev/null"],
         &["sh", "-c", "kill -TERM $$"],
     ] {
-        let bare = Outcome::of(room.bare(words[0]).args(&words[1..]));
-        let mut command = with_library(&room, &listening, words[0]);
+        let bare = Outcome::of(sandbox.bare(words[0]).args(&words[1..]));
+        let mut command = with_library(&sandbox, &listening, words[0]);
         let mut interposed = Outcome::of(command.args(&words[1..]));
         if words[0] == "env" {
             let ours = [
@@ -63,9 +63,9 @@ fn programs_that_never_touch_cuda_are_left_alone() {
 
 #[test]
 fn loading_it_maps_no_driver_and_starts_nothing() {
-    let room = Room::new();
-    let listening = Listening::at(&room.path("channel.sock"));
-    let mut command = with_library(&room, &listening, "sh");
+    let sandbox = Sandbox::new();
+    let listening = Listening::at(&sandbox.path("channel.sock"));
+    let mut command = with_library(&sandbox, &listening, "sh");
     let maps = Outcome::of(command.args(["-c", "cat /proc/self/maps /proc/self/status"]))
         .succeeded()
         .quiet();
@@ -80,8 +80,8 @@ fn loading_it_maps_no_driver_and_starts_nothing() {
 
 #[test]
 fn a_missing_driver_is_an_answer_and_not_an_end() {
-    let room = Room::new();
-    let mut command = room.preloaded(programs::program("init_once"));
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.preloaded(programs::program("init_once"));
     command.env("SUBLET_DRIVER", "/nowhere/libcuda.so.1");
     // CUDA_ERROR_NO_DEVICE
     assert_eq!(Outcome::of(&mut command).succeeded().quiet(), "100\n");
@@ -89,10 +89,10 @@ fn a_missing_driver_is_an_answer_and_not_an_end() {
 
 #[test]
 fn an_unreachable_arbiter_is_none_of_the_programs_business() {
-    let room = Room::new();
-    let mut command = room.preloaded(programs::program("init_once"));
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.preloaded(programs::program("init_once"));
     command
-        .env("SUBLET_SOCKET", room.path("nobody.sock"))
+        .env("SUBLET_SOCKET", sandbox.path("nobody.sock"))
         .env("SUBLET_TOKEN", TOKEN);
     assert_eq!(Outcome::of(&mut command).succeeded().quiet(), "0\n");
     // Unless the job must not run ungoverned: CUDA_ERROR_SYSTEM_NOT_READY.
@@ -102,7 +102,7 @@ fn an_unreachable_arbiter_is_none_of_the_programs_business() {
 
 #[test]
 fn errno_signals_and_exit_handlers_are_the_programs_own() {
-    let program = programs::program("guest");
+    let program = programs::program("host_process");
     for (way, code) in [
         ("errno", 0),
         ("signals", 0),
@@ -112,12 +112,12 @@ fn errno_signals_and_exit_handlers_are_the_programs_own() {
         ("small-stack", 0),
         ("underscore-exit", 6),
     ] {
-        let room = Room::new();
-        let bare = Outcome::of(room.bare(&program).arg(way));
+        let sandbox = Sandbox::new();
+        let bare = Outcome::of(sandbox.bare(&program).arg(way));
         assert_eq!(bare.code, Some(code), "{way}, bare: {bare:?}");
-        let interposed = Outcome::of(room.preloaded(&program).arg(way));
+        let interposed = Outcome::of(sandbox.preloaded(&program).arg(way));
         assert_eq!(interposed, bare, "{way}, interposed");
-        let attached = Outcome::of(room.job(&[], &program).arg(way));
+        let attached = Outcome::of(sandbox.job(&[], &program).arg(way));
         assert_eq!(
             (attached.code, attached.stdout.as_str()),
             (bare.code, bare.stdout.as_str()),
@@ -129,14 +129,14 @@ fn errno_signals_and_exit_handlers_are_the_programs_own() {
 
 #[test]
 fn exit_codes_and_signals_are_the_commands() {
-    let room = Room::new();
+    let sandbox = Sandbox::new();
     for (script, code, signal) in [
         ("exit 0", Some(0), None),
         ("exit 42", Some(42), None),
         ("kill -KILL $$", None, Some(9)),
         ("kill -USR1 $$", None, Some(10)),
     ] {
-        let mut command = room.job(&[], "sh");
+        let mut command = sandbox.job(&[], "sh");
         let outcome = Outcome::of(command.args(["-c", script]));
         assert_eq!((outcome.code, outcome.signal), (code, signal), "{script}");
     }
@@ -144,7 +144,7 @@ fn exit_codes_and_signals_are_the_commands() {
 
 #[test]
 fn a_program_in_python_finds_the_driver_by_its_name() {
-    let room = Room::new();
+    let sandbox = Sandbox::new();
     let script = "import ctypes\n\
         cuda = ctypes.CDLL('libcuda.so.1')\n\
         total = ctypes.c_size_t()\n\
@@ -153,7 +153,7 @@ fn a_program_in_python_finds_the_driver_by_its_name() {
     if !tests::programs::exists("python3") {
         return; // Python is not needed for anything else here
     }
-    let mut command = room.job(&["--mem", "3GiB"], "python3");
+    let mut command = sandbox.job(&["--mem", "3GiB"], "python3");
     let outcome = Outcome::of(command.args(["-c", script])).succeeded();
     assert_eq!(outcome.stdout, format!("0 0 {}\nTrue\n", 3u64 << 30));
 }
@@ -170,8 +170,8 @@ fn a_program_in_python_is_told_to_change_its_size() {
         while sublet.resize_requested() is None:\n\
         \x20   time.sleep(0.01)\n\
         print(sublet.resize_requested(), sublet.resize_ready(), sublet.resize_requested())\n";
-    let room = Room::new();
-    let mut alone = room.bare("python3");
+    let sandbox = Sandbox::new();
+    let mut alone = sandbox.bare("python3");
     alone.env("PYTHONPATH", &module).args([
         "-c",
         "import sublet; print(sublet.active(), sublet.resize_requested(), sublet.resize_ready())",
@@ -179,18 +179,22 @@ fn a_program_in_python_is_told_to_change_its_size() {
     let alone = Outcome::of(&mut alone).succeeded();
     assert_eq!(alone.stdout, "False None False\n");
 
-    let _arbiter = room.arbiter();
-    let mut command = room.job(&["--name", "elastic"], "python3");
+    let _arbiter = sandbox.arbiter();
+    let mut command = sandbox.job(&["--name", "elastic"], "python3");
     let job = Running::start(command.env("PYTHONPATH", &module).args(["-c", script]));
     wait_until("it looks for requests", || {
-        room.job_status("elastic")?.listens_for_resize.then_some(())
+        sandbox
+            .job_status("elastic")?
+            .listens_for_resize
+            .then_some(())
     });
     let set = |resize: &str| {
-        Outcome::of(&mut room.sublet(["set", "elastic", "--resize", resize])).succeeded();
+        Outcome::of(&mut sandbox.sublet(["set", "elastic", "--resize", resize])).succeeded();
     };
     set("3");
     wait_until("it is ready", || {
-        room.job_status("elastic")?
+        sandbox
+            .job_status("elastic")?
             .resize
             .filter(|asked| asked.ready && asked.gpus == 3)
     });
@@ -204,8 +208,8 @@ fn a_model_in_python_says_which_memory_its_layers_need() {
         return;
     }
     let module = Artefacts::get().root().join("python");
-    let room = Room::new();
-    let mut alone = room.bare("python3");
+    let sandbox = Sandbox::new();
+    let mut alone = sandbox.bare("python3");
     let alone = Outcome::of(alone.arg(module.join("test_pipeline.py"))).succeeded();
     assert_eq!(alone.stdout, "well\n");
     let script = "import ctypes\n\
@@ -217,7 +221,7 @@ fn a_model_in_python_says_which_memory_its_layers_need() {
         (&["--mem", "2GiB"][..], "0 0 0\n0 0 -1 0\n"),
         (&["--mem", "2GiB", "--evictable"], "0 0 0\n1 1 -1 1\n"),
     ] {
-        let mut command = room.job(flags, "python3");
+        let mut command = sandbox.job(flags, "python3");
         let command = command.env("PYTHONPATH", &module).args(["-c", script]);
         assert_eq!(Outcome::of(command).succeeded().stdout, answers);
     }
@@ -225,7 +229,7 @@ fn a_model_in_python_says_which_memory_its_layers_need() {
 
 #[test]
 fn the_library_is_found_by_every_name_of_the_driver() {
-    let room = Room::new();
+    let sandbox = Sandbox::new();
     let driver = Artefacts::get().simulated_driver();
     let script = format!(
         "import ctypes\n\
@@ -238,7 +242,7 @@ fn the_library_is_found_by_every_name_of_the_driver() {
     if !tests::programs::exists("python3") {
         return;
     }
-    let mut command = room.job(&["--mem", "2GiB"], "python3");
+    let mut command = sandbox.job(&["--mem", "2GiB"], "python3");
     let outcome = Outcome::of(command.args(["-c", &script])).succeeded();
     let line = format!("0 0 {}\n", 2u64 << 30);
     assert_eq!(outcome.stdout, line.repeat(2), "the absolute path too");

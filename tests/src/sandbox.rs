@@ -17,7 +17,7 @@ const KEPT: [&str; 1] = ["PATH"];
 
 /// One test's place. Dropping it ends the arbiter that lives there.
 #[derive(Debug)]
-pub struct Room {
+pub struct Sandbox {
     dir: tempfile::TempDir,
     vars: BTreeMap<OsString, OsString>,
 }
@@ -97,7 +97,7 @@ impl Running {
         within::output(child, &what, testbed::PATIENCE).into()
     }
 
-    /// Both its pipes, to talk to it.
+    /// Both its pipes, for lines to it and from it.
     ///
     /// # Panics
     /// When they are taken already.
@@ -118,7 +118,7 @@ impl Drop for Running {
     }
 }
 
-impl Room {
+impl Sandbox {
     /// An empty place with a small simulated device: 8 GiB, no overhead per context, fast to create.
     ///
     /// # Panics
@@ -137,13 +137,13 @@ impl Room {
                 vars.insert(name.into(), value);
             }
         }
-        let mut room = Self { dir, vars };
-        room.set("HOME", room.path("home"));
-        room.set("SUBLET_RUNTIME_DIR", room.path("run"));
-        room.set("SUBLET_SIM_STATE", room.path("sim"));
-        room.set("SUBLET_SIM_CAPACITY", "8GiB");
-        room.set("SUBLET_SIM_CONTEXT", "0B");
-        room
+        let mut sandbox = Self { dir, vars };
+        sandbox.set("HOME", sandbox.path("home"));
+        sandbox.set("SUBLET_RUNTIME_DIR", sandbox.path("run"));
+        sandbox.set("SUBLET_SIM_STATE", sandbox.path("sim"));
+        sandbox.set("SUBLET_SIM_CAPACITY", "8GiB");
+        sandbox.set("SUBLET_SIM_CONTEXT", "0B");
+        sandbox
     }
 
     /// A file or directory in it.
@@ -156,7 +156,7 @@ impl Room {
         self.vars.insert(name.into(), value.as_ref().into());
     }
 
-    /// `program`, with the room's environment and nothing else.
+    /// `program`, with the sandbox's environment and nothing else.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command
@@ -198,7 +198,7 @@ impl Room {
         command
     }
 
-    /// An arbiter of the room's own, ready.
+    /// An arbiter of the sandbox's own, ready.
     pub fn arbiter(&self) -> Running {
         let mut arbiter = Running::start(&mut self.sublet(["arbiter"]));
         wait_until("the arbiter answers", || {
@@ -211,7 +211,7 @@ impl Room {
         arbiter
     }
 
-    /// A connection to the arbiter of the room.
+    /// A connection to the arbiter of the sandbox.
     ///
     /// # Errors
     /// What went wrong, in words.
@@ -241,15 +241,15 @@ impl Room {
     }
 }
 
-impl Default for Room {
+impl Default for Sandbox {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for Room {
+impl Drop for Sandbox {
     fn drop(&mut self) {
-        // An embedded arbiter belongs to the room that it was started in.
+        // An embedded arbiter belongs to the sandbox that it was started in.
         if let Ok(mut control) = self.control() {
             let _ = control.shutdown();
         }

@@ -1,4 +1,4 @@
-//! A host program that is told what to do, a line at a time.
+//! A host program that takes commands, a line at a time.
 
 use std::io::{BufReader, Write};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
@@ -6,18 +6,18 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use testbed::within;
 
 use crate::Outcome;
-use crate::room::Running;
+use crate::sandbox::Running;
 
 /// A running host program and both its pipes.
 #[derive(Debug)]
-pub struct Talk {
+pub struct ProgramRun {
     to: ChildStdin,
     from: BufReader<ChildStdout>,
     /// The process.
     pub running: Running,
 }
 
-impl Talk {
+impl ProgramRun {
     /// Starts `command` with its pipes connected to the test.
     ///
     /// # Panics
@@ -64,7 +64,7 @@ impl Talk {
         self.answer()
     }
 
-    /// Closes the program's stdin and waits for its end; stdout is what it had not been asked for.
+    /// Closes the program's stdin and waits for its end; stdout is what no command asked for.
     ///
     /// # Panics
     /// When its output cannot be read.
