@@ -196,12 +196,12 @@ fn child(role: &str, socket: &str, word: &str) -> Child {
         .expect("started")
 }
 
-fn told(what: &str) -> String {
+fn value(what: &str) -> String {
     std::env::var(what).expect("told by the parent")
 }
 
 fn serve() {
-    let dir = RuntimeDir::given(PathBuf::from(told("HANDOVER_SOCKET"))).expect("absolute");
+    let dir = RuntimeDir::given(PathBuf::from(value("HANDOVER_SOCKET"))).expect("absolute");
     let options = Options {
         host_nvml: false,
         ..Options::new(dir)
@@ -223,8 +223,8 @@ fn attach(job: &Registered) -> ClientEnd {
 
 fn greedy() {
     let client = attach(&Registered {
-        token: told("HANDOVER_WORD"),
-        channel_socket: told("HANDOVER_SOCKET").into(),
+        token: value("HANDOVER_WORD"),
+        channel_socket: value("HANDOVER_SOCKET").into(),
         ..Registered::default()
     });
     let gate = client.arbiter.device(0).expect("device");
@@ -247,7 +247,7 @@ fn echo() {
             .expect("page");
         Mapped::<ArbiterHalf>::open(std::os::fd::AsFd::as_fd(&file), true).expect("mapped")
     };
-    let (ours, theirs) = (open(told("HANDOVER_SOCKET")), open(told("HANDOVER_WORD")));
+    let (ours, theirs) = (open(value("HANDOVER_SOCKET")), open(value("HANDOVER_WORD")));
     let gate = ours.device(0).expect("device");
     for number in 0.. {
         wait_open(&ours);

@@ -223,7 +223,7 @@ impl Arbiter {
                 connection.refuse(not_in.outcome, &not_in.text);
                 // It may have been woken for this one.
                 if let Some(job) = job {
-                    self.bury_if_dead(job);
+                    self.reap_if_dead(job);
                 }
             }
         }
@@ -323,7 +323,7 @@ impl Arbiter {
             late = true;
         }
         // A process that has become another program by exec has left its former self behind, with a closed socket.
-        if let Err(refusal) = self.ledger.admit_late(id, &self.devices) {
+        if let Err(refusal) = self.ledger.admit_again(id, &self.devices) {
             let error = convert::refusal(&refusal);
             let text = format!(
                 "what the job was promised was not kept for it, for it has not used a device for a while after its registration: {error}"
@@ -363,12 +363,12 @@ impl Arbiter {
             self.poller.remove(socket);
         }
         for index in client.device_indices() {
-            if let Some(lane) = self.lanes.get_mut(index) {
-                lane.remove(now_ns, id);
+            if let Some(scheduler) = self.schedulers.get_mut(index) {
+                scheduler.remove(now_ns, id);
                 self.dirty |= 1 << index;
             }
         }
-        self.conductor.form(&mut self.lanes);
+        self.gang_scheduler.form(&mut self.schedulers);
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);
             tenant.missing.push(Missing {
@@ -404,7 +404,7 @@ impl Arbiter {
                 return Err(NotIn::new(Outcome::Full, text));
             };
             if place.anew {
-                self.remake_lane(place.index);
+                self.remake_scheduler(place.index);
             }
             let index = place.index;
             // A device of this process is not one that gives way to its next one.
@@ -417,7 +417,7 @@ impl Arbiter {
             // CAST: below MAX_DEVICES.
             device_map[ordinal] = entitled.then_some(index as u8);
         }
-        self.make_lanes();
+        self.make_schedulers();
         self.publish_limits();
         let Some(tenant) = self.ledger.get_mut(id) else {
             return Err(NotIn::new(Outcome::UnknownToken, "the job has ended"));
@@ -623,7 +623,7 @@ impl Arbiter {
         let command = client.command.clone();
         self.clients.insert(id, client);
         // Before the welcome, so that a client alone finds its gate open.
-        self.enter_lanes(id, now_ns);
+        self.enter_schedulers(id, now_ns);
         let welcomed = match self.ledger.get(tenant_id).and_then(|t| t.memory.as_ref()) {
             Some(memory) => connection.welcome(&pages, memory, device_map),
             None => Err(std::io::Error::other("the job has ended")),
@@ -643,7 +643,7 @@ impl Arbiter {
         if let Err(error) = watched {
             self.warn_of_stranger(&format!("process {pid} could not be let in: {error}"));
             self.drop_client(id, now_ns);
-            self.bury_if_dead(tenant_id);
+            self.reap_if_dead(tenant_id);
             return;
         }
         let Some(tenant) = self.ledger.get_mut(tenant_id) else {

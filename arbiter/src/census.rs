@@ -104,7 +104,7 @@ pub enum Answer {
         whole: bool,
     },
     /// Processes that were asked about and live, and when they were looked at, on the monotonic clock.
-    Told(Vec<Found>, u64),
+    Suspects(Vec<Found>, u64),
 }
 
 #[derive(Debug)]
@@ -184,8 +184,8 @@ fn serve(asked: &Receiver<Ask>, tell: &Sender<Answer>, ring: &OwnedFd) {
         };
         let answer = match ask {
             Some(Ask::Whose(jobs, pids)) => {
-                let told = Look::new(Path::new("/proc"), &jobs).whose(&pids);
-                Answer::Told(told, mono_ns())
+                let reported = Look::new(Path::new("/proc"), &jobs).whose(&pids);
+                Answer::Suspects(reported, mono_ns())
             }
             Some(Ask::Count(jobs)) => {
                 counting = Some(jobs);
@@ -501,9 +501,9 @@ mod tests {
         let living = counted(&jobs, 1, 1);
         assert_eq!(living.members, [carrier.process()]);
         counted(&jobs, 2, 0);
-        let mut late = jobs.clone();
-        late[0].since_ticks = carrier.process().started_ticks + 1;
-        counted(&late, 1, 0);
+        let mut latecomer = jobs.clone();
+        latecomer[0].since_ticks = carrier.process().started_ticks + 1;
+        counted(&latecomer, 1, 0);
         drop(carrier);
         counted(&jobs, 1, 0);
     }

@@ -133,7 +133,7 @@ impl ControlServer {
     /// Where no connection can be taken for want of resources: the listener would go on ringing.
     pub fn accept(&mut self, now_ns: u64, poller: &Poller) -> io::Result<bool> {
         for _ in 0..16 {
-            if self.connections.len() >= MAX_CONNECTIONS && !self.make_room(now_ns) {
+            if self.connections.len() >= MAX_CONNECTIONS && !self.make_space(now_ns) {
                 return Ok(false);
             }
             let stream = match self.listener.accept() {
@@ -148,7 +148,7 @@ impl ControlServer {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            self.make_room_within(peer);
+            self.make_space_within(peer);
             let id = self.next;
             self.next += 1;
             poller.add(&stream, Event::Control(id), Interest::Read)?;
@@ -174,7 +174,7 @@ impl ControlServer {
     }
 
     /// Lets the one go that was silent longest, of the process that has most; false where nobody has been silent for long enough.
-    fn make_room(&mut self, now_ns: u64) -> bool {
+    fn make_space(&mut self, now_ns: u64) -> bool {
         let mut of_process: BTreeMap<u32, usize> = BTreeMap::new();
         for connection in self.connections.values() {
             *of_process.entry(connection.peer.pid).or_default() += 1;
@@ -191,7 +191,7 @@ impl ControlServer {
     }
 
     /// Keeps a process below what one may have, at the expense of its own.
-    fn make_room_within(&mut self, peer: Peer) {
+    fn make_space_within(&mut self, peer: Peer) {
         let own = |connection: &Connection| connection.peer.pid == peer.pid;
         if self.connections.values().filter(|one| own(one)).count() < MAX_OF_PROCESS {
             return;

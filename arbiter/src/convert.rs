@@ -204,14 +204,14 @@ pub fn refusal(refusal: &Refusal) -> ControlError {
             "write a part of the device above 0 and up to 1, such as 0.5".into(),
         ),
         Refusal::Bounds { min, share, max } => {
-            let told = [("at least", min), ("", share), ("at most", max)]
+            let reported = [("at least", min), ("", share), ("at most", max)]
                 .into_iter()
                 .filter_map(|(word, share)| Some(format!("{word} {}", short((*share)?))))
                 .map(|text| text.trim_start().to_owned())
                 .collect::<Vec<_>>();
             error(
                 ErrorCode::Invalid,
-                format!("a share of {} makes no sense", told.join(", ")),
+                format!("a share of {} makes no sense", reported.join(", ")),
                 "write bounds with the share between them".into(),
             )
         }

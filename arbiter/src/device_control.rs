@@ -136,7 +136,7 @@ impl Arbiter {
         self.options.job_processes = rules.job_processes;
         self.set_up_residency();
         self.by_hand.clear();
-        for index in 0..self.lanes.len() {
+        for index in 0..self.schedulers.len() {
             self.reserve_memory(index);
             self.run_as_set(index);
         }
@@ -162,8 +162,8 @@ impl Arbiter {
         } else if let Some(before) = self.policies.get_mut(index) {
             *before = chosen;
         }
-        if let Some(lane) = self.lanes.get_mut(index) {
-            lane.run_as(mono_ns(), setup);
+        if let Some(scheduler) = self.schedulers.get_mut(index) {
+            scheduler.run_as(mono_ns(), setup);
             self.dirty |= 1 << index;
         }
     }
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_that_make_no_sense_are_told_with_the_value() {
+    fn invalid_settings_are_reported_with_the_value() {
         let of = |min_us, max_us| DeviceSettings {
             quantum_min_us: min_us,
             quantum_max_us: max_us,

@@ -92,7 +92,7 @@ impl Arbiter {
                         self.on_counted(id, living, whole, asked_ns);
                     }
                 }
-                Answer::Told(told, looked_ns) => self.on_told(told, looked_ns),
+                Answer::Suspects(reported, looked_ns) => self.on_suspects(reported, looked_ns),
             }
         }
         let sleeps = self.ledger.iter().any(|tenant| tenant.dormant.is_some());
@@ -150,8 +150,8 @@ impl Arbiter {
     fn doze(&mut self, id: TenantId) {
         let now_ns = mono_ns();
         let status = self.status_of(id);
-        let usages = (0..self.lanes.len()).filter_map(|index| {
-            let usage = self.lanes.get_mut(index)?.retire(now_ns, id)?;
+        let usages = (0..self.schedulers.len()).filter_map(|index| {
+            let usage = self.schedulers.get_mut(index)?.retire(now_ns, id)?;
             Some((index, usage))
         });
         let usages: Vec<_> = usages.collect();

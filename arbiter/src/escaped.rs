@@ -20,7 +20,7 @@ use crate::serve::Arbiter;
 /// Processes that are suspected at a time; NVML names no more of one device.
 const MAX_SUSPECTS: usize = 512;
 /// Processes of one job that are told of; more are counted.
-const MAX_TOLD: usize = 16;
+const MAX_REPORTED: usize = 16;
 /// TIMEOUT: when a process that belongs to no job is asked about again: it may have become another program.
 const STRANGER_NS: u64 = 10_000_000_000;
 /// TIMEOUT: a process that has the library attaches before it has a context; so long may an arbiter's loop be late with it.
@@ -39,7 +39,7 @@ pub struct Suspect {
     /// NVML has named it since then.
     named_again: bool,
     /// It was told.
-    told: bool,
+    reported: bool,
 }
 
 impl Arbiter {
@@ -73,7 +73,7 @@ impl Arbiter {
                 used_bytes: 0,
                 found: None,
                 named_again: false,
-                told: false,
+                reported: false,
             });
             (suspect.devices, suspect.used_bytes) = (devices, used_bytes);
             if suspect
@@ -99,7 +99,7 @@ impl Arbiter {
                 Some((Found { job: None, .. }, at_ns)) => {
                     now_ns.saturating_sub(*at_ns) > STRANGER_NS
                 }
-                Some(_) => suspect.named_again && !suspect.told,
+                Some(_) => suspect.named_again && !suspect.reported,
             });
         let pids: Vec<u32> = due.map(|(pid, _)| *pid).collect();
         if !pids.is_empty() {
@@ -109,9 +109,9 @@ impl Arbiter {
     }
 
     /// The census has looked, at `looked_ns`.
-    pub(crate) fn on_told(&mut self, told: Vec<Found>, looked_ns: u64) {
+    pub(crate) fn on_suspects(&mut self, reported: Vec<Found>, looked_ns: u64) {
         self.whose_asked = false;
-        for found in told {
+        for found in reported {
             let Some(suspect) = self.suspects.get_mut(&found.process.pid) else {
                 continue;
             };
@@ -127,8 +127,8 @@ impl Arbiter {
                 && (found.library == Some(false) || old);
             suspect.named_again = false;
             suspect.found = Some((found.clone(), looked_ns));
-            if let Some(job) = found.job.filter(|_| sure && !suspect.told) {
-                suspect.told = true;
+            if let Some(job) = found.job.filter(|_| sure && !suspect.reported) {
+                suspect.reported = true;
                 let (devices, used_bytes) = (suspect.devices, suspect.used_bytes);
                 self.on_escaped(job, &found, devices, used_bytes);
             }
@@ -152,7 +152,7 @@ impl Arbiter {
             .filter(|index| devices & (1 << index) != 0)
             .collect();
         tenant.escaped_count += 1;
-        let told = EscapedProcess {
+        let reported = EscapedProcess {
             pid,
             command: found.command.clone(),
             devices: indices.clone(),
@@ -160,8 +160,8 @@ impl Arbiter {
             reason: reason.into(),
             since_unix_ms: unix_ms(),
         };
-        if tenant.escaped.len() < MAX_TOLD {
-            tenant.escaped.push(told);
+        if tenant.escaped.len() < MAX_REPORTED {
+            tenant.escaped.push(reported);
         }
         let strict = tenant.spec.strict;
         let on: Vec<String> = indices.iter().map(u32::to_string).collect();

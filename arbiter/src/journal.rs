@@ -188,10 +188,10 @@ fn aside(path: &Path) -> PathBuf {
 
 /// Number of the last line, and whether the file ends with a whole one.
 fn last_seq(file: &mut File, bytes: u64) -> io::Result<(u64, bool)> {
-    let tail = bytes.min(64 << 10);
-    file.seek(SeekFrom::Start(bytes - tail))?;
+    let drain = bytes.min(64 << 10);
+    file.seek(SeekFrom::Start(bytes - drain))?;
     let mut text = Vec::new();
-    file.take(tail).read_to_end(&mut text)?;
+    file.take(drain).read_to_end(&mut text)?;
     let seq = text
         .rsplit(|byte| *byte == b'\n')
         .find_map(|line| serde_json::from_slice::<Event>(line).ok())
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_on_over_restarts_rotation_and_a_torn_line() {
+    fn numbers_continue_over_restarts_rotation_and_a_torn_line() {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("journal.jsonl");
         let mut journal = Journal::with_limit(&path, 2000).expect("new");
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_takes_nothing_keeps_nobody_waiting_and_is_told() {
+    fn a_stalled_disk_keeps_nobody_waiting_and_is_reported() {
         let (open, opened) = std::sync::mpsc::channel::<()>();
         let sink = Box::new(move |_: &[u8]| {
             // A disk that stands still until the other end is dropped, and is full then.
@@ -313,11 +313,15 @@ mod tests {
         drop(open);
         assert!(journal.settle(PATIENCE));
         fill(&mut journal, 1);
-        let told = journal.since(0, 0);
-        let told = told.iter().find(|event| event.kind == "journal_lost");
-        let told = told.expect("told");
-        assert_eq!(told.fields["lines"], Value::from(10_000));
-        assert!(told.message.contains("make room there"), "{}", told.message);
+        let records = journal.since(0, 0);
+        let records = records.iter().find(|event| event.kind == "journal_lost");
+        let records = records.expect("told");
+        assert_eq!(records.fields["lines"], Value::from(10_000));
+        assert!(
+            records.message.contains("make room there"),
+            "{}",
+            records.message
+        );
         assert!(journal.settle(PATIENCE));
         fill(&mut journal, 3);
         let count = journal

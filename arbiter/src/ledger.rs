@@ -205,7 +205,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Others have it.
-    pub fn admit_late(&self, id: TenantId, devices: &Devices) -> Result<(), Refusal> {
+    pub fn admit_again(&self, id: TenantId, devices: &Devices) -> Result<(), Refusal> {
         let Some(own) = self.get(id).filter(|tenant| !tenant.promises) else {
             return Ok(());
         };
@@ -525,10 +525,10 @@ mod tests {
             "{greedy:?}"
         );
         let full = self::ledger(&[share("a", 1.0)]);
-        let late = full.admit(&plain("d"), None, ANYBODY, &devices);
+        let latecomer = full.admit(&plain("d"), None, ANYBODY, &devices);
         assert!(
-            matches!(late, Err(Refusal::NothingLeft { waiting: 1, .. })),
-            "{late:?}"
+            matches!(latecomer, Err(Refusal::NothingLeft { waiting: 1, .. })),
+            "{latecomer:?}"
         );
         // One that changes its own share does not count twice.
         assert_eq!(
@@ -561,17 +561,17 @@ mod tests {
                 if each.is_none() { 250_000 } else { 10_000 }
             );
             // One that comes after all is looked at again.
-            let late = TenantId(98);
-            assert_eq!(ledger.admit_late(late, &devices), Ok(()));
+            let latecomer = TenantId(98);
+            assert_eq!(ledger.admit_again(latecomer, &devices), Ok(()));
             let mut greedy = example(200, "");
             greedy.spec = share("greedy", 0.99 - each.unwrap_or(0.0) * 4.0);
             greedy.has_attached = true;
             ledger.insert(greedy);
             ledger.keep_promises(KEPT_NS + 1);
-            assert!(each.is_some() || ledger.admit_late(late, &devices).is_err());
+            assert!(each.is_some() || ledger.admit_again(latecomer, &devices).is_err());
             ledger.get_mut(TenantId(1)).expect("kept").has_attached = true;
             assert_eq!(
-                ledger.admit_late(TenantId(1), &devices),
+                ledger.admit_again(TenantId(1), &devices),
                 Ok(()),
                 "kept for it"
             );

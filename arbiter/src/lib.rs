@@ -1,13 +1,14 @@
 //! The host daemon: admits jobs, meters their memory and decides which of them holds a device.
 //!
 //! One thread, one loop ([`serve`](Arbiter::serve)): `reactor` waits, `serve` turns events into calls, `attach` lets
-//! clients in, `lifecycle` sees jobs through, `operator` answers requests, `device_control` those about devices and the quota file, `dispatch` runs the fast loop of each device, `residency` where the memory of jobs is, `offenders` sees to jobs that harm the others, `dormant` to those that nothing but waiting processes are left of, `escaped` to processes that got out of their job's limits, `ledger` says what was promised,
+//! clients in, `lifecycle` sees jobs through, `operator` answers requests, `device_control` those about devices and the quota file, `dispatch` runs the fast loop of each device, `residency` where the memory of jobs is, `violations` sees to jobs that harm the others, `dormant` to those that nothing but waiting processes are left of, `escaped` to processes that got out of their job's limits, `ledger` says what was promised,
 //! `profile` watches iterations, `state` and `journal` outlive the process. Other threads ask NVML (`nvml`), search
 //! for iterations, find out which processes belong to which job (`census`), and write what goes to a disk (`writer`, `state`): the loop waits for none of them. Clients and operators are strangers: what
 //! they send is bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
 
 mod attach;
 mod census;
+mod client_exit;
 mod clock;
 mod control_server;
 mod convert;
@@ -18,11 +19,9 @@ mod dispatch;
 mod dormant;
 mod escaped;
 mod journal;
-mod leave;
 mod ledger;
 mod lifecycle;
 pub mod nvml;
-mod offenders;
 mod operator;
 mod options;
 mod peer;
@@ -37,6 +36,7 @@ mod status;
 mod tenant;
 mod terms;
 mod usage;
+mod violations;
 mod writer;
 
 pub use convert::check_policy;

@@ -13,10 +13,10 @@ use crate::census::Process;
 use crate::clock::{mono_ns, unix_ms};
 use crate::convert;
 use crate::device_control;
-use crate::dispatch::Lane;
+use crate::dispatch::DeviceScheduler;
 use crate::peer::{self, Client};
 use crate::reactor::{Event, Interest};
-use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSE_NS};
+use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSEKEEPING_NS};
 use crate::state::{self, SavedClient, SavedProcess, SavedTenant, State};
 use crate::tenant::{Missing, Tenant};
 
@@ -122,7 +122,7 @@ impl Arbiter {
     }
 
     /// Where nothing of a job is attached and its launcher is gone, it goes as soon as none of its processes lives.
-    pub(crate) fn bury_if_dead(&mut self, id: TenantId) {
+    pub(crate) fn reap_if_dead(&mut self, id: TenantId) {
         if !self.ledger.get(id).is_none_or(Tenant::lives) {
             self.fall_asleep(id);
         }
@@ -132,8 +132,8 @@ impl Arbiter {
     pub(crate) fn reap(&mut self, id: TenantId, why: &str) {
         let status = self.status_of(id);
         let now_ns = mono_ns();
-        for lane in &mut self.lanes {
-            lane.retire(now_ns, id);
+        for scheduler in &mut self.schedulers {
+            scheduler.retire(now_ns, id);
         }
         let Some(tenant) = self.ledger.remove(id) else {
             return;
@@ -238,8 +238,8 @@ impl Arbiter {
 
     /// Leaves: gates open, sockets gone, state kept for a successor.
     pub(crate) fn finish(&mut self) {
-        for lane in &mut self.lanes {
-            lane.open_all();
+        for scheduler in &mut self.schedulers {
+            scheduler.open_all();
         }
         let now_ns = mono_ns();
         let ids: Vec<u64> = self.clients.keys().copied().collect();
@@ -276,10 +276,10 @@ impl Arbiter {
     }
 
     /// Out of descriptors or memory: whoever waits goes on waiting, instead of waking us without end.
-    pub(crate) fn turn_deaf(&mut self, error: &io::Error, now_ns: u64) {
+    pub(crate) fn stop_accepting(&mut self, error: &io::Error, now_ns: u64) {
         tracing::error!("cannot accept connections for now: {error}");
         let _ = self.listen(false);
-        self.deaf_until_ns = Some(now_ns + HOUSE_NS);
+        self.not_accepting_until_ns = Some(now_ns + HOUSEKEEPING_NS);
     }
 
     /// Tells about a peer that is not (yet) a client; not as often as it likes.
@@ -292,8 +292,8 @@ impl Arbiter {
     }
 
     /// The lane of a device, made where it is new.
-    pub(crate) fn make_lanes(&mut self) {
-        for index in self.lanes.len()..self.devices.iter().count() {
+    pub(crate) fn make_schedulers(&mut self) {
+        for index in self.schedulers.len()..self.devices.iter().count() {
             self.reserve_memory(index);
             let setup = self.setup_of(index);
             let chosen = self.settings_of(index).policy;
@@ -309,9 +309,10 @@ impl Arbiter {
                     control::short_bytes(total)
                 );
             }
-            self.lanes.push(Lane::new(index, setup, mono_ns()));
-            self.lane_next_ns.push(None);
-            self.lodge_lane(index);
+            self.schedulers
+                .push(DeviceScheduler::new(index, setup, mono_ns()));
+            self.scheduler_due_ns.push(None);
+            self.set_up_residency_of(index);
         }
     }
 
@@ -330,10 +331,11 @@ impl Arbiter {
             };
             let mut rules = self.options.devices.iter().flat_map(|rule| &rule.device);
             let used = |tenant: &Tenant| {
-                let lane = self.lanes.get(*index);
+                let scheduler = self.schedulers.get(*index);
                 let has_some = !tenant.clients.is_empty() || !tenant.missing.is_empty();
                 tenant.spec.devices.iter().any(named)
-                    || (has_some && lane.is_some_and(|lane| lane.usage(tenant.id).is_some()))
+                    || (has_some
+                        && scheduler.is_some_and(|scheduler| scheduler.usage(tenant.id).is_some()))
                     || tenant.used_bytes(*index) > 0
             };
             !device.present
@@ -349,25 +351,25 @@ impl Arbiter {
     }
 
     /// Another device has the place of one that nobody uses any more.
-    pub(crate) fn remake_lane(&mut self, index: usize) {
+    pub(crate) fn remake_scheduler(&mut self, index: usize) {
         let now_ns = mono_ns();
-        if index >= self.lanes.len() {
+        if index >= self.schedulers.len() {
             return;
         }
         self.reserve_memory(index);
         let setup = self.setup_of(index);
         let chosen = self.settings_of(index).policy;
         self.policies[index] = chosen.unwrap_or_else(device_control::default_policy);
-        self.lanes[index] = Lane::new(index, setup, now_ns);
-        self.lane_next_ns[index] = None;
+        self.schedulers[index] = DeviceScheduler::new(index, setup, now_ns);
+        self.scheduler_due_ns[index] = None;
         self.overhead_bytes[index] = 0;
-        self.lodge_lane(index);
+        self.set_up_residency_of(index);
         let uuid = self.devices.get(index).map(|device| device.uuid);
         if let Some(uuid) = uuid {
             let text = convert::uuid_text(&uuid);
             tracing::info!("device {index}: {text}, in the place of one that nobody uses");
         }
-        self.conductor.form(&mut self.lanes);
+        self.gang_scheduler.form(&mut self.schedulers);
         self.dirty |= 1 << index;
     }
 
@@ -392,12 +394,12 @@ impl Arbiter {
 
     /// Shares have changed: tells the lanes.
     pub(crate) fn publish_terms(&mut self) {
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
+        for (index, scheduler) in self.schedulers.iter_mut().enumerate() {
             for (tenant, terms) in self.ledger.terms(&self.devices, index) {
-                lane.set_terms(tenant, terms);
+                scheduler.set_terms(tenant, terms);
             }
         }
-        self.conductor.form(&mut self.lanes);
+        self.gang_scheduler.form(&mut self.schedulers);
         self.dirty = u32::MAX;
     }
 
@@ -439,7 +441,7 @@ impl Arbiter {
     }
 
     /// Attaches a client's gates to the lanes of its devices.
-    pub(crate) fn enter_lanes(&mut self, id: u64, now_ns: u64) {
+    pub(crate) fn enter_schedulers(&mut self, id: u64, now_ns: u64) {
         let Some(client) = self.clients.get(&id) else {
             return;
         };
@@ -447,20 +449,20 @@ impl Arbiter {
         for index in client.device_indices() {
             let terms = self.ledger.terms(&self.devices, index);
             let terms = terms.iter().find(|(id, _)| *id == tenant);
-            if let (Some((_, terms)), Some(lane)) = (terms, self.lanes.get_mut(index)) {
-                lane.add(now_ns, tenant, *terms, id, Rc::clone(&pages));
+            if let (Some((_, terms)), Some(scheduler)) = (terms, self.schedulers.get_mut(index)) {
+                scheduler.add(now_ns, tenant, *terms, id, Rc::clone(&pages));
                 // A job that was dormant goes on with its account.
                 let before = self.ledger.get_mut(tenant).and_then(|tenant| {
                     let at = tenant.usages.iter().position(|(at, _)| *at == index)?;
                     Some(tenant.usages.swap_remove(at).1)
                 });
                 if let Some(usage) = before {
-                    lane.go_on_with(tenant, usage);
+                    scheduler.carry_over(tenant, usage);
                 }
                 self.dirty |= 1 << index;
             }
         }
-        self.conductor.form(&mut self.lanes);
+        self.gang_scheduler.form(&mut self.schedulers);
     }
 
     /// A client is gone: its memory is free, its gates are no more, and whoever waits goes on.
@@ -471,12 +473,12 @@ impl Arbiter {
             self.poller.remove(socket);
         }
         for index in client.device_indices() {
-            if let Some(lane) = self.lanes.get_mut(index) {
-                lane.remove(now_ns, id);
+            if let Some(scheduler) = self.schedulers.get_mut(index) {
+                scheduler.remove(now_ns, id);
                 self.dirty |= 1 << index;
             }
         }
-        self.conductor.form(&mut self.lanes);
+        self.gang_scheduler.form(&mut self.schedulers);
         let mut held = 0;
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);
@@ -574,14 +576,14 @@ fn saved_members(tenant: &Tenant) -> Vec<SavedProcess> {
 type Described = (&'static str, String, Vec<(&'static str, Value)>);
 
 fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> Described {
-    use channel::Event as Told;
+    use channel::Event as Report;
     let record = match record {
         Ok(record) => record,
         Err(bad) => return ("bad_record", format!("job `{job}`: {bad}"), Vec::new()),
     };
     let mut fields = vec![("device", Value::from(record.device))];
     match record.event {
-        Told::OverLimit {
+        Report::OverLimit {
             limit_bytes,
             used_bytes,
             requested_bytes,
@@ -608,7 +610,7 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             );
             ("oom", message, fields)
         }
-        Told::Bypassing { reason } => {
+        Report::Bypassing { reason } => {
             let reason = match reason {
                 Bypass::ArbiterLost => "the arbiter was lost",
                 Bypass::GateStuck => "its gate stayed closed past every deadline",
@@ -619,7 +621,7 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             let message = format!("job `{job}` submits without grants: {reason}");
             ("bypass", message, fields)
         }
-        Told::Following { way, status } => {
+        Report::Following { way, status } => {
             let why = match status {
                 0 => "accepts completion marks and does not write them".to_owned(),
                 _ => format!("refuses completion marks (status {status})"),
@@ -636,7 +638,7 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             let message = format!("the driver of job `{job}` {why}: its work is followed {how}");
             ("following", message, fields)
         }
-        Told::Reattached { gap_ns } => {
+        Report::Reattached { gap_ns } => {
             fields.push(("gap_ns", Value::from(gap_ns)));
             let message = format!(
                 "job `{job}` was without an arbiter for {} ms",
@@ -644,7 +646,7 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             );
             ("gap", message, fields)
         }
-        Told::NoHashes { status } => {
+        Report::NoHashes { status } => {
             fields.push(("status", Value::from(status)));
             let message = format!(
                 "job `{job}` copies all of its memory when it leaves device {}: the driver did not load what recognises unchanged memory (error {status}); it is asked again at later evictions",
@@ -652,7 +654,7 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             );
             ("no_hashes", message, fields)
         }
-        Told::HostShort {
+        Report::HostShort {
             needed_bytes,
             available_bytes,
             group_limit_bytes,

@@ -40,7 +40,7 @@ impl Arbiter {
                 self.change_devices(device.as_ref(), settings, peer)
             }
             Request::Reload => self.reload_for(peer),
-            Request::Move(moves) => match self.begin_errand(connection, &moves, peer) {
+            Request::Move(moves) => match self.begin_move(connection, &moves, peer) {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
@@ -104,10 +104,10 @@ impl Arbiter {
                     let driver = news.driver.as_ref();
                     let touched = self.devices.learn(driver, &found, &mut free);
                     for place in touched.iter().filter(|place| place.anew) {
-                        self.remake_lane(place.index);
+                        self.remake_scheduler(place.index);
                     }
                     if !touched.is_empty() {
-                        self.make_lanes();
+                        self.make_schedulers();
                         self.publish_limits();
                     }
                 }
@@ -143,11 +143,11 @@ impl Arbiter {
 
     /// Registrations that have waited long enough go on without NVML: devices are then learnt from the clients.
     pub(crate) fn expire_parked(&mut self, now_ns: u64) {
-        let (late, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.parked)
+        let (latecomer, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.parked)
             .into_iter()
             .partition(|(_, deadline_ns)| *deadline_ns <= now_ns);
         self.parked = waiting;
-        for (ask, _) in late {
+        for (ask, _) in latecomer {
             if let Request::Register(job) = &ask.request {
                 let driver = (!job.driver.as_os_str().is_empty()).then(|| job.driver.clone());
                 tracing::warn!("NVML has not answered in time; devices are learnt from clients");
@@ -234,9 +234,9 @@ impl Arbiter {
         }
         self.ledger.insert(tenant);
         self.ledger.keep_promises(now_ns);
-        let told = self.registrations.entry(peer.uid);
-        let told = told.or_insert_with(|| Allowance::of_many(now_ns));
-        if let Some(left_out) = told.spend(now_ns) {
+        let reported = self.registrations.entry(peer.uid);
+        let reported = reported.or_insert_with(|| Allowance::of_many(now_ns));
+        if let Some(left_out) = reported.spend(now_ns) {
             if left_out > 0 {
                 fields.push(("left_out", Value::from(left_out)));
             }

@@ -306,7 +306,7 @@ impl Arbiter {
         for id in ids {
             self.look_at_job(id, now_ns);
         }
-        self.inform_lanes();
+        self.inform_schedulers();
         let profiles = &mut self.profiles;
         profiles.every_ns = match (moves, collects) {
             (false, _) => IDLE_NS,
@@ -319,8 +319,8 @@ impl Arbiter {
     }
 
     /// Tells the lanes what is known of their tenants' memory and iterations.
-    fn inform_lanes(&mut self) {
-        for (at, lane) in self.lanes.iter_mut().enumerate() {
+    fn inform_schedulers(&mut self) {
+        for (at, scheduler) in self.schedulers.iter_mut().enumerate() {
             for tenant in self.ledger.iter() {
                 let (iterations, memory) = self.profiles.view(tenant.id, &tenant.spec.name);
                 let peak_bytes = tenant.peak_bytes(at);
@@ -334,7 +334,7 @@ impl Arbiter {
                     }
                 };
                 let boundaries = self.profiles.boundaries(tenant.id);
-                lane.inform(tenant.id, memory, iterations, boundaries);
+                scheduler.inform(tenant.id, memory, iterations, boundaries);
             }
         }
     }
@@ -381,8 +381,8 @@ impl Arbiter {
 
     fn counters_of(&self, tenant: &Tenant, watched: &[Watched]) -> Counters {
         let mut counters = Counters::default();
-        for (index, lane) in self.lanes.iter().enumerate() {
-            if let Some(usage) = lane.usage(tenant.id) {
+        for (index, scheduler) in self.schedulers.iter().enumerate() {
+            if let Some(usage) = scheduler.usage(tenant.id) {
                 counters.device_ns += usage.device_ns;
                 counters.contended_ns += usage.contended_ns;
             }
@@ -543,7 +543,7 @@ impl Job {
         now_ns: u64,
         counters: &Counters,
     ) {
-        let alone = watched.len() == 1;
+        let solo = watched.len() == 1;
         let find = |id: u64| watched.iter().find(|client| client.id == id);
         match self.source {
             Source::None => {}
@@ -551,7 +551,7 @@ impl Job {
                 if let Some(page) = find(client).and_then(|client| client.pages.signatures()) {
                     for noted in page.steps().since(self.next_boundary) {
                         self.next_boundary = noted.number.wrapping_add(1);
-                        self.meter.boundary(noted, None, alone);
+                        self.meter.boundary(noted, None, solo);
                     }
                 }
             }
@@ -582,7 +582,7 @@ impl Job {
                 if let Some(ring) = ring {
                     for noted in ring.boundaries().since(self.next_boundary) {
                         self.next_boundary = noted.number.wrapping_add(1);
-                        self.meter.boundary(noted, Some(launches), alone);
+                        self.meter.boundary(noted, Some(launches), solo);
                     }
                 }
                 let since = self.meter.last_launches().map_or(0, |last| {

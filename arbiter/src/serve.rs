@@ -22,22 +22,22 @@ use crate::clock::{mono_ns, unix_ms};
 use crate::control_server::{Ask, ControlServer, Turn};
 use crate::descriptors::Descriptors;
 use crate::devices::Devices;
-use crate::dispatch::{Conductor, Lane};
+use crate::dispatch::{DeviceScheduler, GangScheduler};
 use crate::escaped::Suspect;
 use crate::journal::{Allowance, Journal};
 use crate::ledger::Ledger;
 use crate::nvml::Watcher;
-use crate::offenders::Suspicion;
 use crate::options::Options;
 use crate::peer::{Client, Greeting};
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
-use crate::residency::{Errand, HostBooks};
+use crate::residency::{HostBooks, MoveRequest};
 use crate::spare::Spare;
 use crate::state::{self, State, StateFile};
+use crate::violations::Suspicion;
 
 /// How often the slow things are seen to: deadlines of strangers, journals, the file of the state.
-pub(crate) const HOUSE_NS: u64 = 100_000_000;
+pub(crate) const HOUSEKEEPING_NS: u64 = 100_000_000;
 /// How long they are put off at most while a hand-over is under way or near.
 const PUT_OFF_NS: u64 = 20_000_000;
 /// For how long the core is left to threads that were just woken. TIMEOUT: twice what a thread needs from being woken to its first
@@ -161,12 +161,12 @@ pub struct Arbiter {
     pub(crate) whose_asked: bool,
     pub(crate) ledger: Ledger,
     pub(crate) devices: Devices,
-    pub(crate) lanes: Vec<Lane>,
-    pub(crate) lane_next_ns: Vec<Option<u64>>,
+    pub(crate) schedulers: Vec<DeviceScheduler>,
+    pub(crate) scheduler_due_ns: Vec<Option<u64>>,
     /// The slice policy of each lane, as it was chosen.
     pub(crate) policies: Vec<PolicyChoice>,
-    pub(crate) conductor: Conductor,
-    conduct_ns: Option<u64>,
+    pub(crate) gang_scheduler: GangScheduler,
+    gangs_due_ns: Option<u64>,
     /// Lanes to be stepped whatever the time.
     pub(crate) dirty: u32,
     /// Threads of a client were woken since the last wait.
@@ -186,7 +186,7 @@ pub struct Arbiter {
     /// Of each device, what is gone and in nobody's book, in bytes.
     pub(crate) overhead_bytes: [u64; channel::MAX_DEVICES],
     /// Operators that wait for jobs to be moved.
-    pub(crate) errands: Vec<Errand>,
+    pub(crate) move_requests: Vec<MoveRequest>,
     pub(crate) epoch: u64,
     pub(crate) next_id: u64,
     pub(crate) started_unix_ms: u64,
@@ -207,8 +207,8 @@ pub struct Arbiter {
     /// Log lines that strangers may still cause.
     pub(crate) strangers: Allowance,
     /// Listeners left alone until then, for want of descriptors.
-    pub(crate) deaf_until_ns: Option<u64>,
-    house_ns: u64,
+    pub(crate) not_accepting_until_ns: Option<u64>,
+    housekeeping_ns: u64,
     profiles_ns: Option<u64>,
     pub(crate) spare: Spare,
     idle_since_ns: Option<u64>,
@@ -279,11 +279,11 @@ impl Arbiter {
             whose_asked: false,
             ledger: Ledger::default(),
             devices: Devices::default(),
-            lanes: Vec::new(),
-            lane_next_ns: Vec::new(),
+            schedulers: Vec::new(),
+            scheduler_due_ns: Vec::new(),
             policies: Vec::new(),
-            conductor: Conductor::default(),
-            conduct_ns: None,
+            gang_scheduler: GangScheduler::default(),
+            gangs_due_ns: None,
             dirty: 0,
             woke: false,
             clients: BTreeMap::new(),
@@ -295,7 +295,7 @@ impl Arbiter {
             profiles,
             books: Rc::default(),
             overhead_bytes: [0; channel::MAX_DEVICES],
-            errands: Vec::new(),
+            move_requests: Vec::new(),
             epoch: state.epoch + 1,
             next_id: state.next_id.max(1),
             started_unix_ms: unix_ms(),
@@ -308,8 +308,8 @@ impl Arbiter {
             failures: (0, now_ns),
             registrations: BTreeMap::new(),
             strangers: Allowance::new(now_ns),
-            deaf_until_ns: None,
-            house_ns: now_ns,
+            not_accepting_until_ns: None,
+            housekeeping_ns: now_ns,
             profiles_ns: None,
             spare: Spare::default(),
             idle_since_ns: Some(now_ns),
@@ -388,7 +388,7 @@ impl Arbiter {
                 .wait(deadline_ns, &mut events)
                 .map_err(Error::io("wait for events"))?;
             let woken_ns = mono_ns();
-            let late_ns = woken_ns.saturating_sub(deadline_ns.unwrap_or(woken_ns));
+            let stall_ns = woken_ns.saturating_sub(deadline_ns.unwrap_or(woken_ns));
             let mut failed = false;
             for event in &events {
                 failed |= self.contained(|arbiter| arbiter.on_event(*event)).is_none();
@@ -397,11 +397,11 @@ impl Arbiter {
             let turn_ns = self.contained(Self::serve_operators);
             failed |= step_ns.is_none() || turn_ns.is_none();
             deadline_ns = step_ns.flatten().into_iter().chain(turn_ns.flatten()).min();
-            self.report_stall(late_ns.max(mono_ns().saturating_sub(woken_ns)));
+            self.report_stall(stall_ns.max(mono_ns().saturating_sub(woken_ns)));
             if failed {
                 self.on_failure()?;
                 // What could not say when to look again is looked at soon, and not without end.
-                let soon_ns = mono_ns() + HOUSE_NS;
+                let soon_ns = mono_ns() + HOUSEKEEPING_NS;
                 deadline_ns = Some(deadline_ns.map_or(soon_ns, |ns| ns.min(soon_ns)));
             }
             self.step_aside(deadline_ns);
@@ -453,8 +453,8 @@ impl Arbiter {
         if count < FAILURES {
             return Ok(());
         }
-        for lane in &mut self.lanes {
-            lane.open_all();
+        for scheduler in &mut self.schedulers {
+            scheduler.open_all();
         }
         Err(Error::Io {
             what: "go on: checks inside the arbiter fail again and again".into(),
@@ -463,8 +463,8 @@ impl Arbiter {
     }
 
     /// When the slow things were to be seen to next.
-    pub(crate) fn house_due_ns(&self) -> u64 {
-        self.house_ns
+    pub(crate) fn housekeeping_due_ns(&self) -> u64 {
+        self.housekeeping_ns
     }
 
     /// Leaves the core to threads that were just woken, for [`ASIDE_NS`] or until `deadline_ns`, and prepares for the next time.
@@ -481,7 +481,12 @@ impl Arbiter {
                 self.poller.rest(now_ns, until_ns);
             }
         }
-        if let Some(turn_ns) = self.lanes.iter().filter_map(Lane::wakes_at).min() {
+        if let Some(turn_ns) = self
+            .schedulers
+            .iter()
+            .filter_map(DeviceScheduler::wakes_at)
+            .min()
+        {
             // Without one, resting takes a little longer to begin.
             let _ = self.poller.set_alarm(turn_ns + ASIDE_NS / 2);
         }
@@ -499,7 +504,7 @@ impl Arbiter {
                     tenant.started_ticks = 0;
                     self.state_is_old = true;
                 }
-                self.bury_if_dead(TenantId(id));
+                self.reap_if_dead(TenantId(id));
             }
             Event::ChannelAccept => {
                 let mut accepted = self.accept_clients(now_ns);
@@ -509,7 +514,7 @@ impl Arbiter {
                     accepted = self.accept_clients(now_ns);
                 }
                 if let Err(error) = accepted {
-                    self.turn_deaf(&error, now_ns);
+                    self.stop_accepting(&error, now_ns);
                 }
             }
             Event::ControlAccept => {
@@ -526,7 +531,7 @@ impl Arbiter {
                         self.poller.remove(self.control.listener());
                         self.control_full = true;
                     }
-                    Err(error) => self.turn_deaf(&error, now_ns),
+                    Err(error) => self.stop_accepting(&error, now_ns),
                 }
             }
             Event::Greeting(id) => self.on_greeting(id, now_ns),
@@ -551,51 +556,55 @@ impl Arbiter {
     /// Steps the lanes that are due and sees to the house. Returns when to wake up at the latest.
     fn step(&mut self) -> Option<u64> {
         let now_ns = mono_ns();
-        for at in 0..self.lanes.len() {
-            if self.lane_next_ns[at].is_some_and(|next_ns| next_ns <= now_ns) {
+        for at in 0..self.schedulers.len() {
+            if self.scheduler_due_ns[at].is_some_and(|next_ns| next_ns <= now_ns) {
                 self.dirty |= 1 << at;
             }
         }
-        if self.conduct_ns.is_some_and(|next_ns| next_ns <= now_ns) {
-            self.dirty |= self.conductor.lanes();
+        if self.gangs_due_ns.is_some_and(|next_ns| next_ns <= now_ns) {
+            self.dirty |= self.gang_scheduler.schedulers();
         }
-        self.step_dirty_lanes();
+        self.step_dirty_schedulers();
         // The slow things are not in the way of a hand-over: the core is left to whoever was just woken, and to the turn that is near.
         let now_ns = mono_ns();
         let later_ns = self
-            .lanes
+            .schedulers
             .iter()
-            .filter_map(|lane| lane.hands_over_until(now_ns));
+            .filter_map(|scheduler| scheduler.hands_over_until(now_ns));
         let later_ns = later_ns.max().unwrap_or(0);
         let waits = |due_ns: u64| now_ns < later_ns && now_ns < due_ns + PUT_OFF_NS;
-        let (house_waits, profiles_wait) = (
-            now_ns >= self.house_ns && waits(self.house_ns),
+        let (housekeeping_waits, profiles_wait) = (
+            now_ns >= self.housekeeping_ns && waits(self.housekeeping_ns),
             self.profiles_ns
                 .is_some_and(|due_ns| now_ns >= due_ns && waits(due_ns)),
         );
-        if now_ns >= self.house_ns && !house_waits {
-            self.keep_house(now_ns);
-            self.house_ns = now_ns + HOUSE_NS;
+        if now_ns >= self.housekeeping_ns && !housekeeping_waits {
+            self.do_housekeeping(now_ns);
+            self.housekeeping_ns = now_ns + HOUSEKEEPING_NS;
         }
         if !profiles_wait {
             self.profiles_ns = self.look_at_profiles(now_ns);
         }
         // What changed in the house may open gates.
-        self.step_dirty_lanes();
-        let errands_ns = self.run_errands(mono_ns());
+        self.step_dirty_schedulers();
+        let move_requests_ns = self.step_moves(mono_ns());
         let save_ns = self.save_soon(mono_ns());
-        let lanes = self.lane_next_ns.iter().copied().chain([self.conduct_ns]);
-        let lanes = lanes.flatten().min();
+        let schedulers = self
+            .scheduler_due_ns
+            .iter()
+            .copied()
+            .chain([self.gangs_due_ns]);
+        let schedulers = schedulers.flatten().min();
         let quiet = self.clients.is_empty()
             && self.greetings.is_empty()
             && self.parked.is_empty()
             && self.control.is_empty()
             && self.ledger.is_empty()
-            && self.deaf_until_ns.is_none()
+            && self.not_accepting_until_ns.is_none()
             && !self.watching;
         let put_off = |due_ns: u64, waits: bool| if waits { later_ns } else { due_ns };
-        let house = if !quiet {
-            Some(put_off(self.house_ns, house_waits))
+        let housekeeping = if !quiet {
+            Some(put_off(self.housekeeping_ns, housekeeping_waits))
         } else {
             let idle_exit = self.options.idle_exit;
             let since_ns = self.idle_since_ns;
@@ -605,28 +614,28 @@ impl Arbiter {
         };
         let profiles = self.profiles_ns;
         let profiles = profiles.map(|due_ns| put_off(due_ns, profiles_wait));
-        lanes
+        schedulers
             .into_iter()
-            .chain(house)
+            .chain(housekeeping)
             .chain(profiles)
-            .chain(errands_ns)
+            .chain(move_requests_ns)
             .chain(save_ns)
             .min()
     }
 
     /// Steps the lanes in which something has changed or that are due, then deals the turns of gangs.
-    pub(crate) fn step_dirty_lanes(&mut self) {
+    pub(crate) fn step_dirty_schedulers(&mut self) {
         let dirty = std::mem::take(&mut self.dirty);
         if dirty == 0 {
             return;
         }
-        self.step_lanes(dirty);
-        if self.conductor.is_idle() {
-            self.conduct_ns = None;
-        } else if dirty & self.conductor.lanes() != 0 {
-            let (touched, again_ns) = self.conductor.step(mono_ns(), &mut self.lanes);
-            self.conduct_ns = again_ns;
-            self.step_lanes(touched);
+        self.step_schedulers(dirty);
+        if self.gang_scheduler.is_idle() {
+            self.gangs_due_ns = None;
+        } else if dirty & self.gang_scheduler.schedulers() != 0 {
+            let (touched, again_ns) = self.gang_scheduler.step(mono_ns(), &mut self.schedulers);
+            self.gangs_due_ns = again_ns;
+            self.step_schedulers(touched);
         }
     }
 
@@ -658,21 +667,21 @@ impl Arbiter {
         (took_ns > 0).then_some(now_ns)
     }
 
-    fn step_lanes(&mut self, lanes: u32) {
-        for at in (0..self.lanes.len()).filter(|at| lanes & (1 << at) != 0) {
-            self.lane_next_ns[at] = self.lanes[at].step(mono_ns());
-            self.woke |= self.lanes[at].take_woken();
+    fn step_schedulers(&mut self, schedulers: u32) {
+        for at in (0..self.schedulers.len()).filter(|at| schedulers & (1 << at) != 0) {
+            self.scheduler_due_ns[at] = self.schedulers[at].step(mono_ns());
+            self.woke |= self.schedulers[at].take_woken();
         }
     }
 
-    fn keep_house(&mut self, now_ns: u64) {
-        if std::mem::take(&mut self.control_full) && self.deaf_until_ns.is_none() {
+    fn do_housekeeping(&mut self, now_ns: u64) {
+        if std::mem::take(&mut self.control_full) && self.not_accepting_until_ns.is_none() {
             let listener = self.control.listener();
             let listening = self
                 .poller
                 .add(listener, Event::ControlAccept, Interest::Read);
             if let Err(error) = listening {
-                self.turn_deaf(&error, now_ns);
+                self.stop_accepting(&error, now_ns);
             }
         }
         self.journal.tell_lost();
@@ -686,12 +695,12 @@ impl Arbiter {
         self.expire_greetings(now_ns);
         self.expire_resizes();
         if self
-            .deaf_until_ns
+            .not_accepting_until_ns
             .is_some_and(|until_ns| until_ns <= now_ns)
         {
-            self.deaf_until_ns = None;
+            self.not_accepting_until_ns = None;
             if let Err(error) = self.listen(true) {
-                self.turn_deaf(&error, now_ns);
+                self.stop_accepting(&error, now_ns);
             }
         }
         let ids: Vec<u64> = self.clients.keys().copied().collect();
@@ -705,7 +714,7 @@ impl Arbiter {
         self.look_for_missing(now_ns);
         self.read_accounts();
         self.look_after_dormant(now_ns);
-        self.conductor.form(&mut self.lanes);
+        self.gang_scheduler.form(&mut self.schedulers);
         self.look_for_offenders(now_ns);
         self.descriptors.keep();
         if self.descriptors.suffice() {
@@ -800,7 +809,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_that_fails_ends_a_piece_of_work_and_many_of_them_the_arbiter() {
+    fn a_failed_check_ends_one_step_of_the_loop_and_many_of_them_the_arbiter() {
         let place = tempfile::tempdir().expect("directory");
         let mut arbiter = arbiter(&place);
         for _ in 1..FAILURES {
@@ -816,8 +825,8 @@ mod tests {
                     .expect("served")
             );
         }
-        let told = arbiter.journal.since(0, 0);
-        assert!(told.iter().any(|event| event.kind == "failure"));
+        let reported = arbiter.journal.since(0, 0);
+        assert!(reported.iter().any(|event| event.kind == "failure"));
         let error = arbiter.on_failure().expect_err("too many");
         assert!(error.to_string().contains("again and again"), "{error}");
     }

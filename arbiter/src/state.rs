@@ -292,7 +292,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn the_newest_state_is_written_in_the_end_and_before_its_file_is_let_go() {
+    fn the_newest_state_is_written_before_its_file_is_released() {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("state.json");
         let of = |next_id| State {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back_as_it_was_and_damage_is_told() {
+    fn it_comes_back_as_it_was_and_damage_is_reported() {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("state.json");
         assert_eq!(State::load(&path), (State::default(), None));

@@ -45,7 +45,7 @@ impl Arbiter {
     pub(crate) fn device_statuses(&self) -> Vec<DeviceStatus> {
         let now_ns = mono_ns();
         let statuses = self.devices.iter().map(|(index, device)| {
-            let lane = self.lanes.get(index);
+            let scheduler = self.schedulers.get(index);
             let there: Vec<&Tenant> = self
                 .ledger
                 .awake()
@@ -57,12 +57,12 @@ impl Arbiter {
             let guaranteed = there
                 .iter()
                 .filter(|tenant| tenant.spec.class == policy::Class::Guaranteed);
-            let holders: Vec<String> = lane
+            let holders: Vec<String> = scheduler
                 .into_iter()
-                .flat_map(|lane| lane.holding())
+                .flat_map(|scheduler| scheduler.holding())
                 .filter_map(|id| Some(self.ledger.get(id)?.spec.name.clone()))
                 .collect();
-            let (at_once, reason) = lane.map_or((false, ""), |lane| lane.running());
+            let (at_once, reason) = scheduler.map_or((false, ""), |scheduler| scheduler.running());
             let settings = self.settings_of(index);
             DeviceStatus {
                 index: u32::try_from(index).unwrap_or(u32::MAX),
@@ -82,10 +82,11 @@ impl Arbiter {
                     .policy
                     .as_ref()
                     .map_or_else(|| "stride".into(), ToString::to_string),
-                quantum_us: lane.map_or(0, |lane| u64::from(lane.lengths().max_us)),
-                quantum_min_us: lane.map_or(0, |lane| u64::from(lane.lengths().min_us)),
-                slice_us: lane.map_or(0, |lane| u64::from(lane.slice().0)),
-                switch_cost_ns: lane.map_or(0, |lane| lane.slice().1),
+                quantum_us: scheduler.map_or(0, |scheduler| u64::from(scheduler.lengths().max_us)),
+                quantum_min_us: scheduler
+                    .map_or(0, |scheduler| u64::from(scheduler.lengths().min_us)),
+                slice_us: scheduler.map_or(0, |scheduler| u64::from(scheduler.slice().0)),
+                switch_cost_ns: scheduler.map_or(0, |scheduler| scheduler.slice().1),
                 early_wake: settings.early_wake.unwrap_or(false),
                 misbehaviour: settings.misbehaviour.unwrap_or_default(),
                 set_by_hand: self.by_hand_of(index).is_some(),
@@ -94,7 +95,7 @@ impl Arbiter {
                 holders,
                 jobs: there.iter().map(|t| t.spec.name.clone()).collect(),
                 share_promised: guaranteed.filter_map(|tenant| tenant.spec.share).sum(),
-                busy_fraction: lane.map_or(0.0, |lane| lane.busy_part(now_ns)),
+                busy_fraction: scheduler.map_or(0.0, |scheduler| scheduler.busy_part(now_ns)),
                 unmanaged: self.unmanaged(device),
                 pressure: self.pressure_on(index),
             }
@@ -141,21 +142,21 @@ impl Arbiter {
             return Some(status);
         }
         let now_ns = mono_ns();
-        let devices: Vec<JobDevice> = (0..self.lanes.len())
+        let devices: Vec<JobDevice> = (0..self.schedulers.len())
             .filter(|index| {
-                let lane = &self.lanes[*index];
-                lane.usage(id).is_some() || tenant.used_bytes(*index) > 0
+                let scheduler = &self.schedulers[*index];
+                scheduler.usage(id).is_some() || tenant.used_bytes(*index) > 0
             })
             .map(|index| self.job_device(tenant, index, now_ns))
             .collect();
         let usages: Vec<&crate::usage::Usage> = self
-            .lanes
+            .schedulers
             .iter()
-            .filter_map(|lane| lane.usage(id))
+            .filter_map(|scheduler| scheduler.usage(id))
             .collect();
         let (mut busy, mut waits) = (false, false);
-        for lane in &self.lanes {
-            let standing = lane.standing(id);
+        for scheduler in &self.schedulers {
+            let standing = scheduler.standing(id);
             busy |= standing.0;
             waits |= standing.1;
         }
@@ -178,12 +179,12 @@ impl Arbiter {
             })
             .filter_map(|(at, _)| tenant.limits[at])
             .collect();
-        let conduct: Vec<_> = self
-            .lanes
+        let record: Vec<_> = self
+            .schedulers
             .iter()
-            .map(|lane| lane.conduct(id, now_ns))
+            .map(|scheduler| scheduler.record(id, now_ns))
             .collect();
-        let demoted = conduct.iter().find_map(|(demoted, _)| *demoted);
+        let demoted = record.iter().find_map(|(demoted, _)| *demoted);
         Some(JobStatus {
             name: tenant.spec.name.clone(),
             id: id.0,
@@ -203,10 +204,13 @@ impl Arbiter {
             share_asked: tenant.spec.share,
             share_min: tenant.spec.share_min,
             share_max: tenant.spec.share_max,
-            gang: self.lanes.iter().any(|lane| lane.is_gang(id)),
+            gang: self
+                .schedulers
+                .iter()
+                .any(|scheduler| scheduler.is_gang(id)),
             paused: tenant.spec.paused,
-            demoted: demoted.map(|offence| offence.text()),
-            misbehaved_count: conduct.iter().map(|(_, count)| count).sum(),
+            demoted: demoted.map(|violation| violation.text()),
+            misbehaved_count: record.iter().map(|(_, count)| count).sum(),
             deadline_unix_ms: tenant.spec.deadline_unix_ms,
             work_ns: tenant.spec.work_ns,
             share_got_recent: mean(|device| device.share_got_recent),
@@ -248,8 +252,8 @@ impl Arbiter {
 
     fn job_device(&self, tenant: &Tenant, index: usize, now_ns: u64) -> JobDevice {
         let device = self.devices.get(index);
-        let lane = &self.lanes[index];
-        let usage = lane.usage(tenant.id).cloned().unwrap_or_default();
+        let scheduler = &self.schedulers[index];
+        let usage = scheduler.usage(tenant.id).cloned().unwrap_or_default();
         let used = tenant.used_bytes(index);
         // What NVML counts for the job's processes and nobody asked for: contexts, code, workspaces.
         let physical: u64 = tenant
@@ -267,7 +271,7 @@ impl Arbiter {
             mem_used_bytes: used,
             mem_peak_bytes: tenant.peak_bytes(index),
             unattributed_bytes: physical.saturating_sub(used),
-            holding: lane.holding().any(|id| id == tenant.id),
+            holding: scheduler.holding().any(|id| id == tenant.id),
             device_time_ns: usage.device_ns,
             wait_time_ns: usage.wait_ns,
             residence: self.residence_on(tenant, index),
@@ -282,7 +286,7 @@ impl Arbiter {
                 command: client.command.clone(),
                 attached_unix_ms: client.attached_unix_ms,
                 launches: client.pages.client.launches(),
-                mem_used_bytes: (0..self.lanes.len())
+                mem_used_bytes: (0..self.schedulers.len())
                     .map(|index| tenant.accounts.slot_bytes(client.slot, index))
                     .fold(0, u64::saturating_add),
                 ungoverned: client.ungoverned.iter().map(convert::uuid_text).collect(),

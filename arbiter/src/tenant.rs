@@ -281,7 +281,7 @@ impl Tenant {
     }
 
     /// Gives up on missing clients whose process has ended; true where there were any.
-    pub fn bury_missing(&mut self) -> bool {
+    pub fn reap_missing(&mut self) -> bool {
         let (alive, dead): (Vec<Missing>, Vec<Missing>) = std::mem::take(&mut self.missing)
             .into_iter()
             .partition(|client| peer::started_ticks(client.pid) == Some(client.started_ticks));
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_client_whose_process_is_gone_is_buried() {
+    fn a_missing_client_whose_process_is_gone_is_reaped() {
         let mut tenant = example(1, "a");
         let us = std::process::id();
         let ours = peer::started_ticks(us).expect("we live");
@@ -406,9 +406,9 @@ mod tests {
                 journal_next: 0,
             });
         }
-        assert!(tenant.bury_missing());
+        assert!(tenant.reap_missing());
         assert_eq!(tenant.missing.len(), 1);
-        assert!(tenant.lives() && !tenant.bury_missing());
+        assert!(tenant.lives() && !tenant.reap_missing());
         assert_eq!(tenant.take_slot(64), Some(1));
     }
 }

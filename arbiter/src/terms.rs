@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_leave_room_for_the_share() {
+    fn bounds_agree_with_the_share() {
         let bounds = |class, min, share, max| {
             admit_bounds(&spec(|spec| {
                 spec.class = class;

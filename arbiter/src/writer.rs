@@ -183,10 +183,10 @@ mod tests {
         mpsc::Sender<io::Result<()>>,
         mpsc::Receiver<Vec<u8>>,
     ) {
-        let (tell, told) = mpsc::channel::<io::Result<()>>();
+        let (tell, reported) = mpsc::channel::<io::Result<()>>();
         let (wrote, written) = mpsc::channel();
         let sink = Box::new(move |line: &[u8]| {
-            let result = told.recv_timeout(PATIENCE).unwrap_or(Ok(()));
+            let result = reported.recv_timeout(PATIENCE).unwrap_or(Ok(()));
             let _ = wrote.send(line.to_vec());
             result
         });
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_stands_still_costs_lines_and_no_time_and_the_loss_is_told() {
+    fn a_stalled_disk_costs_lines_and_no_time_and_the_loss_is_reported() {
         let (writer, tell, written) = slow();
         let through = (0..2 * MOST_LINES)
             .filter(|_| writer.push(vec![b'x']))

@@ -18,7 +18,7 @@ use testbed::within;
 const GIB: u64 = 1 << 30;
 
 #[test]
-fn a_job_alone_finds_its_gate_open_its_limit_set_and_itself_listed() {
+fn a_lone_job_finds_its_gate_open_its_limit_set_and_itself_listed() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let job = operator
@@ -145,10 +145,10 @@ fn a_refused_process_finds_the_reason_in_the_journal() {
         "{refused:?}"
     );
     let events = operator.events(0, 0).expect("events");
-    let told = events.iter().find(|event| event.kind == "refused");
-    let told = told.expect("it is told before the process hears of it");
-    assert_eq!(told.fields["outcome"], "unknown_token");
-    assert_eq!(told.fields["pid"], std::process::id());
+    let reported = events.iter().find(|event| event.kind == "refused");
+    let reported = reported.expect("it is told before the process hears of it");
+    assert_eq!(reported.fields["outcome"], "unknown_token");
+    assert_eq!(reported.fields["pid"], std::process::id());
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn an_idle_job_costs_a_busy_one_nothing_and_an_opportunistic_one_gets_the_rest()
 }
 
 #[test]
-fn a_killed_holder_leaves_the_device_and_its_memory_to_the_others() {
+fn the_device_and_memory_of_a_killed_holder_pass_to_the_others() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let holder = operator.register(named("holder", 0.5)).expect("registered");
@@ -411,7 +411,7 @@ fn a_directory_has_one_arbiter_and_an_idle_one_ends() {
 }
 
 #[test]
-fn a_terminated_arbiter_leaves_every_gate_open_and_no_socket() {
+fn a_terminated_arbiter_opens_every_gate_and_removes_its_sockets() {
     let dir = bench::directory();
     let mut daemon = arbiter_child(&dir);
     let mut operator = until("it listens", || bench::operator(&dir.1).ok());
@@ -457,7 +457,7 @@ fn a_job_outlives_neither_its_processes_nor_its_name() {
 // --- strangers ---
 
 #[test]
-fn what_an_iteration_takes_alone_is_known_to_the_next_arbiter() {
+fn the_solo_duration_of_an_iteration_is_known_to_the_next_arbiter() {
     let (_place, dir) = bench::directory();
     let profile = |operator: &mut control::Client, name: &str| {
         let jobs = operator.list().expect("list");
@@ -474,10 +474,10 @@ fn what_an_iteration_takes_alone_is_known_to_the_next_arbiter() {
         page.steps().note(client.client.launches(), mono_ns, 0);
         std::thread::sleep(Duration::from_millis(2));
     }
-    let (told, job, learnt_ns) = {
+    let (reported, job, learnt_ns) = {
         let first = Daemon::start_in(dir.clone());
         let mut operator = first.operator();
-        let told = operator.register(named("told", 0.1)).expect("registered");
+        let reported = operator.register(named("told", 0.1)).expect("registered");
         let change = Change {
             solo_iteration_us: Some(7000),
             ..Change::default()
@@ -491,7 +491,7 @@ fn what_an_iteration_takes_alone_is_known_to_the_next_arbiter() {
             let learnt = profile.solo_source == SoloSource::Learnt;
             profile.solo_iteration_ns.filter(|_| learnt)
         });
-        (told, job, learnt_ns)
+        (reported, job, learnt_ns)
     };
     // By the file: what is learnt goes on being refined until the end.
     let state = std::fs::read(dir.state_file()).expect("kept for a successor");
@@ -524,7 +524,7 @@ fn what_an_iteration_takes_alone_is_known_to_the_next_arbiter() {
         (recorded as f64 - kept_ns).abs() < 2.0,
         "{recorded} {kept_ns}"
     );
-    let client = attach(&told);
+    let client = attach(&reported);
     until("what an operator has set is known as well", || {
         iterate(&client);
         let profile = profile(&mut operator, "told");

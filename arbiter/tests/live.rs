@@ -17,13 +17,18 @@ use control::{
 };
 
 /// Journal lines about a job that harmed the others, by what it did.
-fn offences(operator: &mut Client, job: &str) -> Vec<String> {
+fn violations(operator: &mut Client, job: &str) -> Vec<String> {
     let events = operator.events(0, 0).expect("events");
     let about = events
         .iter()
         .filter(|event| event.kind == "misbehaviour" && event.job == job);
     about
-        .map(|event| event.fields["offence"].as_str().expect("a word").to_owned())
+        .map(|event| {
+            event.fields["violation"]
+                .as_str()
+                .expect("a word")
+                .to_owned()
+        })
         .collect()
 }
 
@@ -144,9 +149,9 @@ fn a_device_is_run_anew_at_once_and_what_makes_no_sense_changes_nothing() {
     until("slices are granted again", || {
         (grants(&mut operator) > at_once + 10).then_some(())
     });
-    let told = operator.events(0, 0).expect("events");
-    let told = told.iter().filter(|event| event.kind == "device");
-    assert_eq!(told.count(), 2);
+    let reported = operator.events(0, 0).expect("events");
+    let reported = reported.iter().filter(|event| event.kind == "device");
+    assert_eq!(reported.count(), 2);
 }
 
 #[test]
@@ -325,7 +330,7 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
 }
 
 #[test]
-fn a_flood_of_doorbells_is_told_and_demoted() {
+fn a_flood_of_doorbells_is_reported_and_demoted() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let noisy = operator.register(named("noisy", 0.5)).expect("registered");
@@ -340,7 +345,7 @@ fn a_flood_of_doorbells_is_told_and_demoted() {
             }
         });
         until("it is told", || {
-            (offences(&mut operator, "noisy") == ["flood"]).then_some(())
+            (violations(&mut operator, "noisy") == ["flood"]).then_some(())
         });
         let job = &operator.list().expect("list")[0];
         assert!(
@@ -354,11 +359,11 @@ fn a_flood_of_doorbells_is_told_and_demoted() {
         });
         storm.store(false, Relaxed);
     });
-    assert!(offences(&mut operator, "quiet").is_empty());
+    assert!(violations(&mut operator, "quiet").is_empty());
 }
 
 #[test]
-fn a_page_full_of_nonsense_and_work_without_end_are_told_and_cost_nobody_else() {
+fn nonsense_in_a_page_and_endless_work_are_reported_and_cost_nobody_else() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let liar = operator.register(named("liar", 0.5)).expect("registered");
@@ -367,8 +372,8 @@ fn a_page_full_of_nonsense_and_work_without_end_are_told_and_cost_nobody_else() 
     lie(&liar, 1000);
     let worker = Worker::start(attach(&honest));
     until("both are told", || {
-        let told = offences(&mut operator, "liar");
-        let has = |word: &str| told.iter().any(|told| told == word);
+        let reported = violations(&mut operator, "liar");
+        let has = |word: &str| reported.iter().any(|reported| reported == word);
         (has("nonsense") && has("endless")).then_some(())
     });
     let jobs = operator.list().expect("list");
@@ -387,11 +392,11 @@ fn a_process_is_ended_only_where_the_configuration_says_so() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     // A process of its own, which attaches and never comes when it is let in.
-    let mut child = child("deaf", &daemon.dir.control_socket(), "");
+    let mut child = child("unresponsive", &daemon.dir.control_socket(), "");
     let job = operator.register(named("other", 0.5)).expect("registered");
     let worker = Worker::start(attach(&job));
     until("it is told", || {
-        (offences(&mut operator, "deaf") == ["deaf"]).then_some(())
+        (violations(&mut operator, "unresponsive") == ["unresponsive"]).then_some(())
     });
     assert!(child.try_wait().expect("asked").is_none(), "it lives");
     operator
@@ -421,7 +426,9 @@ fn role() {
         return;
     };
     let mut operator = Client::connect(&socket, bench::PATIENCE).expect("connected");
-    let job = operator.register(named("deaf", 0.5)).expect("registered");
+    let job = operator
+        .register(named("unresponsive", 0.5))
+        .expect("registered");
     let client = attach(&job);
     client.client.want(0).expect("device").begin_waiting();
     loop {

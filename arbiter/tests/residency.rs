@@ -75,12 +75,12 @@ fn an_operator_sends_a_job_away_and_calls_it_back() {
 
     let moved = operator.move_jobs(&evict(&["a"])).expect("moved");
     assert!(moved.is_done() && moved.simulated, "{moved:?}");
-    let told = &moved.jobs[0];
-    assert_eq!((told.job.as_str(), told.evicted), ("a", true));
-    assert_eq!(told.copied_bytes, 3 * UNIT);
+    let reported = &moved.jobs[0];
+    assert_eq!((reported.job.as_str(), reported.evicted), ("a", true));
+    assert_eq!(reported.copied_bytes, 3 * UNIT);
     assert!(
-        told.moving_ns > 0 && told.elapsed_ns >= told.moving_ns,
-        "{told:?}"
+        reported.moving_ns > 0 && reported.elapsed_ns >= reported.moving_ns,
+        "{reported:?}"
     );
     assert_eq!(memory.free_bytes(), 8 * UNIT);
     assert!(!gate.is_open(0));
@@ -104,8 +104,8 @@ fn an_operator_sends_a_job_away_and_calls_it_back() {
     });
     assert_eq!(state(&mut operator, 0), ResidenceState::Resident);
     let events = operator.events(0, 0).expect("events");
-    let told = events.iter().filter(|event| event.kind == "evicted");
-    assert_eq!(told.count(), 2);
+    let reported = events.iter().filter(|event| event.kind == "evicted");
+    assert_eq!(reported.count(), 2);
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn what_cannot_be_moved_is_refused_with_the_reason() {
 }
 
 #[test]
-fn one_leaves_while_another_comes() {
+fn one_is_evicted_while_another_comes() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let [a, b] = ["a", "b"].map(|name| operator.register(evictable(name)).expect("registered"));
@@ -235,7 +235,7 @@ fn one_leaves_while_another_comes() {
 }
 
 #[test]
-fn one_whose_room_is_not_given_goes_back_and_says_so() {
+fn one_whose_space_is_not_given_returns_and_says_so() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let [a, b] = ["a", "b"].map(|name| operator.register(evictable(name)).expect("registered"));
@@ -317,7 +317,7 @@ fn two_that_do_not_fit_take_turns_and_never_hold_more_than_there_is() {
 }
 
 #[test]
-fn a_job_that_dies_in_a_move_leaves_the_others_their_turns() {
+fn a_job_that_dies_in_a_move_costs_the_others_no_turns() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let [a, b] = ["a", "b"].map(|name| operator.register(evictable(name)).expect("registered"));
@@ -380,11 +380,15 @@ fn a_job_that_claims_what_it_cannot_have_keeps_nobody_from_leaving_and_coming_ba
             let moved = operator.move_jobs(&moves).expect("moved");
             assert!(moved.is_done(), "{moved:?}");
         }
-        let told = operator.list().expect("list")[0].residence.clone();
-        let told = told.expect("evictable");
+        let reported = operator.list().expect("list")[0].residence.clone();
+        let reported = reported.expect("evictable");
         let most = UNIT;
-        for bytes in [told.evictable_bytes, told.resident_bytes, told.host_bytes] {
-            assert!(bytes <= most, "{told:?}");
+        for bytes in [
+            reported.evictable_bytes,
+            reported.resident_bytes,
+            reported.host_bytes,
+        ] {
+            assert!(bytes <= most, "{reported:?}");
         }
         want.end_room(bytes);
     }

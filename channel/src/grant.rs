@@ -67,7 +67,7 @@ impl ArbiterHalf {
     /// the time is not known, when it is opened; and wakes whoever waits: waking a thread takes longer than for one that is
     /// awake to look. Returns how many waited. To be confirmed by [`open`](Self::open) or taken back by
     /// [`close`](Self::close). An open gate stays open.
-    pub fn announce(&self, device: usize, mono_ns: Option<u64>) -> usize {
+    pub fn pre_wake(&self, device: usize, mono_ns: Option<u64>) -> usize {
         let Some(slot) = self.devices.get(device) else {
             return 0;
         };

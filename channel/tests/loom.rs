@@ -70,10 +70,10 @@ fn an_announcement_wakes_and_the_opening_after_it_is_not_missed() {
         let half = Arc::new(ArbiterHalf::default());
         let arbiter = Arc::clone(&half);
         let opener = thread::spawn(move || {
-            arbiter.announce(0, Some(70));
+            arbiter.pre_wake(0, Some(70));
             arbiter.open(0, &grant(1));
             // Too late to mean anything: an open gate stays open.
-            arbiter.announce(0, Some(80));
+            arbiter.pre_wake(0, Some(80));
         });
         enter(&half);
         assert_eq!(half.device(0).expect("device").window_us(), 2000);
@@ -92,7 +92,7 @@ fn an_announcement_that_is_taken_back_leaves_a_gate_that_opens() {
         let half = Arc::new(ArbiterHalf::default());
         let arbiter = Arc::clone(&half);
         let opener = thread::spawn(move || {
-            arbiter.announce(0, None);
+            arbiter.pre_wake(0, None);
             arbiter.close(0);
             arbiter.open(0, &grant(1));
         });
@@ -116,7 +116,7 @@ fn a_gate_that_turns_over_by_itself_lets_pass_with_or_without_the_arbiter() {
         let arbiter = Arc::clone(&half);
         let opener = thread::spawn(move || {
             // Its time has come already; the arbiter is late with the confirmation, or never comes.
-            arbiter.announce(0, Some(90));
+            arbiter.pre_wake(0, Some(90));
         });
         enter_by_clock(&half);
         opener.join().expect("opener");

@@ -62,11 +62,11 @@ fn ends_well(what: &str, mut running: Running, ranks: usize) {
     );
 }
 
-fn offences(sandbox: &Sandbox) -> Vec<(String, String)> {
+fn violations(sandbox: &Sandbox) -> Vec<(String, String)> {
     let events = sandbox.events().into_iter();
     events
         .filter(|event| event.kind == "misbehaviour")
-        .map(|event| (event.job, event.fields["offence"].to_string()))
+        .map(|event| (event.job, event.fields["violation"].to_string()))
         .collect()
 }
 
@@ -84,7 +84,7 @@ fn ranks_of_a_job_on_one_device_pass_the_gate_together() {
     is_at_work(&sandbox, "other");
     ends_well("both ranks end", both(&sandbox, [0, 0], &[]), 2);
     is_at_work(&sandbox, "other");
-    assert_eq!(offences(&sandbox), []);
+    assert_eq!(violations(&sandbox), []);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn ranks_of_a_job_on_two_devices_have_their_turns_together() {
     ends_well("both ranks end", ranks, 2);
     is_at_work(&sandbox, "first");
     is_at_work(&sandbox, "second");
-    assert_eq!(offences(&sandbox), []);
+    assert_eq!(violations(&sandbox), []);
 }
 
 /// First come, first served keeps a rank's device from the other one for good where the two are jobs of their own. That a kernel goes
@@ -115,7 +115,7 @@ fn ranks_that_are_jobs_of_their_own_are_kept_apart_until_that_is_told() {
     sandbox.set("SUBLET_CONFIG", file);
     // As one job it is no matter who came first.
     ends_well("both ranks end", both(&sandbox, [0, 0], &[]), 2);
-    assert_eq!(offences(&sandbox), []);
+    assert_eq!(violations(&sandbox), []);
     std::fs::remove_file(sandbox.path("ranks")).expect("the ranks' file");
 
     let start = |name, which| {
@@ -129,7 +129,7 @@ fn ranks_that_are_jobs_of_their_own_are_kept_apart_until_that_is_told() {
     let second = start("second", 1);
     wait_until("it is told that its kernel does not end", || {
         let endless = ("first".to_owned(), "\"endless\"".to_owned());
-        offences(&sandbox).contains(&endless).then_some(())
+        violations(&sandbox).contains(&endless).then_some(())
     });
     wait_until("the second one is let in", || {
         (job(&sandbox, "second").launches > 4).then_some(())

@@ -48,7 +48,7 @@ fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part()
             .find(|event| event.kind == "misbehaviour")
     });
     assert_eq!(
-        (told.job.as_str(), &told.fields["offence"]),
+        (told.job.as_str(), &told.fields["violation"]),
         ("endless", &"endless".into())
     );
     goes_on(&sandbox, "honest");
@@ -91,7 +91,7 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
             .and_then(|status| status.devices.first()?.holder.clone());
         holder.as_deref() == Some(name)
     };
-    // Between two launches it wants nothing, and being stopped is no offence: then once more.
+    // Between two launches it wants nothing, and being stopped is no violation: then once more.
     let told = wait_until("it is told", || {
         stopped.signal(Signal::SIGCONT);
         wait_until("it holds the device", || holds("stopped").then_some(()));
@@ -107,9 +107,12 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
         None
     });
     goes_on(&sandbox, "honest");
-    let offence = told.fields["offence"].as_str().expect("a word");
+    let violation = told.fields["violation"].as_str().expect("a word");
     assert_eq!(told.job, "stopped");
-    assert!(matches!(offence, "deaf" | "endless"), "{offence}");
+    assert!(
+        matches!(violation, "unresponsive" | "endless"),
+        "{violation}"
+    );
     assert!(job(&sandbox, "stopped").demoted.is_some());
     // From here on it has the device at most for a slice now and then, to see whether it is back.
     let before = [job(&sandbox, "honest"), job(&sandbox, "stopped")];
@@ -172,12 +175,12 @@ fn jobs_on_an_overloaded_host_are_not_taken_for_offenders() {
             goes_on(&sandbox, name);
         }
     }
-    let offences: Vec<_> = sandbox
+    let violations: Vec<_> = sandbox
         .events()
         .into_iter()
         .filter(|event| event.kind == "misbehaviour")
         .collect();
-    assert!(offences.is_empty(), "{offences:?}");
+    assert!(violations.is_empty(), "{violations:?}");
     println!("now: 0 of 3 jobs demoted under 16 niced programs");
     drop((jobs, load));
 }

@@ -217,7 +217,7 @@ impl Auto {
                 worst = Some(kept);
             }
         }
-        let told = format!(
+        let decided = format!(
             "{:.0} % of their free pace together, {:.0} % in slices",
             sum * 100.0,
             before * 100.0
@@ -226,7 +226,7 @@ impl Auto {
         if lost.is_none() && sum >= before * (1.0 + GAIN) {
             self.bad = 0;
             self.back_off_ns = BACK_OFF_NS;
-            self.reason = format!("at once: {told}");
+            self.reason = format!("at once: {decided}");
             return;
         }
         self.bad += 1;
@@ -236,7 +236,7 @@ impl Auto {
                     "at once a guaranteed job made {:.0} % of its progress in slices",
                     worst * 100.0
                 ),
-                None => format!("at once made {told}"),
+                None => format!("at once made {decided}"),
             };
             self.return_to_slices(now_ns, why);
         }
@@ -313,7 +313,7 @@ mod tests {
     const BOTH: [Class; 2] = [Class::Guaranteed; 2];
 
     #[test]
-    fn jobs_that_leave_the_device_idle_run_at_once_and_stay_so() {
+    fn jobs_that_idle_the_device_run_at_once_and_stay_so() {
         let mut world = World::new(&BOTH);
         world.run(60 * S, &[0.6, 0.6], &[0.95, 0.9], true);
         assert_eq!(world.auto.running(), Running::AtOnce);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn another_company_starts_over() {
+    fn other_jobs_start_over() {
         let mut world = World::new(&BOTH);
         world.run(5 * S, &[0.6, 0.6], &[0.9, 0.9], true);
         world.samples.pop();

@@ -21,7 +21,7 @@ pub struct Bounds {
     min_ppm: u32,
     max_ppm: Option<u32>,
     /// What the cap leaves.
-    purse_ns: i64,
+    bucket_ns: i64,
     /// What the floor owes.
     owed_ns: i64,
     barred: bool,
@@ -54,14 +54,14 @@ impl Bounds {
         let got_ns = signed(got_ns);
         if let Some(max_ppm) = self.max_ppm {
             // What it used is taken out before the purse is full: rest does not pay for use after the rest is over.
-            let purse_ns = self
-                .purse_ns
+            let bucket_ns = self
+                .bucket_ns
                 .saturating_add(part(max_ppm))
                 .min(slices.max_ns);
-            self.purse_ns = purse_ns.saturating_sub(got_ns);
-            if self.purse_ns <= 0 {
+            self.bucket_ns = bucket_ns.saturating_sub(got_ns);
+            if self.bucket_ns <= 0 {
                 self.barred = true;
-            } else if self.purse_ns >= slices.min_ns.min(slices.max_ns) {
+            } else if self.bucket_ns >= slices.min_ns.min(slices.max_ns) {
                 self.barred = false;
             }
         }
@@ -84,11 +84,11 @@ impl Bounds {
         let max_ppm = i64::from(self.max_ppm?).max(1);
         let ppm = signed(PPM);
         let ns = if self.barred {
-            (slices.min_ns.min(slices.max_ns) - self.purse_ns).saturating_mul(ppm) / max_ppm
+            (slices.min_ns.min(slices.max_ns) - self.bucket_ns).saturating_mul(ppm) / max_ppm
         } else if max_ppm >= ppm {
             return None;
         } else {
-            self.purse_ns.saturating_mul(ppm) / (ppm - max_ppm)
+            self.bucket_ns.saturating_mul(ppm) / (ppm - max_ppm)
         };
         Some(u64::try_from(ns).unwrap_or(0).max(1000))
     }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn new_bounds_begin_anew_and_the_same_ones_go_on() {
+    fn new_bounds_begin_anew_and_the_same_ones_continue() {
         let mut bounds = Bounds::default();
         bounds.set(100_000, None);
         bounds.pass(500 * MS, 0, true, SLICES);

@@ -6,7 +6,7 @@
 
 use policy::{Class, TenantId};
 
-use super::Lane;
+use super::DeviceScheduler;
 
 /// A hand-over leaves no more than this out of the new holder's account.
 const FORGIVEN_NS: u64 = 200_000;
@@ -28,16 +28,19 @@ pub(super) struct Handover {
     opened_ns: u64,
 }
 
-impl Lane {
+impl DeviceScheduler {
     /// Takes note of the slice that begins at `now_ns` after somebody else's.
     pub(super) fn note_handover(&mut self, now_ns: u64, at: usize) {
         let drained_ns = self.drained_ns.take();
-        let tails = self.seats.iter().any(|seat| seat.tail_since_ns.is_some());
+        let drains = self
+            .entities
+            .iter()
+            .any(|entity| entity.drain_since_ns.is_some());
         // What nobody can use is nobody's: those with many hand-overs would pay for more of them.
-        self.seats[at].forgiven_ns = self.cost.ns().min(FORGIVEN_NS);
+        self.entities[at].forgiven_ns = self.cost.ns().min(FORGIVEN_NS);
         self.handover = Some(Handover {
-            tenant: self.seats[at].tenant,
-            over_ns: drained_ns.or((!tails).then_some(now_ns)),
+            tenant: self.entities[at].tenant,
+            over_ns: drained_ns.or((!drains).then_some(now_ns)),
             opened_ns: now_ns,
         });
     }
@@ -50,8 +53,8 @@ impl Lane {
         // The tail that it came before.
         handover.over_ns = handover.over_ns.or(self.drained_ns);
         let handover = *handover;
-        let holder = self.seat(handover.tenant);
-        let Some(holder) = holder.filter(|seat| seat.opened_at(handover.opened_ns)) else {
+        let holder = self.entity(handover.tenant);
+        let Some(holder) = holder.filter(|entity| entity.opened_at(handover.opened_ns)) else {
             self.handover = None;
             return;
         };
@@ -73,7 +76,7 @@ impl Lane {
 
     /// Until when a hand-over is under way or near, where one is: who has other work leaves it until then.
     pub fn hands_over_until(&self, now_ns: u64) -> Option<u64> {
-        let under_way = self.coming.is_some() || self.announced.is_some();
+        let under_way = self.coming.is_some() || self.pre_woken.is_some();
         let opened_ns = self.handover.map(|handover| handover.opened_ns + NEAR_NS);
         let opened_ns = opened_ns.filter(|until_ns| now_ns < *until_ns);
         opened_ns.or(under_way.then_some(now_ns + NEAR_NS))
@@ -82,9 +85,9 @@ impl Lane {
     /// How long slices are now.
     pub(super) fn adapt(&mut self, now_ns: u64) {
         let promised = self
-            .seats
+            .entities
             .iter()
-            .any(|seat| seat.competes(now_ns) && seat.class(now_ns) == Class::Guaranteed);
+            .any(|entity| entity.competes(now_ns) && entity.class(now_ns) == Class::Guaranteed);
         let cost_ns = self.cost.ns() + TURN_NS;
         self.quantum = self.pace.quantum.now(cost_ns, promised);
     }

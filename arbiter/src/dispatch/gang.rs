@@ -6,14 +6,14 @@
 use policy::gangs::{Deal, Gang, SINGLES, link};
 use policy::{Class, QuantumBounds, TenantId, TenantView};
 
-use super::{Lane, Turn};
+use super::{DeviceScheduler, Turn};
 
 /// A device that a job has not wanted for so long is not one that it uses.
 const IN_USE_NS: u64 = 10_000_000_000;
 
 /// Deals the turns of all groups.
 #[derive(Debug, Default)]
-pub struct Conductor {
+pub struct GangScheduler {
     groups: Vec<Group>,
     turns: u64,
 }
@@ -22,30 +22,30 @@ pub struct Conductor {
 #[derive(Debug)]
 struct Group {
     /// As bits.
-    lanes: u32,
+    schedulers: u32,
     dealer: policy::gangs::Group,
     /// Turns that are under way; the first is the one that was dealt, the others fit beside it.
     turns: Vec<(u32, Turn)>,
 }
 
-impl Conductor {
+impl GangScheduler {
     /// Whether there is anything to conduct.
     pub fn is_idle(&self) -> bool {
         self.groups.is_empty()
     }
 
     /// Lanes of all groups, as bits.
-    pub fn lanes(&self) -> u32 {
+    pub fn schedulers(&self) -> u32 {
         self.groups
             .iter()
-            .fold(0, |lanes, group| lanes | group.lanes)
+            .fold(0, |schedulers, group| schedulers | group.schedulers)
     }
 
     /// Takes note of who is a gang: jobs that asked for it and use several devices that run in slices.
-    pub fn form(&mut self, lanes: &mut [Lane]) {
+    pub fn form(&mut self, schedulers: &mut [DeviceScheduler]) {
         let mut gangs: Vec<Gang> = Vec::new();
-        for (at, lane) in lanes.iter().enumerate().take(32) {
-            for tenant in lane.gang_candidates() {
+        for (at, scheduler) in schedulers.iter().enumerate().take(32) {
+            for tenant in scheduler.gang_candidates() {
                 match gangs.iter_mut().find(|(id, _)| *id == tenant) {
                     Some((_, devices)) => *devices |= 1 << at,
                     None => gangs.push((tenant, 1 << at)),
@@ -54,17 +54,17 @@ impl Conductor {
         }
         gangs.retain(|(_, devices)| devices.count_ones() > 1);
         gangs.sort_unstable();
-        for (at, lane) in lanes.iter_mut().enumerate().take(32) {
+        for (at, scheduler) in schedulers.iter_mut().enumerate().take(32) {
             let here = |id: TenantId| {
                 gangs
                     .iter()
                     .any(|(gang, devices)| *gang == id && devices & (1 << at) != 0)
             };
-            lane.mark_gangs(here);
+            scheduler.mark_gangs(here);
         }
         let mut old = std::mem::take(&mut self.groups);
         for (mask, gangs) in link(&gangs) {
-            let same = old.iter().position(|group| group.lanes == mask);
+            let same = old.iter().position(|group| group.schedulers == mask);
             let group = match same {
                 Some(at) => {
                     let mut group = old.swap_remove(at);
@@ -72,7 +72,7 @@ impl Conductor {
                     group
                 }
                 None => Group {
-                    lanes: mask,
+                    schedulers: mask,
                     dealer: policy::gangs::Group::new(gangs),
                     turns: Vec::new(),
                 },
@@ -80,17 +80,17 @@ impl Conductor {
             self.groups.push(group);
         }
         for group in old {
-            for (lanes_of, turn) in group.turns {
-                end_turn(lanes, lanes_of, turn);
+            for (mask, turn) in group.turns {
+                end_turn(schedulers, mask, turn);
             }
         }
     }
 
     /// Deals turns, after the lanes were stepped. Returns the lanes that have to be stepped again, as bits, and when to come back.
-    pub fn step(&mut self, now_ns: u64, lanes: &mut [Lane]) -> (u32, Option<u64>) {
+    pub fn step(&mut self, now_ns: u64, schedulers: &mut [DeviceScheduler]) -> (u32, Option<u64>) {
         let (mut touched, mut again_ns) = (0, None::<u64>);
         for group in &mut self.groups {
-            let (changed, again) = group.step(now_ns, lanes, &mut self.turns);
+            let (changed, again) = group.step(now_ns, schedulers, &mut self.turns);
             touched |= changed;
             again_ns = match (again_ns, again) {
                 (Some(a), Some(b)) => Some(a.min(b)),
@@ -101,38 +101,45 @@ impl Conductor {
     }
 }
 
-fn of(lanes: &[Lane], mask: u32) -> impl Iterator<Item = &Lane> {
+fn of(schedulers: &[DeviceScheduler], mask: u32) -> impl Iterator<Item = &DeviceScheduler> {
     let chosen = move |at: &usize| mask & (1 << at) != 0;
-    lanes
+    schedulers
         .iter()
         .enumerate()
         .filter(move |(at, _)| chosen(at))
-        .map(|(_, lane)| lane)
+        .map(|(_, scheduler)| scheduler)
 }
 
-fn end_turn(lanes: &mut [Lane], mask: u32, turn: Turn) {
-    for (at, lane) in lanes.iter_mut().enumerate() {
+fn end_turn(schedulers: &mut [DeviceScheduler], mask: u32, turn: Turn) {
+    for (at, scheduler) in schedulers.iter_mut().enumerate() {
         if mask & (1 << at) != 0 {
-            lane.end_turn(turn);
+            scheduler.end_turn(turn);
         }
     }
 }
 
 impl Group {
-    fn step(&mut self, now_ns: u64, lanes: &mut [Lane], numbers: &mut u64) -> (u32, Option<u64>) {
-        self.charge(lanes);
+    fn step(
+        &mut self,
+        now_ns: u64,
+        schedulers: &mut [DeviceScheduler],
+        numbers: &mut u64,
+    ) -> (u32, Option<u64>) {
+        self.charge(schedulers);
         let gangs = self.dealer.gangs().iter();
         let mut views: Vec<TenantView> = gangs
             .map(|(id, devices)| {
-                let wants = of(lanes, *devices).any(|lane| lane.gang_competes(*id, now_ns))
-                    && of(lanes, *devices).all(|lane| lane.may_run(*id));
-                let terms = of(lanes, *devices).find_map(|lane| lane.gang_terms(*id, now_ns));
+                let wants = of(schedulers, *devices)
+                    .any(|scheduler| scheduler.gang_competes(*id, now_ns))
+                    && of(schedulers, *devices).all(|scheduler| scheduler.may_run(*id));
+                let terms = of(schedulers, *devices)
+                    .find_map(|scheduler| scheduler.gang_terms(*id, now_ns));
                 let (class, weight_ppm) = terms.unwrap_or_default();
                 TenantView::new(*id, class, weight_ppm, wants)
             })
             .collect();
-        let singles = of(lanes, self.lanes)
-            .map(|lane| lane.singles(now_ns))
+        let singles = of(schedulers, self.schedulers)
+            .map(|scheduler| scheduler.singles(now_ns))
             .reduce(|a, b| {
                 let class = if a.0 == Class::Guaranteed || b.0 == Class::Guaranteed {
                     Class::Guaranteed
@@ -143,8 +150,8 @@ impl Group {
             });
         let (class, weight_ppm) = singles.unwrap_or_default();
         views.push(TenantView::new(SINGLES, class, weight_ppm, weight_ppm > 0));
-        let quantum = of(lanes, self.lanes)
-            .map(Lane::quantum)
+        let quantum = of(schedulers, self.schedulers)
+            .map(DeviceScheduler::quantum)
             .reduce(|a, b| QuantumBounds {
                 min_us: a.min_us.max(b.min_us),
                 max_us: a.max_us.max(b.max_us),
@@ -156,14 +163,14 @@ impl Group {
         let (deal, again_ns) = self.dealer.decide(now_ns, &views, quantum);
         let touched = match deal {
             Deal::Stay => 0,
-            Deal::End => self.end_turns(lanes),
+            Deal::End => self.end_turns(schedulers),
             Deal::Begin {
                 gangs,
                 quantum_us,
                 contended,
             } => {
                 *numbers += 1;
-                self.end_turns(lanes);
+                self.end_turns(schedulers);
                 for (tenant, devices) in gangs {
                     let turn = Turn {
                         tenant,
@@ -171,95 +178,95 @@ impl Group {
                         quantum_us,
                         contended,
                     };
-                    self.begin_turn(devices, turn, lanes);
+                    self.begin_turn(devices, turn, schedulers);
                 }
-                self.lanes
+                self.schedulers
             }
         };
         (touched, again_ns)
     }
 
     /// The gates of a gang open with the next step.
-    fn begin_turn(&mut self, devices: u32, turn: Turn, lanes: &mut [Lane]) {
-        for (at, lane) in lanes.iter_mut().enumerate() {
+    fn begin_turn(&mut self, devices: u32, turn: Turn, schedulers: &mut [DeviceScheduler]) {
+        for (at, scheduler) in schedulers.iter_mut().enumerate() {
             if devices & (1 << at) != 0 {
-                lane.begin_turn(turn);
+                scheduler.begin_turn(turn);
             }
         }
         self.turns.push((devices, turn));
     }
 
-    fn end_turns(&mut self, lanes: &mut [Lane]) -> u32 {
+    fn end_turns(&mut self, schedulers: &mut [DeviceScheduler]) -> u32 {
         for (mask, turn) in self.turns.drain(..) {
-            end_turn(lanes, mask, turn);
+            end_turn(schedulers, mask, turn);
         }
-        self.lanes
+        self.schedulers
     }
 
     /// Tells what everybody has used where it used most.
-    fn charge(&mut self, lanes: &[Lane]) {
+    fn charge(&mut self, schedulers: &[DeviceScheduler]) {
         let gangs = self.dealer.gangs().iter();
         let mut used_ns: Vec<(TenantId, u64)> = gangs
             .map(|(id, devices)| {
-                let used = of(lanes, *devices).filter_map(|lane| lane.usage(*id));
+                let used = of(schedulers, *devices).filter_map(|scheduler| scheduler.usage(*id));
                 (*id, used.map(|usage| usage.device_ns).max().unwrap_or(0))
             })
             .collect();
-        let singles = of(lanes, self.lanes).map(Lane::singles_device_ns);
+        let singles = of(schedulers, self.schedulers).map(DeviceScheduler::singles_device_ns);
         used_ns.push((SINGLES, singles.max().unwrap_or(0)));
         self.dealer.charge(used_ns);
     }
 }
 
 /// What a conductor asks of a lane, and tells it.
-impl Lane {
+impl DeviceScheduler {
     /// Tenants that are gangs if they use another device as well. A process can be granted every device that its driver
     /// shows it; used is one that it has wanted lately.
     fn gang_candidates(&self) -> impl Iterator<Item = TenantId> {
         let sliced = !matches!(self.mode, super::Mode::Concurrent);
         let now_ns = self.charged_ns;
-        let candidates = self.seats.iter().filter(move |seat| {
+        let candidates = self.entities.iter().filter(move |entity| {
             sliced
-                && seat.terms.gang
-                && !seat.clients.is_empty()
-                && (seat.waits || seat.usage.was_at_work(now_ns, IN_USE_NS))
+                && entity.terms.gang
+                && !entity.clients.is_empty()
+                && (entity.waits || entity.usage.was_at_work(now_ns, IN_USE_NS))
         });
-        candidates.map(|seat| seat.tenant)
+        candidates.map(|entity| entity.tenant)
     }
 
     /// Whether a tenant has its turns here together with those on other devices.
     pub fn is_gang(&self, tenant: TenantId) -> bool {
-        self.seat(tenant).is_some_and(|seat| seat.gang)
+        self.entity(tenant).is_some_and(|entity| entity.gang)
     }
 
     fn mark_gangs(&mut self, is_gang: impl Fn(TenantId) -> bool) {
-        for seat in &mut self.seats {
-            seat.gang = is_gang(seat.tenant);
+        for entity in &mut self.entities {
+            entity.gang = is_gang(entity.tenant);
         }
     }
 
     fn gang_competes(&self, tenant: TenantId, now_ns: u64) -> bool {
-        self.seat(tenant)
-            .is_some_and(|seat| seat.wants(now_ns) || seat.busy)
+        self.entity(tenant)
+            .is_some_and(|entity| entity.wants(now_ns) || entity.busy)
     }
 
     fn may_run(&self, tenant: TenantId) -> bool {
-        self.seat(tenant).is_none_or(super::Seat::may_run)
+        self.entity(tenant).is_none_or(super::RunEntity::may_run)
     }
 
     fn gang_terms(&self, tenant: TenantId, now_ns: u64) -> Option<(Class, u32)> {
-        let view = self.seat(tenant)?.view(now_ns);
+        let view = self.entity(tenant)?.view(now_ns);
         Some((view.class, view.weight_ppm))
     }
 
     /// Class and sum of the weights of those that want the device and are no gang; the weight is 0 where nobody does.
     fn singles(&self, now_ns: u64) -> (Class, u32) {
         let mut singles = (Class::Opportunistic, 0u32);
-        for seat in self.seats.iter().filter(|seat| !seat.gang) {
-            if !seat.competes(now_ns) {
+        for entity in self.entities.iter().filter(|entity| !entity.gang) {
+            if !entity.competes(now_ns) {
                 continue;
             }
-            let view = seat.view(now_ns);
+            let view = entity.view(now_ns);
             if view.class == Class::Guaranteed && singles.0 == Class::Opportunistic {
                 singles = (Class::Guaranteed, 0);
             }
@@ -271,8 +278,8 @@ impl Lane {
     }
 
     fn singles_device_ns(&self) -> u64 {
-        let singles = self.seats.iter().filter(|seat| !seat.gang);
-        singles.map(|seat| seat.usage.device_ns).sum()
+        let singles = self.entities.iter().filter(|entity| !entity.gang);
+        singles.map(|entity| entity.usage.device_ns).sum()
     }
 
     fn begin_turn(&mut self, turn: Turn) {

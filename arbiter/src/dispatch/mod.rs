@@ -12,26 +12,26 @@
 //! has used up its cap does not; a gang has its turn on all of its devices (`gang`); one that is owed its floor (`bounds`)
 //! comes next.
 //!
-//! `pace` has what can be chosen, `seat` one tenant, `switch` the hand-overs, `announce` what is told of them beforehand, `bounds`
-//! floors and caps, `late` what a look costs that comes too late, `conduct` what is done about tenants that harm the others, `auto` the choice between slices and all at once,
-//! `told` what is told about a lane. They take the time as an argument and pages as they are; none owns a clock, a socket or a
+//! `pace` has what can be chosen, `entity` one tenant, `switch` the hand-overs, `pre_wake` what is told of them beforehand, `bounds`
+//! floors and caps, `host_stall` what a look costs that comes too late, `violation` what is done about tenants that harm the others, `auto` the choice between slices and all at once,
+//! `report` what is told about a lane. They take the time as an argument and pages as they are; none owns a clock, a socket or a
 //! journal.
 
-mod announce;
 mod auto;
 mod bounds;
-mod company;
-mod conduct;
+mod co_ranks;
 mod cost;
+mod drain;
+mod entity;
 mod gang;
-mod late;
+mod host_stall;
 mod pace;
+mod pre_wake;
 mod progress;
+mod report;
 mod residence;
-mod seat;
 mod switch;
-mod tail;
-mod told;
+mod violation;
 
 use std::rc::Rc;
 
@@ -47,12 +47,12 @@ use crate::terms::Terms;
 use crate::usage::{Recent, Usage};
 use auto::{Auto, Running, Sample};
 use bounds::Slices;
-pub use conduct::Offence;
 use cost::Handover;
-pub use gang::Conductor;
+use entity::RunEntity;
+pub use gang::GangScheduler;
 pub use pace::{Answer, Mode, Pace, Setup};
 pub use progress::Boundaries;
-use seat::Seat;
+pub use violation::Violation;
 
 /// For how long after a moment of contention the small window stays.
 const CROWDED_NS: u64 = 1_000_000_000;
@@ -65,7 +65,7 @@ const IDLE_TICK_NS: u64 = 100_000_000;
 
 /// One device.
 #[derive(Debug)]
-pub struct Lane {
+pub struct DeviceScheduler {
     device: usize,
     mode: Mode,
     pace: Pace,
@@ -83,7 +83,7 @@ pub struct Lane {
     memory_bytes: u64,
     policy: Box<dyn SlicePolicy>,
     auto: Auto,
-    seats: Vec<Seat>,
+    entities: Vec<RunEntity>,
     /// A gang's turn, which no policy touches.
     turn: Option<Turn>,
     /// Everybody was let in.
@@ -97,7 +97,7 @@ pub struct Lane {
     /// When it begins although they have not, where their end is known well enough.
     entry_ns: Option<u64>,
     /// Whose gate is about to open; at a time that it and the holder have been told, or when a tail has ended.
-    announced: Option<(TenantId, Option<u64>)>,
+    pre_woken: Option<(TenantId, Option<u64>)>,
     /// Threads were woken since that was asked last.
     woken: bool,
     grants: u64,
@@ -107,7 +107,7 @@ pub struct Lane {
     planned_ns: Option<u64>,
     crowded_until_ns: u64,
     busy: Recent,
-    offences: Vec<(TenantId, Offence)>,
+    violations: Vec<(TenantId, Violation)>,
     /// Where its tenants' memory is.
     keeper: Keeper,
     /// Scratch of `decide`, kept to allocate nothing.
@@ -128,7 +128,7 @@ pub struct Turn {
     pub contended: bool,
 }
 
-impl Lane {
+impl DeviceScheduler {
     /// A device without tenants.
     pub fn new(device: usize, setup: Setup, now_ns: u64) -> Self {
         Self {
@@ -147,21 +147,21 @@ impl Lane {
                 .policy
                 .unwrap_or_else(|| Box::new(policy::Stride::new())),
             auto: Auto::new(now_ns),
-            seats: Vec::new(),
+            entities: Vec::new(),
             turn: None,
             all_in: false,
             gap: false,
             floor: None,
             coming: None,
             entry_ns: None,
-            announced: None,
+            pre_woken: None,
             woken: false,
             grants: 0,
             charged_ns: now_ns,
             planned_ns: None,
             crowded_until_ns: 0,
             busy: Recent::default(),
-            offences: Vec::new(),
+            violations: Vec::new(),
             keeper: Self::keeper(device),
             view: Vec::new(),
             held: Vec::new(),
@@ -178,11 +178,11 @@ impl Lane {
         if let Some(policy) = setup.policy {
             self.policy = policy;
         }
-        for seat in &mut self.seats {
-            seat.quiet_ns = seat
+        for entity in &mut self.entities {
+            entity.quiet_ns = entity
                 .quiet_ns
                 .clamp(self.pace.quiet_ns, self.pace.quiet_max_ns);
-            if let Some(hold) = &mut seat.hold {
+            if let Some(hold) = &mut entity.hold {
                 hold.quantum_us = hold.quantum_us.min(shorter);
             }
         }
@@ -202,29 +202,33 @@ impl Lane {
         pages: Rc<ClientPages>,
     ) {
         self.charge(now_ns);
-        let at = match self.seats.iter().position(|seat| seat.tenant == tenant) {
+        let at = match self
+            .entities
+            .iter()
+            .position(|entity| entity.tenant == tenant)
+        {
             Some(at) => at,
             None => {
-                self.seats
-                    .push(Seat::new(now_ns, tenant, terms, &self.pace));
-                self.seats.len() - 1
+                self.entities
+                    .push(RunEntity::new(now_ns, tenant, terms, &self.pace));
+                self.entities.len() - 1
             }
         };
         self.keeper.add(tenant, client, &pages);
-        let nobody = self.seats.iter().all(|seat| seat.hold.is_none());
+        let nobody = self.entities.iter().all(|entity| entity.hold.is_none());
         let free = nobody && self.turn.is_none() && self.coming.is_none();
-        let grant = self.grant_of(&self.seats[at], now_ns, 0, 0);
-        let seat = &mut self.seats[at];
+        let grant = self.grant_of(&self.entities[at], now_ns, 0, 0);
+        let entity = &mut self.entities[at];
         // Also before its first grant: it may come in by the clock, before that is written.
         pages.arbiter.set_window(self.device, grant.window_us);
-        seat.standing = self.keeper.standing(tenant);
-        seat.clients.push((client, Rc::clone(&pages)));
-        seat.launches = seat.sample(self.device).launches;
-        if seat.hold.is_some() {
+        entity.standing = self.keeper.standing(tenant);
+        entity.clients.push((client, Rc::clone(&pages)));
+        entity.launches = entity.sample(self.device).launches;
+        if entity.hold.is_some() {
             pages.arbiter.open(self.device, &grant);
         } else if (free || self.at_once())
-            && self.seats[at].may_run()
-            && self.seats[at].standing.is_in()
+            && self.entities[at].may_run()
+            && self.entities[at].standing.is_in()
         {
             self.begin(now_ns, at, self.pace.quantum.promised_us, false);
         }
@@ -234,15 +238,15 @@ impl Lane {
     pub fn remove(&mut self, now_ns: u64, client: u64) {
         self.charge(now_ns);
         self.keeper.remove(client);
-        for seat in &mut self.seats {
-            let before = seat.clients.len();
-            seat.clients.retain(|(id, _)| *id != client);
-            if seat.clients.len() == before {
+        for entity in &mut self.entities {
+            let before = entity.clients.len();
+            entity.clients.retain(|(id, _)| *id != client);
+            if entity.clients.len() == before {
                 continue;
             }
-            seat.launches = seat.sample(self.device).launches;
-            if seat.clients.is_empty() {
-                seat.empty();
+            entity.launches = entity.sample(self.device).launches;
+            if entity.clients.is_empty() {
+                entity.empty();
             }
         }
     }
@@ -250,30 +254,33 @@ impl Lane {
     /// A tenant is gone; what it used.
     pub fn retire(&mut self, now_ns: u64, tenant: TenantId) -> Option<Usage> {
         self.charge(now_ns);
-        let at = self.seats.iter().position(|seat| seat.tenant == tenant)?;
+        let at = self
+            .entities
+            .iter()
+            .position(|entity| entity.tenant == tenant)?;
         self.keeper.retire(tenant);
         self.turn = self.turn.filter(|turn| turn.tenant != tenant);
         self.floor = self.floor.filter(|id| *id != tenant);
-        Some(self.seats.swap_remove(at).usage)
+        Some(self.entities.swap_remove(at).usage)
     }
 
     /// What a tenant had used before it was retired, for one that has come back.
-    pub fn go_on_with(&mut self, tenant: TenantId, usage: Usage) {
-        if let Some(seat) = self.seat_mut(tenant) {
-            seat.usage = usage;
+    pub fn carry_over(&mut self, tenant: TenantId, usage: Usage) {
+        if let Some(entity) = self.entity_mut(tenant) {
+            entity.usage = usage;
         }
     }
 
     /// New terms of a tenant.
     pub fn set_terms(&mut self, tenant: TenantId, terms: Terms) {
-        if let Some(seat) = self.seat_mut(tenant) {
-            let told = seat.terms.lodging;
-            seat.terms = terms;
+        if let Some(entity) = self.entity_mut(tenant) {
+            let report = entity.terms.lodging;
+            entity.terms = terms;
             (
-                seat.terms.lodging.used_bytes,
-                seat.terms.lodging.limit_bytes,
-            ) = (told.used_bytes, told.limit_bytes);
-            seat.bounds.set(terms.min_ppm, terms.max_ppm);
+                entity.terms.lodging.used_bytes,
+                entity.terms.lodging.limit_bytes,
+            ) = (report.used_bytes, report.limit_bytes);
+            entity.bounds.set(terms.min_ppm, terms.max_ppm);
         }
     }
 
@@ -285,9 +292,9 @@ impl Lane {
         iterations: Iterations,
         boundaries: Option<Boundaries>,
     ) {
-        if let Some(seat) = self.seat_mut(tenant) {
-            (seat.memory, seat.iterations) = (memory, iterations);
-            seat.progress.follow(boundaries);
+        if let Some(entity) = self.entity_mut(tenant) {
+            (entity.memory, entity.iterations) = (memory, iterations);
+            entity.progress.follow(boundaries);
         }
     }
 
@@ -299,10 +306,13 @@ impl Lane {
     /// Opens every gate for good: the arbiter leaves.
     pub fn open_all(&mut self) {
         // One whose memory is away brings it back itself when it finds us gone, and must not run before.
-        let there = self.seats.iter().filter(|seat| seat.standing.is_in());
-        for seat in there {
-            let grant = self.grant_of(seat, self.charged_ns, 0, 0);
-            for (_, pages) in &seat.clients {
+        let there = self
+            .entities
+            .iter()
+            .filter(|entity| entity.standing.is_in());
+        for entity in there {
+            let grant = self.grant_of(entity, self.charged_ns, 0, 0);
+            for (_, pages) in &entity.clients {
                 pages.arbiter.open(self.device, &grant);
             }
         }
@@ -317,7 +327,7 @@ impl Lane {
 
     fn look_and_decide(&mut self, now_ns: u64) -> Option<u64> {
         // A turn that was told beforehand has happened when it was to happen, however late it is confirmed.
-        let now_ns = match (self.announced, self.coming) {
+        let now_ns = match (self.pre_woken, self.coming) {
             (Some((tenant, Some(turn_ns))), Some(slice))
                 if turn_ns <= now_ns && slice.tenant == tenant =>
             {
@@ -328,7 +338,7 @@ impl Lane {
             _ => now_ns,
         };
         self.charge(now_ns);
-        if self.seats.iter().all(|seat| seat.clients.is_empty()) {
+        if self.entities.iter().all(|entity| entity.clients.is_empty()) {
             return None;
         }
         self.look(now_ns);
@@ -347,24 +357,27 @@ impl Lane {
             self.let_all_in(now_ns);
         } else {
             if std::mem::take(&mut self.all_in) {
-                (0..self.seats.len()).for_each(|at| self.take(now_ns, at));
+                (0..self.entities.len()).for_each(|at| self.take(now_ns, at));
             }
             let decision = self.decide(now_ns);
-            sooner(self.announce(now_ns, &decision));
-            sooner(self.keep_company(now_ns));
+            sooner(self.pre_wake(now_ns, &decision));
+            sooner(self.admit_co_ranks(now_ns));
         }
         self.set_windows(now_ns);
         self.mark_busy(now_ns);
 
         let contended = self.is_contended(now_ns);
-        let tails = self.seats.iter().any(|seat| seat.tail_since_ns.is_some());
+        let drains = self
+            .entities
+            .iter()
+            .any(|entity| entity.drain_since_ns.is_some());
         let next_ns = if self.at_once() {
             now_ns + self.pace.tick_ns
         } else if contended && self.gap {
             now_ns + self.pace.gap_look_ns
-        } else if contended || tails {
+        } else if contended || drains {
             now_ns + self.pace.look_ns
-        } else if self.seats.iter().any(|seat| seat.busy) {
+        } else if self.entities.iter().any(|entity| entity.busy) {
             now_ns + self.pace.tick_ns
         } else {
             now_ns + IDLE_TICK_NS
@@ -377,27 +390,27 @@ impl Lane {
 
     /// When to look for the end of tails that nobody waits for, but that are learnt from.
     fn look_for_ends(&self, now_ns: u64) -> Option<u64> {
-        if self.handover.is_none() || self.announced.is_some() {
+        if self.handover.is_none() || self.pre_woken.is_some() {
             return None;
         }
-        let tails = self.seats.iter();
-        tails
-            .filter_map(|seat| seat.tail.look_ns(seat.tail_since_ns?, now_ns))
+        let drains = self.entities.iter();
+        drains
+            .filter_map(|entity| entity.drain.look_ns(entity.drain_since_ns?, now_ns))
             .min()
     }
 
     /// Somebody wants the device and does not have it.
     fn is_contended(&self, now_ns: u64) -> bool {
-        let mut seats = self.seats.iter();
-        seats.any(|seat| seat.hold.is_none() && seat.wants(now_ns) && seat.may_run())
+        let mut entities = self.entities.iter();
+        entities.any(|entity| entity.hold.is_none() && entity.wants(now_ns) && entity.may_run())
     }
 
     /// Charges the time since the last look to those that were busy then.
     fn charge(&mut self, now_ns: u64) {
-        let late_ns = late::late_ns(self.planned_ns, self.charged_ns, now_ns);
+        let stall_ns = host_stall::stall_ns(self.planned_ns, self.charged_ns, now_ns);
         // What nobody supervised is in no account.
-        let unsupervised_ns = late::unsupervised_ns(late_ns);
-        let late_ns = late_ns - unsupervised_ns;
+        let unsupervised_ns = host_stall::unsupervised_ns(stall_ns);
+        let stall_ns = stall_ns - unsupervised_ns;
         let until_ns = now_ns.saturating_sub(unsupervised_ns);
         let dt_ns = until_ns.saturating_sub(self.charged_ns);
         self.charged_ns = now_ns.max(self.charged_ns);
@@ -405,24 +418,31 @@ impl Lane {
             return;
         }
         let slices = self.slices();
-        let tails = self.seats.iter().any(|seat| seat.tail_since_ns.is_some());
-        let uses = |seat: &Seat| seat.busy && !(tails && now_ns <= seat.behind_until_ns);
-        let busy = self.seats.iter().filter(|seat| uses(seat)).count() as u64;
-        let wanting = self.seats.iter().filter(|seat| seat.busy || seat.waits);
+        let drains = self
+            .entities
+            .iter()
+            .any(|entity| entity.drain_since_ns.is_some());
+        let uses =
+            |entity: &RunEntity| entity.busy && !(drains && now_ns <= entity.behind_until_ns);
+        let busy = self.entities.iter().filter(|entity| uses(entity)).count() as u64;
+        let wanting = self
+            .entities
+            .iter()
+            .filter(|entity| entity.busy || entity.waits);
         let contended = wanting.count() >= 2;
-        for seat in &mut self.seats {
-            let got_ns = if uses(seat) { dt_ns / busy.max(1) } else { 0 };
-            seat.stand(got_ns, late_ns);
-            let got_ns = seat.forgive(got_ns);
+        for entity in &mut self.entities {
+            let got_ns = if uses(entity) { dt_ns / busy.max(1) } else { 0 };
+            entity.stand(got_ns, stall_ns);
+            let got_ns = entity.forgive(got_ns);
             let got_ns = if contended {
-                seat.got_while_late_ns(until_ns, self.device, got_ns, late_ns / busy.max(1))
+                entity.got_while_stalled_ns(until_ns, self.device, got_ns, stall_ns / busy.max(1))
             } else {
                 got_ns
             };
             if got_ns > 0 {
-                self.policy.charge(seat.tenant, got_ns);
+                self.policy.charge(entity.tenant, got_ns);
             }
-            seat.charge(now_ns, dt_ns, got_ns, contended, slices);
+            entity.charge(now_ns, dt_ns, got_ns, contended, slices);
         }
         if busy > 0 {
             self.busy.add(now_ns, dt_ns);
@@ -432,16 +452,16 @@ impl Lane {
     /// Copies out what the clients claim.
     fn look(&mut self, now_ns: u64) {
         let mut waiting = self
-            .seats
+            .entities
             .iter()
-            .filter(|seat| seat.waits && seat.hold.is_none())
-            .map(|seat| seat.class(now_ns))
+            .filter(|entity| entity.waits && entity.hold.is_none())
+            .map(|entity| entity.class(now_ns))
             .peekable();
         self.gap = waiting.peek().is_some() && waiting.all(|class| class == Class::Opportunistic);
         self.drained_ns = None;
-        for seat in &mut self.seats {
-            let gap = self.gap && seat.terms.class == Class::Guaranteed;
-            let drained_ns = seat.look(now_ns, self.device, &self.pace, gap);
+        for entity in &mut self.entities {
+            let gap = self.gap && entity.terms.class == Class::Guaranteed;
+            let drained_ns = entity.look(now_ns, self.device, &self.pace, gap);
             self.drained_ns = self.drained_ns.max(drained_ns);
         }
         self.learn_cost(now_ns);
@@ -450,15 +470,15 @@ impl Lane {
     /// Takes the device from those that may not run. Returns when one of them may again, or one that runs may not.
     fn bar(&mut self, now_ns: u64) -> Option<u64> {
         let slices = self.slices();
-        for at in 0..self.seats.len() {
-            if self.seats[at].hold.is_some() && !self.seats[at].may_run() {
+        for at in 0..self.entities.len() {
+            if self.entities[at].hold.is_some() && !self.entities[at].may_run() {
                 self.take(now_ns, at);
             }
         }
-        let seats = self.seats.iter().filter(|seat| !seat.terms.paused);
-        let active = seats.filter(|seat| seat.hold.is_some() || seat.waits);
+        let entities = self.entities.iter().filter(|entity| !entity.terms.paused);
+        let active = entities.filter(|entity| entity.hold.is_some() || entity.waits);
         active
-            .filter_map(|seat| Some(now_ns + seat.bounds.change_ns(slices)?))
+            .filter_map(|entity| Some(now_ns + entity.bounds.change_ns(slices)?))
             .min()
     }
 
@@ -469,21 +489,21 @@ impl Lane {
         }
         let before = self.auto.running();
         let at_work: Vec<Sample> = self
-            .seats
+            .entities
             .iter()
-            .filter(|seat| !seat.terms.paused && seat.usage.was_at_work(now_ns, AT_WORK_NS))
-            .map(|seat| Sample {
-                tenant: seat.tenant,
-                class: seat.class(now_ns),
-                launches: seat.sample(self.device).launches,
-                wait_ns: seat.usage.wait_ns,
+            .filter(|entity| !entity.terms.paused && entity.usage.was_at_work(now_ns, AT_WORK_NS))
+            .map(|entity| Sample {
+                tenant: entity.tenant,
+                class: entity.class(now_ns),
+                launches: entity.sample(self.device).launches,
+                wait_ns: entity.usage.wait_ns,
             })
             .collect();
-        let peak = |seat: &Seat| seat.memory.peak_bytes();
-        let needed = self.seats.iter().map(peak).fold(0, u64::saturating_add);
+        let peak = |entity: &RunEntity| entity.memory.peak_bytes();
+        let needed = self.entities.iter().map(peak).fold(0, u64::saturating_add);
         let fits = self.memory_bytes == 0 || needed <= self.memory_bytes;
         // A gang is conducted, and its ranks on other devices may be in slices.
-        let fits = fits && !self.seats.iter().any(|seat| seat.gang);
+        let fits = fits && !self.entities.iter().any(|entity| entity.gang);
         let after = self.auto.step(now_ns, &at_work, fits);
         if before != after {
             tracing::info!("device {}: {}", self.device, self.auto.reason());
@@ -496,10 +516,10 @@ impl Lane {
         self.tell(None);
         (self.turn, self.floor, self.coming) = (None, None, None);
         self.all_in = true;
-        for at in 0..self.seats.len() {
-            let seat = &self.seats[at];
-            let there = seat.standing.is_in() && !seat.clients.is_empty();
-            if seat.hold.is_none() && seat.may_run() && there {
+        for at in 0..self.entities.len() {
+            let entity = &self.entities[at];
+            let there = entity.standing.is_in() && !entity.clients.is_empty();
+            if entity.hold.is_none() && entity.may_run() && there {
                 self.begin(now_ns, at, self.pace.quantum.promised_us, false);
             }
         }
@@ -511,18 +531,18 @@ impl Lane {
         if self.at_once() || !self.is_contended(now_ns) {
             return;
         }
-        for seat in &mut self.seats {
-            seat.busy |= seat.hold.is_some();
+        for entity in &mut self.entities {
+            entity.busy |= entity.hold.is_some();
         }
     }
 
     fn set_windows(&mut self, now_ns: u64) {
-        for at in 0..self.seats.len() {
-            let window_us = self.window_of(&self.seats[at], now_ns);
-            let seat = &mut self.seats[at];
-            if window_us != seat.window_us {
-                seat.window_us = window_us;
-                for (_, pages) in &seat.clients {
+        for at in 0..self.entities.len() {
+            let window_us = self.window_of(&self.entities[at], now_ns);
+            let entity = &mut self.entities[at];
+            if window_us != entity.window_us {
+                entity.window_us = window_us;
+                for (_, pages) in &entity.clients {
                     pages.arbiter.set_window(self.device, window_us);
                 }
             }
@@ -530,14 +550,14 @@ impl Lane {
     }
 
     /// How much of a tenant's work may stay queued.
-    fn window_of(&self, seat: &Seat, now_ns: u64) -> u32 {
-        let guaranteed = |other: &Seat| {
-            other.tenant != seat.tenant
+    fn window_of(&self, entity: &RunEntity, now_ns: u64) -> u32 {
+        let guaranteed = |other: &RunEntity| {
+            other.tenant != entity.tenant
                 && !other.clients.is_empty()
                 && other.class(now_ns) == Class::Guaranteed
                 && !other.terms.paused
         };
-        if seat.class(now_ns) == Class::Opportunistic && self.seats.iter().any(guaranteed) {
+        if entity.class(now_ns) == Class::Opportunistic && self.entities.iter().any(guaranteed) {
             self.pace.gap_window_us
         } else if now_ns < self.crowded_until_ns {
             self.pace.window_us
@@ -546,12 +566,18 @@ impl Lane {
         }
     }
 
-    fn grant_of(&self, seat: &Seat, now_ns: u64, quantum_us: u32, deadline_mono_ns: u64) -> Grant {
+    fn grant_of(
+        &self,
+        entity: &RunEntity,
+        now_ns: u64,
+        quantum_us: u32,
+        deadline_mono_ns: u64,
+    ) -> Grant {
         Grant {
             number: self.grants,
             quantum_us,
             deadline_mono_ns,
-            window_us: self.window_of(seat, now_ns),
+            window_us: self.window_of(entity, now_ns),
         }
     }
 
@@ -571,12 +597,14 @@ impl Lane {
         }
     }
 
-    fn seat(&self, tenant: TenantId) -> Option<&Seat> {
-        self.seats.iter().find(|seat| seat.tenant == tenant)
+    fn entity(&self, tenant: TenantId) -> Option<&RunEntity> {
+        self.entities.iter().find(|entity| entity.tenant == tenant)
     }
 
-    fn seat_mut(&mut self, tenant: TenantId) -> Option<&mut Seat> {
-        self.seats.iter_mut().find(|seat| seat.tenant == tenant)
+    fn entity_mut(&mut self, tenant: TenantId) -> Option<&mut RunEntity> {
+        self.entities
+            .iter_mut()
+            .find(|entity| entity.tenant == tenant)
     }
 }
 

@@ -7,11 +7,11 @@ use std::rc::Rc;
 use policy::residency::{Arbitration, Standing};
 use policy::{Decision, TenantId};
 
-use super::Lane;
-use super::seat::Seat;
+use super::DeviceScheduler;
+use super::entity::RunEntity;
 use crate::residency::{Crowd, Guest, HostBooks, Keeper, News, Whereabouts};
 
-impl Lane {
+impl DeviceScheduler {
     /// Looks where everybody's memory is and what may follow. Returns when to look again.
     pub(super) fn keep(&mut self, now_ns: u64) -> Option<u64> {
         if self.keeper.is_idle() {
@@ -20,9 +20,9 @@ impl Lane {
         let device = self.device;
         let again_ns = {
             let guests: Vec<Guest<'_>> = self
-                .seats
+                .entities
                 .iter()
-                .map(|seat| seat.guest(now_ns, device))
+                .map(|entity| entity.guest(now_ns, device))
                 .collect();
             self.keeper.step(now_ns, &guests)
         };
@@ -30,10 +30,10 @@ impl Lane {
         if self.at_once() && again_ns.is_some() {
             // Nobody grants slices here: whoever may come and wants to does.
             let coming: Vec<TenantId> = self
-                .seats
+                .entities
                 .iter()
-                .filter(|seat| seat.standing == Standing::MayCome && seat.competes(now_ns))
-                .map(|seat| seat.tenant)
+                .filter(|entity| entity.standing == Standing::MayCome && entity.competes(now_ns))
+                .map(|entity| entity.tenant)
                 .collect();
             for tenant in coming {
                 self.keeper.begin_switch(now_ns, tenant);
@@ -44,25 +44,25 @@ impl Lane {
     }
 
     fn stand(&mut self) {
-        for seat in &mut self.seats {
-            seat.standing = self.keeper.standing(seat.tenant);
+        for entity in &mut self.entities {
+            entity.standing = self.keeper.standing(entity.tenant);
         }
     }
 
     /// Slices for those that are out become switches. Those that hold the device keep it until then, unless it is their memory
     /// that gives way.
     pub(super) fn switch_first(&mut self, now_ns: u64, decision: Decision) -> Decision {
-        let out = |seats: &[Seat], id: TenantId| {
-            let seat = seats.iter().find(|seat| seat.tenant == id);
-            seat.is_some_and(|seat| seat.standing != Standing::In)
+        let out = |entities: &[RunEntity], id: TenantId| {
+            let entity = entities.iter().find(|entity| entity.tenant == id);
+            entity.is_some_and(|entity| entity.standing != Standing::In)
         };
         // A gate that opens by the clock would open for one that has nothing on the device.
-        let next = decision.next.filter(|id| !out(&self.seats, *id));
+        let next = decision.next.filter(|id| !out(&self.entities, *id));
         let switches: Vec<TenantId> = decision
             .grant
             .iter()
             .map(|slice| slice.tenant)
-            .filter(|id| out(&self.seats, *id))
+            .filter(|id| out(&self.entities, *id))
             .collect();
         if switches.is_empty() {
             return Decision { next, ..decision };
@@ -71,8 +71,8 @@ impl Lane {
             self.keeper.begin_switch(now_ns, tenant);
         }
         self.stand();
-        for at in 0..self.seats.len() {
-            if self.seats[at].hold.is_some() && !self.seats[at].may_run() {
+        for at in 0..self.entities.len() {
+            if self.entities[at].hold.is_some() && !self.entities[at].may_run() {
                 self.take(now_ns, at);
             }
         }
@@ -82,7 +82,7 @@ impl Lane {
             ..Decision::default()
         };
         for slice in &decision.grant {
-            if !out(&self.seats, slice.tenant) {
+            if !out(&self.entities, slice.tenant) {
                 kept.grant.push(*slice);
             }
         }
@@ -90,7 +90,7 @@ impl Lane {
     }
 
     /// How residency is run here.
-    pub fn lodge(
+    pub fn set_up_residency(
         &mut self,
         slice_over_switch: f64,
         books: &Rc<RefCell<HostBooks>>,
@@ -102,9 +102,9 @@ impl Lane {
 
     /// What a tenant is charged here, and its limit, in bytes.
     pub fn note_memory(&mut self, tenant: TenantId, used_bytes: u64, limit_bytes: Option<u64>) {
-        if let Some(seat) = self.seat_mut(tenant) {
-            seat.terms.lodging.used_bytes = used_bytes;
-            seat.terms.lodging.limit_bytes = limit_bytes;
+        if let Some(entity) = self.entity_mut(tenant) {
+            entity.terms.lodging.used_bytes = used_bytes;
+            entity.terms.lodging.limit_bytes = limit_bytes;
         }
         self.keeper.bound(tenant, used_bytes);
     }
@@ -125,8 +125,8 @@ impl Lane {
 
     /// Where a tenant's memory is; `None`: none of it can be moved.
     pub fn whereabouts(&self, tenant: TenantId) -> Option<Whereabouts> {
-        let seat = self.seat(tenant)?;
-        self.keeper.whereabouts(tenant, &seat.clients)
+        let entity = self.entity(tenant)?;
+        self.keeper.whereabouts(tenant, &entity.clients)
     }
 
     /// What can be moved here in all, and whether more wants to be here than there is room for.
@@ -150,7 +150,7 @@ impl Lane {
     }
 }
 
-impl Seat {
+impl RunEntity {
     fn guest(&self, now_ns: u64, device: usize) -> Guest<'_> {
         let may = !self.terms.paused && !self.bounds.is_barred();
         let wants = if self.hold.is_some() {
@@ -158,7 +158,7 @@ impl Seat {
         } else {
             self.wants(now_ns)
         };
-        let gone = self.hold.is_none() && self.tail_since_ns.is_none();
+        let gone = self.hold.is_none() && self.drain_since_ns.is_none();
         // Threads that go in by the clock may have done so before anybody looked.
         let quiet = || {
             let seen = self.sample(device);

@@ -2,36 +2,39 @@
 
 use policy::{Class, Decision, Device, QuantumBounds, Slice, TenantId, View};
 
-use super::seat::{Hold, Seat};
-use super::{CROWDED_NS, Lane, tail};
+use super::entity::{Hold, RunEntity};
+use super::{CROWDED_NS, DeviceScheduler, drain};
 
-impl Lane {
+impl DeviceScheduler {
     /// Who holds the device, when to decide again, and who comes next.
     pub(super) fn decide(&mut self, now_ns: u64) -> Decision {
-        let competing = self.seats.iter().filter(|seat| seat.competes(now_ns));
+        let competing = self
+            .entities
+            .iter()
+            .filter(|entity| entity.competes(now_ns));
         let contended = competing.count() >= 2;
         if contended {
             self.crowded_until_ns = now_ns + CROWDED_NS;
         }
         if let Some(slice) = self.coming {
             // Who has gone in the meantime, or been stopped, does not keep the others waiting.
-            let there = |seat: &Seat| {
+            let there = |entity: &RunEntity| {
                 let its_turn = match self.turn {
-                    Some(turn) => turn.tenant == seat.tenant && seat.may_run(),
-                    None => !seat.gang && seat.competes(now_ns),
+                    Some(turn) => turn.tenant == entity.tenant && entity.may_run(),
+                    None => !entity.gang && entity.competes(now_ns),
                 };
-                seat.tenant == slice.tenant && !seat.clients.is_empty() && its_turn
+                entity.tenant == slice.tenant && !entity.clients.is_empty() && its_turn
             };
-            if self.seats.iter().any(there) {
-                return self.begin_after_tails(now_ns, slice);
+            if self.entities.iter().any(there) {
+                return self.begin_after_drains(now_ns, slice);
             }
             self.coming = None;
         }
         if let Some(turn) = self.turn {
             return self.hand_to(now_ns, turn.tenant, turn.quantum_us, turn.contended);
         }
-        for at in 0..self.seats.len() {
-            if self.seats[at].gang && self.seats[at].hold.is_some() {
+        for at in 0..self.entities.len() {
+            if self.entities[at].gang && self.entities[at].hold.is_some() {
                 self.take(now_ns, at);
             }
         }
@@ -40,9 +43,10 @@ impl Lane {
         }
         self.view.clear();
         self.held.clear();
-        let views = self.seats.iter().map(|seat| seat.view(now_ns));
+        let views = self.entities.iter().map(|entity| entity.view(now_ns));
         self.view.extend(views);
-        self.held.extend(self.seats.iter().filter_map(Seat::holder));
+        self.held
+            .extend(self.entities.iter().filter_map(RunEntity::holder));
         let decision = self.policy.decide(&View {
             now_ns,
             tenants: &self.view,
@@ -60,31 +64,31 @@ impl Lane {
     fn carry_out(&mut self, now_ns: u64, decision: Decision, contended: bool) -> Decision {
         let decision = self.switch_first(now_ns, decision);
         for id in &decision.revoke {
-            if let Some(at) = self.seats.iter().position(|seat| seat.tenant == *id) {
+            if let Some(at) = self.entities.iter().position(|entity| entity.tenant == *id) {
                 self.take(now_ns, at);
             }
         }
         // Several at once are told apart by nobody anyway.
         let drains = self.holders == 1 && !decision.revoke.is_empty();
         for slice in &decision.grant {
-            let at = self.seats.iter().position(|s| s.tenant == slice.tenant);
-            let Some(at) = at.filter(|at| self.seats[*at].may_run()) else {
+            let at = self.entities.iter().position(|s| s.tenant == slice.tenant);
+            let Some(at) = at.filter(|at| self.entities[*at].may_run()) else {
                 continue;
             };
             // One that was told when to come is there already; the tail before it is short.
-            let there = self.announced == Some((slice.tenant, Some(now_ns)));
+            let there = self.pre_woken == Some((slice.tenant, Some(now_ns)));
             if drains && !there {
-                return self.begin_after_tails(now_ns, *slice);
+                return self.begin_after_drains(now_ns, *slice);
             }
             self.begin(now_ns, at, slice.quantum_us, contended);
         }
         let holds = self
-            .seats
+            .entities
             .iter()
-            .filter_map(|seat| Some((seat, seat.hold?)));
+            .filter_map(|entity| Some((entity, entity.hold?)));
         // Where a tail is to be waited for there is time to wake the next one after the end of the slice.
-        let ends = holds.map(|(seat, hold)| (hold.due_ns(), seat.tail.mean_ns()));
-        let (Some(again_ns), Some((due_ns, tail_ns))) = (decision.again_ns, ends.min()) else {
+        let ends = holds.map(|(entity, hold)| (hold.due_ns(), entity.drain.mean_ns()));
+        let (Some(again_ns), Some((due_ns, drain_ns))) = (decision.again_ns, ends.min()) else {
             return decision;
         };
         Decision {
@@ -97,7 +101,7 @@ impl Lane {
             // With several holders nobody knows whose slice it is that ends then.
             next: decision
                 .next
-                .filter(|_| self.holders == 1 && tail_ns < self.pace.lead_ns),
+                .filter(|_| self.holders == 1 && drain_ns < self.pace.lead_ns),
             ..decision
         }
     }
@@ -106,34 +110,34 @@ impl Lane {
     ///
     /// Two tenants on the device at once are told apart by nobody: the hardware slices between them as it likes, and their
     /// time can only be split by halves, which is wrong for each by a good part of every tail. So a tail ends first, or all but
-    /// its last 0.1 ms where its end is known beforehand ([`tail`]): what is submitted then is queued behind it. Else there is
+    /// its last 0.1 ms where its end is known beforehand ([`drain`]): what is submitted then is queued behind it. Else there is
     /// a moment between its end and our look at it, in which the device has nothing to do. A tail that lasts is not waited for for ever: a guaranteed tenant waits for an opportunistic one's no longer than the window, and
     /// nobody waits for that of a gang, whose kernels may be waiting for others of the same gang.
-    fn begin_after_tails(&mut self, now_ns: u64, slice: Slice) -> Decision {
-        let class = self.seat(slice.tenant).map(|seat| seat.class(now_ns));
+    fn begin_after_drains(&mut self, now_ns: u64, slice: Slice) -> Decision {
+        let class = self.entity(slice.tenant).map(|entity| entity.class(now_ns));
         let window_ns = u64::from(self.pace.window_us) * 1000;
-        let patience_ns = |seat: &Seat| match (class, seat.class(now_ns)) {
-            _ if seat.gang || seat.conduct.demoted(now_ns).is_some() => window_ns,
+        let patience_ns = |entity: &RunEntity| match (class, entity.class(now_ns)) {
+            _ if entity.gang || entity.record.demoted(now_ns).is_some() => window_ns,
             (Some(Class::Guaranteed), Class::Opportunistic) => window_ns,
             _ => self.pace.drain_ns,
         };
-        let waited_for = self.seats.iter().filter(|seat| {
-            let waits = |since_ns| now_ns < since_ns + patience_ns(seat);
-            seat.tenant != slice.tenant && seat.tail_since_ns.is_some_and(waits)
+        let waited_for = self.entities.iter().filter(|entity| {
+            let waits = |since_ns| now_ns < since_ns + patience_ns(entity);
+            entity.tenant != slice.tenant && entity.drain_since_ns.is_some_and(waits)
         });
         let (mut ends_ns, mut entry) = (None, Some((0, u64::MAX)));
         let mut look_out_ns = 0;
-        for seat in waited_for {
-            let since_ns = seat.tail_since_ns.unwrap_or(now_ns);
-            ends_ns = ends_ns.max(Some(seat.tail.ends_ns(since_ns)));
-            look_out_ns = look_out_ns.max(seat.tail.look_out_ns(since_ns, self.pace.lead_ns));
+        for entity in waited_for {
+            let since_ns = entity.drain_since_ns.unwrap_or(now_ns);
+            ends_ns = ends_ns.max(Some(entity.drain.ends_ns(since_ns)));
+            look_out_ns = look_out_ns.max(entity.drain.look_out_ns(since_ns, self.pace.lead_ns));
             // Its last kernels are not put behind a lesser one's.
             let lesser =
-                class == Some(Class::Opportunistic) && seat.class(now_ns) != Class::Opportunistic;
-            let own = seat
-                .tail
+                class == Some(Class::Opportunistic) && entity.class(now_ns) != Class::Opportunistic;
+            let own = entity
+                .drain
                 .entry_ns(since_ns)
-                .filter(|_| !lesser && !seat.gang);
+                .filter(|_| !lesser && !entity.gang);
             entry = entry
                 .zip(own)
                 .map(|(all, own): ((u64, u64), (u64, u64))| (all.0.max(own.0), all.1.min(own.1)));
@@ -141,15 +145,15 @@ impl Lane {
         self.entry_ns = None;
         let entry = entry.filter(|_| self.turn.is_none());
         if let Some(ends_ns) = ends_ns {
-            let look_ns = tail::look_again_ns(now_ns, ends_ns, self.pace.drain_look_ns);
+            let look_ns = drain::look_again_ns(now_ns, ends_ns, self.pace.drain_look_ns);
             // What was told holds, whatever the next marks say.
-            let told_ns = match self.announced {
+            let reported_ns = match self.pre_woken {
                 Some((tenant, Some(turn_ns))) if tenant == slice.tenant => Some(turn_ns),
                 _ => None,
             };
             let entry_ns =
                 entry.and_then(|(entry_ns, ends_ns)| (now_ns <= ends_ns).then_some(entry_ns));
-            let entry_ns = told_ns.or(entry_ns);
+            let entry_ns = reported_ns.or(entry_ns);
             if entry_ns.is_none_or(|entry_ns| now_ns < entry_ns) {
                 self.coming = Some(slice);
                 self.entry_ns = entry_ns;
@@ -163,9 +167,9 @@ impl Lane {
         }
         self.coming = None;
         let mut again_ns = None;
-        if let Some(at) = self.seats.iter().position(|s| s.tenant == slice.tenant) {
+        if let Some(at) = self.entities.iter().position(|s| s.tenant == slice.tenant) {
             self.begin(now_ns, at, slice.quantum_us, true);
-            again_ns = self.seats[at].hold.map(|hold| hold.due_ns());
+            again_ns = self.entities[at].hold.map(|hold| hold.due_ns());
         }
         Decision {
             again_ns,
@@ -177,8 +181,8 @@ impl Lane {
     pub(super) fn enter(&mut self, turn_ns: u64, slice: Slice) {
         let turn_ns = turn_ns.max(self.charged_ns);
         self.charge(turn_ns);
-        let at = self.seats.iter().position(|seat| {
-            seat.tenant == slice.tenant && !seat.clients.is_empty() && seat.competes(turn_ns)
+        let at = self.entities.iter().position(|entity| {
+            entity.tenant == slice.tenant && !entity.clients.is_empty() && entity.competes(turn_ns)
         });
         if let Some(at) = at {
             self.coming = None;
@@ -195,11 +199,11 @@ impl Lane {
         contended: bool,
     ) -> Decision {
         let mut decision = Decision::default();
-        for seat in &self.seats {
-            if seat.hold.is_some() && seat.tenant != tenant {
-                decision.revoke.push(seat.tenant);
+        for entity in &self.entities {
+            if entity.hold.is_some() && entity.tenant != tenant {
+                decision.revoke.push(entity.tenant);
             }
-            if seat.tenant == tenant && seat.hold.is_none() && !seat.clients.is_empty() {
+            if entity.tenant == tenant && entity.hold.is_none() && !entity.clients.is_empty() {
                 decision.grant.push(Slice { tenant, quantum_us });
             }
         }
@@ -209,9 +213,9 @@ impl Lane {
     /// Begins and sees through a slice for one that is owed its floor; `None`: there is none.
     fn serve_floor(&mut self, now_ns: u64) -> Option<Decision> {
         let slices = self.slices();
-        if let Some(seat) = self.floor.and_then(|id| self.seat(id)) {
-            let due_ns = seat.hold.map_or(0, |hold| hold.due_ns());
-            if seat.competes(now_ns) && seat.bounds.is_owed() && now_ns < due_ns {
+        if let Some(entity) = self.floor.and_then(|id| self.entity(id)) {
+            let due_ns = entity.hold.map_or(0, |hold| hold.due_ns());
+            if entity.competes(now_ns) && entity.bounds.is_owed() && now_ns < due_ns {
                 return Some(Decision {
                     again_ns: Some(due_ns),
                     ..Decision::default()
@@ -220,15 +224,19 @@ impl Lane {
         }
         self.floor = None;
         // Whoever has begun a slice ends it.
-        let begun = |seat: &Seat| seat.hold.is_some_and(|hold| now_ns < hold.due_ns());
-        if self.seats.iter().any(|seat| begun(seat) && seat.busy) {
+        let begun = |entity: &RunEntity| entity.hold.is_some_and(|hold| now_ns < hold.due_ns());
+        if self
+            .entities
+            .iter()
+            .any(|entity| begun(entity) && entity.busy)
+        {
             return None;
         }
         let (tenant, owed_ns) = self
-            .seats
+            .entities
             .iter()
-            .filter(|seat| seat.hold.is_none() && !seat.gang && seat.competes(now_ns))
-            .filter_map(|seat| Some((seat.tenant, seat.bounds.due_ns(slices)?)))
+            .filter(|entity| entity.hold.is_none() && !entity.gang && entity.competes(now_ns))
+            .filter_map(|entity| Some((entity.tenant, entity.bounds.due_ns(slices)?)))
             .max_by_key(|(_, owed_ns)| *owed_ns)?;
         let owed_us = u32::try_from(owed_ns / 1000).unwrap_or(u32::MAX);
         let QuantumBounds { min_us, max_us } = self.quantum;
@@ -245,9 +253,9 @@ impl Lane {
     /// Opens the gates of a tenant, or begins its slice anew.
     pub(super) fn begin(&mut self, now_ns: u64, at: usize, quantum_us: u32, contended: bool) {
         self.grants += 1;
-        let seat = &self.seats[at];
-        let grace_ns = if seat.hold.is_none() {
-            seat.grace_ns()
+        let entity = &self.entities[at];
+        let grace_ns = if entity.hold.is_none() {
+            entity.grace_ns()
         } else {
             0
         };
@@ -256,14 +264,14 @@ impl Lane {
         } else {
             0
         };
-        let grant = self.grant_of(&self.seats[at], now_ns, quantum_us, deadline_ns);
-        let handed_over = contended && self.seats[at].hold.is_none();
-        self.woken |= self.seats[at].begin(now_ns, self.device, &grant);
+        let grant = self.grant_of(&self.entities[at], now_ns, quantum_us, deadline_ns);
+        let handed_over = contended && self.entities[at].hold.is_none();
+        self.woken |= self.entities[at].begin(now_ns, self.device, &grant);
         if contended {
             self.slice_us = quantum_us;
         }
         if handed_over {
-            self.seats[at].behind_until_ns = self.behind_until_ns(now_ns, at);
+            self.entities[at].behind_until_ns = self.behind_until_ns(now_ns, at);
             self.note_handover(now_ns, at);
         }
     }
@@ -271,10 +279,11 @@ impl Lane {
     /// Until when the device is expected to be busy with what was there before the slice of this seat; 0: one cannot say, and the
     /// device turns from the one to the other as it likes.
     fn behind_until_ns(&self, now_ns: u64, at: usize) -> u64 {
-        let others = self.seats.iter().enumerate().filter(|(n, _)| *n != at);
-        let ends = others.filter_map(|(_, seat)| Some(seat.tail.ends_ns(seat.tail_since_ns?)));
+        let others = self.entities.iter().enumerate().filter(|(n, _)| *n != at);
+        let ends =
+            others.filter_map(|(_, entity)| Some(entity.drain.ends_ns(entity.drain_since_ns?)));
         let ends_ns = ends.max().unwrap_or(0);
-        if ends_ns <= now_ns + tail::SHORT_NS {
+        if ends_ns <= now_ns + drain::SHORT_NS {
             ends_ns
         } else {
             0
@@ -283,17 +292,17 @@ impl Lane {
 
     /// Takes the device from a tenant that holds it.
     pub(super) fn take(&mut self, now_ns: u64, at: usize) {
-        if self.seats[at].hold.is_some()
-            && let Some(hold) = self.seats[at].end(now_ns, self.device)
+        if self.entities[at].hold.is_some()
+            && let Some(hold) = self.entities[at].end(now_ns, self.device)
         {
-            self.leave_behind(now_ns, at, hold);
+            self.note_drain(now_ns, at, hold);
         }
     }
 
-    fn leave_behind(&mut self, now_ns: u64, at: usize, hold: Hold) {
-        let seat = &mut self.seats[at];
-        if seat.begin_tail(now_ns, self.device, hold) {
-            seat.suspected_deaf = true;
+    fn note_drain(&mut self, now_ns: u64, at: usize, hold: Hold) {
+        let entity = &mut self.entities[at];
+        if entity.begin_drain(now_ns, self.device, hold) {
+            entity.suspected_unresponsive = true;
         }
     }
 }

@@ -43,7 +43,7 @@ pub(super) fn setup(mode: Mode) -> Setup {
 
 /// A lane and the clock that drives it, with one client per tenant.
 pub(super) struct Bench {
-    pub lane: Lane,
+    pub scheduler: DeviceScheduler,
     pub now_ns: u64,
     pub next_ns: Option<u64>,
     pub pages: Vec<Rc<ClientPages>>,
@@ -51,14 +51,14 @@ pub(super) struct Bench {
 
 impl Bench {
     pub fn new(weights: &[u32]) -> Self {
-        let mut lane = Lane::new(0, setup(Mode::Exclusive), 0);
+        let mut scheduler = DeviceScheduler::new(0, setup(Mode::Exclusive), 0);
         let pages: Vec<Rc<ClientPages>> = weights
             .iter()
             .map(|_| Rc::new(ClientPages::create().expect("pages")))
             .collect();
         for (at, weight) in weights.iter().enumerate() {
             let terms = Terms::plain(Class::Guaranteed, *weight);
-            lane.add(
+            scheduler.add(
                 0,
                 TenantId(at as u64),
                 terms,
@@ -67,7 +67,7 @@ impl Bench {
             );
         }
         let mut bench = Self {
-            lane,
+            scheduler,
             now_ns: 0,
             next_ns: None,
             pages,
@@ -77,7 +77,7 @@ impl Bench {
     }
 
     pub fn step(&mut self) {
-        self.next_ns = self.lane.step(self.now_ns);
+        self.next_ns = self.scheduler.step(self.now_ns);
     }
 
     /// Lets time pass, stepping the lane when it asks for it and when somebody begins to wait (who would ring a doorbell);
@@ -111,7 +111,7 @@ impl Bench {
     }
 
     pub fn usage(&self, at: u64) -> &Usage {
-        self.lane.usage(TenantId(at)).expect("a seat")
+        self.scheduler.usage(TenantId(at)).expect("a seat")
     }
 }
 
@@ -141,7 +141,7 @@ fn submit(pages: &Rc<ClientPages>, open: bool) {
 }
 
 #[test]
-fn a_tenant_alone_finds_its_gate_open_and_keeps_it() {
+fn a_lone_tenant_finds_its_gate_open_and_keeps_it() {
     let mut bench = Bench::new(&[1_000_000]);
     assert!(bench.open(0));
     let word = bench.pages[0]
@@ -283,7 +283,7 @@ fn marks_in_flight_and_unmarked_work_keep_a_holder() {
 }
 
 #[test]
-fn a_tail_is_charged_to_its_owner_and_repaid() {
+fn in_flight_work_is_charged_to_its_owner_and_repaid() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let client = Rc::clone(&bench.pages[0]);
     let stream = client.client.claim_stream(0).expect("slot").1;
@@ -309,7 +309,7 @@ fn a_tail_is_charged_to_its_owner_and_repaid() {
 }
 
 #[test]
-fn the_next_slice_begins_when_the_tail_has_ended() {
+fn the_next_slice_begins_when_the_drain_has_ended() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let client = Rc::clone(&bench.pages[0]);
     let stream = client.client.claim_stream(0).expect("slot").1;
@@ -328,7 +328,7 @@ fn the_next_slice_begins_when_the_tail_has_ended() {
 }
 
 #[test]
-fn a_third_one_comes_while_a_tail_is_on_the_device() {
+fn a_third_one_comes_while_in_flight_work_is_on_the_device() {
     let mut bench = Bench::new(&[400_000, 400_000]);
     let client = Rc::clone(&bench.pages[0]);
     client.client.claim_stream(0).expect("slot").1.issue();
@@ -338,7 +338,7 @@ fn a_third_one_comes_while_a_tail_is_on_the_device() {
     let third = Rc::new(ClientPages::create().expect("pages"));
     let terms = Terms::plain(Class::Guaranteed, 200_000);
     bench
-        .lane
+        .scheduler
         .add(bench.now_ns, TenantId(2), terms, 2, Rc::clone(&third));
     assert!(!third.arbiter.is_open(0), "the device is promised");
     bench.pages.push(third);
@@ -348,10 +348,10 @@ fn a_third_one_comes_while_a_tail_is_on_the_device() {
 }
 
 #[test]
-fn a_guaranteed_tenant_waits_for_an_opportunistic_tail_no_longer_than_the_window() {
+fn a_guaranteed_tenant_waits_for_an_opportunistic_drain_no_longer_than_the_window() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench
-        .lane
+        .scheduler
         .set_terms(TenantId(0), Terms::plain(Class::Opportunistic, 500_000));
     let client = Rc::clone(&bench.pages[0]);
     client.client.claim_stream(0).expect("slot").1.issue();
@@ -364,7 +364,7 @@ fn a_guaranteed_tenant_waits_for_an_opportunistic_tail_no_longer_than_the_window
 }
 
 #[test]
-fn a_dead_holder_leaves_the_device_at_once() {
+fn the_device_of_a_dead_holder_is_free_at_once() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.run(20 * MS, |pages| pages.iter().for_each(greedy));
     let (holder, other) = if bench.open(0) { (0, 1) } else { (1, 0) };
@@ -373,10 +373,12 @@ fn a_dead_holder_leaves_the_device_at_once() {
         .want(0)
         .expect("device")
         .begin_waiting();
-    bench.lane.remove(bench.now_ns, holder as u64);
+    bench.scheduler.remove(bench.now_ns, holder as u64);
     bench.step();
     assert!(bench.open(other));
-    let used = bench.lane.retire(bench.now_ns, TenantId(holder as u64));
+    let used = bench
+        .scheduler
+        .retire(bench.now_ns, TenantId(holder as u64));
     assert!(used.is_some_and(|usage| usage.grants > 0));
 }
 
@@ -393,7 +395,7 @@ fn the_dead_want_nothing() {
     bench.run(4_900 * US, |pages| pages.iter().for_each(greedy));
     assert!(bench.open(1));
     let grants = bench.usage(0).grants;
-    bench.lane.remove(bench.now_ns, 0);
+    bench.scheduler.remove(bench.now_ns, 0);
     bench.step();
     bench.run(50 * MS, |pages| greedy(&pages[1]));
     assert_eq!(bench.usage(0).grants, grants);
@@ -408,7 +410,7 @@ fn all_processes_of_a_tenant_pass_together() {
     let second = Rc::new(ClientPages::create().expect("pages"));
     let terms = Terms::plain(Class::Guaranteed, 500_000);
     bench
-        .lane
+        .scheduler
         .add(bench.now_ns, TenantId(0), terms, 77, Rc::clone(&second));
     assert!(second.arbiter.is_open(0), "its tenant holds the device");
     bench.run(5 * MS, |_| ());
@@ -424,7 +426,7 @@ fn all_processes_of_a_tenant_pass_together() {
 fn an_opportunistic_tenant_yields_at_once() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench
-        .lane
+        .scheduler
         .set_terms(TenantId(0), Terms::plain(Class::Opportunistic, 500_000));
     bench.run(2 * MS, |pages| greedy(&pages[0]));
     assert!(bench.open(0));
@@ -434,69 +436,69 @@ fn an_opportunistic_tenant_yields_at_once() {
 
 #[test]
 fn concurrent_devices_have_open_gates_and_split_accounts() {
-    let mut lane = Lane::new(0, setup(Mode::Concurrent), 0);
+    let mut scheduler = DeviceScheduler::new(0, setup(Mode::Concurrent), 0);
     let pages: Vec<Rc<ClientPages>> = (0..2)
         .map(|_| Rc::new(ClientPages::create().expect("pages")))
         .collect();
     for at in 0..2u64 {
         let terms = Terms::plain(Class::Guaranteed, 500_000);
-        lane.add(0, TenantId(at), terms, at, Rc::clone(&pages[at as usize]));
+        scheduler.add(0, TenantId(at), terms, at, Rc::clone(&pages[at as usize]));
         assert!(pages[at as usize].arbiter.is_open(0));
     }
-    let (mut now_ns, mut next_ns) = (0, lane.step(0));
+    let (mut now_ns, mut next_ns) = (0, scheduler.step(0));
     while now_ns < 1000 * MS {
         now_ns += MS;
         pages.iter().for_each(greedy);
         if next_ns.is_some_and(|next_ns| next_ns <= now_ns) {
-            next_ns = lane.step(now_ns);
+            next_ns = scheduler.step(now_ns);
         }
     }
-    let used = [0, 1].map(|at| lane.usage(TenantId(at)).expect("seat").device_ns);
+    let used = [0, 1].map(|at| scheduler.usage(TenantId(at)).expect("seat").device_ns);
     assert!(used[0] == used[1] && used[0] > 450 * MS, "{used:?}");
 }
 
 #[test]
-fn when_the_arbiter_leaves_every_gate_is_open() {
+fn when_the_arbiter_ends_every_gate_is_open() {
     let mut bench = Bench::new(&[500_000, 500_000]);
-    bench.lane.open_all();
+    bench.scheduler.open_all();
     assert!(bench.open(0) && bench.open(1));
 }
 
 #[test]
-fn the_next_tenant_is_told_before_the_slice_ends_and_a_wrong_one_is_told_off() {
+fn the_next_tenant_is_pre_woken_and_a_wrong_one_is_taken_back() {
     let coming = |bench: &Bench, at: usize| {
         let gate = bench.pages[at].arbiter.device(0).expect("device").look();
         gate.is_err_and(|word| word & channel::COMING != 0)
     };
     let mut bench = Bench::new(&[500_000, 500_000]);
-    bench.lane.pace.lead_ns = 100 * US;
+    bench.scheduler.pace.lead_ns = 100 * US;
     bench.run(20 * MS, |pages| pages.iter().for_each(greedy));
-    let (mut told, mut turns) = (0, 0);
+    let (mut announced_turns, mut turns) = (0, 0);
     for _ in 0..4000 {
         let before = [0, 1].map(|at| (bench.open(at), coming(&bench, at)));
         bench.run(50 * US, |pages| pages.iter().for_each(greedy));
         for at in [0, 1] {
             let opened = bench.open(at) && !before[at].0;
             turns += u32::from(opened);
-            told += u32::from(opened && before[at].1);
+            announced_turns += u32::from(opened && before[at].1);
             assert!(!(coming(&bench, at) && coming(&bench, 1 - at)));
         }
     }
     assert!(turns >= 35, "{turns}");
-    assert_eq!(told, turns);
+    assert_eq!(announced_turns, turns);
     // The one that was told is gone before its turn: nothing is left of it, and the other goes on.
     while !coming(&bench, 0) {
         bench.run(50 * US, |pages| pages.iter().for_each(greedy));
     }
-    bench.lane.remove(bench.now_ns, 0);
+    bench.scheduler.remove(bench.now_ns, 0);
     bench.run(20 * MS, |pages| greedy(&pages[1]));
     assert!(bench.open(1));
     // One that was told, and whose tenant gives way to a guaranteed one.
     let mut bench = Bench::new(&[500_000, 500_000, 500_000]);
-    bench.lane.pace.lead_ns = 100 * US;
+    bench.scheduler.pace.lead_ns = 100 * US;
     for at in [0, 1] {
         let terms = Terms::plain(Class::Opportunistic, 500_000);
-        bench.lane.set_terms(TenantId(at), terms);
+        bench.scheduler.set_terms(TenantId(at), terms);
     }
     while !coming(&bench, 0) {
         bench.run(50 * US, |pages| pages[..2].iter().for_each(greedy));
@@ -520,7 +522,7 @@ fn the_next_tenant_is_told_before_the_slice_ends_and_a_wrong_one_is_told_off() {
 #[test]
 fn who_goes_in_by_the_clock_is_confirmed_and_charged_from_its_turn() {
     let mut bench = Bench::new(&[500_000, 500_000]);
-    bench.lane.pace.lead_ns = 100 * US;
+    bench.scheduler.pace.lead_ns = 100 * US;
     let (mut turns, mut by_clock) = (0, 0);
     let mut last = None;
     for _ in 0..40_000 {

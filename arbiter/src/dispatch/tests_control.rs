@@ -28,45 +28,47 @@ fn a_paused_tenant_loses_the_device_at_once_and_gets_it_back() {
     while !bench.open(0) {
         both_greedy(&mut bench, 50 * US);
     }
-    bench.lane.set_terms(TenantId(0), paused);
+    bench.scheduler.set_terms(TenantId(0), paused);
     bench.step();
     assert!(!bench.open(0) && bench.open(1), "in the same step");
     let got = both_greedy(&mut bench, 1000 * MS);
     assert!(got[0] == 0 && got[1] > 990 * MS, "{got:?}");
     bench
-        .lane
+        .scheduler
         .set_terms(TenantId(0), terms(Class::Guaranteed, 500_000));
     bench.step();
     let got = both_greedy(&mut bench, 1000 * MS);
     assert!(got[0].abs_diff(got[1]) < 20 * MS, "{got:?}");
 
-    let mut alone = Bench::new(&[1_000_000]);
-    alone.run(10 * MS, |pages| greedy(&pages[0]));
-    alone.lane.set_terms(TenantId(0), paused);
-    alone.step();
-    assert!(!alone.open(0), "also with nobody else there");
+    let mut solo = Bench::new(&[1_000_000]);
+    solo.run(10 * MS, |pages| greedy(&pages[0]));
+    solo.scheduler.set_terms(TenantId(0), paused);
+    solo.step();
+    assert!(!solo.open(0), "also with nobody else there");
 }
 
 #[test]
-fn a_cap_holds_alone_in_company_and_at_once() {
+fn a_cap_holds_solo_beside_others_and_at_once() {
     let capped = Terms {
         max_ppm: Some(300_000),
         ..terms(Class::Guaranteed, 500_000)
     };
-    let mut alone = Bench::new(&[1_000_000]);
-    alone.lane.set_terms(TenantId(0), capped);
-    alone.run(5000 * MS, |pages| greedy(&pages[0]));
-    let part = alone.usage(0).share_total(alone.now_ns);
+    let mut solo = Bench::new(&[1_000_000]);
+    solo.scheduler.set_terms(TenantId(0), capped);
+    solo.run(5000 * MS, |pages| greedy(&pages[0]));
+    let part = solo.usage(0).share_total(solo.now_ns);
     assert!((part - 0.3).abs() < 0.01, "{part}");
 
     let mut bench = Bench::new(&[500_000, 500_000]);
-    bench.lane.set_terms(TenantId(0), capped);
+    bench.scheduler.set_terms(TenantId(0), capped);
     both_greedy(&mut bench, 100 * MS);
     let got = both_greedy(&mut bench, 5000 * MS);
     assert!((1450 * MS..1550 * MS).contains(&got[0]), "{got:?}");
     assert!(got[1] > 3400 * MS, "the rest is the other's: {got:?}");
 
-    bench.lane.run_as(bench.now_ns, setup(Mode::Concurrent));
+    bench
+        .scheduler
+        .run_as(bench.now_ns, setup(Mode::Concurrent));
     bench.step();
     let got = both_greedy(&mut bench, 5000 * MS);
     assert!(got[0] < 1700 * MS, "{got:?}");
@@ -76,7 +78,7 @@ fn a_cap_holds_alone_in_company_and_at_once() {
 fn a_floor_reaches_an_opportunistic_tenant_beside_a_guaranteed_one() {
     let mut bench = Bench::new(&[1_000_000, 1_000_000]);
     bench
-        .lane
+        .scheduler
         .set_terms(TenantId(1), terms(Class::Opportunistic, 1_000_000));
     both_greedy(&mut bench, 100 * MS);
     let got = both_greedy(&mut bench, 2000 * MS);
@@ -85,7 +87,7 @@ fn a_floor_reaches_an_opportunistic_tenant_beside_a_guaranteed_one() {
         min_ppm: 100_000,
         ..terms(Class::Opportunistic, 1_000_000)
     };
-    bench.lane.set_terms(TenantId(1), floor);
+    bench.scheduler.set_terms(TenantId(1), floor);
     both_greedy(&mut bench, 500 * MS);
     let got = both_greedy(&mut bench, 5000 * MS);
     assert!((450 * MS..560 * MS).contains(&got[1]), "{got:?}");
@@ -96,7 +98,7 @@ fn a_floor_reaches_an_opportunistic_tenant_beside_a_guaranteed_one() {
 fn an_opportunistic_tenant_lives_in_the_gaps_of_a_guaranteed_one() {
     let mut bench = Bench::new(&[1_000_000, 1_000_000]);
     bench
-        .lane
+        .scheduler
         .set_terms(TenantId(1), terms(Class::Opportunistic, 1_000_000));
     // The guaranteed one works for 6 ms and pauses for 4, by its own clock: time at a closed gate delays it.
     let (mut worked, mut rested, mut rounds) = (0u64, 0u64, 0u64);
@@ -145,20 +147,22 @@ fn new_quanta_modes_and_policies_take_effect_within_a_slice() {
         min_us: 20_000,
         max_us: 50_000,
     });
-    bench.lane.run_as(bench.now_ns, longer);
+    bench.scheduler.run_as(bench.now_ns, longer);
     bench.step();
     let after = count(&mut bench);
     assert!((15..=22).contains(&after), "{after}");
-    bench.lane.run_as(bench.now_ns, setup(Mode::Exclusive));
+    bench.scheduler.run_as(bench.now_ns, setup(Mode::Exclusive));
     bench.step();
     let back = count(&mut bench);
     assert!((180..=210).contains(&back), "{back}");
 
-    bench.lane.run_as(bench.now_ns, setup(Mode::Concurrent));
+    bench
+        .scheduler
+        .run_as(bench.now_ns, setup(Mode::Concurrent));
     bench.step();
     assert!(bench.open(0) && bench.open(1));
-    assert!(bench.lane.running().0);
-    bench.lane.run_as(bench.now_ns, setup(Mode::Exclusive));
+    assert!(bench.scheduler.running().0);
+    bench.scheduler.run_as(bench.now_ns, setup(Mode::Exclusive));
     both_greedy(&mut bench, 20 * MS);
     assert!(bench.open(0) != bench.open(1));
     let got = both_greedy(&mut bench, 1000 * MS);
@@ -209,14 +213,14 @@ impl SlicePolicy for FirstComers {
 }
 
 #[test]
-fn a_device_with_room_for_two_has_two_holders_and_splits_their_time() {
+fn a_device_for_two_holders_has_two_and_splits_their_time() {
     let mut bench = Bench::new(&[300_000, 300_000, 300_000]);
     let several = Setup {
         holders: 2,
         policy: Some(Box::new(FirstComers)),
         ..setup(Mode::Exclusive)
     };
-    bench.lane.run_as(bench.now_ns, several);
+    bench.scheduler.run_as(bench.now_ns, several);
     bench.run(50 * MS, |pages| pages.iter().for_each(greedy));
     let before: Vec<u64> = (0..3).map(|at| bench.usage(at).device_ns).collect();
     for _ in 0..4000 {
@@ -234,10 +238,10 @@ fn a_device_with_room_for_two_has_two_holders_and_splits_their_time() {
 }
 
 #[test]
-fn auto_runs_at_once_what_leaves_the_device_idle() {
+fn auto_runs_jobs_that_idle_the_device_all_at_once() {
     let mut bench = Bench::new(&[500_000, 500_000]);
-    bench.lane.run_as(0, setup(Mode::Auto));
-    assert!(!bench.lane.running().0);
+    bench.scheduler.run_as(0, setup(Mode::Auto));
+    assert!(!bench.scheduler.running().0);
     // Both submit every 2 ms when they may, and each waits for the other in slices.
     let mut round = 0u64;
     bench.run(20_000 * MS, |pages| {
@@ -246,9 +250,13 @@ fn auto_runs_at_once_what_leaves_the_device_idle() {
             pages.iter().for_each(greedy);
         }
     });
-    assert!(bench.lane.running().0, "{}", bench.lane.running().1);
+    assert!(
+        bench.scheduler.running().0,
+        "{}",
+        bench.scheduler.running().1
+    );
     assert!(bench.open(0) && bench.open(1));
-    assert!(bench.lane.running().1.starts_with("at once"));
+    assert!(bench.scheduler.running().1.starts_with("at once"));
 }
 
 #[test]
@@ -261,16 +269,19 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
     bench.wait(1);
     for _ in 0..30 {
         bench.run(100 * MS, |pages| greedy(&pages[1]));
-        bench.lane.inspect(bench.now_ns, &mut |_| false);
+        bench.scheduler.inspect(bench.now_ns, &mut |_| false);
     }
-    let (demoted, count) = bench.lane.conduct(TenantId(0), bench.now_ns);
+    let (demoted, count) = bench.scheduler.record(TenantId(0), bench.now_ns);
     assert!(
-        matches!(demoted, Some(Offence::Endless { .. })),
+        matches!(demoted, Some(Violation::Endless { .. })),
         "{demoted:?}"
     );
     assert_eq!(count, 1, "told once");
-    let told = bench.lane.take_offences();
-    assert!(matches!(told[..], [(TenantId(0), Offence::Endless { .. })]));
+    let reported = bench.scheduler.take_violations();
+    assert!(matches!(
+        reported[..],
+        [(TenantId(0), Violation::Endless { .. })]
+    ));
     assert!(bench.open(1) && !bench.open(0));
     // It never gets in again while the other wants the device, though it waits and its kernel goes on.
     let grants = bench.usage(0).grants;
@@ -281,10 +292,10 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
     let mut forgiven = Vec::new();
     for _ in 0..120 {
         bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
-        forgiven.extend(bench.lane.inspect(bench.now_ns, &mut |_| false));
+        forgiven.extend(bench.scheduler.inspect(bench.now_ns, &mut |_| false));
     }
     assert_eq!(forgiven, [TenantId(0)]);
-    assert_eq!(bench.lane.conduct(TenantId(0), bench.now_ns).0, None);
+    assert_eq!(bench.scheduler.record(TenantId(0), bench.now_ns).0, None);
     both_greedy(&mut bench, 4000 * MS);
     let got = both_greedy(&mut bench, 1000 * MS);
     assert!(got[0] > 450 * MS, "{got:?}");
@@ -298,7 +309,7 @@ fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
         policy: policy::by_name("fifo", &[]).ok(),
         ..setup(Mode::Exclusive)
     };
-    bench.lane.run_as(0, fifo);
+    bench.scheduler.run_as(0, fifo);
     let client = Rc::clone(&bench.pages[0]);
     client.client.claim_stream(0).expect("slot").1.issue();
     bench.run(2 * MS, |pages| greedy(&pages[0]));
@@ -306,7 +317,7 @@ fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
     let live = |bench: &mut Bench, ns| {
         for _ in 0..ns / (100 * MS) {
             bench.run(100 * MS, |pages| greedy(&pages[1]));
-            bench.lane.inspect(bench.now_ns, &mut |_| false);
+            bench.scheduler.inspect(bench.now_ns, &mut |_| false);
         }
     };
     live(&mut bench, 900 * MS);
@@ -316,13 +327,16 @@ fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
     );
     live(&mut bench, 300 * MS);
     assert!(bench.open(1) && !bench.open(0));
-    let told = bench.lane.take_offences();
-    assert!(matches!(told[..], [(TenantId(0), Offence::Endless { .. })]));
+    let reported = bench.scheduler.take_violations();
+    assert!(matches!(
+        reported[..],
+        [(TenantId(0), Violation::Endless { .. })]
+    ));
 }
 
 /// The first of two has 2000 marks on the device, of which one passes whenever `passes` says so; the device passes on to the
 /// other one meanwhile. What is told of it.
-fn told_of_long_work(mut passes: impl FnMut(u64) -> bool, host: bool) -> Vec<Offence> {
+fn violations_of_long_work(mut passes: impl FnMut(u64) -> bool, host: bool) -> Vec<Violation> {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let client = Rc::clone(&bench.pages[0]);
     let stream = client.client.claim_stream(0).expect("slot").1;
@@ -341,24 +355,30 @@ fn told_of_long_work(mut passes: impl FnMut(u64) -> bool, host: bool) -> Vec<Off
             unsafe { std::sync::atomic::AtomicU64::from_ptr(address) }
                 .store(done, std::sync::atomic::Ordering::Relaxed);
         }
-        bench.lane.inspect(bench.now_ns, &mut |_| host);
+        bench.scheduler.inspect(bench.now_ns, &mut |_| host);
     }
-    let told = bench.lane.take_offences();
-    told.into_iter().map(|(_, offence)| offence).collect()
+    let reported = bench.scheduler.take_violations();
+    reported
+        .into_iter()
+        .map(|(_, violation)| violation)
+        .collect()
 }
 
 #[test]
 fn work_that_gets_on_however_slowly_is_not_without_end() {
-    let told = told_of_long_work(|at| at % 5 == 0, false);
-    assert!(told.is_empty(), "{told:?}");
-    let told = told_of_long_work(|_| false, false);
-    assert!(matches!(told[..], [Offence::Endless { .. }]), "{told:?}");
+    let reported = violations_of_long_work(|at| at % 5 == 0, false);
+    assert!(reported.is_empty(), "{reported:?}");
+    let reported = violations_of_long_work(|_| false, false);
+    assert!(
+        matches!(reported[..], [Violation::Endless { .. }]),
+        "{reported:?}"
+    );
 }
 
 #[test]
-fn a_host_that_stands_still_is_no_offence_of_a_tenant() {
-    let told = told_of_long_work(|_| false, true);
-    assert!(told.is_empty(), "{told:?}");
+fn a_host_stall_is_no_violation_of_a_tenant() {
+    let reported = violations_of_long_work(|_| false, true);
+    assert!(reported.is_empty(), "{reported:?}");
     // Nobody looked for five seconds, the arbiter itself had no core.
     let mut bench = Bench::new(&[500_000, 500_000]);
     let client = Rc::clone(&bench.pages[0]);
@@ -367,9 +387,9 @@ fn a_host_that_stands_still_is_no_offence_of_a_tenant() {
     bench.wait(1);
     bench.run(300 * MS, |pages| greedy(&pages[1]));
     bench.now_ns += 5000 * MS;
-    bench.lane.charge(bench.now_ns);
-    bench.lane.inspect(bench.now_ns, &mut |_| false);
-    assert!(bench.lane.take_offences().is_empty());
+    bench.scheduler.charge(bench.now_ns);
+    bench.scheduler.inspect(bench.now_ns, &mut |_| false);
+    assert!(bench.scheduler.take_violations().is_empty());
 }
 
 #[test]
@@ -377,8 +397,11 @@ fn one_that_never_comes_is_reported_once_and_demoted() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.wait(0);
     bench.run(5000 * MS, |pages| greedy(&pages[1]));
-    bench.lane.inspect(bench.now_ns, &mut |_| false);
-    assert_eq!(bench.lane.take_offences(), [(TenantId(0), Offence::Deaf)]);
+    bench.scheduler.inspect(bench.now_ns, &mut |_| false);
+    assert_eq!(
+        bench.scheduler.take_violations(),
+        [(TenantId(0), Violation::Unresponsive)]
+    );
     assert!(bench.usage(0).grants < 60, "{}", bench.usage(0).grants);
 }
 
@@ -394,12 +417,12 @@ fn submissions_past_a_closed_gate_are_seen() {
             greedy(&pages[1]);
             pages[0].client.thread(0).count_launch();
         });
-        bench.lane.inspect(bench.now_ns, &mut |_| false);
+        bench.scheduler.inspect(bench.now_ns, &mut |_| false);
     }
-    let told = bench.lane.take_offences();
+    let reported = bench.scheduler.take_violations();
     assert!(
-        matches!(told[..], [(TenantId(0), Offence::Ungated { launches })] if launches > 1000),
-        "{told:?}"
+        matches!(reported[..], [(TenantId(0), Violation::Ungated { launches })] if launches > 1000),
+        "{reported:?}"
     );
     assert!(bench.open(1) && !bench.open(0));
 }
@@ -411,10 +434,10 @@ fn a_tenant_that_is_only_reported_keeps_its_class() {
         answer: Answer::Report,
         ..setup(Mode::Exclusive)
     };
-    bench.lane.run_as(0, report);
-    bench.lane.find(MS, TenantId(0), Offence::Flood);
-    assert_eq!(bench.lane.take_offences().len(), 1);
-    assert_eq!(bench.lane.conduct(TenantId(0), MS), (None, 1));
+    bench.scheduler.run_as(0, report);
+    bench.scheduler.find(MS, TenantId(0), Violation::Flood);
+    assert_eq!(bench.scheduler.take_violations().len(), 1);
+    assert_eq!(bench.scheduler.record(TenantId(0), MS), (None, 1));
     let got = both_greedy(&mut bench, 1000 * MS);
     assert!(got[0] > 450 * MS, "{got:?}");
 }
@@ -471,7 +494,7 @@ fn one_whose_thread_gets_a_core_after_its_slice_would_be_over_has_its_share_all_
     // Eight milliseconds from the opening of the gate until the thread runs: more than a slice of five.
     let mut bench = Bench::new(&[500_000, 500_000]);
     let mut opened_ns = None;
-    let mut late = |now_ns: u64, pages: &Rc<ClientPages>| {
+    let mut slow = |now_ns: u64, pages: &Rc<ClientPages>| {
         let open = pages.arbiter.is_open(0);
         let runs = open && now_ns >= *opened_ns.get_or_insert(now_ns) + 8 * MS;
         if pages.client.waiting(0) == 0 || runs {
@@ -481,9 +504,9 @@ fn one_whose_thread_gets_a_core_after_its_slice_would_be_over_has_its_share_all_
             opened_ns = None;
         }
     };
-    longest_wait_ns(&mut bench, 200 * MS, &mut late);
+    longest_wait_ns(&mut bench, 200 * MS, &mut slow);
     let before = [0, 1].map(|at| (bench.usage(at).device_ns, bench.usage(at).grants));
-    let longest_ns = longest_wait_ns(&mut bench, 10_000 * MS, &mut late);
+    let longest_ns = longest_wait_ns(&mut bench, 10_000 * MS, &mut slow);
     let after = [0, 1].map(|at| (bench.usage(at).device_ns, bench.usage(at).grants));
     let got_ns = [0, 1].map(|at| after[at].0 - before[at].0);
     assert!(got_ns[0] > 4_500 * MS, "{got_ns:?}");
@@ -493,6 +516,6 @@ fn one_whose_thread_gets_a_core_after_its_slice_would_be_over_has_its_share_all_
         "{got_ns:?}, {longest_ns}"
     );
     assert!(after[0].1 - before[0].1 > 300, "{after:?}");
-    assert_eq!(bench.lane.take_offences(), []);
-    assert_eq!(bench.lane.conduct(TenantId(0), bench.now_ns), (None, 0));
+    assert_eq!(bench.scheduler.take_violations(), []);
+    assert_eq!(bench.scheduler.record(TenantId(0), bench.now_ns), (None, 0));
 }

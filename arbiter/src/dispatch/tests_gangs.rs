@@ -8,8 +8,8 @@ use super::*;
 /// Two devices and jobs with a process on each; what they run is collective: a kernel ends when that of the other
 /// device has begun as well.
 struct Hall {
-    lanes: Vec<Lane>,
-    conductor: Conductor,
+    schedulers: Vec<DeviceScheduler>,
+    gang_scheduler: GangScheduler,
     jobs: Vec<[Rc<ClientPages>; 2]>,
     /// Collective operations ended, by job.
     ended: Vec<u64>,
@@ -22,8 +22,8 @@ const COLLECTIVE_NS: u64 = 200 * US;
 
 impl Hall {
     fn new(jobs: usize, gangs: bool) -> Self {
-        let mut lanes: Vec<Lane> = (0..2)
-            .map(|device| Lane::new(device, setup(Mode::Exclusive), 0))
+        let mut schedulers: Vec<DeviceScheduler> = (0..2)
+            .map(|device| DeviceScheduler::new(device, setup(Mode::Exclusive), 0))
             .collect();
         let terms = Terms {
             gang: gangs,
@@ -38,14 +38,14 @@ impl Hall {
                 let client = at as u64 * 2 + device as u64;
                 let pages = Rc::clone(&ranks[device]);
                 pages.client.claim_stream(device as u32).expect("slot");
-                lanes[device].add(0, TenantId(at as u64), terms, client, pages);
+                schedulers[device].add(0, TenantId(at as u64), terms, client, pages);
             }
         }
-        let mut conductor = Conductor::default();
-        conductor.form(&mut lanes);
+        let mut gang_scheduler = GangScheduler::default();
+        gang_scheduler.form(&mut schedulers);
         Self {
-            lanes,
-            conductor,
+            schedulers,
+            gang_scheduler,
             ended: vec![0; jobs.len()],
             together_ns: vec![0; jobs.len()],
             jobs,
@@ -54,13 +54,13 @@ impl Hall {
     }
 
     fn step(&mut self) {
-        for lane in &mut self.lanes {
-            lane.step(self.now_ns);
+        for scheduler in &mut self.schedulers {
+            scheduler.step(self.now_ns);
         }
-        let (touched, _) = self.conductor.step(self.now_ns, &mut self.lanes);
-        for (at, lane) in self.lanes.iter_mut().enumerate() {
+        let (touched, _) = self.gang_scheduler.step(self.now_ns, &mut self.schedulers);
+        for (at, scheduler) in self.schedulers.iter_mut().enumerate() {
             if touched & (1 << at) != 0 {
-                lane.step(self.now_ns);
+                scheduler.step(self.now_ns);
             }
         }
     }
@@ -106,7 +106,7 @@ impl Hall {
             }
             // The house looks who uses what a few times a second.
             if self.now_ns.is_multiple_of(MS) {
-                self.conductor.form(&mut self.lanes);
+                self.gang_scheduler.form(&mut self.schedulers);
             }
             self.step();
             check(self);
@@ -123,7 +123,12 @@ fn all_ranks_of_a_gang_pass_together_and_gangs_share_fairly() {
             assert_eq!(one, other, "job {job} at {} us", hall.now_ns / 1000);
         }
     });
-    let used = [0, 1].map(|job| hall.lanes[0].usage(TenantId(job)).expect("seat").device_ns);
+    let used = [0, 1].map(|job| {
+        hall.schedulers[0]
+            .usage(TenantId(job))
+            .expect("seat")
+            .device_ns
+    });
     assert!(used[0].abs_diff(used[1]) < 150 * MS, "{used:?}");
     assert!(
         hall.ended.iter().all(|ended| *ended > 4000),
@@ -139,8 +144,8 @@ fn without_gangs_ranks_wait_for_each_other_across_the_gates() {
         let mut hall = Hall::new(2, gangs);
         let single = Rc::new(ClientPages::create().expect("pages"));
         let share = Terms::plain(Class::Guaranteed, 300_000);
-        hall.lanes[0].add(0, TenantId(9), share, 99, Rc::clone(&single));
-        hall.conductor.form(&mut hall.lanes);
+        hall.schedulers[0].add(0, TenantId(9), share, 99, Rc::clone(&single));
+        hall.gang_scheduler.form(&mut hall.schedulers);
         hall.run(3000 * MS, |_| greedy(&single));
         hall.ended
     };
@@ -156,38 +161,49 @@ fn without_gangs_ranks_wait_for_each_other_across_the_gates() {
 fn a_job_with_one_device_gets_its_turn_beside_a_gang() {
     let mut hall = Hall::new(1, true);
     let single = Rc::new(ClientPages::create().expect("pages"));
-    hall.lanes[0].add(
+    hall.schedulers[0].add(
         0,
         TenantId(9),
         Terms::plain(Class::Guaranteed, 500_000),
         99,
         Rc::clone(&single),
     );
-    hall.conductor.form(&mut hall.lanes);
+    hall.gang_scheduler.form(&mut hall.schedulers);
     let pages = Rc::clone(&single);
     hall.run(100 * MS, |_| greedy(&pages));
-    let before = hall.lanes[0].usage(TenantId(9)).expect("seat").device_ns;
+    let before = hall.schedulers[0]
+        .usage(TenantId(9))
+        .expect("seat")
+        .device_ns;
     hall.run(3000 * MS, |_| greedy(&pages));
-    let got = hall.lanes[0].usage(TenantId(9)).expect("seat").device_ns - before;
+    let got = hall.schedulers[0]
+        .usage(TenantId(9))
+        .expect("seat")
+        .device_ns
+        - before;
     assert!((1300 * MS..1700 * MS).contains(&got), "{got}");
     assert!(hall.ended[0] > 5000, "{:?}", hall.ended);
 }
 
 #[test]
-fn a_gang_alone_keeps_its_devices_and_one_that_is_idle_gives_way() {
+fn a_lone_gang_keeps_its_devices_and_an_idle_one_gives_way() {
     let mut hall = Hall::new(1, true);
     hall.run(1000 * MS, |hall| {
         assert!(hall.now_ns < 10 * MS || hall.open(0) == [true, true]);
     });
     assert!(hall.ended[0] > 4500, "{:?}", hall.ended);
-    for lane in &hall.lanes {
-        assert!(lane.usage(TenantId(0)).expect("seat").grants <= 2);
+    for scheduler in &hall.schedulers {
+        assert!(scheduler.usage(TenantId(0)).expect("seat").grants <= 2);
     }
-    assert!(hall.lanes.iter().all(|lane| lane.is_gang(TenantId(0))));
+    assert!(
+        hall.schedulers
+            .iter()
+            .all(|scheduler| scheduler.is_gang(TenantId(0)))
+    );
     // One of its processes ends: the other is no gang any more, and goes on by itself.
-    hall.lanes[1].remove(hall.now_ns, 1);
-    hall.conductor.form(&mut hall.lanes);
-    assert!(hall.conductor.is_idle());
+    hall.schedulers[1].remove(hall.now_ns, 1);
+    hall.gang_scheduler.form(&mut hall.schedulers);
+    assert!(hall.gang_scheduler.is_idle());
     hall.jobs[0][0].client.stream(0).expect("slot").settle();
     hall.step();
     let pages = Rc::clone(&hall.jobs[0][0]);
@@ -208,10 +224,15 @@ fn a_job_that_could_use_another_device_and_does_not_is_no_gang() {
         for ranks in &pages {
             greedy(&ranks[0]);
         }
-        hall.conductor.form(&mut hall.lanes);
+        hall.gang_scheduler.form(&mut hall.schedulers);
         hall.step();
     }
-    assert!(hall.conductor.is_idle());
-    let used = [0, 1].map(|job| hall.lanes[1].usage(TenantId(job)).expect("seat").device_ns);
+    assert!(hall.gang_scheduler.is_idle());
+    let used = [0, 1].map(|job| {
+        hall.schedulers[1]
+            .usage(TenantId(job))
+            .expect("seat")
+            .device_ns
+    });
     assert_eq!(used, [0, 0]);
 }

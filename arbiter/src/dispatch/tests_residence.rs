@@ -17,7 +17,7 @@ const CHUNK: u64 = 8 << 20;
 /// The client's side: carries out orders a chunk at a time.
 struct Agent {
     pages: Rc<ClientPages>,
-    told: Footprint,
+    claimed: Footprint,
     /// Number of the order that was answered.
     done: u64,
     refuses: Reason,
@@ -35,14 +35,14 @@ impl Agent {
             prepare: false,
         };
         pages.arbiter.set_residency(mode, None);
-        let told = Footprint {
+        let claimed = Footprint {
             evictable_bytes: units * UNIT,
             resident_bytes: units * UNIT,
             ..Footprint::default()
         };
         let new = Self {
             pages,
-            told,
+            claimed,
             done: 0,
             refuses: Reason::None,
             silent: false,
@@ -54,7 +54,7 @@ impl Agent {
 
     fn tell(&self) {
         let want = self.pages.client.want(0).expect("device");
-        want.set_footprint(&self.told);
+        want.set_footprint(&self.claimed);
     }
 
     fn answer(&self, order: &Order, state: OrderState, reason: Reason) {
@@ -79,44 +79,44 @@ impl Agent {
             order.verb == Verb::Restore || !self.pages.arbiter.is_open(0),
             "memory leaves under an open gate"
         );
-        let told = &mut self.told;
+        let claimed = &mut self.claimed;
         match order.verb {
             Verb::Evict if self.refuses != Reason::None => {
                 self.answer(&order, OrderState::Refused, self.refuses);
                 self.done = order.number;
             }
             Verb::Evict => {
-                let bytes = CHUNK.min(told.resident_bytes);
-                told.resident_bytes -= bytes;
-                told.moved_out_bytes += bytes;
-                told.host_bytes = told
+                let bytes = CHUNK.min(claimed.resident_bytes);
+                claimed.resident_bytes -= bytes;
+                claimed.moved_out_bytes += bytes;
+                claimed.host_bytes = claimed
                     .host_bytes
-                    .max(told.evictable_bytes - told.resident_bytes);
+                    .max(claimed.evictable_bytes - claimed.resident_bytes);
                 *free_bytes += bytes;
-                if told.resident_bytes == 0 {
+                if claimed.resident_bytes == 0 {
                     self.done = order.number;
                     self.tell();
                     self.answer(&order, OrderState::Evicted, Reason::None);
                 }
             }
             _ => {
-                let bytes = CHUNK.min(told.evictable_bytes - told.resident_bytes);
+                let bytes = CHUNK.min(claimed.evictable_bytes - claimed.resident_bytes);
                 if bytes <= *free_bytes {
-                    told.resident_bytes += bytes;
-                    told.moved_in_bytes += bytes;
+                    claimed.resident_bytes += bytes;
+                    claimed.moved_in_bytes += bytes;
                     *free_bytes -= bytes;
                 }
-                if told.resident_bytes == told.evictable_bytes {
+                if claimed.resident_bytes == claimed.evictable_bytes {
                     self.done = order.number;
                     self.tell();
                     self.answer(&order, OrderState::Resident, Reason::None);
                 } else if now_ns > order.deadline_mono_ns {
-                    *free_bytes += told.resident_bytes;
-                    told.resident_bytes = 0;
+                    *free_bytes += claimed.resident_bytes;
+                    claimed.resident_bytes = 0;
                     self.done = order.number;
                     self.tell();
                     self.answer(&order, OrderState::Refused, Reason::DeviceMemory);
-                } else if told.resident_bytes >= self.begins_at_bytes {
+                } else if claimed.resident_bytes >= self.begins_at_bytes {
                     self.answer(&order, OrderState::Begun, Reason::None);
                 }
             }
@@ -128,7 +128,7 @@ impl Agent {
 /// A device of eight units, with tenants of so many units and so much weight each. The first one has come, the others
 /// have been away from the start as far as they do not fit.
 struct World {
-    lane: Lane,
+    scheduler: DeviceScheduler,
     now_ns: u64,
     next_ns: Option<u64>,
     agents: Vec<Agent>,
@@ -143,10 +143,10 @@ struct World {
 
 impl World {
     fn new(tenants: &[(u64, u32, Class)], host_units: u64) -> Self {
-        let mut lane = Lane::new(0, setup(Mode::Exclusive), 0);
+        let mut scheduler = DeviceScheduler::new(0, setup(Mode::Exclusive), 0);
         let books = Rc::new(std::cell::RefCell::new(HostBooks::default()));
         books.borrow_mut().set_limit(host_units * UNIT);
-        lane.lodge(10.0, &books, 8 * UNIT);
+        scheduler.set_up_residency(10.0, &books, 8 * UNIT);
         let mut free_bytes = 8 * UNIT;
         let mut agents = Vec::new();
         for (at, (units, weight, class)) in tenants.iter().enumerate() {
@@ -154,7 +154,7 @@ impl World {
             if let Some(left) = free_bytes.checked_sub(units * UNIT) {
                 free_bytes = left;
             } else {
-                agent.told.resident_bytes = 0;
+                agent.claimed.resident_bytes = 0;
                 agent.tell();
                 agent.answer(
                     &Order {
@@ -176,13 +176,13 @@ impl World {
                 ..Terms::plain(*class, *weight)
             };
             let at = at as u64;
-            lane.add(0, TenantId(at), terms, at, Rc::clone(&agent.pages));
-            lane.note_memory(TenantId(at), units * UNIT, None);
+            scheduler.add(0, TenantId(at), terms, at, Rc::clone(&agent.pages));
+            scheduler.note_memory(TenantId(at), units * UNIT, None);
             agents.push(agent);
         }
         let count = agents.len();
         Self {
-            lane,
+            scheduler,
             now_ns: 0,
             next_ns: Some(0),
             agents,
@@ -218,16 +218,16 @@ impl World {
                 let done = agent.done;
                 agent.step(self.now_ns, &mut self.free_bytes);
                 // What has failed is told at once.
-                rang |= agent.done != done && agent.told.resident_bytes == 0;
+                rang |= agent.done != done && agent.claimed.resident_bytes == 0;
             }
             if rang || self.next_ns.is_none_or(|next_ns| next_ns <= self.now_ns) {
-                self.next_ns = self.lane.step(self.now_ns);
+                self.next_ns = self.scheduler.step(self.now_ns);
             }
             let mut idle = true;
             for (at, agent) in self.agents.iter().enumerate() {
                 if agent.pages.arbiter.is_open(0) {
-                    let there = agent.told.resident_bytes == agent.told.evictable_bytes;
-                    let enough = agent.told.resident_bytes >= agent.begins_at_bytes;
+                    let there = agent.claimed.resident_bytes == agent.claimed.evictable_bytes;
+                    let enough = agent.claimed.resident_bytes >= agent.begins_at_bytes;
                     assert!(there || enough, "tenant {at} runs without its memory");
                     self.early[at] += u64::from(!there);
                     self.open[at] += 1;
@@ -243,7 +243,7 @@ impl World {
     }
 
     fn state(&self, at: u64) -> State {
-        let whereabouts = self.lane.whereabouts(TenantId(at));
+        let whereabouts = self.scheduler.whereabouts(TenantId(at));
         whereabouts.expect("it is evictable").state
     }
 }
@@ -265,28 +265,28 @@ fn two_that_do_not_fit_take_turns_and_the_device_is_busy_nine_tenths_of_the_time
     let steps = (20 * S / STEP_NS) as f64;
     let idle = world.idle as f64 / steps;
     assert!(idle < 0.12, "{idle}");
-    let (switches, _) = world.lane.arbitration().pressure().totals();
+    let (switches, _) = world.scheduler.arbitration().pressure().totals();
     assert!((20..200).contains(&switches), "{switches}");
     let evictions = world
-        .lane
+        .scheduler
         .whereabouts(TenantId(0))
         .expect("one")
         .figures
         .evictions;
     assert!(evictions > 5, "{evictions}");
-    let used = world.lane.usage(TenantId(0)).expect("seat").device_ns;
+    let used = world.scheduler.usage(TenantId(0)).expect("seat").device_ns;
     assert!(used > 8 * S, "{used}");
 }
 
 #[test]
-fn one_that_says_what_it_touches_runs_before_all_of_it_is_back_and_in_its_own_turn_alone() {
+fn a_job_that_says_what_it_touches_runs_before_all_is_back_and_only_in_its_own_turn() {
     let mut world = World::two(100);
     world.agents[1].begins_at_bytes = UNIT;
     world.run(20 * S, |_, _| true);
     assert_eq!(world.early[0], 0);
     // Five of six units of every return, some milliseconds each.
     let restores = world
-        .lane
+        .scheduler
         .whereabouts(TenantId(1))
         .expect("evictable")
         .figures
@@ -383,7 +383,7 @@ fn a_guaranteed_tenant_is_back_at_once_and_an_opportunistic_one_has_its_pauses()
 fn short_pauses_cost_no_switch() {
     let mut world = World::two(100);
     world.run(S, |at, _| at == 0);
-    let switches = |world: &World| world.lane.arbitration().pressure().totals().0;
+    let switches = |world: &World| world.scheduler.arbitration().pressure().totals().0;
     let before = switches(&world);
     // 4 ms of silence in every 20: less than any switch. The other one waits for the end of the term.
     world.run(100 * MS, |at, now_ns| {
@@ -393,7 +393,7 @@ fn short_pauses_cost_no_switch() {
 }
 
 #[test]
-fn what_the_host_has_no_room_for_stays_and_runs_on() {
+fn what_the_host_cannot_hold_stays_and_runs_on() {
     let mut world = World::two(3);
     world.run(5 * S, |_, _| true);
     assert_eq!(
@@ -403,13 +403,16 @@ fn what_the_host_has_no_room_for_stays_and_runs_on() {
     assert!(world.part(0) > 0.999, "{:?}", world.open);
     let idle = world.idle as f64 / (5 * S / STEP_NS) as f64;
     assert!(idle < 0.05, "{idle}");
-    let whereabouts = world.lane.whereabouts(TenantId(0)).expect("evictable");
+    let whereabouts = world.scheduler.whereabouts(TenantId(0)).expect("evictable");
     assert!(
         whereabouts.figures.reason.contains("768MiB"),
         "{whereabouts:?}"
     );
-    assert!(!world.lane.take_residency_news().is_empty());
-    assert_eq!(world.agents[0].told.moved_out_bytes, 0, "nothing has moved");
+    assert!(!world.scheduler.take_residency_news().is_empty());
+    assert_eq!(
+        world.agents[0].claimed.moved_out_bytes, 0,
+        "nothing has moved"
+    );
 }
 
 #[test]
@@ -433,12 +436,12 @@ fn a_process_that_says_nothing_holds_nobody_up_for_ever() {
     world.agents[0].silent = true;
     // It is told to leave, says nothing, and its room is not given: the other one goes back in the end, and is tried again.
     world.run(60 * S, |_, _| true);
-    let whereabouts = world.lane.whereabouts(TenantId(0)).expect("evictable");
+    let whereabouts = world.scheduler.whereabouts(TenantId(0)).expect("evictable");
     assert!(whereabouts.figures.failed, "{whereabouts:?}");
     // It is killed, and what it had is free.
-    world.free_bytes += world.agents[0].told.resident_bytes;
-    world.lane.remove(world.now_ns, 0);
-    world.lane.retire(world.now_ns, TenantId(0));
+    world.free_bytes += world.agents[0].claimed.resident_bytes;
+    world.scheduler.remove(world.now_ns, 0);
+    world.scheduler.retire(world.now_ns, TenantId(0));
     world.agents.remove(0);
     world.open = vec![0; 1];
     world.run(40 * S, |_, _| true);
@@ -447,21 +450,21 @@ fn a_process_that_says_nothing_holds_nobody_up_for_ever() {
 }
 
 #[test]
-fn one_that_dies_on_its_way_out_leaves_its_room() {
+fn the_space_of_a_job_that_dies_on_its_way_out_is_free() {
     let mut world = World::two(100);
     world.run(S, |at, _| at == 0);
     // Until its eviction is under way.
     for _ in 0..100_000 {
         world.run(STEP_NS, |_, _| true);
-        let part = world.agents[0].told;
+        let part = world.agents[0].claimed;
         if part.resident_bytes < part.evictable_bytes && part.resident_bytes > 0 {
             break;
         }
     }
     assert_eq!(world.state(0), State::Evicting);
-    world.free_bytes += world.agents[0].told.resident_bytes;
-    world.lane.remove(world.now_ns, 0);
-    world.lane.retire(world.now_ns, TenantId(0));
+    world.free_bytes += world.agents[0].claimed.resident_bytes;
+    world.scheduler.remove(world.now_ns, 0);
+    world.scheduler.retire(world.now_ns, TenantId(0));
     world.agents.remove(0);
     world.open = vec![0; 1];
     world.run(S, |_, _| true);
@@ -473,11 +476,11 @@ fn one_that_dies_on_its_way_out_leaves_its_room() {
 fn one_that_comes_from_an_earlier_arbiter_without_its_memory_does_not_run() {
     let mut world = World::two(100);
     // The other one is gone, and the device is free: nobody's gate may be open before the memory is back.
-    world.free_bytes += world.agents[0].told.resident_bytes;
-    world.lane.remove(world.now_ns, 0);
-    world.lane.retire(world.now_ns, TenantId(0));
+    world.free_bytes += world.agents[0].claimed.resident_bytes;
+    world.scheduler.remove(world.now_ns, 0);
+    world.scheduler.retire(world.now_ns, TenantId(0));
     world.agents.remove(0);
-    world.lane.remove(world.now_ns, 1);
+    world.scheduler.remove(world.now_ns, 1);
     let terms = Terms {
         lodging: Lodging {
             evictable: true,
@@ -487,7 +490,7 @@ fn one_that_comes_from_an_earlier_arbiter_without_its_memory_does_not_run() {
     };
     let pages = Rc::clone(&world.agents[0].pages);
     world
-        .lane
+        .scheduler
         .add(world.now_ns, TenantId(1), terms, 7, Rc::clone(&pages));
     assert!(!pages.arbiter.is_open(0));
     world.open = vec![0; 1];
@@ -508,8 +511,8 @@ fn a_tenant_that_is_sent_away_stays_away_until_it_is_called() {
         },
         ..Terms::plain(Class::Guaranteed, 500_000)
     };
-    world.lane.call(world.now_ns, TenantId(0), false);
-    world.lane.set_terms(TenantId(0), terms);
+    world.scheduler.call(world.now_ns, TenantId(0), false);
+    world.scheduler.set_terms(TenantId(0), terms);
     world.next_ns = None;
     world.run(2 * S, |_, _| true);
     assert_eq!(
@@ -521,8 +524,8 @@ fn a_tenant_that_is_sent_away_stays_away_until_it_is_called() {
     assert_eq!(world.open[0], 0);
     // The other one is silent and in the way; the one that was called comes without wanting the device.
     terms.lodging.kept_away = false;
-    world.lane.set_terms(TenantId(0), terms);
-    world.lane.call(world.now_ns, TenantId(0), true);
+    world.scheduler.set_terms(TenantId(0), terms);
+    world.scheduler.call(world.now_ns, TenantId(0), true);
     world.next_ns = None;
     world.run(5 * S, |_, _| false);
     assert_eq!(
@@ -532,7 +535,7 @@ fn a_tenant_that_is_sent_away_stays_away_until_it_is_called() {
 }
 
 #[test]
-fn an_allocation_that_waits_for_room_gets_it() {
+fn an_allocation_that_waits_for_space_gets_it() {
     let all = [
         (6, 500_000, Class::Guaranteed),
         (1, 500_000, Class::Guaranteed),
@@ -563,9 +566,9 @@ fn an_allocation_that_waits_for_room_gets_it() {
     // It has it, and its place for a term.
     room(false);
     world.free_bytes -= 4 * UNIT;
-    let told = &mut world.agents[1].told;
-    told.evictable_bytes += 4 * UNIT;
-    told.resident_bytes += 4 * UNIT;
+    let claimed = &mut world.agents[1].claimed;
+    claimed.evictable_bytes += 4 * UNIT;
+    claimed.resident_bytes += 4 * UNIT;
     world.agents[1].tell();
     world.run(10 * S, |_, _| true);
     assert!(
@@ -576,31 +579,31 @@ fn an_allocation_that_waits_for_room_gets_it() {
 }
 
 #[test]
-fn who_arrives_is_woken_when_others_leave() {
+fn who_arrives_is_woken_when_others_are_evicted() {
     let mut world = World::two(100);
     world.run(5 * S, |_, _| true);
     // Each order is one word to the agent; what is more says that there is room.
     for agent in &world.agents {
         let order = agent.pages.arbiter.device(0).and_then(|one| one.order());
         let orders = order.expect("an order").number;
-        let told = u64::from(agent.pages.arbiter.orders());
-        assert!(told > orders, "{told} words for {orders} orders");
+        let claimed = u64::from(agent.pages.arbiter.orders());
+        assert!(claimed > orders, "{claimed} words for {orders} orders");
     }
     // Nobody leaves, nobody is woken.
     world.run(S, |_, _| false);
-    let told: Vec<u32> = world
+    let claimed: Vec<u32> = world
         .agents
         .iter()
         .map(|one| one.pages.arbiter.orders())
         .collect();
     world.run(5 * S, |_, _| false);
-    for (agent, told) in world.agents.iter().zip(told) {
-        assert_eq!(agent.pages.arbiter.orders(), told);
+    for (agent, claimed) in world.agents.iter().zip(claimed) {
+        assert_eq!(agent.pages.arbiter.orders(), claimed);
     }
 }
 
 #[test]
-fn one_of_two_that_leave_locks_host_memory_at_a_time() {
+fn one_of_two_evicted_jobs_locks_host_memory_at_a_time() {
     let mut world = World::two(100);
     world.run(10 * MS, |_, _| false);
     for agent in &world.agents {

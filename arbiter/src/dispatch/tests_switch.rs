@@ -6,17 +6,17 @@ use super::tests::{Bench, MS, US, greedy, setup};
 use super::*;
 
 /// Clients whose threads come so long after their gate has opened; what each of them used after that.
-struct Late {
-    late_ns: u64,
+struct SlowThreads {
+    stall_ns: u64,
     now_ns: u64,
     opened_ns: Vec<Option<u64>>,
     used_ns: Vec<u64>,
 }
 
-impl Late {
-    fn new(bench: &Bench, late_ns: u64) -> Self {
+impl SlowThreads {
+    fn new(bench: &Bench, stall_ns: u64) -> Self {
         Self {
-            late_ns,
+            stall_ns,
             now_ns: bench.now_ns,
             opened_ns: vec![None; bench.pages.len()],
             used_ns: vec![0; bench.pages.len()],
@@ -35,7 +35,7 @@ impl Late {
                 continue;
             }
             let opened_ns = *self.opened_ns[at].get_or_insert(self.now_ns - 50 * US);
-            if self.now_ns < opened_ns + self.late_ns {
+            if self.now_ns < opened_ns + self.stall_ns {
                 continue;
             }
             if pages.client.waiting(0) > 0 {
@@ -67,12 +67,12 @@ fn what_a_hand_over_costs_is_learnt_and_makes_slices_longer_within_their_bounds(
         let mut bench = Bench::new(&[125_000; 8]);
         let mut longer = lasting(min_us, max_us);
         longer.pace.quantum.promised_us = max_us.min(5000);
-        bench.lane.run_as(0, longer);
+        bench.scheduler.run_as(0, longer);
         bench.run(200 * MS, |pages| pages.iter().for_each(greedy));
-        assert_eq!(bench.lane.slice(), (2000, 0), "nothing costs anything");
-        let mut late = Late::new(&bench, 100 * US);
-        late.run(&mut bench, 4000 * MS);
-        let (now_us, cost_ns) = bench.lane.slice();
+        assert_eq!(bench.scheduler.slice(), (2000, 0), "nothing costs anything");
+        let mut stall = SlowThreads::new(&bench, 100 * US);
+        stall.run(&mut bench, 4000 * MS);
+        let (now_us, cost_ns) = bench.scheduler.slice();
         assert!(cost_ns.abs_diff(100 * US) <= 5 * US, "{cost_ns}");
         assert!(
             now_us.abs_diff(slice_us) <= slice_us / 20,
@@ -80,7 +80,7 @@ fn what_a_hand_over_costs_is_learnt_and_makes_slices_longer_within_their_bounds(
         );
         let grants = |bench: &Bench| -> u64 { (0..8).map(|at| bench.usage(at).grants).sum() };
         let before = grants(&bench);
-        late.run(&mut bench, 1000 * MS);
+        stall.run(&mut bench, 1000 * MS);
         let turns = grants(&bench) - before;
         let expected = 1_000_000 / u64::from(slice_us);
         assert!(
@@ -94,17 +94,17 @@ fn what_a_hand_over_costs_is_learnt_and_makes_slices_longer_within_their_bounds(
 fn the_time_of_a_hand_over_is_charged_to_nobody() {
     // The heavy one has three slices in a row, and one hand-over for them.
     let mut bench = Bench::new(&[750_000, 250_000]);
-    bench.lane.run_as(0, lasting(2000, 2000));
-    let mut late = Late::new(&bench, 100 * US);
-    late.run(&mut bench, 1000 * MS);
-    late.used_ns = vec![0; 2];
-    late.run(&mut bench, 20_000 * MS);
-    let part = late.used_ns[1] as f64 / late.used_ns.iter().sum::<u64>() as f64;
+    bench.scheduler.run_as(0, lasting(2000, 2000));
+    let mut stall = SlowThreads::new(&bench, 100 * US);
+    stall.run(&mut bench, 1000 * MS);
+    stall.used_ns = vec![0; 2];
+    stall.run(&mut bench, 20_000 * MS);
+    let part = stall.used_ns[1] as f64 / stall.used_ns.iter().sum::<u64>() as f64;
     assert!((part / 0.25 - 1.0).abs() < 0.01, "{part}");
 }
 
 #[test]
-fn one_that_says_it_comes_late_gains_no_more_than_hand_overs_cost() {
+fn a_claim_to_be_slow_gains_no_more_than_hand_overs_cost() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let mut used_ns = [0; 2];
     let mut now_ns = 0;
@@ -129,21 +129,21 @@ fn only_opportunistic_tenants_have_long_slices_and_a_guaranteed_one_ends_them() 
     let mut bench = Bench::new(&[500_000, 500_000, 500_000]);
     let mut any = lasting(2000, 50_000);
     any.pace.quantum.promised_us = 5000;
-    bench.lane.run_as(0, any);
+    bench.scheduler.run_as(0, any);
     for at in [0, 1] {
         let terms = Terms::plain(policy::Class::Opportunistic, 500_000);
-        bench.lane.set_terms(TenantId(at), terms);
+        bench.scheduler.set_terms(TenantId(at), terms);
     }
     bench.run(1000 * MS, |pages| pages[..2].iter().for_each(greedy));
     let grants = bench.usage(0).grants + bench.usage(1).grants;
     assert!((18..=24).contains(&grants), "{grants}");
-    assert_eq!(bench.lane.slice().0, 50_000);
+    assert_eq!(bench.scheduler.slice().0, 50_000);
     bench.wait(2);
     assert!(bench.open(2), "at once");
     // Guaranteed now, all of them.
     for at in [0, 1] {
         let terms = Terms::plain(policy::Class::Guaranteed, 500_000);
-        bench.lane.set_terms(TenantId(at), terms);
+        bench.scheduler.set_terms(TenantId(at), terms);
     }
     bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
     let before: u64 = (0..3).map(|at| bench.usage(at).grants).sum();
@@ -153,32 +153,32 @@ fn only_opportunistic_tenants_have_long_slices_and_a_guaranteed_one_ends_them() 
 }
 
 #[test]
-fn who_waits_for_a_holder_that_falls_silent_is_told_before_and_told_off_when_it_goes_on() {
+fn who_waits_for_a_silent_holder_is_pre_woken_and_taken_back_when_that_resumes() {
     let coming = |bench: &Bench, at: usize| {
         let gate = bench.pages[at].arbiter.device(0).expect("device").look();
         gate.is_err_and(|word| word & channel::COMING != 0)
     };
     let mut bench = Bench::new(&[500_000, 500_000]);
-    bench.lane.pace.lead_ns = 100 * US;
+    bench.scheduler.pace.lead_ns = 100 * US;
     // In the first half of a slice, with the other one waiting.
     bench.run(MS, |pages| greedy(&pages[0]));
     bench.wait(1);
     assert!(bench.open(0));
-    let mut told = 0;
+    let mut reported = 0;
     for _ in 0..40 {
         // Silent for less than it takes to count as idle, and back.
         bench.run(250 * US, |_| ());
-        told += u32::from(coming(&bench, 1));
-        assert!(bench.open(0) || told > 0);
+        reported += u32::from(coming(&bench, 1));
+        assert!(bench.open(0) || reported > 0);
         if !bench.open(0) {
             break;
         }
         bench.run(100 * US, |pages| greedy(&pages[0]));
     }
-    assert!(told > 0);
+    assert!(reported > 0);
     // Silent for good.
     let mut bench = Bench::new(&[500_000, 500_000]);
-    bench.lane.pace.lead_ns = 100 * US;
+    bench.scheduler.pace.lead_ns = 100 * US;
     bench.run(MS, |pages| greedy(&pages[0]));
     bench.wait(1);
     let mut before = false;
@@ -204,7 +204,7 @@ fn who_waits_for_a_holder_that_falls_silent_is_told_before_and_told_off_when_it_
 }
 
 #[test]
-fn the_end_of_a_tail_is_found_soon_and_its_half_look_is_part_of_the_cost() {
+fn the_end_of_a_drain_is_found_soon_and_half_a_look_is_part_of_the_cost() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let pages = Rc::clone(&bench.pages[0]);
     let stream = pages.client.claim_stream(0).expect("slot").1;
@@ -242,18 +242,18 @@ fn the_end_of_a_tail_is_found_soon_and_its_half_look_is_part_of_the_cost() {
         }
     }
     assert!(seen.len() > 100, "{}", seen.len());
-    let late = seen.iter().skip(20).sum::<u64>() / (seen.len() - 20) as u64;
+    let stall = seen.iter().skip(20).sum::<u64>() / (seen.len() - 20) as u64;
     assert!(
-        late <= 25 * US,
-        "{late}: looks of 15 us, and a step of this test"
+        stall <= 25 * US,
+        "{stall}: looks of 15 us, and a step of this test"
     );
 }
 
-/// Two tenants take turns; the first leaves tails of `tail_us(round)`. By how much the second could be at work before the end of each
+/// Two tenants take turns; the first leaves tails of `drain_us(round)`. By how much the second could be at work before the end of each
 /// of them, in microseconds; below zero: after it.
-fn entries(lead_ns: u64, tail_us: impl Fn(u64) -> u64) -> Vec<i64> {
+fn entries(lead_ns: u64, drain_us: impl Fn(u64) -> u64) -> Vec<i64> {
     let mut bench = Bench::new(&[500_000, 500_000]);
-    bench.lane.pace.lead_ns = lead_ns;
+    bench.scheduler.pace.lead_ns = lead_ns;
     let pages = Rc::clone(&bench.pages[0]);
     let stream = pages.client.claim_stream(0).expect("slot").1;
     stream.issue();
@@ -290,7 +290,7 @@ fn entries(lead_ns: u64, tail_us: impl Fn(u64) -> u64) -> Vec<i64> {
         } else {
             if ends_ns == 0 {
                 round += 1;
-                ends_ns = now_ns + tail_us(round) * US;
+                ends_ns = now_ns + drain_us(round) * US;
             }
             if second {
                 entered_ns.get_or_insert(now_ns);
@@ -312,7 +312,7 @@ fn entries(lead_ns: u64, tail_us: impl Fn(u64) -> u64) -> Vec<i64> {
 }
 
 #[test]
-fn the_next_one_goes_in_shortly_before_a_tail_ends_whose_end_is_known() {
+fn the_next_one_enters_shortly_before_the_end_of_a_predictable_drain() {
     for lead_ns in [0, 80 * US] {
         let found = entries(lead_ns, |_| 500);
         assert!(found.len() > 100, "{}", found.len());
@@ -321,14 +321,14 @@ fn the_next_one_goes_in_shortly_before_a_tail_ends_whose_end_is_known() {
         }
         // Off by 20 us now and then, which is allowed for.
         let found = entries(lead_ns, |round| 500 + round * 7 % 5 * 10);
-        let late = found[40..].iter().filter(|us| **us < 0).count();
-        assert!(late * 4 <= found.len(), "{late} of {}", found.len());
+        let stall = found[40..].iter().filter(|us| **us < 0).count();
+        assert!(stall * 4 <= found.len(), "{stall} of {}", found.len());
         assert!(found[40..].iter().all(|us| *us <= 160), "{found:?}");
     }
 }
 
 #[test]
-fn nobody_goes_in_before_a_tail_ends_whose_end_is_not_known() {
+fn nobody_enters_before_the_end_of_a_drain_that_is_not_predictable() {
     for lead_ns in [0, 80 * US] {
         let found = entries(lead_ns, |round| 200 + round * 7919 % 13 * 100);
         assert!(found.len() > 100, "{}", found.len());
@@ -338,7 +338,7 @@ fn nobody_goes_in_before_a_tail_ends_whose_end_is_not_known() {
 }
 
 #[test]
-fn what_is_queued_behind_a_short_tail_is_charged_from_its_end_on() {
+fn what_is_queued_behind_a_short_drain_is_charged_from_its_end_on() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
     while !bench.open(0) {
@@ -351,29 +351,32 @@ fn what_is_queued_behind_a_short_tail_is_charged_from_its_end_on() {
     };
     // Tails of the first one take 300 us.
     for _ in 0..200 {
-        bench.lane.seats[0].tail.begin(now_ns, 1);
+        bench.scheduler.entities[0].drain.begin(now_ns, 1);
         // Found at 600, never looked at before: half way.
-        bench.lane.seats[0].tail.end(now_ns, now_ns + 600 * US);
+        bench.scheduler.entities[0]
+            .drain
+            .end(now_ns, now_ns + 600 * US);
     }
     works(0);
-    bench.lane.take(now_ns, 0);
-    assert!(bench.lane.seats[0].tail_since_ns.is_some());
+    bench.scheduler.take(now_ns, 0);
+    assert!(bench.scheduler.entities[0].drain_since_ns.is_some());
     // The second one goes in 100 us before its end, and is at work at once.
-    bench.lane.seats[0].tail.begin(now_ns, 1);
-    let ends_ns = bench.lane.seats[0].tail.ends_ns(now_ns);
+    bench.scheduler.entities[0].drain.begin(now_ns, 1);
+    let ends_ns = bench.scheduler.entities[0].drain.ends_ns(now_ns);
     assert!(ends_ns.abs_diff(now_ns + 300 * US) < 20 * US);
     let entry_ns = ends_ns - 100 * US;
-    bench.lane.charge(entry_ns);
-    bench.lane.begin(entry_ns, 1, 5000, true);
+    bench.scheduler.charge(entry_ns);
+    bench.scheduler.begin(entry_ns, 1, 5000, true);
     works(1);
     let before = [0, 1].map(|at| bench.usage(at).device_ns);
-    let got = |lane: &mut Lane, at_ns: u64| {
-        lane.charge(at_ns);
-        [0, 1].map(|at| lane.usage(TenantId(at)).expect("seat").device_ns - before[at as usize])
+    let got = |scheduler: &mut DeviceScheduler, at_ns: u64| {
+        scheduler.charge(at_ns);
+        [0, 1]
+            .map(|at| scheduler.usage(TenantId(at)).expect("seat").device_ns - before[at as usize])
     };
-    let at_end = got(&mut bench.lane, ends_ns - 10 * US);
+    let at_end = got(&mut bench.scheduler, ends_ns - 10 * US);
     assert_eq!(at_end, [90 * US, 0]);
     // It has not ended when it was to: nobody knows whose the device is.
-    let after = got(&mut bench.lane, ends_ns + 200 * US);
+    let after = got(&mut bench.scheduler, ends_ns + 200 * US);
     assert_eq!(after, [(90 + 105) * US, 105 * US]);
 }

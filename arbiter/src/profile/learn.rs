@@ -14,7 +14,7 @@ use policy::iterations::{self, Found, HISTORY, Sequence};
 /// First search after so many launches; each further one when there are half as many again.
 const FIRST: usize = 64;
 /// A search of a piece with something missing before and after it: at least that many.
-const PIECE: usize = 512;
+const CHUNK: usize = 512;
 /// How long a certain answer is left alone.
 const REST_NS: u64 = 5_000_000_000;
 /// Certain enough to rest.
@@ -78,13 +78,13 @@ impl Detector {
                     if let Some(directory) = &record {
                         write_down(directory, &ask);
                     }
-                    let told = answer.send(Answer {
+                    let reported = answer.send(Answer {
                         client: ask.client,
                         slot: ask.slot,
                         length: ask.history.len(),
                         sequence: iterations::find(&ask.history, KIND_BITS),
                     });
-                    if told.is_err() {
+                    if reported.is_err() {
                         return;
                     }
                 }
@@ -191,7 +191,7 @@ impl Learner {
                 thread.history.drain(..old);
             }
             let enough =
-                thread.history.len() >= thread.at || (!whole && thread.history.len() >= PIECE);
+                thread.history.len() >= thread.at || (!whole && thread.history.len() >= CHUNK);
             if enough && !thread.asked {
                 let from = thread.history.len().saturating_sub(HISTORY);
                 // PANIC: at most the length.
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_was_overrun_is_searched_by_pieces() {
+    fn a_ring_that_was_overrun_is_searched_in_chunks() {
         let mut pages = ClientPages::create().expect("pages");
         pages.ask_for_signatures().expect("page");
         let detector = Detector::start().expect("thread");

@@ -168,7 +168,7 @@ impl Meter {
     }
 
     /// A boundary. `period`: launches that an iteration has at least; boundaries that come earlier are none.
-    pub fn boundary(&mut self, noted: Noted, period: Option<u64>, alone: bool) {
+    pub fn boundary(&mut self, noted: Noted, period: Option<u64>, solo: bool) {
         let Some(last) = self.last else {
             self.last = Some(noted);
             return;
@@ -200,7 +200,7 @@ impl Meter {
                 self.fitting = self.fitting.saturating_add(launches);
             }
         }
-        if alone {
+        if solo {
             self.note_held(noted.held_bytes);
         }
         self.last = Some(noted);

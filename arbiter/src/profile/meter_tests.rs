@@ -39,7 +39,7 @@ fn run(meter: &mut Meter, from_ns: u64, count: u64, ns: u64, contended: bool) ->
 }
 
 #[test]
-fn a_steady_job_alone_has_a_period_a_baseline_and_no_slowdown() {
+fn a_steady_lone_job_has_a_period_a_baseline_and_no_slowdown() {
     let mut meter = Meter::default();
     run(&mut meter, 1_000 * MS, 500, 7 * MS, false);
     let profile = meter.profile(None, 2);

@@ -8,7 +8,7 @@
 //! link are at work.
 
 mod moves;
-mod told;
+mod report;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use policy::{Class, TenantId};
 use super::books::HostBooks;
 use super::guest::Guest;
 use super::station::{State, Station};
-pub use told::{Crowd, Figures, News, Whereabouts};
+pub use report::{Crowd, Figures, News, Whereabouts};
 
 /// Between two looks at moves. Answers ring the doorbell as well.
 const LOOK_NS: u64 = 500_000;

@@ -41,7 +41,7 @@ impl State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
     /// The client says so.
-    Told(Reason),
+    Answered(Reason),
     /// It says nothing.
     Silent,
     /// It says something else than it was asked.
@@ -52,7 +52,7 @@ impl Why {
     /// For people.
     pub fn text(self) -> String {
         match self {
-            Self::Told(reason) => match reason {
+            Self::Answered(reason) => match reason {
                 Reason::None => "its library gives no reason",
                 Reason::Capturing => "a stream is being captured",
                 Reason::NotDrained => "its work on the device did not end in time",
@@ -231,7 +231,7 @@ impl Station {
                 (Verb::Evict, OrderState::Refused) if reason == Reason::NothingEvictable => {
                     Some(None)
                 }
-                (_, OrderState::Refused | OrderState::Failed) => Some(Some(Why::Told(reason))),
+                (_, OrderState::Refused | OrderState::Failed) => Some(Some(Why::Answered(reason))),
                 (_, other) => Some(Some(Why::Other(other))),
             },
             _ => None,
@@ -243,11 +243,11 @@ impl Station {
         };
         self.order = None;
         self.has_begun = false;
-        let told_failed = answer.is_some_and(|answer| {
+        let says_failed = answer.is_some_and(|answer| {
             answer.number == sent.number && answer.state == OrderState::Failed
         });
         match (sent.verb, failed) {
-            _ if told_failed => self.state = State::Failed,
+            _ if says_failed => self.state = State::Failed,
             (Verb::Evict, None) => self.state = State::Evicted,
             // Half of it may be anywhere; it cannot run until it has said that it is back.
             (_, Some(Why::Silent)) => self.state = State::Evicted,
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_leaves_and_comes_back() {
+    fn a_job_is_evicted_and_comes_back() {
         let mut bench = Bench::new(GIB);
         assert_eq!(bench.station.state(), State::Resident);
         let number = bench.give(0, Verb::Evict);
@@ -407,8 +407,8 @@ mod tests {
         assert_eq!(bench.station.state(), State::Restoring);
         assert!(!bench.station.state().is_usable());
         // It has to leave again, or says nothing more: it may not.
-        let late = bench.station.look(4 + 100 * MS + GRACE_NS, &bench.pages, 0);
-        assert_eq!(late.and_then(|ended| ended.failed), Some(Why::Silent));
+        let overdue = bench.station.look(4 + 100 * MS + GRACE_NS, &bench.pages, 0);
+        assert_eq!(overdue.and_then(|ended| ended.failed), Some(Why::Silent));
         assert!(!bench.station.may_run());
         let number = bench.give(4, Verb::Restore);
         bench.says(5, number, OrderState::Begun, Reason::None);
@@ -471,12 +471,12 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_leaves_everything_where_it_was_and_is_told() {
+    fn a_refusal_keeps_everything_where_it_was_and_is_reported() {
         let mut bench = Bench::new(GIB);
         let number = bench.give(0, Verb::Evict);
         let ended = bench.says(MS, number, OrderState::Refused, Reason::Capturing);
         let why = ended.expect("ended").failed.expect("refused");
-        assert_eq!(why, Why::Told(Reason::Capturing));
+        assert_eq!(why, Why::Answered(Reason::Capturing));
         assert!(why.text().contains("captured"));
         assert_eq!(bench.station.state(), State::Resident);
         bench.holds(0);
@@ -493,13 +493,16 @@ mod tests {
         bench.holds(GIB / 2);
         bench.says(MS, number, OrderState::Working, Reason::None);
         assert_eq!(bench.station.look(100 * MS, &bench.pages, 0), None);
-        let late = 100 * MS + GRACE_NS;
-        let ended = bench.station.look(late, &bench.pages, 0).expect("given up");
+        let overdue = 100 * MS + GRACE_NS;
+        let ended = bench
+            .station
+            .look(overdue, &bench.pages, 0)
+            .expect("given up");
         assert_eq!(ended.failed, Some(Why::Silent));
         assert!(!bench.station.state().is_usable());
-        let number = bench.give(late, Verb::Restore);
+        let number = bench.give(overdue, Verb::Restore);
         bench.holds(GIB);
-        bench.says(late + MS, number, OrderState::Resident, Reason::None);
+        bench.says(overdue + MS, number, OrderState::Resident, Reason::None);
         assert_eq!(bench.station.state(), State::Resident);
     }
 
@@ -510,7 +513,7 @@ mod tests {
         let ended = bench.says(MS, number, OrderState::Failed, Reason::Driver);
         assert_eq!(
             ended.expect("ended").failed,
-            Some(Why::Told(Reason::Driver))
+            Some(Why::Answered(Reason::Driver))
         );
         assert_eq!(bench.station.state(), State::Failed);
         assert!(bench.station.state().is_usable());
@@ -519,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_of_an_earlier_arbiter_is_taken_as_it_is_and_its_numbers_go_on() {
+    fn a_client_of_an_earlier_arbiter_is_taken_over_and_its_numbers_continue() {
         let mut bench = Bench::new(0);
         bench.pages.client.want(0).expect("device").answer(Answer {
             number: 41,

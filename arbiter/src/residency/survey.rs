@@ -40,14 +40,18 @@ impl Arbiter {
     pub(crate) fn survey_residency(&mut self, now_ns: u64) {
         if self.ledger.iter().any(|tenant| tenant.spec.evictable) {
             self.survey_devices(now_ns);
-            if self.lanes.iter().any(|lane| lane.crowd().is_crowded) {
+            if self
+                .schedulers
+                .iter()
+                .any(|scheduler| scheduler.crowd().is_crowded)
+            {
                 let host = Memory::of_this_host();
                 self.books.borrow_mut().set_free(host);
             }
             self.publish_budgets();
         }
-        for at in 0..self.lanes.len() {
-            for news in self.lanes[at].take_residency_news() {
+        for at in 0..self.schedulers.len() {
+            for news in self.schedulers[at].take_residency_news() {
                 self.tell_residency(at, news);
             }
         }
@@ -57,22 +61,22 @@ impl Arbiter {
     pub(crate) fn read_accounts(&mut self) {
         self.ledger.read_accounts();
         for tenant in self.ledger.iter().filter(|t| t.spec.evictable) {
-            for (index, lane) in self.lanes.iter_mut().enumerate() {
-                lane.note_memory(tenant.id, tenant.used_bytes(index), tenant.limits[index]);
+            for (index, scheduler) in self.schedulers.iter_mut().enumerate() {
+                scheduler.note_memory(tenant.id, tenant.used_bytes(index), tenant.limits[index]);
             }
         }
     }
 
     fn survey_devices(&mut self, now_ns: u64) {
         let ratio = self.options.residency.slice_over_switch;
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
+        for (index, scheduler) in self.schedulers.iter_mut().enumerate() {
             let Some(device) = self.devices.get(index) else {
                 continue;
             };
             let mut booked = 0u64;
             for tenant in self.ledger.iter() {
                 let used = tenant.used_bytes(index);
-                let away = lane.whereabouts(tenant.id).map_or(0, |whereabouts| {
+                let away = scheduler.whereabouts(tenant.id).map_or(0, |whereabouts| {
                     let evictable_bytes = whereabouts.evictable_bytes;
                     evictable_bytes.saturating_sub(whereabouts.resident_bytes)
                 });
@@ -81,13 +85,13 @@ impl Arbiter {
                 booked = booked.saturating_add(on_device);
             }
             // What is gone and in nobody's book: contexts, code, processes that are part of no job.
-            let calm = !lane.has_moved(now_ns.saturating_sub(SETTLED_NS));
+            let calm = !scheduler.has_moved(now_ns.saturating_sub(SETTLED_NS));
             if let Some(free) = device.free_bytes.filter(|_| calm) {
                 let gone = device.total_bytes.saturating_sub(free);
                 self.overhead_bytes[index] = gone.saturating_sub(booked);
             }
             let kept = self.overhead_bytes[index].max(self.ledger.reserved[index]);
-            lane.lodge(ratio, &self.books, device.total_bytes.saturating_sub(kept));
+            scheduler.set_up_residency(ratio, &self.books, device.total_bytes.saturating_sub(kept));
         }
     }
 
@@ -96,9 +100,9 @@ impl Arbiter {
     fn publish_budgets(&self) {
         let books = self.books.borrow();
         let evictable: u64 = self
-            .lanes
+            .schedulers
             .iter()
-            .map(|lane| lane.crowd().evictable_bytes)
+            .map(|scheduler| scheduler.crowd().evictable_bytes)
             .fold(0, u64::saturating_add);
         let ready = books.could_hold(evictable);
         for (id, client) in &self.clients {
@@ -111,10 +115,9 @@ impl Arbiter {
             let own = self.ledger.host_limit_bytes(&tenant.spec);
             let budget = books.budget_bytes(*id, tenant.id, own);
             let half = &client.pages.arbiter;
-            let crowded = self
-                .lanes
-                .iter()
-                .any(|lane| lane.crowd().is_crowded && lane.whereabouts(client.tenant).is_some());
+            let crowded = self.schedulers.iter().any(|scheduler| {
+                scheduler.crowd().is_crowded && scheduler.whereabouts(client.tenant).is_some()
+            });
             let mode = channel::ResidencyMode {
                 prepare: ready && crowded,
                 ..mode_of(tenant)
@@ -148,11 +151,11 @@ impl Arbiter {
         };
         let own = self.ledger.host_limit_bytes(spec);
         let books = self.books.borrow();
-        for (index, lane) in self.lanes.iter().enumerate() {
+        for (index, scheduler) in self.schedulers.iter().enumerate() {
             let Some(limit) = self.ledger.limit_bytes(spec, &self.devices, index) else {
                 continue;
             };
-            let Some(whereabouts) = lane.whereabouts(id) else {
+            let Some(whereabouts) = scheduler.whereabouts(id) else {
                 continue;
             };
             let on_device = whereabouts
@@ -173,24 +176,24 @@ impl Arbiter {
     }
 
     fn tell_residency(&mut self, device: usize, news: News) {
-        let (id, kind, told, mut fields) = match news {
+        let (id, kind, reported, mut fields) = match news {
             News::NotMoved { id, verb, why } => {
                 let (kind, verb) = match verb {
                     channel::Verb::Evict => ("not_evicted", "evicted"),
                     channel::Verb::Restore => ("not_restored", "restored"),
                     channel::Verb::Fit => ("not_fitted", "fitted to its limit"),
                 };
-                let told = format!("could not be {verb} on device {device}: {why}");
-                (id, kind, told, vec![("reason", Value::from(why))])
+                let reported = format!("could not be {verb} on device {device}: {why}");
+                (id, kind, reported, vec![("reason", Value::from(why))])
             }
             News::Parked { id, parked: true } => {
-                let told =
+                let reported =
                     format!("is parked: device {device} spends too much of its time moving memory");
-                (id, "parked", told, Vec::new())
+                (id, "parked", reported, Vec::new())
             }
             News::Parked { id, parked: false } => {
-                let told = format!("takes turns on device {device} again");
-                (id, "unparked", told, Vec::new())
+                let reported = format!("takes turns on device {device} again");
+                (id, "unparked", reported, Vec::new())
             }
         };
         fields.push(("device", Value::from(device)));
@@ -200,7 +203,7 @@ impl Arbiter {
         // A job that cannot be moved is tried again and again.
         if tenant.allowance.spend(crate::clock::mono_ns()).is_some() {
             let name = tenant.spec.name.clone();
-            let message = format!("job `{name}` {told}");
+            let message = format!("job `{name}` {reported}");
             self.journal.write(kind, &name, message, &fields);
         }
     }
@@ -210,8 +213,8 @@ impl Arbiter {
         if !tenant.spec.evictable {
             return None;
         }
-        let lane = self.lanes.get(index)?;
-        let Some(whereabouts) = lane.whereabouts(tenant.id) else {
+        let scheduler = self.schedulers.get(index)?;
+        let Some(whereabouts) = scheduler.whereabouts(tenant.id) else {
             return Some(Residence {
                 reason: "no process of it has attached".into(),
                 ..Residence::default()
@@ -239,10 +242,10 @@ impl Arbiter {
 
     /// How much of a device's time goes into moving memory.
     pub(crate) fn pressure_on(&self, index: usize) -> Pressure {
-        let Some(lane) = self.lanes.get(index) else {
+        let Some(scheduler) = self.schedulers.get(index) else {
             return Pressure::default();
         };
-        let arbitration = lane.arbitration();
+        let arbitration = scheduler.arbitration();
         let pressure = arbitration.pressure();
         let (switches, switching_ns) = pressure.totals();
         Pressure {
@@ -261,13 +264,13 @@ impl Arbiter {
     }
 
     /// Books that a new lane shares with the others.
-    pub(crate) fn lodge_lane(&mut self, index: usize) {
+    pub(crate) fn set_up_residency_of(&mut self, index: usize) {
         let books = Rc::clone(&self.books);
         let ratio = self.options.residency.slice_over_switch;
         let total = self.devices.get(index).map_or(0, |d| d.total_bytes);
         let kept = self.ledger.reserved[index];
-        if let Some(lane) = self.lanes.get_mut(index) {
-            lane.lodge(ratio, &books, total.saturating_sub(kept));
+        if let Some(scheduler) = self.schedulers.get_mut(index) {
+            scheduler.set_up_residency(ratio, &books, total.saturating_sub(kept));
         }
     }
 }

@@ -59,12 +59,12 @@ impl Agent {
         account
             .reserve(0, bytes, channel::NO_LIMIT)
             .expect("no limit");
-        let mut told = Footprint {
+        let mut claimed = Footprint {
             evictable_bytes: bytes,
             resident_bytes: bytes,
             ..Footprint::default()
         };
-        own.want(0).expect("device").set_footprint(&told);
+        own.want(0).expect("device").set_footprint(&claimed);
         let (ended, why) = (Arc::clone(&stop), Arc::clone(&refuses));
         let memory = Arc::clone(memory);
         let thread = std::thread::spawn(move || {
@@ -91,7 +91,7 @@ impl Agent {
                     continue;
                 }
                 answer(OrderState::Working, Reason::None);
-                let all = told.evictable_bytes;
+                let all = claimed.evictable_bytes;
                 let target = match order.verb {
                     Verb::Evict => 0,
                     Verb::Restore => all,
@@ -102,34 +102,34 @@ impl Agent {
                     let newest = half.device(0).and_then(|device| device.order());
                     newest.is_some_and(|newest| newest.number == order.number)
                 };
-                while told.resident_bytes != target && stands() {
+                while claimed.resident_bytes != target && stands() {
                     std::thread::sleep(Duration::from_micros(250));
                     if ended.load(Relaxed) {
                         return;
                     }
-                    if told.resident_bytes > target {
-                        let bytes = CHUNK.min(told.resident_bytes - target);
-                        told.resident_bytes -= bytes;
-                        told.moved_out_bytes += bytes;
+                    if claimed.resident_bytes > target {
+                        let bytes = CHUNK.min(claimed.resident_bytes - target);
+                        claimed.resident_bytes -= bytes;
+                        claimed.moved_out_bytes += bytes;
                         memory.give(bytes);
                     } else {
-                        let bytes = CHUNK.min(target - told.resident_bytes);
+                        let bytes = CHUNK.min(target - claimed.resident_bytes);
                         if !memory.take(bytes) {
                             continue;
                         }
-                        told.resident_bytes += bytes;
-                        told.moved_in_bytes += bytes;
+                        claimed.resident_bytes += bytes;
+                        claimed.moved_in_bytes += bytes;
                     }
-                    told.host_bytes = told.host_bytes.max(all - told.resident_bytes);
-                    want.set_footprint(&told);
+                    claimed.host_bytes = claimed.host_bytes.max(all - claimed.resident_bytes);
+                    want.set_footprint(&claimed);
                 }
-                if told.resident_bytes != target {
+                if claimed.resident_bytes != target {
                     continue;
                 }
                 answer(
                     match order.verb {
                         Verb::Evict => OrderState::Evicted,
-                        _ if told.resident_bytes == all => OrderState::Resident,
+                        _ if claimed.resident_bytes == all => OrderState::Resident,
                         _ => OrderState::Partly,
                     },
                     Reason::None,

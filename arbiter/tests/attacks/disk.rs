@@ -36,11 +36,11 @@ fn a_disk_that_stands_still_keeps_nobody_from_starting_running_and_asking() {
         });
         assert_eq!(operator.list().expect("list").len(), 2);
     }
-    let told = until("it is told", || {
+    let reported = until("it is told", || {
         let events = operator.events(0, 0).expect("events");
         events.into_iter().find(|event| event.kind == "unsaved")
     });
-    assert_eq!(told.job, "new");
+    assert_eq!(reported.job, "new");
     // Once the disk takes it again the file has both.
     let reader = open_at_once(&pipe).expect("the disk is back");
     until("the state is in its place", || {

@@ -37,12 +37,12 @@ impl Numbers {
     }
 }
 
-fn offences(daemon: &Daemon, job: &str) -> Vec<String> {
+fn violations(daemon: &Daemon, job: &str) -> Vec<String> {
     let events = daemon.operator().events(0, 0).expect("events");
     events
         .into_iter()
         .filter(|event| event.kind == "misbehaviour" && event.job == job)
-        .filter_map(|event| Some(event.fields["offence"].as_str()?.to_owned()))
+        .filter_map(|event| Some(event.fields["violation"].as_str()?.to_owned()))
         .collect()
 }
 
@@ -55,7 +55,7 @@ fn goes_on(daemon: &Daemon, worker: &Worker) {
 }
 
 #[test]
-fn a_tenants_page_of_impossible_counts_holds_nobody_up_and_is_told() {
+fn a_tenants_page_of_impossible_counts_holds_nobody_up_and_is_reported() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let [evil, honest] = ["evil", "honest"].map(|name| {
@@ -70,12 +70,12 @@ fn a_tenants_page_of_impossible_counts_holds_nobody_up_and_is_told() {
     }
     goes_on(&daemon, &worker);
     until("it is told", || {
-        offences(&daemon, "evil")
+        violations(&daemon, "evil")
             .contains(&"nonsense".to_owned())
             .then_some(())
     });
     goes_on(&daemon, &worker);
-    assert!(offences(&daemon, "honest").is_empty());
+    assert!(violations(&daemon, "honest").is_empty());
 }
 
 #[test]

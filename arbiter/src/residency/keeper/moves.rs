@@ -105,7 +105,7 @@ impl Keeper {
         // Both ways at once, and at a quarter of the rate at worst.
         let moving_ns = self.arbitration.link.switch_ns(bytes, bytes);
         let deadline_ns = now_ns + ORDER_NS + moving_ns.saturating_mul(4);
-        let mut told = false;
+        let mut reported = false;
         let target = self.fit_target(guest);
         let resident = self.evictable_bytes(guest);
         for (client, pages) in guest.clients {
@@ -120,10 +120,10 @@ impl Keeper {
                 / u128::from(resident.max(1));
             let own = u64::try_from(own).unwrap_or(u64::MAX);
             station.give(now_ns, pages, self.device, (verb, own), deadline_ns);
-            told = true;
+            reported = true;
         }
         if let Some(record) = self.records.get_mut(&guest.id) {
-            record.phase = if told {
+            record.phase = if reported {
                 Phase::Ordered { verb }
             } else {
                 Phase::Settled

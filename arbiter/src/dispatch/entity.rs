@@ -8,12 +8,12 @@ use policy::residency::Standing;
 use policy::{Class, Holder, Iterations, Memory, TenantId, TenantView};
 
 use super::bounds::{Bounds, Slices};
-use super::company::Company;
-use super::conduct::{Conduct, Offence};
-use super::late::Rate;
+use super::co_ranks::CoRanks;
+use super::drain::Drain;
+use super::host_stall::Rate;
 use super::pace::{Answer, Pace};
 use super::progress::Progress;
-use super::tail::Tail;
+use super::violation::{Violation, ViolationRecord};
 use crate::peer::{self, Activity};
 use crate::terms::Terms;
 use crate::usage::Usage;
@@ -23,16 +23,16 @@ use crate::usage::Usage;
 const WAKE_NS: u64 = 10_000_000;
 /// One that was let in, said nothing for so many whole slices (or for as long as it is waited for) and still waits is a stopped
 /// process.
-const DEAF_AFTER: u32 = 3;
+const UNRESPONSIVE_AFTER: u32 = 3;
 /// How long it is passed over before it gets another chance: at first, and at most after twice as long each time. A host
 /// with more threads than processors lets a thread wait for tens of milliseconds; a stopped process stays away.
-const DEAF_NS: u64 = 20_000_000;
-const DEAF_MAX_NS: u64 = 1_000_000_000;
+const UNRESPONSIVE_NS: u64 = 20_000_000;
+const UNRESPONSIVE_MAX_NS: u64 = 1_000_000_000;
 /// From here on that is told. TIMEOUT: it was given a dozen slices in vain by then.
-const DEAF_TOLD_NS: u64 = 300_000_000;
+const UNRESPONSIVE_REPORT_NS: u64 = 300_000_000;
 /// One that is let in and takes longer than this to come is late: the host has more threads than cores, and slices may be shorter
 /// than the time after which its thread gets one.
-const LATE_NS: u64 = 1_000_000;
+const SLOW_START_NS: u64 = 1_000_000;
 /// For so long the slice of one that was late, or missed its last one, waits for it to begin. It is charged for that like for
 /// the slice.
 const GRACE_NS: u64 = WAKE_NS;
@@ -46,7 +46,7 @@ const SETTLED_NS: u64 = 50_000_000;
 
 /// A tenant of the device.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct RunEntity {
     pub tenant: TenantId,
     pub terms: Terms,
     /// Whether its memory is where it can be used.
@@ -60,9 +60,9 @@ pub(super) struct Seat {
     /// It is charged for the time from here on.
     pub busy: bool,
     /// When its gate was closed, where its tail has not ended.
-    pub tail_since_ns: Option<u64>,
+    pub drain_since_ns: Option<u64>,
     /// How long its tails are, and when this one ends.
-    pub tail: Tail,
+    pub drain: Drain,
     /// Of the slice that has begun, what is not charged to it.
     pub forgiven_ns: u64,
     /// Its slice has begun before the tail before it has ended, which is expected for then: until one of the two the device is that one's.
@@ -75,7 +75,7 @@ pub(super) struct Seat {
     /// Marks outstanding when that was looked at last.
     marks: u64,
     /// It was passed over for so long that its process must be stopped, unless the host is.
-    pub suspected_deaf: bool,
+    pub suspected_unresponsive: bool,
     /// How long it may be silent before it counts as idle.
     pub quiet_ns: u64,
     /// It holds the device and had nothing on it when it was looked at last: it counts as idle then, unless it does something.
@@ -86,15 +86,15 @@ pub(super) struct Seat {
     /// It lost the device because it was silent, and has not come back since.
     passed_over: bool,
     /// It does not come when it is let in, and is passed over until then.
-    deaf_until_ns: u64,
+    unresponsive_until_ns: u64,
     /// How long it was passed over the last time.
-    deaf_ns: u64,
+    unresponsive_ns: u64,
     /// Slices in a row to which it did not come.
     missed: u32,
     /// It has given a sign of life since its gate opened.
     came: bool,
     /// It took long to come the last time.
-    late: bool,
+    slow: bool,
     pub launches: u64,
     /// What they take.
     pub rate: Rate,
@@ -102,11 +102,11 @@ pub(super) struct Seat {
     active_ns: Option<u64>,
     pub usage: Usage,
     pub bounds: Bounds,
-    pub conduct: Conduct,
+    pub record: ViolationRecord,
     /// When its gate closed last, and its submissions as they were counted at the last inspection since.
     pub closed: (u64, Option<u64>),
     /// Whom its tail waits for.
-    pub company: Company,
+    pub co_ranks: CoRanks,
     /// In-flight bound that its clients were told.
     pub window_us: u32,
     /// What is known of its memory and its iterations.
@@ -134,7 +134,7 @@ impl Hold {
     }
 }
 
-impl Seat {
+impl RunEntity {
     pub fn new(now_ns: u64, tenant: TenantId, terms: Terms, pace: &Pace) -> Self {
         let mut bounds = Bounds::default();
         bounds.set(terms.min_ppm, terms.max_ppm);
@@ -147,23 +147,23 @@ impl Seat {
             gang: false,
             waits: false,
             busy: false,
-            tail_since_ns: None,
-            tail: Tail::default(),
+            drain_since_ns: None,
+            drain: Drain::default(),
             forgiven_ns: 0,
             behind_until_ns: 0,
             unfinished_since_ns: None,
             standing_ns: 0,
             marks: 0,
-            suspected_deaf: false,
+            suspected_unresponsive: false,
             quiet_ns: pace.quiet_ns,
             idle_ns: None,
             ready_until_ns: 0,
             passed_over: false,
-            deaf_until_ns: 0,
-            deaf_ns: 0,
+            unresponsive_until_ns: 0,
+            unresponsive_ns: 0,
             missed: 0,
             came: true,
-            late: false,
+            slow: false,
             launches: 0,
             rate: Rate::default(),
             active_ns: None,
@@ -172,9 +172,9 @@ impl Seat {
                 ..Usage::default()
             },
             bounds,
-            conduct: Conduct::default(),
+            record: ViolationRecord::default(),
             closed: (now_ns, None),
-            company: Company::default(),
+            co_ranks: CoRanks::default(),
             window_us: pace.lone_window_us,
             memory: Memory::default(),
             iterations: Iterations::default(),
@@ -205,15 +205,15 @@ impl Seat {
     /// Whether it is demoted for work that does not end and is on the device yet: more of it would only come behind that.
     fn is_stuck(&self, now_ns: u64) -> bool {
         let endless = matches!(
-            self.conduct.demoted(now_ns),
-            Some(super::Offence::Endless { .. })
+            self.record.demoted(now_ns),
+            Some(super::Violation::Endless { .. })
         );
-        endless && self.tail_since_ns.is_some()
+        endless && self.drain_since_ns.is_some()
     }
 
     /// Its class as it is treated.
     pub fn class(&self, now_ns: u64) -> Class {
-        if self.conduct.demoted(now_ns).is_some() {
+        if self.record.demoted(now_ns).is_some() {
             Class::Opportunistic
         } else {
             self.terms.class
@@ -222,7 +222,7 @@ impl Seat {
 
     /// As a policy sees it.
     pub fn view(&self, now_ns: u64) -> TenantView {
-        let weight_ppm = if self.conduct.demoted(now_ns).is_some() {
+        let weight_ppm = if self.record.demoted(now_ns).is_some() {
             1
         } else {
             self.terms.weight_ppm
@@ -268,9 +268,9 @@ impl Seat {
     /// early costs no more than their window, so less silence will do. Returns when its tail has ended, where that was found
     /// now.
     pub fn look(&mut self, now_ns: u64, device: usize, pace: &Pace, gap: bool) -> Option<u64> {
-        if self.hold.is_none() && self.tail_since_ns.is_none() {
+        if self.hold.is_none() && self.drain_since_ns.is_none() {
             let waits = |(_, pages): &(u64, Rc<ClientPages>)| peer::waits(pages, device);
-            self.waits = now_ns >= self.deaf_until_ns && self.clients.iter().any(waits);
+            self.waits = now_ns >= self.unresponsive_until_ns && self.clients.iter().any(waits);
             self.learn_quiet(now_ns, pace);
             self.progress
                 .look(&self.clients, self.usage.device_ns, true);
@@ -317,14 +317,14 @@ impl Seat {
         };
         let mut drained_ns = None;
         if self.hold.is_some() {
-            self.tail_since_ns = None;
+            self.drain_since_ns = None;
         } else if !(seen.in_flight() || seen.blocking)
-            && let Some(since_ns) = self.tail_since_ns.take()
+            && let Some(since_ns) = self.drain_since_ns.take()
         {
-            drained_ns = Some(self.tail.end(since_ns, now_ns));
+            drained_ns = Some(self.drain.end(since_ns, now_ns));
         }
-        if self.tail_since_ns.is_some() {
-            self.tail.look(now_ns, seen.marks);
+        if self.drain_since_ns.is_some() {
+            self.drain.look(now_ns, seen.marks);
             self.ready_until_ns = now_ns + self.quiet_ns;
         }
         let silent = !(seen.in_flight() || seen.blocking || seen.waits);
@@ -333,7 +333,7 @@ impl Seat {
         self.busy = if self.hold.is_some() {
             idle_ns.is_some_and(|idle_ns| now_ns < idle_ns)
         } else {
-            self.tail_since_ns.is_some()
+            self.drain_since_ns.is_some()
         };
         drained_ns
     }
@@ -345,14 +345,14 @@ impl Seat {
         }
         self.came = true;
         if let Some(hold) = &mut self.hold {
-            self.late = now_ns > hold.opened_ns + LATE_NS;
+            self.slow = now_ns > hold.opened_ns + SLOW_START_NS;
             hold.since_ns = hold.since_ns.min(now_ns);
         }
     }
 
     /// For how long its next slice waits for it to come.
     pub fn grace_ns(&self) -> u64 {
-        if self.late && self.waits { GRACE_NS } else { 0 }
+        if self.slow && self.waits { GRACE_NS } else { 0 }
     }
 
     /// Whether it holds the device by a gate that was opened then.
@@ -406,25 +406,25 @@ impl Seat {
                 let wants = self.wants(now_ns);
                 self.active_ns = wants.then_some(now_ns);
                 self.came = !self.waits;
-                self.late &= !self.came;
+                self.slow &= !self.came;
                 self.busy = wants;
-                self.tail_since_ns = None;
+                self.drain_since_ns = None;
                 (self.forgiven_ns, self.behind_until_ns) = (0, 0);
                 now_ns
             }
         };
         // Its gate closes so much earlier that the slice ends with the tail, but is open for half of it at least.
-        let tail_us = u32::try_from(self.tail.mean_ns() / 1000).unwrap_or(u32::MAX);
+        let drain_us = u32::try_from(self.drain.mean_ns() / 1000).unwrap_or(u32::MAX);
         let grace_ns = if self.came { 0 } else { self.grace_ns() };
         self.hold = Some(Hold {
             since_ns: now_ns + grace_ns,
             opened_ns,
-            quantum_us: grant.quantum_us - (grant.quantum_us / 2).min(tail_us),
+            quantum_us: grant.quantum_us - (grant.quantum_us / 2).min(drain_us),
         });
         woken
     }
 
-    /// Closes its gates. What it has on the device is looked at by [`begin_tail`](Self::begin_tail), once others are served.
+    /// Closes its gates. What it has on the device is looked at by [`begin_drain`](Self::begin_tail), once others are served.
     pub fn end(&mut self, now_ns: u64, device: usize) -> Option<Hold> {
         for (_, pages) in &self.clients {
             pages.arbiter.close(device);
@@ -436,42 +436,43 @@ impl Seat {
 
     /// What a tenant whose gates were closed has still on the device, and what its slice has taught. True where it turned out
     /// to be deaf for good.
-    pub fn begin_tail(&mut self, now_ns: u64, device: usize, hold: Hold) -> bool {
+    pub fn begin_drain(&mut self, now_ns: u64, device: usize, hold: Hold) -> bool {
         let seen = self.sample(device);
         self.passed_over = !self.busy;
-        self.tail_since_ns = (seen.in_flight() || seen.blocking).then_some(now_ns);
-        if self.tail_since_ns.is_none() {
-            self.tail.none();
+        self.drain_since_ns = (seen.in_flight() || seen.blocking).then_some(now_ns);
+        if self.drain_since_ns.is_none() {
+            self.drain.none();
             self.unfinished_since_ns = None;
         } else {
-            self.tail.begin(now_ns, seen.marks);
+            self.drain.begin(now_ns, seen.marks);
             self.unfinished_since_ns.get_or_insert(now_ns);
         }
-        if self.busy || self.tail_since_ns.is_some() {
+        if self.busy || self.drain_since_ns.is_some() {
             self.ready_until_ns = now_ns + self.quiet_ns;
         }
-        self.busy = self.tail_since_ns.is_some();
+        self.busy = self.drain_since_ns.is_some();
         self.came |= !seen.waits || seen.launches != self.launches;
-        self.late |= !self.came;
+        self.slow |= !self.came;
         let whole = now_ns >= hold.due_ns().min(hold.opened_ns + WAKE_NS);
         if self.came {
-            (self.missed, self.deaf_ns) = (0, 0);
+            (self.missed, self.unresponsive_ns) = (0, 0);
         } else if whole {
             self.missed += 1;
         }
-        let deaf = self.missed >= DEAF_AFTER;
-        if deaf {
-            self.deaf_ns = (self.deaf_ns * 2).clamp(DEAF_NS, DEAF_MAX_NS);
-            self.deaf_until_ns = now_ns + self.deaf_ns;
+        let unresponsive = self.missed >= UNRESPONSIVE_AFTER;
+        if unresponsive {
+            self.unresponsive_ns =
+                (self.unresponsive_ns * 2).clamp(UNRESPONSIVE_NS, UNRESPONSIVE_MAX_NS);
+            self.unresponsive_until_ns = now_ns + self.unresponsive_ns;
         }
-        self.waits = !deaf && seen.waits;
-        deaf && self.deaf_ns >= DEAF_TOLD_NS
+        self.waits = !unresponsive && seen.waits;
+        unresponsive && self.unresponsive_ns >= UNRESPONSIVE_REPORT_NS
     }
 
-    /// It was given so much of the device, of which `late_ns` was a time in which nobody looked.
-    pub fn stand(&mut self, got_ns: u64, late_ns: u64) {
+    /// It was given so much of the device, of which `stall_ns` was a time in which nobody looked.
+    pub fn stand(&mut self, got_ns: u64, stall_ns: u64) {
         if self.unfinished_since_ns.is_some() {
-            let got_ns = got_ns.saturating_sub(late_ns);
+            let got_ns = got_ns.saturating_sub(stall_ns);
             self.standing_ns = self.standing_ns.saturating_add(got_ns);
         }
     }
@@ -479,7 +480,7 @@ impl Seat {
     /// All of its clients are gone.
     pub fn empty(&mut self) {
         (self.waits, self.busy) = (false, false);
-        (self.tail_since_ns, self.unfinished_since_ns) = (None, None);
+        (self.drain_since_ns, self.unfinished_since_ns) = (None, None);
         self.ready_until_ns = 0;
         self.idle_ns = None;
         self.hold = None;
@@ -517,17 +518,17 @@ impl Seat {
     }
 
     /// How it behaves, looked at a few times a second.
-    pub fn inspect(&mut self, now_ns: u64, device: usize) -> Option<Offence> {
+    pub fn inspect(&mut self, now_ns: u64, device: usize) -> Option<Violation> {
         if let Some(since_ns) = self.unfinished_since_ns {
             let ns = now_ns.saturating_sub(since_ns);
             if self.standing_ns >= ENDLESS_NS {
-                return Some(Offence::Endless { ms: ns / 1_000_000 });
+                return Some(Violation::Endless { ms: ns / 1_000_000 });
             }
         }
-        if std::mem::take(&mut self.suspected_deaf) {
-            return Some(Offence::Deaf);
+        if std::mem::take(&mut self.suspected_unresponsive) {
+            return Some(Violation::Unresponsive);
         }
-        let opened = self.hold.is_some() || self.company.is_here();
+        let opened = self.hold.is_some() || self.co_ranks.is_here();
         if opened || now_ns < self.closed.0 + SETTLED_NS {
             self.closed.1 = None;
             return None;
@@ -536,11 +537,11 @@ impl Seat {
         let before = self.closed.1.replace(launches)?;
         let more = launches.wrapping_sub(before);
         // A process that has ended takes its count along.
-        ((UNGATED..u64::MAX / 2).contains(&more)).then_some(Offence::Ungated { launches: more })
+        ((UNGATED..u64::MAX / 2).contains(&more)).then_some(Violation::Ungated { launches: more })
     }
 
     /// It was found out. True where that is to be told.
-    pub fn find(&mut self, now_ns: u64, offence: Offence, answer: Answer) -> bool {
-        self.conduct.find(now_ns, offence, answer)
+    pub fn find(&mut self, now_ns: u64, violation: Violation, answer: Answer) -> bool {
+        self.record.find(now_ns, violation, answer)
     }
 }

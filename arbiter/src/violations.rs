@@ -5,7 +5,7 @@ use policy::TenantId;
 use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::Value;
 
-use crate::dispatch::{Answer, Offence};
+use crate::dispatch::{Answer, Violation};
 use crate::peer;
 use crate::serve::Arbiter;
 
@@ -19,7 +19,7 @@ const LOOK_MOST_NS: u64 = 10_000_000_000;
 /// What was seen so long ago tells nothing about now.
 const LOOK_AGAIN_NS: u64 = 3_000_000_000;
 /// A round of housekeeping that comes so much late is one for which the arbiter had no processor.
-const LATE_NS: u64 = 100_000_000;
+const HOUSEKEEPING_STALL_NS: u64 = 100_000_000;
 /// Jobs that are looked at in a round; the others have their turn.
 const LOOKED_AT: usize = 8;
 
@@ -33,7 +33,7 @@ pub struct Suspicion {
 
 impl Suspicion {
     /// Whether the host may be why nothing of the job gets on.
-    fn excuses(&mut self, now_ns: u64, waited_ns: u64, late: bool) -> bool {
+    fn excuses(&mut self, now_ns: u64, waited_ns: u64, stalled: bool) -> bool {
         let for_ns = now_ns.saturating_sub(self.at_ns);
         if self.since_ns == 0 || for_ns > LOOK_AGAIN_NS {
             *self = Self {
@@ -48,7 +48,7 @@ impl Suspicion {
         }
         let waited_for_ns = waited_ns.saturating_sub(self.waited_ns);
         (self.at_ns, self.waited_ns) = (now_ns, waited_ns);
-        let starved = waited_for_ns > for_ns / 5 || late;
+        let starved = waited_for_ns > for_ns / 5 || stalled;
         starved && now_ns.saturating_sub(self.since_ns) < LOOK_MOST_NS
     }
 }
@@ -56,13 +56,13 @@ impl Suspicion {
 impl Arbiter {
     /// Looks how jobs behave; ten times a second.
     pub(crate) fn look_for_offenders(&mut self, now_ns: u64) {
-        let mut found: Vec<(u32, TenantId, Offence)> = Vec::new();
+        let mut found: Vec<(u32, TenantId, Violation)> = Vec::new();
         for client in self.clients.values_mut() {
             if client.floods >= FLOOD_PERIODS {
-                found.push((client.devices, client.tenant, Offence::Flood));
+                found.push((client.devices, client.tenant, Violation::Flood));
             }
             if std::mem::take(&mut client.bad_records) > 0 {
-                found.push((client.devices, client.tenant, Offence::Nonsense));
+                found.push((client.devices, client.tenant, Violation::Nonsense));
             }
         }
         for tenant in self.ledger.iter_mut() {
@@ -72,23 +72,23 @@ impl Arbiter {
             let devices = tenant.clients.iter().filter_map(|id| self.clients.get(id));
             let devices = devices.fold(0, |devices, client| devices | client.devices);
             tracing::debug!("job `{}`: {violation}", tenant.spec.name);
-            found.push((devices, tenant.id, Offence::Nonsense));
+            found.push((devices, tenant.id, Violation::Nonsense));
         }
-        for (devices, tenant, offence) in found {
-            for (at, lane) in self.lanes.iter_mut().enumerate() {
+        for (devices, tenant, violation) in found {
+            for (at, scheduler) in self.schedulers.iter_mut().enumerate() {
                 if devices & (1 << at) != 0 {
-                    lane.find(now_ns, tenant, offence);
+                    scheduler.find(now_ns, tenant, violation);
                     self.dirty |= 1 << at;
                 }
             }
         }
         self.suspicions
             .retain(|_, suspicion| now_ns.saturating_sub(suspicion.at_ns) <= LOOK_AGAIN_NS);
-        let late = now_ns.saturating_sub(self.house_due_ns()) > LATE_NS;
+        let stalled = now_ns.saturating_sub(self.housekeeping_due_ns()) > HOUSEKEEPING_STALL_NS;
         let mut left = LOOKED_AT;
-        for at in 0..self.lanes.len() {
+        for at in 0..self.schedulers.len() {
             // Whether it is the host that stands still, and not a job: by what its threads wait for, and by our own lateness.
-            let forgiven = self.lanes[at].inspect(now_ns, &mut |id| {
+            let forgiven = self.schedulers[at].inspect(now_ns, &mut |id| {
                 left = left.saturating_sub(1);
                 let clients = self.ledger.get(id).map(|tenant| tenant.clients.as_slice());
                 let clients = clients.unwrap_or_default().iter().take(LOOKED_AT);
@@ -96,23 +96,26 @@ impl Arbiter {
                     .filter_map(|client| peer::waited_for_cpu_ns(self.clients.get(client)?.pid))
                     .fold(0, u64::saturating_add);
                 let suspicion = self.suspicions.entry(id).or_default();
-                left == 0 || suspicion.excuses(now_ns, waited_ns, late)
+                left == 0 || suspicion.excuses(now_ns, waited_ns, stalled)
             });
             for tenant in forgiven {
                 self.tell_forgiven(at, tenant);
                 self.dirty |= 1 << at;
             }
-            for (tenant, offence) in self.lanes[at].take_offences() {
-                self.on_offence(at, tenant, offence);
+            for (tenant, violation) in self.schedulers[at].take_violations() {
+                self.on_violation(at, tenant, violation);
                 self.dirty |= 1 << at;
             }
         }
     }
 
-    fn on_offence(&mut self, device: usize, id: TenantId, offence: Offence) {
-        let answer = self.lanes[device].answer();
+    fn on_violation(&mut self, device: usize, id: TenantId, violation: Violation) {
+        let answer = self.schedulers[device].answer();
         let clients = self.ledger.get(id).map(|tenant| tenant.clients.clone());
-        if matches!(offence, Offence::Deaf | Offence::Endless { .. }) {
+        if matches!(
+            violation,
+            Violation::Unresponsive | Violation::Endless { .. }
+        ) {
             // A child that was forked holds the socket open over its parent's exec.
             let mut executed = false;
             for client in clients.into_iter().flatten() {
@@ -133,12 +136,12 @@ impl Arbiter {
         };
         let message = format!(
             "job `{name}` {} (device {device}): {consequence}",
-            offence.text()
+            violation.text()
         );
         tracing::warn!("{message}");
         let mut fields = vec![
             ("device", Value::from(device)),
-            ("offence", Value::from(offence.word())),
+            ("violation", Value::from(violation.word())),
             (
                 "answer",
                 Value::from(match answer {
@@ -148,10 +151,10 @@ impl Arbiter {
                 }),
             ),
         ];
-        match offence {
-            Offence::Endless { ms } => fields.push(("past_slice_ms", Value::from(ms))),
-            Offence::Ungated { launches } => fields.push(("launches", Value::from(launches))),
-            Offence::Deaf | Offence::Flood | Offence::Nonsense => {}
+        match violation {
+            Violation::Endless { ms } => fields.push(("past_slice_ms", Value::from(ms))),
+            Violation::Ungated { launches } => fields.push(("launches", Value::from(launches))),
+            Violation::Unresponsive | Violation::Flood | Violation::Nonsense => {}
         }
         self.journal.write("misbehaviour", &name, message, &fields);
         if answer == Answer::Kill {
@@ -182,12 +185,12 @@ mod tests {
     fn a_job_that_gets_no_processor_is_excused_for_some_time_and_one_that_waits_for_none_is_not() {
         const MS: u64 = 1_000_000;
         // Where its threads wait all the time, and where the arbiter itself is late.
-        for (waits, late) in [(true, false), (false, true)] {
+        for (waits, stalled) in [(true, false), (false, true)] {
             let mut suspicion = Suspicion::default();
             let mut excused_until_ns = 0;
             for at_ns in (1..200).map(|round| round * 100 * MS) {
                 let waited_ns = if waits { at_ns } else { 0 };
-                if !suspicion.excuses(at_ns, waited_ns, late) {
+                if !suspicion.excuses(at_ns, waited_ns, stalled) {
                     break;
                 }
                 excused_until_ns = at_ns;

@@ -3,13 +3,13 @@
 use policy::quantum::Lengths;
 use policy::{QuantumBounds, TenantId};
 
-use super::Lane;
-use super::conduct::Offence;
+use super::DeviceScheduler;
+use super::entity::RunEntity;
 use super::pace::{Answer, Mode};
-use super::seat::Seat;
+use super::violation::Violation;
 use crate::usage::Usage;
 
-impl Lane {
+impl DeviceScheduler {
     /// Looks how tenants behave, a few times a second. Returns those whose penance is over. `excused`: whether it is the host that
     /// stands still, and not what the tenant has on the device or its process.
     pub fn inspect(
@@ -18,35 +18,38 @@ impl Lane {
         excused: &mut dyn FnMut(TenantId) -> bool,
     ) -> Vec<TenantId> {
         let slices = !self.at_once();
-        for at in 0..self.seats.len() {
-            let offence = self.seats[at].inspect(now_ns, self.device);
-            if let Some(offence) = offence.filter(|_| slices) {
-                let tenant = self.seats[at].tenant;
-                let by_host = matches!(offence, Offence::Deaf | Offence::Endless { .. });
+        for at in 0..self.entities.len() {
+            let violation = self.entities[at].inspect(now_ns, self.device);
+            if let Some(violation) = violation.filter(|_| slices) {
+                let tenant = self.entities[at].tenant;
+                let by_host = matches!(
+                    violation,
+                    Violation::Unresponsive | Violation::Endless { .. }
+                );
                 if !(by_host && excused(tenant)) {
-                    self.find(now_ns, tenant, offence);
+                    self.find(now_ns, tenant, violation);
                 }
             }
         }
-        let seats = self.seats.iter_mut();
-        seats
-            .filter_map(|seat| seat.conduct.forgive(now_ns).then_some(seat.tenant))
+        let entities = self.entities.iter_mut();
+        entities
+            .filter_map(|entity| entity.record.forgive(now_ns).then_some(entity.tenant))
             .collect()
     }
 
     /// A tenant was found to harm the others.
-    pub fn find(&mut self, now_ns: u64, tenant: TenantId, offence: Offence) {
+    pub fn find(&mut self, now_ns: u64, tenant: TenantId, violation: Violation) {
         let answer = self.answer;
-        if let Some(seat) = self.seat_mut(tenant)
-            && seat.find(now_ns, offence, answer)
+        if let Some(entity) = self.entity_mut(tenant)
+            && entity.find(now_ns, violation, answer)
         {
-            self.offences.push((tenant, offence));
+            self.violations.push((tenant, violation));
         }
     }
 
     /// What is to be told, once.
-    pub fn take_offences(&mut self) -> Vec<(TenantId, Offence)> {
-        std::mem::take(&mut self.offences)
+    pub fn take_violations(&mut self) -> Vec<(TenantId, Violation)> {
+        std::mem::take(&mut self.violations)
     }
 
     /// What becomes of a tenant that harms the others.
@@ -55,10 +58,10 @@ impl Lane {
     }
 
     /// Why a tenant runs after all others, and how often it was found out.
-    pub fn conduct(&self, tenant: TenantId, now_ns: u64) -> (Option<Offence>, u64) {
-        let seat = self.seat(tenant);
-        seat.map_or((None, 0), |seat| {
-            (seat.conduct.demoted(now_ns), seat.conduct.count)
+    pub fn record(&self, tenant: TenantId, now_ns: u64) -> (Option<Violation>, u64) {
+        let entity = self.entity(tenant);
+        entity.map_or((None, 0), |entity| {
+            (entity.record.demoted(now_ns), entity.record.count)
         })
     }
 
@@ -91,8 +94,11 @@ impl Lane {
     /// Who holds the device. All at once, those who use it.
     pub fn holding(&self) -> impl Iterator<Item = TenantId> {
         let at_once = self.at_once();
-        let holds = move |seat: &&Seat| seat.hold.is_some() && (!at_once || seat.busy);
-        self.seats.iter().filter(holds).map(|seat| seat.tenant)
+        let holds = move |entity: &&RunEntity| entity.hold.is_some() && (!at_once || entity.busy);
+        self.entities
+            .iter()
+            .filter(holds)
+            .map(|entity| entity.tenant)
     }
 
     /// Part of the last second in which the device was in use.
@@ -102,14 +108,14 @@ impl Lane {
 
     /// What a tenant used.
     pub fn usage(&self, tenant: TenantId) -> Option<&Usage> {
-        Some(&self.seat(tenant)?.usage)
+        Some(&self.entity(tenant)?.usage)
     }
 
     /// Whether a tenant uses the device, and whether it waits for it.
     pub fn standing(&self, tenant: TenantId) -> (bool, bool) {
-        let seat = self.seat(tenant);
-        seat.map_or((false, false), |seat| {
-            (seat.busy, seat.waits && seat.hold.is_none())
+        let entity = self.entity(tenant);
+        entity.map_or((false, false), |entity| {
+            (entity.busy, entity.waits && entity.hold.is_none())
         })
     }
 }

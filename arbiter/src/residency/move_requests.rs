@@ -19,7 +19,7 @@ const MOST: usize = 32;
 
 /// A request that waits for its jobs.
 #[derive(Debug)]
-pub struct Errand {
+pub struct MoveRequest {
     connection: u64,
     jobs: Vec<(TenantId, bool)>,
     began_ns: u64,
@@ -30,7 +30,7 @@ pub struct Errand {
 
 impl Arbiter {
     /// Begins to move jobs; the answer comes when they have arrived.
-    pub(crate) fn begin_errand(
+    pub(crate) fn begin_move(
         &mut self,
         connection: u64,
         moves: &Moves,
@@ -46,7 +46,7 @@ impl Arbiter {
         if both.is_empty() {
             return Err(invalid("no job to move".into()).with_hint("name one"));
         }
-        if self.errands.len() >= MOST {
+        if self.move_requests.len() >= MOST {
             let message = format!("{MOST} requests to move jobs are under way");
             return Err(ControlError::new(ErrorCode::Refused, message)
                 .with_hint("try again when one of them has ended"));
@@ -76,9 +76,9 @@ impl Arbiter {
             if let Some(tenant) = self.ledger.get_mut(*id) {
                 tenant.spec.evicted = *evict;
             }
-            for lane in &mut self.lanes {
-                if lane.whereabouts(*id).is_some() {
-                    lane.call(now_ns, *id, !*evict);
+            for scheduler in &mut self.schedulers {
+                if scheduler.whereabouts(*id).is_some() {
+                    scheduler.call(now_ns, *id, !*evict);
                 }
             }
         }
@@ -94,7 +94,7 @@ impl Arbiter {
                 ..JobMoved::default()
             })
             .collect();
-        self.errands.push(Errand {
+        self.move_requests.push(MoveRequest {
             connection,
             jobs,
             began_ns: now_ns,
@@ -105,30 +105,33 @@ impl Arbiter {
     }
 
     /// Answers the requests whose jobs have arrived, or whose time is up. Returns when the next one's is.
-    pub(crate) fn run_errands(&mut self, now_ns: u64) -> Option<u64> {
+    pub(crate) fn step_moves(&mut self, now_ns: u64) -> Option<u64> {
         let mut at = 0;
-        while at < self.errands.len() {
-            let mut errand = self.errands.swap_remove(at);
-            let over = now_ns >= errand.deadline_ns;
+        while at < self.move_requests.len() {
+            let mut request = self.move_requests.swap_remove(at);
+            let over = now_ns >= request.deadline_ns;
             let mut waiting = false;
-            for (at, (id, evict)) in errand.jobs.iter().enumerate() {
+            for (at, (id, evict)) in request.jobs.iter().enumerate() {
                 // PANIC: one for each job.
-                let told = &mut errand.moved[at];
-                if told.outcome == MoveOutcome::Unknown {
-                    self.see_to(*id, *evict, (errand.began_ns, over), told);
+                let reported = &mut request.moved[at];
+                if reported.outcome == MoveOutcome::Unknown {
+                    self.see_to(*id, *evict, (request.began_ns, over), reported);
                 }
-                waiting |= told.outcome == MoveOutcome::Unknown;
+                waiting |= reported.outcome == MoveOutcome::Unknown;
             }
             if waiting {
-                self.errands.push(errand);
-                let last = self.errands.len() - 1;
-                self.errands.swap(at, last);
+                self.move_requests.push(request);
+                let last = self.move_requests.len() - 1;
+                self.move_requests.swap(at, last);
                 at += 1;
                 continue;
             }
-            self.finish_errand(errand, now_ns);
+            self.finish_move(request, now_ns);
         }
-        self.errands.iter().map(|errand| errand.deadline_ns).min()
+        self.move_requests
+            .iter()
+            .map(|request| request.deadline_ns)
+            .min()
     }
 
     /// What has become of one job, once that is known or the time is up.
@@ -137,42 +140,43 @@ impl Arbiter {
         id: TenantId,
         evict: bool,
         (began_ns, over): (u64, bool),
-        told: &mut JobMoved,
+        reported: &mut JobMoved,
     ) {
         if self.ledger.get(id).is_none() {
-            told.outcome = MoveOutcome::Failed;
-            told.reason = "the job has ended".into();
+            reported.outcome = MoveOutcome::Failed;
+            reported.reason = "the job has ended".into();
             return;
         }
         let all: Vec<Whereabouts> = self
-            .lanes
+            .schedulers
             .iter()
-            .filter_map(|lane| lane.whereabouts(id))
+            .filter_map(|scheduler| scheduler.whereabouts(id))
             .collect();
-        told.outcome = outcome(&all, evict, over);
-        if told.outcome == MoveOutcome::Unknown {
+        reported.outcome = outcome(&all, evict, over);
+        if reported.outcome == MoveOutcome::Unknown {
             return;
         }
         let sum = |of: fn(&Whereabouts) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
         let since = |ns: u64| ns.saturating_sub(began_ns);
         let last = |of: fn(&Whereabouts) -> u64| all.iter().map(of).max().unwrap_or(0);
-        told.evictable_bytes = sum(|one| one.evictable_bytes);
-        told.copied_bytes = sum(|one| one.figures.copied_bytes);
-        told.elapsed_ns = since(last(|one| one.figures.ended_ns));
-        told.drain_ns = since(last(|one| one.figures.drained_ns));
-        told.moving_ns = last(|one| one.figures.ended_ns.saturating_sub(one.figures.drained_ns));
-        if told.outcome == MoveOutcome::Done {
+        reported.evictable_bytes = sum(|one| one.evictable_bytes);
+        reported.copied_bytes = sum(|one| one.figures.copied_bytes);
+        reported.elapsed_ns = since(last(|one| one.figures.ended_ns));
+        reported.drain_ns = since(last(|one| one.figures.drained_ns));
+        reported.moving_ns =
+            last(|one| one.figures.ended_ns.saturating_sub(one.figures.drained_ns));
+        if reported.outcome == MoveOutcome::Done {
             return;
         }
-        told.reason = all
+        reported.reason = all
             .iter()
             .map(|one| one.figures.reason.clone())
             .find(|reason| !reason.is_empty())
-            .unwrap_or_else(|| match told.outcome {
+            .unwrap_or_else(|| match reported.outcome {
                 MoveOutcome::Waiting => all.iter().map(waits_for).next().unwrap_or_default(),
                 _ => "it has not arrived in time, and goes on".into(),
             });
-        if evict && told.outcome == MoveOutcome::Refused {
+        if evict && reported.outcome == MoveOutcome::Refused {
             // What cannot leave goes on where it is.
             if let Some(tenant) = self.ledger.get_mut(id) {
                 tenant.spec.evicted = false;
@@ -181,8 +185,8 @@ impl Arbiter {
         }
     }
 
-    fn finish_errand(&mut self, errand: Errand, now_ns: u64) {
-        for (job, (id, _)) in errand.moved.iter().zip(&errand.jobs) {
+    fn finish_move(&mut self, request: MoveRequest, now_ns: u64) {
+        for (job, (id, _)) in request.moved.iter().zip(&request.jobs) {
             if self.ledger.get(*id).is_none() {
                 continue;
             }
@@ -210,20 +214,20 @@ impl Arbiter {
             };
             self.journal.write(kind, &job.job, message, &fields);
         }
-        let simulated = errand.jobs.iter().all(|(id, _)| {
+        let simulated = request.jobs.iter().all(|(id, _)| {
             self.ledger
                 .get(*id)
                 .is_none_or(|tenant| tenant.spec.simulated)
         });
-        let ends = errand.moved.iter().map(|job| job.elapsed_ns).max();
+        let ends = request.moved.iter().map(|job| job.elapsed_ns).max();
         let reply = Reply::Moved(Moved {
             elapsed_ns: ends.unwrap_or(0),
             simulated,
-            jobs: errand.moved,
+            jobs: request.moved,
         });
         self.state_is_old = true;
         self.control
-            .reply(errand.connection, &Ok(reply), now_ns, &self.poller);
+            .reply(request.connection, &Ok(reply), now_ns, &self.poller);
     }
 }
 

@@ -7,16 +7,16 @@ use super::pace::Answer;
 
 /// How long it runs last after it was found out for the last time. One that does not come gives no sign of having come back
 /// to its senses but to come when it is let in, so it is given a chance more often; what that costs the others is a slice.
-const PENANCE_NS: u64 = 10_000_000_000;
-const DEAF_PENANCE_NS: u64 = 2_000_000_000;
+const PENALTY_NS: u64 = 10_000_000_000;
+const UNRESPONSIVE_PENALTY_NS: u64 = 2_000_000_000;
 /// The same offence is told again after this long.
 const SILENCE_NS: u64 = 10_000_000_000;
 
 /// What a tenant is found to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Offence {
+pub enum Violation {
     /// It waits, is let in, and never comes: its process is stopped or frozen.
-    Deaf,
+    Unresponsive,
     /// What it had on the device when its slice ended is still not done.
     Endless {
         /// For so long, in milliseconds.
@@ -33,11 +33,11 @@ pub enum Offence {
     Nonsense,
 }
 
-impl Offence {
+impl Violation {
     /// For programs.
     pub fn word(self) -> &'static str {
         match self {
-            Self::Deaf => "deaf",
+            Self::Unresponsive => "unresponsive",
             Self::Endless { .. } => "endless",
             Self::Ungated { .. } => "ungated",
             Self::Flood => "flood",
@@ -48,7 +48,7 @@ impl Offence {
     /// For people, after the job's name.
     pub fn text(self) -> String {
         match self {
-            Self::Deaf => "waits for the device and does not come when it is let in".into(),
+            Self::Unresponsive => "waits for the device and does not come when it is let in".into(),
             Self::Endless { ms } => {
                 format!("still has work on the device {ms} ms after its slice has ended")
             }
@@ -63,51 +63,51 @@ impl Offence {
 
 /// How a tenant behaves on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Conduct {
-    offence: Option<Offence>,
+pub struct ViolationRecord {
+    violation: Option<Violation>,
     /// It runs last until then.
     demoted_until_ns: u64,
-    told_ns: Option<u64>,
+    reported_ns: Option<u64>,
     /// How often it was found out.
     pub count: u64,
 }
 
-impl Conduct {
+impl ViolationRecord {
     /// It was found out. True where that is to be told.
-    pub fn find(&mut self, now_ns: u64, offence: Offence, answer: Answer) -> bool {
+    pub fn find(&mut self, now_ns: u64, violation: Violation, answer: Answer) -> bool {
         let same = self
-            .offence
-            .is_some_and(|before| before.word() == offence.word());
-        self.offence = Some(offence);
+            .violation
+            .is_some_and(|before| before.word() == violation.word());
+        self.violation = Some(violation);
         if answer != Answer::Report {
-            let penance_ns = match offence {
-                Offence::Deaf => DEAF_PENANCE_NS,
-                _ => PENANCE_NS,
+            let penalty_ns = match violation {
+                Violation::Unresponsive => UNRESPONSIVE_PENALTY_NS,
+                _ => PENALTY_NS,
             };
-            self.demoted_until_ns = self.demoted_until_ns.max(now_ns + penance_ns);
+            self.demoted_until_ns = self.demoted_until_ns.max(now_ns + penalty_ns);
         }
         let silent = same
             && self
-                .told_ns
-                .is_some_and(|told_ns| now_ns < told_ns + SILENCE_NS);
+                .reported_ns
+                .is_some_and(|reported_ns| now_ns < reported_ns + SILENCE_NS);
         if silent {
             return false;
         }
         self.count += 1;
-        self.told_ns = Some(now_ns);
+        self.reported_ns = Some(now_ns);
         true
     }
 
     /// Why it runs after all others.
-    pub fn demoted(&self, now_ns: u64) -> Option<Offence> {
-        self.offence.filter(|_| now_ns < self.demoted_until_ns)
+    pub fn demoted(&self, now_ns: u64) -> Option<Violation> {
+        self.violation.filter(|_| now_ns < self.demoted_until_ns)
     }
 
     /// It has ceased to run last: once, the first time after its penance.
     pub fn forgive(&mut self, now_ns: u64) -> bool {
         let over = self.demoted_until_ns > 0 && now_ns >= self.demoted_until_ns;
         if over {
-            (self.demoted_until_ns, self.offence) = (0, None);
+            (self.demoted_until_ns, self.violation) = (0, None);
         }
         over
     }
@@ -120,35 +120,38 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn an_offender_runs_last_until_some_time_after_its_last_offence() {
-        let mut conduct = Conduct::default();
-        assert_eq!(conduct.demoted(0), None);
-        assert!(conduct.find(S, Offence::Flood, Answer::Demote));
-        assert!(!conduct.find(2 * S, Offence::Flood, Answer::Demote), "told");
-        assert_eq!(conduct.demoted(11 * S), Some(Offence::Flood));
-        assert!(!conduct.forgive(11 * S));
-        assert_eq!(conduct.demoted(12 * S), None);
-        assert!(conduct.forgive(12 * S) && !conduct.forgive(13 * S));
-        assert_eq!(conduct.count, 1);
-        assert!(conduct.find(20 * S, Offence::Deaf, Answer::Demote));
-        assert_eq!(conduct.demoted(21 * S), Some(Offence::Deaf));
-        assert_eq!(conduct.demoted(22 * S), None, "it has another chance soon");
+    fn a_violator_runs_last_until_some_time_after_its_last_violation() {
+        let mut record = ViolationRecord::default();
+        assert_eq!(record.demoted(0), None);
+        assert!(record.find(S, Violation::Flood, Answer::Demote));
+        assert!(
+            !record.find(2 * S, Violation::Flood, Answer::Demote),
+            "told"
+        );
+        assert_eq!(record.demoted(11 * S), Some(Violation::Flood));
+        assert!(!record.forgive(11 * S));
+        assert_eq!(record.demoted(12 * S), None);
+        assert!(record.forgive(12 * S) && !record.forgive(13 * S));
+        assert_eq!(record.count, 1);
+        assert!(record.find(20 * S, Violation::Unresponsive, Answer::Demote));
+        assert_eq!(record.demoted(21 * S), Some(Violation::Unresponsive));
+        assert_eq!(record.demoted(22 * S), None, "it has another chance soon");
     }
 
     #[test]
-    fn another_offence_and_the_same_much_later_are_told() {
-        let mut conduct = Conduct::default();
-        assert!(conduct.find(S, Offence::Flood, Answer::Demote));
-        assert!(conduct.find(S, Offence::Endless { ms: 1000 }, Answer::Demote));
-        assert!(!conduct.find(2 * S, Offence::Endless { ms: 2000 }, Answer::Demote));
-        assert!(conduct.find(12 * S, Offence::Endless { ms: 12_000 }, Answer::Demote));
-        assert_eq!(conduct.count, 3);
+    fn another_violation_and_the_same_one_much_later_are_reported() {
+        let mut record = ViolationRecord::default();
+        assert!(record.find(S, Violation::Flood, Answer::Demote));
+        assert!(record.find(S, Violation::Endless { ms: 1000 }, Answer::Demote));
+        assert!(!record.find(2 * S, Violation::Endless { ms: 2000 }, Answer::Demote));
+        assert!(record.find(12 * S, Violation::Endless { ms: 12_000 }, Answer::Demote));
+        assert_eq!(record.count, 3);
     }
 
     #[test]
     fn one_that_is_only_reported_keeps_its_place() {
-        let mut conduct = Conduct::default();
-        assert!(conduct.find(S, Offence::Nonsense, Answer::Report));
-        assert_eq!(conduct.demoted(S), None);
+        let mut record = ViolationRecord::default();
+        assert!(record.find(S, Violation::Nonsense, Answer::Report));
+        assert_eq!(record.demoted(S), None);
     }
 }

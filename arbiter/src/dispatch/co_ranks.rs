@@ -13,8 +13,8 @@ use std::rc::Rc;
 
 use channel::arbiter::ClientPages;
 
-use super::Lane;
-use super::seat::Seat;
+use super::DeviceScheduler;
+use super::entity::RunEntity;
 use crate::peer;
 
 /// How often one that has used up its time gets another window.
@@ -24,7 +24,7 @@ const REST_NS: u64 = 500_000;
 
 /// The company of one tail.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Company {
+pub(super) struct CoRanks {
     /// Clients whose gates are open, and since when; empty: none.
     clients: Vec<u64>,
     since_ns: u64,
@@ -36,38 +36,41 @@ pub(super) struct Company {
     marks: u64,
 }
 
-impl Company {
+impl CoRanks {
     pub fn is_here(&self) -> bool {
         !self.clients.is_empty()
     }
 }
 
-/// Marks and calls of those that are not in `company`.
-fn of_others(seat: &Seat, company: &[u64], device: usize) -> u64 {
-    let others = seat.clients.iter().filter(|(id, _)| !company.contains(id));
+/// Marks and calls of those that are not in `co_ranks`.
+fn of_others(entity: &RunEntity, co_ranks: &[u64], device: usize) -> u64 {
+    let others = entity
+        .clients
+        .iter()
+        .filter(|(id, _)| !co_ranks.contains(id));
     others
         .map(|(_, pages)| peer::activity(pages, device))
         .map(|seen| seen.marks.saturating_add(u64::from(seen.blocking)))
         .fold(0, u64::saturating_add)
 }
 
-impl Lane {
+impl DeviceScheduler {
     /// Opens and closes gates beside tails that stand still. Returns when to look again.
-    pub(super) fn keep_company(&mut self, now_ns: u64) -> Option<u64> {
+    pub(super) fn admit_co_ranks(&mut self, now_ns: u64) -> Option<u64> {
         let mut again_ns = None;
-        for at in 0..self.seats.len() {
-            if self.seats[at].company.is_here() {
-                self.let_go(now_ns, at);
+        for at in 0..self.entities.len() {
+            if self.entities[at].co_ranks.is_here() {
+                self.close_co_ranks(now_ns, at);
             }
-            let seat = &mut self.seats[at];
-            if !seat.company.is_here() {
-                if seat.tail_since_ns.is_none() && seat.hold.is_none() {
+            let entity = &mut self.entities[at];
+            if !entity.co_ranks.is_here() {
+                if entity.drain_since_ns.is_none() && entity.hold.is_none() {
                     // Another tail, another time.
-                    seat.company.used_ns = 0;
+                    entity.co_ranks.used_ns = 0;
                 }
-                self.let_come(now_ns, at);
+                self.open_co_ranks(now_ns, at);
             }
-            if self.seats[at].company.is_here() {
+            if self.entities[at].co_ranks.is_here() {
                 again_ns = Some(now_ns + self.pace.drain_look_ns);
             }
         }
@@ -76,66 +79,66 @@ impl Lane {
 
     /// It holds the device, or is about to: the gates of all of its clients are another's business then.
     fn is_its_turn(&self, at: usize) -> bool {
-        let seat = &self.seats[at];
-        let told = self.announced.map(|(tenant, _)| tenant);
-        seat.hold.is_some() || told == Some(seat.tenant)
+        let entity = &self.entities[at];
+        let next = self.pre_woken.map(|(tenant, _)| tenant);
+        entity.hold.is_some() || next == Some(entity.tenant)
     }
 
-    fn let_go(&mut self, now_ns: u64, at: usize) {
+    fn close_co_ranks(&mut self, now_ns: u64, at: usize) {
         let device = self.device;
         let window_ns = u64::from(self.pace.window_us) * 1000;
         let its_turn = self.is_its_turn(at);
-        let seat = &mut self.seats[at];
-        let open_ns = now_ns.saturating_sub(seat.company.since_ns);
-        let moved = seat.tail_since_ns.is_none()
-            || of_others(seat, &seat.company.clients, device) < seat.company.marks;
-        let left_ns = self.pace.drain_ns.saturating_sub(seat.company.used_ns);
+        let entity = &mut self.entities[at];
+        let open_ns = now_ns.saturating_sub(entity.co_ranks.since_ns);
+        let moved = entity.drain_since_ns.is_none()
+            || of_others(entity, &entity.co_ranks.clients, device) < entity.co_ranks.marks;
+        let left_ns = self.pace.drain_ns.saturating_sub(entity.co_ranks.used_ns);
         let over = open_ns >= left_ns.max(window_ns);
-        if !its_turn && seat.may_run() && !moved && !over {
+        if !its_turn && entity.may_run() && !moved && !over {
             return;
         }
-        let clients = std::mem::take(&mut seat.company.clients);
+        let clients = std::mem::take(&mut entity.co_ranks.clients);
         if !its_turn {
-            let known = seat.clients.iter().filter(|(id, _)| clients.contains(id));
+            let known = entity.clients.iter().filter(|(id, _)| clients.contains(id));
             known.for_each(|(_, pages)| pages.arbiter.close(device));
         }
-        seat.company.used_ns = seat.company.used_ns.saturating_add(open_ns);
-        seat.company.left_ns = now_ns;
-        seat.closed = (now_ns, None);
+        entity.co_ranks.used_ns = entity.co_ranks.used_ns.saturating_add(open_ns);
+        entity.co_ranks.left_ns = now_ns;
+        entity.closed = (now_ns, None);
     }
 
-    fn let_come(&mut self, now_ns: u64, at: usize) {
+    fn open_co_ranks(&mut self, now_ns: u64, at: usize) {
         let device = self.device;
         let its_turn = self.is_its_turn(at);
-        let seat = &self.seats[at];
-        let stands_still = seat.tail_since_ns.is_some() && seat.tail.stands_still(now_ns);
-        let rest_ns = if seat.company.used_ns < self.pace.drain_ns {
+        let entity = &self.entities[at];
+        let stands_still = entity.drain_since_ns.is_some() && entity.drain.stands_still(now_ns);
+        let rest_ns = if entity.co_ranks.used_ns < self.pace.drain_ns {
             REST_NS
         } else {
             AGAIN_NS
         };
-        let rested = now_ns >= seat.company.left_ns.saturating_add(rest_ns);
-        if !stands_still || !rested || its_turn || seat.gang || !seat.may_run() {
+        let rested = now_ns >= entity.co_ranks.left_ns.saturating_add(rest_ns);
+        if !stands_still || !rested || its_turn || entity.gang || !entity.may_run() {
             return;
         }
         let without = |(_, pages): &&(u64, Rc<ClientPages>)| {
             let seen = peer::activity(pages, device);
             seen.waits && !seen.in_flight() && !seen.blocking && !seen.unmarked
         };
-        let grant = self.grant_of(seat, now_ns, 0, 0);
-        let coming = seat.clients.iter().filter(without);
+        let grant = self.grant_of(entity, now_ns, 0, 0);
+        let coming = entity.clients.iter().filter(without);
         let clients: Vec<u64> = coming.map(|(id, _)| *id).collect();
-        let marks = of_others(seat, &clients, device);
+        let marks = of_others(entity, &clients, device);
         // The tail may have ended since it was looked at: they would keep nobody company then.
         if clients.is_empty() || marks == 0 {
             return;
         }
-        let coming = seat.clients.iter().filter(|(id, _)| clients.contains(id));
+        let coming = entity.clients.iter().filter(|(id, _)| clients.contains(id));
         for (_, pages) in coming {
             self.woken |= pages.arbiter.open(device, &grant) > 0;
         }
-        let company = &mut self.seats[at].company;
-        (company.clients, company.since_ns, company.marks) = (clients, now_ns, marks);
+        let co_ranks = &mut self.entities[at].co_ranks;
+        (co_ranks.clients, co_ranks.since_ns, co_ranks.marks) = (clients, now_ns, marks);
     }
 }
 
@@ -152,7 +155,9 @@ mod tests {
         let mut bench = Bench::new(&[500_000, 500_000]);
         let second = Rc::new(ClientPages::create().expect("pages"));
         let terms = Terms::plain(Class::Guaranteed, 500_000);
-        bench.lane.add(0, TenantId(0), terms, 2, Rc::clone(&second));
+        bench
+            .scheduler
+            .add(0, TenantId(0), terms, 2, Rc::clone(&second));
         bench.pages.push(second);
         let live = |pages: &[Rc<ClientPages>]| pages.iter().for_each(greedy);
         bench.run(100 * MS, live);
@@ -231,31 +236,31 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_that_has_just_ended_needs_no_company() {
+    fn a_drain_that_has_just_ended_needs_no_co_ranks() {
         let mut bench = a_rank_spins();
         bench.run(1500 * US, |pages| greedy(&pages[1]));
         assert!(!bench.open(2));
         // It ends between two looks of one step, and its process waits by then.
         let now_ns = bench.now_ns + MS;
-        assert!(bench.lane.seats[0].tail.stands_still(now_ns));
+        assert!(bench.scheduler.entities[0].drain.stands_still(now_ns));
         blocking(&bench, 0, false);
         bench.pages[0]
             .client
             .want(0)
             .expect("device")
             .begin_waiting();
-        assert_eq!(bench.lane.keep_company(now_ns), None);
+        assert_eq!(bench.scheduler.admit_co_ranks(now_ns), None);
         assert!(!bench.open(0) && !bench.open(2));
     }
 
     #[test]
-    fn one_that_is_paused_gets_no_company() {
+    fn a_paused_tenant_gets_no_co_ranks() {
         let mut bench = a_rank_spins();
         let paused = Terms {
             paused: true,
             ..Terms::plain(Class::Guaranteed, 500_000)
         };
-        bench.lane.set_terms(TenantId(0), paused);
+        bench.scheduler.set_terms(TenantId(0), paused);
         for _ in 0..2000 {
             bench.run(50 * US, |pages| greedy(&pages[1]));
             assert!(!bench.open(2));

@@ -2,35 +2,35 @@
 
 use policy::{Decision, TenantId};
 
-use super::{CONFIRM_NS, Lane};
+use super::{CONFIRM_NS, DeviceScheduler};
 
 /// A holder that may be falling idle is looked at again after so long, and the next tenant is woken so long before it would count as
 /// idle, in nanoseconds. Below the 0.2 ms for which a thread looks at a gate that is about to open.
 const IDLE_LEAD_NS: u64 = 150_000;
 
-impl Lane {
+impl DeviceScheduler {
     /// Shortly before a slice begins: wakes who waits for it. Where it begins at the end of another one the gates of both are
     /// told when to turn over, and their threads go by the clock then, whether the arbiter is given a core at that
     /// moment or not, and so do those that go in shortly before the end of a tail; where that is not known well enough, or when a
     /// silent holder counts as idle, the threads look at their gate. Returns when to decide again, or to do this.
-    pub(super) fn announce(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
+    pub(super) fn pre_wake(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
         let turn_ns = match self.coming {
             Some(_) => self.entry_ns,
             None => decision.again_ns,
         };
-        let (idle_ns, heir) = self.expect_idle(now_ns);
+        let (idle_ns, successor) = self.expect_idle(now_ns);
         let sooner = |ns: u64| idle_ns.map_or(ns, |idle_ns| ns.min(idle_ns));
         let next = decision.next.filter(|_| self.pace.lead_ns > 0);
-        let heir = heir.map(|heir| (heir, None));
+        let successor = successor.map(|successor| (successor, None));
         let early_ns = next
             .and(turn_ns)
             .map(|turn_ns| turn_ns.saturating_sub(self.pace.lead_ns));
         if let Some(early_ns) = early_ns.filter(|early_ns| now_ns < *early_ns) {
-            self.tell(heir);
+            self.tell(successor);
             let look_ns = decision.again_ns.filter(|_| self.coming.is_some());
             return Some(sooner(look_ns.map_or(early_ns, |ns| ns.min(early_ns))));
         }
-        self.tell(next.map(|next| (next, turn_ns)).or(heir));
+        self.tell(next.map(|next| (next, turn_ns)).or(successor));
         match next.and(turn_ns) {
             Some(turn_ns) => Some(turn_ns + CONFIRM_NS),
             None => decision.again_ns.map(sooner).or(idle_ns),
@@ -44,15 +44,14 @@ impl Lane {
         if self.holders > 1 || self.turn.is_some() || self.coming.is_some() {
             return nothing;
         }
-        let mut waiting = self
-            .seats
-            .iter()
-            .filter(|seat| seat.hold.is_none() && seat.waits && seat.may_run() && !seat.gang);
+        let mut waiting = self.entities.iter().filter(|entity| {
+            entity.hold.is_none() && entity.waits && entity.may_run() && !entity.gang
+        });
         let Some(first) = waiting.next() else {
             return nothing;
         };
-        let holder = self.seats.iter().find(|seat| seat.hold.is_some());
-        let idle_ns = holder.and_then(|seat| seat.idle_ns);
+        let holder = self.entities.iter().find(|entity| entity.hold.is_some());
+        let idle_ns = holder.and_then(|entity| entity.idle_ns);
         let Some(idle_ns) = idle_ns.filter(|idle_ns| now_ns < *idle_ns) else {
             return nothing;
         };
@@ -66,38 +65,38 @@ impl Lane {
     /// When a gate opens in front of threads that sleep until then, as far as that is known.
     pub fn wakes_at(&self) -> Option<u64> {
         let waits = self
-            .seats
+            .entities
             .iter()
-            .any(|seat| seat.hold.is_none() && seat.waits);
-        let told = self.pace.lead_ns > 0 || !waits || self.at_once();
-        let holds = self.seats.iter().filter_map(|seat| seat.hold);
-        holds.map(|hold| hold.due_ns()).min().filter(|_| !told)
+            .any(|entity| entity.hold.is_none() && entity.waits);
+        let scheduled = self.pace.lead_ns > 0 || !waits || self.at_once();
+        let holds = self.entities.iter().filter_map(|entity| entity.hold);
+        holds.map(|hold| hold.due_ns()).min().filter(|_| !scheduled)
     }
 
     /// Tells the gates who comes next, and takes back what they were told before.
-    pub(super) fn tell(&mut self, announced: Option<(TenantId, Option<u64>)>) {
-        if announced == self.announced {
+    pub(super) fn tell(&mut self, pre_woken: Option<(TenantId, Option<u64>)>) {
+        if pre_woken == self.pre_woken {
             return;
         }
-        let before = std::mem::replace(&mut self.announced, announced);
+        let before = std::mem::replace(&mut self.pre_woken, pre_woken);
         let device = self.device;
-        for seat in &mut self.seats {
-            let holds = seat.hold.is_some();
-            let told = announced.filter(|(next, _)| holds || *next == seat.tenant);
-            let was_told = before.is_some_and(|(next, _)| holds || next == seat.tenant);
-            if let Some((_, Some(turn_ns))) = told.filter(|_| !holds) {
+        for entity in &mut self.entities {
+            let holds = entity.hold.is_some();
+            let scheduled = pre_woken.filter(|(next, _)| holds || *next == entity.tenant);
+            let was_scheduled = before.is_some_and(|(next, _)| holds || next == entity.tenant);
+            if let Some((_, Some(turn_ns))) = scheduled.filter(|_| !holds) {
                 // When the turn is confirmed it no longer waits: it went in by the clock.
-                seat.ready_until_ns = seat.ready_until_ns.max(turn_ns + seat.quiet_ns);
+                entity.ready_until_ns = entity.ready_until_ns.max(turn_ns + entity.quiet_ns);
             }
-            for (_, pages) in &seat.clients {
-                match told {
+            for (_, pages) in &entity.clients {
+                match scheduled {
                     Some((_, Some(turn_ns))) if holds => pages.arbiter.expire(device, turn_ns),
                     Some(_) if holds => pages.arbiter.keep(device),
                     Some((_, turn_ns)) => {
-                        pages.arbiter.announce(device, turn_ns);
+                        pages.arbiter.pre_wake(device, turn_ns);
                     }
-                    None if was_told && holds => pages.arbiter.keep(device),
-                    None if was_told => pages.arbiter.close(device),
+                    None if was_scheduled && holds => pages.arbiter.keep(device),
+                    None if was_scheduled => pages.arbiter.close(device),
                     None => {}
                 }
             }

@@ -11,11 +11,11 @@
 //! closed pass it after some seconds. What goes beyond that is in no account. A job that happened to hold the device when the arbiter was
 //! stopped for 20 s would otherwise wait for 20 s afterwards.
 
-use super::seat::Seat;
+use super::entity::RunEntity;
 
 /// A look that comes so much later than planned is late. TIMEOUT: what a thread waits for its core on a machine that is not crowded,
 /// and some.
-const LATE_NS: u64 = 1_000_000;
+const STALL_NS: u64 = 1_000_000;
 /// Of a standstill, this much is charged at most. TIMEOUT: far more than any hand-over takes on a busy host, and less than anybody
 /// notices who has to wait for it afterwards.
 const UNSUPERVISED_NS: u64 = 100_000_000;
@@ -23,15 +23,15 @@ const UNSUPERVISED_NS: u64 = 100_000_000;
 const MEAN_OVER_NS: u64 = 500_000_000;
 
 /// Of the time until `now_ns`, how much lies beyond what was planned; 0 where that is little.
-pub(super) fn late_ns(planned_ns: Option<u64>, charged_ns: u64, now_ns: u64) -> u64 {
+pub(super) fn stall_ns(planned_ns: Option<u64>, charged_ns: u64, now_ns: u64) -> u64 {
     let planned_ns = planned_ns.unwrap_or(now_ns).max(charged_ns);
-    let late_ns = now_ns.saturating_sub(planned_ns);
-    if late_ns > LATE_NS { late_ns } else { 0 }
+    let stall_ns = now_ns.saturating_sub(planned_ns);
+    if stall_ns > STALL_NS { stall_ns } else { 0 }
 }
 
 /// Of a look that is so late, the time that counts for nobody.
-pub(super) fn unsupervised_ns(late_ns: u64) -> u64 {
-    late_ns.saturating_sub(UNSUPERVISED_NS)
+pub(super) fn unsupervised_ns(stall_ns: u64) -> u64 {
+    stall_ns.saturating_sub(UNSUPERVISED_NS)
 }
 
 /// What a submission of a tenant takes in the mean, the recent ones weighing most.
@@ -62,21 +62,21 @@ impl Rate {
     }
 }
 
-impl Seat {
-    /// Of `got_ns`, the last `late_ns` of which nobody looked, what it is charged.
-    pub(super) fn got_while_late_ns(
+impl RunEntity {
+    /// Of `got_ns`, the last `stall_ns` of which nobody looked, what it is charged.
+    pub(super) fn got_while_stalled_ns(
         &self,
         now_ns: u64,
         device: usize,
         got_ns: u64,
-        late_ns: u64,
+        stall_ns: u64,
     ) -> u64 {
-        if late_ns == 0 || got_ns == 0 {
+        if stall_ns == 0 || got_ns == 0 {
             return got_ns;
         }
         let seen = self.sample(device);
         let there = seen.in_flight();
-        let seen_ns = got_ns.saturating_sub(late_ns);
+        let seen_ns = got_ns.saturating_sub(stall_ns);
         // A count that goes back is that of a process that has ended.
         let more = seen.launches.wrapping_sub(self.launches);
         let more = if more < u64::MAX / 2 { more } else { 0 };
@@ -90,10 +90,10 @@ impl Seat {
         }
         let window_ns = u64::from(self.window_us) * 1000;
         let flying_ns = window_ns.max(one_ns.saturating_mul(2));
-        let most_ns = if let Some(since_ns) = self.tail_since_ns {
+        let most_ns = if let Some(since_ns) = self.drain_since_ns {
             // It is believed to have ended when it was expected to, and if it has not, to do so with what it is at.
             let begun_ns = now_ns.saturating_sub(got_ns);
-            let left_ns = self.tail.ends_ns(since_ns).saturating_sub(begun_ns);
+            let left_ns = self.drain.ends_ns(since_ns).saturating_sub(begun_ns);
             let more_ns = if there { one_ns } else { 0 };
             seen_ns.max(left_ns).saturating_add(more_ns)
         } else if more > 0 && there {
@@ -150,7 +150,7 @@ mod tests {
         (0..launches).for_each(|_| thread.count_launch());
         there.put(&bench.pages[0]);
         bench.now_ns += 15 * MS;
-        bench.lane.charge(bench.now_ns);
+        bench.scheduler.charge(bench.now_ns);
         bench.usage(0).device_ns - before_ns
     }
 
@@ -176,8 +176,8 @@ mod tests {
         let mut bench = Bench::new(&[500_000, 500_000]);
         let both = |pages: &[Rc<ClientPages>]| pages.iter().for_each(greedy);
         if let Some(terms) = terms {
-            bench.lane.set_terms(TenantId(0), terms);
-            bench.lane.set_terms(TenantId(1), terms);
+            bench.scheduler.set_terms(TenantId(0), terms);
+            bench.scheduler.set_terms(TenantId(1), terms);
         }
         bench.run(1000 * MS, both);
         while !bench.open(0) {
@@ -238,44 +238,45 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_that_nobody_saw_end_ends_when_it_was_expected_to() {
+    fn a_drain_that_nobody_saw_end_ends_when_it_was_expected_to() {
         let mut bench = Bench::new(&[500_000, 500_000]);
-        let seat = &mut bench.lane.seats[0];
-        seat.hold = None;
+        let entity = &mut bench.scheduler.entities[0];
+        entity.hold = None;
         for _ in 0..20 {
-            seat.tail.begin(0, 1);
-            seat.tail.end(0, 2 * MS);
+            entity.drain.begin(0, 1);
+            entity.drain.end(0, 2 * MS);
         }
-        seat.tail_since_ns = Some(100 * MS);
-        let mean_ns = seat.tail.mean_ns();
-        let got =
-            |seat: &Seat, got_ns| seat.got_while_late_ns(120 * MS, 0, got_ns, got_ns - MS / 2);
+        entity.drain_since_ns = Some(100 * MS);
+        let mean_ns = entity.drain.mean_ns();
+        let got = |entity: &RunEntity, got_ns| {
+            entity.got_while_stalled_ns(120 * MS, 0, got_ns, got_ns - MS / 2)
+        };
         assert_eq!(
-            got(seat, 20 * MS),
+            got(entity, 20 * MS),
             20 * MS,
             "nothing is known of its kernels"
         );
-        seat.rate.launch(100);
-        seat.rate.charge(100 * MS);
-        let ended_ns = got(seat, 20 * MS);
+        entity.rate.launch(100);
+        entity.rate.charge(100 * MS);
+        let ended_ns = got(entity, 20 * MS);
         assert!(ended_ns.abs_diff(mean_ns) < 20 * US, "{ended_ns}");
-        assert_eq!(got(seat, 5 * MS), MS / 2, "it should have ended before");
+        assert_eq!(got(entity, 5 * MS), MS / 2, "it should have ended before");
         There::Kernel.put(&bench.pages[0]);
-        let seat = &bench.lane.seats[0];
-        assert_eq!(got(seat, 20 * MS), ended_ns + MS, "it is at one more");
+        let entity = &bench.scheduler.entities[0];
+        assert_eq!(got(entity, 20 * MS), ended_ns + MS, "it is at one more");
         There::Copy.put(&bench.pages[0]);
-        assert_eq!(got(&bench.lane.seats[0], 20 * MS), 20 * MS);
-        assert!(bench.lane.usage(TenantId(0)).is_some());
+        assert_eq!(got(&bench.scheduler.entities[0], 20 * MS), 20 * MS);
+        assert!(bench.scheduler.usage(TenantId(0)).is_some());
     }
 
     #[test]
-    fn only_what_is_beyond_the_plan_by_a_millisecond_is_late() {
-        assert_eq!(late_ns(None, 0, 50_000_000), 0);
-        assert_eq!(late_ns(Some(1_000_000), 0, 2_000_000), 0);
-        assert_eq!(late_ns(Some(1_000_000), 0, 12_000_000), 11_000_000);
+    fn only_what_is_beyond_the_plan_by_a_millisecond_is_a_stall() {
+        assert_eq!(stall_ns(None, 0, 50_000_000), 0);
+        assert_eq!(stall_ns(Some(1_000_000), 0, 2_000_000), 0);
+        assert_eq!(stall_ns(Some(1_000_000), 0, 12_000_000), 11_000_000);
         // What was charged already is not late twice.
-        assert_eq!(late_ns(Some(1_000_000), 8_000_000, 12_000_000), 4_000_000);
-        assert_eq!(late_ns(Some(9_000_000), 0, 5_000_000), 0);
+        assert_eq!(stall_ns(Some(1_000_000), 8_000_000, 12_000_000), 4_000_000);
+        assert_eq!(stall_ns(Some(9_000_000), 0, 5_000_000), 0);
     }
 
     #[test]

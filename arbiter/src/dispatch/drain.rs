@@ -80,7 +80,7 @@ impl Off {
 
 /// The tails of one tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Tail {
+pub(super) struct Drain {
     /// Their length, the recent ones weighing most.
     mean_ns: u64,
     /// What one mark takes, likewise; 0: not known.
@@ -97,7 +97,7 @@ pub(super) struct Tail {
     off_mean: Off,
 }
 
-impl Tail {
+impl Drain {
     /// A slice has ended with nothing on the device.
     pub fn none(&mut self) {
         self.off_mean.note(0, self.mean_ns);
@@ -131,7 +131,7 @@ impl Tail {
     /// It was found to have ended; when it has, as far as that is known.
     pub fn end(&mut self, since_ns: u64, now_ns: u64) -> u64 {
         let ended_ns = now_ns - now_ns.saturating_sub(self.looked_ns.max(since_ns)) / 2;
-        let tail_ns = ended_ns.saturating_sub(since_ns);
+        let drain_ns = ended_ns.saturating_sub(since_ns);
         // Of a tail of two marks the last is the only one that tells.
         if let Some(took_ns) = ended_ns
             .saturating_sub(self.passed_ns)
@@ -142,8 +142,8 @@ impl Tail {
         if self.foretold_ns != 0 {
             self.off_marks.note(ended_ns, self.foretold_ns);
         }
-        self.off_mean.note(tail_ns, self.mean_ns);
-        self.learn(tail_ns);
+        self.off_mean.note(drain_ns, self.mean_ns);
+        self.learn(drain_ns);
         ended_ns
     }
 
@@ -215,10 +215,10 @@ impl Tail {
         }
     }
 
-    fn learn(&mut self, tail_ns: u64) {
+    fn learn(&mut self, drain_ns: u64) {
         // A plain mean of the first ones.
         let weight = u64::from(self.off_mean.seen).clamp(1, 8);
-        self.mean_ns = self.mean_ns - self.mean_ns / weight + tail_ns / weight;
+        self.mean_ns = self.mean_ns - self.mean_ns / weight + drain_ns / weight;
     }
 }
 
@@ -241,11 +241,11 @@ mod tests {
 
     #[test]
     fn the_end_of_a_row_of_marks_is_known_once_two_have_passed() {
-        let mut tail = Tail::default();
+        let mut drain = Drain::default();
         for round in 0..20 {
             let since_ns = round * 10_000 * US;
             // Four kernels of 500 us, the first of which has run for 200 already; looked at every 50 us.
-            tail.begin(since_ns, 4);
+            drain.begin(since_ns, 4);
             let ends_ns = since_ns + 1800 * US;
             let mut now_ns = since_ns;
             loop {
@@ -254,61 +254,61 @@ mod tests {
                     break;
                 }
                 let left = (ends_ns - now_ns).div_ceil(500 * US);
-                tail.look(now_ns, left);
+                drain.look(now_ns, left);
                 if round > 2 && left == 1 {
-                    let off_ns = tail.ends_ns(since_ns).abs_diff(ends_ns);
+                    let off_ns = drain.ends_ns(since_ns).abs_diff(ends_ns);
                     assert!(off_ns <= 75 * US, "{round}: {off_ns}");
                 }
             }
-            let ended_ns = tail.end(since_ns, now_ns);
+            let ended_ns = drain.end(since_ns, now_ns);
             assert!(ended_ns.abs_diff(ends_ns) <= 25 * US);
         }
-        assert!(tail.mean_ns().abs_diff(1800 * US) < 200 * US, "{tail:?}");
+        assert!(drain.mean_ns().abs_diff(1800 * US) < 200 * US, "{drain:?}");
     }
 
     #[test]
     fn two_marks_are_enough() {
-        let mut tail = Tail::default();
+        let mut drain = Drain::default();
         for round in 1..40u64 {
             let since_ns = round * 10_000 * US;
             // The first of two kernels of a millisecond has run for any part of that.
             let first_ns = since_ns + round * 370 % 1000 * US;
-            tail.begin(since_ns, 2);
+            drain.begin(since_ns, 2);
             let mut now_ns = since_ns;
             while now_ns < first_ns + 1000 * US {
-                let told = tail.entry_ns(since_ns);
+                let reported = drain.entry_ns(since_ns);
                 if round > 20 && now_ns > first_ns + 100 * US {
-                    let (entry_ns, ends_ns) = told.expect("sure");
+                    let (entry_ns, ends_ns) = reported.expect("sure");
                     assert!(ends_ns.abs_diff(first_ns + 1000 * US) <= 60 * US);
                     assert!(entry_ns < ends_ns);
                 }
                 now_ns += 50 * US;
                 let left = u64::from(now_ns < first_ns + 1000 * US) + u64::from(now_ns < first_ns);
                 if left > 0 {
-                    tail.look(now_ns, left);
+                    drain.look(now_ns, left);
                 }
             }
-            tail.end(since_ns, now_ns);
+            drain.end(since_ns, now_ns);
         }
     }
 
     #[test]
-    fn with_nothing_seen_it_is_what_tails_usually_take() {
-        let mut tail = Tail::default();
+    fn with_nothing_seen_it_is_the_usual_drain() {
+        let mut drain = Drain::default();
         for round in 0..100 {
-            tail.begin(round * 1000 * US, 1);
-            tail.end(round * 1000 * US, round * 1000 * US + 320 * US);
+            drain.begin(round * 1000 * US, 1);
+            drain.end(round * 1000 * US, round * 1000 * US + 320 * US);
         }
-        let mean_ns = tail.mean_ns();
-        tail.begin(500_000 * US, 1);
-        let off_ns = tail.ends_ns(500_000 * US).abs_diff(500_000 * US + mean_ns);
+        let mean_ns = drain.mean_ns();
+        drain.begin(500_000 * US, 1);
+        let off_ns = drain.ends_ns(500_000 * US).abs_diff(500_000 * US + mean_ns);
         assert!(off_ns < US, "{off_ns}");
-        (0..100).for_each(|_| tail.none());
-        assert!(tail.mean_ns() < US);
+        (0..100).for_each(|_| drain.none());
+        assert!(drain.mean_ns() < US);
     }
 
     #[test]
-    fn what_is_always_seen_late_is_put_right() {
+    fn a_constant_lateness_is_corrected() {
         let mut off = Off::default();
         // Foretold too late by 60 us, give or take 20.
         for round in 1..200u64 {
@@ -337,13 +337,13 @@ mod tests {
 
     #[test]
     fn marks_that_come_back_do_no_harm() {
-        let mut tail = Tail::default();
-        tail.begin(100, 2);
-        tail.look(50, 7);
-        tail.look(40, 3);
-        tail.look(30, u64::MAX);
-        tail.look(20, 0);
-        assert_eq!(tail.end(100, 10), 10);
-        let _ = tail.ends_ns(100);
+        let mut drain = Drain::default();
+        drain.begin(100, 2);
+        drain.look(50, 7);
+        drain.look(40, 3);
+        drain.look(30, u64::MAX);
+        drain.look(20, 0);
+        assert_eq!(drain.end(100, 10), 10);
+        let _ = drain.ends_ns(100);
     }
 }

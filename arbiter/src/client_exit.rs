@@ -129,8 +129,8 @@ impl Arbiter {
                 .write("detached", &tenant.spec.name, message, &fields);
         }
         // Whoever waits is served before the papers are done.
-        self.step_dirty_lanes();
-        self.bury_if_dead(client.tenant);
+        self.step_dirty_schedulers();
+        self.reap_if_dead(client.tenant);
     }
 
     /// Clients of the arbiter before this one: some come back, some have died, and some of their memory belongs to nobody.
@@ -140,7 +140,7 @@ impl Arbiter {
             if tenant.adopt_until_ns == 0 {
                 continue;
             }
-            if tenant.bury_missing() {
+            if tenant.reap_missing() {
                 touched.push(tenant.id);
             }
             if now_ns >= tenant.adopt_until_ns && tenant.missing.is_empty() {
@@ -150,7 +150,7 @@ impl Arbiter {
         }
         for id in touched {
             self.state_is_old = true;
-            self.bury_if_dead(id);
+            self.reap_if_dead(id);
         }
     }
 }
