@@ -338,7 +338,7 @@ fn a_job_that_dies_in_a_move_costs_the_others_no_turns() {
     let moved = operator.move_jobs(&moves).expect("answered");
     let outcome = moved.jobs[0].outcome;
     assert!(
-        matches!(outcome, MoveOutcome::Waiting | MoveOutcome::Late),
+        matches!(outcome, MoveOutcome::Waiting | MoveOutcome::TimedOut),
         "{moved:?}"
     );
     let before = b.launches();

@@ -142,7 +142,7 @@ mod tests {
             "a is not evicted: a stream is being captured"
         );
         job.evicted = false;
-        job.outcome = MoveOutcome::Late;
+        job.outcome = MoveOutcome::TimedOut;
         job.reason.clear();
         assert_eq!(line_of(&job), "a is not restored: late");
     }

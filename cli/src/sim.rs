@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn another_agreement_is_told_by_slack() {
+    fn another_agreement_is_reported_by_slack() {
         let folder = tempfile::tempdir().unwrap();
         let trace = folder.path().join("t.csv");
         let rows =

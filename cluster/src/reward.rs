@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_curve_is_steps_that_go_down() {
+    fn a_curve_has_falling_steps() {
         let sla: Sla = "2x:1,4x:0.5".parse().unwrap();
         let at = |took_s| sla.reward(&job(), took_s, 1.0).unwrap();
         assert_eq!(
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_curve_is_told() {
+    fn what_is_no_curve_is_refused() {
         for (text, word) in [
             ("", "no `:`"),
             ("2x", "no `:`"),

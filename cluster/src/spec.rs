@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_clusters_are_told() {
+    fn impossible_clusters_are_refused() {
         for (text, word) in [
             ("0xV100", "at least one"),
             ("4x0xV100", "at least one"),

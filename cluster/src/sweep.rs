@@ -14,7 +14,7 @@ use crate::trace::Trace;
 /// The policies of one run, as written on the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Choice {
-    /// Who is next; or a divider, which answers for all.
+    /// Who is next; or a round allocator, which answers for all.
     pub order: String,
     /// Who shares a GPU.
     pub packer: Option<String>,
@@ -49,11 +49,11 @@ impl Choice {
     /// [`Unknown`] policy or parameter.
     pub fn scheduler(&self, context: &Context, seed: u64) -> Result<Scheduler, Unknown> {
         let placer = catalogue::placer(&self.placer, context)?;
-        if catalogue::is_divider(&self.order) {
+        if catalogue::is_round_allocator(&self.order) {
             // The order is never asked.
             let order = catalogue::order("fifo", context)?;
-            let divider = catalogue::divider(&self.order, context)?;
-            return Ok(Scheduler::new(order, placer, seed).dividing(divider));
+            let round_allocator = catalogue::round_allocator(&self.order, context)?;
+            return Ok(Scheduler::new(order, placer, seed).with_round_allocator(round_allocator));
         }
         let order = catalogue::order(&self.order, context)?;
         let mut scheduler = Scheduler::new(order, placer, seed);
@@ -122,7 +122,7 @@ pub fn sweep(
         let Some(scheduler) = slot.lock().ok().and_then(|mut slot| slot.take()) else {
             return;
         };
-        let told = |jobs| {
+        let report_progress = |jobs| {
             done[at].store(jobs, Ordering::Relaxed);
             progress(
                 done.iter().map(|done| done.load(Ordering::Relaxed)).sum(),
@@ -130,8 +130,8 @@ pub fn sweep(
             );
         };
         let run = Simulation::new(trace, spec.state(), scheduler, config.clone());
-        let outcome = run.and_then(|run| run.run(told));
-        told(trace.jobs.len());
+        let outcome = run.and_then(|run| run.run(report_progress));
+        report_progress(trace.jobs.len());
         if let Ok(mut result) = results[at].lock() {
             *result = Some(outcome);
         }

@@ -92,7 +92,7 @@ fn the_same_seed_gives_the_same_run_and_noise_another() {
 }
 
 #[test]
-fn mistakes_in_traces_are_told_with_line_and_column() {
+fn mistakes_in_traces_are_reported_with_line_and_column() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("t.csv");
     for (text, words) in [
@@ -221,8 +221,8 @@ fn every_job_ends_under_every_policy() {
             }
         }
         if config.round_s.is_some() {
-            for divider in named(catalogue::Slot::Divider) {
-                choices.push(choice(divider, None, "anywhere"));
+            for round_allocator in named(catalogue::Slot::RoundAllocator) {
+                choices.push(choice(round_allocator, None, "anywhere"));
             }
         }
         for admission in named(catalogue::Slot::Admission) {
@@ -318,7 +318,7 @@ fn what_learns_is_where_its_authors_simulator_is() {
 }
 
 #[test]
-fn a_workload_without_its_measurements_is_told() {
+fn a_workload_without_its_measurements_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("w.csv");
     let header = "load,workload,name,submit_s,application,num_gpus,batch_size\n";
@@ -386,7 +386,7 @@ fn who_stays_within_its_cells_never_waits() {
 
 /// Synergy's own tables: a server of 8 GPUs, 24 cores and 500 GB with half image models.
 #[test]
-fn cores_and_memory_go_to_who_needs_them() {
+fn cores_and_memory_are_given_by_need() {
     use policy::cluster::fair::tune;
     let all = trace::read_sensitivity(&data("synergy/cpu_mem_sensitivity.csv")).unwrap();
     let single = |names: &[&str]| -> Vec<_> {

@@ -147,7 +147,7 @@ impl Client {
     /// Changes a running job and returns it as it then stands.
     ///
     /// # Errors
-    /// [`ClientError::Refused`]: no such job, not yours, or no room.
+    /// [`ClientError::Refused`]: no such job, not yours, or no space.
     pub fn set(&mut self, job: &str, change: Change) -> Result<JobStatus, ClientError> {
         let job = job.to_owned();
         match self.ask(&Request::Set { job, change })? {
@@ -183,7 +183,7 @@ impl Client {
     }
 
     /// Moves jobs between device and host, and returns when all of them have arrived or cannot. The client's own deadline
-    /// has to leave room for that.
+    /// has to leave space for that.
     ///
     /// # Errors
     /// [`ClientError::Refused`]: no such job, not yours, not evictable.
@@ -268,7 +268,7 @@ impl Client {
                 .get_ref()
                 .set_read_timeout(Some(left(end)))
                 .map_err(failed)?;
-            let room = MAX_LINE_BYTES - answer.len();
+            let space = MAX_LINE_BYTES - answer.len();
             let chunk = match self.stream.fill_buf() {
                 Ok([]) => return Err(ClientError::HungUp(self.path.clone())),
                 Ok(chunk) => chunk,
@@ -277,7 +277,7 @@ impl Client {
             };
             let newline = chunk.iter().position(|byte| *byte == b'\n');
             let taken = newline.map_or(chunk.len(), |at| at + 1);
-            if taken > room {
+            if taken > space {
                 return Err(ClientError::Protocol(format!(
                     "the arbiter at {} sent a line of more than {MAX_LINE_BYTES} bytes",
                     self.path.display()
@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     const SOON: Duration = Duration::from_millis(50);
-    const LATE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     struct Fixture {
         dir: tempfile::TempDir,
@@ -388,7 +388,7 @@ mod tests {
                 ..JobStatus::default()
             }))))
         });
-        let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
+        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
         let change = Change {
             share: Some(0.5),
             ..Change::default()
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_pieces_is_put_together() {
+    fn an_answer_in_parts_is_put_together() {
         let fixture = Fixture::new();
         let listener = UnixListener::bind(fixture.socket()).unwrap();
         let server = thread::spawn(move || {
@@ -407,13 +407,13 @@ mod tests {
             BufReader::new(&stream)
                 .read_until(b'\n', &mut line)
                 .unwrap();
-            for piece in
+            for part in
                 wire::encode_reply(&Ok(Reply::Jobs(vec![JobStatus::default(); 40]))).chunks(777)
             {
-                (&stream).write_all(piece).unwrap();
+                (&stream).write_all(part).unwrap();
             }
         });
-        let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
+        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
         assert_eq!(client.list().unwrap().len(), 40);
         testbed::join(server);
     }
@@ -426,7 +426,7 @@ mod tests {
                 ControlError::new(ErrorCode::NoSuchJob, "no job `x`").with_hint("see `sublet ps`");
             wire::encode_reply(&Err(error))
         });
-        let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
+        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
         let error = client.set("x", Change::default()).unwrap_err();
         assert_eq!(error.to_string(), "no job `x` (see `sublet ps`)");
         assert!(!error.is_absence());
@@ -443,7 +443,7 @@ mod tests {
         for answer in [newer, refusing] {
             let fixture = Fixture::new();
             let server = fixture.serve(move |_| [answer, b"\n".to_vec()].concat());
-            let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
+            let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
             let error = client.status().unwrap_err();
             assert!(matches!(error, ClientError::Version(_)), "{error}");
             assert!(error.to_string().contains("restart the arbiter"), "{error}");
@@ -487,16 +487,16 @@ mod tests {
     }
 
     #[test]
-    fn a_hang_up_and_nonsense_are_told_apart() {
+    fn a_hang_up_and_nonsense_are_distinguished() {
         let fixture = Fixture::new();
         let server = fixture.serve(|_| Vec::new());
-        let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
+        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
         assert!(matches!(client.status(), Err(ClientError::HungUp(_))));
         testbed::join(server);
 
         let fixture = Fixture::new();
         let server = fixture.serve(|_| b"HTTP/1.1 400\n".to_vec());
-        let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
+        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
         assert!(matches!(client.status(), Err(ClientError::Protocol(_))));
         testbed::join(server);
     }
@@ -505,7 +505,7 @@ mod tests {
     fn an_answer_to_another_question_is_refused() {
         let fixture = Fixture::new();
         let server = fixture.serve(|_| wire::encode_reply(&Ok(Reply::ShuttingDown)));
-        let mut client = Client::connect(&fixture.socket(), LATE).unwrap();
+        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
         let error = client.status().unwrap_err().to_string();
         assert!(
             error.contains("shutting_down") && error.contains("`status`"),
@@ -517,18 +517,18 @@ mod tests {
     #[test]
     fn absence_has_two_shapes() {
         let fixture = Fixture::new();
-        let error = Client::connect(&fixture.socket(), LATE).unwrap_err();
+        let error = Client::connect(&fixture.socket(), PATIENCE).unwrap_err();
         assert!(matches!(error, ClientError::NoSocket(_)) && error.is_absence());
 
         drop(UnixListener::bind(fixture.socket()).unwrap());
-        let error = Client::connect(&fixture.socket(), LATE).unwrap_err();
+        let error = Client::connect(&fixture.socket(), PATIENCE).unwrap_err();
         assert!(matches!(error, ClientError::DeadSocket(_)) && error.is_absence());
     }
 
     #[test]
     fn a_path_beyond_the_kernels_limit_is_named() {
         let long = PathBuf::from("/tmp").join("x".repeat(200));
-        let error = Client::connect(&long, LATE).unwrap_err();
+        let error = Client::connect(&long, PATIENCE).unwrap_err();
         assert!(matches!(error, ClientError::PathTooLong(_)), "{error}");
     }
 }

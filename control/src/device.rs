@@ -196,7 +196,7 @@ mod tests {
         for text in [
             "stride",
             "guard:gain=0.5,limit=2",
-            "salus:kind=fair,lanes=3,strict=true",
+            "salus:kind=fair,partitions=3,strict=true",
         ] {
             let choice: PolicyChoice = text.parse().unwrap();
             assert_eq!(choice.to_string(), text);

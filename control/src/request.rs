@@ -100,7 +100,7 @@ pub struct JobSpec {
     pub iteration_launches: Option<u64>,
     /// Its memory may leave the device while others run, and come back.
     pub evictable: bool,
-    /// Of what the quota has no room for.
+    /// Of what the quota has no space for.
     pub overflow: Overflow,
     /// Host memory that it may take for what is not on its devices; a percentage is of the host's. `None`: no limit of its own.
     pub host_memory: Option<MemLimit>,

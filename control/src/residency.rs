@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::UnknownWord;
 
-/// What becomes of an allocation that the job's quota has no room for.
+/// What becomes of an allocation that the job's quota has no space for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
@@ -109,7 +109,7 @@ pub struct Residence {
     pub restores: u64,
     /// How long its moves took in all.
     pub moving_ns: u64,
-    /// Left aside until there is room for it without evicting anybody.
+    /// Left aside until there is space for it without evicting anybody.
     pub parked: bool,
     /// Why it is where it is, or why it cannot be moved; empty: there is nothing to say.
     pub reason: String,
@@ -159,7 +159,7 @@ impl PressureLevel {
     }
 }
 
-/// Jobs to be moved, all at once: what leaves makes room for what comes.
+/// Jobs to be moved, all at once: what leaves makes space for what comes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Moves {
@@ -217,10 +217,10 @@ pub enum MoveOutcome {
     Done,
     /// Nothing has moved.
     Refused,
-    /// It comes in its turn, when there is room.
+    /// It comes in its turn, when there is space.
     Waiting,
     /// It took too long; it goes on.
-    Late,
+    TimedOut,
     /// It failed on the way.
     Failed,
     /// An outcome of a newer arbiter.
@@ -235,7 +235,7 @@ impl MoveOutcome {
             Self::Done => "done",
             Self::Refused => "refused",
             Self::Waiting => "waiting",
-            Self::Late => "late",
+            Self::TimedOut => "timed out",
             Self::Failed => "failed",
             Self::Unknown => "unknown",
         }
@@ -281,6 +281,6 @@ mod tests {
             ..Moved::default()
         };
         assert!(moved(&[MoveOutcome::Done, MoveOutcome::Done]).is_done());
-        assert!(!moved(&[MoveOutcome::Done, MoveOutcome::Late]).is_done());
+        assert!(!moved(&[MoveOutcome::Done, MoveOutcome::TimedOut]).is_done());
     }
 }

@@ -35,7 +35,7 @@ impl FromStr for Resize {
         }
         word.parse().map(Self::To).map_err(|_| UnknownWord {
             word: word.to_owned(),
-            choices: "a number of GPUs (0: the job is to make room), or stay",
+            choices: "a number of GPUs (0: the job is to make space), or stay",
         })
     }
 }

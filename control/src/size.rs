@@ -68,7 +68,7 @@ pub enum SizeError {
         "`{0}` is no size: write a number with a unit such as 20GiB, or a part of the device such as 50%"
     )]
     NotASize(String),
-    #[error("`{0}` is zero bytes: write a size above zero, or leave it out for no limit")]
+    #[error("`{0}` is zero bytes: write a size above zero, or omit it for no limit")]
     Zero(String),
     #[error("`{0}` is outside 0% to 100%: write a part of the device such as 50%")]
     PercentRange(String),

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_told_shortly() {
+    fn durations_are_printed_shortly() {
         for text in ["90s", "1.5h", "20m", "250ms", "2d"] {
             let span = parse_span(text).unwrap();
             assert_eq!(parse_span(&short_span(span)), Ok(span), "{text}");

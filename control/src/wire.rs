@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn another_major_is_told_before_the_body_is_read() {
+    fn another_major_is_refused_before_the_body_is_read() {
         let error = decode_request(br#"{"v_major":2,"request":"whatever it became"}"#).unwrap_err();
         assert_eq!(error.code, ErrorCode::VersionMismatch);
         assert!(error.message.contains('2'), "{error}");

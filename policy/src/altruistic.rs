@@ -4,17 +4,17 @@
 //! OSDI 2016: a job keeps only what it needs not to be done later than under fair sharing; the leftover goes to the shortest.
 //!
 //! A *burst* is what a tenant submits until it stops at a barrier (the end of its iteration, a collective, an answer to wait for). The policy
-//! keeps a *shadow*: a device shared in perfect proportion by the same bursts, each released in the shadow as long after the
-//! end of the one before as it was in truth. The shadow says when each burst would be done under fair sharing. Then:
+//! keeps a *reference*: a device shared in perfect proportion by the same bursts, each released in the reference as long after the
+//! end of the one before as it was in truth. The reference says when each burst would be done under fair sharing. Then:
 //!
-//! 1. bursts that are released in the shadow: the one that ends first there comes first;
-//! 2. bursts that are not (their tenants are ahead of the shadow) take what is left, the shortest remaining first.
+//! 1. bursts that are released in the reference: the one that ends first there comes first;
+//! 2. bursts that are not (their tenants are ahead of the reference) take what is left, the shortest remaining first.
 //!
-//! *Nobody is done later.* Take "done in the shadow" as a deadline and "released in the shadow" as a release. The
-//! shadow itself is a schedule of one device that meets these deadlines, and the earliest deadline first meets whatever
+//! *Nobody is done later.* Take "done in the reference" as a deadline and "released in the reference" as a release. The
+//! reference itself is a schedule of one device that meets these deadlines, and the earliest deadline first meets whatever
 //! can be met (M. Dertouzos, "Control robotics: the procedural control of physical processes", IFIP 1974). A burst that is done
 //! early is released early, which takes nothing from the others: it waits in the second group until its release in
-//! the shadow. Order inside the shadow needs no foresight: of two bursts in it the one with less left over weight ends first, whoever comes
+//! the reference. Order inside the reference needs no foresight: of two bursts in it the one with less left over weight ends first, whoever comes
 //! later. What this does not cover: a kernel that cannot be interrupted and the slice of a switch (both add to the end, once),
 //! and a burst whose length was estimated wrong (it is set right as it is seen, and until then it may be in the wrong place of 1).
 //!
@@ -31,7 +31,7 @@ use crate::salus::knows_iterations;
 use crate::slice::{Class, TenantId, TenantView, View};
 use crate::turns::{Order, Rank};
 
-/// More bursts than this a tenant is not ahead of the shadow; beyond, its shadow skips the oldest.
+/// More bursts than this a tenant is not ahead of the reference; beyond, its reference skips the oldest.
 const AHEAD_MOST: usize = 4096;
 
 /// See the module's documentation.
@@ -53,8 +53,8 @@ struct Member {
     /// How long it is thought to be, in nanoseconds.
     length_ns: f64,
     ended_ns: u64,
-    shadow: Shadow,
-    /// Bursts released in truth and not in the shadow, the oldest first.
+    reference: Reference,
+    /// Bursts released in truth and not in the reference, the oldest first.
     ahead: VecDeque<Burst>,
 }
 
@@ -67,7 +67,7 @@ struct Burst {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Shadow {
+enum Reference {
     /// This burst runs and has so much left, in nanoseconds of the device.
     Running { number: u64, left_ns: f64 },
     /// The burst before ended at this time; the next one comes when its pause is over, or is not known yet.
@@ -75,7 +75,7 @@ enum Shadow {
 }
 
 impl Altruistic {
-    /// Lets the shadow run up to `now_ns`.
+    /// Lets the reference run up to `now_ns`.
     fn advance(&mut self, now_ns: u64) {
         let mut at = self.at_ns.unwrap_or(now_ns) as f64;
         let end = now_ns as f64;
@@ -87,7 +87,7 @@ impl Altruistic {
             if at >= end {
                 return;
             }
-            let running = |member: &Member| matches!(member.shadow, Shadow::Running { .. });
+            let running = |member: &Member| matches!(member.reference, Reference::Running { .. });
             let class = if (self.members.values())
                 .any(|member| running(member) && member.class == Class::Guaranteed)
             {
@@ -101,16 +101,16 @@ impl Altruistic {
                 .sum();
             let mut until = end;
             for member in self.members.values() {
-                match member.shadow {
-                    Shadow::Running { left_ns, .. } if member.class == class => {
+                match member.reference {
+                    Reference::Running { left_ns, .. } if member.class == class => {
                         until = until.min(at + left_ns * weights / member.weight);
                     }
-                    Shadow::Paused { ended_ns, .. } => {
+                    Reference::Paused { ended_ns, .. } => {
                         if let Some(burst) = member.ahead.front() {
                             until = until.min((ended_ns + burst.pause_ns).max(at));
                         }
                     }
-                    Shadow::Running { .. } => {}
+                    Reference::Running { .. } => {}
                 }
             }
             let dt = (until - at).max(0.0);
@@ -120,11 +120,11 @@ impl Altruistic {
                 .values_mut()
                 .filter(|member| member.class == class)
             {
-                if let Shadow::Running { number, left_ns } = &mut member.shadow {
+                if let Reference::Running { number, left_ns } = &mut member.reference {
                     *left_ns -= dt * member.weight / weights;
                     // A nanosecond: rounding.
                     if *left_ns <= 1.0 {
-                        member.shadow = Shadow::Paused {
+                        member.reference = Reference::Paused {
                             number: *number,
                             ended_ns: at,
                         };
@@ -137,12 +137,12 @@ impl Altruistic {
 
 impl Member {
     fn release(&mut self, at: f64) {
-        if let Shadow::Paused { ended_ns, .. } = self.shadow
+        if let Reference::Paused { ended_ns, .. } = self.reference
             && let Some(burst) = self.ahead.front().copied()
             && ended_ns + burst.pause_ns <= at
         {
             self.ahead.pop_front();
-            self.shadow = Shadow::Running {
+            self.reference = Reference::Running {
                 number: burst.number,
                 left_ns: burst.length_ns.max(1.0),
             };
@@ -152,18 +152,18 @@ impl Member {
     /// The burst that runs in truth turns out to be so much longer (or shorter).
     fn correct(&mut self, by_ns: f64) {
         self.length_ns += by_ns;
-        if let Shadow::Running { number, left_ns } = &mut self.shadow
+        if let Reference::Running { number, left_ns } = &mut self.reference
             && *number == self.number
         {
             *left_ns = (*left_ns + by_ns).max(1.0);
         } else if let Some(burst) = self.ahead.iter_mut().find(|b| b.number == self.number) {
             burst.length_ns = (burst.length_ns + by_ns).max(1.0);
-        } else if let Shadow::Paused { number, .. } = self.shadow
+        } else if let Reference::Paused { number, .. } = self.reference
             && number == self.number
             && by_ns > 0.0
         {
-            // It was over in the shadow and is not: it goes on there.
-            self.shadow = Shadow::Running {
+            // It was over in the reference and is not: it goes on there.
+            self.reference = Reference::Running {
                 number,
                 left_ns: by_ns,
             };
@@ -234,7 +234,7 @@ impl Order for Altruistic {
                 done_ns: 0.0,
                 length_ns: 0.0,
                 ended_ns: view.now_ns,
-                shadow: Shadow::Paused {
+                reference: Reference::Paused {
                     number: 0,
                     ended_ns: view.now_ns as f64,
                 },
@@ -260,12 +260,12 @@ impl Order for Altruistic {
     fn rank(&self, tenant: &TenantView, _view: &View<'_>, ahead_ns: u64) -> Option<Rank> {
         let member = self.members.get(&tenant.id)?;
         let scaled = |ns: f64| (ns * 1e6 / member.weight * 1e3) as i128;
-        Some(match member.shadow {
-            Shadow::Running { number, left_ns } if number == member.number => {
+        Some(match member.reference {
+            Reference::Running { number, left_ns } if number == member.number => {
                 Rank::new(1, scaled(left_ns))
             }
-            // Behind the shadow: by how much it still has to do.
-            Shadow::Running { number, .. } | Shadow::Paused { number, .. }
+            // Behind the reference: by how much it still has to do.
+            Reference::Running { number, .. } | Reference::Paused { number, .. }
                 if number >= member.number =>
             {
                 Rank::new(0, scaled(member.left_ns()))
@@ -280,17 +280,17 @@ impl Order for Altruistic {
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
         let member = self.members.get(&id)?;
-        let shadow_ns = match member.shadow {
-            Shadow::Running { number, left_ns } if number == member.number => left_ns,
-            Shadow::Running { left_ns, .. } => left_ns + member.done_ns + queued(member),
-            Shadow::Paused { number, .. } if number < member.number => queued(member),
-            Shadow::Paused { .. } => 0.0,
+        let reference_ns = match member.reference {
+            Reference::Running { number, left_ns } if number == member.number => left_ns,
+            Reference::Running { left_ns, .. } => left_ns + member.done_ns + queued(member),
+            Reference::Paused { number, .. } if number < member.number => queued(member),
+            Reference::Paused { .. } => 0.0,
         };
-        Some((shadow_ns - member.left_ns()) as i64)
+        Some((reference_ns - member.left_ns()) as i64)
     }
 }
 
-/// What is released in truth and not in the shadow, in nanoseconds.
+/// What is released in truth and not in the reference, in nanoseconds.
 fn queued(member: &Member) -> f64 {
     member.ahead.iter().map(|burst| burst.length_ns).sum()
 }

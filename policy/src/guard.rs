@@ -76,11 +76,11 @@ pub(crate) struct Watched {
     harmed: u32,
     calm: u32,
     /// Opportunistic device time since its iteration began, in nanoseconds.
-    company_ns: u64,
+    together_ns: u64,
 }
 
 impl Guard {
-    fn step(&mut self, tenant: &TenantView, alone: bool) {
+    fn step(&mut self, tenant: &TenantView, solo: bool) {
         let iterations = tenant.iterations;
         let watched = self.watched.entry(tenant.id).or_default();
         if iterations.confidence_ppm < SURE_PPM || iterations.ended <= watched.ended {
@@ -89,26 +89,26 @@ impl Guard {
         }
         let first = watched.ended == 0;
         watched.ended = iterations.ended;
-        let company_ns = std::mem::take(&mut watched.company_ns);
+        let together_ns = std::mem::take(&mut watched.together_ns);
         if first || iterations.last_ns == 0 {
             return;
         }
         let took_ns = iterations.last_ns as f64;
-        if company_ns == 0 {
+        if together_ns == 0 {
             watched.baseline_ns = Some(match watched.baseline_ns {
                 Some(baseline_ns) => baseline_ns + LEARNT_BY * (took_ns - baseline_ns),
                 None => took_ns,
             });
             watched.learnt += 1;
         }
-        let told_ns = iterations.solo_ns.filter(|_| alone).map(|ns| ns as f64);
-        let Some(baseline_ns) = watched.baseline_ns.or(told_ns) else {
+        let reported_ns = iterations.solo_ns.filter(|_| solo).map(|ns| ns as f64);
+        let Some(baseline_ns) = watched.baseline_ns.or(reported_ns) else {
             return;
         };
-        if company_ns > 0 && took_ns > baseline_ns * self.breach {
+        if together_ns > 0 && took_ns > baseline_ns * self.breach {
             (watched.harmed, watched.calm) = (0, 0);
             self.part = 0.0;
-        } else if company_ns > 0 && took_ns > baseline_ns * self.harm {
+        } else if together_ns > 0 && took_ns > baseline_ns * self.harm {
             watched.calm = 0;
             watched.harmed += 1;
             if watched.harmed >= HARM_ITERATIONS {
@@ -128,11 +128,11 @@ impl Guard {
     }
 
     /// Somebody's baseline is not known and can be learnt.
-    fn learns(&self, view: &View<'_>, alone: bool) -> bool {
+    fn learns(&self, view: &View<'_>, solo: bool) -> bool {
         (view.tenants.iter())
             .filter(|tenant| tenant.class == Class::Guaranteed && !tenant.paused)
             .filter(|tenant| tenant.iterations.confidence_ppm >= SURE_PPM)
-            .filter(|tenant| !(alone && tenant.iterations.solo_ns.is_some()))
+            .filter(|tenant| !(solo && tenant.iterations.solo_ns.is_some()))
             .any(|tenant| {
                 let learnt = self
                     .watched
@@ -164,7 +164,7 @@ impl Order for Guard {
         if self.classes.get(&id) == Some(&Class::Opportunistic) {
             self.tokens_ns -= device_ns as f64;
             for watched in self.watched.values_mut() {
-                watched.company_ns += device_ns;
+                watched.together_ns += device_ns;
             }
         }
     }
@@ -188,16 +188,16 @@ impl Order for Guard {
                 (watched.baseline_ns, watched.learnt) = (None, 0);
             }
         }
-        let alone = guaranteed().count() <= 1;
+        let solo = guaranteed().count() <= 1;
         for tenant in view.tenants {
             self.classes.insert(tenant.id, tenant.class);
             if tenant.class == Class::Guaranteed {
-                self.step(tenant, alone);
+                self.step(tenant, solo);
             }
         }
         self.classes.retain(|id, _| view.tenant(*id).is_some());
         let gap = !guaranteed().any(TenantView::is_ready);
-        let part = if self.learns(view, alone) {
+        let part = if self.learns(view, solo) {
             0.0
         } else {
             self.part

@@ -126,7 +126,7 @@ fn warm_up_is_forgotten() {
 }
 
 #[test]
-fn programs_without_iterations_are_told_so() {
+fn programs_without_iterations_are_reported_so() {
     let mut noise = Noise(3);
     let any: Vec<u32> = (0..6000).map(|_| launch(noise.below(12), 0)).collect();
     irregular(&any);

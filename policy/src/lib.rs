@@ -21,7 +21,7 @@ mod fifo;
 pub mod gangs;
 mod guard;
 pub mod iterations;
-mod lanes;
+mod partitions;
 pub mod quantum;
 mod registry;
 pub mod residency;
@@ -33,7 +33,7 @@ mod stride;
 mod turns;
 
 pub use few::Few;
-pub use lanes::{HOLD_BACK_BYTES, LaneTable, NoLane};
+pub use partitions::{HOLD_BACK_BYTES, NoPartition, PartitionTable};
 pub use registry::{
     Kind, POLICIES, Param, ParamSpec, PolicyError, PolicySpec, Value, by_name, spec,
 };
@@ -42,4 +42,4 @@ pub use slice::{
     TenantId, TenantView, View,
 };
 pub use stride::Stride;
-pub use turns::LaneId;
+pub use turns::PartitionId;

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cost_follows_what_is_seen_and_one_late_thread_moves_it_little() {
+    fn the_cost_follows_samples_and_one_delayed_thread_moves_it_little() {
         let mut cost = SwitchCost::default();
         assert_eq!((cost.ns(), cost.seen()), (0, 0));
         for n in 0..100u64 {

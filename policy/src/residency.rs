@@ -6,7 +6,7 @@
 //! everybody stays, and a hand-over costs nothing; when it does not, jobs take *terms*.
 //!
 //! *The length of a term.* A switch of `b` bytes over a link of `r` bytes per second takes `s = b / r`; both directions run at
-//! once, so of two jobs the longer direction counts. A job that stays for `k * s` before somebody takes its room keeps the
+//! once, so of two jobs the longer direction counts. A job that stays for `k * s` before somebody takes its space keeps the
 //! device from working for `s` in every `(k + 1) * s`:
 //!
 //! ```text
@@ -15,17 +15,17 @@
 //!
 //! `k` is `slice_over_switch`, 10 where nobody says otherwise. Terms of jobs that compete are in the proportion of their weights,
 //! the shortest being `k * s`, so that shares hold over a round of terms. The slice policy deals the time between those who
-//! are in; a job that is out is shown to it when its room may be taken.
+//! are in; a job that is out is shown to it when its space may be taken.
 //!
-//! *A job that pauses* loses its room only when its silence has lasted as long as a switch would. That is the rule of the
+//! *A job that pauses* loses its space only when its silence has lasted as long as a switch would. That is the rule of the
 //! ski rental (A. Karlin, M. Manasse, L. Rudolph, D. Sleator, "Competitive snoopy caching", Algorithmica 1988): whatever the
 //! pauses are like, the time lost is at most twice that of one who knows them beforehand. A data loader that takes 5 ms
 //! does not cost the job a switch of a second.
 //!
-//! *Classes.* A guaranteed job takes an opportunistic one's room at once; an opportunistic one never takes that of a guaranteed
+//! *Classes.* A guaranteed job takes an opportunistic one's space at once; an opportunistic one never takes that of a guaranteed
 //! one that is at work.
 //!
-//! *Whose room.* Those whose use is furthest away: idle ones first, the longest idle before the others; then those whose
+//! *Whose space.* Those whose use is furthest away: idle ones first, the longest idle before the others; then those whose
 //! term is over; never more of them than needed. *Whose turn.* The class, then who has been away longest.
 //!
 //! *Pressure* is the part of the time that went into switches lately ([`Pressure`]). Above what `k` stands for terms are stretched;
@@ -42,7 +42,7 @@ pub use pressure::{Level, Pressure};
 pub const UNKNOWN_BYTES_PER_US: u64 = 10_000;
 /// What a switch costs beyond its bytes: draining, and handles to make and to map.
 const SWITCH_NS: u64 = 5_000_000;
-/// An allocation that waits for room is not kept waiting longer than this for the end of another job's term. TIMEOUT: it gives up
+/// An allocation that waits for space is not kept waiting longer than this for the end of another job's term. TIMEOUT: it gives up
 /// after half a minute.
 const URGENT_NS: u64 = 2_000_000_000;
 /// Terms are in the proportion of weights up to here; beyond it a small share would wait for minutes.
@@ -50,7 +50,7 @@ const MOST_TERMS: f64 = 20.0;
 
 /// A job with memory on the device, or away from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Lodger {
+pub struct ResidentJob {
     /// Which one.
     pub id: TenantId,
     /// Its class.
@@ -66,7 +66,7 @@ pub struct Lodger {
     /// What stays on the device.
     pub fixed_bytes: u64,
     /// What an allocation of it waits for.
-    pub room_bytes: u64,
+    pub space_bytes: u64,
     /// It cannot run as it is: its memory is not where it was, and not usable where it is.
     pub out: bool,
     /// It would use the device if it could, or does.
@@ -85,12 +85,12 @@ pub struct Lodger {
     pub kept_away: bool,
 }
 
-impl Lodger {
+impl ResidentJob {
     /// What it needs beyond what it has on the device, to come back and to go on.
     pub fn missing_bytes(&self) -> u64 {
         self.evictable_bytes
             .saturating_sub(self.resident_bytes)
-            .saturating_add(self.room_bytes)
+            .saturating_add(self.space_bytes)
     }
 
     /// What it takes from the device once it has arrived where it is going, what an allocation waits for included.
@@ -101,9 +101,9 @@ impl Lodger {
     fn movable_bytes(&self) -> u64 {
         match (self.leaving, self.coming, self.out) {
             (true, ..) => 0,
-            (_, true, _) => self.evictable_bytes.saturating_add(self.room_bytes),
+            (_, true, _) => self.evictable_bytes.saturating_add(self.space_bytes),
             (.., true) => self.resident_bytes,
-            _ => self.resident_bytes.saturating_add(self.room_bytes),
+            _ => self.resident_bytes.saturating_add(self.space_bytes),
         }
     }
 
@@ -114,18 +114,18 @@ impl Lodger {
 
 /// All that is looked at.
 #[derive(Clone, Copy, Debug)]
-pub struct Lodgers<'a> {
+pub struct ResidentJobs<'a> {
     /// Now, in nanoseconds of any monotonic clock.
     pub now_ns: u64,
     /// What the device has for jobs; 0: not known, everything fits.
     pub capacity_bytes: u64,
     /// Every job of the device, each once.
-    pub all: &'a [Lodger],
+    pub all: &'a [ResidentJob],
 }
 
-impl Lodgers<'_> {
-    fn get(&self, id: TenantId) -> Option<&Lodger> {
-        self.all.iter().find(|lodger| lodger.id == id)
+impl ResidentJobs<'_> {
+    fn get(&self, id: TenantId) -> Option<&ResidentJob> {
+        self.all.iter().find(|resident| resident.id == id)
     }
 
     /// What nobody has once those on their way have arrived.
@@ -139,7 +139,7 @@ impl Lodgers<'_> {
     fn taken_bytes(&self) -> u64 {
         self.all
             .iter()
-            .map(Lodger::footprint_bytes)
+            .map(ResidentJob::footprint_bytes)
             .fold(0, u64::saturating_add)
     }
 
@@ -192,7 +192,7 @@ pub enum Standing {
     MayCome,
     /// It is out, and somebody's term has to end first; when, where that is known.
     Waits(Option<u64>),
-    /// It is out until there is room for it without evicting anybody.
+    /// It is out until there is space for it without evicting anybody.
     Parked,
     /// Its owner keeps it away.
     KeptAway,
@@ -217,10 +217,10 @@ impl Standing {
     }
 }
 
-/// Whose room is taken, and from when on that is right.
+/// Whose space is taken, and from when on that is right.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Room {
-    /// Who leaves; empty: there is room.
+pub struct Space {
+    /// Who leaves; empty: there is space.
     pub victims: Vec<TenantId>,
     /// Not before then.
     pub from_ns: u64,
@@ -273,44 +273,44 @@ impl Arbitration {
         self.parked.contains(&id)
     }
 
-    /// What each job may do now, in the order of `lodgers`, and when to look again. Parks and releases by the way.
-    pub fn standings(&mut self, lodgers: &Lodgers<'_>) -> (Vec<Standing>, Option<u64>) {
-        self.answer_pressure(lodgers);
-        let mut line: Vec<&Lodger> = lodgers
+    /// What each job may do now, in the order of `residents`, and when to look again. Parks and releases by the way.
+    pub fn standings(&mut self, residents: &ResidentJobs<'_>) -> (Vec<Standing>, Option<u64>) {
+        self.answer_pressure(residents);
+        let mut line: Vec<&ResidentJob> = residents
             .all
             .iter()
             .filter(|one| one.out && one.wants && !one.is_moving() && !one.kept_away)
             .collect();
         line.sort_by_key(|one| (one.class == Class::Opportunistic, one.since_ns, one.id));
-        // Only the first one for whom room can be made takes others' room: two at once would take each other's.
+        // Only the first one for whom space can be made takes others' space: two at once would take each other's.
         let mut head = None;
         let mut again_ns: Option<u64> = None;
         for one in line {
-            if self.fits(lodgers, one) || self.is_parked(one.id) {
+            if self.fits(residents, one) || self.is_parked(one.id) {
                 continue;
             }
-            if let Some(room) = self.room_for(lodgers, one.id)
-                && room.from_ns < u64::MAX
+            if let Some(space) = self.space_for(residents, one.id)
+                && space.from_ns < u64::MAX
             {
-                if room.from_ns > lodgers.now_ns {
-                    again_ns = Some(room.from_ns);
+                if space.from_ns > residents.now_ns {
+                    again_ns = Some(space.from_ns);
                 }
-                head = Some((one.id, room.from_ns));
+                head = Some((one.id, space.from_ns));
                 break;
             }
         }
-        let standings = lodgers
+        let standings = residents
             .all
             .iter()
-            .map(|one| self.standing(lodgers, one, head))
+            .map(|one| self.standing(residents, one, head))
             .collect();
         (standings, again_ns)
     }
 
     fn standing(
         &self,
-        lodgers: &Lodgers<'_>,
-        one: &Lodger,
+        residents: &ResidentJobs<'_>,
+        one: &ResidentJob,
         head: Option<(TenantId, u64)>,
     ) -> Standing {
         if one.is_moving() {
@@ -322,18 +322,18 @@ impl Arbitration {
         if !one.out {
             return Standing::In;
         }
-        if one.stuck_until_ns > lodgers.now_ns {
+        if one.stuck_until_ns > residents.now_ns {
             return Standing::Waits(Some(one.stuck_until_ns));
         }
-        if self.fits(lodgers, one) {
+        if self.fits(residents, one) {
             return Standing::MayCome;
         }
-        let others = lodgers.all.iter().filter(|other| other.id != one.id);
+        let others = residents.all.iter().filter(|other| other.id != one.id);
         let fixed = others
             .map(|other| other.fixed_bytes)
             .fold(one.fixed_bytes, u64::saturating_add);
-        let available_bytes = lodgers.capacity_bytes.saturating_sub(fixed);
-        let needed_bytes = one.evictable_bytes.saturating_add(one.room_bytes);
+        let available_bytes = residents.capacity_bytes.saturating_sub(fixed);
+        let needed_bytes = one.evictable_bytes.saturating_add(one.space_bytes);
         if one.evictable_bytes > available_bytes {
             return Standing::TooLarge {
                 needed_bytes,
@@ -344,56 +344,62 @@ impl Arbitration {
             return Standing::Parked;
         }
         match head {
-            Some((id, from_ns)) if id == one.id && from_ns <= lodgers.now_ns => Standing::MayCome,
+            Some((id, from_ns)) if id == one.id && from_ns <= residents.now_ns => Standing::MayCome,
             Some((id, from_ns)) if id == one.id => Standing::Waits(Some(from_ns)),
             _ => Standing::Waits(None),
         }
     }
 
     /// Whether it could come without anybody's leaving.
-    fn fits(&self, lodgers: &Lodgers<'_>, one: &Lodger) -> bool {
-        lodgers.lacking_bytes(one.missing_bytes()) == 0
+    fn fits(&self, residents: &ResidentJobs<'_>, one: &ResidentJob) -> bool {
+        residents.lacking_bytes(one.missing_bytes()) == 0
     }
 
-    /// Whose room `id` would take, and when; `None`: whoever left, there would not be enough.
-    pub fn room_for(&self, lodgers: &Lodgers<'_>, id: TenantId) -> Option<Room> {
-        let one = lodgers.get(id)?;
+    /// Whose space `id` would take, and when; `None`: whoever left, there would not be enough.
+    pub fn space_for(&self, residents: &ResidentJobs<'_>, id: TenantId) -> Option<Space> {
+        let one = residents.get(id)?;
         // Of one that is on its way all is spoken for.
         let bytes = if one.coming { 0 } else { one.missing_bytes() };
-        self.room(lodgers, one, bytes, false)
+        self.space(residents, one, bytes, false)
     }
 
-    /// Whose room `id`, which is in and has an allocation waiting, takes now, most of a term or not: the alternative is that it
+    /// Whose space `id`, which is in and has an allocation waiting, takes now, most of a term or not: the alternative is that it
     /// fails.
-    pub fn more_room_for(&self, lodgers: &Lodgers<'_>, id: TenantId) -> Option<Room> {
-        let one = lodgers.get(id)?;
-        let room = self.room(lodgers, one, 0, true)?;
-        (room.from_ns <= lodgers.now_ns).then_some(room)
+    pub fn more_space_for(&self, residents: &ResidentJobs<'_>, id: TenantId) -> Option<Space> {
+        let one = residents.get(id)?;
+        let space = self.space(residents, one, 0, true)?;
+        (space.from_ns <= residents.now_ns).then_some(space)
     }
 
-    fn room(&self, lodgers: &Lodgers<'_>, one: &Lodger, bytes: u64, urgent: bool) -> Option<Room> {
-        let needed = lodgers.lacking_bytes(bytes);
+    fn space(
+        &self,
+        residents: &ResidentJobs<'_>,
+        one: &ResidentJob,
+        bytes: u64,
+        urgent: bool,
+    ) -> Option<Space> {
+        let needed = residents.lacking_bytes(bytes);
         if needed == 0 {
-            return Some(Room::default());
+            return Some(Space::default());
         }
-        let mut candidates: Vec<(u64, &Lodger)> = lodgers
+        let mut candidates: Vec<(u64, &ResidentJob)> = residents
             .all
             .iter()
             .filter(|other| {
                 other.id != one.id
                     && other.resident_bytes > 0
                     && !other.is_moving()
-                    && other.stuck_until_ns <= lodgers.now_ns
+                    && other.stuck_until_ns <= residents.now_ns
             })
-            .map(|other| (self.free_from_ns(lodgers, other, one, urgent), other))
+            .map(|other| (self.free_from_ns(residents, other, one, urgent), other))
             .filter(|(from_ns, _)| *from_ns < u64::MAX)
             .collect();
         // Furthest next use: who may leave soonest, idle ones before those at work, the longest idle first.
         candidates.sort_by_key(|(from_ns, other)| {
-            let due_ns = (*from_ns).max(lodgers.now_ns);
+            let due_ns = (*from_ns).max(residents.now_ns);
             (due_ns, other.wants, other.active_ns, other.id)
         });
-        let mut chosen: Vec<(u64, &Lodger)> = Vec::new();
+        let mut chosen: Vec<(u64, &ResidentJob)> = Vec::new();
         let mut gained = 0u64;
         for candidate in candidates {
             if gained >= needed {
@@ -415,7 +421,7 @@ impl Arbitration {
                 chosen.remove(at);
             }
         }
-        Some(Room {
+        Some(Space {
             from_ns: chosen
                 .iter()
                 .map(|(from_ns, _)| *from_ns)
@@ -425,12 +431,12 @@ impl Arbitration {
         })
     }
 
-    /// When `other`'s room may be taken for `one`; the greatest number: not as things are.
+    /// When `other`'s space may be taken for `one`; the greatest number: not as things are.
     fn free_from_ns(
         &self,
-        lodgers: &Lodgers<'_>,
-        other: &Lodger,
-        one: &Lodger,
+        residents: &ResidentJobs<'_>,
+        other: &ResidentJob,
+        one: &ResidentJob,
         urgent: bool,
     ) -> u64 {
         let switch_ns = self
@@ -453,10 +459,10 @@ impl Arbitration {
             _ => {}
         }
         // Two that wait for each other would wait for ever.
-        if urgent && other.room_bytes > 0 {
+        if urgent && other.space_bytes > 0 {
             return 0;
         }
-        let term_ns = self.term_ns(lodgers, other, switch_ns);
+        let term_ns = self.term_ns(residents, other, switch_ns);
         let term_ns = if urgent {
             term_ns.min(URGENT_NS)
         } else {
@@ -470,32 +476,32 @@ impl Arbitration {
         }
     }
 
-    /// How long `lodger` stays while others of its class wait for its room, the switch being so long.
-    fn term_ns(&self, lodgers: &Lodgers<'_>, lodger: &Lodger, switch_ns: u64) -> u64 {
-        let competing = lodgers
+    /// How long `resident` stays while others of its class wait for its space, the switch being so long.
+    fn term_ns(&self, residents: &ResidentJobs<'_>, resident: &ResidentJob, switch_ns: u64) -> u64 {
+        let competing = residents
             .all
             .iter()
-            .filter(|other| other.class == lodger.class && other.wants && !other.kept_away);
+            .filter(|other| other.class == resident.class && other.wants && !other.kept_away);
         let least = competing
             .map(|other| other.weight_ppm.max(1))
-            .chain([lodger.weight_ppm.max(1)])
+            .chain([resident.weight_ppm.max(1)])
             .min()
             .unwrap_or(1);
-        let terms = (f64::from(lodger.weight_ppm.max(1)) / f64::from(least)).min(MOST_TERMS);
+        let terms = (f64::from(resident.weight_ppm.max(1)) / f64::from(least)).min(MOST_TERMS);
         let k = self.slice_over_switch * f64::from(self.pressure.stretch());
         // CAST: `as` saturates.
         (switch_ns as f64 * k * terms) as u64
     }
 
-    fn answer_pressure(&mut self, lodgers: &Lodgers<'_>) {
+    fn answer_pressure(&mut self, residents: &ResidentJobs<'_>) {
         self.parked
-            .retain(|id| lodgers.all.iter().any(|one| one.id == *id));
+            .retain(|id| residents.all.iter().any(|one| one.id == *id));
         let target = 1.0 / (self.slice_over_switch + 1.0);
-        self.pressure.step(lodgers.now_ns, target);
-        if self.pressure.takes_release(lodgers.now_ns) && !self.parked.is_empty() {
+        self.pressure.step(residents.now_ns, target);
+        if self.pressure.takes_release(residents.now_ns) && !self.parked.is_empty() {
             self.parked.remove(0);
         }
-        let working = lodgers
+        let working = residents
             .all
             .iter()
             .filter(|one| one.wants && !one.kept_away && !self.is_parked(one.id));
@@ -506,7 +512,7 @@ impl Arbitration {
             .filter(|one| one.evictable_bytes > 0)
             .max_by_key(|one| (one.class == Class::Opportunistic, one.arrived_ns, one.id));
         if let Some(last) = last
-            && self.pressure.takes_parking(lodgers.now_ns)
+            && self.pressure.takes_parking(residents.now_ns)
         {
             self.parked.push(last.id);
         }

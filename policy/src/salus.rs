@@ -1,16 +1,16 @@
-//! Salus: jobs in lanes of memory, switched between iterations.
+//! Salus: jobs in partitions of memory, switched between iterations.
 //!
 //! Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning Applications", MLSys 2020
 //! (arXiv:1902.04610), and the authors' artifact. Published: mean completion 3.19 times better by shortest remaining time than
 //! first come first served without sharing.
 //!
-//! A tenant runs once its memory has a place in a lane ([`crate::LaneTable`]: sum P + max E <= size); tenants of one lane
+//! A tenant runs once its memory has a place in a partition ([`crate::PartitionTable`]: sum P + max E <= size); tenants of one partition
 //! run one at a time. Whose memory is not known is not held back. Four orders:
 //!
 //! | name | runs first | at once |
 //! |---|---|---|
 //! | `salus-fair` | the smallest integral of device time over weight (or of bytes held while running x time, the authors' own) since the last arrival, which sets all integrals to zero | 1 |
-//! | `salus-pack` | the same, but one of each lane at once | every lane |
+//! | `salus-pack` | the same, but one of each partition at once | every partition |
 //! | `salus-preempt` | the newest; it waits for the end of the iteration that runs, or not at all where none is known | 1 |
 //! | `salus-srtf` | the shortest remaining device time over weight; where it is not told, as much again as it has had (so the least served first) | 1 |
 //!
@@ -24,9 +24,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::lanes::LaneTable;
+use crate::partitions::PartitionTable;
 use crate::slice::{TenantId, TenantView, View};
-use crate::turns::{LaneId, Order, Rank};
+use crate::turns::{Order, PartitionId, Rank};
 
 /// Below this confidence a tenant's iterations count as unknown, in millionths.
 pub(crate) const SURE_PPM: u32 = 500_000;
@@ -52,10 +52,10 @@ pub(crate) enum Measure {
 pub(crate) struct Salus {
     pub(crate) kind: Kind,
     pub(crate) measure: Measure,
-    /// How many lanes run at once.
+    /// How many partitions run at once.
     pub(crate) at_once: usize,
     pub(crate) patience_ns: u64,
-    pub(crate) lanes: LaneTable,
+    pub(crate) partitions: PartitionTable,
     pub(crate) meters: BTreeMap<TenantId, Meter>,
 }
 
@@ -102,8 +102,8 @@ impl Order for Salus {
     }
 
     fn follow(&mut self, view: &View<'_>) {
-        self.lanes.set_device_bytes(view.device.memory_bytes);
-        self.lanes.retain(|id| view.tenant(id).is_some());
+        self.partitions.set_device_bytes(view.device.memory_bytes);
+        self.partitions.retain(|id| view.tenant(id).is_some());
         self.meters.retain(|id, _| view.tenant(*id).is_some());
         if (view.tenants.iter()).any(|tenant| !self.meters.contains_key(&tenant.id)) {
             for meter in self.meters.values_mut() {
@@ -137,13 +137,13 @@ impl Order for Salus {
             .collect();
         queue.sort_unstable_by_key(|tenant| {
             (
-                self.lanes.lane(tenant.id).is_none(),
+                self.partitions.partition(tenant.id).is_none(),
                 tenant.arrived_ns,
                 tenant.id,
             )
         });
         for tenant in queue {
-            let waits = self.lanes.admit(tenant.id, tenant.memory).is_err();
+            let waits = self.partitions.admit(tenant.id, tenant.memory).is_err();
             if waits {
                 break;
             }
@@ -151,7 +151,7 @@ impl Order for Salus {
     }
 
     fn rank(&self, tenant: &TenantView, _view: &View<'_>, ahead_ns: u64) -> Option<Rank> {
-        if tenant.memory.is_known() && self.lanes.lane(tenant.id).is_none() {
+        if tenant.memory.is_known() && self.partitions.partition(tenant.id).is_none() {
             return None;
         }
         let meter = self.meters.get(&tenant.id)?;
@@ -193,7 +193,7 @@ impl Order for Salus {
         self.at_once.min(view.device.holders.max(1))
     }
 
-    fn lane(&self, id: TenantId) -> Option<LaneId> {
-        self.lanes.lane(id)
+    fn partition(&self, id: TenantId) -> Option<PartitionId> {
+        self.partitions.partition(id)
     }
 }

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn floors_that_fill_the_device_leave_a_weight_of_one() {
+    fn floors_that_fill_the_device_give_the_rest_a_weight_of_one() {
         let got = reweighed(&[(1, 600_000, None), (1, 400_000, None), (9, 0, None)]);
         assert_eq!(got, [600_000, 400_000, 1]);
     }

@@ -200,7 +200,7 @@ impl<P: SlicePolicy> Stepper<P> {
     }
 
     /// A tenant goes, killed: what it had on the device is gone with it.
-    pub fn leave(&mut self, id: TenantId) {
+    pub fn remove(&mut self, id: TenantId) {
         self.lives.retain(|life| life.tenant.id != id);
         self.holders.retain(|holder| holder.id != id);
         self.decide();

@@ -309,13 +309,13 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_to_come_is_who_comes() {
+    fn the_named_successor_is_the_one_that_comes() {
         let tenants = [
             tenant(1, 600_000, true),
             tenant(2, 300_000, true),
             tenant(3, 100_000, true),
         ];
-        let (mut stride, mut holder, mut told) = (Stride::new(), None, None);
+        let (mut stride, mut holder, mut said) = (Stride::new(), None, None);
         for quantum in 0..100 {
             // What a slice is with three tenants.
             let slice_ns = 3_332_000;
@@ -324,12 +324,12 @@ mod tests {
             let slice = *decision.grant.first().expect("a slice begins");
             if let Some((before, _)) = holder {
                 let changed = (slice.tenant.0 != before).then_some(slice.tenant);
-                assert_eq!(told, changed, "quantum {quantum}");
+                assert_eq!(said, changed, "quantum {quantum}");
             }
             holder = Some((slice.tenant.0, now));
             // Asked in the middle of the slice, who comes next?
             stride.charge(slice.tenant, 2 * MS);
-            told = decide(&mut stride, now + 2 * MS, &tenants, holder).next;
+            said = decide(&mut stride, now + 2 * MS, &tenants, holder).next;
             stride.charge(slice.tenant, slice_ns - 2 * MS);
         }
     }
@@ -347,11 +347,11 @@ mod tests {
             decision.grant.first().map(|slice| slice.tenant),
             Some(TenantId(2))
         );
-        assert_eq!(decision.again_ns, None, "alone it runs without end");
+        assert_eq!(decision.again_ns, None, "solo it runs without end");
     }
 
     #[test]
-    fn with_nobody_wanting_the_holder_is_left_alone() {
+    fn with_nobody_waiting_the_holder_keeps_the_device() {
         let tenants = [tenant(1, 1, false), tenant(2, 1, false)];
         let decision = decide(&mut Stride::new(), 9, &tenants, Some((1, 0)));
         assert_eq!(decision, Decision::default());
@@ -361,16 +361,16 @@ mod tests {
     fn sleep_earns_nothing_and_debt_is_kept() {
         let mut stride = Stride::new();
         let both = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
-        let alone = [tenant(1, 500_000, true), tenant(2, 500_000, false)];
+        let one_wants = [tenant(1, 500_000, true), tenant(2, 500_000, false)];
         decide(&mut stride, 0, &both, None);
         stride.charge(TenantId(1), 5 * MS);
         stride.charge(TenantId(2), 5 * MS);
-        decide(&mut stride, 0, &alone, None);
+        decide(&mut stride, 0, &one_wants, None);
         assert_eq!(stride.debt_ns(TenantId(2)), 0);
         // Its last kernel is still running and ends 40 ms later.
         stride.charge(TenantId(2), 40 * MS);
         stride.charge(TenantId(1), 3_600_000 * MS);
-        decide(&mut stride, 0, &alone, None);
+        decide(&mut stride, 0, &one_wants, None);
         assert_eq!(stride.debt_ns(TenantId(2)) / 1_000_000, 40);
         decide(&mut stride, 0, &both, None);
         assert_eq!(stride.debt_ns(TenantId(2)) / 1_000_000, 40);
@@ -378,14 +378,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_to_one_that_leaves_is_kept_up_to_a_quantum() {
+    fn what_is_owed_to_a_tenant_that_ends_is_kept_up_to_a_quantum() {
         let mut stride = Stride::new();
         let both = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
-        let alone = [tenant(1, 500_000, true), tenant(2, 500_000, false)];
+        let one_wants = [tenant(1, 500_000, true), tenant(2, 500_000, false)];
         decide(&mut stride, 0, &both, None);
         stride.charge(TenantId(1), 400 * MS);
         assert_eq!(stride.debt_ns(TenantId(2)), -200_000_000);
-        decide(&mut stride, 0, &alone, None);
+        decide(&mut stride, 0, &one_wants, None);
         decide(&mut stride, 0, &both, None);
         assert_eq!(stride.debt_ns(TenantId(2)), -5_000_000);
     }

@@ -33,7 +33,7 @@ impl Rank {
 
 /// Places that only one tenant can have at a time, among those that run at once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct LaneId(pub u32);
+pub struct PartitionId(pub u32);
 
 /// Ranks the tenants of one device.
 pub(crate) trait Order: std::fmt::Debug + Send {
@@ -64,8 +64,8 @@ pub(crate) trait Order: std::fmt::Debug + Send {
         view.device.holders.max(1)
     }
 
-    /// The lane a tenant runs in; one of each runs at a time. `None`: in none of them.
-    fn lane(&self, _id: TenantId) -> Option<LaneId> {
+    /// The partition a tenant runs in; one of each runs at a time. `None`: in none of them.
+    fn partition(&self, _id: TenantId) -> Option<PartitionId> {
         None
     }
 
@@ -114,8 +114,8 @@ impl<O: Order + ?Sized> Order for Box<O> {
         (**self).places(view)
     }
 
-    fn lane(&self, id: TenantId) -> Option<LaneId> {
-        (**self).lane(id)
+    fn partition(&self, id: TenantId) -> Option<PartitionId> {
+        (**self).partition(id)
     }
 
     fn runs_beside(&self) -> bool {
@@ -273,11 +273,11 @@ impl<O: Order> Turns<O> {
             .order
             .places(&seen)
             .clamp(1, view.device.holders.max(1));
-        let lane_is_free = |chosen: &[usize], id: TenantId| {
-            self.order.lane(id).is_none_or(|lane| {
+        let partition_is_free = |chosen: &[usize], id: TenantId| {
+            self.order.partition(id).is_none_or(|partition| {
                 chosen
                     .iter()
-                    .all(|at| self.order.lane(self.candidates[*at].id) != Some(lane))
+                    .all(|at| self.order.partition(self.candidates[*at].id) != Some(partition))
             })
         };
         // Those that stay, then the others in their order.
@@ -287,7 +287,8 @@ impl<O: Order> Turns<O> {
                 let kept = seen
                     .held(candidate.id)
                     .is_some_and(|holder| self.keeps(holder, candidate, &seen));
-                if kept == keeps && chosen.len() < places && lane_is_free(chosen, candidate.id) {
+                if kept == keeps && chosen.len() < places && partition_is_free(chosen, candidate.id)
+                {
                     chosen.push(at);
                     stay += usize::from(keeps);
                 }
@@ -355,11 +356,12 @@ impl<O: Order> Turns<O> {
             .candidates
             .first()
             .is_some_and(|candidate| !candidate.opportunistic);
-        let alone = tenant.class == Class::Guaranteed || !guaranteed_competes;
-        let lane_is_free = self.order.lane(holder.id).is_none_or(|lane| {
-            (self.candidates.iter()).all(|candidate| self.order.lane(candidate.id) != Some(lane))
+        let unopposed = tenant.class == Class::Guaranteed || !guaranteed_competes;
+        let partition_is_free = self.order.partition(holder.id).is_none_or(|partition| {
+            (self.candidates.iter())
+                .all(|candidate| self.order.partition(candidate.id) != Some(partition))
         });
-        !tenant.wants && !tenant.paused && alone && lane_is_free
+        !tenant.wants && !tenant.paused && unopposed && partition_is_free
     }
 
     /// When the first of the chosen is to be looked at again.

@@ -165,7 +165,7 @@ fn a_pause_takes_the_device_and_its_end_gives_it_back() {
         assert_eq!(sim.holder(), Some(TenantId(2)), "{name}");
         let before = sim.got(TenantId(1)).device_ns;
         assert!(before <= 20_100_000, "{name}: its last kernel and no more");
-        sim.leave(TenantId(2));
+        sim.remove(TenantId(2));
         sim.change(TenantId(1), |tenant| tenant.paused = false);
         assert_eq!(sim.holder(), Some(TenantId(1)), "{name}");
     }
@@ -202,7 +202,7 @@ fn a_floor_holds_under_every_policy() {
 }
 
 #[test]
-fn a_cap_holds_under_every_policy_even_alone() {
+fn a_cap_holds_under_every_policy_without_competitors() {
     for name in names() {
         let mut sim = Stepper::new(build(name), QUANTUM);
         sim.join(SimTenant {
@@ -226,7 +226,7 @@ fn a_cap_holds_under_every_policy_even_alone() {
 }
 
 #[test]
-fn whoever_is_said_to_be_next_mostly_is() {
+fn the_predicted_successor_is_mostly_right() {
     for name in names() {
         let mut sim = Stepper::new(build(name), QUANTUM);
         for id in 0..4 {

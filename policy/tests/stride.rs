@@ -159,7 +159,7 @@ fn the_holders_death_hands_the_device_on_at_once() {
     sim.join(busy(2, 0.5, 100));
     sim.run_us(SECOND_US);
     let holder = sim.holder().expect("somebody holds it");
-    sim.leave(holder);
+    sim.remove(holder);
     let other = sim.holder().expect("somebody else holds it");
     assert_ne!(holder, other);
     let before = sim.got(other).device_ns;

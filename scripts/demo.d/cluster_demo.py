@@ -194,8 +194,8 @@ class Cluster:
                 return json.loads(file.read_text().strip().splitlines()[-1])
         raise Failure(f"job {job} has no output")
 
-    def goes(self, job):
-        """Directories of the job's goes that were begun, on all nodes."""
+    def attempts(self, job):
+        """Directories of the job's attempts that were begun, on all nodes."""
         return [path for name in NODES for path in (self.directory / name / "run/cluster/runs").glob(f"*/{job}.*/started")]
 
     def close(self, keep=False):
@@ -258,18 +258,18 @@ def play(target, packer, seed, scale, kill, say, wrong):
         status, log = cluster.status(), cluster.decisions()
         losses, places = set(), set()
         for job in jobs:
-            goes = cluster.goes(job["id"])
-            places |= {path.relative_to(cluster.directory).parts[0] for path in goes}
+            attempts = cluster.attempts(job["id"])
+            places |= {path.relative_to(cluster.directory).parts[0] for path in attempts}
             name = job["name"]
-            wrong.unless(len(goes) == job["goes"], "once", f"{name} was started {len(goes)} times for {job['goes']} goes")
+            wrong.unless(len(attempts) == job["attempts"], "once", f"{name} was started {len(attempts)} times for {job['attempts']} attempts")
             if job["phase"] != "done":
                 wrong.add("finished", f"{name} ended as {job['phase']}: {job['reason']}")
                 continue
-            report = cluster.output(job["id"], job["goes"])
+            report = cluster.output(job["id"], job["attempts"])
             if "loss_bits" in report:
                 losses.add(report["loss_bits"])
-            elif job["goes"] != 1:
-                wrong.add("once", f"{name} cannot be moved and was started {job['goes']} times")
+            elif job["attempts"] != 1:
+                wrong.add("once", f"{name} cannot be moved and was started {job['attempts']} times")
         known = [job["id"] for job in jobs]
         wrong.unless(known == ids and len(ids) == 12, "jobs", f"jobs {ids} were submitted, {known} are known")
         up = [node["name"] for node in status["nodes"] if node["up"]]
@@ -291,7 +291,7 @@ def play(target, packer, seed, scale, kill, say, wrong):
             "hook_epoch": status["hook"]["epoch"],
             "pairs": [{key: pair[key] for key in ("kinds", "rates", "refused")} for pair in status["pairs"]],
             "loss_bits": sorted(losses),
-            "per_job": [{key: job[key] for key in ("name", "kind", "phase", "goes", "rate")} for job in jobs],
+            "per_job": [{key: job[key] for key in ("name", "kind", "phase", "attempts", "rate")} for job in jobs],
         }
         if packer != "none":
             check_pairs(log, figures, wrong)

@@ -276,7 +276,7 @@ fn a_hook_that_is_killed_loses_no_job_and_an_arbiter_that_is_killed_finds_its_ow
     });
     let jobs = hook.jobs();
     assert_eq!(jobs.len(), 4);
-    assert!(jobs.iter().all(|job| job["goes"] == 1), "{jobs:?}");
+    assert!(jobs.iter().all(|job| job["attempts"] == 1), "{jobs:?}");
     assert_eq!(a.runs(), before, "nothing was started anew");
     let names = |node: &Node| {
         node.runs()
@@ -284,8 +284,12 @@ fn a_hook_that_is_killed_loses_no_job_and_an_arbiter_that_is_killed_finds_its_ow
             .filter_map(|go| go.file_name().map(|name| name.to_owned()))
             .collect::<Vec<_>>()
     };
-    let goes = [names(&a), names(&b)].concat();
-    assert_eq!(goes.iter().collect::<BTreeSet<_>>().len(), 4, "{goes:?}");
+    let attempts = [names(&a), names(&b)].concat();
+    assert_eq!(
+        attempts.iter().collect::<BTreeSet<_>>().len(),
+        4,
+        "{attempts:?}"
+    );
     let status = hook.json(&["status", "--json"]);
     assert_eq!(status["hook"]["epoch"], 4);
     assert!(status["packs"].as_u64() >= Some(2), "{status}");
@@ -384,7 +388,7 @@ fn a_job_that_has_to_make_way_saves_first_and_goes_on_from_there() {
         .find(|job| job["name"] == "long")
         .expect("the long one");
     assert_eq!(
-        (&long["goes"], &long["saved"]),
+        (&long["attempts"], &long["saved"]),
         (&2.into(), &1.into()),
         "{long}"
     );
@@ -525,7 +529,7 @@ fn jobs_of_a_node_with_two_gpus_use_their_own_and_an_elastic_one_gives_one_up() 
     let first = job("first");
     assert!(first["saved"].as_u64() >= Some(1), "{first}");
     assert_eq!(
-        first["goes"].as_u64(),
+        first["attempts"].as_u64(),
         first["saved"].as_u64().map(|saved| saved + 1),
         "{first}"
     );

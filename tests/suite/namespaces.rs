@@ -243,7 +243,7 @@ fn a_node_that_is_cut_off_keeps_its_jobs_and_is_heard_again() {
         (job("two")?["phase"] == "done").then_some(())
     });
     for name in ["one", "two", "three"] {
-        assert_eq!(job(name).expect("it is known")["goes"], 1, "{name}");
+        assert_eq!(job(name).expect("it is known")["attempts"], 1, "{name}");
     }
     drop(arbiters);
 }

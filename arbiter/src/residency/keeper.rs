@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 use channel::Verb;
 use channel::arbiter::ClientPages;
-use policy::residency::{Arbitration, Lodger, Lodgers, Standing};
+use policy::residency::{Arbitration, ResidentJob, ResidentJobs, Standing};
 use policy::{Class, TenantId};
 
 use super::books::HostBooks;
@@ -85,7 +85,7 @@ pub struct Keeper {
     /// When memory was last on its way.
     moved_ns: u64,
     news: Vec<News>,
-    lodgers: Vec<Lodger>,
+    residents: Vec<ResidentJob>,
     /// What each job had on the device at the last look.
     occupied: Vec<(TenantId, u64)>,
 }
@@ -111,7 +111,7 @@ impl Keeper {
             records: BTreeMap::new(),
             moved_ns: 0,
             news: Vec::new(),
-            lodgers: Vec::new(),
+            residents: Vec::new(),
             occupied: Vec::new(),
         }
     }
@@ -248,15 +248,15 @@ impl Keeper {
 
     /// Wakes whoever waits for memory of the device, where some has become free since the last look.
     fn tell_of_room(&mut self, guests: &[Guest<'_>]) {
-        let now = |one: &Lodger| (one.id, one.resident_bytes.saturating_add(one.fixed_bytes));
+        let now = |one: &ResidentJob| (one.id, one.resident_bytes.saturating_add(one.fixed_bytes));
         // By job: what one leaves another may have taken already, and wants more.
         let less = self.occupied.iter().any(|(id, before)| {
-            let mut same = self.lodgers.iter().map(now);
+            let mut same = self.residents.iter().map(now);
             same.find(|(one, _)| one == id)
                 .is_none_or(|(_, bytes)| bytes < *before)
         });
         self.occupied.clear();
-        self.occupied.extend(self.lodgers.iter().map(now));
+        self.occupied.extend(self.residents.iter().map(now));
         if !less {
             return;
         }
@@ -266,9 +266,9 @@ impl Keeper {
                     verb: Verb::Restore,
                 };
             let waits = self
-                .lodgers
+                .residents
                 .iter()
-                .any(|one| one.id == guest.id && one.room_bytes > 0);
+                .any(|one| one.id == guest.id && one.space_bytes > 0);
             if arrives || waits {
                 for (_, pages) in guest.clients {
                     pages.arbiter.nudge();
@@ -296,7 +296,7 @@ impl Keeper {
 
     /// A slice was granted to one that is out: its switch begins, if it can.
     pub fn begin_switch(&mut self, now_ns: u64, id: TenantId) {
-        let Some(room) = self.arbitration.room_for(&self.lodgers(now_ns), id) else {
+        let Some(room) = self.arbitration.space_for(&self.residents(now_ns), id) else {
             return;
         };
         if room.from_ns > now_ns {
@@ -314,11 +314,11 @@ impl Keeper {
         record.standing = Standing::Moving;
     }
 
-    fn lodgers(&self, now_ns: u64) -> Lodgers<'_> {
-        Lodgers {
+    fn residents(&self, now_ns: u64) -> ResidentJobs<'_> {
+        ResidentJobs {
             now_ns,
             capacity_bytes: self.capacity_bytes,
-            all: &self.lodgers,
+            all: &self.residents,
         }
     }
 
@@ -362,13 +362,13 @@ impl Keeper {
 
     /// Bytes and states, as the arbitration takes them.
     fn count(&mut self, guests: &[Guest<'_>]) {
-        let mut lodgers = std::mem::take(&mut self.lodgers);
-        lodgers.clear();
+        let mut residents = std::mem::take(&mut self.residents);
+        residents.clear();
         for guest in guests {
-            let lodger = self.lodger(guest);
-            lodgers.push(lodger);
+            let resident = self.resident(guest);
+            residents.push(resident);
         }
-        self.lodgers = lodgers;
+        self.residents = residents;
     }
 
     /// Of what threads of a job say that they wait for, what its limit and the device have room for.
@@ -381,19 +381,19 @@ impl Keeper {
         }
     }
 
-    fn lodger(&mut self, guest: &Guest<'_>) -> Lodger {
+    fn resident(&mut self, guest: &Guest<'_>) -> ResidentJob {
         let (mut evictable_bytes, mut resident_bytes) = (0u64, 0u64);
         for footprint in self.footprints(guest) {
             evictable_bytes = evictable_bytes.saturating_add(footprint.evictable_bytes);
             resident_bytes = resident_bytes.saturating_add(footprint.resident_bytes);
         }
-        let room_bytes = guest
+        let space_bytes = guest
             .clients
             .iter()
             .map(|(_, pages)| pages.client.room_bytes(self.device))
             .fold(0, u64::saturating_add);
         // What the job may not have in any case is waited for in vain, and makes nobody leave.
-        let room_bytes = self.room_bytes_of(guest, room_bytes);
+        let space_bytes = self.room_bytes_of(guest, space_bytes);
         let state = self.state_of(guest);
         let record = self.records.entry(guest.id).or_default();
         // While all is on the device the charge is what it has there; what is not evictable does not change by moving.
@@ -415,7 +415,7 @@ impl Keeper {
         } else {
             evictable_bytes
         };
-        Lodger {
+        ResidentJob {
             id: guest.id,
             class: guest.class,
             weight_ppm: guest.weight_ppm,
@@ -423,10 +423,10 @@ impl Keeper {
             evictable_bytes,
             resident_bytes,
             fixed_bytes: record.fixed_bytes,
-            room_bytes,
+            space_bytes,
             out: !state.is_usable(),
             // One that waits for memory inside an allocation does not come to its gate.
-            wants: guest.wants || record.wished || room_bytes > 0,
+            wants: guest.wants || record.wished || space_bytes > 0,
             active_ns: record.active_ns,
             since_ns: record.since_ns,
             leaving,
@@ -480,7 +480,7 @@ impl Keeper {
         let target = self.fit_target(guest);
         let over = resident.saturating_sub(target);
         let under = target.min(all).saturating_sub(resident);
-        let room = self.lodgers(now_ns).free_bytes();
+        let room = self.residents(now_ns).free_bytes();
         let comes_back =
             under >= FIT_BYTES.min(all.saturating_sub(resident)) && under > 0 && under <= room;
         if (over > 0 || comes_back) && now_ns >= record.fitted_ns + FIT_NS {
@@ -491,9 +491,9 @@ impl Keeper {
     /// Allocations of those that are in wait for memory: others give way.
     fn make_room(&mut self, now_ns: u64, guests: &[Guest<'_>]) {
         let mut waiting: Vec<(bool, u64, TenantId)> = self
-            .lodgers
+            .residents
             .iter()
-            .filter(|one| one.room_bytes > 0 && !one.out && !one.leaving)
+            .filter(|one| one.space_bytes > 0 && !one.out && !one.leaving)
             .map(|one| (one.class == Class::Opportunistic, one.arrived_ns, one.id))
             .collect();
         waiting.sort_unstable();
@@ -502,7 +502,7 @@ impl Keeper {
             if self.phase_of(id) != Phase::Settled {
                 continue;
             }
-            let room = self.arbitration.more_room_for(&self.lodgers(now_ns), id);
+            let room = self.arbitration.more_space_for(&self.residents(now_ns), id);
             let victims = room.map(|room| room.victims).unwrap_or_default();
             if victims.is_empty() {
                 continue;
@@ -527,17 +527,17 @@ impl Keeper {
         let mut rounds = 0;
         loop {
             self.count(guests);
-            let lodgers = Lodgers {
+            let residents = ResidentJobs {
                 now_ns,
                 capacity_bytes: self.capacity_bytes,
-                all: &self.lodgers,
+                all: &self.residents,
             };
             let before: Vec<bool> = guests
                 .iter()
                 .map(|guest| self.arbitration.is_parked(guest.id))
                 .collect();
             let standings;
-            (standings, again_ns) = self.arbitration.standings(&lodgers);
+            (standings, again_ns) = self.arbitration.standings(&residents);
             let mut wished = None;
             for ((guest, standing), before) in guests.iter().zip(standings).zip(before) {
                 let parked = self.arbitration.is_parked(guest.id);
@@ -561,9 +561,9 @@ impl Keeper {
                     _ => Standing::Moving,
                 };
                 let waits_inside = self
-                    .lodgers
+                    .residents
                     .iter()
-                    .any(|one| one.id == guest.id && one.room_bytes > 0);
+                    .any(|one| one.id == guest.id && one.space_bytes > 0);
                 if record.standing == Standing::MayCome && (record.wished || waits_inside) {
                     wished = Some(guest.id);
                 }

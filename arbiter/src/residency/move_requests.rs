@@ -253,7 +253,7 @@ fn outcome(all: &[Whereabouts], evict: bool, over: bool) -> MoveOutcome {
     } else if all.iter().any(cannot_come) || (over && all.iter().all(|one| one.settled)) {
         MoveOutcome::Waiting
     } else if over {
-        MoveOutcome::Late
+        MoveOutcome::TimedOut
     } else {
         MoveOutcome::Unknown
     }

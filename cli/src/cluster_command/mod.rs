@@ -77,7 +77,7 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
     }
     if args.token_file.is_none() && !args.listen.ip().is_loopback() {
         bail!(
-            "listening at {} lets other hosts submit jobs, so a token has to be agreed upon: give --token-file (it does not travel, but what jobs are told to do can be read on the way: use a network that is yours)",
+            "listening at {} lets other hosts submit jobs: give --token-file with a token that both sides share (the token is never sent, but jobs travel unencrypted: use a private network)",
             args.listen
         );
     }
@@ -177,7 +177,7 @@ fn jobs(args: &Show) -> anyhow::Result<String> {
         ("SHARE", Align::Right),
         ("BESIDE", Align::Right),
         ("RATE", Align::Right),
-        ("GOES", Align::Right),
+        ("ATTEMPTS", Align::Right),
         ("WHY", Align::Left),
     ]);
     for job in &jobs {
@@ -201,7 +201,7 @@ fn jobs(args: &Show) -> anyhow::Result<String> {
             },
             job.beside.map_or("-".into(), |other| other.to_string()),
             job.rate.map_or("-".into(), |rate| format!("{rate:.2}")),
-            job.goes.to_string(),
+            job.attempts.to_string(),
             or_none(job.reason.clone()),
         ]);
     }

@@ -107,7 +107,7 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
         }
         Some(_) if !root => {
             bail!(
-                "only root can run the hook's jobs as somebody else: leave --cluster-user, or `user` in [cluster], out"
+                "only root can run the hook's jobs as somebody else: omit --cluster-user and `user` in [cluster]"
             )
         }
         Some(user) => drop(user_named(user)?),

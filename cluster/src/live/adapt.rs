@@ -145,7 +145,7 @@ impl Packer for LivePacker {
         self.inner.tags()
     }
 
-    fn score(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<PackScore> {
+    fn score(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<PackScore> {
         let there = self
             .shared
             .facts()
@@ -153,25 +153,25 @@ impl Packer for LivePacker {
             .get(&kind)
             .copied()
             .unwrap_or(0);
-        let asked = host.peak_bytes().saturating_add(guest.peak_bytes());
+        let asked = host.peak_bytes().saturating_add(joiner.peak_bytes());
         if there > 0 && asked > there {
             return None;
         }
-        self.inner.score(host, guest, kind)
+        self.inner.score(host, joiner, kind)
     }
 
     fn observe(
         &mut self,
         host: &Profile,
-        guest: &Profile,
+        joiner: &Profile,
         kind: GpuType,
         measured: [f64; 2],
     ) -> Verdict {
-        self.inner.observe(host, guest, kind, measured)
+        self.inner.observe(host, joiner, kind, measured)
     }
 
-    fn refused(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<Reason> {
-        self.inner.refused(host, guest, kind)
+    fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
+        self.inner.refused(host, joiner, kind)
     }
 
     fn keeps_pairs(&self) -> bool {
@@ -222,11 +222,15 @@ mod tests {
         let mut state = ClusterState::uniform(2, 1);
         let job = Job::rigid(JobType(0), 1, 0.0, 10.0);
         shared.facts().busy.extend([GpuId(0), GpuId(1)]);
-        let told = |wait_s| {
-            policy::cluster::wait::WaitMatrix::told(&[1.0], &[1 << 34], vec![vec![Some(wait_s)]])
+        let reported = |wait_s| {
+            policy::cluster::wait::WaitMatrix::reported(
+                &[1.0],
+                &[1 << 34],
+                vec![vec![Some(wait_s)]],
+            )
         };
-        state.set_wait_matrix(GpuId(0), told(30.0));
-        state.set_wait_matrix(GpuId(1), told(5.0));
+        state.set_wait_matrix(GpuId(0), reported(30.0));
+        state.set_wait_matrix(GpuId(1), reported(5.0));
         let context = Context::default();
         let place = |name| {
             let inner = catalogue::placer(name, &context).unwrap();

@@ -4,7 +4,7 @@
 //! asked on a connection with deadlines, so a hook that is gone, slow or wrong costs nothing but these reports: jobs and slices go
 //! on, and the agent tries again after a pause that doubles up to [`MAX_PAUSE`].
 //!
-//! Orders are done one after the other in the sequence of their numbers, so that what makes room comes before what takes it. What was done is
+//! Orders are done one after the other in the sequence of their numbers, so that what makes space comes before what takes it. What was done is
 //! kept in `agent.json` until the hook has written it down; an order that is repeated is not done again. An answer of a hook
 //! that another has followed is not listened to.
 
@@ -111,14 +111,14 @@ impl Agent {
         let hook = Client::new(&config.url, &config.token, HOOK_PATIENCE)
             .map_err(|error| error.to_string())?;
         let file = config.dir.join("agent.json");
-        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+        let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
         let lock = fs::OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(0o600)
             .open(config.dir.join("agent.lock"))
-            .map_err(|error| told(&error))?;
+            .map_err(|error| failed(&error))?;
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
             |error| {
                 format!(
@@ -128,14 +128,14 @@ impl Agent {
             },
         )?;
         let mut memory: Memory = match fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| told(&error))?,
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| failed(&error))?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Memory::default(),
-            Err(error) => return Err(told(&error)),
+            Err(error) => return Err(failed(&error)),
         };
         if memory.instance.is_empty() {
-            memory.instance = random_word().map_err(|error| told(&error))?;
-            let bytes = serde_json::to_vec(&memory).map_err(|error| told(&error))?;
-            replace(&file, &bytes).map_err(|error| told(&error))?;
+            memory.instance = random_word().map_err(|error| failed(&error))?;
+            let bytes = serde_json::to_vec(&memory).map_err(|error| failed(&error))?;
+            replace(&file, &bytes).map_err(|error| failed(&error))?;
         }
         if !memory.hook.cluster.is_empty() {
             engine
@@ -311,7 +311,7 @@ impl Agent {
     }
 
     fn report(&mut self) -> Result<Report, String> {
-        // The acks first: a go whose start is acknowledged is in the list that is made after it.
+        // The acks first: an attempt whose start is acknowledged is in the list that is made after it.
         let acks = self.memory.acks.clone();
         let mut runs = self.engine.list().map_err(|error| error.to_string())?;
         for run in &mut runs {
@@ -423,7 +423,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut first = agent(dir.path()).unwrap();
         assert!(agent(dir.path()).unwrap_err().contains("another arbiter"));
-        let run = RunId { job: 1, go: 1 };
+        let run = RunId { job: 1, attempt: 1 };
         let start = Order {
             epoch: 1,
             seq: 4,
@@ -483,7 +483,7 @@ mod tests {
         let stop = |epoch, seq| Order {
             epoch,
             seq,
-            run: RunId { job: 1, go: 1 },
+            run: RunId { job: 1, attempt: 1 },
             what: What::Stop {
                 grace_s: 1.0,
                 signal: None,
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_know_the_token_is_told_nothing_and_obeyed_in_nothing() {
+    fn a_peer_without_the_token_learns_nothing_and_is_not_obeyed() {
         use std::io::{BufRead, BufReader, Write};
         let dir = tempfile::tempdir().unwrap();
         let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -76,7 +76,7 @@ impl Reading {
 
     /// Where the deciding clock of a state goes on.
     #[must_use]
-    pub fn go_on(&self, meta: &Meta) -> u64 {
+    pub fn resume(&self, meta: &Meta) -> u64 {
         let passed = if !self.boot.is_empty() && self.boot == meta.boot {
             self.boottime_ms.saturating_sub(meta.last_boottime_ms)
         } else {
@@ -133,7 +133,7 @@ mod tests {
                 boottime_ms,
                 boot,
             };
-            reading.go_on(&meta)
+            reading.resume(&meta)
         };
         assert_eq!(at(10, 1_300, "b"), 6_000, "set back, same boot");
         assert_eq!(at(u64::MAX, 1_300, "b"), 6_000, "set forth, same boot");

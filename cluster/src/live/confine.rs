@@ -88,12 +88,12 @@ impl Group {
             return;
         }
         // What stands still starts nobody else meanwhile.
-        let (file, stop, go) = if self.unified {
+        let (file, freeze, thaw) = if self.unified {
             ("cgroup.freeze", "1", "0")
         } else {
             ("freezer.state", "FROZEN", "THAWED")
         };
-        write(file, stop);
+        write(file, freeze);
         for pid in self.pids() {
             let Some(process) = Process::of(pid) else {
                 continue;
@@ -105,7 +105,7 @@ impl Group {
                 let _ = rustix::process::pidfd_send_signal(fd, rustix::process::Signal::KILL);
             }
         }
-        write(file, go);
+        write(file, thaw);
     }
 
     /// Gone, where it is empty.

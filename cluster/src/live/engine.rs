@@ -1,6 +1,6 @@
 //! Who starts jobs on a node. The seam for Slurm, Kubernetes and the like; here is the one that starts processes of its own.
 //!
-//! An engine is told of a go of a job by its number and remembers it until it is forgotten, over its own restart too. It never starts one twice.
+//! An engine is told of an attempt of a job by its number and remembers it until it is forgotten, over its own restart too. It never starts one twice.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use super::runner::{self, Ask, SpecFile};
 use super::wire::{Ended, RunId, RunReport, StartRun};
 
-/// Ended goes whose output is kept.
+/// Ended attempts whose output is kept.
 const KEPT: usize = 200;
 /// TIMEOUT: a process is there within milliseconds, on a host in trouble within seconds.
 const BEGIN: Duration = Duration::from_secs(60);
@@ -41,22 +41,22 @@ impl EngineError {
 pub trait Engine: Send {
     /// Its name.
     fn name(&self) -> &'static str;
-    /// Whose goes it will be told of: numbers of jobs mean something within one cluster only. Told before anything else.
+    /// Whose attempts it will be told of: numbers of jobs mean something within one cluster only. Told before anything else.
     ///
     /// # Errors
     /// [`EngineError`].
     fn join(&mut self, cluster: &str) -> Result<(), EngineError>;
-    /// Every go that it was told of and that is not forgotten.
+    /// Every attempt that it was told of and that is not forgotten.
     ///
     /// # Errors
     /// [`EngineError`]: what runs is not known, so nothing may be concluded from it.
     fn list(&mut self) -> Result<Vec<RunReport>, EngineError>;
-    /// Starts a go with its environment and share. One that was started before stays as it is.
+    /// Starts an attempt with its environment and share. One that was started before stays as it is.
     ///
     /// # Errors
     /// [`EngineError`]: it does not run and will not.
     fn start(&mut self, run: RunId, start: &StartRun) -> Result<(), EngineError>;
-    /// Asks a go to end, or makes it (`kill`). One that is over or unknown stays as it is.
+    /// Asks an attempt to end, or makes it (`kill`). One that is over or unknown stays as it is.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -248,10 +248,10 @@ impl LocalEngine {
 
 /// The attempt whose directory has this name.
 fn run_of(name: &str) -> Option<RunId> {
-    let (job, go) = name.split_once('.')?;
+    let (job, attempt) = name.split_once('.')?;
     Some(RunId {
         job: job.parse().ok()?,
-        go: go.parse().ok()?,
+        attempt: attempt.parse().ok()?,
     })
 }
 

@@ -64,12 +64,12 @@ mod tests {
         let mut check = |name: &str, sample: Value| {
             let schema = &document["components"]["schemas"][name];
             let fields: BTreeSet<&String> = sample.as_object().unwrap().keys().collect();
-            let told: BTreeSet<&String> = schema["properties"]
+            let properties: BTreeSet<&String> = schema["properties"]
                 .as_object()
                 .unwrap_or_else(|| panic!("{name}"))
                 .keys()
                 .collect();
-            assert_eq!(fields, told, "{name}");
+            assert_eq!(fields, properties, "{name}");
             described.remove(name);
         };
         fn json<T: Serialize>(value: T) -> Value {

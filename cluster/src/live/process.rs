@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_told_from_a_later_one_of_its_number() {
+    fn a_process_is_distinguished_from_a_later_one_of_its_number() {
         let own = Process::own();
         assert!(own.lives());
         for other in [
@@ -163,12 +163,12 @@ mod tests {
             assert!(!other.lives() && other.open().is_none() && !other.signal(Signal::KILL));
         }
         let mut child = Command::new("true").spawn().unwrap();
-        let late = Process {
+        let later = Process {
             pid: child.id(),
             ..own
         };
         child.wait().unwrap();
-        assert!(!late.lives());
+        assert!(!later.lives());
         assert!(!Process::default().lives(), "none");
     }
 

@@ -1,4 +1,4 @@
-//! What is written down: jobs, nodes, goes, pairs, and what is counted.
+//! What is written down: jobs, nodes, attempts, pairs, and what is counted.
 
 use serde::{Deserialize, Serialize};
 
@@ -70,12 +70,12 @@ pub struct Solo {
     pub iterations_per_s: Option<f64>,
 }
 
-/// A go that was ordered and has not been settled.
+/// An attempt that was ordered and has not been settled.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunRecord {
-    /// Which go of its job.
-    pub go: u32,
+    /// Which attempt of its job.
+    pub attempt: u32,
     /// On which node.
     pub node: String,
     /// On which devices.
@@ -87,7 +87,7 @@ pub struct RunRecord {
     /// It holds its place and waits for its turn.
     pub suspended: bool,
     /// It came second onto its devices.
-    pub guest: bool,
+    pub joiner: bool,
     /// It said that all is saved and that it may be stopped.
     pub saved: bool,
 }
@@ -118,10 +118,10 @@ pub struct JobRecord {
     pub submitted_unix_ms: u64,
     /// When it first started.
     pub started_unix_ms: Option<u64>,
-    /// The go in the works.
+    /// The attempt in the works.
     pub run: Option<RunRecord>,
     /// Goes so far.
-    pub goes: u32,
+    pub attempts: u32,
     /// Goes that were stopped with all saved.
     pub saved: u32,
     /// Starts in a row that came to nothing.
@@ -154,7 +154,7 @@ pub struct PairRecord {
     pub gpu: String,
     /// GPUs of each.
     pub gpus: u32,
-    /// Host and guest.
+    /// Host and joiner.
     pub kinds: [String; 2],
     /// Speed of each relative to being alone.
     pub rates: [f64; 2],

@@ -440,7 +440,7 @@ fn command(spec: &SpecFile, user: &User, word: &str) -> Command {
         .env("SUBLET_RUNTIME_DIR", &spec.runtime_dir)
         .env(WORD, word)
         .env("SUBLET_CLUSTER_JOB", spec.run.job.to_string())
-        .env("SUBLET_CLUSTER_GO", spec.run.go.to_string())
+        .env("SUBLET_CLUSTER_ATTEMPT", spec.run.attempt.to_string())
         .env("SUBLET_CLUSTER_GPUS", start.devices.len().to_string())
         // The driver then shows the program these devices alone, and counts them from 0: what is
         // asked of a job's devices by index is asked of its own, as under other schedulers.

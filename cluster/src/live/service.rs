@@ -484,7 +484,7 @@ mod tests {
     }
 
     /// What is answered to these bytes, up to the end of the connection.
-    fn told(address: SocketAddr, bytes: &str) -> String {
+    fn ask_raw(address: SocketAddr, bytes: &str) -> String {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(60)))
@@ -510,7 +510,7 @@ mod tests {
                 ),
             ] {
                 let method = route.method;
-                let text = told(address, &format!("{method} {path} HTTP/1.1\r\n{field}\r\n"));
+                let text = ask_raw(address, &format!("{method} {path} HTTP/1.1\r\n{field}\r\n"));
                 let status = if route.open { "200" } else { "401" };
                 assert!(
                     text.starts_with(&format!("HTTP/1.1 {status} ")),
@@ -537,12 +537,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let address = served(dir.path());
         // Answered though the body never comes.
-        let text = told(
+        let text = ask_raw(
             address,
             "POST /v1/jobs HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n",
         );
         assert!(text.starts_with("HTTP/1.1 401 "), "{text}");
-        let text = told(
+        let text = ask_raw(
             address,
             &format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(20 << 10)),
         );
@@ -573,7 +573,7 @@ mod tests {
             let status: serde_json::Value = honest.ask("GET", "/v1/status", None::<&()>).unwrap();
             assert!(status["nodes"].is_array());
         }
-        // One that is inside is not asked to make room for those who are not.
+        // One that is inside is not asked to make space for those who are not.
         let more: Vec<std::net::TcpStream> = (0..300)
             .filter_map(|_| std::net::TcpStream::connect(address).ok())
             .collect();
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_status() {
+    fn mistakes_are_answered_with_their_status() {
         let dir = tempfile::tempdir().unwrap();
         let service = service(dir.path());
         for (method, path, body, status, words) in [

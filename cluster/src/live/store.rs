@@ -319,7 +319,7 @@ mod tests {
         let order = Order {
             epoch: 1,
             seq: 3,
-            run: RunId { job: 7, go: 1 },
+            run: RunId { job: 7, attempt: 1 },
             what: What::Stop {
                 grace_s: 1.0,
                 signal: None,
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_its_owner_s_alone() {
+    fn only_the_owner_can_read_the_state() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         drop(Store::open(&state, 1).unwrap());
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_state_is_told() {
+    fn a_file_that_is_no_state_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("hook.redb"), b"not a database at all").unwrap();
         let error = Store::open(dir.path(), 1).unwrap_err().to_string();

@@ -27,7 +27,7 @@ pub fn matrices(arbiter: &ArbiterStatus, ours: impl Fn(&str) -> bool) -> Vec<Wai
 
 /// As a policy reads it; `None` where a node has told something that cannot be.
 #[must_use]
-pub fn as_told(matrix: &WaitMatrix) -> Option<wait::WaitMatrix> {
+pub fn as_reported(matrix: &WaitMatrix) -> Option<wait::WaitMatrix> {
     // On the wire rows are memory, there they are shares.
     let whole = matrix.wait_s.len() == matrix.rows_bytes.len()
         && matrix
@@ -40,7 +40,7 @@ pub fn as_told(matrix: &WaitMatrix) -> Option<wait::WaitMatrix> {
     let by_share = (0..matrix.columns_share.len())
         .map(|column| matrix.wait_s.iter().map(|row| row[column]).collect())
         .collect();
-    wait::WaitMatrix::told(&matrix.columns_share, &matrix.rows_bytes, by_share)
+    wait::WaitMatrix::reported(&matrix.columns_share, &matrix.rows_bytes, by_share)
 }
 
 fn matrix(
@@ -73,7 +73,7 @@ fn matrix(
     // CAST: memory of a device is below 2^53.
     let rows_bytes = PARTS.map(|part| (device.total_bytes as f64 * part) as u64);
     let waits = wait::WaitMatrix::of(usable_bytes, &running, &[], &SHARES, &rows_bytes);
-    let told = |share: &Vec<f64>, row: usize| Some(share[row]).filter(|wait| wait.is_finite());
+    let reported = |share: &Vec<f64>, row: usize| Some(share[row]).filter(|wait| wait.is_finite());
     let (share, bytes) = running.iter().fold((0.0, 0u64), |(share, bytes), of| {
         (share + of.share, bytes.saturating_add(of.bytes))
     });
@@ -84,7 +84,13 @@ fn matrix(
         // CAST: jobs of one device.
         strangers: jobs.iter().filter(|job| !ours(&job.name)).count() as u32,
         wait_s: (0..rows_bytes.len())
-            .map(|row| waits.rows().iter().map(|share| told(share, row)).collect())
+            .map(|row| {
+                waits
+                    .rows()
+                    .iter()
+                    .map(|share| reported(share, row))
+                    .collect()
+            })
             .collect(),
         rows_bytes: rows_bytes.to_vec(),
         columns_share: SHARES.to_vec(),
@@ -159,12 +165,12 @@ mod tests {
 
     #[test]
     fn a_demand_waits_for_as_many_ends_as_it_needs() {
-        let mut told = job("ours", 0.5, 400, 10);
-        told.work_ns = Some(30_000_000_000);
-        told.device_time_ns = 20_000_000_000;
-        told.share_got_recent = 0.5;
+        let mut reported = job("ours", 0.5, 400, 10);
+        reported.work_ns = Some(30_000_000_000);
+        reported.device_time_ns = 20_000_000_000;
+        reported.share_got_recent = 0.5;
         // 10 s of work left at half speed: 20 s. The other has run for 60 s: 60 s more.
-        let matrix = of(vec![job("other", 0.25, 300, 60), told]);
+        let matrix = of(vec![job("other", 0.25, 300, 60), reported]);
         assert_eq!(
             matrix.wait_s[0],
             [Some(0.0), Some(20.0), Some(20.0), Some(60.0)]
@@ -177,21 +183,21 @@ mod tests {
     #[test]
     fn a_matrix_is_read_as_it_was_written_and_one_that_cannot_be_is_none() {
         let mut matrix = of(vec![job("other", 0.5, 600, 60)]);
-        let read = as_told(&matrix).unwrap();
+        let read = as_reported(&matrix).unwrap();
         assert_eq!(read.wait_s(0.5, 250), 0.0);
         assert_eq!((read.wait_s(1.0, 1), read.wait_s(0.25, 500)), (60.0, 60.0));
         assert_eq!(read.wait_s(1.0, 950), f64::INFINITY, "beyond its rows");
         matrix.wait_s[3][0] = Some(f64::NAN);
-        assert_eq!(as_told(&matrix), None);
+        assert_eq!(as_reported(&matrix), None);
         matrix.wait_s[3] = vec![None];
-        assert_eq!(as_told(&matrix), None);
+        assert_eq!(as_reported(&matrix), None);
         matrix.wait_s.clear();
-        assert_eq!(as_told(&matrix), None);
-        assert_eq!(as_told(&WaitMatrix::default()), None);
+        assert_eq!(as_reported(&matrix), None);
+        assert_eq!(as_reported(&WaitMatrix::default()), None);
     }
 
     #[test]
-    fn the_end_of_a_paused_job_cannot_be_told() {
+    fn the_end_of_a_paused_job_is_unknown() {
         let mut paused = job("ours", 0.5, 0, 10);
         paused.paused = true;
         assert_eq!(

@@ -31,20 +31,20 @@ pub struct HookId {
     pub nonce: String,
 }
 
-/// One go of a job: its number and which go it is, from 1.
+/// One attempt of a job: its number and which attempt it is, from 1.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
 )]
 pub struct RunId {
     /// The job.
     pub job: u64,
-    /// Which go.
-    pub go: u32,
+    /// Which attempt.
+    pub attempt: u32,
 }
 
 impl std::fmt::Display for RunId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.job, self.go)
+        write!(f, "{}.{}", self.job, self.attempt)
     }
 }
 
@@ -106,7 +106,7 @@ pub struct Report {
     pub instance: String,
     /// What became of orders, oldest first; repeated until the hook has answered.
     pub acks: Vec<Ack>,
-    /// Every go of a job that the engine knows and the hook has not settled yet.
+    /// Every attempt of a job that the engine knows and the hook has not settled yet.
     pub runs: Vec<RunReport>,
     /// The arbiter with its devices and jobs; `None` where it did not answer its own agent.
     pub arbiter: Option<ArbiterStatus>,
@@ -124,7 +124,7 @@ pub struct Ack {
     pub error: String,
 }
 
-/// A go of a job as its engine sees it.
+/// An attempt of a job as its engine sees it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunReport {
@@ -136,11 +136,11 @@ pub struct RunReport {
     pub pid: u32,
     /// Set once it is over.
     pub ended: Option<Ended>,
-    /// It said at the end of an iteration that all is saved, when it was asked to change its size or to make room.
+    /// It said at the end of an iteration that all is saved, when it was asked to change its size or to make space.
     pub saved: bool,
 }
 
-/// How a go ended.
+/// How an attempt ended.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Ended {
@@ -204,13 +204,13 @@ pub struct Order {
     pub epoch: u64,
     /// Its number.
     pub seq: u64,
-    /// About which go.
+    /// About which attempt.
     pub run: RunId,
     /// What.
     pub what: What,
 }
 
-/// What to do about a go.
+/// What to do about an attempt.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "body", rename_all = "snake_case")]
 pub enum What {
@@ -252,7 +252,7 @@ pub struct Terms {
     pub paused: bool,
 }
 
-/// A go to start.
+/// An attempt to start.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StartRun {
@@ -303,7 +303,7 @@ pub struct Submission {
     /// Above 0; weighs among jobs. `None`: 1.
     pub weight: Option<f64>,
     /// It keeps its progress itself: it may be stopped and started again, anywhere. Otherwise it stays where it started, and is
-    /// paused where it has to make room.
+    /// paused where it has to make space.
     pub restartable: bool,
     /// A word of the submitter's, such as a UUID: the same word twice is one job. Empty: none.
     pub once: String,
@@ -382,8 +382,8 @@ pub struct JobView {
     /// Speed relative to being alone, as last measured beside another.
     pub rate: Option<f64>,
     /// How often it was started.
-    pub goes: u32,
-    /// How many of its goes were stopped with all saved, at the end of an iteration.
+    pub attempts: u32,
+    /// How many of its attempts were stopped with all saved, at the end of an iteration.
     pub saved: u32,
     /// When it came.
     pub submitted_unix_ms: u64,
@@ -486,10 +486,10 @@ mod tests {
     #[test]
     fn what_is_missing_takes_its_default_and_what_is_unknown_is_ignored() {
         let report: Report = serde_json::from_str(
-            r#"{"instance":"a","mood":"fine","runs":[{"run":{"job":3,"go":1}}]}"#,
+            r#"{"instance":"a","mood":"fine","runs":[{"run":{"job":3,"attempt":1}}]}"#,
         )
         .unwrap();
-        assert_eq!(report.runs[0].run, RunId { job: 3, go: 1 });
+        assert_eq!(report.runs[0].run, RunId { job: 3, attempt: 1 });
         assert!(report.arbiter.is_none());
     }
 
@@ -516,7 +516,7 @@ mod tests {
             let order = Order {
                 epoch: 2,
                 seq: 7,
-                run: RunId { job: 1, go: 2 },
+                run: RunId { job: 1, attempt: 2 },
                 what,
             };
             let text = serde_json::to_string(&order).unwrap();

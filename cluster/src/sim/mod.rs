@@ -49,7 +49,7 @@ pub struct Fate {
     /// When it was over; `None` where it was rejected.
     pub end_s: Option<f64>,
     /// How long it takes alone.
-    pub alone_s: f64,
+    pub solo_s: f64,
     /// GPUs it asked for.
     pub gpus: u32,
     /// Time it waited because the free GPUs were not where the placer wants them.
@@ -98,7 +98,7 @@ pub struct Outcome {
 pub enum SimError {
     /// A job that no cluster state will ever fit.
     #[error(
-        "job {index} of the trace asks for {gpus} GPUs, the cluster has {there}: leave it out (--max-gpus {there}) or enlarge the cluster"
+        "job {index} of the trace asks for {gpus} GPUs, the cluster has {there}: omit it (--max-gpus {there}) or enlarge the cluster"
     )]
     TooLarge {
         /// Place in the trace, from 0.
@@ -371,7 +371,7 @@ impl<'a> Simulation<'a> {
         self.outcome.fates.push(Fate {
             arrival_s: job.arrival_s,
             end_s: None,
-            alone_s: self.trace.jobs[self.next_arrival - 1].duration_s(),
+            solo_s: self.trace.jobs[self.next_arrival - 1].duration_s(),
             gpus: job.gpus,
             fragmented_s: 0.0,
             waited_s: 0.0,
@@ -409,7 +409,7 @@ impl<'a> Simulation<'a> {
         fate.end_s = Some(now_s);
         fate.service_gpu_s = job.service_gpu_s(now_s);
         fate.waited_s = (now_s - fate.arrival_s - job.held_s(now_s)).max(0.0);
-        let fair_s = fate.alone_s.max(1e-9) * self.state.contention(job);
+        let fair_s = fate.solo_s.max(1e-9) * self.state.contention(job);
         fate.rho = (now_s - fate.arrival_s) / fair_s;
         if let Some(partner) = partner {
             self.scheduler.note(partner);
@@ -423,21 +423,21 @@ impl<'a> Simulation<'a> {
 
     /// A pair has run for its window: tell the packer.
     fn measure(&mut self) -> bool {
-        let Some(Reverse((_, guest, epoch))) = self.measures.pop() else {
+        let Some(Reverse((_, joiner, epoch))) = self.measures.pop() else {
             return false;
         };
-        if self.epochs[guest.0 as usize] != epoch {
+        if self.epochs[joiner.0 as usize] != epoch {
             return false;
         }
-        let Some(host) = self.state.partner(guest) else {
+        let Some(host) = self.state.partner(joiner) else {
             return false;
         };
         let noise = self.config.noise;
-        let mut measured = [host, guest].map(|id| self.relative(id));
+        let mut measured = [host, joiner].map(|id| self.relative(id));
         for speed in &mut measured {
             *speed *= (noise * self.random.normal()).exp();
         }
-        let verdict = self.scheduler.observe(&self.state, host, guest, measured);
+        let verdict = self.scheduler.observe(&self.state, host, joiner, measured);
         verdict != policy::cluster::Verdict::Keep
     }
 
@@ -468,7 +468,7 @@ impl<'a> Simulation<'a> {
         let now_s = self.state.now_s();
         let job = self.state.job(id);
         let Some(run) = job.run() else { return };
-        let alone = match self.sessions[id.0 as usize].as_mut() {
+        let base = match self.sessions[id.0 as usize].as_mut() {
             Some(session) => {
                 let placement = self.state.placement(run);
                 session.settle(&placement);
@@ -480,7 +480,7 @@ impl<'a> Simulation<'a> {
             .config
             .host
             .map_or(1.0, |how| host::speed(&self.state, id, how));
-        let rate = alone * self.relative(id) * host;
+        let rate = base * self.relative(id) * host;
         self.state.set_rate(id, rate);
         let job = self.state.job(id);
         let epoch = &mut self.epochs[id.0 as usize];

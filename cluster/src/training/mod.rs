@@ -174,8 +174,8 @@ impl Application {
     pub fn times(&self, placement: &[u32], local: u32) -> [f64; 2] {
         let local = f64::from(local);
         let rotations = (0..placement.len()).map(|i| {
-            let (tail, head) = (&placement[i..], &placement[..i]);
-            [tail, head].concat()
+            let (rest, head) = (&placement[i..], &placement[..i]);
+            [rest, head].concat()
         });
         let smallest = rotations.min().unwrap_or_default();
         if let Some(curve) = self.placements.get(&smallest) {

@@ -63,12 +63,12 @@ pub fn run(seed: u64, mix: Mix, policy: &str, quantum: QuantumBounds) -> Vec<(f6
                 tells_iterations: true,
                 ..SimTenant::new(id, 1_000_000, phases)
             };
-            let late_us = if draw.part() < 0.5 {
+            let arrival_us = if draw.part() < 0.5 {
                 0
             } else {
                 draw.between(0, 500_000)
             };
-            (late_us, job)
+            (arrival_us, job)
         })
         .collect();
     let mut order: Vec<usize> = (0..jobs.len()).collect();
@@ -81,9 +81,9 @@ pub fn run(seed: u64, mix: Mix, policy: &str, quantum: QuantumBounds) -> Vec<(f6
     }
     sim.run_until_over_us(600_000_000);
     jobs.iter()
-        .map(|(late_us, job)| {
+        .map(|(arrival_us, job)| {
             let done_ns = sim.got(job.id).finished_ns.expect("the jobs end");
-            (*late_us as f64 / 1e6, done_ns as f64 / 1e9)
+            (*arrival_us as f64 / 1e6, done_ns as f64 / 1e9)
         })
         .collect()
 }

@@ -137,18 +137,18 @@ impl fmt::Display for Reason {
             Self::Sum { sum, least } => {
                 write!(
                     f,
-                    "both together run at {sum:.2} of one alone, below {least:.2}"
+                    "both together run at {sum:.2} of one solo job, below {least:.2}"
                 )
             }
             Self::Floor { rate, floor } => {
                 write!(
                     f,
-                    "one runs at {rate:.2} of its speed alone, below its floor {floor:.2}"
+                    "one runs at {rate:.2} of its solo speed, below its floor {floor:.2}"
                 )
             }
             Self::Memory => write!(f, "the two do not fit into the device's memory"),
             Self::Host { rate } => {
-                write!(f, "the guaranteed job runs at {rate:.2} of its speed alone")
+                write!(f, "the guaranteed job runs at {rate:.2} of its solo speed")
             }
         }
     }

@@ -400,9 +400,9 @@ mod tests {
     fn what_was_never_tried_looks_free() {
         let one = seen(&model(), 1, 1, 64);
         let fit = StepModel::fit(&[one], None).unwrap();
-        let (alone, four) = (fit.step_s(1, 1, 64), fit.step_s(1, 4, 64));
-        assert!((alone / one.step_s - 1.0).abs() < 0.01, "{alone}");
-        assert!(four < 1.01 * alone);
+        let (solo, four) = (fit.step_s(1, 1, 64), fit.step_s(1, 4, 64));
+        assert!((solo / one.step_s - 1.0).abs() < 0.01, "{solo}");
+        assert!(four < 1.01 * solo);
         let wrong = Observation {
             step_s: f64::NAN,
             ..one

@@ -195,8 +195,8 @@ mod tests {
         let mut state = state();
         let host = run(&mut state, Some(image()), &[0, 1]);
         assert_eq!(speed(&state, host, HostDivision::Proportional), 1.0);
-        let guest = run(&mut state, Some(image()), &[0, 1]);
-        for id in [host, guest] {
+        let joiner = run(&mut state, Some(image()), &[0, 1]);
+        for id in [host, joiner] {
             assert!((speed(&state, id, HostDivision::Proportional) - 1.0 / 3.0).abs() < 1e-9);
         }
     }

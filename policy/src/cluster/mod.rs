@@ -8,7 +8,7 @@
 //! | [`Packer`] | who shares a GPU with whom, and what did it cost? |
 //! | [`Placer`] | which GPUs? |
 //! | [`Throughputs`] | how fast do two jobs run together? |
-//! | [`Divider`] | all of these at once, in rounds: who runs where? |
+//! | [`RoundAllocator`] | all of these at once, in rounds: who runs where? |
 //! | [`SlicePolicy`](crate::SlicePolicy) | on the node: who holds the device now? |
 //!
 //! [`Scheduler`] asks them and answers with a batch of [`Decision`]s. Everything is arithmetic on a [`ClusterState`] whose
@@ -19,7 +19,6 @@ pub mod admission;
 pub mod catalogue;
 pub mod convergence;
 mod decision;
-pub mod divider;
 pub mod fair;
 mod free;
 pub mod goodput;
@@ -29,6 +28,7 @@ pub mod order;
 pub mod packer;
 pub mod placer;
 mod random;
+pub mod round_allocator;
 mod scheduler;
 pub mod sizer;
 mod state;
@@ -38,13 +38,13 @@ pub mod wait;
 
 pub use admission::{Admission, Admit};
 pub use decision::{Decision, Reason};
-pub use divider::{Divider, Turn};
 pub use free::FreeGpus;
 pub use job::{Class, Job, JobId, JobType, Phase, Profile, Run, Speed, UserId};
 pub use order::{Drift, Key, Order};
 pub use packer::{PackScore, Packer, Verdict};
 pub use placer::Placer;
 pub use random::Random;
+pub use round_allocator::{RoundAllocator, Turn};
 pub use scheduler::{Scheduler, Waits};
 pub use sizer::Sizer;
 pub use state::{ClusterState, GpuId, GpuType, Node, NodeId, Refused};

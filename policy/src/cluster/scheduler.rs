@@ -4,7 +4,7 @@
 //! one sorted set for each gang size, so that a size that does not fit is left out of the rest of the walk at once, and a walk
 //! costs the number of jobs that run, not of those that wait. Only keys that may have changed ([`Drift`]) are asked for
 //! again. Where a packer is in place and more is asked for than there is, those who got nothing are then offered to it, in
-//! the same sequence, as guests of jobs with as many GPUs.
+//! the same sequence, as joiners of jobs with as many GPUs.
 
 mod bound;
 mod packing;
@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::admission::Promises;
 use super::{
-    Admission, Admit, ClusterState, Decision, Divider, Drift, FreeGpus, GpuId, Job, JobId, Key,
-    Order, Packer, Placer, Profile, Random, Sizer, Verdict,
+    Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, Job, JobId, Key, Order,
+    Packer, Placer, Profile, Random, RoundAllocator, Sizer, Verdict,
 };
 
 /// Why jobs wait, as of the last decision.
@@ -33,7 +33,7 @@ pub struct Scheduler {
     packer: Option<Box<dyn Packer>>,
     admission: Option<Box<dyn Admission>>,
     sizer: Option<Box<dyn Sizer>>,
-    divider: Option<Box<dyn Divider>>,
+    round_allocator: Option<Box<dyn RoundAllocator>>,
     random: Random,
     /// Candidates by gang size and key.
     queues: BTreeMap<u32, BTreeSet<(Key, JobId)>>,
@@ -65,7 +65,7 @@ impl Scheduler {
             packer: None,
             admission: None,
             sizer: None,
-            divider: None,
+            round_allocator: None,
             random: Random::new(seed),
             queues: BTreeMap::new(),
             keys: Vec::new(),
@@ -96,10 +96,10 @@ impl Scheduler {
         self
     }
 
-    /// Let a divider say who runs where; order, packer and sizer then have no say.
+    /// Let a round allocator say who runs where; order, packer and sizer then have no say.
     #[must_use]
-    pub fn dividing(mut self, divider: Box<dyn Divider>) -> Self {
-        self.divider = Some(divider);
+    pub fn with_round_allocator(mut self, round_allocator: Box<dyn RoundAllocator>) -> Self {
+        self.round_allocator = Some(round_allocator);
         self
     }
 
@@ -123,7 +123,7 @@ impl Scheduler {
     /// It decides anew only when a job comes, ends or is measured: time alone changes nothing.
     #[must_use]
     pub fn only_on_events(&self) -> bool {
-        let whole = self.sizer.is_some() || self.divider.is_some();
+        let whole = self.sizer.is_some() || self.round_allocator.is_some();
         let orders = !whole && self.packer.is_none() && !self.order.preemptive();
         orders && self.order.drift() == Drift::Never && self.admission.is_none()
     }
@@ -147,15 +147,15 @@ impl Scheduler {
         &mut self,
         state: &ClusterState,
         host: JobId,
-        guest: JobId,
+        joiner: JobId,
         measured: [f64; 2],
     ) -> Verdict {
         let Some(packer) = &mut self.packer else {
             return Verdict::Keep;
         };
         let kind = gpu_type(state, host);
-        let (host, guest) = (&state.job(host).profile, &state.job(guest).profile);
-        packer.observe(host, guest, kind, measured)
+        let (host, joiner) = (&state.job(host).profile, &state.job(joiner).profile);
+        packer.observe(host, joiner, kind, measured)
     }
 
     /// What to do now. The caller applies the whole batch or tells what became of it by [`Self::note`].
@@ -164,7 +164,7 @@ impl Scheduler {
         self.waits.fragmented.clear();
         let noted = std::mem::take(&mut self.noted);
         self.admit(state, &noted, &mut batch);
-        if self.divider.is_some() {
+        if self.round_allocator.is_some() {
             self.take_turns(state, &mut batch);
             return batch;
         }
@@ -177,7 +177,7 @@ impl Scheduler {
             admission.refresh(state, &self.promises);
         }
         self.rekey(state, noted);
-        if self.packer.is_some() || state.guests() > 0 {
+        if self.packer.is_some() || state.joiners() > 0 {
             self.pack(state, &mut batch);
         } else if self.order.preemptive() {
             if self
@@ -223,7 +223,7 @@ impl Scheduler {
             .admission
             .as_ref()
             .map_or(0, |admission| admission.rank(state, &self.promises, job));
-        // Who runs already, as a guest, goes on before others start.
+        // Who runs already, as a joiner, goes on before others start.
         let waits = u32::from(!self.order.preemptive() && job.waits());
         candidate.then(|| self.order.key(state, job).behind(2 * rank + waits))
     }
@@ -296,7 +296,7 @@ impl Scheduler {
                 }
                 fragmented.push(id);
             }
-            if skips { Step::LeaveOut } else { Step::Stop }
+            if skips { Step::Omit } else { Step::Stop }
         });
     }
 
@@ -311,7 +311,7 @@ impl Scheduler {
                 chosen.push(id);
                 return if left > 0 { Step::Next } else { Step::Stop };
             }
-            if skips { Step::LeaveOut } else { Step::Stop }
+            if skips { Step::Omit } else { Step::Stop }
         });
         let starting: Vec<JobId> = chosen
             .iter()
@@ -354,7 +354,7 @@ impl Scheduler {
                 }
                 match placer.place(state, &mut free, job, gpus) {
                     Some(taken) => batch.push(start(job, taken, 1.0)),
-                    None => return Step::LeaveOut,
+                    None => return Step::Omit,
                 }
                 if free.total() > 0 {
                     Step::Next
@@ -371,7 +371,7 @@ impl Scheduler {
 enum Step {
     Next,
     /// No more of this gang size.
-    LeaveOut,
+    Omit,
     Stop,
 }
 
@@ -388,7 +388,7 @@ fn walk(queues: &BTreeMap<u32, BTreeSet<(Key, JobId)>>, mut visit: impl FnMut(Jo
         let ((_, id), gpus, rest) = &mut heads[first];
         match visit(*id, *gpus) {
             Step::Stop => return,
-            Step::LeaveOut => {
+            Step::Omit => {
                 drop(heads.swap_remove(first));
             }
             Step::Next => match rest.next() {

@@ -66,7 +66,7 @@ pub struct ClusterState {
     jobs: Vec<Job>,
     waiting: BTreeSet<JobId>,
     running: BTreeSet<JobId>,
-    guests: usize,
+    joiners: usize,
     demand: u64,
     contention_s: f64,
     waits: BTreeMap<GpuId, WaitMatrix>,
@@ -98,7 +98,7 @@ impl ClusterState {
             jobs: Vec::new(),
             waiting: BTreeSet::new(),
             running: BTreeSet::new(),
-            guests: 0,
+            joiners: 0,
             demand: 0,
             contention_s: 0.0,
             waits: BTreeMap::new(),
@@ -205,8 +205,8 @@ impl ClusterState {
 
     /// Number of running jobs that came second onto their GPUs.
     #[must_use]
-    pub fn guests(&self) -> usize {
-        self.guests
+    pub fn joiners(&self) -> usize {
+        self.joiners
     }
 
     /// How many GPUs a run has on each of its nodes, node by node as they stand in its list.
@@ -338,7 +338,7 @@ impl ClusterState {
         job.settle(now_s);
         let waiting = Phase::Waiting { since_s: now_s };
         if let Phase::Running(run) = std::mem::replace(&mut job.phase, waiting) {
-            self.guests -= usize::from(run.beside.is_some());
+            self.joiners -= usize::from(run.beside.is_some());
             for gpu in run.gpus {
                 let residents = &mut self.residents[gpu.0 as usize];
                 if residents[0] == id.0 {
@@ -364,7 +364,7 @@ impl ClusterState {
                 residents[1] = id.0;
             }
         }
-        self.guests += usize::from(run.beside.is_some());
+        self.joiners += usize::from(run.beside.is_some());
         self.waiting.remove(&id);
         self.running.insert(id);
         let job = self.job_mut(id);
@@ -417,14 +417,14 @@ impl ClusterState {
                 self.finish(*job);
             }
         }
-        // Last, so that who is alone on its GPUs now is nobody's guest any more.
+        // Last, so that who is alone on its GPUs now is nobody's joiner any more.
         for decision in batch {
             if let Decision::Reshare { job, share } = decision {
                 let now_first = self.first_resident(*job);
                 if let Phase::Running(run) = &mut self.jobs[job.0 as usize].phase {
                     run.share = *share;
                     if now_first && run.beside.take().is_some() {
-                        self.guests -= 1;
+                        self.joiners -= 1;
                     }
                 }
             }

@@ -109,7 +109,7 @@ impl WaitMatrix {
     /// As somebody else tells it: `wait_s` by share, then by bytes, `None` for a wait without a known end. `None` where that cannot be: a row or column is
     /// missing, shares or bytes do not ascend, a wait is negative or no number.
     #[must_use]
-    pub fn told(shares: &[f64], bytes: &[u64], wait_s: Vec<Vec<Option<f64>>>) -> Option<Self> {
+    pub fn reported(shares: &[f64], bytes: &[u64], wait_s: Vec<Vec<Option<f64>>>) -> Option<Self> {
         let ascend = shares.windows(2).all(|two| two[0] < two[1])
             && bytes.windows(2).all(|two| two[0] < two[1])
             && shares.iter().all(|share| *share > 0.0 && share.is_finite());
@@ -291,28 +291,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_taken_only_where_it_can_be() {
-        let told = |wait_s: &[&[Option<f64>]]| {
+    fn a_report_is_taken_only_where_it_is_consistent() {
+        let reported = |wait_s: &[&[Option<f64>]]| {
             let rows = wait_s.iter().map(|row| row.to_vec()).collect();
-            WaitMatrix::told(&[0.5, 1.0], &[GIB, 2 * GIB], rows)
+            WaitMatrix::reported(&[0.5, 1.0], &[GIB, 2 * GIB], rows)
         };
-        let good = told(&[&[Some(0.0), Some(5.0)], &[Some(9.0), None]]).unwrap();
+        let good = reported(&[&[Some(0.0), Some(5.0)], &[Some(9.0), None]]).unwrap();
         assert_eq!(good.wait_s(0.4, 2 * GIB), 5.0);
         assert_eq!(good.wait_s(1.0, GIB), 9.0);
         assert_eq!(good.wait_s(1.0, 2 * GIB), f64::INFINITY);
         for bad in [Some(f64::NAN), Some(-1.0), Some(f64::INFINITY)] {
-            assert_eq!(told(&[&[Some(0.0), bad], &[None, None]]), None, "{bad:?}");
+            assert_eq!(
+                reported(&[&[Some(0.0), bad], &[None, None]]),
+                None,
+                "{bad:?}"
+            );
         }
-        assert_eq!(told(&[&[Some(0.0), None]]), None, "a row is missing");
-        assert_eq!(told(&[&[Some(0.0)], &[None, None]]), None);
+        assert_eq!(reported(&[&[Some(0.0), None]]), None, "a row is missing");
+        assert_eq!(reported(&[&[Some(0.0)], &[None, None]]), None);
         let one = vec![vec![Some(0.0)]];
         for shares in [f64::NAN, 0.0, -1.0] {
-            assert_eq!(WaitMatrix::told(&[shares], &[1], one.clone()), None);
+            assert_eq!(WaitMatrix::reported(&[shares], &[1], one.clone()), None);
         }
         assert_eq!(
-            WaitMatrix::told(&[1.0, 0.5], &[1], [one.clone(), one.clone()].concat()),
+            WaitMatrix::reported(&[1.0, 0.5], &[1], [one.clone(), one.clone()].concat()),
             None
         );
-        assert_eq!(WaitMatrix::told(&[], &[], Vec::new()), None);
+        assert_eq!(WaitMatrix::reported(&[], &[], Vec::new()), None);
     }
 }

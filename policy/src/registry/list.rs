@@ -7,7 +7,7 @@ use crate::altruistic::Altruistic;
 use crate::deadline::Deadline;
 use crate::fifo::Fifo;
 use crate::guard::Guard;
-use crate::lanes::{HOLD_BACK_BYTES, LaneTable};
+use crate::partitions::{HOLD_BACK_BYTES, PartitionTable};
 use crate::salus::{self, Salus};
 use crate::stride::Passes;
 use crate::turns::Order;
@@ -29,7 +29,7 @@ const SALUS_FAIR: &[ParamSpec] = &[
 const SALUS_PACK: &[ParamSpec] = &[
     ParamSpec {
         name: "measure",
-        summary: "what decides between tenants of one lane: device time, or device time x bytes held",
+        summary: "what decides between tenants of one partition: device time, or device time x bytes held",
         kind: Kind::Choice {
             words: &["device-time", "memory-time"],
             default: "device-time",
@@ -37,7 +37,7 @@ const SALUS_PACK: &[ParamSpec] = &[
     },
     ParamSpec {
         name: "at_once",
-        summary: "lanes that run at once",
+        summary: "partitions that run at once",
         kind: Kind::Number {
             min: 1.0,
             max: 64.0,
@@ -52,7 +52,7 @@ const SALUS_ONE: &[ParamSpec] = &[AT_ONCE_ONE, PATIENCE, HOLD_BACK];
 
 const AT_ONCE_ONE: ParamSpec = ParamSpec {
     name: "at_once",
-    summary: "lanes that run at once",
+    summary: "partitions that run at once",
     kind: Kind::Number {
         min: 1.0,
         max: 64.0,
@@ -72,7 +72,7 @@ const PATIENCE: ParamSpec = ParamSpec {
 
 const HOLD_BACK: ParamSpec = ParamSpec {
     name: "hold_back_mib",
-    summary: "device memory that no lane gets",
+    summary: "device memory that no partition gets",
     kind: Kind::Number {
         min: 0.0,
         max: 1_048_576.0,
@@ -110,7 +110,7 @@ const ANTMAN: &[ParamSpec] = &[
     },
     ParamSpec {
         name: "learn_iterations",
-        summary: "iterations without opportunistic tenants to learn a baseline that is not told",
+        summary: "iterations without opportunistic tenants to learn a baseline that the program does not report",
         kind: Kind::Number {
             min: 1.0,
             max: 1000.0,
@@ -190,7 +190,7 @@ pub static POLICIES: &[PolicySpec] = &[
     },
     PolicySpec {
         name: "salus-pack",
-        summary: "one of each memory lane at once",
+        summary: "one of each memory partition at once",
         params: SALUS_PACK,
         build: |settings| salus(settings, salus::Kind::Pack),
     },
@@ -220,7 +220,7 @@ pub static POLICIES: &[PolicySpec] = &[
     },
     PolicySpec {
         name: "altruistic",
-        summary: "no burst ends later than under fair sharing; what that leaves goes to the shortest",
+        summary: "no burst ends later than under fair sharing; leftover time goes to the shortest",
         params: &[],
         build: |_| Box::new(Altruistic::default()),
     },
@@ -237,7 +237,7 @@ fn salus(settings: &Settings<'_>, kind: salus::Kind) -> Box<dyn Order> {
         },
         at_once: settings.number("at_once") as usize,
         patience_ns: (settings.number("patience_ms") * 1e6) as u64,
-        lanes: LaneTable::new((settings.number("hold_back_mib") as u64) << 20),
+        partitions: PartitionTable::new((settings.number("hold_back_mib") as u64) << 20),
         meters: BTreeMap::new(),
     })
 }

@@ -12,7 +12,7 @@ const STEP_NS: u64 = 5 * MS;
 /// A job and what became of it.
 #[derive(Clone, Debug)]
 struct Job {
-    lodger: Lodger,
+    resident: ResidentJob,
     /// At work for so long, then silent for so long; 0: never silent.
     busy_ns: u64,
     silent_ns: u64,
@@ -31,7 +31,7 @@ struct Cut {
     term_ns: u64,
     /// What the switch that ended it took.
     switch_ns: u64,
-    /// Whose room was needed.
+    /// Whose space was needed.
     by: Class,
     /// Who is parked has no term.
     parked: bool,
@@ -40,14 +40,14 @@ struct Cut {
 impl Job {
     fn new(id: u64, gib: u64, weight_ppm: u32) -> Self {
         Self {
-            lodger: Lodger {
+            resident: ResidentJob {
                 id: TenantId(id),
                 weight_ppm,
                 arrived_ns: id,
                 evictable_bytes: gib * GIB,
                 out: true,
                 wants: true,
-                ..Lodger::default()
+                ..ResidentJob::default()
             },
             busy_ns: S,
             silent_ns: 0,
@@ -96,7 +96,7 @@ impl World {
     fn job(&mut self, id: TenantId) -> &mut Job {
         self.jobs
             .iter_mut()
-            .find(|job| job.lodger.id == id)
+            .find(|job| job.resident.id == id)
             .expect("a job")
     }
 
@@ -113,25 +113,25 @@ impl World {
         self.arrive();
         for job in &mut self.jobs {
             let round_ns = job.busy_ns + job.silent_ns;
-            let lodger = &mut job.lodger;
-            lodger.wants = job.silent_ns == 0 || now_ns % round_ns < job.busy_ns;
-            if !lodger.out && !lodger.leaving && lodger.wants {
-                lodger.active_ns = now_ns;
+            let resident = &mut job.resident;
+            resident.wants = job.silent_ns == 0 || now_ns % round_ns < job.busy_ns;
+            if !resident.out && !resident.leaving && resident.wants {
+                resident.active_ns = now_ns;
                 job.in_ns += STEP_NS;
             }
-            if lodger.out && lodger.wants {
+            if resident.out && resident.wants {
                 job.away_ns = job.away_ns.max(now_ns - job.away_since_ns);
             } else {
                 job.away_since_ns = now_ns;
             }
         }
-        let all: Vec<Lodger> = self.jobs.iter().map(|job| job.lodger).collect();
-        let lodgers = Lodgers {
+        let all: Vec<ResidentJob> = self.jobs.iter().map(|job| job.resident).collect();
+        let residents = ResidentJobs {
             now_ns,
             capacity_bytes: self.capacity_bytes,
             all: &all,
         };
-        let (standings, _) = self.arbitration.standings(&lodgers);
+        let (standings, _) = self.arbitration.standings(&residents);
         if self.switch.is_some() {
             return;
         }
@@ -140,21 +140,21 @@ impl World {
             .zip(standings)
             .find(|(one, standing)| *standing == Standing::MayCome && one.wants);
         if let Some((one, _)) = comes {
-            let room = self
+            let space = self
                 .arbitration
-                .room_for(&lodgers, one.id)
-                .expect("one that may come finds room");
-            assert!(room.from_ns <= now_ns);
-            self.begin(one.id, room.victims);
+                .space_for(&residents, one.id)
+                .expect("one that may come finds space");
+            assert!(space.from_ns <= now_ns);
+            self.begin(one.id, space.victims);
         }
     }
 
     fn begin(&mut self, who: TenantId, victims: Vec<TenantId>) {
         let now_ns = self.now_ns;
-        let comes = self.job(who).lodger;
+        let comes = self.job(who).resident;
         let mut out_bytes = 0;
         for victim in &victims {
-            out_bytes += self.job(*victim).lodger.resident_bytes;
+            out_bytes += self.job(*victim).resident.resident_bytes;
         }
         let switch_ns = self
             .arbitration
@@ -163,18 +163,18 @@ impl World {
         for victim in &victims {
             let parked = self.arbitration.is_parked(*victim);
             let job = self.job(*victim);
-            let lodger = &mut job.lodger;
-            (lodger.leaving, lodger.out) = (true, true);
-            if lodger.wants {
+            let resident = &mut job.resident;
+            (resident.leaving, resident.out) = (true, true);
+            if resident.wants {
                 job.cut.push(Cut {
-                    term_ns: now_ns - job.lodger.since_ns,
+                    term_ns: now_ns - job.resident.since_ns,
                     switch_ns,
                     by: comes.class,
                     parked,
                 });
             }
         }
-        self.job(who).lodger.coming = true;
+        self.job(who).resident.coming = true;
         self.switch = Some(Switch {
             who,
             victims,
@@ -189,28 +189,28 @@ impl World {
             return;
         };
         for victim in switch.victims {
-            let lodger = &mut self.job(victim).lodger;
-            (lodger.leaving, lodger.resident_bytes) = (false, 0);
-            lodger.since_ns = now_ns;
+            let resident = &mut self.job(victim).resident;
+            (resident.leaving, resident.resident_bytes) = (false, 0);
+            resident.since_ns = now_ns;
         }
-        let lodger = &mut self.job(switch.who).lodger;
-        (lodger.coming, lodger.out) = (false, false);
-        lodger.resident_bytes = lodger.evictable_bytes;
-        lodger.since_ns = now_ns;
+        let resident = &mut self.job(switch.who).resident;
+        (resident.coming, resident.out) = (false, false);
+        resident.resident_bytes = resident.evictable_bytes;
+        resident.since_ns = now_ns;
         let ns = now_ns - switch.began_ns;
         self.switching_ns += ns;
         self.arbitration.switched(now_ns, ns);
         let taken: u64 = self
             .jobs
             .iter()
-            .map(|job| job.lodger.resident_bytes + job.lodger.fixed_bytes)
+            .map(|job| job.resident.resident_bytes + job.resident.fixed_bytes)
             .sum();
         assert!(taken <= self.capacity_bytes, "{taken}");
     }
 }
 
-fn lodgers(all: &[Lodger], capacity_bytes: u64, now_ns: u64) -> Lodgers<'_> {
-    Lodgers {
+fn residents(all: &[ResidentJob], capacity_bytes: u64, now_ns: u64) -> ResidentJobs<'_> {
+    ResidentJobs {
         now_ns,
         capacity_bytes,
         all,
@@ -272,19 +272,19 @@ fn a_pause_shorter_than_a_switch_costs_no_switch() {
     (jobs[0].busy_ns, jobs[0].silent_ns) = (200 * MS, 100 * MS);
     let mut world = World::new(16, jobs);
     world.run(3 * S);
-    assert!(!world.jobs[0].lodger.out);
+    assert!(!world.jobs[0].resident.out);
     let switches = world.arbitration.pressure().totals().0;
     assert_eq!(switches, 1, "only its own arrival");
     // One that falls silent for good is gone after the time of a switch, long before its term is over.
     world.jobs[0].silent_ns = 1000 * S;
     world.run(3 * S);
-    assert!(world.jobs[0].lodger.out && !world.jobs[1].lodger.out);
+    assert!(world.jobs[0].resident.out && !world.jobs[1].resident.out);
 }
 
 #[test]
 fn a_guaranteed_job_comes_at_once_and_is_never_put_out_by_an_opportunistic_one() {
     let mut jobs = vec![Job::new(1, 10, 1), Job::new(2, 10, 1)];
-    jobs[0].lodger.class = Class::Opportunistic;
+    jobs[0].resident.class = Class::Opportunistic;
     (jobs[1].busy_ns, jobs[1].silent_ns) = (20 * S, 20 * S);
     let mut world = World::new(16, jobs);
     world.run(200 * S);
@@ -298,7 +298,7 @@ fn a_guaranteed_job_comes_at_once_and_is_never_put_out_by_an_opportunistic_one()
 
 #[test]
 fn whose_use_is_furthest_away_goes_and_nobody_beyond_what_is_needed() {
-    let resident = |id, gib: u64, active_s: u64, wants| Lodger {
+    let resident = |id, gib: u64, active_s: u64, wants| ResidentJob {
         id: TenantId(id),
         weight_ppm: 1,
         evictable_bytes: gib * GIB,
@@ -306,15 +306,15 @@ fn whose_use_is_furthest_away_goes_and_nobody_beyond_what_is_needed() {
         active_ns: active_s * S,
         since_ns: 1,
         wants,
-        ..Lodger::default()
+        ..ResidentJob::default()
     };
-    let comes = Lodger {
+    let comes = ResidentJob {
         id: TenantId(9),
         weight_ppm: 1,
         evictable_bytes: 6 * GIB,
         out: true,
         wants: true,
-        ..Lodger::default()
+        ..ResidentJob::default()
     };
     let all = [
         resident(1, 4, 100, true),
@@ -324,23 +324,23 @@ fn whose_use_is_furthest_away_goes_and_nobody_beyond_what_is_needed() {
         comes,
     ];
     let mut arbitration = Arbitration::new(10.0);
-    let room = |arbitration: &Arbitration, capacity| {
-        let lodgers = lodgers(&all, capacity, 100 * S);
+    let space = |arbitration: &Arbitration, capacity| {
+        let residents = residents(&all, capacity, 100 * S);
         arbitration
-            .room_for(&lodgers, TenantId(9))
-            .map(|room| room.victims)
+            .space_for(&residents, TenantId(9))
+            .map(|space| space.victims)
     };
     // All of 16 are taken: the longest idle one goes, and the next, whose two would not have been enough, not.
     assert_eq!(
-        room(&arbitration, 16 * GIB),
+        space(&arbitration, 16 * GIB),
         Some(vec![TenantId(3), TenantId(2)])
     );
-    assert_eq!(room(&arbitration, 17 * GIB), Some(vec![TenantId(3)]));
-    assert_eq!(room(&arbitration, 22 * GIB), Some(vec![]));
+    assert_eq!(space(&arbitration, 17 * GIB), Some(vec![TenantId(3)]));
+    assert_eq!(space(&arbitration, 22 * GIB), Some(vec![]));
     // More than all of them have cannot be found.
-    assert_eq!(room(&arbitration, 5 * GIB), None);
-    let lodgers = lodgers(&all, 5 * GIB, 100 * S);
-    let (standings, _) = arbitration.standings(&lodgers);
+    assert_eq!(space(&arbitration, 5 * GIB), None);
+    let residents = residents(&all, 5 * GIB, 100 * S);
+    let (standings, _) = arbitration.standings(&residents);
     assert_eq!(
         standings[4],
         Standing::TooLarge {
@@ -351,8 +351,8 @@ fn whose_use_is_furthest_away_goes_and_nobody_beyond_what_is_needed() {
 }
 
 #[test]
-fn an_allocation_that_waits_takes_room_at_once_but_not_that_of_its_betters() {
-    let of = |id, class, wants| Lodger {
+fn an_allocation_that_waits_takes_space_at_once_but_not_that_of_its_betters() {
+    let of = |id, class, wants| ResidentJob {
         id: TenantId(id),
         class,
         weight_ppm: 1,
@@ -361,18 +361,18 @@ fn an_allocation_that_waits_takes_room_at_once_but_not_that_of_its_betters() {
         active_ns: 99 * S,
         since_ns: 97 * S,
         wants,
-        ..Lodger::default()
+        ..ResidentJob::default()
     };
     let (high, low) = (Class::Guaranteed, Class::Opportunistic);
     let arbitration = Arbitration::new(10.0);
-    let victims = |all: &[Lodger], id| {
+    let victims = |all: &[ResidentJob], id| {
         let mut all = all.to_vec();
         let waits = all.iter_mut().find(|one| one.id == TenantId(id));
-        waits.expect("one of them").room_bytes = GIB;
-        let lodgers = lodgers(&all, 12 * GIB, 100 * S);
+        waits.expect("one of them").space_bytes = GIB;
+        let residents = residents(&all, 12 * GIB, 100 * S);
         arbitration
-            .more_room_for(&lodgers, TenantId(id))
-            .map(|room| room.victims)
+            .more_space_for(&residents, TenantId(id))
+            .map(|space| space.victims)
     };
     let all = [of(1, high, true), of(2, high, true)];
     assert_eq!(victims(&all, 1), Some(vec![TenantId(2)]));
@@ -383,7 +383,7 @@ fn an_allocation_that_waits_takes_room_at_once_but_not_that_of_its_betters() {
     let mut new = [of(1, high, true), of(2, high, true)];
     new[1].since_ns = 99 * S;
     assert_eq!(victims(&new, 1), None);
-    new[1].room_bytes = GIB;
+    new[1].space_bytes = GIB;
     assert_eq!(victims(&new, 1), Some(vec![TenantId(2)]));
     let mut stuck = all;
     stuck[1].stuck_until_ns = 101 * S;
@@ -393,7 +393,7 @@ fn an_allocation_that_waits_takes_room_at_once_but_not_that_of_its_betters() {
 #[test]
 fn thrashing_is_seen_answered_and_over_in_the_end() {
     let mut jobs: Vec<Job> = (1..=3).map(|id| Job::new(id, 10, 1)).collect();
-    jobs[2].lodger.class = Class::Opportunistic;
+    jobs[2].resident.class = Class::Opportunistic;
     let mut world = World::new(16, jobs);
     // Switches that take forty times as long as the link lets expect.
     let mut seen = (false, false);
@@ -459,9 +459,9 @@ proptest! {
         let jobs: Vec<Job> = (1..).zip(&draws).map(|(id, draw)| {
             let mut job = Job::new(id, draw.gib, draw.weight);
             if draw.low {
-                job.lodger.class = Class::Opportunistic;
+                job.resident.class = Class::Opportunistic;
             }
-            job.lodger.fixed_bytes = draw.fixed_mib << 20;
+            job.resident.fixed_bytes = draw.fixed_mib << 20;
             (job.busy_ns, job.silent_ns) = (draw.busy_ms * MS, draw.silent_ms * MS);
             job
         }).collect();
@@ -469,7 +469,7 @@ proptest! {
         world.run(400 * S);
         for job in &world.jobs {
             for cut in &job.cut {
-                let own = job.lodger.class;
+                let own = job.resident.class;
                 let preempted = (own, cut.by) == (Class::Opportunistic, Class::Guaranteed);
                 prop_assert!(cut.by == own || preempted, "{:?}", cut);
                 // Whoever has been idle for as long as its switch takes leaves before its term is over, and whoever is parked
@@ -477,9 +477,9 @@ proptest! {
                 let early = preempted || cut.parked || job.silent_ns > 0;
                 prop_assert!(early || cut.term_ns >= 10 * cut.switch_ns / draws.len() as u64, "{:?}", cut);
             }
-            let fixed: u64 = world.jobs.iter().map(|job| job.lodger.fixed_bytes).sum();
-            let could = job.lodger.evictable_bytes + fixed <= 16 * GIB;
-            if job.lodger.class == Class::Guaranteed && could && job.silent_ns == 0 {
+            let fixed: u64 = world.jobs.iter().map(|job| job.resident.fixed_bytes).sum();
+            let could = job.resident.evictable_bytes + fixed <= 16 * GIB;
+            if job.resident.class == Class::Guaranteed && could && job.silent_ns == 0 {
                 prop_assert!(job.in_ns > 0, "starved");
             }
         }

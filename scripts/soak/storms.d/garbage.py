@@ -39,7 +39,7 @@ def bodies():
     job = {"name": "x", "command": ["true"], "gpus": 1, "mem_bytes": 1 << 30, "weight": 1.0, "work_s": 5, "restartable": False, "env": {"A": "b"}}
     node = {"api": 1, "instance": "q", "machine": "m", "boot": "b", "engine": "local", "cpus": 2, "mem_bytes": 1 << 30,
             "devices": [{"uuid": "GPU-x", "name": "nothing", "total_bytes": 1 << 37, "simulated": True}]}
-    report = {"instance": "q", "acks": [{"seq": 1, "error": ""}], "runs": [{"run": {"job": 1, "go": 1}, "name": "x", "pid": 1, "ended": {"code": 0}}]}
+    report = {"instance": "q", "acks": [{"seq": 1, "error": ""}], "runs": [{"run": {"job": 1, "attempt": 1}, "name": "x", "pid": 1, "ended": {"code": 0}}]}
     return [("POST", "/v1/jobs", job), ("PUT", "/v1/nodes/ghost", node), ("POST", "/v1/nodes/ghost/report", report),
             ("DELETE", "/v1/jobs/-1", None), ("GET", "/v1/jobs/%2e%2e%2f", None), ("GET", "/v1/jobs", None)]
 

@@ -59,7 +59,7 @@ fn who_takes_the_hook_s_address_learns_nothing_is_not_obeyed_and_disables_no_nod
         "nonce": "0".repeat(64),
         "proof": "0".repeat(64),
         "report_ms": 1000,
-        "orders": [{"seq": 999_999, "run": {"job": 9, "go": 1}, "what": {"kind": "start", "body": start}}],
+        "orders": [{"seq": 999_999, "run": {"job": 9, "attempt": 1}, "what": {"kind": "start", "body": start}}],
     });
     let (heard, end) = impostor(&format!("127.0.0.1:{}", hook.port), &answer.to_string());
     let asked = || heard.lock().expect("no panic").matches("HTTP/1.1").count();

@@ -278,10 +278,12 @@ impl Keeper {
             }
             self.count(guests);
             // Others grow by a little all the time, and what is spoken for is not taken to the byte.
-            if self.lodgers(now_ns).lacking_bytes(0) <= SLACK_BYTES {
+            if self.residents(now_ns).lacking_bytes(0) <= SLACK_BYTES {
                 return;
             }
-            if let Some(room) = self.arbitration.room_for(&self.lodgers(now_ns), guest.id)
+            if let Some(room) = self
+                .arbitration
+                .space_for(&self.residents(now_ns), guest.id)
                 && room.from_ns <= now_ns
             {
                 for victim in room.victims {

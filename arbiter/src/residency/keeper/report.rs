@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use channel::Verb;
 use channel::arbiter::ClientPages;
-use policy::residency::{Arbitration, Lodger, Standing};
+use policy::residency::{Arbitration, ResidentJob, Standing};
 use policy::{Class, TenantId};
 
 use super::{Keeper, Phase};
@@ -78,9 +78,11 @@ impl Keeper {
 
     /// What the jobs have together, as last counted.
     pub fn crowd(&self) -> Crowd {
-        let sum = |of: fn(&Lodger) -> u64| self.lodgers.iter().map(of).fold(0, u64::saturating_add);
+        let sum = |of: fn(&ResidentJob) -> u64| {
+            self.residents.iter().map(of).fold(0, u64::saturating_add)
+        };
         let evictable_bytes = sum(|one| one.evictable_bytes);
-        let wanted = sum(|one| one.fixed_bytes.saturating_add(one.room_bytes))
+        let wanted = sum(|one| one.fixed_bytes.saturating_add(one.space_bytes))
             .saturating_add(evictable_bytes);
         Crowd {
             evictable_bytes,

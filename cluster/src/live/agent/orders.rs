@@ -98,7 +98,7 @@ impl Agent {
         };
         match self.engine.stop(order.run, kill) {
             Ok(()) => {
-                // A go that had no process yet has not heard it.
+                // An attempt that had no process yet has not heard it.
                 if begun && asked.is_none() {
                     self.asked = Some((order.seq, Instant::now()));
                 }

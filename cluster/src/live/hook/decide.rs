@@ -35,7 +35,7 @@ impl Hook {
                 .filter_map(|d| self.state.partner(d.job()))
                 .collect::<Vec<_>>(),
         );
-        // What is left out may have made room for something else, which then goes as well.
+        // What is left out may have made space for something else, which then goes as well.
         while let Err(refused) = self.state.apply(&batch) {
             let before = batch.len();
             batch.retain(|decision| decision.job() != refused.job);
@@ -87,7 +87,7 @@ impl Hook {
                     continue;
                 }
             }
-            // A guest that cannot leave is not stopped for the sake of GPUs elsewhere that it cannot have.
+            // A joiner that cannot leave is not stopped for the sake of GPUs elsewhere that it cannot have.
             if let Decision::Suspend { job } = decision
                 && facts.pinned.contains_key(job)
                 && let Some(host) = self.state.partner(*job)
@@ -149,7 +149,7 @@ impl Hook {
         };
         match decision {
             Decision::Place { .. } | Decision::Resume { .. } | Decision::Migrate { .. }
-                if place.as_ref().is_some_and(|(_, _, guest)| *guest) =>
+                if place.as_ref().is_some_and(|(_, _, joiner)| *joiner) =>
             {
                 self.store.meta.packs += 1;
             }
@@ -184,7 +184,7 @@ impl Hook {
         self.state.set_rate(at, rate);
     }
 
-    /// Order what is still missing between where jobs are to be and what nodes were told. First what makes room.
+    /// Order what is still missing between where jobs are to be and what nodes were told. First what makes space.
     pub(super) fn reconcile(&mut self) {
         let mut open: Vec<(u8, u64)> = Vec::new();
         for (id, record) in &self.jobs {
@@ -230,7 +230,7 @@ impl Hook {
         let restartable = record.submission.restartable;
         let run_id = RunId {
             job: id,
-            go: run.go,
+            attempt: run.attempt,
         };
         let stop = match &wanted {
             None => record.cancelled || record.over.is_some() || restartable,
@@ -262,13 +262,13 @@ impl Hook {
             mem_bytes: record.submission.mem_bytes,
             paused: suspended || self.probed.contains(&id),
         };
-        let guest = self
+        let joiner = self
             .live
             .get(&id)
             .and_then(|at| self.state.job(*at).run())
             .is_some_and(|run| run.beside.is_some());
-        if run.suspended != suspended || run.guest != guest {
-            self.change_run(id, |run| (run.suspended, run.guest) = (suspended, guest));
+        if run.suspended != suspended || run.joiner != joiner {
+            self.change_run(id, |run| (run.suspended, run.joiner) = (suspended, joiner));
         }
         if terms != run.sent && self.retry_s.get(&id).is_none_or(|at| *at <= self.now_s) {
             self.order(&run.node, run_id, What::Set(terms));
@@ -306,7 +306,7 @@ impl Hook {
             .devices
             .iter()
             .any(|device| device.simulated && devices.contains(&device.uuid));
-        let guest = self
+        let joiner = self
             .live
             .get(&id)
             .and_then(|at| self.state.job(*at).run())
@@ -320,8 +320,8 @@ impl Hook {
             return;
         };
         let asked = &record.submission;
-        record.goes += 1;
-        let go = record.goes;
+        record.attempts += 1;
+        let attempt = record.attempts;
         let terms = Terms {
             share: Some(share),
             class: Some(class.map_or(asked.class, wire_class)),
@@ -329,7 +329,7 @@ impl Hook {
             paused: false,
         };
         let start = StartRun {
-            name: format!("{}.{id}.{go}", asked.name),
+            name: format!("{}.{id}.{attempt}", asked.name),
             command: asked.command.clone(),
             env: asked.env.clone(),
             dir: asked.dir.clone(),
@@ -338,17 +338,21 @@ impl Hook {
             terms,
         };
         record.run = Some(RunRecord {
-            go,
+            attempt,
             node: node.clone(),
             devices,
             sent: terms,
-            guest,
+            joiner,
             ..RunRecord::default()
         });
         record.reason.clear();
         self.dirty.insert(id);
         self.watches.remove(&id);
-        self.order(&node, RunId { job: id, go }, What::Start(Box::new(start)));
+        self.order(
+            &node,
+            RunId { job: id, attempt },
+            What::Start(Box::new(start)),
+        );
         self.pin(id);
     }
 }

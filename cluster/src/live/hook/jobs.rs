@@ -17,7 +17,7 @@ const MAX_TEXT_BYTES: usize = 256 << 10;
 const MAX_ALL_TEXT_BYTES: usize = 256 << 20;
 /// Bytes of a kind, a user, a word against repetition.
 const MAX_LABEL_BYTES: usize = 512;
-/// Bytes of a job's name: with its number and its go it has to be a name on the node.
+/// Bytes of a job's name: with its number and its attempt it has to be a name on the node.
 const MAX_NAME_BYTES: usize = 40;
 
 impl Hook {
@@ -108,7 +108,7 @@ impl Hook {
             record.cancelled = true;
             self.dirty.insert(id);
             if record.run.is_some() {
-                self.leave(id);
+                self.release_place(id);
                 self.reconcile();
             } else {
                 self.over(
@@ -169,7 +169,7 @@ fn checked(mut asked: Submission) -> Result<Submission, ControlError> {
     if asked.command.iter().any(nul) || asked.env.values().any(nul) || nul(&asked.dir) {
         return Err(invalid(
             "command, environment or directory has a NUL in it",
-            "leave it out",
+            "omit it",
         ));
     }
     if let Some(name) = asked
@@ -260,7 +260,7 @@ fn checked(mut asked: Submission) -> Result<Submission, ControlError> {
         }
     }
     if asked.mem_bytes == Some(0) {
-        return Err(invalid("the memory quota is 0", "leave it out for none"));
+        return Err(invalid("the memory quota is 0", "omit it for no quota"));
     }
     Ok(asked)
 }

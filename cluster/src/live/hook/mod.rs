@@ -5,9 +5,9 @@
 //! * *Records* ([`JobRecord`], orders, pairs) are the truth and are written down before anybody hears of them.
 //! * The [`ClusterState`] that policies read is made from the records whenever nodes come or go ([`Hook::rebuild`]), and after a
 //!   crash in the same way.
-//! * Decisions change only the state. [`Hook::reconcile`] compares each job's place in it with the go that its node was told of,
+//! * Decisions change only the state. [`Hook::reconcile`] compares each job's place in it with the attempt that its node was told of,
 //!   and orders the difference: so a decision that could not be carried out yet is not lost, and none is carried out twice.
-//! * A job has one go at a time. The next one is ordered only when the end of the last is written down; a node that is silent keeps
+//! * A job has one attempt at a time. The next one is ordered only when the end of the last is written down; a node that is silent keeps
 //!   its jobs until it speaks again or an operator gives it up. So no job is ever in two places.
 
 mod decide;
@@ -238,8 +238,8 @@ fn scheduler_of(
     let mut scheduler = Scheduler::new(order, Box::new(placer), config.seed);
     if let Some(packer) = &choice.packer {
         let mut packer = catalogue::packer(packer, &context)?;
-        for (kind, host, guest, rates) in past {
-            packer.observe(&host, &guest, kind, rates);
+        for (kind, host, joiner, rates) in past {
+            packer.observe(&host, &joiner, kind, rates);
         }
         scheduler = scheduler.packing(Box::new(LivePacker::new(packer, shared.clone())));
     }
@@ -326,7 +326,7 @@ impl Hook {
                 .or_default()
                 .insert(order.seq, order);
         }
-        let begun_ms = hook.opened.go_on(&hook.store.meta);
+        let begun_ms = hook.opened.resume(&hook.store.meta);
         hook.opened_s = hook.clock_s(begun_ms);
         hook.now_s = hook.opened_s;
         hook.rebuild();

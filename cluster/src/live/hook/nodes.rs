@@ -1,4 +1,4 @@
-//! What nodes say: who they are, what became of orders and goes, what is metered.
+//! What nodes say: who they are, what became of orders and attempts, what is metered.
 
 use std::collections::BTreeSet;
 
@@ -126,7 +126,7 @@ impl Hook {
     /// A node says that it does not listen to this hook. It counts as silent: what it runs is another hook's.
     fn refused_by(&mut self, node: &str, why: &str) {
         let known = self.refusals.len() < MAX_NODES || self.refusals.contains_key(node);
-        if !known || self.refusals.get(node).is_some_and(|told| told == why) {
+        if !known || self.refusals.get(node).is_some_and(|said| said == why) {
             return;
         }
         self.refusals.insert(node.to_owned(), why.to_owned());
@@ -230,8 +230,8 @@ impl Hook {
                 None => self.on_alive(name, run),
             }
         }
-        let told: BTreeSet<RunId> = report.runs.iter().map(|run| run.run).collect();
-        self.miss(name, &told);
+        let listed: BTreeSet<RunId> = report.runs.iter().map(|run| run.run).collect();
+        self.miss(name, &listed);
         self.reconcile();
         // As many as an answer holds; the others come once these are acknowledged.
         let mut bytes = 0;
@@ -299,36 +299,36 @@ impl Hook {
         change: impl FnOnce(&mut crate::live::records::RunRecord),
     ) {
         let run = self.jobs.get_mut(&id.job).and_then(|job| job.run.as_mut());
-        if let Some(run) = run.filter(|run| run.go == id.go && run.node == node) {
+        if let Some(run) = run.filter(|run| run.attempt == id.attempt && run.node == node) {
             change(run);
             self.dirty.insert(id.job);
         }
     }
 
-    /// A go that is to be stopped says that all is saved.
+    /// An attempt that is to be stopped says that all is saved.
     fn on_saved(&mut self, node: &str, id: RunId) {
         let Some(record) = self.jobs.get_mut(&id.job) else {
             return;
         };
         let Some(run) = &mut record.run else { return };
-        if run.go != id.go || run.node != node || !run.stopping || run.saved {
+        if run.attempt != id.attempt || run.node != node || !run.stopping || run.saved {
             return;
         }
         run.saved = true;
         record.saved += 1;
         self.dirty.insert(id.job);
         let text = format!(
-            "go {} on {node} has saved at the end of an iteration and may be stopped",
-            id.go
+            "attempt {} on {node} has saved at the end of an iteration and may be stopped",
+            id.attempt
         );
         self.say("saved", id.job, None, text);
     }
 
-    /// A go that runs. One that nobody counts on any more is stopped.
+    /// An attempt that runs. One that nobody counts on any more is stopped.
     fn on_alive(&mut self, node: &str, run: &RunReport) {
         let id = run.run;
         let ours = self.jobs.get(&id.job).and_then(|job| job.run.as_ref());
-        if ours.is_some_and(|ours| ours.go == id.go && ours.node == node) {
+        if ours.is_some_and(|ours| ours.attempt == id.attempt && ours.node == node) {
             if let Some(job) = self.jobs.get_mut(&id.job)
                 && job.started_unix_ms.is_none()
                 && run.pid != 0
@@ -338,8 +338,8 @@ impl Hook {
             }
             return;
         }
-        let told = self.orders.get(node).into_iter().flatten();
-        if !told
+        let ordered = self.orders.get(node).into_iter().flatten();
+        if !ordered
             .into_iter()
             .any(|(_, order)| order.run == id && matches!(order.what, What::Stop { .. }))
         {
@@ -347,7 +347,10 @@ impl Hook {
                 "stop",
                 id.job,
                 None,
-                format!("{node} still runs go {} of it, which was given up", id.go),
+                format!(
+                    "{node} still runs attempt {} of it, which was given up",
+                    id.attempt
+                ),
             );
             let grace_s = self.config.grace_s;
             self.order(
@@ -361,15 +364,18 @@ impl Hook {
         }
     }
 
-    /// A go of ours that its node knows nothing of, although it was told to start it, is lost.
-    fn miss(&mut self, node: &str, told: &BTreeSet<RunId>) {
+    /// An attempt of ours that its node knows nothing of, although it was told to start it, is lost.
+    fn miss(&mut self, node: &str, listed: &BTreeSet<RunId>) {
         let lost: Vec<RunId> = self
             .jobs
             .values()
             .filter_map(|job| Some((job.id, job.run.as_ref()?)))
             .filter(|(_, run)| run.node == node)
-            .map(|(job, run)| RunId { job, go: run.go })
-            .filter(|id| !told.contains(id))
+            .map(|(job, run)| RunId {
+                job,
+                attempt: run.attempt,
+            })
+            .filter(|id| !listed.contains(id))
             .filter(|id| {
                 let open = self.orders.get(node).into_iter().flatten();
                 !open
@@ -390,7 +396,7 @@ impl Hook {
         }
     }
 
-    /// A go is over. Told twice is told once.
+    /// An attempt is over. Told twice is told once.
     pub(super) fn on_end(&mut self, node: &str, id: RunId, ended: &Ended) {
         let Some(record) = self.jobs.get_mut(&id.job) else {
             return;
@@ -398,7 +404,7 @@ impl Hook {
         if record
             .run
             .as_ref()
-            .is_none_or(|run| run.go != id.go || run.node != node)
+            .is_none_or(|run| run.attempt != id.attempt || run.node != node)
         {
             return;
         }
@@ -433,7 +439,7 @@ impl Hook {
             let reason = "taken back by its owner".into();
             return self.over(id.job, JobPhase::Cancelled, ended.code, reason);
         }
-        // One that was told to make room and has ended by itself after it saved is not done by that.
+        // One that was told to make space and has ended by itself after it saved is not done by that.
         let gave_way = run.stopping && run.saved && record.submission.restartable;
         if ended.well() && !gave_way {
             return self.over(id.job, JobPhase::Done, ended.code, String::new());
@@ -455,7 +461,7 @@ impl Hook {
             return self.again(
                 id.job,
                 0.0,
-                "stopped to make room; it goes on where it was".into(),
+                "stopped to make space; it goes on where it was".into(),
             );
         }
         if record.submission.restartable && lost {
@@ -486,7 +492,7 @@ impl Hook {
             return;
         };
         if after_s > 0.0 {
-            self.leave(id);
+            self.release_place(id);
         } else {
             // Where the policies already have it somewhere else, that is where it goes next.
             self.pin(id);
@@ -496,7 +502,7 @@ impl Hook {
     }
 
     /// Out of the policies' view.
-    pub(super) fn leave(&mut self, id: u64) {
+    pub(super) fn release_place(&mut self, id: u64) {
         self.keep_progress();
         let Some(at) = self.live.remove(&id) else {
             return;
@@ -520,7 +526,7 @@ impl Hook {
         exit_code: Option<i32>,
         reason: String,
     ) {
-        self.leave(id);
+        self.release_place(id);
         let unix_ms = self.unix_ms();
         let Some(record) = self.jobs.get_mut(&id) else {
             return;
@@ -538,7 +544,7 @@ impl Hook {
         self.say(phase.as_str(), id, None, reason);
     }
 
-    /// Count a node's goes as lost and forget its orders.
+    /// Count a node's attempts as lost and forget its orders.
     fn give_up(&mut self, node: &str, why: &str) {
         let seqs: Vec<u64> = self
             .orders
@@ -555,7 +561,10 @@ impl Hook {
             .values()
             .filter_map(|job| Some((job.id, job.run.as_ref()?)))
             .filter(|(_, run)| run.node == node)
-            .map(|(job, run)| RunId { job, go: run.go })
+            .map(|(job, run)| RunId {
+                job,
+                attempt: run.attempt,
+            })
             .collect();
         for id in lost {
             self.on_end(

@@ -46,7 +46,7 @@ impl Hook {
         }
         (job.settled_work, job.settled_gpu_s, job.settled_s) =
             (record.done_s, record.gpu_s, record.held_s);
-        job.starts = record.goes;
+        job.starts = record.attempts;
         let at = self.state.arrive(job);
         self.numbers.push(id);
         self.live.insert(id, at);
@@ -153,22 +153,22 @@ impl Hook {
             .collect();
         inside.iter().for_each(|id| self.enter(*id));
         // Who came first onto a GPU first.
-        for guests in [false, true] {
+        for joiners in [false, true] {
             for id in &inside {
-                self.resettle(*id, guests);
+                self.resettle(*id, joiners);
             }
         }
     }
 
     /// A running job back onto the GPUs that it has.
-    pub(super) fn resettle(&mut self, id: u64, guests: bool) {
+    pub(super) fn resettle(&mut self, id: u64, joiners: bool) {
         let (Some(record), Some(at)) = (self.jobs.get(&id), self.live.get(&id).copied()) else {
             return;
         };
         let Some(run) = record.run.clone() else {
             return;
         };
-        if run.guest != guests || run.stopping || run.suspended {
+        if run.joiner != joiners || run.stopping || run.suspended {
             return;
         }
         let gpus: Vec<GpuId> = run
@@ -176,7 +176,7 @@ impl Hook {
             .iter()
             .filter_map(|device| self.gpu(&run.node, device))
             .collect();
-        let goes = record.goes;
+        let attempts = record.attempts;
         let place = Decision::Place {
             job: at,
             gpus,
@@ -186,7 +186,7 @@ impl Hook {
         };
         // Where that cannot be, the job counts as waiting, and its node is told to stop it.
         if self.state.apply(&[place]).is_ok() {
-            self.state.job_mut(at).starts = goes;
+            self.state.job_mut(at).starts = attempts;
             self.pace(at);
         }
     }
@@ -241,7 +241,7 @@ impl Hook {
                 facts.busy.insert(gpu);
             }
             self.state
-                .set_wait_matrix(gpu, waits.and_then(crate::live::waits::as_told));
+                .set_wait_matrix(gpu, waits.and_then(crate::live::waits::as_reported));
         }
     }
 }

@@ -27,15 +27,15 @@ const SETTLE_S: f64 = 0.5;
 /// A job that does nothing alone for so many times the time of a measurement is taken to do nothing.
 const IDLE_TIMES: f64 = 5.0;
 
-/// What was metered of a go, last.
+/// What was metered of an attempt, last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
-    go: u32,
+    attempt: u32,
     /// Which life of its arbiter counts.
     life_unix_ms: u64,
     last: Sample,
     /// It has its devices for itself since then.
-    alone_from: Option<Sample>,
+    solo_from: Option<Sample>,
     pub profile: Option<Profile>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Sample {
     undisturbed: bool,
 }
 
-/// A pair on trial: host and guest.
+/// A pair on trial: host and joiner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trial {
     stage: Stage,
@@ -86,7 +86,7 @@ impl Hook {
             let Some(own) = record
                 .run
                 .as_ref()
-                .filter(|own| own.go == run.run.go && own.node == node)
+                .filter(|own| own.attempt == run.run.attempt && own.node == node)
             else {
                 continue;
             };
@@ -112,9 +112,9 @@ impl Hook {
             let profile = profile(status, kind, gpus, class, record.submission.mem_bytes);
             let watch = self.watches.entry(id).or_default();
             // An arbiter that was started anew may have been started at an earlier time of the wall clock.
-            if watch.go != run.run.go || watch.life_unix_ms != arbiter.started_unix_ms {
+            if watch.attempt != run.run.attempt || watch.life_unix_ms != arbiter.started_unix_ms {
                 *watch = Watch {
-                    go: run.run.go,
+                    attempt: run.run.attempt,
                     life_unix_ms: arbiter.started_unix_ms,
                     ..Watch::default()
                 };
@@ -126,31 +126,31 @@ impl Hook {
             watch.profile = Some(profile);
             if let Some(at) = self.live.get(&id).copied() {
                 self.state.job_mut(at).profile = profile;
-                self.see_alone(id, at);
+                self.see_solo(id, at);
             }
         }
     }
 
     /// Learn a job's speed while nobody is beside it.
-    fn see_alone(&mut self, id: u64, at: JobId) {
-        let alone = self.state.job(at).run().is_some() && self.state.partner(at).is_none();
+    fn see_solo(&mut self, id: u64, at: JobId) {
+        let solo = self.state.job(at).run().is_some() && self.state.partner(at).is_none();
         let solo_s = self.config.trial.solo_s;
         let Some(watch) = self.watches.get_mut(&id) else {
             return;
         };
         let last = watch.last;
-        if !alone || last.paused || !last.undisturbed || last.launches == 0 {
-            watch.alone_from = None;
+        if !solo || last.paused || !last.undisturbed || last.launches == 0 {
+            watch.solo_from = None;
             return;
         }
-        let Some(from) = watch.alone_from else {
-            watch.alone_from = Some(last);
+        let Some(from) = watch.solo_from else {
+            watch.solo_from = Some(last);
             return;
         };
         if last.s - from.s < solo_s + SETTLE_S {
             return;
         }
-        watch.alone_from = Some(last);
+        watch.solo_from = Some(last);
         if let Some(solo) = solo_between(&from, &last) {
             self.learn(id, at, solo);
         }
@@ -201,7 +201,7 @@ impl Hook {
             .or_else(|| self.solos.get(&self.solo_key(id, at)).copied())
     }
 
-    /// Go on with every pair that there is.
+    /// Attempt on with every pair that there is.
     pub(super) fn try_pairs(&mut self) {
         let mut pairs: Vec<[(u64, JobId); 2]> = Vec::new();
         for at in self.state.running() {
@@ -214,7 +214,7 @@ impl Hook {
         }
         let there: BTreeSet<(u64, u64)> = pairs
             .iter()
-            .map(|[host, guest]| (host.0, guest.0))
+            .map(|[host, joiner]| (host.0, joiner.0))
             .collect();
         let gone: Vec<(u64, u64)> = self
             .trials
@@ -233,8 +233,8 @@ impl Hook {
     }
 
     fn try_pair(&mut self, pair: [(u64, JobId); 2]) {
-        let [host, guest] = pair;
-        let key = (host.0, guest.0);
+        let [host, joiner] = pair;
+        let key = (host.0, joiner.0);
         if !self.trials.contains_key(&key) {
             for (id, _) in pair {
                 if let Some(record) = self.jobs.get_mut(&id) {
@@ -288,18 +288,18 @@ impl Hook {
         self.trials.insert(key, Trial { stage });
     }
 
-    /// The newest sample of a job's present go.
+    /// The newest sample of a job's present attempt.
     fn current(&self, id: u64) -> Option<Sample> {
-        let go = self
+        let attempt = self
             .jobs
             .get(&id)?
             .run
             .as_ref()
             .filter(|run| !run.stopping)?
-            .go;
+            .attempt;
         self.watches
             .get(&id)
-            .filter(|watch| watch.go == go)
+            .filter(|watch| watch.attempt == attempt)
             .map(|watch| watch.last)
     }
 
@@ -364,15 +364,15 @@ impl Hook {
     }
 
     fn judge(&mut self, pair: [(u64, JobId); 2], rates: [f64; 2], window_s: f64) {
-        let [(host, host_at), (guest, guest_at)] = pair;
+        let [(host, host_at), (joiner, joiner_at)] = pair;
         let verdict = self
             .scheduler
-            .observe(&self.state, host_at, guest_at, rates);
+            .observe(&self.state, host_at, joiner_at, rates);
         let unpack = matches!(verdict, Verdict::Unpack(_));
         let record = PairRecord {
             gpu: self.gpu_name(host_at),
             gpus: self.held(host_at),
-            kinds: [host, guest].map(|id| self.jobs[&id].submission.kind.clone()),
+            kinds: [host, joiner].map(|id| self.jobs[&id].submission.kind.clone()),
             // JSON has no NaN: a pair of which nothing is known is one that does nothing.
             rates: rates.map(|rate| if rate.is_nan() { 0.0 } else { rate }),
             unix_ms: self.unix_ms(),
@@ -391,11 +391,10 @@ impl Hook {
         }
         let [a, b] = rates;
         let word = if unpack { "is split" } else { "stays" };
-        let text = format!(
-            "{a:.2} and {b:.2} of their speeds alone over {window_s:.0} s: the pair {word}"
-        );
-        self.say("measured", guest, Some(host), text);
-        self.set_stage((host, guest), Stage::Kept);
+        let text =
+            format!("{a:.2} and {b:.2} of their solo speeds over {window_s:.0} s: the pair {word}");
+        self.say("measured", joiner, Some(host), text);
+        self.set_stage((host, joiner), Stage::Kept);
         self.changed |= unpack;
     }
 }
@@ -423,9 +422,9 @@ fn iterations(from: &Sample, to: &Sample) -> Option<u64> {
 fn relative(solo: &Solo, from: &Sample, to: &Sample) -> f64 {
     let passed = to.s - from.s;
     // CAST: counts are below 2^53.
-    let by = |count: u64, alone: f64| count as f64 / passed / alone;
+    let by = |count: u64, solo: f64| count as f64 / passed / solo;
     let rate = match (solo.iterations_per_s, iterations(from, to)) {
-        (Some(alone), Some(count)) if count >= FEW => by(count, alone),
+        (Some(solo), Some(count)) if count >= FEW => by(count, solo),
         _ => by(
             to.launches.saturating_sub(from.launches),
             solo.launches_per_s,
@@ -498,39 +497,39 @@ mod tests {
 
     #[test]
     fn speed_is_counted_in_iterations_where_there_are_enough() {
-        let alone = solo_between(&at(0.0, 0, Some(0)), &at(10.0, 1000, Some(100))).unwrap();
+        let solo = solo_between(&at(0.0, 0, Some(0)), &at(10.0, 1000, Some(100))).unwrap();
         assert_eq!(
-            (alone.launches_per_s, alone.iterations_per_s),
+            (solo.launches_per_s, solo.iterations_per_s),
             (100.0, Some(10.0))
         );
-        let half = relative(&alone, &at(20.0, 0, Some(0)), &at(30.0, 900, Some(50)));
+        let half = relative(&solo, &at(20.0, 0, Some(0)), &at(30.0, 900, Some(50)));
         assert_eq!(
             half, 0.5,
             "by iterations, although it launched nearly as often"
         );
-        let few = relative(&alone, &at(20.0, 0, Some(0)), &at(21.0, 80, Some(8)));
+        let few = relative(&solo, &at(20.0, 0, Some(0)), &at(21.0, 80, Some(8)));
         assert_eq!(few, 0.8, "by launches: eight iterations say little");
-        let reset = relative(&alone, &at(20.0, 0, Some(500)), &at(30.0, 700, Some(3)));
+        let reset = relative(&solo, &at(20.0, 0, Some(500)), &at(30.0, 700, Some(3)));
         assert!((reset - 0.7).abs() < 1e-12, "iterations were counted anew");
     }
 
     #[test]
-    fn nobody_is_faster_than_alone_and_no_number_stays_none() {
-        let alone = Solo {
+    fn nobody_is_faster_than_solo_and_no_number_stays_none() {
+        let solo = Solo {
             launches_per_s: 10.0,
             iterations_per_s: None,
         };
         assert_eq!(
-            relative(&alone, &at(0.0, 0, None), &at(1.0, 1 << 60, None)),
+            relative(&solo, &at(0.0, 0, None), &at(1.0, 1 << 60, None)),
             1.0
         );
         assert_eq!(
-            relative(&alone, &at(0.0, 50, None), &at(1.0, 0, None)),
+            relative(&solo, &at(0.0, 50, None), &at(1.0, 0, None)),
             0.0,
             "a counter that runs backwards"
         );
         assert!(relative(&Solo::default(), &at(0.0, 0, None), &at(1.0, 0, None)).is_nan());
-        assert!(relative(&alone, &at(1.0, 0, None), &at(1.0, 0, None)).is_nan());
+        assert!(relative(&solo, &at(1.0, 0, None), &at(1.0, 0, None)).is_nan());
         assert!(solo_between(&at(0.0, 7, None), &at(9.0, 7, None)).is_none());
     }
 

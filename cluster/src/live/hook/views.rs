@@ -61,7 +61,7 @@ impl Hook {
             share: run.and_then(|run| run.sent.share).unwrap_or(0.0),
             beside: partner.map(|other| self.numbers[other.0 as usize]),
             rate: record.rate,
-            goes: record.goes,
+            attempts: record.attempts,
             saved: record.saved,
             submitted_unix_ms: record.submitted_unix_ms,
             started_unix_ms: record.started_unix_ms,
@@ -109,9 +109,9 @@ impl Hook {
             .is_some_and(|mut packer| {
                 let profile =
                     |kind| Profile::unknown(JobType(kind), pair.gpus, policy::Class::Guaranteed);
-                let (host, guest) = (profile(0), profile(1));
-                packer.observe(&host, &guest, GpuType(0), pair.rates);
-                packer.refused(&host, &guest, GpuType(0)).is_some()
+                let (host, joiner) = (profile(0), profile(1));
+                packer.observe(&host, &joiner, GpuType(0), pair.rates);
+                packer.refused(&host, &joiner, GpuType(0)).is_some()
             });
         let PairRecord {
             gpu,

@@ -30,7 +30,7 @@ pub enum ClientError {
     },
     /// Who answers does not know the token.
     #[error(
-        "who answers at {url} does not know the token that is in our file, so it was told nothing: another token than the hook's, or somebody else at its address"
+        "who answers at {url} does not know the token that is in our file, so nothing was sent to it: another token than the hook's, or somebody else at its address"
     )]
     Stranger {
         /// Where.
@@ -174,7 +174,7 @@ impl Client {
         let mut stream = self.reach()?;
         let path = format!("/v1/session?nonce={nonce}");
         let answer = self
-            .talk(&mut stream, &self.head("GET", &path, 0, ""))
+            .exchange(&mut stream, &self.head("GET", &path, 0, ""))
             .map_err(|error| self.unreachable(error))?;
         let stranger = || ClientError::Stranger {
             url: self.url.clone(),
@@ -291,10 +291,10 @@ impl Client {
         let signature = connection.session.sign(method, path, body);
         let field = format!("Authorization: {SCHEME} {signature}\r\n");
         let head = self.head(method, path, body.len(), &field);
-        self.talk(&mut connection.stream, &[&head, body].concat())
+        self.exchange(&mut connection.stream, &[&head, body].concat())
     }
 
-    fn talk(&self, stream: &mut Timed, bytes: &[u8]) -> Result<Answer, HttpError> {
+    fn exchange(&self, stream: &mut Timed, bytes: &[u8]) -> Result<Answer, HttpError> {
         stream
             .write(bytes, self.patience)
             .map_err(|error| match error {
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_told_from_nonsense() {
+    fn nonsense_is_no_address() {
         let good = |url| Client::new(url, "token", Duration::from_secs(1)).is_ok();
         assert!(
             good("http://127.0.0.1:7077") && good("http://[::1]:7077/") && good("http://head:80")

@@ -29,7 +29,7 @@ pub enum HttpError {
     Closed,
     /// It took too long.
     #[error("nothing came within {} ms", .0.as_millis())]
-    Late(Duration),
+    TimedOut(Duration),
     /// It is no HTTP, or more than we take. With the status to answer.
     #[error("{1}")]
     Bad(u16, String),
@@ -64,7 +64,7 @@ impl Timed {
     fn more(&mut self, deadline: Instant, patience: Duration) -> Result<usize, HttpError> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(HttpError::Late(patience));
+            return Err(HttpError::TimedOut(patience));
         }
         self.stream.set_read_timeout(Some(left))?;
         let mut chunk = [0; 16 << 10];
@@ -76,7 +76,7 @@ impl Timed {
                     return Ok(count);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_timeout(&error) => return Err(HttpError::Late(patience)),
+                Err(error) if is_timeout(&error) => return Err(HttpError::TimedOut(patience)),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -127,7 +127,7 @@ impl Timed {
         while !bytes.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(HttpError::Late(patience));
+                return Err(HttpError::TimedOut(patience));
             }
             self.stream.set_write_timeout(Some(left))?;
             match self.stream.write(bytes) {
@@ -135,7 +135,7 @@ impl Timed {
                 // PANIC: a write takes at most the buffer's length.
                 Ok(count) => bytes = &bytes[count..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_timeout(&error) => return Err(HttpError::Late(patience)),
+                Err(error) if is_timeout(&error) => return Err(HttpError::TimedOut(patience)),
                 Err(error) => return Err(error.into()),
             }
         }

@@ -1,9 +1,9 @@
-//! The listening side, in two rooms.
+//! The listening side, in two stages.
 //!
 //! *The hall*: whoever comes in. One thread looks after all of them without ever waiting for one; a
-//! guest may send a head, 16 KiB at most, and nothing else, and has [`HALL`] for it. There is room
-//! for [`GUESTS`]; a newcomer is never turned away, but takes the place of a guest of the address
-//! with most guests, of the one who has shown nothing for longest. So strangers, however many and
+//! connection may send a head, 16 KiB at most, and nothing else, and has [`HALL`] for it. There is space
+//! for [`PENDING`]; a newcomer is never turned away, but takes the place of a connection of the address
+//! with most pending, of the one who has shown nothing for longest. So strangers, however many and
 //! however slow, cost a bounded part of one thread and some memory, and an honest client that says
 //! at once who it is gets through.
 //!
@@ -25,7 +25,7 @@ use crate::live::auth::{self, Secret, Session};
 use crate::live::wire::HookId;
 
 /// Guests in the hall at most.
-const GUESTS: usize = 256;
+const PENDING: usize = 256;
 /// Who has shown that it knows the token, at most: each node has an agent, and people ask, too.
 const INSIDE: usize = 1280;
 /// Newcomers in a step: those who are there already come next.
@@ -34,7 +34,7 @@ const STEP: usize = 32;
 const BODY_BYTES: usize = 64 << 20;
 /// Stack of a thread inside.
 const STACK_BYTES: usize = 512 << 10;
-/// TIMEOUT: a guest says who it is within a network's round trip; on a host in trouble within
+/// TIMEOUT: a connection says who it is within a network's round trip; on a host in trouble within
 /// seconds.
 const HALL: Duration = Duration::from_secs(10);
 /// TIMEOUT: agents report each second; a minute of silence is a forgotten connection.
@@ -89,7 +89,7 @@ pub fn serve(listener: &TcpListener, site: &Arc<dyn Site>) -> io::Error {
         listener,
         site,
         inside: Arc::default(),
-        guests: Vec::new(),
+        pending: Vec::new(),
         shut_until: None,
     };
     match hall.look_after() {
@@ -111,7 +111,7 @@ fn allow_descriptors() {
 }
 
 /// Somebody in the hall.
-struct Guest {
+struct Pending {
     stream: TcpStream,
     from: IpAddr,
     since: Instant,
@@ -121,10 +121,10 @@ struct Guest {
     output: Vec<u8>,
     session: Option<Session>,
     /// It goes once it has been told.
-    leaves: bool,
+    closing: bool,
 }
 
-/// What becomes of a guest.
+/// What becomes of a connection.
 enum Next {
     Stays,
     Goes,
@@ -136,7 +136,7 @@ struct Hall<'a> {
     listener: &'a TcpListener,
     site: &'a Arc<dyn Site>,
     inside: Arc<Inside>,
-    guests: Vec<Guest>,
+    pending: Vec<Pending>,
     /// The host is out of descriptors.
     shut_until: Option<Instant>,
 }
@@ -151,35 +151,38 @@ impl Hall<'_> {
             if open && ready.first() == Some(&true) {
                 self.let_in()?;
             }
-            // Those who came just now are looked at in the next step. Where one had to make room,
+            // Those who came just now are looked at in the next step. Where one had to make space,
             // the list is off by one for those after it, which costs them a look in vain or a step:
             // nobody is waited for.
             let mut at = ready.len().saturating_sub(1);
             while at > 0 {
                 at -= 1;
-                let Some(guest) = self.guests.get_mut(at) else {
+                let Some(connection) = self.pending.get_mut(at) else {
                     continue;
                 };
                 let next = if ready[at + 1] {
-                    guest.go_on(self.site.as_ref())
+                    connection.advance(self.site.as_ref())
                 } else {
                     Next::Stays
                 };
                 match next {
-                    Next::Stays if guest.since.elapsed() < HALL => {}
-                    Next::Stays | Next::Goes => drop(self.guests.swap_remove(at)),
+                    Next::Stays if connection.since.elapsed() < HALL => {}
+                    Next::Stays | Next::Goes => drop(self.pending.swap_remove(at)),
                     Next::Enters(head) => {
-                        let guest = self.guests.swap_remove(at);
-                        self.enter(guest, head);
+                        let connection = self.pending.swap_remove(at);
+                        self.enter(connection, head);
                     }
                 }
             }
         }
     }
 
-    /// Until there is something to do: whether for the listener, and for each guest.
+    /// Until there is something to do: whether for the listener, and for each connection.
     fn wait(&self, now: Instant, open: bool) -> io::Result<Vec<bool>> {
-        let ends = self.guests.iter().map(|guest| guest.since + HALL);
+        let ends = self
+            .pending
+            .iter()
+            .map(|connection| connection.since + HALL);
         let ends = ends.chain(self.shut_until.filter(|_| !open));
         let left = ends.min().map(|end| end.saturating_duration_since(now));
         let left = left.map(|left| Timespec {
@@ -192,13 +195,13 @@ impl Hall<'_> {
             self.listener,
             if open { PollFlags::IN } else { none },
         )];
-        for guest in &self.guests {
-            let wants = if guest.output.is_empty() {
+        for connection in &self.pending {
+            let wants = if connection.output.is_empty() {
                 PollFlags::IN
             } else {
                 PollFlags::OUT
             };
-            all.push(PollFd::new(&guest.stream, wants));
+            all.push(PollFd::new(&connection.stream, wants));
         }
         match poll(&mut all, left.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -212,21 +215,21 @@ impl Hall<'_> {
         for _ in 0..STEP {
             match self.listener.accept() {
                 Ok((stream, from)) => {
-                    if self.guests.len() >= GUESTS {
-                        self.make_room();
+                    if self.pending.len() >= PENDING {
+                        self.drop_one();
                     }
                     let _ = stream.set_nodelay(true);
                     if stream.set_nonblocking(true).is_ok() {
-                        self.guests.push(Guest::new(stream, from.ip()));
+                        self.pending.push(Pending::new(stream, from.ip()));
                     }
                 }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(()),
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    // Out of descriptors: a guest gives one back, and those inside will close
+                    // Out of descriptors: a connection gives one back, and those inside will close
                     // theirs.
                     _ if matches!(error.raw_os_error(), Some(23 | 24)) => {
-                        self.make_room();
+                        self.drop_one();
                         self.shut_until = Some(Instant::now() + Duration::from_millis(50));
                         return Ok(());
                     }
@@ -237,36 +240,41 @@ impl Hall<'_> {
         Ok(())
     }
 
-    /// Who has shown nothing for longest, of the address with most guests, goes.
-    fn make_room(&mut self) {
-        let mut guests: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for guest in &self.guests {
-            *guests.entry(guest.from).or_default() += 1;
+    /// Who has shown nothing for longest, of the address with most pending, goes.
+    fn drop_one(&mut self) {
+        let mut pending: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for connection in &self.pending {
+            *pending.entry(connection.from).or_default() += 1;
         }
-        let most = guests.values().max().copied().unwrap_or(0);
-        let crowded = |guest: &Guest| guests.get(&guest.from) == Some(&most);
-        let last = (0..self.guests.len())
-            .filter(|at| crowded(&self.guests[*at]))
-            .min_by_key(|at| self.guests[*at].shown);
+        let most = pending.values().max().copied().unwrap_or(0);
+        let crowded = |connection: &Pending| pending.get(&connection.from) == Some(&most);
+        let last = (0..self.pending.len())
+            .filter(|at| crowded(&self.pending[*at]))
+            .min_by_key(|at| self.pending[*at].shown);
         if let Some(at) = last {
-            self.guests.remove(at);
+            self.pending.remove(at);
         }
     }
 
-    fn enter(&self, guest: Guest, head: Head) {
-        let Some(session) = guest.session else { return };
+    fn enter(&self, connection: Pending, head: Head) {
+        let Some(session) = connection.session else {
+            return;
+        };
         let place = Place::take(&self.inside);
         if place.number > INSIDE {
             let text = format!("{INSIDE} connections are open; try again in a moment");
-            let mut stream = guest.stream;
+            let mut stream = connection.stream;
             let _ = stream.write(&encode(&problem(503, &text), None, false));
             return;
         }
-        if guest.stream.set_nonblocking(false).is_err() {
+        if connection.stream.set_nonblocking(false).is_err() {
             return;
         }
         let (site, inside) = (Arc::clone(self.site), Arc::clone(&self.inside));
-        let (stream, from) = (Timed::with(guest.stream, guest.input), guest.from);
+        let (stream, from) = (
+            Timed::with(connection.stream, connection.input),
+            connection.from,
+        );
         let started = std::thread::Builder::new()
             .name("http".into())
             .stack_size(STACK_BYTES)
@@ -279,7 +287,7 @@ impl Hall<'_> {
     }
 }
 
-impl Guest {
+impl Pending {
     fn new(stream: TcpStream, from: IpAddr) -> Self {
         let now = Instant::now();
         Self {
@@ -290,12 +298,12 @@ impl Guest {
             input: Vec::new(),
             output: Vec::new(),
             session: None,
-            leaves: false,
+            closing: false,
         }
     }
 
     /// One read or one write, and what follows from it.
-    fn go_on(&mut self, site: &dyn Site) -> Next {
+    fn advance(&mut self, site: &dyn Site) -> Next {
         let gone = |error: &io::Error| {
             !matches!(
                 error.kind(),
@@ -306,7 +314,7 @@ impl Guest {
             return match self.stream.write(&self.output) {
                 Ok(count) => {
                     self.output.drain(..count);
-                    self.told()
+                    self.flush_output()
                 }
                 Err(error) if gone(&error) => Next::Goes,
                 Err(_) => Next::Stays,
@@ -331,8 +339,8 @@ impl Guest {
         }
     }
 
-    fn told(&mut self) -> Next {
-        if self.output.is_empty() && self.leaves {
+    fn flush_output(&mut self) -> Next {
+        if self.output.is_empty() && self.closing {
             return Next::Goes;
         }
         Next::Stays
@@ -340,14 +348,14 @@ impl Guest {
 
     fn tell(&mut self, response: &Response, stays: bool) -> Next {
         self.output = encode(response, None, stays);
-        self.leaves = !stays;
+        self.closing = !stays;
         // Most answers go out at once.
         match self.stream.write(&self.output) {
             Ok(count) => drop(self.output.drain(..count)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => return Next::Goes,
         }
-        self.told()
+        self.flush_output()
     }
 
     fn heard(&mut self, head: Head, site: &dyn Site) -> Next {
@@ -419,13 +427,13 @@ impl Drop for Place {
     }
 }
 
-/// Room for a body.
-struct Room<'a> {
+/// BodySpace for a body.
+struct BodySpace<'a> {
     inside: &'a Inside,
     bytes: usize,
 }
 
-impl<'a> Room<'a> {
+impl<'a> BodySpace<'a> {
     /// Waits for it as long as for a body.
     fn take(inside: &'a Inside, bytes: usize) -> Option<Self> {
         let used = inside.bytes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -442,7 +450,7 @@ impl<'a> Room<'a> {
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for BodySpace<'_> {
     fn drop(&mut self) {
         let mut used = self
             .inside
@@ -516,7 +524,7 @@ fn carry_out(
         );
         return Err(HttpError::Bad(413, text));
     }
-    let Some(_room) = Room::take(inside, head.length) else {
+    let Some(_space) = BodySpace::take(inside, head.length) else {
         let text = "too many bodies are being read; try again in a moment".into();
         return Err(HttpError::Bad(503, text));
     };

@@ -18,7 +18,7 @@ use super::without_blocking;
 /// Bytes of a file; each output has two.
 pub const FILE_BYTES: u64 = 4 << 20;
 /// Bytes of the end of an output that are kept in memory.
-const TAIL_BYTES: usize = 400;
+const LAST_BYTES: usize = 400;
 
 #[derive(Debug)]
 pub struct Output {
@@ -28,7 +28,7 @@ pub struct Output {
     file: Option<File>,
     /// In the file.
     bytes: u64,
-    tail: Vec<u8>,
+    last: Vec<u8>,
     lost: u64,
     why: String,
 }
@@ -49,7 +49,7 @@ impl Output {
             owner,
             file: None,
             bytes: 0,
-            tail: Vec::new(),
+            last: Vec::new(),
             lost: 0,
             why: String::new(),
         };
@@ -95,9 +95,9 @@ impl Output {
     }
 
     fn take(&mut self, bytes: &[u8]) {
-        self.tail.extend_from_slice(bytes);
-        let above = self.tail.len().saturating_sub(TAIL_BYTES);
-        self.tail.drain(..above);
+        self.last.extend_from_slice(bytes);
+        let above = self.last.len().saturating_sub(LAST_BYTES);
+        self.last.drain(..above);
         // CAST: at most 64 KiB.
         let count = bytes.len() as u64;
         if let Err(error) = self.write(bytes) {
@@ -129,7 +129,7 @@ impl Output {
 
     /// The end of what was written, for people.
     pub fn last_words(&self) -> String {
-        String::from_utf8_lossy(&self.tail).trim().to_owned()
+        String::from_utf8_lossy(&self.last).trim().to_owned()
     }
 
     /// What is not in the files though it should be.
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_takes_nothing_is_told_and_does_not_hold_the_job() {
+    fn a_full_disk_is_reported_and_does_not_block_the_job() {
         let dir = tempfile::tempdir().unwrap();
         let (mut output, mut sink) = Output::new(dir.path(), "stderr", own()).unwrap();
         output.file = Some(OpenOptions::new().write(true).open("/dev/full").unwrap());

@@ -87,7 +87,7 @@ pub struct Cells {
     physical: Buddies,
     tenants: Vec<Vec<Virtual>>,
     /// Opportunistic users by first unit: level and number.
-    guests: BTreeMap<usize, (usize, u64)>,
+    borrowers: BTreeMap<usize, (usize, u64)>,
 }
 
 impl Cells {
@@ -121,19 +121,19 @@ impl Cells {
         Ok(Self {
             physical,
             tenants: tenants.collect(),
-            guests: BTreeMap::new(),
+            borrowers: BTreeMap::new(),
         })
     }
 
     /// A cell of 2^`level` units inside a tenant's reservation, and the opportunistic users that must go for it. `None` only where
-    /// the tenant's own private cluster would have no room either.
+    /// the tenant's own private cluster would have no space either.
     pub fn request(&mut self, tenant: usize, level: usize) -> Option<(Cell, Vec<u64>)> {
         let cells = self.tenants.get(tenant)?;
-        let room = cells.iter().enumerate().filter_map(|(index, cell)| {
+        let space = cells.iter().enumerate().filter_map(|(index, cell)| {
             let smallest = cell.inside.smallest(level)?;
             Some((cell.at.is_none(), smallest, index))
         });
-        let (_, _, index) = room.min()?;
+        let (_, _, index) = space.min()?;
         let mut evicted = Vec::new();
         let virtual_level = cells[index].level;
         let at = match cells[index].at {
@@ -141,16 +141,16 @@ impl Cells {
             None => {
                 let at = self.physical.take(virtual_level)?;
                 let end = at + (1 << virtual_level);
-                // A guest may begin before the cell and reach into it.
+                // A borrower may begin before the cell and reach into it.
                 let hit: Vec<usize> = self
-                    .guests
+                    .borrowers
                     .range(..end)
                     .filter(|(first, (level, _))| *first + (1 << level) > at)
                     .map(|(first, _)| *first)
                     .collect();
                 evicted.extend(
                     hit.iter()
-                        .filter_map(|first| self.guests.remove(first))
+                        .filter_map(|first| self.borrowers.remove(first))
                         .map(|g| g.1),
                 );
                 at
@@ -182,25 +182,25 @@ impl Cells {
     }
 
     /// Let an opportunistic user (named by a number of the caller) have 2^`level` units that nobody has bound, until a tenant wants
-    /// them. Its first unit, or `None` where there is no room.
+    /// them. Its first unit, or `None` where there is no space.
     pub fn borrow(&mut self, level: usize, user: u64) -> Option<usize> {
         let mut free = self.physical.clone();
-        // Guests do not take cells away from the buddies, so that bindings never see them.
+        // Borrowers do not take cells away from the buddies, so that bindings never see them.
         let at = loop {
             let at = free.take(level)?;
             let end = at + (1 << level);
-            let mut before = self.guests.range(..end);
+            let mut before = self.borrowers.range(..end);
             if !before.any(|(first, (level, _))| *first + (1 << level) > at) {
                 break at;
             }
         };
-        self.guests.insert(at, (level, user));
+        self.borrowers.insert(at, (level, user));
         Some(at)
     }
 
     /// An opportunistic user goes by itself.
-    pub fn leave(&mut self, user: u64) {
-        self.guests.retain(|_, (_, guest)| *guest != user);
+    pub fn release_all(&mut self, user: u64) {
+        self.borrowers.retain(|_, (_, borrower)| *borrower != user);
     }
 }
 
@@ -229,8 +229,8 @@ mod tests {
             let mut private: Vec<Cells> = reserved
                 .iter()
                 .map(|levels| {
-                    let alone = std::slice::from_ref(levels);
-                    Cells::new(levels.len().max(1), 5, alone).unwrap()
+                    let own = std::slice::from_ref(levels);
+                    Cells::new(levels.len().max(1), 5, own).unwrap()
                 })
                 .collect();
             let mut held: Vec<(usize, Cell, Cell)> = Vec::new();
@@ -238,26 +238,26 @@ mod tests {
             for step in 0..30 {
                 match random.below(4) {
                     0 if !held.is_empty() => {
-                        let (tenant, cell, alone) = held.swap_remove(random.below(held.len()));
+                        let (tenant, cell, own) = held.swap_remove(random.below(held.len()));
                         for unit in cell.first_unit..cell.first_unit + (1 << cell.level) {
                             used.remove(&unit);
                         }
                         shared.release(cell);
-                        private[tenant].release(alone);
+                        private[tenant].release(own);
                     }
                     1 => {
                         shared.borrow(random.below(6), step);
                     }
                     _ => {
                         let (tenant, level) = (random.below(3), random.below(6));
-                        let alone = private[tenant].request(0, level);
+                        let own = private[tenant].request(0, level);
                         let together = shared.request(tenant, level);
-                        assert_eq!(alone.is_some(), together.is_some(), "{reserved:?}");
-                        if let (Some((alone, _)), Some((cell, _))) = (alone, together) {
+                        assert_eq!(own.is_some(), together.is_some(), "{reserved:?}");
+                        if let (Some((own, _)), Some((cell, _))) = (own, together) {
                             for unit in cell.first_unit..cell.first_unit + (1 << level) {
                                 assert!(used.insert(unit), "two tenants on one unit");
                             }
-                            held.push((tenant, cell, alone));
+                            held.push((tenant, cell, own));
                         }
                     }
                 }

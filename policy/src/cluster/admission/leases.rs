@@ -56,8 +56,8 @@ impl Leases {
         if booked.len() < leases {
             booked.resize(leases, 0);
         }
-        let room = state.gpus().checked_sub(job.gpus)?;
-        let latest = (0..leases).rev().filter(|lease| booked[*lease] <= room);
+        let space = state.gpus().checked_sub(job.gpus)?;
+        let latest = (0..leases).rev().filter(|lease| booked[*lease] <= space);
         let mine: Vec<usize> = latest.take(needs).collect();
         if mine.len() < needs {
             return None;
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_is_booked_as_late_as_can_be() {
+    fn a_promise_is_booked_at_the_latest_time_that_meets_it() {
         let mut state = ClusterState::uniform(4, 4);
         let (mut leases, mut promises) = (Leases::new(10.0, false), Promises::default());
         let mut come = |state: &mut ClusterState, job| {

@@ -127,7 +127,7 @@ impl Admission for Tenants {
     }
     fn refresh(&mut self, state: &ClusterState, _: &Promises) {
         self.release_done(state);
-        // Whoever has no cell yet, by arrival: room may have come.
+        // Whoever has no cell yet, by arrival: space may have come.
         let without: Vec<JobId> = state
             .active()
             .map(|job| job.id)
@@ -166,7 +166,7 @@ mod tests {
     use crate::cluster::JobType;
 
     #[test]
-    fn each_user_has_its_own_part_whoever_came_first() {
+    fn each_user_has_its_own_part_in_any_order_of_arrival() {
         let mut state = ClusterState::uniform(16, 8);
         let (mut tenants, promises) = (Tenants::new(2), Promises::default());
         let mut come = |user, gpus| {

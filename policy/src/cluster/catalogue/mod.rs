@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Admission, Divider, Order, Packer, PairTable, Placer, Sizer, Tags};
+use super::{Admission, Order, Packer, PairTable, Placer, RoundAllocator, Sizer, Tags};
 
 mod rows;
 mod unknown;
 
-use rows::{ADMISSIONS, DIVIDERS, INF, ORDERS, PACKERS, PLACERS, SIZERS};
+use rows::{ADMISSIONS, INF, ORDERS, PACKERS, PLACERS, ROUND_ALLOCATORS, SIZERS};
 pub use unknown::Unknown;
 
 /// What some policies are built from beside their parameters.
@@ -39,7 +39,7 @@ pub enum Slot {
     /// How many GPUs.
     Sizer,
     /// Who runs where, in rounds.
-    Divider,
+    RoundAllocator,
 }
 
 impl Slot {
@@ -52,7 +52,7 @@ impl Slot {
             Self::Placer => "placer",
             Self::Admission => "admission",
             Self::Sizer => "sizer",
-            Self::Divider => "divider",
+            Self::RoundAllocator => "round-allocator",
         }
     }
 }
@@ -200,19 +200,19 @@ pub fn sizer(text: &str, context: &Context) -> Result<Box<dyn Sizer>, Unknown> {
     build(Slot::Sizer, SIZERS, text, context)
 }
 
-/// Whether this names a divider rather than an order.
+/// Whether this names a round allocator rather than an order.
 #[must_use]
-pub fn is_divider(text: &str) -> bool {
+pub fn is_round_allocator(text: &str) -> bool {
     let name = text.split(':').next();
-    DIVIDERS.iter().any(|row| Some(row.0) == name)
+    ROUND_ALLOCATORS.iter().any(|row| Some(row.0) == name)
 }
 
-/// A divider by name.
+/// A round allocator by name.
 ///
 /// # Errors
 /// [`Unknown`].
-pub fn divider(text: &str, context: &Context) -> Result<Box<dyn Divider>, Unknown> {
-    build(Slot::Divider, DIVIDERS, text, context)
+pub fn round_allocator(text: &str, context: &Context) -> Result<Box<dyn RoundAllocator>, Unknown> {
+    build(Slot::RoundAllocator, ROUND_ALLOCATORS, text, context)
 }
 
 /// All policies, with the tags that they state themselves.
@@ -252,9 +252,12 @@ pub fn entries() -> Vec<Entry> {
         policy.tags()
     }));
     all.extend(rows(Slot::Sizer, SIZERS, &context, |policy| policy.tags()));
-    all.extend(rows(Slot::Divider, DIVIDERS, &context, |policy| {
-        policy.tags()
-    }));
+    all.extend(rows(
+        Slot::RoundAllocator,
+        ROUND_ALLOCATORS,
+        &context,
+        |policy| policy.tags(),
+    ));
     all
 }
 
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_what_there_is() {
+    fn mistakes_are_refused_with_the_choices() {
         let context = Context::default();
         let wrong = |text| order(text, &context).err().unwrap().to_string();
         assert!(wrong("lass").contains("2d-las"));

@@ -1,16 +1,16 @@
 //! The policies, slot by slot: name, what it is, parameters, and how it is built.
 
 use crate::cluster::admission::{Leases, Tenants};
-use crate::cluster::divider::{Gavel, Goal, Trades};
 use crate::cluster::order::{
     Carbyne, Drf, Edf, Fifo, Gittins, Hug, Las, Sjf, Srsf, Srtf, Tickets, TwoDLas, WorstRho,
 };
 use crate::cluster::packer::{Greedy, Opportunistic, ScoreTree, Trial, UtilSum};
 use crate::cluster::placer::{Anywhere, Buddy, Consolidate, Emptiest, Synergy, WaitTime};
+use crate::cluster::round_allocator::{Gavel, Goal, Trades};
 use crate::cluster::sizer::{
     Afs, EdfElastic, Marginal, MaxMin, MinimumShare, Pollux, RigidSrtf, Sia,
 };
-use crate::cluster::{Admission, Divider, Order, Packer, Placer, Sizer};
+use crate::cluster::{Admission, Order, Packer, Placer, RoundAllocator, Sizer};
 
 use super::{Context, Parameter, Row, Unknown, Values};
 
@@ -33,13 +33,13 @@ const AT: Parameter = (
 pub(super) const ORDERS: &[Row<dyn Order>] = &[
     (
         "fifo",
-        "by arrival, nobody goes past the first that does not fit",
+        "by arrival, nothing overtakes the first that does not fit",
         &[],
         |_, _| Ok(Box::new(Fifo { backfill: false })),
     ),
     (
         "fifo-backfill",
-        "by arrival, whoever fits goes past",
+        "by arrival; a job that fits may overtake",
         &[],
         |_, _| Ok(Box::new(Fifo { backfill: true })),
     ),
@@ -111,7 +111,7 @@ pub(super) const ORDERS: &[Row<dyn Order>] = &[
     ),
     (
         "carbyne",
-        "who is at its fair time first; who has time gives way to the shortest",
+        "jobs at their fair time first; jobs with slack yield to the shortest",
         &[],
         |_, _| Ok(Box::<Carbyne>::default()),
     ),
@@ -133,14 +133,14 @@ pub(super) const PACKERS: &[Row<dyn Packer>] = &[
                 &[0.05],
                 -1.0,
                 1.0,
-                "a pair must run at 1 + this of one job alone",
+                "a pair must run at 1 + this of one job by itself",
             ),
             (
                 "floor",
                 &[0.0],
                 0.0,
                 1.0,
-                "least speed of each, relative to alone",
+                "least speed of each, relative to running solo",
             ),
         ],
         |values, _| {
@@ -158,7 +158,7 @@ pub(super) const PACKERS: &[Row<dyn Packer>] = &[
             &[1.0],
             0.0,
             2.0,
-            "least sum of both speeds, relative to alone",
+            "least sum of both speeds, relative to running solo",
         )],
         |values, context| {
             let pairs = context.pairs.clone().ok_or(Unknown::Needs {
@@ -193,7 +193,7 @@ pub(super) const PACKERS: &[Row<dyn Packer>] = &[
     ),
     (
         "opportunistic",
-        "an opportunistic guest beside a guaranteed host",
+        "an opportunistic job beside a guaranteed host",
         &[
             (
                 "busy",
@@ -207,7 +207,7 @@ pub(super) const PACKERS: &[Row<dyn Packer>] = &[
                 &[0.98],
                 0.0,
                 1.0,
-                "what the host keeps of its speed alone",
+                "what the host keeps of its solo speed",
             ),
         ],
         |values, context| {
@@ -306,7 +306,7 @@ pub(super) const SIZERS: &[Row<dyn Sizer>] = &[
     ),
     (
         "max-min",
-        "one GPU after the other to whoever has fewest",
+        "one GPU after the other to the job that has fewest",
         &[],
         |_, _| Ok(Box::new(MaxMin)),
     ),
@@ -377,13 +377,13 @@ const PARTNERS: Parameter = (
     "with how many other types a type of job may share GPUs; 0: no sharing",
 );
 
-fn gavel(goal: Goal, values: &Values, context: &Context) -> Box<dyn Divider> {
+fn gavel(goal: Goal, values: &Values, context: &Context) -> Box<dyn RoundAllocator> {
     let partners = values.one("partners") as usize;
     let pairs = context.pairs.clone().filter(|_| partners > 0);
     Box::new(Gavel::new(goal, pairs, partners))
 }
 
-pub(super) const DIVIDERS: &[Row<dyn Divider>] = &[
+pub(super) const ROUND_ALLOCATORS: &[Row<dyn RoundAllocator>] = &[
     (
         "gavel-max-min",
         "the least share of an even division as large as can be",
@@ -404,7 +404,7 @@ pub(super) const DIVIDERS: &[Row<dyn Divider>] = &[
     ),
     (
         "trades",
-        "users' equal parts of two GPU types, after they have traded",
+        "equal parts of two GPU types for each user, after trades",
         &[],
         |_, _| Ok(Box::<Trades>::default()),
     ),

@@ -101,8 +101,8 @@ pub fn altruistic(capacity: f64, jobs: &[Fluid]) -> Schedule {
                     if giver == taker || !patient || jobs[taker].barrier > now + 1 {
                         continue;
                     }
-                    let room = jobs[giver].width - given[giver][later];
-                    let swap = wants(&given).min(given[giver][now]).min(room).max(0.0);
+                    let space = jobs[giver].width - given[giver][later];
+                    let swap = wants(&given).min(given[giver][now]).min(space).max(0.0);
                     given[taker][now] += swap;
                     given[taker][later] -= swap;
                     given[giver][now] -= swap;

@@ -58,8 +58,8 @@ mod tests {
             let tasks = drf(&capacities, &demands);
             for (need, count) in demands.iter().zip(&tasks) {
                 let dominant = need.iter().copied().fold(0.0, f64::max);
-                let alone = (100.0 / 3.0 / dominant).floor();
-                assert!(f64::from(*count) + 1.0 >= alone, "sharing incentive");
+                let solo = (100.0 / 3.0 / dominant).floor();
+                assert!(f64::from(*count) + 1.0 >= solo, "sharing incentive");
             }
             // Asking for twice as much of one resource never gives more tasks that are worth having.
             demands[0][random.below(2)] *= 2.0;

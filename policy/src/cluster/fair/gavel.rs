@@ -185,7 +185,7 @@ pub fn finish_time_fairness_of_types(
 mod tests {
     use super::*;
 
-    fn alone(job: usize, speeds: [f64; 2]) -> Combination {
+    fn solo(job: usize, speeds: [f64; 2]) -> Combination {
         Combination {
             jobs: vec![(job, speeds.to_vec())],
             gpus: 1.0,
@@ -200,9 +200,9 @@ mod tests {
         //   4a = 5t/3,  3b + z = 4t/3,  2z + y = t,  a + b + z = 1
         // so z = t - 1, a = 5t/12, b = 4t/9 - (t - 1)/3, and 55t/36 = 5/3: t = 12/11.
         let jobs = [
-            alone(0, [4.0, 1.0]),
-            alone(1, [3.0, 1.0]),
-            alone(2, [2.0, 1.0]),
+            solo(0, [4.0, 1.0]),
+            solo(1, [3.0, 1.0]),
+            solo(2, [2.0, 1.0]),
         ];
         let even = [5.0 / 3.0, 4.0 / 3.0, 1.0];
         let division = max_min(&jobs, &[1.0, 1.0], &even).unwrap();
@@ -212,7 +212,7 @@ mod tests {
         // Three of each type on three times as many GPUs is the same for each of them.
         let many = max_min_of_types(&jobs, &[3.0, 3.0], &even, &[3.0; 3]).unwrap();
         assert!((many.least - 12.0 / 11.0).abs() < 1e-6, "{many:?}");
-        let jobs = [alone(0, [1.0, 1.0])];
+        let jobs = [solo(0, [1.0, 1.0])];
         assert_eq!(max_min(&jobs, &[1.0, 1.0], &[0.0]), Err(NoDivision));
         assert_eq!(max_min(&jobs, &[1.0, 1.0], &[f64::NAN]), Err(NoDivision));
     }
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn two_jobs_that_share_well_share_all_the_time() {
         // One GPU; alone each runs at 1, together at 0.8 each: taking turns gives 0.5, sharing 0.8.
-        let alone = |job| Combination {
+        let solo = |job| Combination {
             jobs: vec![(job, vec![1.0])],
             gpus: 1.0,
         };
@@ -228,14 +228,14 @@ mod tests {
             jobs: vec![(0, vec![0.8]), (1, vec![0.8])],
             gpus: 1.0,
         };
-        let division = max_min(&[alone(0), alone(1), pair], &[1.0], &[1.0, 1.0]).unwrap();
+        let division = max_min(&[solo(0), solo(1), pair], &[1.0], &[1.0, 1.0]).unwrap();
         assert!((division.least - 0.8).abs() < 1e-6, "{division:?}");
         // Two jobs of one type, together at 0.4 each: turns are better.
         let pair = Combination {
             jobs: vec![(0, vec![0.4]), (0, vec![0.4])],
             gpus: 1.0,
         };
-        let division = max_min_of_types(&[alone(0), pair], &[1.0], &[1.0], &[2.0]).unwrap();
+        let division = max_min_of_types(&[solo(0), pair], &[1.0], &[1.0], &[2.0]).unwrap();
         assert!((division.least - 0.5).abs() < 1e-6, "{division:?}");
         assert!(division.time[1][0] < 1e-6, "{division:?}");
     }

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cores_go_where_they_make_a_difference() {
+    fn cores_are_given_where_they_make_a_difference() {
         let (mut image, mut text) = (Sensitivity::default(), Sensitivity::default());
         for cpus in 1..=6 {
             image.insert(f64::from(cpus), 1.0, f64::from(cpus) / 3.0);

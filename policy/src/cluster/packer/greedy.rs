@@ -6,7 +6,7 @@ use super::{PackScore, Packer, Verdict};
 use crate::cluster::{GpuType, Manner, Objective, PairTable, Profile, Reason, Tags, Throughputs};
 
 /// The pair with the highest sum of normalised speeds, if that is at least `least`. 1.0 says "better than taking turns". Measured
-/// pairs (Gavel, OSDI'20) average 1.31 on V100, 1.19 on P100, 1.07 on K80: on a GPU with little head-room a clairvoyant order needs
+/// pairs (Gavel, OSDI'20) average 1.31 on V100, 1.19 on P100, 1.07 on K80: on a GPU with little head-space a clairvoyant order needs
 /// 1.2 for packing not to hurt.
 #[derive(Clone, Debug)]
 pub struct Greedy {
@@ -27,8 +27,8 @@ impl Greedy {
         }
     }
 
-    fn pair(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<[f64; 2]> {
-        let ask = |table: &PairTable| table.pair(host.kind, guest.kind, kind, host.gpus);
+    fn pair(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<[f64; 2]> {
+        let ask = |table: &PairTable| table.pair(host.kind, joiner.kind, kind, host.gpus);
         ask(&self.own).or_else(|| ask(&self.table))
     }
 }
@@ -44,26 +44,26 @@ impl Packer for Greedy {
             source: "Gavel, OSDI'20",
         }
     }
-    fn score(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<PackScore> {
-        let [a, b] = self.pair(host, guest, kind)?;
+    fn score(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<PackScore> {
+        let [a, b] = self.pair(host, joiner, kind)?;
         (a > 0.0 && b > 0.0 && a + b >= self.least).then_some(PackScore(a + b))
     }
     fn observe(
         &mut self,
         host: &Profile,
-        guest: &Profile,
+        joiner: &Profile,
         kind: GpuType,
         measured: [f64; 2],
     ) -> Verdict {
         self.own
-            .insert(kind, host.gpus, (host.kind, guest.kind), measured);
-        match self.refused(host, guest, kind) {
+            .insert(kind, host.gpus, (host.kind, joiner.kind), measured);
+        match self.refused(host, joiner, kind) {
             Some(reason) => Verdict::Unpack(reason),
             None => Verdict::Keep,
         }
     }
-    fn refused(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<Reason> {
-        let [a, b] = self.own.pair(host.kind, guest.kind, kind, host.gpus)?;
+    fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
+        let [a, b] = self.own.pair(host.kind, joiner.kind, kind, host.gpus)?;
         (a + b < self.least).then_some(Reason::Sum {
             sum: a + b,
             least: self.least,

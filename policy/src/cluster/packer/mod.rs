@@ -23,7 +23,7 @@ pub struct PackScore(pub f64);
 pub enum Verdict {
     /// It stays.
     Keep,
-    /// The guest goes.
+    /// The joiner goes.
     Unpack(Reason),
 }
 
@@ -33,18 +33,18 @@ pub trait Packer: Send {
     fn name(&self) -> &'static str;
     /// What it is for.
     fn tags(&self) -> Tags;
-    /// Whether `guest` may come beside `host`, and how good that would be.
-    fn score(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<PackScore>;
-    /// What host and guest were measured at together, each relative to its speed alone.
+    /// Whether `joiner` may come beside `host`, and how good that would be.
+    fn score(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<PackScore>;
+    /// What host and joiner were measured at together, each relative to its speed alone.
     fn observe(
         &mut self,
         host: &Profile,
-        guest: &Profile,
+        joiner: &Profile,
         kind: GpuType,
         measured: [f64; 2],
     ) -> Verdict;
     /// Why this pair was refused after a measurement, where it was.
-    fn refused(&self, _host: &Profile, _guest: &Profile, _kind: GpuType) -> Option<Reason> {
+    fn refused(&self, _host: &Profile, _joiner: &Profile, _kind: GpuType) -> Option<Reason> {
         None
     }
     /// A pair goes on as long as neither is stopped and it is not refused; otherwise pairs are chosen anew each time.
@@ -54,6 +54,6 @@ pub trait Packer: Send {
 }
 
 /// Both fit into the device's memory by what they were metered at.
-fn fits(host: &Profile, guest: &Profile, gpu_bytes: u64) -> bool {
-    host.peak_bytes().saturating_add(guest.peak_bytes()) <= gpu_bytes
+fn fits(host: &Profile, joiner: &Profile, gpu_bytes: u64) -> bool {
+    host.peak_bytes().saturating_add(joiner.peak_bytes()) <= gpu_bytes
 }

@@ -1,11 +1,11 @@
-//! A guaranteed host, an opportunistic guest.
+//! A guaranteed host, an opportunistic joiner.
 
 use super::{PackScore, Packer, Verdict, fits};
 use crate::Class;
 use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
 
 /// AntMan (OSDI'20): an opportunistic job may come beside a guaranteed one that leaves the device idle; the node's guard keeps the host
-/// unharmed, and where it cannot (the host below 0.98 of its speed alone) the guest goes.
+/// unharmed, and where it cannot (the host below 0.98 of its speed alone) the joiner goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Opportunistic {
     /// A host must be less busy than this.
@@ -27,11 +27,11 @@ impl Packer for Opportunistic {
             source: "AntMan, OSDI'20",
         }
     }
-    fn score(&self, host: &Profile, guest: &Profile, _: GpuType) -> Option<PackScore> {
+    fn score(&self, host: &Profile, joiner: &Profile, _: GpuType) -> Option<PackScore> {
         let ok = host.class == Class::Guaranteed
-            && guest.class == Class::Opportunistic
+            && joiner.class == Class::Opportunistic
             && host.busy < self.host_busy
-            && fits(host, guest, self.gpu_bytes);
+            && fits(host, joiner, self.gpu_bytes);
         ok.then_some(PackScore(1.0 - host.busy))
     }
     fn observe(&mut self, _: &Profile, _: &Profile, _: GpuType, [host, _]: [f64; 2]) -> Verdict {

@@ -243,19 +243,20 @@ impl Packer for ScoreTree {
             source: "Lucid, ASPLOS'23",
         }
     }
-    fn score(&self, host: &Profile, guest: &Profile, _: GpuType) -> Option<PackScore> {
-        let sum = self.sharing(host) as u32 + self.sharing(guest) as u32;
+    fn score(&self, host: &Profile, joiner: &Profile, _: GpuType) -> Option<PackScore> {
+        let sum = self.sharing(host) as u32 + self.sharing(joiner) as u32;
         let small = host.gpus <= 8;
-        (sum <= 2 && small && fits(host, guest, self.gpu_bytes)).then(|| PackScore(-f64::from(sum)))
+        (sum <= 2 && small && fits(host, joiner, self.gpu_bytes))
+            .then(|| PackScore(-f64::from(sum)))
     }
     fn observe(
         &mut self,
         host: &Profile,
-        guest: &Profile,
+        joiner: &Profile,
         _: GpuType,
         measured: [f64; 2],
     ) -> Verdict {
-        self.count(host, guest, measured);
+        self.count(host, joiner, measured);
         self.regrow();
         let [a, b] = measured;
         if a + b >= 1.0 {

@@ -36,8 +36,8 @@ impl Trial {
         (20.0 * iteration_s).max(30.0)
     }
 
-    fn judge(&self, [host, guest]: [f64; 2]) -> Option<Reason> {
-        let (sum, least, rate) = (host + guest, 1.0 + self.margin, host.min(guest));
+    fn judge(&self, [host, joiner]: [f64; 2]) -> Option<Reason> {
+        let (sum, least, rate) = (host + joiner, 1.0 + self.margin, host.min(joiner));
         if sum.is_nan() || sum < least {
             Some(Reason::Sum { sum, least })
         } else if rate < self.floor {
@@ -60,8 +60,8 @@ impl Packer for Trial {
             source: "Gandiva, OSDI'18",
         }
     }
-    fn score(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<PackScore> {
-        match self.refused(host, guest, kind) {
+    fn score(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<PackScore> {
+        match self.refused(host, joiner, kind) {
             None => Some(PackScore(1.0)),
             Some(_) => None,
         }
@@ -69,23 +69,23 @@ impl Packer for Trial {
     fn observe(
         &mut self,
         host: &Profile,
-        guest: &Profile,
+        joiner: &Profile,
         kind: GpuType,
         measured: [f64; 2],
     ) -> Verdict {
         let [a, b] = measured;
         let gpus = host.gpus;
         self.tried
-            .insert((kind, gpus, host.kind, guest.kind), [a, b]);
+            .insert((kind, gpus, host.kind, joiner.kind), [a, b]);
         self.tried
-            .insert((kind, gpus, guest.kind, host.kind), [b, a]);
+            .insert((kind, gpus, joiner.kind, host.kind), [b, a]);
         match self.judge(measured) {
             Some(reason) => Verdict::Unpack(reason),
             None => Verdict::Keep,
         }
     }
-    fn refused(&self, host: &Profile, guest: &Profile, kind: GpuType) -> Option<Reason> {
-        let key = (kind, host.gpus, host.kind, guest.kind);
+    fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
+        let key = (kind, host.gpus, host.kind, joiner.kind);
         self.judge(*self.tried.get(&key)?)
     }
     fn keeps_pairs(&self) -> bool {

@@ -25,9 +25,9 @@ impl Packer for UtilSum {
             source: "Lucid, ASPLOS'23",
         }
     }
-    fn score(&self, host: &Profile, guest: &Profile, _: GpuType) -> Option<PackScore> {
-        let sum = host.busy + guest.busy;
-        (sum <= self.limit && fits(host, guest, self.gpu_bytes)).then_some(PackScore(sum))
+    fn score(&self, host: &Profile, joiner: &Profile, _: GpuType) -> Option<PackScore> {
+        let sum = host.busy + joiner.busy;
+        (sum <= self.limit && fits(host, joiner, self.gpu_bytes)).then_some(PackScore(sum))
     }
     fn observe(&mut self, _: &Profile, _: &Profile, _: GpuType, [a, b]: [f64; 2]) -> Verdict {
         if a + b >= 1.0 {

@@ -4,8 +4,8 @@ use super::{Consolidate, Placer, Regroup};
 use crate::cluster::host::gain;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
 
-/// Synergy's placement (OSDI'22): of the nodes with room, the one on which the job adds most to the work that is done, its own and its neighbours', when
-/// cores and memory are divided by need ([`gain`]); the fullest of equals. A job whose sensitivity is not known, or that no node has room for,
+/// Synergy's placement (OSDI'22): of the nodes with space, the one on which the job adds most to the work that is done, its own and its neighbours', when
+/// cores and memory are divided by need ([`gain`]); the fullest of equals. A job whose sensitivity is not known, or that no node has space for,
 /// is consolidated as far as can be.
 #[derive(Clone, Copy, Debug)]
 pub struct Synergy;
@@ -32,9 +32,9 @@ impl Placer for Synergy {
             .filter(|node| job.host.is_some() && gpus > 0 && free.on(*node) >= gpus)
             .map(|node| (gain(state, node, job, gpus), node))
             .min_by(|a, b| {
-                let room = |node: usize| free.on(node);
+                let space = |node: usize| free.on(node);
                 b.0.total_cmp(&a.0)
-                    .then(room(a.1).cmp(&room(b.1)))
+                    .then(space(a.1).cmp(&space(b.1)))
                     .then(a.1.cmp(&b.1))
             });
         let Some((_, node)) = best else {

@@ -42,7 +42,7 @@ impl WaitTime {
         let run_s = job.left(state.now_s()) / job.rate_on(gpus, there.kind).max(f64::MIN_POSITIVE);
         let mut taken: Vec<GpuId> = own.into_iter().map(|(_, gpu)| gpu).collect();
         taken.sort_unstable();
-        // Among equals the fullest node, so that larger gangs find room.
+        // Among equals the fullest node, so that larger gangs find space.
         ((wait_s + run_s, free.on(node)), taken)
     }
 }

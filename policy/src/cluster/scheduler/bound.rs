@@ -15,7 +15,7 @@ impl Scheduler {
                 chosen.push(id);
                 return if left > 0 { Step::Next } else { Step::Stop };
             }
-            if skips { Step::LeaveOut } else { Step::Stop }
+            if skips { Step::Omit } else { Step::Stop }
         });
         let mut free = FreeGpus::all(state.nodes());
         let mut at: BTreeMap<JobId, Vec<GpuId>> = BTreeMap::new();

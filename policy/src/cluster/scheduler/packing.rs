@@ -16,8 +16,8 @@ impl Scheduler {
     /// Choose who has GPUs of its own, then who comes beside whom, then move everybody to where that is.
     pub(super) fn pack(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
         let (owners, rest) = self.choose(state);
-        let guests = self.pair(state, &owners, &rest);
-        self.settle(state, &owners, &guests, batch);
+        let joiners = self.pair(state, &owners, &rest);
+        self.settle(state, &owners, &joiners, batch);
     }
 
     /// Owners and the others, both in order.
@@ -48,7 +48,7 @@ impl Scheduler {
         (owners, rest)
     }
 
-    /// Guests with their hosts.
+    /// Joiners with their hosts.
     fn pair(
         &mut self,
         state: &ClusterState,
@@ -62,7 +62,7 @@ impl Scheduler {
             return Vec::new();
         }
         let mut hosts: BTreeSet<JobId> = owners.iter().copied().collect();
-        let mut guests = Vec::new();
+        let mut joiners = Vec::new();
         let mut open: Vec<JobId> = Vec::new();
         for id in rest {
             let job = state.job(*id);
@@ -75,7 +75,7 @@ impl Scheduler {
                         && refusal(packer, state, host, *id).is_none() =>
                 {
                     hosts.remove(&host);
-                    guests.push((*id, host));
+                    joiners.push((*id, host));
                 }
                 _ => open.push(*id),
             }
@@ -95,13 +95,13 @@ impl Scheduler {
                 continue;
             };
             if let Some(host) = best_host(packer, state, buckets, &job.profile, &mut self.random) {
-                guests.push((id, host));
+                joiners.push((id, host));
                 if buckets.is_empty() {
                     free_hosts.remove(&job.gpus);
                 }
             }
         }
-        guests
+        joiners
     }
 
     /// From who is where to who shall be where.
@@ -109,13 +109,13 @@ impl Scheduler {
         &mut self,
         state: &ClusterState,
         owners: &[JobId],
-        guests: &[(JobId, JobId)],
+        joiners: &[(JobId, JobId)],
         batch: &mut Vec<Decision>,
     ) {
         let mut free = FreeGpus::all(state.nodes());
         let mut at: HashMap<JobId, Vec<GpuId>> = HashMap::new();
-        let with_guest: BTreeSet<JobId> = guests.iter().map(|(_, host)| *host).collect();
-        let share_of = |id: JobId| if with_guest.contains(&id) { 0.5 } else { 1.0 };
+        let with_joiner: BTreeSet<JobId> = joiners.iter().map(|(_, host)| *host).collect();
+        let share_of = |id: JobId| if with_joiner.contains(&id) { 0.5 } else { 1.0 };
         // Whoever runs keeps its GPUs, unless somebody before it in the order is on them.
         let mut homeless = Vec::new();
         for id in owners {
@@ -153,17 +153,17 @@ impl Scheduler {
                 start(job, gpus, share)
             });
         }
-        for (guest, host) in guests {
+        for (joiner, host) in joiners {
             let Some(gpus) = at.get(host).cloned() else {
                 continue;
             };
-            running.insert(*guest);
-            let job = state.job(*guest);
+            running.insert(*joiner);
+            let job = state.job(*joiner);
             match job.run() {
                 // Who of the two came first does not matter to them.
-                Some(run) if run.gpus == gpus && state.partner(*guest) == Some(*host) => {}
+                Some(run) if run.gpus == gpus && state.partner(*joiner) == Some(*host) => {}
                 Some(_) => batch.push(Decision::Migrate {
-                    job: *guest,
+                    job: *joiner,
                     gpus,
                     share: 0.5,
                 }),
@@ -188,10 +188,10 @@ fn refusal(
     packer: &dyn Packer,
     state: &ClusterState,
     host: JobId,
-    guest: JobId,
+    joiner: JobId,
 ) -> Option<crate::cluster::Reason> {
-    let kind = gpu_type(state, guest);
-    packer.refused(&state.job(host).profile, &state.job(guest).profile, kind)
+    let kind = gpu_type(state, joiner);
+    packer.refused(&state.job(host).profile, &state.job(joiner).profile, kind)
 }
 
 /// Take the best host out of the buckets.
@@ -199,14 +199,14 @@ fn best_host(
     packer: &dyn Packer,
     state: &ClusterState,
     buckets: &mut BTreeMap<Bucket, Vec<JobId>>,
-    guest: &Profile,
+    joiner: &Profile,
     random: &mut Random,
 ) -> Option<JobId> {
     let mut best = f64::NEG_INFINITY;
     let mut tied: Vec<Bucket> = Vec::new();
     for (bucket, hosts) in buckets.iter() {
         let host = &state.job(*hosts.last()?).profile;
-        let Some(score) = packer.score(host, guest, bucket.2) else {
+        let Some(score) = packer.score(host, joiner, bucket.2) else {
             continue;
         };
         if score.0 > best {

@@ -1,17 +1,17 @@
-//! The decision of a scheduler with a divider.
+//! The decision of a scheduler with a round allocator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, start};
-use crate::cluster::divider::Turn;
+use crate::cluster::round_allocator::Turn;
 
 impl Scheduler {
-    /// Do what the divider says. Whoever already is on GPUs of the type of its turn stays there, as far as nobody else has them.
+    /// Do what the round allocator says. Whoever already is on GPUs of the type of its turn stays there, as far as nobody else has them.
     pub(super) fn take_turns(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
-        let Some(divider) = &mut self.divider else {
+        let Some(round_allocator) = &mut self.round_allocator else {
             return;
         };
-        let turns = divider.turns(state);
+        let turns = round_allocator.turns(state);
         let mut free = FreeGpus::all(state.nodes());
         let mut at: BTreeMap<usize, Vec<GpuId>> = BTreeMap::new();
         for (index, turn) in turns.iter().enumerate() {
@@ -44,7 +44,7 @@ impl Scheduler {
             match gpus {
                 Some(gpus) => {
                     running.extend(&turn.jobs);
-                    seat(state, turn, &gpus, batch);
+                    give_gpus(state, turn, &gpus, batch);
                 }
                 None => self.waits.fragmented.extend(&turn.jobs),
             }
@@ -58,7 +58,7 @@ impl Scheduler {
 }
 
 /// Put the one or two jobs of a turn onto these GPUs.
-fn seat(state: &ClusterState, turn: &Turn, gpus: &[GpuId], batch: &mut Vec<Decision>) {
+fn give_gpus(state: &ClusterState, turn: &Turn, gpus: &[GpuId], batch: &mut Vec<Decision>) {
     let share = 1.0 / turn.jobs.len() as f64;
     // Who is there already comes first, so that the other comes beside it.
     let here = |id: &JobId| {
@@ -70,8 +70,8 @@ fn seat(state: &ClusterState, turn: &Turn, gpus: &[GpuId], batch: &mut Vec<Decis
         let Some(run) = state.job(*id).run() else {
             continue;
         };
-        let left_alone = run.beside.is_some() && stay.len() == 1;
-        if run.share != share || left_alone {
+        let now_solo = run.beside.is_some() && stay.len() == 1;
+        if run.share != share || now_solo {
             batch.push(Decision::Reshare { job: *id, share });
         }
     }

@@ -43,11 +43,11 @@ impl Sizer for Afs {
                 if job.step().is_none_or(|step| step > free) {
                     continue;
                 }
-                let alone = |job: &Growing<'_>| job.left / job.next_rate();
+                let solo = |job: &Growing<'_>| job.left / job.next_rate();
                 let better = best.is_none_or(|best| {
                     let best = &jobs[best];
                     match (job.at, best.at) {
-                        (0, 0) => alone(job) < alone(best),
+                        (0, 0) => solo(job) < solo(best),
                         (0, _) => true,
                         (_, 0) => false,
                         _ => preferred(job, best),

@@ -32,16 +32,16 @@ fn a_hook_that_is_killed_at_any_moment_loses_no_job_and_starts_none_twice() {
             assert_eq!(world.phase(id), JobPhase::Done, "seed {seed}, job {id}");
         }
         for node in &world.nodes {
-            let mut goes = node.started.clone();
-            goes.sort_unstable();
-            goes.dedup();
-            assert_eq!(goes.len(), node.started.len(), "seed {seed}");
+            let mut attempts = node.started.clone();
+            attempts.sort_unstable();
+            attempts.dedup();
+            assert_eq!(attempts.len(), node.started.len(), "seed {seed}");
         }
     }
 }
 
 #[test]
-fn unknown_policies_are_told_with_what_was_meant() {
+fn unknown_policies_are_refused_with_what_was_meant() {
     let dir = tempfile::tempdir().unwrap();
     let with = |change: &dyn Fn(&mut Choice)| {
         let mut config = Config::default();

@@ -1,4 +1,4 @@
-//! Jobs and pairs: who runs where, who makes room, who is split.
+//! Jobs and pairs: who runs where, who makes space, who is split.
 
 use super::*;
 
@@ -102,7 +102,7 @@ fn a_job_that_cannot_move_is_paused_and_goes_on_where_it_was() {
     });
     world.until("the long one is done", 60.0, World::over);
     assert_eq!(
-        world.hook().job(long).unwrap().goes,
+        world.hook().job(long).unwrap().attempts,
         1,
         "it was never started again"
     );
@@ -134,16 +134,25 @@ fn a_job_that_saves_and_gives_way_is_not_done_by_that() {
     });
     assert!(
         !world.phase(long).is_over(),
-        "exit code 0 after it was told to make room"
+        "exit code 0 after it was asked to make space"
     );
     world.until("the long one is done", 60.0, World::over);
     let view = world.hook().job(long).unwrap();
     assert_eq!(
-        (view.phase, view.goes, view.saved),
+        (view.phase, view.attempts, view.saved),
         (JobPhase::Done, 2, 1),
         "{view:?}"
     );
-    assert_eq!(world.nodes[0].signals, [(RunId { job: long, go: 1 }, 0)]);
+    assert_eq!(
+        world.nodes[0].signals,
+        [(
+            RunId {
+                job: long,
+                attempt: 1
+            },
+            0
+        )]
+    );
     assert!(world.kinds().contains(&"saved".into()));
     assert_eq!(world.hook().job(short).unwrap().saved, 0);
 }
@@ -176,7 +185,16 @@ fn an_elastic_job_is_asked_to_save_and_goes_on_in_its_new_size() {
         let both = [first, second].map(devices);
         both == [2, 2] && w.phase(first) == JobPhase::Running
     });
-    assert_eq!(world.nodes[0].signals, [(RunId { job: first, go: 1 }, 2)]);
+    assert_eq!(
+        world.nodes[0].signals,
+        [(
+            RunId {
+                job: first,
+                attempt: 1
+            },
+            2
+        )]
+    );
     assert!(world.kinds().contains(&"resize".into()));
     // Rigid jobs are what they were: nobody gives them another size.
     let third = submit(&mut world, None);
@@ -194,8 +212,8 @@ fn a_job_that_cannot_be_started_is_tried_again_and_given_up_in_the_end() {
     let id = world.submit("job 1 5", false);
     world.until("it is given up", 120.0, |w| {
         for node in &mut w.nodes {
-            for go in node.runs.values_mut() {
-                go.ended = Some(Ended {
+            for attempt in node.runs.values_mut() {
+                attempt.ended = Some(Ended {
                     code: Some(125),
                     words: "no such file".into(),
                     ..Ended::default()
@@ -205,7 +223,7 @@ fn a_job_that_cannot_be_started_is_tried_again_and_given_up_in_the_end() {
         w.over()
     });
     let job = world.hook().job(id).unwrap();
-    assert_eq!((job.phase, job.goes), (JobPhase::Failed, 5));
+    assert_eq!((job.phase, job.attempts), (JobPhase::Failed, 5));
     assert!(job.reason.contains("no such file"), "{job:?}");
 }
 
@@ -235,7 +253,7 @@ fn a_job_is_taken_back_wherever_it_is() {
 }
 
 #[test]
-fn a_job_that_cannot_be_moved_is_never_told_to() {
+fn a_job_that_cannot_be_moved_is_never_asked_to() {
     for seed in 5..9 {
         let mut random = Random::new(seed);
         let mut world = World::new(&[1, 1, 1], Some("trial"));

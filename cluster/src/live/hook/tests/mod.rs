@@ -24,7 +24,7 @@ struct Fake {
     instance: String,
     boot: String,
     devices: usize,
-    runs: BTreeMap<RunId, Go>,
+    runs: BTreeMap<RunId, Attempt>,
     applied: u64,
     acks: Vec<Ack>,
     silent: bool,
@@ -36,7 +36,7 @@ struct Fake {
     signals: Vec<(RunId, u16)>,
 }
 
-struct Go {
+struct Attempt {
     name: String,
     devices: Vec<String>,
     terms: Terms,
@@ -82,35 +82,38 @@ impl Fake {
         }
     }
 
-    fn alive(&self) -> impl Iterator<Item = (&RunId, &Go)> {
-        self.runs.iter().filter(|(_, go)| go.ended.is_none())
+    fn alive(&self) -> impl Iterator<Item = (&RunId, &Attempt)> {
+        self.runs
+            .iter()
+            .filter(|(_, attempt)| attempt.ended.is_none())
     }
 
     /// Jobs get on. What a job is, its command says: `job BUSY SECONDS [FILE]`; progress of restartable ones lies in `files`.
     fn advance(&mut self, dt_s: f64, files: &mut BTreeMap<u64, f64>) {
-        let load: BTreeMap<String, f64> = self.alive().filter(|(_, go)| !go.terms.paused).fold(
-            BTreeMap::new(),
-            |mut all, (_, go)| {
-                go.devices
+        let load: BTreeMap<String, f64> = self
+            .alive()
+            .filter(|(_, attempt)| !attempt.terms.paused)
+            .fold(BTreeMap::new(), |mut all, (_, attempt)| {
+                attempt
+                    .devices
                     .iter()
-                    .for_each(|device| *all.entry(device.clone()).or_default() += go.busy);
+                    .for_each(|device| *all.entry(device.clone()).or_default() += attempt.busy);
                 all
-            },
-        );
-        for (id, go) in &mut self.runs {
-            if go.ended.is_some() || go.terms.paused {
+            });
+        for (id, attempt) in &mut self.runs {
+            if attempt.ended.is_some() || attempt.terms.paused {
                 continue;
             }
-            let most = go
+            let most = attempt
                 .devices
                 .iter()
                 .map(|device| load[device])
                 .fold(1.0, f64::max);
-            go.left_s -= dt_s / most;
-            go.launches += 100.0 * dt_s / most;
-            files.insert(id.job, go.left_s);
-            if go.left_s <= 0.0 {
-                go.ended = Some(Ended {
+            attempt.left_s -= dt_s / most;
+            attempt.launches += 100.0 * dt_s / most;
+            files.insert(id.job, attempt.left_s);
+            if attempt.left_s <= 0.0 {
+                attempt.ended = Some(Ended {
                     code: Some(0),
                     ..Ended::default()
                 });
@@ -119,10 +122,10 @@ impl Fake {
     }
 
     fn report(&mut self, s: f64) -> Report {
-        let jobs = self.alive().map(|(_, go)| JobStatus {
-            name: go.name.clone(),
-            launches: go.launches as u64,
-            paused: go.terms.paused,
+        let jobs = self.alive().map(|(_, attempt)| JobStatus {
+            name: attempt.name.clone(),
+            launches: attempt.launches as u64,
+            paused: attempt.terms.paused,
             processes: vec![ProcessStatus::default()],
             ..JobStatus::default()
         });
@@ -131,12 +134,12 @@ impl Fake {
             jobs: jobs.collect(),
             ..ArbiterStatus::default()
         };
-        let runs = self.runs.iter().map(|(run, go)| RunReport {
+        let runs = self.runs.iter().map(|(run, attempt)| RunReport {
             run: *run,
-            name: go.name.clone(),
+            name: attempt.name.clone(),
             pid: 1,
-            ended: go.ended.clone(),
-            saved: go.saved,
+            ended: attempt.ended.clone(),
+            saved: attempt.saved,
         });
         let waits = (0..self.devices).map(|at| WaitMatrix {
             uuid: format!("GPU-{at}"),
@@ -166,10 +169,11 @@ impl Fake {
                 What::Start(start) => {
                     let promised: f64 = self
                         .alive()
-                        .filter(|(_, go)| {
-                            go.devices == start.devices && go.terms.class == Some(Class::Guaranteed)
+                        .filter(|(_, attempt)| {
+                            attempt.devices == start.devices
+                                && attempt.terms.class == Some(Class::Guaranteed)
                         })
-                        .filter_map(|(_, go)| go.terms.share)
+                        .filter_map(|(_, attempt)| attempt.terms.share)
                         .sum();
                     if start.terms.class == Some(Class::Guaranteed)
                         && promised + start.terms.share.unwrap() > 1.001
@@ -181,7 +185,7 @@ impl Fake {
                             .get(&order.run.job)
                             .copied()
                             .filter(|_| start.command.len() > 3);
-                        let go = Go {
+                        let attempt = Attempt {
                             name: start.name,
                             devices: start.devices,
                             terms: start.terms,
@@ -193,14 +197,14 @@ impl Fake {
                         };
                         self.started.push(order.run);
                         assert!(
-                            self.runs.insert(order.run, go).is_none(),
+                            self.runs.insert(order.run, attempt).is_none(),
                             "{} started twice",
                             order.run
                         );
                     }
                 }
                 What::Set(terms) => match self.runs.get_mut(&order.run) {
-                    Some(go) => go.terms = terms,
+                    Some(attempt) => attempt.terms = terms,
                     None => error = "no such job".into(),
                 },
                 What::Stop {
@@ -209,21 +213,21 @@ impl Fake {
                 } if self.listens => {
                     assert!(signal.patience_s > 0.0, "{signal:?}");
                     self.signals.push((order.run, signal.gpus));
-                    if let Some(go) = self.runs.get_mut(&order.run)
-                        && go.ended.is_none()
+                    if let Some(attempt) = self.runs.get_mut(&order.run)
+                        && attempt.ended.is_none()
                     {
-                        go.saved = true;
-                        go.ended = Some(Ended {
+                        attempt.saved = true;
+                        attempt.ended = Some(Ended {
                             code: Some(0),
                             ..Ended::default()
                         });
                     }
                 }
                 What::Stop { .. } => {
-                    if let Some(go) = self.runs.get_mut(&order.run)
-                        && go.ended.is_none()
+                    if let Some(attempt) = self.runs.get_mut(&order.run)
+                        && attempt.ended.is_none()
                     {
-                        go.ended = Some(Ended {
+                        attempt.ended = Some(Ended {
                             signal: Some(15),
                             ..Ended::default()
                         });

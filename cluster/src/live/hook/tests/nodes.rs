@@ -23,7 +23,7 @@ fn a_silent_node_keeps_its_jobs_and_gets_no_new_ones_until_it_is_given_up() {
         world.tick();
     }
     assert_eq!(world.phase(a), JobPhase::Running, "nobody knows better");
-    assert_eq!(world.hook().job(a).unwrap().goes, 1);
+    assert_eq!(world.hook().job(a).unwrap().attempts, 1);
     world.until("the others are done", 60.0, |w| {
         w.phase(b) == JobPhase::Done && w.phase(c) == JobPhase::Done
     });
@@ -49,7 +49,7 @@ fn a_silent_node_keeps_its_jobs_and_gets_no_new_ones_until_it_is_given_up() {
     world.hook().forget(&name, ms).unwrap();
     world.until("it goes on elsewhere", 120.0, World::over);
     assert_eq!(
-        (world.phase(d), world.hook().job(d).unwrap().goes),
+        (world.phase(d), world.hook().job(d).unwrap().attempts),
         (JobPhase::Done, 2)
     );
     assert!(
@@ -59,7 +59,7 @@ fn a_silent_node_keeps_its_jobs_and_gets_no_new_ones_until_it_is_given_up() {
             .unwrap_err()
             .to_string()
             .contains("n"),
-        "known ones are told"
+        "known ones are named"
     );
 }
 
@@ -84,15 +84,15 @@ fn a_node_that_comes_back_after_it_was_given_up_stops_what_it_still_runs() {
     }
     world.nodes[lost].silent = false;
     world.nodes[lost].known = false;
-    world.until("the old go is stopped", 10.0, |w| {
-        w.nodes[lost].alive().all(|(run, _)| run.go > 1)
+    world.until("the old attempt is stopped", 10.0, |w| {
+        w.nodes[lost].alive().all(|(run, _)| run.attempt > 1)
     });
     world.until("it is done", 100.0, World::over);
     assert_eq!(world.phase(job), JobPhase::Done);
 }
 
 #[test]
-fn two_arbiters_of_one_name_are_told_apart_and_a_reboot_is_seen() {
+fn two_arbiters_of_one_name_are_distinguished_and_a_reboot_is_seen() {
     let mut world = World::new(&[1], None);
     let (keeps, plain) = (
         world.submit("job 1 30 f", true),
@@ -129,7 +129,7 @@ fn two_arbiters_of_one_name_are_told_apart_and_a_reboot_is_seen() {
         (world.phase(keeps), world.phase(plain)),
         (JobPhase::Done, JobPhase::Done)
     );
-    assert_eq!(world.hook().job(keeps).unwrap().goes, 2);
+    assert_eq!(world.hook().job(keeps).unwrap().attempts, 2);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn a_node_that_vanishes_between_an_order_and_its_answer_does_it_once() {
         world.hook().step(ms).unwrap();
         let (name, report) = (world.nodes[0].name.clone(), world.nodes[0].report(world.s));
         let orders = world.hook().report(&name, report, ms).unwrap();
-        assert_eq!(orders.orders.len(), 1, "it is told to start it");
+        assert_eq!(orders.orders.len(), 1, "it is ordered to start it");
         world.hook().commit().unwrap();
         if heard {
             let World { nodes, files, .. } = &mut world;
@@ -196,13 +196,17 @@ fn a_node_that_vanishes_between_an_order_and_its_answer_does_it_once() {
                 world.kill();
             }
         }
-        assert_eq!(world.hook().job(job).unwrap().goes, 1, "it may run there");
+        assert_eq!(
+            world.hook().job(job).unwrap().attempts,
+            1,
+            "it may run there"
+        );
         world.nodes[0].silent = false;
         world.until("it is done", 60.0, World::over);
         assert_eq!(world.phase(job), JobPhase::Done);
         assert_eq!(
             world.nodes[0].started,
-            [RunId { job, go: 1 }],
+            [RunId { job, attempt: 1 }],
             "heard: {heard}"
         );
     }
@@ -224,7 +228,7 @@ fn a_node_that_says_what_cannot_be_harms_nobody() {
         let World { hook, nodes, s, .. } = &mut world;
         let (hook, other) = (hook.as_mut().unwrap(), nodes[1].report(*s).runs);
         let mut report = nodes[0].report(*s);
-        // Orders that nobody gave, goes of other nodes and of nobody, ends of theirs, saved without being asked.
+        // Orders that nobody gave, attempts of other nodes and of nobody, ends of theirs, saved without being asked.
         report.acks = vec![
             Ack {
                 seq: u64::MAX,
@@ -241,10 +245,13 @@ fn a_node_that_says_what_cannot_be_harms_nobody() {
             ..Ended::default()
         });
         for run in other.iter().map(|run| run.run).chain([
-            RunId { job: 999, go: 1 },
+            RunId {
+                job: 999,
+                attempt: 1,
+            },
             RunId {
                 job: jobs[0],
-                go: 77,
+                attempt: 77,
             },
         ]) {
             report.runs.push(RunReport {
@@ -279,14 +286,14 @@ fn a_node_that_says_what_cannot_be_harms_nobody() {
     let after = world.hook().job_views();
     for (before, after) in before.iter().zip(&after) {
         assert_eq!(
-            (before.phase, &before.node, before.goes, 0),
-            (after.phase, &after.node, after.goes, after.saved)
+            (before.phase, &before.node, before.attempts, 0),
+            (after.phase, &after.node, after.attempts, after.saved)
         );
     }
     world.until("all are over", 100.0, World::over);
     for id in jobs {
         assert_eq!(world.phase(id), JobPhase::Done);
-        assert_eq!(world.hook().job(id).unwrap().goes, 1);
+        assert_eq!(world.hook().job(id).unwrap().attempts, 1);
     }
 }
 
@@ -309,8 +316,8 @@ fn a_node_that_does_not_listen_is_shown_with_its_reason_and_gets_no_job() {
     assert_eq!((node.name.as_str(), node.up), ("n9", false));
     assert_eq!(node.refusal, "two hooks [2J on copies", "shown to people");
     let lines = hook.decisions(0);
-    let told = lines.iter().filter(|line| line.text.contains("two hooks"));
-    assert_eq!(told.count(), 1, "once");
+    let reported = lines.iter().filter(|line| line.text.contains("two hooks"));
+    assert_eq!(reported.count(), 1, "once");
     // It takes it back by registering.
     let registration = Fake::new("n9", 1).registration();
     hook.register("n9", registration, now).unwrap();

@@ -1,6 +1,6 @@
-//! The invariant of lanes over random histories: sum P + max E <= size, and all sizes together fit the device.
+//! The invariant of partitions over random histories: sum P + max E <= size, and all sizes together fit the device.
 
-use policy::{HOLD_BACK_BYTES, LaneTable, Memory, TenantId};
+use policy::{HOLD_BACK_BYTES, Memory, PartitionTable, TenantId};
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
@@ -31,18 +31,18 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     proptest::collection::vec(prop_oneof![4 => says, 1 => goes], 1..60)
 }
 
-fn check(table: &LaneTable, device_bytes: u64) -> Result<(), TestCaseError> {
+fn check(table: &PartitionTable, device_bytes: u64) -> Result<(), TestCaseError> {
     let mut all_bytes = 0;
     let mut seen = Vec::new();
-    for (lane, size_bytes, members) in table.lanes() {
+    for (partition, size_bytes, members) in table.partitions() {
         let persistent: u64 = members.iter().map(|(_, m)| m.persistent_bytes).sum();
         let ephemeral = members.iter().map(|(_, m)| m.ephemeral_bytes).max();
         let needs = persistent + ephemeral.unwrap_or(0);
         prop_assert!(
             needs <= size_bytes,
-            "{lane:?} needs {needs} of {size_bytes}"
+            "{partition:?} needs {needs} of {size_bytes}"
         );
-        prop_assert!(!members.is_empty(), "{lane:?} is empty");
+        prop_assert!(!members.is_empty(), "{partition:?} is empty");
         all_bytes += size_bytes;
         seen.extend(members.iter().map(|(id, _)| *id));
     }
@@ -53,7 +53,7 @@ fn check(table: &LaneTable, device_bytes: u64) -> Result<(), TestCaseError> {
     seen.sort_unstable();
     let count = seen.len();
     seen.dedup();
-    prop_assert_eq!(seen.len(), count, "somebody is in two lanes");
+    prop_assert_eq!(seen.len(), count, "somebody is in two partitions");
     Ok(())
 }
 
@@ -61,8 +61,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10_000))]
 
     #[test]
-    fn lanes_never_need_more_than_they_have(events in events(), device_gib in 1u64..80) {
-        let mut table = LaneTable::new(HOLD_BACK_BYTES);
+    fn partitions_never_need_more_than_they_have(events in events(), device_gib in 1u64..80) {
+        let mut table = PartitionTable::new(HOLD_BACK_BYTES);
         table.set_device_bytes(device_gib * GIB);
         for event in events {
             match event {
@@ -72,9 +72,9 @@ proptest! {
                         ephemeral_bytes: ephemeral_mib << 20,
                     };
                     let free_bytes = table.free_bytes();
-                    let known = table.lane(TenantId(id)).is_some();
+                    let known = table.partition(TenantId(id)).is_some();
                     let admitted = table.admit(TenantId(id), memory);
-                    prop_assert_eq!(admitted.ok(), table.lane(TenantId(id)));
+                    prop_assert_eq!(admitted.ok(), table.partition(TenantId(id)));
                     prop_assert!(
                         known || admitted.is_ok() || memory.peak_bytes() > free_bytes,
                         "refused although it fits alone"
@@ -82,7 +82,7 @@ proptest! {
                 }
                 Event::Goes { id } => {
                     table.remove(TenantId(id));
-                    prop_assert!(table.lane(TenantId(id)).is_none());
+                    prop_assert!(table.partition(TenantId(id)).is_none());
                 }
             }
             check(&table, device_gib * GIB)?;

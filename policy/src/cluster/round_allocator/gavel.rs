@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Divider, Left, Turn, fill};
+use super::{Left, RoundAllocator, Turn, fill};
 use crate::cluster::fair::{Combination, finish_time_fairness_of_types, max_min_of_types};
 use crate::cluster::{
     ClusterState, GpuType, Job, JobType, Manner, Objective, PairTable, Tags, Throughputs,
@@ -179,7 +179,7 @@ impl Gavel {
     }
 }
 
-impl Divider for Gavel {
+impl RoundAllocator for Gavel {
     fn name(&self) -> &'static str {
         match self.goal {
             Goal::MaxMin => "gavel-max-min",

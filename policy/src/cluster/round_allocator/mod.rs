@@ -18,7 +18,7 @@ pub struct Turn {
 }
 
 /// The slot "who runs where in this round?". It stands in for order, packer and sizer; the placer still says which GPUs.
-pub trait Divider: Send {
+pub trait RoundAllocator: Send {
     /// Its name on the command line.
     fn name(&self) -> &'static str;
     /// What it is for.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Divider, Left, Turn, fill};
+use super::{Left, RoundAllocator, Turn, fill};
 use crate::cluster::fair::{Holding, Trader, by_tickets, trade};
 use crate::cluster::{ClusterState, GpuType, Job, Manner, Objective, Tags, UserId};
 
@@ -83,7 +83,7 @@ impl Trades {
     }
 }
 
-impl Divider for Trades {
+impl RoundAllocator for Trades {
     fn name(&self) -> &'static str {
         "trades"
     }
