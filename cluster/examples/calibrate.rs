@@ -1,7 +1,9 @@
-//! Runs the settings whose results are known from a reference model and tells how far off this simulator is.
+//! Runs the settings whose results are known from a reference model and prints how far off this
+//! simulator is.
 //!
-//! The reference is a throw-away model with the same semantics (see docs/simulation.md): decisions in rounds, gangs, no topology, no
-//! restart cost. Every figure printed as `measured` comes from a run made here.
+//! The reference is a throw-away model with the same semantics (see docs/simulation.md): decisions
+//! in rounds, gangs, no topology, no restart cost. Every figure printed as `measured` comes from a
+//! run made here.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,7 +31,7 @@ enum Kind {
 #[derive(Serialize)]
 struct Line {
     what: String,
-    /// It is in the list of what must be shown; the others are the rest of the reference tables.
+    /// Whether the exit status depends on this row; the others complete the reference tables.
     required: bool,
     kind: Kind,
     reference: f64,
@@ -374,7 +376,8 @@ fn elastic(lines: &mut Lines, data: &Path, seed: u64) {
     }
 }
 
-/// Pollux' own simulator: 16 nodes of 4 T4, rounds of a minute, each start and restart half a minute.
+/// Pollux' own simulator: 16 nodes of 4 T4, rounds of a minute, each start and restart half a
+/// minute.
 fn goodput(lines: &mut Lines, data: &Path, seed: u64) {
     let options = Options {
         part: Some("6".into()),

@@ -1,6 +1,7 @@
-//! How long a simulation takes and how much memory, by the number of jobs and GPUs. The trace is synthetic, from a seed: gang sizes
-//! and durations as they are spread in public traces (most jobs small and short, a heavy tail), arrivals at 1.3 times
-//! what the cluster can do, so that tens of thousands of jobs wait.
+//! How long a simulation takes and how much memory, by the number of jobs and GPUs. The trace is
+//! synthetic, from a seed: gang sizes and durations are distributed as in public traces (most jobs
+//! small and short, few very long ones). Arrivals are 1.3 times what the cluster can do, so that
+//! tens of thousands of jobs wait.
 
 use std::process::ExitCode;
 use std::time::Instant;

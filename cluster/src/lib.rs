@@ -1,12 +1,16 @@
-//! Above the node: traces, the simulator that runs the cluster slots of `policy` on them, and what comes out.
+//! Above the node: traces, the simulator that runs the cluster slots of `policy` on them, reports,
+//! and the live hook.
 //!
-//! * [`trace`]: readers of public traces and of speed tables, with the line and column of every mistake.
+//! * [`trace`]: readers of public traces and of speed tables, with the line and column of every
+//!   mistake.
 //! * [`training`]: jobs whose speed is known down to placement, batch size and epoch.
 //! * [`spec`]: what a cluster consists of.
-//! * [`sim`]: discrete events in virtual time, driving the same [`policy::cluster::Scheduler`] that a live hook drives.
-//! * [`report`]: what a run was like, in numbers; [`plot`]: in pictures; [`reward`]: what it was worth.
+//! * [`sim`]: discrete events in virtual time, driving the same [`policy::cluster::Scheduler`] that
+//!   a live hook drives.
+//! * [`report`]: the figures of a run; [`plot`]: its pictures; [`reward`]: its worth.
 //!
-//! * [`live`]: the hook itself: nodes that report, jobs that are submitted, decisions that are carried out.
+//! * [`live`]: the hook itself: nodes that report, jobs that are submitted, decisions that are
+//!   carried out.
 
 pub mod live;
 pub mod plot;

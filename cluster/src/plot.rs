@@ -31,7 +31,8 @@ fn span(seconds: f64) -> String {
     }
 }
 
-/// On the left the part of the jobs that completed within a time (logarithmic), on the right the means.
+/// On the left the part of the jobs that completed within a time (logarithmic), on the right the
+/// means.
 #[must_use]
 pub fn svg(title: &str, series: &[Series]) -> String {
     const WIDTH: f64 = 520.0;

@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use crate::sim::{Fate, Outcome};
 
-/// Numbers over the jobs that completed, unless they say otherwise. Times are seconds of virtual time.
+/// Numbers over the jobs that completed, unless they say otherwise. Times are seconds of virtual
+/// time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Jobs of the trace.

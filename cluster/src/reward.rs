@@ -1,7 +1,9 @@
-//! What a finish time is worth: service-level agreements as reward curves, and what another one would bring.
+//! What a finish time is worth: service-level agreements as reward curves, and what another
+//! agreement would bring.
 //!
-//! A deadline says yes or no. A reward curve (Betser's thesis, MIT 2012) says what each finish time is worth, as steps that go down. "By the
-//! deadline or nothing" is the curve of one step, and its reward is the number of deadlines met.
+//! A deadline says yes or no. A reward curve (Betser's thesis, MIT 2012) gives the worth of each
+//! finish time, as falling steps. "By the deadline or nothing" is the curve of one step, and its
+//! reward is the number of deadlines met.
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,7 +34,8 @@ impl Until {
     }
 }
 
-/// Steps: who is done until then gets that. Times go up, rewards go down; after the last there is nothing.
+/// Steps: a job that is done by this time gets this reward. Times rise, rewards fall; after the
+/// last step there is none.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sla {
     steps: Vec<(Until, f64)>,
@@ -105,8 +108,9 @@ impl fmt::Display for Sla {
 }
 
 impl Sla {
-    /// The reward of a job that is done so many seconds after its arrival, with all times of the curve multiplied by `slack`. `None` for
-    /// a job that the curve says nothing about: one without a deadline under a curve of deadlines.
+    /// The reward of a job that is done so many seconds after its arrival, with all times of the
+    /// curve multiplied by `slack`. `None` for a job that the curve does not cover: a job without a
+    /// deadline under a curve of deadlines.
     #[must_use]
     pub fn reward(&self, job: &Job, took_s: Option<f64>, slack: f64) -> Option<f64> {
         self.steps.first()?.0.seconds(job)?;

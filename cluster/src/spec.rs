@@ -1,4 +1,5 @@
-//! What a cluster consists of: `96xV100`, `16x4xT4` (nodes x GPUs x type), several by comma, or a file in Tiresias' or openb's format.
+//! What a cluster consists of: `96xV100`, `16x4xT4` (nodes x GPUs x type), several by comma, or a
+//! file in Tiresias' or openb's format.
 
 use std::path::Path;
 use std::str::FromStr;

@@ -86,7 +86,8 @@ pub enum SweepError {
     },
 }
 
-/// Make all runs, on as many threads as there are processors. `progress` is told jobs done and jobs in all, over all runs.
+/// Makes all runs, on as many threads as there are processors. `progress` gets the jobs done and
+/// all jobs, over all runs.
 ///
 /// # Errors
 /// The first [`SweepError`]. Policies are looked up before anything runs.

@@ -1,4 +1,5 @@
-//! The simulator from outside: reference figures on public data, bad input, and what must hold in every run.
+//! The simulator from outside: reference figures on public data, bad input, and what must hold in
+//! every run.
 
 use std::path::{Path, PathBuf};
 
@@ -158,8 +159,9 @@ fn a_job_larger_than_the_cluster_is_refused_at_once() {
     );
 }
 
-/// Whatever the policies, every job ends, none before it can, and the state refuses nothing. The same for decisions in rounds and at
-/// every event, with and without cost of restarts, on one pool and on nodes.
+/// With all policies every job ends, none before it can, and the state refuses nothing. The same
+/// for decisions in rounds and at every event, with and without cost of restarts, on one pool and
+/// on nodes.
 #[test]
 fn every_job_ends_under_every_policy() {
     let context = Context {
@@ -275,7 +277,7 @@ fn a_bad_pair_is_split_and_a_good_one_is_kept() {
         trace.jobs.push(job);
     }
     let spec: ClusterSpec = "2xV100".parse().unwrap();
-    // Together two busy jobs run at 1 / 1.8 of their speed alone each: a sum of 1.11, below 1 + 0.2.
+    // Together two busy jobs run at 1 / 1.8 of their solo speed each: a sum of 1.11, below 1 + 0.2.
     let choices = [
         choice("fifo-backfill", Some("trial:margin=0.2"), "anywhere"),
         choice("fifo-backfill", None, "anywhere"),
@@ -287,7 +289,8 @@ fn a_bad_pair_is_split_and_a_good_one_is_kept() {
 
 #[test]
 fn what_learns_is_where_its_authors_simulator_is() {
-    // Pollux' workload 6 on 16 nodes of 4 GPUs, rounds of a minute, half a minute lost at each start.
+    // Pollux' workload 6 on 16 nodes of 4 GPUs, rounds of a minute, half a minute lost at each
+    // start.
     let spec: ClusterSpec = "16x4xT4".parse().unwrap();
     let options = Options {
         part: Some("6".into()),
@@ -337,7 +340,8 @@ fn a_workload_without_its_measurements_is_refused() {
     );
 }
 
-/// HiveD's promise in a run: a user whose jobs fit into its own virtual cluster never waits, whatever the others do.
+/// HiveD's promise in a run: a user whose jobs fit into its own virtual cluster never waits,
+/// whatever the others do.
 #[test]
 fn who_stays_within_its_cells_never_waits() {
     let mut random = Random::new(41);
@@ -348,7 +352,8 @@ fn who_stays_within_its_cells_never_waits() {
             job.user = policy::cluster::UserId(user);
             trace.jobs.push(job);
         };
-        // Two nodes of 8 for four users: 4 GPUs each. User 0 has at most one job of up to 4 at a time.
+        // Two nodes of 8 for four users: 4 GPUs each. User 0 has at most one job of up to 4 at a
+        // time.
         let mut now_s = 0.0;
         for _ in 0..30 {
             let duration_s = 1.0 + random.exponential(50.0);
@@ -413,8 +418,9 @@ fn cores_and_memory_are_given_by_need() {
     assert!(tuned / jobs >= 1.2, "{}", tuned / jobs);
 }
 
-/// Synergy's mix: a fifth image models, seven tenths language, a tenth speech, 9 jobs an hour on 16 servers of 8 GPUs, 24 cores and 500 GB. Their trace is not
-/// public; what can be repeated is that division by need helps, whom it helps, and that it harms nobody for long.
+/// Synergy's mix: a fifth image models, seven tenths language, a tenth speech, 9 jobs an hour on 16
+/// servers of 8 GPUs, 24 cores and 500 GB. Their trace is not public; this test repeats that
+/// division by need helps, which jobs it helps, and that it harms none for long.
 #[test]
 fn cores_and_memory_by_need_finish_jobs_earlier_than_in_proportion() {
     let table = trace::read_sensitivity(&data("synergy/cpu_mem_sensitivity.csv")).unwrap();

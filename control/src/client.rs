@@ -16,7 +16,8 @@ use crate::request::{Change, DeviceSelector, JobSpec, Reply, Request};
 use crate::residency::{Moved, Moves};
 use crate::wire::{self, MAX_LINE_BYTES, WireError};
 
-/// Why the arbiter was not reached, or what it said. Each one is a line for people, with the remedy in it.
+/// Why the arbiter was not reached, or what it answered. Each message is one line for people and
+/// contains the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("no arbiter runs at {}: there is no socket", .0.display())]
@@ -182,8 +183,8 @@ impl Client {
         }
     }
 
-    /// Moves jobs between device and host, and returns when all of them have arrived or cannot. The client's own deadline
-    /// has to leave space for that.
+    /// Moves jobs between device and host, and returns when all of them have arrived or cannot. The
+    /// client's own deadline has to allow for that.
     ///
     /// # Errors
     /// [`ClientError::Refused`]: no such job, not yours, not evictable.
@@ -360,7 +361,8 @@ mod tests {
             self.dir.path().join("control.sock")
         }
 
-        /// Serves one connection: reads a line, hands it to `answer`, writes what that returns and hangs up.
+        /// Serves one connection: reads a line, hands it to `answer`, writes what that returns and
+        /// hangs up.
         fn serve(&self, answer: impl FnOnce(&[u8]) -> Vec<u8> + Send + 'static) -> JoinHandle<()> {
             let listener = UnixListener::bind(self.socket()).unwrap();
             thread::spawn(move || {

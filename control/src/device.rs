@@ -47,7 +47,8 @@ impl DeviceSettings {
     }
 }
 
-/// A slice policy by name, with the parameters that differ from their defaults. Written `name` or `name:key=value,key=value`.
+/// A slice policy by name, with the parameters that differ from their defaults. Written `name` or
+/// `name:key=value,key=value`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyChoice {
@@ -141,12 +142,12 @@ impl FromStr for PolicyChoice {
 )]
 pub struct BadPolicyText(pub String);
 
-/// What happens to a job that harms the others: keeps the device beyond all bounds, never comes when it is let in, floods the
-/// arbiter.
+/// What happens to a job that harms the others: one that keeps the device beyond all bounds, never
+/// runs when it is granted the device, or floods the arbiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Misbehaviour {
-    /// It is told about, in the journal and in `ps`.
+    /// It is reported, in the journal and in `ps`.
     Report,
     /// Also, it runs after all others until it behaves.
     #[default]

@@ -30,7 +30,8 @@ impl ControlError {
     }
 }
 
-/// Why a request was refused. On the wire a plain string, so that an unknown reason from a newer arbiter survives.
+/// Why a request was refused. On the wire a plain string, so that an unknown reason from a newer
+/// arbiter survives.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum ErrorCode {
@@ -38,7 +39,8 @@ pub enum ErrorCode {
     NoSuchJob,
     /// No device answers to that selector.
     NoSuchDevice,
-    /// Well-formed, but the arbiter will not do it: shares above 1, quota above the device, a ceiling.
+    /// Well-formed, but the arbiter will not do it: shares above 1, quota above the device, a
+    /// ceiling.
     Refused,
     /// The request makes no sense: a share of 3, an empty command.
     Invalid,

@@ -1,12 +1,14 @@
-//! The operator's side of the arbiter: what can be asked, what is answered, and where the socket is.
+//! The operator's side of the arbiter: what can be asked, what is answered, and where the socket
+//! is.
 //!
-//! One request, one reply, each one line of JSON over a Unix stream socket. The same types travel over HTTP for
-//! the cluster hook. This crate knows nothing of shared memory, of CUDA, or of how a decision is made; it keeps
-//! serde out of the tenants, who never link it.
+//! One request, one reply, each one line of JSON over a Unix stream socket. The same types travel
+//! over HTTP for the cluster hook. This crate knows nothing of shared memory, of CUDA, or of how a
+//! decision is made; it keeps serde out of tenants, which never link it.
 //!
-//! Compatibility: both ends send [`PROTOCOL_MAJOR`] and [`PROTOCOL_MINOR`]. A different major is an error with
-//! both numbers in it. A minor only adds fields, codes or request kinds: unknown fields are ignored, missing ones take
-//! their default, and a request kind that the server does not know is answered with [`ErrorCode::Unsupported`].
+//! Compatibility: both ends send [`PROTOCOL_MAJOR`] and [`PROTOCOL_MINOR`]. A different major is an
+//! error with both numbers in it. A minor only adds fields, codes or request kinds: unknown fields
+//! are ignored, missing ones take their default, and a request kind that the server does not know
+//! is answered with [`ErrorCode::Unsupported`].
 
 mod client;
 mod device;

@@ -27,14 +27,15 @@ fn is_name_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }
 
-/// A name for a job that was given none: the base name of the program, or of the script where the program is an
-/// interpreter. `["/usr/bin/python3", "-u", "exp/train.py"]` is `train`. Always passes [`check_name`].
+/// A name for a job without one: the base name of the program, or of the script where the program
+/// is an interpreter. `["/usr/bin/python3", "-u", "exp/train.py"]` is `train`. Always passes
+/// [`check_name`].
 pub fn name_from_command<S: AsRef<str>>(command: &[S]) -> String {
     let mut words = command.iter().map(AsRef::as_ref);
     let program = base_name(words.next().unwrap_or_default());
     let name = if is_interpreter(program) {
-        // The first word that is a file; an option's argument (`-c CODE`, `-m MODULE`) is only taken where it looks
-        // like a module.
+        // The first word that is a file; an option's argument (`-c CODE`, `-m MODULE`) counts only
+        // if it looks like a module.
         let mut script = None;
         let mut words = words.peekable();
         while let Some(word) = words.next() {

@@ -78,8 +78,9 @@ impl Surroundings {
 }
 
 impl RuntimeDir {
-    /// The rule for clients and per-user arbiters: `$SUBLET_RUNTIME_DIR`; else `/run/sublet` where root's arbiter
-    /// has a socket; else `$XDG_RUNTIME_DIR/sublet` where that directory exists; else `/tmp/sublet-<uid>`.
+    /// The rule for clients and per-user arbiters: `$SUBLET_RUNTIME_DIR`; else `/run/sublet` if
+    /// root's arbiter has a socket there; else `$XDG_RUNTIME_DIR/sublet` if that directory exists;
+    /// else `/tmp/sublet-<uid>`.
     ///
     /// # Errors
     /// [`PathError::NotAbsolute`] for a relative `$SUBLET_RUNTIME_DIR`.
@@ -107,7 +108,8 @@ impl RuntimeDir {
         })
     }
 
-    /// The rule for an arbiter that serves the host: as [`find`](Self::find), but root's lives in `/run/sublet`.
+    /// The rule for an arbiter that serves the host: as [`find`](Self::find), but root's lives in
+    /// `/run/sublet`.
     ///
     /// # Errors
     /// As [`find`](Self::find).
@@ -168,8 +170,9 @@ impl RuntimeDir {
         self.path.join("journal.jsonl")
     }
 
-    /// Checks an existing directory: a real one, of this user or root, that nobody else can write; and in the places
-    /// that are private by rule, that nobody else can enter. One that is not there passes: nothing can listen in it.
+    /// Checks an existing directory: a real one, of this user or root, that nobody else can write;
+    /// and in the places that are private by rule, that nobody else can enter. A missing directory
+    /// passes: nothing can listen in it.
     ///
     /// # Errors
     /// [`PathError`], with what to do about it.
@@ -179,7 +182,8 @@ impl RuntimeDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.io(error)),
         };
-        // A directory that the user named may be reached through a link; the ones by rule never are.
+        // A directory that the user named may be reached through a link; the directories by rule
+        // may not.
         let meta = if meta.is_symlink() && self.source == Source::Given {
             fs::metadata(&self.path).map_err(|error| self.io(error))?
         } else {

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A job's profile. Figures are over the last half minute unless said otherwise; `None` is "not known (yet)".
+/// A job's profile. Figures are over the last half minute unless said otherwise; `None` is "not
+/// known (yet)".
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Profile {
@@ -10,7 +11,8 @@ pub struct Profile {
     pub found: IterationSource,
     /// Whether the job repeats itself; `None`: too early to tell.
     pub periodic: Option<bool>,
-    /// How sure that is, between 0 and 1: 1 for hints and fixed counts, for detected iterations as `docs/profile.md` says.
+    /// How sure that is, between 0 and 1: 1 for hints and fixed counts, for detected iterations as
+    /// `docs/profile.md` says.
     pub confidence: f64,
     /// Iterations counted so far, since their boundaries were known.
     pub iterations: u64,
@@ -18,8 +20,8 @@ pub struct Profile {
     pub iteration_ns: Option<u64>,
     /// Middle one, in nanoseconds.
     pub iteration_p50_ns: Option<u64>,
-    /// Standard deviation of the time of an iteration over its mean; `None` also where iterations are too short to be timed
-    /// one by one.
+    /// Standard deviation of the time of an iteration over its mean; `None` also if iterations are
+    /// too short to be timed one by one.
     pub iteration_cov: Option<f64>,
     /// Submissions per iteration, all threads of the process that was looked at.
     pub launches_per_iteration: Option<f64>,
@@ -29,13 +31,15 @@ pub struct Profile {
     pub device_ns_per_iteration: Option<u64>,
     /// Part of the time that was charged as device time, all devices together.
     pub busy_fraction: f64,
-    /// Bytes copied between host and device by calls that say their direction, since the job started.
+    /// Bytes copied between host and device by calls that say their direction, since the job
+    /// started.
     pub copied_bytes: u64,
     /// Such bytes per second.
     pub copy_bytes_per_s: f64,
     /// Such bytes per iteration.
     pub copied_bytes_per_iteration: Option<u64>,
-    /// Part of the time that these copies took, by the fastest copy that was seen; `None`: none was large enough to tell.
+    /// Part of the time that these copies took, by the fastest copy that was seen; `None`: none was
+    /// large enough.
     pub copy_fraction: Option<f64>,
     /// Device memory that survives the boundaries, in bytes.
     pub persistent_bytes: Option<u64>,

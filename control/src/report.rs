@@ -1,7 +1,7 @@
-//! What the arbiter tells about itself, its devices and its jobs.
+//! What the arbiter reports about itself, its devices and its jobs.
 //!
-//! Times on the host are Unix milliseconds (`_unix_ms`), durations nanoseconds (`_ns`), sizes bytes (`_bytes`),
-//! shares fractions of one device's time between 0 and 1.
+//! Times on the host are Unix milliseconds (`_unix_ms`), durations nanoseconds (`_ns`), sizes bytes
+//! (`_bytes`), shares fractions of one device's time between 0 and 1.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub struct Registered {
     /// Unique among the arbiter's jobs; the name asked for, with a suffix where that was taken.
     pub job: String,
     pub id: u64,
-    /// 32 hexadecimal digits: whoever presents it on the channel socket belongs to the job.
+    /// 32 hexadecimal digits: a process that presents it on the channel socket belongs to the job.
     pub token: String,
     pub channel_socket: PathBuf,
     /// The limit on each device of the job, percentages resolved.
@@ -71,8 +71,8 @@ pub struct JobStatus {
     pub share_got_recent: f64,
     /// Part of the device's time since the job started.
     pub share_got_total: f64,
-    /// Part of the device's time while at least one other job wanted it too, which is what a share promises; `None`: that
-    /// was never the case.
+    /// Part of the device's time while at least one other job wanted it too, which is what a share
+    /// promises; `None`: none ever did.
     pub share_got_contended: Option<f64>,
     /// How long that was the case.
     pub contended_ns: u64,
@@ -80,7 +80,8 @@ pub struct JobStatus {
     pub mem_limit_bytes: Option<u64>,
     pub mem_used_bytes: u64,
     pub mem_peak_bytes: u64,
-    /// What the driver holds for the job beyond its allocations: contexts, code, library workspaces.
+    /// What the driver holds for the job beyond its allocations: contexts, code, library
+    /// workspaces.
     pub unattributed_bytes: u64,
     /// A grant is held now.
     pub holding: bool,
@@ -147,9 +148,11 @@ pub struct ProcessStatus {
     pub attached_unix_ms: u64,
     pub launches: u64,
     pub mem_used_bytes: u64,
-    /// UUIDs of devices that it uses and that the job may not use: quota and share do not hold there.
+    /// UUIDs of devices that it uses and that the job may not use: quota and share do not hold
+    /// there.
     pub ungoverned: Vec<String>,
-    /// How what it has on the device is followed, where the device does not write that itself: `events` or `queries`.
+    /// How its work on the device is followed, if the device does not write completion marks:
+    /// `events` or `queries`.
     #[serde(default)]
     pub followed_by: Option<String>,
 }
@@ -183,7 +186,8 @@ pub enum JobState {
     Idle,
     /// Held back by its owner.
     Paused,
-    /// Its launcher has ended, processes of it live, and none of them uses a device: no share, no memory, and its token is good.
+    /// Its launcher has ended, some of its processes live, and none of them uses a device: no
+    /// share, no memory, and its token stays valid.
     Dormant,
     /// Every process has ended; kept for a while for its last figures.
     Gone,
@@ -231,7 +235,7 @@ pub struct DeviceStatus {
     pub quantum_min_us: u64,
     /// What the last slice was given while others waited; 0: there was none.
     pub slice_us: u64,
-    /// For how long a hand-over leaves the device idle, as far as the host can tell, as learnt; 0: not known.
+    /// How long a hand-over leaves the device idle, as learnt on the host; 0: not known.
     pub switch_cost_ns: u64,
     /// How many jobs may hold it at once in slices.
     pub holders_max: u32,
@@ -249,7 +253,8 @@ pub struct DeviceStatus {
     pub share_promised: f64,
     /// Part of the last window in which some job held the device.
     pub busy_fraction: f64,
-    /// Processes that the driver knows on the device, and that are part of no job: nobody limits them.
+    /// Processes that the driver knows on the device, and that belong to no job: nothing limits
+    /// them.
     pub unmanaged: Vec<UnmanagedProcess>,
     /// How much of its time goes into moving memory.
     pub pressure: Pressure,
@@ -372,7 +377,8 @@ pub struct Event {
     /// Empty where the line is about no job.
     pub job: String,
     pub message: String,
-    /// The figures in `message`, by name with unit: `limit_bytes`, `used_bytes`, `requested_bytes`, ...
+    /// The figures in `message`, by name with unit: `limit_bytes`, `used_bytes`, `requested_bytes`,
+    /// ...
     pub fields: serde_json::Map<String, serde_json::Value>,
 }
 

@@ -24,20 +24,23 @@ pub enum Request {
     List,
     /// -> [`Reply::Changed`]
     Set { job: String, change: Change },
-    /// Changes how a device is run, or every device (`None`), until the next [`Reload`](Self::Reload). -> [`Reply::Devices`]
+    /// Changes how a device is run, or every device (`None`), until the next
+    /// [`Reload`](Self::Reload). -> [`Reply::Devices`]
     SetDevice {
         #[serde(default)]
         device: Option<DeviceSelector>,
         settings: DeviceSettings,
     },
-    /// Moves jobs between device and host; answered when all of them have arrived or cannot. -> [`Reply::Moved`]
+    /// Moves jobs between device and host; answered when all of them have arrived or cannot. ->
+    /// [`Reply::Moved`]
     Move(Moves),
-    /// Reads the quota file again; where it is wrong the arbiter goes on as before. -> [`Reply::Reloaded`]
+    /// Reads the quota file again; if it is wrong, the arbiter goes on as before. ->
+    /// [`Reply::Reloaded`]
     Reload,
     /// Ends the arbiter; jobs go on as their [`FailMode`] says. -> [`Reply::ShuttingDown`]
     Shutdown,
-    /// Journal lines with a sequence number above `since_seq`, oldest first, `limit` at most (0: as many as the
-    /// arbiter keeps). -> [`Reply::Events`]
+    /// Journal lines with a sequence number above `since_seq`, oldest first, `limit` at most (0: as
+    /// many as the arbiter keeps). -> [`Reply::Events`]
     Events {
         #[serde(default)]
         since_seq: u64,
@@ -63,7 +66,7 @@ pub enum Reply {
     Events(Vec<Event>),
 }
 
-/// A job as its owner asks for it. Whoever registers it is known from `SO_PEERCRED`, not from here.
+/// A job as its owner asks for it. `SO_PEERCRED` says who registers it, not this type.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobSpec {
@@ -100,9 +103,10 @@ pub struct JobSpec {
     pub iteration_launches: Option<u64>,
     /// Its memory may leave the device while others run, and come back.
     pub evictable: bool,
-    /// Of what the quota has no space for.
+    /// Which allocations, if the quota has no space for them.
     pub overflow: Overflow,
-    /// Host memory that it may take for what is not on its devices; a percentage is of the host's. `None`: no limit of its own.
+    /// Host memory that it may take for memory that is not on its devices; a percentage is of the
+    /// host's. `None`: no limit of its own.
     pub host_memory: Option<MemLimit>,
     /// It was evicted by an operator, and stays away until it is restored.
     pub evicted: bool,

@@ -1,4 +1,4 @@
-//! Where a job's memory is: what can be asked of it, and what is told.
+//! Where a job's memory is: requests about it, and reports.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::UnknownWord;
 
-/// What becomes of an allocation that the job's quota has no space for.
+/// What happens to an allocation that the job's quota has no space for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
@@ -96,8 +96,8 @@ pub struct Residence {
     pub resident_bytes: u64,
     /// What stays on the device whatever happens: pools, arrays, shared memory.
     pub fixed_bytes: u64,
-    /// What kinds of memory that is, as its library says: `pools`, `graph memory`, `arrays`, `managed memory`, `plain allocations`,
-    /// `shared memory`, `unmapped handles`.
+    /// The kinds of memory that stay, as its library reports: `pools`, `graph memory`, `arrays`,
+    /// `managed memory`, `plain allocations`, `shared memory`, `unmapped handles`.
     pub staying: Vec<String>,
     /// Host memory held for it, what is kept for the next time included.
     pub host_bytes: u64,
@@ -109,7 +109,7 @@ pub struct Residence {
     pub restores: u64,
     /// How long its moves took in all.
     pub moving_ns: u64,
-    /// Left aside until there is space for it without evicting anybody.
+    /// Parked until there is space for it without an eviction.
     pub parked: bool,
     /// Why it is where it is, or why it cannot be moved; empty: there is nothing to say.
     pub reason: String,
@@ -159,7 +159,7 @@ impl PressureLevel {
     }
 }
 
-/// Jobs to be moved, all at once: what leaves makes space for what comes.
+/// Jobs to be moved, all at once: evictions make space for restores.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Moves {

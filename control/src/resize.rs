@@ -1,4 +1,5 @@
-//! Asking a running job to change its size: Elan's signal, as operators and the cluster's agent speak of it.
+//! Asking a running job to change its size: Elan's signal, in the terms of operators and of the
+//! cluster's agent.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::UnknownWord;
 
-/// What a job is asked for. The job sees it at the end of an iteration, saves, and says that it may be stopped.
+/// A request to a job. The job sees it at the end of an iteration, saves, and reports that it may
+/// be stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resize {

@@ -1,7 +1,7 @@
 //! Memory sizes as people write them: 1024-based, always with a unit.
 //!
-//! `8GiB`, `8GB` and `8G` are the same 8 * 2^30 bytes, in either case of letters. A bare number is refused, because
-//! 20 bytes is never what was meant.
+//! `8GiB`, `8GB` and `8G` are the same 8 * 2^30 bytes, in either case of letters. A bare number is
+//! refused, because nobody means 20 bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,7 +22,8 @@ impl MemLimit {
     pub fn resolve(self, total_bytes: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
-            // CAST: the product is at most total_bytes for a percentage in range, and `as` saturates otherwise.
+            // CAST: the product is at most total_bytes for a percentage in range, and `as`
+            // saturates otherwise.
             Self::Percent(percent) => (total_bytes as f64 * (percent / 100.0)) as u64,
         }
     }
@@ -133,7 +134,8 @@ fn shift_of(unit: &str) -> Option<u32> {
     matches!(rest, "" | "B" | "IB").then_some(shift)
 }
 
-/// The size in the largest unit that holds it exactly: `8GiB`, `1536MiB`, `1001B`. Parses back to the same number.
+/// The size in the largest unit that holds it exactly: `8GiB`, `1536MiB`, `1001B`. Parses back to
+/// the same number.
 pub fn exact_bytes(bytes: u64) -> String {
     for (shift, letter) in UNITS {
         if bytes != 0 && bytes.trailing_zeros() >= shift {

@@ -1,4 +1,5 @@
-//! One request or reply as one line of JSON, and the version check. Pure: both ends bring their own bytes.
+//! One request or reply as one line of JSON, and the version check. Pure: both ends bring their own
+//! bytes.
 //!
 //! ```text
 //! -> {"v_major":1,"v_minor":0,"request":{"kind":"set","body":{"job":"a","change":{"share":0.5}}}}
@@ -111,7 +112,8 @@ const KINDS: [&str; 8] = [
     "events",
 ];
 
-/// The answer as a line, newline included. One that cannot be written becomes an [`ErrorCode::Internal`].
+/// The answer as a line, newline included. An answer that cannot be encoded becomes an
+/// [`ErrorCode::Internal`].
 pub fn encode_reply(result: &Result<Reply, ControlError>) -> Vec<u8> {
     let reply_line = |reply, error| {
         line(&ReplyLine::<&Reply> {

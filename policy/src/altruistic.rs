@@ -1,29 +1,38 @@
-//! Altruistic sharing: nobody is done later than under fair sharing, and what that leaves free shortens the rest.
+//! Altruistic sharing: no job ends later than under fair sharing, and the leftover time shortens
+//! the others.
 //!
-//! Source: R. Grandl, M. Chowdhury, A. Akella, G. Ananthanarayanan, "Altruistic Scheduling in Multi-Resource Clusters" (Carbyne),
-//! OSDI 2016: a job keeps only what it needs not to be done later than under fair sharing; the leftover goes to the shortest.
+//! Source: R. Grandl, M. Chowdhury, A. Akella, G. Ananthanarayanan, "Altruistic Scheduling in
+//! Multi-Resource Clusters" (Carbyne), OSDI 2016: a job keeps only what it needs to end no later
+//! than under fair sharing; the leftover goes to the shortest.
 //!
-//! A *burst* is what a tenant submits until it stops at a barrier (the end of its iteration, a collective, an answer to wait for). The policy
-//! keeps a *reference*: a device shared in perfect proportion by the same bursts, each released in the reference as long after the
-//! end of the one before as it was in truth. The reference says when each burst would be done under fair sharing. Then:
+//! A *burst* is what a tenant submits until it stops at a barrier (the end of its iteration, a
+//! collective, an answer to wait for). The policy keeps a *reference schedule*: a device shared in
+//! perfect proportion by the same bursts. In the reference each burst is released as long after the
+//! end of the burst before as it was in reality. The reference says when each burst would be done
+//! under fair sharing. Then:
 //!
-//! 1. bursts that are released in the reference: the one that ends first there comes first;
-//! 2. bursts that are not (their tenants are ahead of the reference) take what is left, the shortest remaining first.
+//! 1. bursts that are released in the reference: the burst that ends first there runs first;
+//! 2. bursts that are not (their tenants are ahead of the reference) take what is left, the
+//!    shortest remaining first.
 //!
-//! *Nobody is done later.* Take "done in the reference" as a deadline and "released in the reference" as a release. The
-//! reference itself is a schedule of one device that meets these deadlines, and the earliest deadline first meets whatever
-//! can be met (M. Dertouzos, "Control robotics: the procedural control of physical processes", IFIP 1974). A burst that is done
-//! early is released early, which takes nothing from the others: it waits in the second group until its release in
-//! the reference. Order inside the reference needs no foresight: of two bursts in it the one with less left over weight ends first, whoever comes
-//! later. What this does not cover: a kernel that cannot be interrupted and the slice of a switch (both add to the end, once),
-//! and a burst whose length was estimated wrong (it is set right as it is seen, and until then it may be in the wrong place of 1).
+//! *Nobody is done later.* Take "done in the reference" as a deadline and "released in the
+//! reference" as a release. The reference itself is a schedule of one device that meets these
+//! deadlines, and the earliest deadline first meets whatever can be met (M. Dertouzos, "Control
+//! robotics: the procedural control of physical processes", IFIP 1974). A burst that is done early
+//! is released early, which takes nothing from the others: it waits in the second group until its
+//! release in the reference. Order inside the reference needs no foresight: of two bursts in it the
+//! one with less left over weight ends first, whatever arrives later. What this does not cover: a
+//! kernel that cannot be interrupted and the slice of a switch (both add to the end, once), and a
+//! burst whose length was estimated wrong (the estimate is corrected as the burst runs, and until
+//! then it may be in the wrong place of 1).
 //!
-//! *Numbers.* Four jobs, each 100 ms of device work and then 300 ms at a barrier, begin together. Fair: all bursts end at 400
-//! ms, the device idles up to 700 ms, an iteration takes 700 ms. Here: the bursts end at 100, 200, 300 and 400 ms, the first is back at
-//! 400 ms, an iteration takes 400 ms and the device never idles.
+//! *Numbers.* Four jobs, each 100 ms of device work and then 300 ms at a barrier, begin together.
+//! Fair: all bursts end at 400 ms, the device idles up to 700 ms, an iteration takes 700 ms. Here:
+//! the bursts end at 100, 200, 300 and 400 ms, the first is back at 400 ms, an iteration takes 400
+//! ms and the device never idles.
 //!
-//! The length of a burst is what the iteration has left (if iterations are known), else a slice, and one more when that is used up:
-//! without knowledge this is plain fair sharing.
+//! The length of a burst is what the iteration has left (if iterations are known), else a slice,
+//! and one more when that is used up: without knowledge this is plain fair sharing.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,7 +40,8 @@ use crate::salus::knows_iterations;
 use crate::slice::{Class, TenantId, TenantView, View};
 use crate::turns::{Order, Rank};
 
-/// More bursts than this a tenant is not ahead of the reference; beyond, its reference skips the oldest.
+/// Most bursts that a tenant may be ahead of the reference; beyond that the reference skips the
+/// oldest.
 const AHEAD_MOST: usize = 4096;
 
 /// See the module's documentation.
@@ -45,7 +55,7 @@ pub(crate) struct Altruistic {
 struct Member {
     class: Class,
     weight: f64,
-    /// The burst that is running in truth, or that ended last.
+    /// The burst that is running in reality, or that ended last.
     number: u64,
     running: bool,
     /// Device time used in it, in nanoseconds.
@@ -54,7 +64,7 @@ struct Member {
     length_ns: f64,
     ended_ns: u64,
     reference: Reference,
-    /// Bursts released in truth and not in the reference, the oldest first.
+    /// Bursts released in reality and not yet in the reference, the oldest first.
     ahead: VecDeque<Burst>,
 }
 
@@ -70,7 +80,8 @@ struct Burst {
 enum Reference {
     /// This burst runs and has so much left, in nanoseconds of the device.
     Running { number: u64, left_ns: f64 },
-    /// The burst before ended at this time; the next one comes when its pause is over, or is not known yet.
+    /// The burst before ended at this time; the next one starts after its pause, or is not known
+    /// yet.
     Paused { number: u64, ended_ns: f64 },
 }
 
@@ -290,7 +301,7 @@ impl Order for Altruistic {
     }
 }
 
-/// What is released in truth and not in the reference, in nanoseconds.
+/// Work released in reality and not yet in the reference, in nanoseconds.
 fn queued(member: &Member) -> f64 {
     member.ahead.iter().map(|burst| burst.length_ns).sum()
 }

@@ -1,30 +1,37 @@
 //! Just enough for the deadline, the rest by attained service.
 //!
-//! Source: L. Chen, K. Chen, W. Bai, M. Alizadeh, "Scheduling Mix-flows in Commodity Datacenters with Karuna", SIGCOMM 2016;
-//! there for flows in a network. The queues of the rest: J. Gu et al., "Tiresias", NSDI 2019 (discretised least attained service).
+//! Source: L. Chen, K. Chen, W. Bai, M. Alizadeh, "Scheduling Mix-flows in Commodity Datacenters
+//! with Karuna", SIGCOMM 2016; there for flows in a network. The queues of the rest: J. Gu et al.,
+//! "Tiresias", NSDI 2019 (discretised least attained service).
 //!
-//! A job with a deadline gains nothing by being done early. So it gets the rate that makes it just in time,
+//! A job with a deadline gains nothing by ending early. So it gets the rate that ends it just in
+//! time,
 //!
 //! ```text
 //! rate = margin x remaining device time / time left          margin = 1.05
 //! ```
 //!
-//! and not the whole device. A job of 2 s with 10 s to go gets 21 % at once, and if it falls behind the rate rises by itself: with 1 s of
-//! work and 1.5 s to go it is 70 %. Under strict priority it would take all of the first 2 s, and whoever has no deadline would
-//! stand still for so long.
+//! and not the whole device. A job of 2 s with 10 s to go gets 21 % at once, and if it falls behind
+//! the rate rises by itself: with 1 s of work and 1.5 s to go it is 70 %. Under strict priority it
+//! would take all of the first 2 s, and jobs without a deadline would wait that long.
 //!
 //! The rate fills a credit, charges drain it. Order:
 //!
-//! 1. with credit for half a slice (the holder: with any), or with no more time to spare than `reserve`: by deadline, the earliest first;
-//! 2. without a deadline: by queue of attained service (up to `first_queue_ms`, then `queue_factor` times as much each), inside a queue by
-//!    arrival. Who has waited `promote` times as long as it has run starts again in the first queue;
-//! 3. with a deadline and no credit: what nobody else wants goes to them, the earliest deadline first.
+//! 1. with credit for half a slice (the holder: with any), or with no more time to spare than
+//!    `reserve`: by deadline, the earliest first;
+//! 2. without a deadline: by queue of attained service (up to `first_queue_ms`, then `queue_factor`
+//!    times as much each), inside a queue by arrival. A job that has waited `promote` times as long
+//!    as it has run starts again in the first queue;
+//! 3. with a deadline and no credit: they take the time that nobody else wants, the earliest
+//!    deadline first.
 //!
-//! A deadline that has passed, or that the whole device could not meet any more, binds nobody: such a job is one without, from its
-//! attained service on. (To chase it would make the next one miss as well.) Where not all deadlines can be met, the fewest are
-//! given up (J. Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs", Management
-//! Science 15(1), 1968): taken by deadline, whenever the work up to one does not fit before it, the job with most work left of those. A job that tells a deadline and not how much work is left is
-//! in the first order until then.
+//! A deadline that has passed, or that the whole device could not meet any more, binds nobody: such
+//! a job counts as a job without a deadline and keeps its attained service. (Chasing it would make
+//! the next job miss as well.) If not all deadlines can be met, the policy gives up the fewest (J.
+//! Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs",
+//! Management Science 15(1), 1968): it takes jobs by deadline and, whenever the work up to a
+//! deadline does not fit before it, drops the job with most work left. A job with a deadline and
+//! unknown remaining work is in the first group until its deadline.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A short list that lives on the stack: a decision names one or two tenants, and making one must not allocate.
+//! A short list on the stack: a decision names one or two tenants and must not allocate.
 
 use std::fmt;
 use std::ops::Deref;

@@ -1,11 +1,13 @@
-//! First come, first served: the tenant that came first has the device whenever it wants it, the others use its pauses.
+//! First come, first served: the first tenant has the device whenever it wants it, and the others
+//! use its pauses.
 //!
-//! What a device does without sharing, apart from the pauses, and the yardstick of the other policies: with jobs of 100, 10 and 1
-//! seconds in this order the completions are 100, 110 and 111 s, on average 107 s, where the shortest first gives 1, 11 and 111
-//! s, on average 41 s.
+//! This is what a device does without sharing, apart from the pauses, and the yardstick of the
+//! other policies: with jobs of 100, 10 and 1 seconds in this order the completions are 100, 110
+//! and 111 s, on average 107 s, where the shortest first gives 1, 11 and 111 s, on average 41 s.
 //!
-//! Weights mean nothing here; classes, pauses, floors and caps do. A later tenant that got the device in a pause gives it
-//! back at the end of its slice. No debt: nobody was promised a part.
+//! Weights have no effect here; classes, pauses, floors and caps do. A later tenant that got the
+//! device in a pause gives it back at the end of its slice. There is no debt, since no tenant was
+//! promised a part.
 
 use crate::slice::{TenantId, TenantView, View};
 use crate::turns::{Order, Rank};

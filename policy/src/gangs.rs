@@ -1,18 +1,21 @@
 //! Gangs: jobs on several devices that run on all of them at once or on none.
 //!
-//! The ranks of a collective operation wait for each other *on the device*: a kernel of one spins until those of the others have
-//! begun. If the devices were granted one by one, one rank would spin through its slice on one device while the next rank waits for
-//! its turn on another, and two such jobs could do so crosswise for most of their time. (They would not wedge for good: slices end by the
-//! clock, a kernel that has begun goes on spinning beside the next tenant's work, and sooner or later all have begun. What is lost
-//! is the time.)
+//! The ranks of a collective operation wait for each other *on the device*: a kernel of one spins
+//! until those of the others have begun. If the devices were granted one by one, one rank would
+//! spin through its slice on one device while the next rank waits for its turn on another, and two
+//! such jobs could block each other for most of their time. (They would not deadlock: slices end by
+//! the clock, a kernel that has begun keeps spinning beside the next tenant's work, and sooner or
+//! later all have begun. The time is lost.)
 //!
-//! Devices that are linked by gangs form a *group* ([`link`]), and time in a group is dealt in *turns* ([`Group`]): of one gang, or of all
-//! tenants with one device (the *singles*, each device by its own policy). Turns are dealt by stride scheduling on measured device time; a
-//! gang's weight is its own, that of the singles the largest sum of weights on one device. A gang is charged what it used where it used most.
-//! In a gang's turn the gates on all its devices open in one go; devices of the group that it does not use belong to the singles, and to
-//! other gangs that fit beside it. (Gang scheduling: J. Ousterhout, "Scheduling Techniques for Concurrent Systems", ICDCS 1982; by
-//! stride: S. Chaudhary et al., "Balancing Efficiency and Fairness in Heterogeneous GPU Clusters for Deep Learning" (Gandiva-fair),
-//! EuroSys 2020.)
+//! Devices that are linked by gangs form a *group* ([`link`]), and time in a group is divided into
+//! *turns* ([`Group`]): for one gang, or for all tenants with one device (the *singles*, each
+//! device by its own policy). Stride scheduling on measured device time assigns the turns; a gang's
+//! weight is its own, that of the singles the largest sum of weights on one device. A gang is
+//! charged its use of the device that it used most. In a gang's turn the gates on all its devices
+//! open together; devices of the group that it does not use belong to the singles, and to other
+//! gangs that fit beside it. (Gang scheduling: J. Ousterhout, "Scheduling Techniques for Concurrent
+//! Systems", ICDCS 1982; by stride: S. Chaudhary et al., "Balancing Efficiency and Fairness in
+//! Heterogeneous GPU Clusters for Deep Learning" (Gandiva-fair), EuroSys 2020.)
 
 use crate::slice::{Device, Holder, QuantumBounds, SlicePolicy, TenantId, TenantView, View};
 use crate::stride::Stride;
@@ -23,7 +26,8 @@ pub const SINGLES: TenantId = TenantId(u64::MAX);
 /// A gang: who, and its devices as bits.
 pub type Gang = (TenantId, u32);
 
-/// Groups of gangs that touch each other, by whatever chain: the devices of each as bits, and its gangs by number.
+/// Groups of gangs that share devices, directly or through other gangs: the devices of each group
+/// as bits, and its gangs by number.
 pub fn link(gangs: &[Gang]) -> Vec<(u32, Vec<Gang>)> {
     let mut groups: Vec<(u32, Vec<Gang>)> = Vec::new();
     for gang in gangs {
@@ -49,7 +53,8 @@ pub enum Deal {
     Stay,
     /// All turns end, and nobody's begins: nobody wants any.
     End,
-    /// All turns end, and these begin, each on the devices of its gang; with none it is the singles' turn.
+    /// All turns end, and these begin, each on the devices of its gang; an empty list is the
+    /// singles' turn.
     Begin {
         /// Whose: the one whose turn it is, and those that fit beside it.
         gangs: Vec<Gang>,
@@ -91,8 +96,9 @@ impl Group {
         self.gangs = gangs;
     }
 
-    /// What each gang, and the singles, have used so far, in nanoseconds of the device where it was most. The singles are charged
-    /// for their own turns only: beside a gang they use what nobody else wants.
+    /// What each gang and the singles have used so far, in nanoseconds of the device that they used
+    /// most. The singles are charged for their own turns only: beside a gang they use time that
+    /// nobody else wants.
     pub fn charge(&mut self, used_ns: Vec<(TenantId, u64)>) {
         let singles_turn = self.held.is_some_and(|held| held.id == SINGLES);
         for (id, now_ns) in &used_ns {

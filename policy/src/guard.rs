@@ -1,13 +1,16 @@
-//! AntMan's guard: opportunistic tenants get as much as the protected one does not feel.
+//! AntMan's guard: opportunistic tenants get as much time as does not slow down the protected
+//! tenant.
 //!
-//! Source: W. Xiao et al., "AntMan: Dynamic Scaling on GPU Clusters for Deep Learning", OSDI 2020, and the authors' artifact. The
-//! rule is additive increase, multiplicative decrease (D. Chiu, R. Jain, "Analysis of the increase and decrease algorithms for congestion
-//! avoidance in computer networks", 1989): it settles where the harm begins, whatever the harm is made of.
+//! Source: W. Xiao et al., "AntMan: Dynamic Scaling on GPU Clusters for Deep Learning", OSDI 2020,
+//! and the authors' artifact. The rule is additive increase, multiplicative decrease (D. Chiu, R.
+//! Jain, "Analysis of the increase and decrease algorithms for congestion avoidance in computer
+//! networks", 1989): it settles where the harm begins, whatever causes the harm.
 //!
-//! Guaranteed tenants share the device by stride. What opportunistic ones may use is a part p of the time: of the gaps in which no guaranteed
-//! tenant wants the device or, with `beside`, of all time, on a place of their own next to a guaranteed holder. Feedback is not the device's
-//! utilisation but the guaranteed tenant's own progress: the wall time of its iterations against that of the same iterations without
-//! opportunistic company.
+//! Guaranteed tenants share the device by stride. Opportunistic tenants may use a part p of the
+//! time: of the gaps in which no guaranteed tenant wants the device or, with `beside`, of all time,
+//! as an additional holder next to a guaranteed one. The feedback is not the device's utilisation
+//! but the guaranteed tenant's own progress: the wall time of its iterations against that of the
+//! same iterations without opportunistic tenants.
 //!
 //! ```text
 //! three iterations above baseline x 1.02:            p <- p / 2        (below 1 %: 0)
@@ -15,16 +18,20 @@
 //! one iteration above baseline x 1.20:               p <- 0
 //! ```
 //!
-//! The three need not follow each other; ten calm ones in a row between them forget them. (In a row, a tenant with long kernels that hits every second
-//! iteration would never be cut back.)
+//! The three need not follow each other; ten calm iterations in a row reset the count. (If they had
+//! to follow each other, a tenant with long kernels that hits every second iteration would never be
+//! cut back.)
 //!
-//! So p falls from 100 % to 12.5 % in nine iterations and comes back by 0.2 % per iteration: 90 ms and 43 s at 10 ms each. At p = 40 % of
-//! the gaps, after a slice of 5 ms the opportunistic tenants pause for 7.5 ms of gap.
+//! So p falls from 100 % to 12.5 % in nine iterations and comes back by 0.2 % per iteration: 90 ms
+//! and 43 s at 10 ms each. At p = 40 % of the gaps, after a slice of 5 ms the opportunistic tenants
+//! pause for 7.5 ms of gap.
 //!
-//! *Baseline.* The iterations in which no opportunistic tenant ran, as a running mean (a quarter of each new one), for the present set of
-//! guaranteed tenants; before there are any, the solo time that the view tells, if the tenant is the only guaranteed one. While
-//! there is neither, opportunistic tenants stay out for `learn_iterations` to let it be learnt. A tenant whose iterations are not known
-//! is protected by its class alone: opportunistic ones run in its gaps only, whatever `beside` says.
+//! *Baseline.* The iterations in which no opportunistic tenant ran, as a running mean (a quarter of
+//! each new one), for the present set of guaranteed tenants. Before there are any, it is the solo
+//! time in the view, if the tenant is the only guaranteed one. While there is neither,
+//! opportunistic tenants stay out for `learn_iterations` so that the baseline can be learnt. A
+//! tenant with unknown iterations is protected by its class alone: opportunistic tenants run in its
+//! gaps only, with `beside` too.
 
 use std::collections::BTreeMap;
 
@@ -183,7 +190,7 @@ impl Order for Guard {
         let changed = self.watched.len() != known
             || guaranteed().any(|tenant| !self.watched.contains_key(&tenant.id));
         if changed {
-            // With other company the same iterations take another time.
+            // With other tenants beside it the same iterations take another time.
             for watched in self.watched.values_mut() {
                 (watched.baseline_ns, watched.learnt) = (None, 0);
             }

@@ -1,58 +1,63 @@
-//! Where the iterations of a program begin, from nothing but the sequence of what it submits.
+//! Finds where the iterations of a program begin, from the sequence of its submissions alone.
 //!
-//! A deep-learning job repeats one iteration thousands of times, and a scheduler that knows the boundaries can tell what
-//! survives them from what is scratch, and how fast the job goes (P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing
-//! Primitives for Deep Learning Applications", MLSys 2020, gets them from inside the framework; so do AntMan and
-//! PipeSwitch). Below the driver's interface they are an inference, and so it comes with a confidence, and with the answer
-//! "not periodic".
+//! A deep-learning job repeats one iteration thousands of times, and a scheduler that knows the
+//! boundaries can distinguish persistent memory from scratch memory, and measure the job's speed
+//! (P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning
+//! Applications", MLSys 2020, gets them from inside the framework; so do AntMan and PipeSwitch).
+//! Below the driver's interface the boundaries are inferred, so the answer comes with a confidence,
+//! and it can be "not periodic".
 //!
-//! The input is a list of *signatures*: equal numbers for the same kernel with the same shape in the same stream. The upper
-//! bits alone stand for the kernel.
+//! The input is a list of *signatures*: equal numbers for the same kernel with the same shape in
+//! the same stream. The upper bits alone stand for the kernel.
 //!
-//! *Why not autocorrelation.* The part of positions i with s\[i\] = s\[i+p\] is 1 at the period and at its multiples, but one
-//! inserted launch breaks a whole period of pairs. With a log line of 3 launches after every 10 iterations of 100, the
-//! score of the true period is 900/1003 and that of ten iterations is 1: the maximum is the wrong one.
+//! *Why not autocorrelation.* The fraction of positions i with s\[i\] = s\[i+p\] is 1 at the period
+//! and at its multiples, but one inserted launch breaks a whole period of pairs. With a log line of
+//! 3 launches after every 10 iterations of 100, the score of the true period is 900/1003 and that
+//! of ten iterations is 1: the maximum is the wrong one.
 //!
-//! *What is done instead.* An *anchor* is a signature that comes back. It cuts the sequence into segments; the most frequent
-//! one is the *body*. A segment is explained where it is a row of bodies, or a body with something inserted (its longest
-//! common prefix and suffix with the body together are as long as the body). The *coverage* of the anchor is the explained
-//! part of all launches:
+//! *What is done instead.* An *anchor* is a signature that occurs again. It cuts the sequence into
+//! segments; the most frequent one is the *body*. A segment is explained if it is a row of bodies,
+//! or a body with something inserted (its longest common prefix and suffix with the body together
+//! are as long as the body). The *coverage* of the anchor is the explained part of all launches:
 //!
 //! ```text
-//! a b b c   a b b c   a b b c   e e f   a b b c       anchor a, body "abbc": all but "eef" explained, 16 of 19
-//!   b b       b b       b b ...                       anchor b, segments "b", "bca", ...: body "b", half explained
+//! a b b c   a b b c   a b b c   e e f   a b b c   anchor a, body "abbc": 16 of 19 explained
+//!   b b       b b       b b ...                   anchor b, body "b": half explained
 //! ```
 //!
-//! Every signature is tried; then groups of 4, 16 and 64 in a row, for programs without a signature of their own in each
-//! iteration. Comparing segments takes constant time with hashes of prefixes (R. M. Karp, M. O. Rabin, "Efficient randomized
-//! pattern-matching algorithms", 1987), prefixes and suffixes a logarithm of it by bisection; the sum over all anchors
-//! is O(n log n) in time and O(n) in memory, and n is [`HISTORY`] at most.
+//! Every signature is tried; then groups of 4, 16 and 64 in a row, for programs without a signature
+//! of their own in each iteration. Comparing segments takes constant time with hashes of prefixes
+//! (R. M. Karp, M. O. Rabin, "Efficient randomized pattern-matching algorithms", 1987), prefixes
+//! and suffixes a logarithm of it by bisection; the sum over all anchors is O(n log n) in time and
+//! O(n) in memory, and n is [`HISTORY`] at most.
 //!
-//! *Which period.* Of the bodies that cover [`MIN_COVERAGE`] the shortest. A loop nested in the iteration (the layers of a
-//! forward pass) covers only its part, so the stable outer period wins; evaluation and logging every so many iterations
-//! leave the iteration above the bound, so that the epoch does not win. Where the inner loop is more than 95 % of the
-//! launches the two are the same thing in different sizes, and the inner one is reported: sixteen accumulated gradients with
-//! a single fused step look like sixteen iterations with a log line.
+//! *Which period.* Of the bodies that cover [`MIN_COVERAGE`] the shortest. A loop nested in the
+//! iteration (the layers of a forward pass) covers only its part, so the stable outer period wins;
+//! evaluation and logging every so many iterations leave the iteration above the bound, so that the
+//! epoch does not win. If the inner loop is more than 95 % of the launches, both are the same loop
+//! in different sizes, and the inner one is reported: sixteen accumulated gradients with a single
+//! fused step look like sixteen iterations with a log line.
 //!
-//! *Shapes.* The last batch of an epoch is smaller, sentences have their own length: the search is made with whole
-//! signatures and with the kernels alone, and the shorter period taken.
+//! *Shapes.* The last batch of an epoch is smaller, sentences have their own length: the search is
+//! made with whole signatures and with the kernels alone, and the shorter period taken.
 //!
-//! *Warm-up.* The whole history is tried first, then its last half, then its last quarter. Not less: in a long enough history
-//! something repeats for a while in any program.
+//! *Warm-up.* The whole history is tried first, then its last half, then its last quarter. Not
+//! less: in a long enough history something repeats for a while in any program.
 //!
-//! *Confidence* is coverage x r/(r+1) for r repetitions seen, x the mean of 1 and the part of the history that was explained
-//! at all, x 0.95 for kernels alone: three repetitions of a perfect loop are 0.75, twenty 0.95. It is a grade, not a
-//! probability: no program is drawn from a distribution that anybody knows.
+//! *Confidence* is coverage x r/(r+1) for r repetitions seen, x the mean of 1 and the part of the
+//! history that was explained at all, x 0.95 for kernels alone: three repetitions of a perfect loop
+//! are 0.75, twenty 0.95. It is a grade, not a probability: nobody knows the distribution that
+//! programs come from.
 
 use std::collections::HashMap;
 
-/// Submissions looked at, at most. Three repetitions of an iteration of some 5,000 launches, more than a step of a large
-/// language model makes from one thread.
+/// Most submissions that are examined: three repetitions of an iteration of some 5,000 launches,
+/// more than a step of a large language model makes from one thread.
 pub const HISTORY: usize = 16_384;
 /// Fewer launches than this say nothing.
 pub const MIN_HISTORY: usize = 24;
-/// Part of the launches that a period has to explain. Above what evaluation and logging usually add, below what an inner
-/// loop usually leaves out.
+/// Fraction of the launches that a period has to explain: above what evaluation and logging usually
+/// add, below what an inner loop usually leaves out.
 pub const MIN_COVERAGE: f64 = 0.95;
 /// Repetitions that make a period: two are one coincidence.
 pub const MIN_REPEATS: usize = 3;
@@ -99,7 +104,8 @@ pub struct Anchor {
     pub times: u32,
 }
 
-/// Looks for iterations in `signatures`, oldest first, of which the upper `kind_bits` bits stand for the kernel.
+/// Looks for iterations in `signatures`, oldest first; the upper `kind_bits` bits of each identify
+/// the kernel.
 pub fn find(signatures: &[u32], kind_bits: u32) -> Sequence {
     let skipped = signatures.len().saturating_sub(HISTORY);
     let history = &signatures[skipped..]; // PANIC: at most the length.
@@ -127,7 +133,8 @@ pub fn find(signatures: &[u32], kind_bits: u32) -> Sequence {
         let Some(body) = (if shapes { whole } else { kernels }) else {
             continue;
         };
-        let (explained, all) = (window.len() as f64, history.len() as f64); // CAST: at most `HISTORY`.
+        // CAST: at most `HISTORY`.
+        let (explained, all) = (window.len() as f64, history.len() as f64);
         let repeats = body.repeats as f64; // CAST: likewise.
         let grade = if shapes { 1.0 } else { 0.95 };
         return Sequence::Periodic(Found {
@@ -253,7 +260,8 @@ impl Text {
         largest(most, |length| self.same(a - length, b - length, length))
     }
 
-    /// The shortest body that explains enough, among those that begin with a group of `gram` symbols.
+    /// The shortest body that explains enough, among those that begin with a group of `gram`
+    /// symbols.
     fn search(&self, gram: usize, best_coverage: &mut f64) -> Option<Body> {
         let count = (self.symbols.len() + 1).checked_sub(gram)?;
         let mut groups: Vec<(u64, usize)> =
@@ -315,7 +323,8 @@ impl Text {
             from,
             length,
             repeats,
-            coverage: (explained as f64 / self.symbols.len() as f64).min(1.0), // CAST: at most `HISTORY`.
+            // CAST: at most `HISTORY`.
+            coverage: (explained as f64 / self.symbols.len() as f64).min(1.0),
         })
     }
 

@@ -21,7 +21,8 @@ fn irregular(sequence: &[u32]) {
     assert!(matches!(verdict, Sequence::Irregular { .. }), "{verdict:?}");
 }
 
-/// Numbers without a pattern, the same in every run (SplitMix64: G. Steele, D. Lea, C. Flood, OOPSLA 2014).
+/// Numbers without a pattern, the same in every run (SplitMix64: G. Steele, D. Lea, C. Flood,
+/// OOPSLA 2014).
 struct Noise(u64);
 
 impl Noise {

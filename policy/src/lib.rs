@@ -1,14 +1,16 @@
 //! Who runs next, as arithmetic.
 //!
-//! A policy sees a read-only view and a time, is fed with charges, and answers with a decision. It does no I/O, owns no
-//! clock and imports nothing of ours, so that the daemon, the tests and a simulator run the very same code:
+//! A policy sees a read-only view and a time, receives charges, and answers with a decision. It
+//! does no I/O, owns no clock and imports no other crate of the workspace, so that the daemon, the
+//! tests and a simulator run the same code:
 //!
 //! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
 //! * [`quantum`]: how long a slice lasts, by what a hand-over costs.
-//! * [`residency`]: who stays in a device's memory where not all fit.
+//! * [`residency`]: which jobs stay in a device's memory when not all fit.
 //! * [`gangs`]: whose turn it is on devices that jobs use together.
 //! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
-//! * [`cluster`]: what runs where above the node: the slots, the policies that fill them, and the scheduler that asks them.
+//! * [`cluster`]: what runs where above the node: the slots, the policies that fill them, and the
+//!   scheduler that asks them.
 //! * [`stepper`]: drives a [`SlicePolicy`] through virtual time with simulated tenants.
 
 #![forbid(unsafe_code)]

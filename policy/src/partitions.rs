@@ -1,20 +1,23 @@
-//! Lanes: how much memory jobs may have that share a device.
+//! Memory partitions of a device: how much memory the jobs that share it may have.
 //!
-//! Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning Applications", MLSys 2020.
+//! Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning
+//! Applications", MLSys 2020.
 //!
-//! A job's memory is a persistent part P (model, optimiser) and an ephemeral part E that each iteration takes and gives back.
-//! The jobs of one *partition* run one at a time, so their ephemeral parts are never there together, and a partition is safe when
+//! A job's memory is a persistent part P (model, optimiser) and an ephemeral part E that each
+//! iteration takes and gives back. The jobs of one *partition* (the paper's "GPU lane") run one at
+//! a time, so their ephemeral parts never coexist, and a partition is safe when
 //!
 //! ```text
 //! P_1 + P_2 + ... + max(E_1, E_2, ...) <= size of the partition
 //! ```
 //!
-//! while jobs of different partitions run at once. With jobs of P = 1 GiB and E = 6 GiB, 16 GiB hold two of them by their peaks, two
-//! partitions of one job each, or one partition of ten jobs.
+//! while jobs of different partitions run at once. With jobs of P = 1 GiB and E = 6 GiB, 16 GiB
+//! hold two of them by their peaks, two partitions of one job each, or one partition of ten jobs.
 //!
-//! A job is admitted to a new partition if its peak P + E is free; else to the partition with the least space in which it fits (best fit);
-//! else to the partition that has to grow least, as far as there is memory free; else it waits. Lanes are accounts, not
-//! addresses: they grow and shrink without moving anything (in Salus they could not). [`HOLD_BACK_BYTES`] of the device are
+//! A job is admitted to a new partition if its peak P + E is free; else to the partition with the
+//! least space in which it fits (best fit); else to the partition that has to grow least, as far as
+//! there is memory free; else it waits. Partitions are accounts, not addresses: they grow and
+//! shrink without moving anything (in Salus they could not). [`HOLD_BACK_BYTES`] of the device are
 //! left to contexts and libraries, as in the authors' code.
 
 use std::fmt;
@@ -91,7 +94,7 @@ impl PartitionTable {
         }
     }
 
-    /// Says how much memory the device has; 0: not known. Lanes that exist stay.
+    /// Sets how much memory the device has; 0: not known. Existing partitions stay.
     pub fn set_device_bytes(&mut self, bytes: u64) {
         self.capacity_bytes = (bytes > 0).then(|| bytes.saturating_sub(self.hold_back_bytes));
     }

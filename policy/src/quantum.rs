@@ -1,27 +1,34 @@
-//! How long a slice lasts: long enough that hand-overs cost little, short enough that nobody waits long.
+//! How long a slice lasts: long enough that hand-overs cost little, short enough that no job waits
+//! long.
 //!
-//! A hand-over leaves the device idle for a moment: its end has to be seen, a gate opened, a thread woken, a first kernel
-//! submitted. With a *switch cost* of `c` and slices of `q` that is `c / (q + c)` of the time, and a round of `n` tenants takes
-//! `n (q + c)`. At 77 us, measured on a simulated device, slices of 2 ms lose 3.7 %, slices of 5 ms 1.5 %, slices of 50 ms 0.15 %.
+//! A hand-over leaves the device idle for a moment: the arbiter must see the end, open a gate and
+//! wake a thread, which submits a first kernel. With a *switch cost* of `c` and slices of `q` that
+//! is `c / (q + c)` of the time, and a round of `n` tenants takes `n (q + c)`. At 77 us, measured
+//! on a simulated device, slices of 2 ms lose 3.7 %, slices of 5 ms 1.5 %, slices of 50 ms 0.15 %.
 //!
-//! So a slice is made as short as it may be, and no shorter:
+//! So a slice is as short as these rules allow:
 //!
-//! * While a guaranteed tenant competes, two of them have [`Lengths::promised_us`] each (5 ms where an operator says nothing),
-//!   more of them less, so that a round stays about as long.
-//! * A hand-over takes 1.25 % of a slice at most ([`PART`]): with a switch cost of 77 us no slice is shorter than 6.2 ms. Where that
-//!   is more than 10 ms ([`FAIR_US`]) and a share was promised, the promise comes first: whoever has a slice of 10 ms too many or too few
-//!   in a second is off by a point.
-//! * While only opportunistic tenants compete nobody was promised anything, and slices are as long as they may be: 50 ms.
-//! * What the operator allows holds whatever a hand-over costs: with `min_us` equal to `max_us` all slices are that long.
+//! * While a guaranteed tenant competes, two of them have [`Lengths::promised_us`] each (5 ms by
+//!   default), and more of them have less, so that a round stays about as long.
+//! * A hand-over takes 1.25 % of a slice at most ([`PART`]): with a switch cost of 77 us no slice
+//!   is shorter than 6.2 ms. If that is more than 10 ms ([`FAIR_US`]) and a share was promised, the
+//!   promise comes first: a job with one slice of 10 ms too many or too few in a second is off by a
+//!   point.
+//! * While only opportunistic tenants compete no share was promised, and slices have their greatest
+//!   length: 50 ms.
+//! * The operator's bounds hold whatever a hand-over costs: with `min_us` equal to `max_us` all
+//!   slices are that long.
 //!
-//! The switch cost is *learnt*: a mean in which every hand-over weighs a sixteenth. A single one counts for a millisecond at
-//! most; on a host that did not give a thread a core for 10 ms it is the host that is slow, not the device.
+//! The switch cost is *learnt*: a mean in which every hand-over weighs a sixteenth. A single
+//! hand-over counts for a millisecond at most: if a thread waits 10 ms for a core, the host is
+//! slow, not the device.
 
 use crate::slice::QuantumBounds;
 
 /// A slice lasts so many times what a hand-over costs, at least.
 pub const PART: u64 = 80;
-/// Longest slice to which the cost of hand-overs leads while a guaranteed tenant competes, in microseconds.
+/// Longest slice to which the cost of hand-overs leads while a guaranteed tenant competes, in
+/// microseconds.
 pub const FAIR_US: u32 = 10_000;
 /// More than this one hand-over is not taken to cost, in nanoseconds.
 const MOST_NS: u64 = 1_000_000;
@@ -49,7 +56,8 @@ impl Lengths {
         }
     }
 
-    /// The bounds of now: `cost_ns` is what a hand-over costs (0: not known), `promised`: a guaranteed tenant competes.
+    /// The present bounds: `cost_ns` is the cost of a hand-over (0: not known); `promised`: a
+    /// guaranteed tenant competes.
     pub fn now(&self, cost_ns: u64, promised: bool) -> QuantumBounds {
         let least_us = u32::try_from(cost_ns.saturating_mul(PART) / 1000).unwrap_or(u32::MAX);
         let min_us = self.min_us.min(self.max_us);

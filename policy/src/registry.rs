@@ -164,8 +164,8 @@ impl PolicySpec {
     }
 }
 
-/// Checked parameters, as a policy reads them when it is built. A name that is not in the policy's list reads as zero,
-/// no, or nothing; a test builds every policy and reads all of them.
+/// Checked parameters, as a policy reads them when it is built. A name that is missing in the
+/// policy's list reads as zero, no, or nothing; a test builds every policy and reads all of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings<'a> {
     spec: &'static PolicySpec,

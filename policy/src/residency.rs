@@ -1,36 +1,42 @@
-//! Who stays in a device's memory, who leaves it, and when: arbitration between jobs whose memories do not fit together.
+//! Which jobs stay in a device's memory, which are evicted, and when: arbitration between jobs
+//! whose memories do not fit together.
 //!
-//! A job is moved as a whole or not at all. Which bytes a turn will touch cannot be known from outside (a pointer may lie in
-//! any of them), so the unit is everything that a job can have moved, and the question is the one of the working-set model
-//! (P. J. Denning, "The working set model for program behavior", CACM 1968) with jobs in place of pages: while the sum fits,
-//! everybody stays, and a hand-over costs nothing; when it does not, jobs take *terms*.
+//! A job is moved as a whole or not at all. Nobody outside knows which bytes a turn will touch (a
+//! pointer may lie in any of them), so the unit is all evictable memory of a job. The question is
+//! that of the working-set model (P. J. Denning, "The working set model for program behavior", CACM
+//! 1968) with jobs in place of pages: while the sum fits, all jobs stay, and a hand-over costs
+//! nothing; when it does not, jobs take *terms*.
 //!
-//! *The length of a term.* A switch of `b` bytes over a link of `r` bytes per second takes `s = b / r`; both directions run at
-//! once, so of two jobs the longer direction counts. A job that stays for `k * s` before somebody takes its space keeps the
-//! device from working for `s` in every `(k + 1) * s`:
+//! *The length of a term.* A switch of `b` bytes over a link of `r` bytes per second takes `s = b /
+//! r`; both directions run at once, so of two jobs the longer direction counts. A job that stays
+//! for `k * s` before another takes its space keeps the device from working for `s` in every `(k +
+//! 1) * s`:
 //!
 //! ```text
-//! 20 GB at 50 GB/s: s = 0.4 s     k = 10: terms of 4 s, 9 % of the time goes into moving     k = 1: 50 %
+//! 20 GB at 50 GB/s: s = 0.4 s     k = 10: terms of 4 s, 9 % of the time in moves     k = 1: 50 %
 //! ```
 //!
-//! `k` is `slice_over_switch`, 10 where nobody says otherwise. Terms of jobs that compete are in the proportion of their weights,
-//! the shortest being `k * s`, so that shares hold over a round of terms. The slice policy deals the time between those who
-//! are in; a job that is out is shown to it when its space may be taken.
+//! `k` is `slice_over_switch`, 10 by default. Terms of jobs that compete are in the proportion of
+//! their weights, the shortest being `k * s`, so that shares hold over a round of terms. The slice
+//! policy divides the time between resident jobs; an evicted job is shown to it once it may take
+//! space.
 //!
-//! *A job that pauses* loses its space only when its silence has lasted as long as a switch would. That is the rule of the
-//! ski rental (A. Karlin, M. Manasse, L. Rudolph, D. Sleator, "Competitive snoopy caching", Algorithmica 1988): whatever the
-//! pauses are like, the time lost is at most twice that of one who knows them beforehand. A data loader that takes 5 ms
-//! does not cost the job a switch of a second.
+//! *A job that pauses* loses its space only when its silence has lasted as long as a switch would.
+//! That is the rule of the ski rental (A. Karlin, M. Manasse, L. Rudolph, D. Sleator, "Competitive
+//! snoopy caching", Algorithmica 1988): whatever the pauses are, the time lost is at most twice
+//! that of a policy that knows them beforehand. A data loader that takes 5 ms does not cost the job
+//! a switch of a second.
 //!
-//! *Classes.* A guaranteed job takes an opportunistic one's space at once; an opportunistic one never takes that of a guaranteed
-//! one that is at work.
+//! *Classes.* A guaranteed job takes an opportunistic one's space at once; an opportunistic job
+//! never takes the space of a guaranteed job that is at work.
 //!
-//! *Whose space.* Those whose use is furthest away: idle ones first, the longest idle before the others; then those whose
-//! term is over; never more of them than needed. *Whose turn.* The class, then who has been away longest.
+//! *Whose space.* The jobs whose next use is furthest away: idle ones first, the longest idle
+//! before the others; then those whose term is over; never more of them than needed. *Whose turn.*
+//! By class, then the job that has been out longest.
 //!
-//! *Pressure* is the part of the time that went into switches lately ([`Pressure`]). Above what `k` stands for terms are stretched;
-//! where that does not help one job is parked: the lowest class, of that the newest. Thrashing is answered by less
-//! multiprogramming, as ever.
+//! *Pressure* is the recent part of the time that went into switches ([`Pressure`]). Above what `k`
+//! allows, terms are stretched; if that does not help, one job is parked: the newest of the lowest
+//! class. The remedy for thrashing is less multiprogramming, as always.
 
 mod pressure;
 
@@ -42,10 +48,11 @@ pub use pressure::{Level, Pressure};
 pub const UNKNOWN_BYTES_PER_US: u64 = 10_000;
 /// What a switch costs beyond its bytes: draining, and handles to make and to map.
 const SWITCH_NS: u64 = 5_000_000;
-/// An allocation that waits for space is not kept waiting longer than this for the end of another job's term. TIMEOUT: it gives up
-/// after half a minute.
+/// An allocation that waits for space waits at most this long for the end of another job's term.
+/// TIMEOUT: it gives up after half a minute.
 const URGENT_NS: u64 = 2_000_000_000;
-/// Terms are in the proportion of weights up to here; beyond it a small share would wait for minutes.
+/// Terms are in proportion to weights up to this factor; beyond it a small share would wait for
+/// minutes.
 const MOST_TERMS: f64 = 20.0;
 
 /// A job with memory on the device, or away from it.
@@ -93,7 +100,7 @@ impl ResidentJob {
             .saturating_add(self.space_bytes)
     }
 
-    /// What it takes from the device once it has arrived where it is going, what an allocation waits for included.
+    /// Its device memory once its moves are done, including what an allocation waits for.
     pub fn footprint_bytes(&self) -> u64 {
         self.fixed_bytes.saturating_add(self.movable_bytes())
     }
@@ -153,8 +160,8 @@ impl ResidentJobs<'_> {
     }
 }
 
-/// How fast memory moves, in bytes per microsecond (MB/s); 0: not measured. Of a direction that was not the other one's is taken:
-/// links are about as fast both ways.
+/// How fast memory moves, in bytes per microsecond (MB/s); 0: not measured. A direction that was
+/// not measured takes the other's figure: links are about as fast both ways.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Link {
     /// Device to host.
@@ -273,7 +280,8 @@ impl Arbitration {
         self.parked.contains(&id)
     }
 
-    /// What each job may do now, in the order of `residents`, and when to look again. Parks and releases by the way.
+    /// What each job may do now, in the order of `residents`, and when to look again. Also parks
+    /// and releases jobs.
     pub fn standings(&mut self, residents: &ResidentJobs<'_>) -> (Vec<Standing>, Option<u64>) {
         self.answer_pressure(residents);
         let mut line: Vec<&ResidentJob> = residents
@@ -282,7 +290,8 @@ impl Arbitration {
             .filter(|one| one.out && one.wants && !one.is_moving() && !one.kept_away)
             .collect();
         line.sort_by_key(|one| (one.class == Class::Opportunistic, one.since_ns, one.id));
-        // Only the first one for whom space can be made takes others' space: two at once would take each other's.
+        // Only the first job that space can be made for takes others' space: two at once would take
+        // each other's.
         let mut head = None;
         let mut again_ns: Option<u64> = None;
         for one in line {
@@ -355,7 +364,8 @@ impl Arbitration {
         residents.lacking_bytes(one.missing_bytes()) == 0
     }
 
-    /// Whose space `id` would take, and when; `None`: whoever left, there would not be enough.
+    /// Whose space `id` would take, and when; `None`: there is not enough, even with all others
+    /// evicted.
     pub fn space_for(&self, residents: &ResidentJobs<'_>, id: TenantId) -> Option<Space> {
         let one = residents.get(id)?;
         // Of one that is on its way all is spoken for.
@@ -363,8 +373,8 @@ impl Arbitration {
         self.space(residents, one, bytes, false)
     }
 
-    /// Whose space `id`, which is in and has an allocation waiting, takes now, most of a term or not: the alternative is that it
-    /// fails.
+    /// Whose space resident job `id` takes now for a waiting allocation. It need not wait for the
+    /// end of the other's term, because the allocation would fail otherwise.
     pub fn more_space_for(&self, residents: &ResidentJobs<'_>, id: TenantId) -> Option<Space> {
         let one = residents.get(id)?;
         let space = self.space(residents, one, 0, true)?;
@@ -394,7 +404,8 @@ impl Arbitration {
             .map(|other| (self.free_from_ns(residents, other, one, urgent), other))
             .filter(|(from_ns, _)| *from_ns < u64::MAX)
             .collect();
-        // Furthest next use: who may leave soonest, idle ones before those at work, the longest idle first.
+        // Furthest next use: jobs that may be evicted soonest, idle jobs before busy ones, the
+        // longest idle first.
         candidates.sort_by_key(|(from_ns, other)| {
             let due_ns = (*from_ns).max(residents.now_ns);
             (due_ns, other.wants, other.active_ns, other.id)
@@ -411,7 +422,7 @@ impl Arbitration {
         if gained < needed {
             return None;
         }
-        // Whoever turns out not to be needed stays, the last one chosen first.
+        // Jobs whose space is not needed stay, the last one chosen first.
         let mut at = chosen.len();
         while at > 0 {
             at -= 1;
@@ -476,7 +487,8 @@ impl Arbitration {
         }
     }
 
-    /// How long `resident` stays while others of its class wait for its space, the switch being so long.
+    /// How long `resident` stays while others of its class wait for its space, if a switch takes
+    /// `switch_ns`.
     fn term_ns(&self, residents: &ResidentJobs<'_>, resident: &ResidentJob, switch_ns: u64) -> u64 {
         let competing = residents
             .all

@@ -1,26 +1,31 @@
 //! Salus: jobs in partitions of memory, switched between iterations.
 //!
-//! Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning Applications", MLSys 2020
-//! (arXiv:1902.04610), and the authors' artifact. Published: mean completion 3.19 times better by shortest remaining time than
-//! first come first served without sharing.
+//! Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning
+//! Applications", MLSys 2020 (arXiv:1902.04610), and the authors' artifact. Published: mean
+//! completion 3.19 times better by shortest remaining time than first come first served without
+//! sharing.
 //!
-//! A tenant runs once its memory has a place in a partition ([`crate::PartitionTable`]: sum P + max E <= size); tenants of one partition
-//! run one at a time. Whose memory is not known is not held back. Four orders:
+//! A tenant runs once its memory has a place in a partition ([`crate::PartitionTable`]: sum P + max
+//! E <= size); tenants of one partition run one at a time. A tenant with unknown memory is not held
+//! back. Four orders:
 //!
-//! | name | runs first | at once |
-//! |---|---|---|
-//! | `salus-fair` | the smallest integral of device time over weight (or of bytes held while running x time, the authors' own) since the last arrival, which sets all integrals to zero | 1 |
-//! | `salus-pack` | the same, but one of each partition at once | every partition |
-//! | `salus-preempt` | the newest; it waits for the end of the iteration that runs, or not at all where none is known | 1 |
-//! | `salus-srtf` | the shortest remaining device time over weight; where it is not told, as much again as it has had (so the least served first) | 1 |
+//! * `salus-fair`: the smallest integral of device time over weight (or of bytes held while running
+//!   x time, the authors' own) since the last arrival, which sets all integrals to zero; one tenant
+//!   at once.
+//! * `salus-pack`: the same, but one tenant of each partition at once.
+//! * `salus-preempt`: the newest, which waits for the end of the present iteration, or not at all
+//!   if iterations are not known; one tenant at once.
+//! * `salus-srtf`: the shortest remaining device time over weight; if that is not known, as much
+//!   again as it has had (so the least served first); one tenant at once.
 //!
-//! The device changes hands between two iterations, when the ephemeral memory is free: a holder whose slice is over stays until its iteration
-//! ends, `patience_ms` at most, if its iterations are known. Overrun is in the integral. One that comes back from a pause starts at
-//! the lowest integral of those that run, less a slice: a pause earns nothing.
+//! The device changes hands between two iterations, when the ephemeral memory is free: a holder
+//! whose slice is over stays until its iteration ends, `patience_ms` at most, if its iterations are
+//! known. Overrun is in the integral. A tenant that comes back from a pause starts at the lowest
+//! integral of the running tenants, less a slice: a pause earns nothing.
 //!
-//! Numbers: jobs of 11,266, 1,144 and 116 s (90th, 50th and 10th percentile of a cluster's jobs) that come together, in
-//! this order: first come first served 11,266, 12,410, 12,526 s, mean 12,067 s; shortest remaining first 116, 1,260, 12,526 s, mean
-//! 4,634 s, 0.38 of it.
+//! Numbers: jobs of 11,266, 1,144 and 116 s (90th, 50th and 10th percentile of a cluster's jobs)
+//! that come together, in this order: first come first served 11,266, 12,410, 12,526 s, mean 12,067
+//! s; shortest remaining first 116, 1,260, 12,526 s, mean 4,634 s, 0.38 of it.
 
 use std::collections::BTreeMap;
 

@@ -1,23 +1,27 @@
 //! Floors and caps of the share, for every policy.
 //!
-//! Two leaky buckets per tenant, in nanoseconds of device time (J. Turner, "New directions in communications (or which way
-//! to the information age?)", IEEE Communications Magazine 24(10), 1986):
+//! Two leaky buckets per tenant, in nanoseconds of device time (J. Turner, "New directions in
+//! communications (or which way to the information age?)", IEEE Communications Magazine 24(10),
+//! 1986):
 //!
-//! * *Floor.* While the tenant wants the device, `min_share` of the passing time flows in and what it is charged flows out. With a
-//!   slice in it, the tenant comes before everybody of its class who is owed none. It holds [`FLOOR_HOLDS_NS`] at most.
-//! * *Cap.* `max_share` of the passing time flows in, asleep or awake, up to one slice; what it is charged flows out. Empty: the
-//!   tenant does not run, even if the device stays idle for it. A kernel that overruns leaves it below zero, to be made up.
+//! * *Floor.* While the tenant wants the device, `min_share` of the passing time flows in and what
+//!   it is charged flows out. With a slice in it, the tenant comes before all tenants of its class
+//!   that are owed none. It holds [`FLOOR_HOLDS_NS`] at most.
+//! * *Cap.* `max_share` of the passing time flows in, asleep or awake, up to one slice; what it is
+//!   charged flows out. Empty: the tenant does not run, even if the device stays idle for it. A
+//!   kernel that overruns leaves it below zero, to be made up.
 //!
-//! For policies that work by weights the floors and caps are also turned into weights ([`Shares::reweigh`]), so that the
-//! buckets only catch what rounding leaves: with weights 1 : 1 : 2 and a floor of 40 % for the first, its weight is raised to
-//! 2 of 5, and the others keep 1 : 2 of the rest.
+//! For policies that work by weights the floors and caps are also turned into weights
+//! ([`Shares::reweigh`]), so that the buckets only catch what rounding leaves: with weights 1 : 1 :
+//! 2 and a floor of 40 % for the first, its weight is raised to 2 of 5, and the others keep 1 : 2
+//! of the rest.
 
 use std::collections::BTreeMap;
 
 use crate::slice::{Class, TenantId, TenantView, View};
 
-/// More than this a floor does not save up, in nanoseconds: who could not be served that long (a kernel of somebody else that does
-/// not end) gets no more back.
+/// Most that a floor saves up, in nanoseconds: a tenant that could not be served for longer
+/// (another's kernel does not end) gets no more back.
 const FLOOR_HOLDS_NS: i64 = 200_000_000;
 const PPM: i64 = 1_000_000;
 
@@ -105,7 +109,8 @@ impl Shares {
         self.buckets.get(&id).is_some_and(|buckets| buckets.capped)
     }
 
-    /// When to look again because of caps: the first capped tenant may run again, or the first other may run out.
+    /// When to look again because of caps: the first capped tenant may run again, or the first
+    /// other may run out.
     pub(crate) fn again_ns(&self, view: &View<'_>) -> Option<u64> {
         let slice_ns = i64::from(view.quantum.max_us) * 1000;
         view.tenants
@@ -125,8 +130,9 @@ impl Shares {
             .min()
     }
 
-    /// Sets the weights of the tenants that compete (those that are ready) so that nobody's part of its class is below its
-    /// floor or above its cap, as far as that is possible; the others keep their proportions.
+    /// Sets the weights of the tenants that compete (those that are ready) so that each part of the
+    /// class is between its floor and its cap, as far as that is possible; the others keep their
+    /// proportions.
     pub(crate) fn reweigh(tenants: &mut [TenantView], class: Class) {
         let competes = |tenant: &TenantView| tenant.is_ready() && tenant.class == class;
         let bound = |tenant: &TenantView| {
@@ -138,7 +144,8 @@ impl Shares {
         {
             return;
         }
-        // One tenant is fixed at its bound in every round, the one that is furthest from it; what is left is shared by the rest.
+        // Every round fixes one tenant at its bound, the one that is furthest from it; the rest
+        // share what is left.
         let mut fixed: Vec<(TenantId, u32)> = Vec::new();
         loop {
             let is_fixed = |id: TenantId| fixed.iter().any(|(other, _)| *other == id);

@@ -1,7 +1,7 @@
-//! The words between a slice policy and whoever drives it: what it may see, and what it may decide.
+//! The interface between a slice policy and its driver: what it may see, and what it may decide.
 //!
-//! Whoever drives it fills in what is known and leaves the rest at its default: a policy that lacks a figure falls back to
-//! measured device time, and says in its module how.
+//! The driver fills in what is known and keeps defaults for the rest. A policy that lacks a figure
+//! falls back to measured device time, and its module says how.
 
 use crate::few::Few;
 
@@ -24,7 +24,7 @@ pub enum Class {
 pub struct Memory {
     /// What survives the end of an iteration (model, optimiser, framework), in bytes.
     pub persistent_bytes: u64,
-    /// What an iteration needs at its peak beyond that, in bytes. Where it is not known yet: the whole peak here.
+    /// What an iteration needs at its peak beyond that, in bytes; while unknown: the whole peak.
     pub ephemeral_bytes: u64,
 }
 
@@ -55,7 +55,8 @@ pub struct Iterations {
     pub done_ns: u64,
     /// The tenant stands between two iterations now: nothing of one is on the device.
     pub at_boundary: bool,
-    /// How sure the detector is of the figures, in millionths; told by the program itself: 1,000,000.
+    /// How sure the detector is of the figures, in millionths; reported by the program itself:
+    /// 1,000,000.
     pub confidence_ppm: u32,
 }
 
@@ -66,7 +67,8 @@ pub struct TenantView {
     pub id: TenantId,
     /// Its class.
     pub class: Class,
-    /// Its weight in millionths of the device; 0 counts as 1. Only the ratio between tenants of one class matters.
+    /// Its weight in millionths of the device; 0 counts as 1. Only the ratio between tenants of one
+    /// class matters.
     pub weight_ppm: u32,
     /// Never less than this part of the device while it wants it, in millionths; 0: no floor.
     pub min_share_ppm: u32,
@@ -74,7 +76,7 @@ pub struct TenantView {
     pub max_share_ppm: Option<u32>,
     /// It waits for the device, or holds it and uses it.
     pub wants: bool,
-    /// It was told to stop: it does not run, and loses the device if it holds it.
+    /// Stopped by request: it does not run, and loses the device if it holds it.
     pub paused: bool,
     /// When it came, in nanoseconds of the view's clock.
     pub arrived_ns: u64,
@@ -82,8 +84,8 @@ pub struct TenantView {
     pub memory: Memory,
     /// Device time it has had since it came, in nanoseconds.
     pub attained_ns: u64,
-    /// Device time it still needs until it is done, in nanoseconds; with a deadline: until what the deadline is for is
-    /// done.
+    /// Device time it still needs until it is done, in nanoseconds; with a deadline: until the work
+    /// that the deadline is for is done.
     pub remaining_ns: Option<u64>,
     /// By when its remaining work should be done, in nanoseconds of the view's clock.
     pub deadline_ns: Option<u64>,
@@ -201,10 +203,11 @@ pub struct Slice {
 pub struct Decision {
     /// Take the device from these.
     pub revoke: Few<TenantId>,
-    /// Then give it to these. Where one of them is a holder that is not revoked, its slice begins anew.
+    /// Then give it to these. If one of them is a holder that is not revoked, its slice begins
+    /// anew.
     pub grant: Few<Slice>,
-    /// Who will probably hold it next, when a slice of now has ended: it can be woken early. Never one that holds it or
-    /// is granted it now.
+    /// Which tenant will probably hold it next, when a present slice has ended: it can be woken
+    /// early. Never a tenant that holds it or is granted it now.
     pub next: Option<TenantId>,
     /// Ask again at this time at the latest, in nanoseconds; `None`: when something has changed.
     pub again_ns: Option<u64>,
@@ -218,11 +221,11 @@ pub trait SlicePolicy: std::fmt::Debug + Send {
     /// `id` has used the device for `device_ns` nanoseconds, inside its slice or beyond it.
     fn charge(&mut self, id: TenantId, device_ns: u64);
 
-    /// What to do, given the view. After carrying it out there are at most `view.device.holders` holders.
+    /// What to do, given the view. Afterwards there are at most `view.device.holders` holders.
     fn decide(&mut self, view: &View<'_>) -> Decision;
 
-    /// How far `id` is ahead of what it is due, in nanoseconds of device time: above zero it owes, below it is owed.
-    /// `None` where the policy keeps no such account.
+    /// How far `id` is ahead of what it is due, in nanoseconds of device time: above zero it owes,
+    /// below it is owed. `None` where the policy keeps no such account.
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
         let _ = id;
         None

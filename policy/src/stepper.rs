@@ -1,12 +1,14 @@
 //! Virtual time: drives a [`SlicePolicy`] with simulated tenants and counts what each of them got.
 //!
-//! The device runs one kernel of each tenant that has work on it, all at the same speed: two at once run at half the speed
-//! each. A tenant that loses the device finishes the kernel it has begun; that tail overlaps with the next tenant, and
-//! both are charged for their half. This is what the daemon measures on hardware, and why it charges the way it does.
+//! The device runs one kernel of each tenant with work on it, all at the same speed: two at once
+//! run at half speed each. A tenant that loses the device finishes the kernel it has begun; that
+//! kernel overlaps with the next tenant, and both are charged for their half. This is what the
+//! daemon measures on hardware, and why it charges the way it does.
 //!
-//! One round through a tenant's phases is one *iteration*; between two of them it stands at a boundary. Beside what each
-//! tenant got, the stepper keeps what it was *due*: its weight's part of the passing time among those of its class that want
-//! the device (the fluid ideal), the measure of every fairness figure.
+//! One round through a tenant's phases is one *iteration*; between two of them it stands at a
+//! boundary. Beside what each tenant got, the stepper counts what it was *due*: its weight's part
+//! of the passing time among the tenants of its class that want the device (the fluid ideal). Every
+//! fairness figure is measured against it.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +17,7 @@ use crate::slice::{
     TenantView, View,
 };
 
-/// A piece of a simulated tenant's life.
+/// A part of a simulated tenant's life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// Submits kernels of `kernel_us` each until `device_us` of work is done.
@@ -32,7 +34,7 @@ pub enum Phase {
     },
 }
 
-/// A simulated tenant. Its phases repeat from the first when the last is over; without phases it wants nothing. Build it
+/// A simulated tenant. Its phases repeat; without phases it wants nothing. Build it
 /// with [`SimTenant::new`].
 #[derive(Clone, Debug, Default)]
 pub struct SimTenant {
@@ -56,14 +58,14 @@ pub struct SimTenant {
     pub memory: Memory,
     /// By when it should be done, in microseconds after it came.
     pub deadline_us: Option<u64>,
-    /// The policy is told how much work it has left (where `rounds` is known).
+    /// The policy knows how much work it has left (where `rounds` is known).
     pub tells_size: bool,
-    /// The policy is told of its iterations.
+    /// The policy knows its iterations.
     pub tells_iterations: bool,
 }
 
 impl SimTenant {
-    /// A guaranteed tenant of which the policy is told no more than that.
+    /// A guaranteed tenant of which the policy knows no more than these arguments.
     pub fn new(id: u64, weight_ppm: u32, phases: Vec<Phase>) -> Self {
         Self {
             id: TenantId(id),

@@ -1,11 +1,13 @@
 //! Stride scheduling on measured device time.
 //!
-//! Source: C. A. Waldspurger and W. E. Weihl, "Stride Scheduling: Deterministic Proportional-Share Resource Management",
-//! MIT/LCS/TM-528, 1995. Its use for GPUs with unequal jobs: S. Chaudhary et al., "Balancing Efficiency and Fairness in
-//! Heterogeneous GPU Clusters for Deep Learning" (Gandiva-fair), EuroSys 2020.
+//! Source: C. A. Waldspurger and W. E. Weihl, "Stride Scheduling: Deterministic Proportional-Share
+//! Resource Management", MIT/LCS/TM-528, 1995. Its use for GPUs with unequal jobs: S. Chaudhary et
+//! al., "Balancing Efficiency and Fairness in Heterogeneous GPU Clusters for Deep Learning"
+//! (Gandiva-fair), EuroSys 2020.
 //!
-//! Every tenant has a *pass*: the device time it has used, divided by its weight. Whoever wants the device and has the
-//! lowest pass runs next. With weights 3 and 1 and quanta of 5 ms:
+//! Every tenant has a *pass*: the device time it has used, divided by its weight. Of the tenants
+//! that want the device, the one with the lowest pass runs next. With weights 3 and 1 and quanta of
+//! 5 ms:
 //!
 //! ```text
 //! time    0    5   10   15   20   25 ...
@@ -14,21 +16,25 @@
 //! pass B  0   0    5    5    5    5
 //! ```
 //!
-//! so in any time t, tenant i gets t * w_i / sum(w), off by at most about one quantum: 5 ms in a second is half a point.
-//! (A lottery with the same weights would be off by a multiple of the square root of the number of quanta, some 7 points.)
+//! so in any time t, tenant i gets t * w_i / sum(w), off by at most about one quantum: 5 ms in a
+//! second is half a point. (A lottery with the same weights would be off by a multiple of the
+//! square root of the number of quanta, some 7 points.)
 //!
-//! *Charges, not quanta.* A pass grows by what was measured. A tenant whose last kernel runs 3 ms past its slice is charged
-//! those 3 ms as well: its pass stands higher, the others come first until it is even. Overrun is debt and needs no rule
-//! of its own. One that gives the device back after 1 ms of 5 is charged 1 ms and is soon next.
+//! *Charges, not quanta.* A pass grows by what was measured. A tenant whose last kernel runs 3 ms
+//! past its slice is charged those 3 ms as well: its pass is higher, and the others come first
+//! until it is even. Overrun is debt and needs no rule of its own. A tenant that gives the device
+//! back after 1 ms of 5 is charged 1 ms and is soon next.
 //!
-//! *Coming and going.* The *global pass* is what the pass of a tenant exactly on schedule would be: it grows by the charged
-//! time divided by the sum of the weights of all who want the device. A tenant that stops wanting takes the difference
-//! between its pass and the global pass along (its *remain*) and adds it to the global pass of the day when it comes
-//! back. So sleeping earns nothing: a week of sleep leaves the difference as it was. A remain above zero is debt and
-//! kept whole; one below zero is what the schedule still owed it, kept up to one quantum.
+//! *Coming and going.* The *global pass* is what the pass of a tenant exactly on schedule would be:
+//! it grows by the charged time divided by the sum of the weights of all who want the device. A
+//! tenant that stops wanting takes the difference between its pass and the global pass along (its
+//! *remain*) and adds it to the then global pass when it comes back. So sleeping earns nothing: a
+//! week of sleep leaves the difference as it was. A remain above zero is debt and kept whole; a
+//! remain below zero is what the schedule still owed it, kept up to one quantum.
 //!
-//! *Classes.* Guaranteed tenants first, opportunistic ones among themselves with what is left: one that holds the device
-//! loses it as soon as a guaranteed tenant wants it. Work-conserving: whoever is alone in wanting goes on without end.
+//! *Classes.* Guaranteed tenants come first; opportunistic tenants share what is left, and lose the
+//! device as soon as a guaranteed tenant wants it. The policy is work-conserving: a tenant without
+//! competitors keeps running.
 
 use std::collections::BTreeMap;
 
@@ -80,7 +86,8 @@ impl Stride {
         Self(Turns::new(Passes::default()))
     }
 
-    /// How far `id` is ahead of its schedule, in nanoseconds of device time: above zero it owes, below it is owed.
+    /// How far `id` is ahead of its schedule, in nanoseconds of device time: above zero it owes,
+    /// below it is owed.
     pub fn debt_ns(&self, id: TenantId) -> i64 {
         self.0.order.debt_ns(id).unwrap_or(0)
     }
@@ -201,7 +208,8 @@ impl Order for Passes {
         }
     }
 
-    /// Brings the members in line with the view: who came, left, began or ceased to want, or has another weight.
+    /// Updates the members from the view: which tenants came, left, began or ceased to want, or
+    /// have another weight.
     fn follow(&mut self, view: &View<'_>) {
         while let Some(id) = (self.members.keys().copied()).find(|id| view.tenant(*id).is_none()) {
             self.retire(id);

@@ -1,13 +1,17 @@
-//! What all slice policies have in common: slices, classes, pauses, floors and caps, several holders.
+//! The common part of all slice policies: slices, classes, pauses, floors and caps, several
+//! holders.
 //!
-//! A policy proper is an [`Order`]: it ranks the tenants that want the device. [`Turns`] makes decisions of that:
+//! A policy proper is an [`Order`]: it ranks the tenants that want the device. [`Turns`] turns
+//! ranks into decisions:
 //!
-//! 1. Who competes: wants, is not paused, is not over its cap, and its order lets it. While a guaranteed tenant competes,
-//!    opportunistic ones do not.
-//! 2. A holder keeps the device until its slice is over; after that while it stands between no two iterations and its order has
-//!    patience; and in any case no longer than somebody of a better rank appears for whom it must go at once.
+//! 1. A tenant competes if it wants the device, is not paused, is below its cap, and its order
+//!    admits it. While a guaranteed tenant competes, opportunistic ones do not.
+//! 2. A holder keeps the device until its slice is over; after that, until it reaches the end of an
+//!    iteration, as long as its order has patience. It loses the device earlier if a tenant of a
+//!    better rank appears that must run at once.
 //! 3. The other places go by floor first ([`crate::shares`]), then by rank.
-//! 4. A holder that competes no longer loses its place when somebody needs it; one that must not run loses it now.
+//! 4. A holder that no longer competes loses its place when another tenant needs it; a holder that
+//!    must not run loses it now.
 
 use crate::shares::Shares;
 use crate::slice::{
@@ -46,7 +50,8 @@ pub(crate) trait Order: std::fmt::Debug + Send {
     /// Once before every decision. Tenants over their cap do not want in this view.
     fn follow(&mut self, view: &View<'_>);
 
-    /// The rank `tenant` has, if it uses `ahead_ns` more of the device from now on; `None`: it may not run.
+    /// The rank of `tenant` after it has used `ahead_ns` more of the device; `None`: it may not
+    /// run.
     fn rank(&self, tenant: &TenantView, view: &View<'_>, ahead_ns: u64) -> Option<Rank>;
 
     /// Whether a holder inside its slice goes at once for `better`, who has a better rank.
@@ -54,7 +59,8 @@ pub(crate) trait Order: std::fmt::Debug + Send {
         false
     }
 
-    /// How long after the end of its slice a holder may stay until it stands between two iterations, in nanoseconds.
+    /// How long after the end of its slice a holder may stay to finish its iteration, in
+    /// nanoseconds.
     fn patience_ns(&self, _holder: &TenantView) -> u64 {
         0
     }
@@ -210,7 +216,8 @@ impl<O: Order> Turns<O> {
         self.crowded_ns = crowded.then(|| self.crowded_ns.unwrap_or(view.now_ns));
     }
 
-    /// When a holder's slice ends: one that was given while fewer competed is cut to the length of now.
+    /// When a holder's slice ends: a slice that was given while fewer competed is cut to the
+    /// present length.
     fn due_ns(&self, holder: &Holder, view: &View<'_>) -> u64 {
         let quantum_us = holder.quantum_us.min(self.quantum_us(view));
         holder.since_ns.saturating_add(u64::from(quantum_us) * 1000)
@@ -233,7 +240,7 @@ impl<O: Order> Turns<O> {
         quantum_us(view.quantum, self.candidates.len().div_ceil(places))
     }
 
-    /// Whether a holder keeps the device for now, whoever else competes.
+    /// Whether a holder keeps the device for now, whichever tenants compete.
     fn keeps(&self, holder: &Holder, candidate: &Candidate, seen: &View<'_>) -> bool {
         let tenant = &self.tenants[candidate.at];
         let better = self
@@ -347,7 +354,8 @@ impl<O: Order> Turns<O> {
         decision
     }
 
-    /// A holder that does not compete may keep its gate open: it wants nothing now and nothing forbids it to run.
+    /// A holder that does not compete may keep its gate open if it wants nothing now and nothing
+    /// forbids it to run.
     fn may_idle(&self, holder: &Holder, view: &View<'_>) -> bool {
         let Some(tenant) = view.tenant(holder.id) else {
             return false;
@@ -416,7 +424,8 @@ impl<O: Order> Turns<O> {
     }
 }
 
-/// Two tenants get the longest slices; more of them shorter ones, so that a round of all stays about as long.
+/// Two tenants get the longest slices; more tenants get shorter ones, so that a round stays about
+/// as long.
 fn quantum_us(bounds: QuantumBounds, wanting: usize) -> u32 {
     let wanting = u32::try_from(wanting).unwrap_or(u32::MAX).max(2);
     (bounds.max_us / wanting)

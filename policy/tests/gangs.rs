@@ -39,7 +39,8 @@ fn gangs_that_touch_by_whatever_chain_are_one_group() {
     assert!(link(&[]).is_empty());
 }
 
-/// A group in virtual time: whoever has a turn uses all of it, and the singles also what gangs leave.
+/// A group in virtual time: a gang uses all of its turn, and the singles also use what gangs do not
+/// need.
 struct Hall {
     group: Group,
     tenants: Vec<TenantView>,

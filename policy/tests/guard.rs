@@ -37,7 +37,8 @@ fn antman(params: &[Param]) -> Box<dyn SlicePolicy> {
     by_name("antman", params).expect("a policy of the list")
 }
 
-/// The guaranteed one's rate over its rate alone, and the opportunistic one's part of what that leaves.
+/// The guaranteed tenant's rate over its solo rate, and the opportunistic tenant's part of the
+/// rest.
 fn outcome(kernel_us: u64, params: &[Param]) -> (f64, f64) {
     let (device_us, sleep_us) = (40_000, 60_000);
     let mut sim = Stepper::new(antman(params), QUANTUM);

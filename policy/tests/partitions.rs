@@ -1,4 +1,5 @@
-//! The invariant of partitions over random histories: sum P + max E <= size, and all sizes together fit the device.
+//! The invariant of partitions over random histories: sum P + max E <= size, and all sizes together
+//! fit the device.
 
 use policy::{HOLD_BACK_BYTES, Memory, PartitionTable, TenantId};
 use proptest::prelude::*;

@@ -1,5 +1,6 @@
-//! What holds for every policy, whatever its order, in virtual time. The stepper itself checks each decision: nobody is granted the
-//! device who is away or paused, and never more hold it than may.
+//! Properties of every policy, whatever its order, in virtual time. The stepper checks each
+//! decision: no absent or paused tenant is granted the device, and there are never more holders
+//! than allowed.
 
 use policy::stepper::{Phase, SimTenant, Stepper};
 use policy::{
@@ -99,8 +100,8 @@ impl Draw {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// No time is lost while somebody may run, an opportunistic tenant costs a guaranteed one a kernel and no more, a paused one
-    /// gets nothing.
+    /// No time is lost while a tenant may run, an opportunistic tenant costs a guaranteed one at
+    /// most a kernel, and a paused one gets nothing.
     #[test]
     fn every_policy_keeps_the_common_promises(draws in draws(6), holders in 1usize..4, pick in 0usize..100) {
         let name = POLICIES[pick % POLICIES.len()].name;
@@ -175,7 +176,8 @@ fn a_pause_takes_the_device_and_its_end_gives_it_back() {
 fn a_floor_holds_under_every_policy() {
     for name in names() {
         let mut sim = Stepper::new(build(name), QUANTUM);
-        // By itself none of the policies would give the second that much: it is the later, the bigger, the lighter one.
+        // None of the policies would give the second that much by itself: it is the later, bigger
+        // and lighter one.
         sim.join(SimTenant {
             rounds: Some(1),
             tells_size: true,

@@ -70,7 +70,8 @@ fn eight_to_one_holds_in_every_second() {
 
 #[test]
 fn overrun_is_repaid() {
-    // Kernels of 40 ms in slices of 5 ms against kernels of 0.1 ms: every slice of the first is overrun eightfold.
+    // Kernels of 40 ms in slices of 5 ms against kernels of 0.1 ms: every slice of the first is
+    // overrun eightfold.
     let mut sim = stepper();
     sim.join(busy(1, 0.5, 40_000));
     sim.join(busy(2, 0.5, 100));
@@ -170,7 +171,8 @@ fn the_holders_death_hands_the_device_on_at_once() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Busy tenants with any weights and kernels: each gets its weight's part, the device is never idle, nobody starves.
+    /// Busy tenants with any weights and kernels: each gets its weight's part, the device is never
+    /// idle, none starves.
     #[test]
     fn busy_tenants_get_their_weights(
         weights in proptest::collection::vec(1u32..100, 2..6),
@@ -190,8 +192,8 @@ proptest! {
         }
     }
 
-    /// Tenants that come and go in their own rhythm: the device never idles while one of them wants it, and each that
-    /// wants less than its share gets all that it wants.
+    /// Tenants that come and go in their own rhythm: the device never idles while one of them wants
+    /// it, and each that wants less than its share gets all that it wants.
     #[test]
     fn bursts_are_served_and_no_time_is_lost(
         bursts in proptest::collection::vec((200u64..20_000, 200u64..20_000, 50u64..500), 2..6),
@@ -214,7 +216,7 @@ proptest! {
         for id in &guaranteed {
             let got = sim.got(TenantId(*id as u64));
             prop_assert!(got.device_ns > 0, "{} starves", id);
-            // A round of everybody's quantum, and for every tenant one tail.
+            // A round of all tenants' quanta, and one kernel in flight for every tenant.
             let round_ns = 2 * 5_000_000 * bursts.len() as u64 * bursts.len() as u64;
             prop_assert!(got.longest_wait_ns < round_ns, "{} waited {} ns", id, got.longest_wait_ns);
         }

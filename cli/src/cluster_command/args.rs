@@ -9,7 +9,8 @@ use control::Class;
 
 use crate::settings::parse_flag;
 
-/// The hook above the nodes: arbiters report to it (`sublet arbiter --cluster URL`), jobs are submitted to it, it decides who runs where.
+/// The hook above the nodes: arbiters report to it (`sublet arbiter --cluster URL`), users submit
+/// jobs to it, and it decides where they run
 #[derive(Debug, Args)]
 pub struct Cluster {
     #[command(subcommand)]
@@ -45,7 +46,8 @@ pub struct Serve {
     /// Where to listen; port 0 takes a free one, which is then printed
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7070")]
     pub listen: SocketAddr,
-    /// File whose first line everybody has to know; needed off loopback [default: DIR/token, made where it is missing]
+    /// File whose first line is the token that all sides share; needed off loopback [default:
+    /// DIR/token, made if missing]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Who is next; `sublet sim policies` lists all
@@ -75,7 +77,7 @@ pub struct Serve {
     /// Iterations of the slower of the two that the window has to hold
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub trial_iterations: u32,
-    /// How long a job's speed alone is measured
+    /// How long a job's solo speed is measured
     #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "5s")]
     pub trial_solo: Duration,
     /// A node that is silent for so long gets nothing new
@@ -84,7 +86,7 @@ pub struct Serve {
     /// How long a job may take to end when it is asked to
     #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "10s")]
     pub grace: Duration,
-    /// How long before that it may take to end its iteration and save, where it looks for such requests; at most 1m
+    /// Time before that to end its iteration and save, if it looks for such requests; at most 1m
     #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "30s")]
     pub save_patience: Duration,
 }
@@ -119,7 +121,8 @@ pub struct Submit {
     /// Name of the job [default: from the command]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Kind of job, such as resnet50-b64: measurements of pairs are remembered by it [default: the command line]
+    /// Kind of job, such as resnet50-b64: the key for measurements of pairs [default: the command
+    /// line]
     #[arg(long, value_name = "WORD")]
     pub kind: Option<String>,
     /// Whose job, for policies that are fair between users

@@ -83,7 +83,8 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
     }
     let hook = Hook::open(&args.state, config, Reading::now())?;
     let id = hook.id().clone();
-    // A token on loopback too: every user of this host reaches it, and jobs run as the arbiters' user.
+    // A token on loopback too: every user of this host reaches it, and jobs run as the arbiters'
+    // user.
     let token = match &args.token_file {
         Some(file) => service::read_token(file)?,
         None => service::token_or_new(&args.state.join("token"))?,

@@ -1,4 +1,5 @@
-//! The node's side: the agent thread of `sublet arbiter --cluster`, and the companion of each of its jobs.
+//! The node's side: the agent thread of `sublet arbiter --cluster`, and the companion of each of
+//! its jobs.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -37,11 +38,12 @@ pub struct ClusterFlags {
     /// As whom the hook's jobs run; needed where the arbiter is root's
     #[arg(long = "cluster-user", value_name = "USER")]
     pub user: Option<String>,
-    /// Where the hook's jobs write: their output and, where they name none, their working directory [default: /var/lib/sublet/jobs
-    /// for the host's arbiter, else in the runtime directory]
+    /// Where the hook's jobs write: their output and, by default, their working directory [default:
+    /// /var/lib/sublet/jobs for the host's arbiter, else in the runtime directory]
     #[arg(long = "cluster-dir", value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// A variable of the arbiter's environment that the hook's jobs get as well; may be given several times
+    /// A variable of the arbiter's environment that the hook's jobs get as well; may be given
+    /// several times
     #[arg(long = "cluster-env", value_name = "NAME")]
     pub env: Vec<String>,
     /// Offer the simulated GPU, also where there is a real one
@@ -85,10 +87,11 @@ impl ClusterFlags {
     }
 }
 
-/// Starts the agent on a thread of this process, where a hook is named. It comes to nothing while the arbiter does not listen.
+/// Starts the agent on a thread of this process, if the flags name a hook. It has no effect while
+/// the arbiter does not listen.
 ///
 /// # Errors
-/// A flag or file that is wrong.
+/// A flag or file is wrong.
 pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
     let Some(url) = flags.url.clone() else {
         if let Some(flag) = flags.without_a_hook() {
@@ -141,7 +144,7 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
         (None, Source::System) => PathBuf::from(JOBS_DIR),
         (None, _) => place.join("jobs"),
     };
-    // Made here, so that what is wrong with them is told at once.
+    // Made here, so that mistakes are reported at once.
     if let Some(above) = places.parent().filter(|above| !above.exists()) {
         let made = std::fs::DirBuilder::new()
             .recursive(true)
@@ -216,7 +219,8 @@ fn user_named(name: &str) -> anyhow::Result<User> {
 /// # Errors
 /// The directory is not an engine's.
 pub fn run_job(dir: &Path) -> anyhow::Result<String> {
-    // Whoever ends a service asks all its processes. The job hears that too, and this one waits for its end and writes it down.
+    // A service manager signals all processes of a service. The job gets the signal too, and this
+    // process waits for its end and records it.
     for asked in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         // SAFETY: SIG_IGN installs no code of ours.
         unsafe { signal(asked, SigHandler::SigIgn) }?;
@@ -278,10 +282,12 @@ fn look_up(name: Option<&str>) -> io::Result<runner::User> {
     })
 }
 
-/// Every signal as a login would find it: what the arbiter or this process ignores is not the job's matter.
+/// Every signal as after a login: the job does not inherit what the arbiter or this process
+/// ignores.
 fn default_signals() {
     for number in 1..=64 {
-        // SAFETY: SIG_DFL installs no code of ours. Numbers that cannot be set (SIGKILL, SIGSTOP, those of the C library) are refused.
+        // SAFETY: SIG_DFL installs no code of ours. Numbers that cannot be set (SIGKILL, SIGSTOP,
+        // those of the C library) are refused.
         unsafe { nix::libc::signal(number, nix::libc::SIG_DFL) };
     }
 }

@@ -1,7 +1,8 @@
-//! What a live cluster adds to the policies: nodes that are silent, jobs that cannot leave their GPUs, strangers on a device.
+//! What a live cluster adds to the policies: silent nodes, jobs that cannot move, and foreign work
+//! on a device.
 //!
-//! Policies are pure and know none of this. [`LivePlacer`] and [`LivePacker`] stand around them and show them only what can be
-//! done: the answer is still the policy's, over fewer choices.
+//! Policies are pure and know none of this. [`LivePlacer`] and [`LivePacker`] wrap them and show
+//! them only what is possible: the answer is still the policy's, over fewer choices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,8 +37,9 @@ impl Shared {
     }
 }
 
-/// A placer that sees only GPUs that can be had: of nodes that report, first those that nobody else is on, and for a job
-/// that cannot be moved its own. A job's GPUs are all on one node, because an engine starts it as one process there.
+/// A placer that sees only usable GPUs: those of nodes that report, first the ones without foreign
+/// work, and for a job that cannot be moved its own. A job's GPUs are all on one node, because an
+/// engine starts it as one process there.
 pub struct LivePlacer {
     inner: Box<dyn Placer>,
     shared: Shared,
@@ -87,7 +89,7 @@ impl Placer for LivePlacer {
             gpus.windows(2)
                 .all(|two| state.node_of(two[0]) == state.node_of(two[1]))
         };
-        // Whoever weighs waits is shown them all at once.
+        // A placer that weighs waits sees all of them at once.
         let first = (!self.inner.weighs_waits()).then_some(idle);
         for left in first.into_iter().chain([up]) {
             let try_in = |left: &FreeGpus| {
@@ -122,7 +124,7 @@ fn take(free: &mut FreeGpus, gpus: &[GpuId]) -> Vec<GpuId> {
     gpus.to_vec()
 }
 
-/// A packer that is not asked about pairs that do not fit into a device's memory by what they were metered at.
+/// A packer that is not asked about pairs whose metered memory does not fit on a device.
 pub struct LivePacker {
     inner: Box<dyn Packer>,
     shared: Shared,
@@ -244,7 +246,7 @@ mod tests {
         );
         shared.facts().busy.remove(&GpuId(0));
         assert_eq!(place("anywhere"), Some(vec![GpuId(0)]));
-        // It believes the node, whoever is on it.
+        // It believes the node, whatever runs on it.
         assert_eq!(place("wait-time"), Some(vec![GpuId(1)]));
         shared.facts().down.insert(GpuId(1));
         assert_eq!(place("wait-time"), Some(vec![GpuId(0)]));

@@ -1,12 +1,15 @@
-//! A node's agent: reports to the hook each second and carries its orders out, on a thread of the arbiter's process.
+//! A node's agent: reports to the hook each second and carries out its orders, on a thread of the
+//! arbiter's process.
 //!
-//! It speaks to its own arbiter over the control socket like everybody else, so the arbiter's loop never waits for it, and the hook is
-//! asked on a connection with deadlines, so a hook that is gone, slow or wrong costs nothing but these reports: jobs and slices go
-//! on, and the agent tries again after a pause that doubles up to [`MAX_PAUSE`].
+//! It speaks to its own arbiter over the control socket like any client, so the arbiter's loop
+//! never waits for it. It asks the hook on a connection with deadlines, so a hook that is gone,
+//! slow or wrong costs only these reports: jobs and slices go on, and the agent tries again after a
+//! pause that doubles up to [`MAX_PAUSE`].
 //!
-//! Orders are done one after the other in the sequence of their numbers, so that what makes space comes before what takes it. What was done is
-//! kept in `agent.json` until the hook has written it down; an order that is repeated is not done again. An answer of a hook
-//! that another has followed is not listened to.
+//! It carries out orders one after the other in the sequence of their numbers, so that an order
+//! that makes space comes before one that takes it. `agent.json` keeps the results until the hook
+//! has recorded them; a repeated order is not done again. The agent ignores a hook that another
+//! hook has replaced.
 
 mod orders;
 mod stale;
@@ -82,7 +85,8 @@ pub struct Agent {
     engine: Box<dyn Engine>,
     hook: Client,
     memory: Memory,
-    /// Held for as long as this agent lives: a second one of the same directory would carry orders out as well.
+    /// Held for as long as this agent lives: a second agent of the same directory would carry out
+    /// orders as well.
     _lock: fs::File,
     registered: bool,
     report_every: Duration,
@@ -173,7 +177,7 @@ impl Agent {
                         ));
                     }
                     (lost, pause) = (None, MIN_PAUSE);
-                    // What was just done is told at once: others wait for it.
+                    // Results are reported at once: others wait for them.
                     let rest = if busy {
                         Duration::from_millis(100)
                     } else {
@@ -208,7 +212,8 @@ impl Agent {
 
     /// One report and what follows from its answer. `true`: there is more to say soon.
     fn turn(&mut self) -> Result<bool, String> {
-        // It has proved that it knows the token; whether it is the one to listen to is seen before it is told anything.
+        // It has proved that it knows the token; the agent checks that it is the current hook
+        // before it reports anything.
         let hook = self.hook.meet().map_err(|error| error.to_string())?;
         if let Err(why) = self.hear(&hook) {
             self.registered = false;
@@ -257,7 +262,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells a hook why nothing of what it says is done, for its operator. Nothing follows from its answer.
+    /// Reports to a hook why its orders are not carried out, for its operator. Its answer has no
+    /// effect.
     fn refuse(&mut self, why: &str) {
         let said = Registration {
             api: API_MAJOR,
@@ -311,7 +317,8 @@ impl Agent {
     }
 
     fn report(&mut self) -> Result<Report, String> {
-        // The acks first: an attempt whose start is acknowledged is in the list that is made after it.
+        // The acks first: an attempt whose start is acknowledged is in the list that is made after
+        // it.
         let acks = self.memory.acks.clone();
         let mut runs = self.engine.list().map_err(|error| error.to_string())?;
         for run in &mut runs {
@@ -357,7 +364,8 @@ impl Agent {
     }
 }
 
-/// Without what the hook has no use for: command lines are nobody's business up there, and other jobs are in the waits.
+/// Without fields that the hook does not use: command lines are private to the node, and the waits
+/// cover other jobs.
 fn trim(mut arbiter: ArbiterStatus, ours: impl Fn(&str) -> bool) -> ArbiterStatus {
     arbiter.jobs.retain(|job| ours(&job.name));
     for job in &mut arbiter.jobs {

@@ -1,8 +1,8 @@
-//! How a hook and those who ask it know each other: both hold the token, which never travels.
+//! How a hook and its clients authenticate each other: both hold the token, which is never sent.
 //!
 //! ```text
 //! client -> hook    GET /v1/session?nonce=A
-//! hook   -> client  HookId, B, HMAC(token, "hook", A, B, HookId)            the hook knows the token
+//! hook   -> client  HookId, B, HMAC(token, "hook", A, B, HookId)     (the hook knows the token)
 //! both              key = HMAC(token, "key", A, B, HookId)
 //! client -> hook    seq, digest of the body, HMAC(key, "request", seq, method, path, digest)
 //! hook   -> client  HMAC(key, "answer", seq, status, digest)
@@ -11,8 +11,8 @@
 //! A session is one connection: its nonces are drawn for it, its requests are counted from 1 and
 //! come in this sequence, and each answer is bound to its request. So nothing can be replayed,
 //! altered, answered by a stranger or moved to another connection, and a request is known to be
-//! genuine by its head, before its body is read. What is said can be read on the way: this is no
-//! encryption.
+//! genuine by its head, before its body is read. Messages are not encrypted: others can read them
+//! on the way.
 
 use getrandom::Error as NoRandom;
 use hmac::{Hmac, KeyInit, Mac};

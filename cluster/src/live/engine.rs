@@ -1,6 +1,8 @@
-//! Who starts jobs on a node. The seam for Slurm, Kubernetes and the like; here is the one that starts processes of its own.
+//! What starts jobs on a node: the interface for Slurm, Kubernetes and the like, and the engine
+//! that starts processes of its own.
 //!
-//! An engine is told of an attempt of a job by its number and remembers it until it is forgotten, over its own restart too. It never starts one twice.
+//! An engine knows an attempt of a job by its number and remembers it until it is forgotten, over
+//! its own restart too. It never starts an attempt twice.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -23,10 +25,11 @@ use super::wire::{Ended, RunId, RunReport, StartRun};
 const KEPT: usize = 200;
 /// TIMEOUT: a process is there within milliseconds, on a host in trouble within seconds.
 const BEGIN: Duration = Duration::from_secs(60);
-/// TIMEOUT: a runner that is asked to kill its job is done within milliseconds; one that is not by then is killed itself.
+/// TIMEOUT: a runner that is asked to kill its job needs milliseconds; one that takes longer than
+/// this is killed itself.
 const HEAR: Duration = Duration::from_secs(15);
 
-/// Why an engine did not do as it was told; one line.
+/// Why an engine did not carry out an order; one line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct EngineError(pub String);
@@ -41,22 +44,25 @@ impl EngineError {
 pub trait Engine: Send {
     /// Its name.
     fn name(&self) -> &'static str;
-    /// Whose attempts it will be told of: numbers of jobs mean something within one cluster only. Told before anything else.
+    /// The cluster of its attempts: numbers of jobs are unique within one cluster only. Called
+    /// before anything else.
     ///
     /// # Errors
     /// [`EngineError`].
     fn join(&mut self, cluster: &str) -> Result<(), EngineError>;
-    /// Every attempt that it was told of and that is not forgotten.
+    /// Every attempt that it knows and that is not forgotten.
     ///
     /// # Errors
-    /// [`EngineError`]: what runs is not known, so nothing may be concluded from it.
+    /// [`EngineError`]: it is not known what runs, so the caller must not conclude anything.
     fn list(&mut self) -> Result<Vec<RunReport>, EngineError>;
-    /// Starts an attempt with its environment and share. One that was started before stays as it is.
+    /// Starts an attempt with its environment and share. An attempt that was started before stays
+    /// as it is.
     ///
     /// # Errors
     /// [`EngineError`]: it does not run and will not.
     fn start(&mut self, run: RunId, start: &StartRun) -> Result<(), EngineError>;
-    /// Asks an attempt to end, or makes it (`kill`). One that is over or unknown stays as it is.
+    /// Asks an attempt to end, or kills it (`kill`). An attempt that is over or unknown stays as it
+    /// is.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -68,12 +74,13 @@ pub trait Engine: Send {
     fn forget(&mut self, run: RunId) -> Result<(), EngineError>;
 }
 
-/// Starts `sublet run` under a runner that outlives the arbiter and writes down how it ended.
+/// Starts `sublet run` under a runner that outlives the arbiter and records how it ended.
 ///
-/// All it knows lies in a directory for each attempt that only the arbiter's user can enter: `spec.json` (what to run), `started` (made by the
-/// runner, once, with its process), `traces.json` and `job.json` (how its processes are found), `exit.json`, `settled`. So an arbiter that is
-/// killed is followed by one that knows its attempts, and nothing that a job writes is believed. Output and working directories lie below
-/// another directory.
+/// Its state lies in one directory for each attempt, which only the arbiter's user can enter:
+/// `spec.json` (what to run), `started` (made by the runner, once, with its process), `traces.json`
+/// and `job.json` (how its processes are found), `exit.json`, `settled`. So the successor of a
+/// killed arbiter knows its attempts, and nothing that a job writes is trusted. Output and working
+/// directories lie below another directory.
 #[derive(Debug)]
 pub struct LocalEngine {
     config: LocalConfig,
@@ -107,10 +114,10 @@ pub struct LocalConfig {
     pub pass: Vec<String>,
 }
 
-/// A directory of our own with this mode, whatever the umask says and whoever made it.
+/// Makes or checks a directory of our own with this mode, independent of the umask.
 ///
 /// # Errors
-/// It cannot be made, or is a link or somebody else's.
+/// It cannot be made, or is a link or belongs to another user.
 pub fn own_directory(path: &Path, mode: u32) -> io::Result<()> {
     match fs::DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -183,7 +190,8 @@ impl LocalEngine {
             return report(0, Some(ended));
         }
         let Some(process) = runner::read_started(dir) else {
-            // The runner has not come to it yet; or never will, and then it is made sure that none does.
+            // The runner has not started it yet; or never will, and then it is marked so that no
+            // other runner does.
             let since = self.waiting.entry(run).or_insert_with(Instant::now);
             if since.elapsed() > BEGIN {
                 let _ = runner::mark_stopped(dir);
@@ -192,7 +200,8 @@ impl LocalEngine {
         };
         let job = runner::read_job(dir).map_or(0, |job| job.process.pid);
         if process.lives() {
-            // One that was stopped, or waits for a disk, does not hear; what it would have done is done below.
+            // A runner that was stopped, or waits for a disk, does not react; its work is done
+            // below.
             if self.killed.get(&run).is_some_and(|at| at.elapsed() > HEAR) {
                 process.signal(Signal::KILL);
             }
@@ -202,7 +211,8 @@ impl LocalEngine {
         if let Some(ended) = runner::read_exit(dir) {
             return report(0, Some(ended));
         }
-        // Over only when nothing of it is left: otherwise the next attempt would run beside this one.
+        // Over only when none of its processes is left: otherwise the next attempt would run beside
+        // this one.
         if !runner::end_orphans(dir) {
             return report(job, None);
         }
@@ -214,11 +224,13 @@ impl LocalEngine {
         report(0, Some(lost))
     }
 
-    /// Removes what was settled long ago, on a thread of its own: a job's directory may hold millions of files.
+    /// Removes what was settled long ago, on a thread of its own: a job's directory may hold
+    /// millions of files.
     fn sweep(&self, old: Vec<(RunId, PathBuf)>) {
         let (dir, places) = (self.dir.clone(), self.places.clone());
         let sweeping = Arc::clone(&self.sweeping);
-        // SYNC(sweeping): a flag and nothing else; the thread reads directories and no data of ours.
+        // SYNC(sweeping): a flag and nothing else; the thread reads directories and no data of
+        // ours.
         if sweeping.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -305,7 +317,8 @@ impl Engine for LocalEngine {
             user: self.config.user.clone(),
         };
         runner::write_spec(&dir, &spec).map_err(failed)?;
-        // Two runners of one attempt (the arbiter was killed here and told again) settle it by who makes `started`.
+        // If there are two runners of one attempt (the arbiter was killed here and got the order
+        // again), the one that makes `started` runs it.
         let log = OpenOptions::new()
             .create(true)
             .append(true)
@@ -323,7 +336,8 @@ impl Engine for LocalEngine {
         let mut runner = command
             .spawn()
             .map_err(|error| EngineError::io(&self.config.executable, &error))?;
-        // It is waited for by a thread that has nothing else to do, so that no zombie stays; it lives on where we do not.
+        // A thread of its own waits for it, so that no zombie stays; the runner outlives this
+        // process.
         let waiting = std::thread::Builder::new()
             .name("runner".into())
             .spawn(move || runner.wait());
@@ -337,7 +351,7 @@ impl Engine for LocalEngine {
             return Ok(());
         }
         let Some(process) = runner::read_started(&dir) else {
-            // Not begun: whoever comes now finds that it has ended before.
+            // Not begun: a runner that comes now finds that it has ended before.
             runner::mark_stopped(&dir).map_err(|error| EngineError::io(&dir, &error))?;
             return Ok(());
         };
@@ -345,7 +359,8 @@ impl Engine for LocalEngine {
             self.killed.entry(run).or_insert_with(Instant::now);
         }
         if process.lives() {
-            // The runner knows which processes are meant; where it does not hear, the next look at it does.
+            // The runner knows its processes; if it does not react, the next look at the attempt
+            // handles it.
             let ask = if kill { Ask::Kill } else { Ask::End };
             runner::ask(&dir, ask).map_err(|error| EngineError::io(&dir, &error))?;
         }

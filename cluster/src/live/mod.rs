@@ -1,11 +1,14 @@
 //! The live hook: what the simulator does in virtual time, done to real jobs on real nodes.
 //!
-//! * [`wire`]: what travels, JSON over HTTP; [`http`]: as much of HTTP as that needs; [`auth`]: how both sides know each other; [`openapi`]: the document.
-//! * [`store`]: what survives `kill -9`; [`records`]: in which words.
-//! * [`hook`]: the state machine around the same [`policy::cluster::Scheduler`]; [`adapt`]: what nodes that live add to policies that are pure.
+//! * [`wire`]: the messages, JSON over HTTP; [`http`]: as much of HTTP as that needs; [`auth`]: how
+//!   both sides authenticate; [`openapi`]: the document.
+//! * [`store`]: what survives `kill -9`; [`records`]: in which form.
+//! * [`hook`]: the state machine around the same [`policy::cluster::Scheduler`]; [`adapt`]: what
+//!   live nodes add to pure policies.
 //! * [`service`]: routes, token, ticks; [`clock`]: what time it is.
-//! * [`agent`]: a node's side: reports, orders; [`engine`]: who starts jobs there; [`runner`]: a job's own companion,
-//!   [`process`] and [`confine`]: what of it runs; [`waits`]: how long a demand would wait.
+//! * [`agent`]: a node's side: reports, orders; [`engine`]: what starts jobs there; [`runner`]: the
+//!   parent of one job; [`process`] and [`confine`]: its processes; [`waits`]: how long a demand
+//!   would wait.
 
 pub mod adapt;
 pub mod agent;

@@ -1,4 +1,5 @@
-//! The API as an OpenAPI document, served at `/v1/openapi.json`. Tests hold it to the routes and to the types.
+//! The API as an OpenAPI document, served at `/v1/openapi.json`. Tests hold it to the routes and to
+//! the types.
 
 /// OpenAPI 3.1.
 pub const DOCUMENT: &str = include_str!("openapi.json");

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
-/// A process, told from later ones of its number.
+/// A process, distinguished from later ones of its number.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Process {
@@ -56,8 +56,8 @@ impl Process {
     pub fn open(&self) -> Option<OwnedFd> {
         let pid = Pid::from_raw(i32::try_from(self.pid).ok()?)?;
         let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        // Looked at with the descriptor in hand: whoever has the number now is the one that the
-        // descriptor means.
+        // Checked after the descriptor is open: the process that has the number now is the one that
+        // the descriptor means.
         self.lives().then_some(fd)
     }
 

@@ -60,7 +60,7 @@ pub struct NodeRecord {
     pub devices: Vec<Device>,
 }
 
-/// Speed of a job alone, by two counters of which one may stand still.
+/// Solo speed of a job, by two counters of which one may stand still.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Solo {
@@ -80,9 +80,9 @@ pub struct RunRecord {
     pub node: String,
     /// On which devices.
     pub devices: Vec<String>,
-    /// What it was last told it may have.
+    /// The terms that were last sent to it.
     pub sent: Terms,
-    /// It was told to stop.
+    /// It was ordered to stop.
     pub stopping: bool,
     /// It holds its place and waits for its turn.
     pub suspended: bool,
@@ -138,7 +138,7 @@ pub struct JobRecord {
     pub gpu_s: f64,
     /// Seconds held.
     pub held_s: f64,
-    /// Its speed alone.
+    /// Its solo speed.
     pub solo: Option<Solo>,
     /// Speed relative to that, as last measured.
     pub rate: Option<f64>,
@@ -173,7 +173,7 @@ pub struct Kept {
     pub orders: Vec<(String, Order)>,
     /// Pairs.
     pub pairs: Vec<PairRecord>,
-    /// Speeds alone, by what [`solo_key`] makes.
+    /// Solo speeds, by [`solo_key`].
     pub solos: Vec<(String, Solo)>,
     /// The decision log.
     pub log: Vec<DecisionView>,
@@ -218,7 +218,7 @@ impl Changes {
     }
 }
 
-/// Under what a speed alone is kept.
+/// The key of a solo speed.
 #[must_use]
 pub fn solo_key(gpu: &str, gpus: u32, kind: &str) -> String {
     format!("{gpu}\n{gpus}\n{kind}")

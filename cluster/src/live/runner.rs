@@ -1,16 +1,16 @@
-//! An attempt's own process beside it: starts the job, keeps its output, ends whatever it leaves
-//! behind, writes down how it ended. It is no part of the arbiter, so the arbiter may be killed and
-//! started anew while jobs run.
+//! The runner, the parent process of an attempt: it starts the job, keeps its output, ends the
+//! processes that it leaves behind, and records how it ended. It is no part of the arbiter, so the
+//! arbiter may be killed and restarted while jobs run.
 //!
-//! What is written down lies in a directory that only the arbiter's user can enter; the job never
-//! sees it. Its output and its working directory lie elsewhere ([`SpecFile::place`]), below
-//! directories that are not the job's to change.
+//! Its records lie in a directory that only the arbiter's user can enter; the job never sees it.
+//! Its output and its working directory lie elsewhere ([`SpecFile::place`]), below directories that
+//! are not the job's to change.
 //!
-//! `started` is made with O_EXCL before anything is run: whoever made it is the one runner of the
-//! attempt. An attempt is over when nothing of it runs any more: the runner ends what the job has
-//! left behind by its [control group](super::confine), or as its subreaper. Should the runner
-//! itself be killed, the kernel ends the job (PR_SET_PDEATHSIG), and the agent or its successor
-//! ends the rest ([`end_orphans`]) before it says that the attempt is over.
+//! It makes `started` with O_EXCL before it runs anything: the process that made it is the one
+//! runner of the attempt. An attempt is over when none of its processes runs: the runner ends what
+//! the job has left behind by its [control group](super::confine), or as its subreaper. Should the
+//! runner itself be killed, the kernel ends the job (PR_SET_PDEATHSIG), and the agent or its
+//! successor ends the rest ([`end_orphans`]) before it says that the attempt is over.
 
 mod output;
 
@@ -47,7 +47,7 @@ const NODE_VARIABLES: [&str; 5] = ["PATH", "LANG", "TZ", "SUBLET_LIBRARY", "SUBL
 /// `PATH` where the node has none.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// What a runner is told, in its directory.
+/// The input of a runner, in its directory.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SpecFile {
@@ -181,7 +181,7 @@ pub fn mark_stopped(dir: &Path) -> io::Result<()> {
 
 /// Be the one who runs it.
 fn claim(dir: &Path) -> io::Result<()> {
-    // Written first and linked into place: whoever sees `started` sees all of it.
+    // Written first and linked into place: a process that sees `started` sees all of it.
     let own = dir.join(format!("started.{}", std::process::id()));
     let mut file = OpenOptions::new()
         .write(true)

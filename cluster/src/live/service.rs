@@ -1,7 +1,7 @@
-//! The hook behind its address: who may ask, which path is what, and the thread that lets time pass.
+//! The hook as a service: who may ask, the routes, and the thread that ticks.
 //!
-//! One lock around the hook; every request is carried out, written down and answered in this order. Where the state cannot be
-//! written the process ends: what it would say from then on could be forgotten.
+//! One lock around the hook; every request is carried out, committed and answered in this order. If
+//! the state cannot be written, the process ends: later answers could be forgotten.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -28,7 +28,8 @@ use super::wire::HookId;
 const TICK: Duration = Duration::from_millis(200);
 /// Shortest token that is taken.
 const TOKEN_BYTES: usize = 16;
-/// Longest body of a submission or a registration: words and variables of a job are 256 KiB at most.
+/// Longest body of a submission or a registration: words and variables of a job are 256 KiB at
+/// most.
 const SUBMISSION_BYTES: usize = 2 << 20;
 
 /// Why the hook has ended, or does not start.
@@ -182,7 +183,7 @@ pub const ROUTES: [Route; 12] = [
 ];
 
 impl Service {
-    /// Around a hook, for those who know the token. `say` is told what an operator should know.
+    /// Serves a hook to clients that know the token. `say` gets what an operator should know.
     #[must_use]
     pub fn new(hook: Hook, token: &str, say: Box<dyn Fn(&str) + Send + Sync>) -> Self {
         Self {
@@ -573,7 +574,7 @@ mod tests {
             let status: serde_json::Value = honest.ask("GET", "/v1/status", None::<&()>).unwrap();
             assert!(status["nodes"].is_array());
         }
-        // One that is inside is not asked to make space for those who are not.
+        // An admitted connection is not dropped for a pending one.
         let more: Vec<std::net::TcpStream> = (0..300)
             .filter_map(|_| std::net::TcpStream::connect(address).ok())
             .collect();
@@ -590,7 +591,8 @@ mod tests {
     fn an_answer_of_somebody_else_is_not_listened_to() {
         let dir = tempfile::tempdir().unwrap();
         let address = served(dir.path());
-        // It hands on what it hears, so that the session is a genuine one, and alters the answer to the request.
+        // It forwards what it receives, so that the session is genuine, and alters the answer to
+        // the request.
         let middle = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", middle.local_addr().unwrap());
         let relay = std::thread::spawn(move || {

@@ -1,8 +1,9 @@
-//! What outlives the hook: jobs, nodes, orders, pairs, in an embedded database (`redb`: one file, copy-on-write, every commit synced).
+//! What outlives the hook: jobs, nodes, orders, pairs, in an embedded database (`redb`: one file,
+//! copy-on-write, every commit synced).
 //!
-//! A change is one transaction, and nothing is told to anybody before it is committed; so a hook that is killed at any
-//! instruction is followed by one that knows everything it ever said. The database holds a lock on its file: a second hook on the
-//! same state is refused. Every opening counts the epoch up.
+//! A change is one transaction, and nothing is sent before it is committed; so the successor of a
+//! hook that was killed at any instruction knows everything that it ever sent. The database holds a
+//! lock on its file: a second hook on the same state is refused. Every opening counts the epoch up.
 
 use std::fs;
 use std::io;
@@ -80,7 +81,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the state in a directory, which is made where it is missing, counts the epoch up and draws the nonce.
+    /// Opens the state in a directory, which is made if missing, counts the epoch up and draws the
+    /// nonce.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -105,7 +107,7 @@ impl Store {
             )));
         }
         let path = dir.join("hook.redb");
-        // Jobs' variables are in it: made and kept for its owner alone, whatever the umask says.
+        // It contains jobs' variables: only its owner may read it, whatever the umask says.
         let file = fs::OpenOptions::new()
             .read(true)
             .write(true)
@@ -173,10 +175,11 @@ impl Store {
         Ok((store, kept.1, id))
     }
 
-    /// Writes changes as one transaction. `meta`: also what is counted, where nothing else changed.
+    /// Writes changes as one transaction. `meta`: also the counters, if nothing else changed.
     ///
     /// # Errors
-    /// [`StoreError::Database`]. What was written then is not known: the hook has to end and be started again.
+    /// [`StoreError::Database`]. What was written then is not known: the hook has to end and be
+    /// started again.
     pub fn commit(&mut self, changes: &Changes, meta: bool) -> Result<(), StoreError> {
         if changes.is_empty() && !meta {
             return Ok(());

@@ -1,9 +1,11 @@
-//! How long a demand would wait on a device: Apollo's wait-time matrix (OSDI'14), with shares of time and memory for its cores and
-//! memory, as [`policy::cluster::wait`] computes it. Here is what it is computed from: who is on a device by its arbiter's word.
+//! How long a demand would wait on a device: Apollo's wait-time matrix (OSDI'14), with shares of
+//! time and memory for its cores and memory, as [`policy::cluster::wait`] computes it. This module
+//! collects its input: the jobs on a device, as its arbiter reports them.
 //!
-//! Jobs are expected to end in the order of what is left of them: what their owner said of their work, less what they have had, at the rate at which
-//! they get it; where nobody said anything, as long again as they have run (the length that makes half of all such guesses too short). A job whose end
-//! cannot be told at all, because it is paused, is waited for without end.
+//! Jobs are expected to end in the order of their remaining work: the work that the owner declared,
+//! less what they have had, at the rate at which they get it; without a declaration, as long again
+//! as they have run (the length that makes half of all such guesses too short). The wait for a job
+//! with an unknown end, because it is paused, is infinite.
 
 use control::{ArbiterStatus, Class, DeviceStatus, JobState, JobStatus};
 use policy::cluster::wait::{self, Use};
@@ -25,7 +27,7 @@ pub fn matrices(arbiter: &ArbiterStatus, ours: impl Fn(&str) -> bool) -> Vec<Wai
         .collect()
 }
 
-/// As a policy reads it; `None` where a node has told something that cannot be.
+/// The matrix for a policy; `None` if a node has reported something impossible.
 #[must_use]
 pub fn as_reported(matrix: &WaitMatrix) -> Option<wait::WaitMatrix> {
     // On the wire rows are memory, there they are shares.
@@ -97,13 +99,14 @@ fn matrix(
     }
 }
 
-/// Seconds that a job is expected to go on; `None` where nobody can tell.
+/// Seconds that a job is expected to go on; `None`: not known.
 fn left_s(job: &JobStatus, now_unix_ms: u64) -> Option<f64> {
     if job.paused {
         return None;
     }
     if let Some(work_ns) = job.work_ns {
-        // CAST: nanoseconds of years are below 2^63; the rate is what it has got lately, a tenth at the least.
+        // CAST: nanoseconds of years are below 2^63; the rate is its recent one, a tenth at the
+        // least.
         let left = work_ns.saturating_sub(job.device_time_ns) as f64 / 1e9;
         return Some(left / job.share_got_recent.clamp(0.1, 1.0));
     }

@@ -1,4 +1,4 @@
-//! What travels between a node's agent, an operator and the hook: JSON over HTTP.
+//! The messages between a node's agent, an operator and the hook: JSON over HTTP.
 //!
 //! ```text
 //! anyone -> GET /v1/session                               -> Challenge
@@ -7,10 +7,12 @@
 //! user  -> POST /v1/jobs                   Submission     -> JobView
 //! ```
 //!
-//! The agent always asks and the hook always answers, so that nodes need no open port. Every answer to an agent names the hook
-//! that gives it ([`HookId`]); an agent does nothing for one that another has followed. Unknown fields are ignored and missing ones
-//! take their default, as over the control socket, whose [`ArbiterStatus`] and [`ControlError`](control::ControlError) are used
-//! here as they are. Times on a clock are Unix milliseconds, spans seconds, sizes bytes, shares parts of one device's time.
+//! The agent always asks and the hook always answers, so that nodes need no open port. Every answer
+//! to an agent names the hook that gives it ([`HookId`]); an agent ignores a hook that another has
+//! replaced. Unknown fields are ignored and missing ones take their default, as over the control
+//! socket, whose [`ArbiterStatus`] and [`ControlError`](control::ControlError) are used here as
+//! they are. Times on a clock are Unix milliseconds, spans seconds, sizes bytes, shares parts of
+//! one device's time.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +22,8 @@ use serde::{Deserialize, Serialize};
 /// Raised when an old peer would misunderstand a new one.
 pub const API_MAJOR: u32 = 1;
 
-/// Which life of which hook. Two hooks on copies of one state would count alike; the nonce tells them apart.
+/// Identifies one life of one hook. Two hooks on copies of one state would count alike; the nonce
+/// distinguishes them.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct HookId {
     /// Drawn when the state was made.
@@ -56,7 +59,7 @@ pub struct Registration {
     pub api: u32,
     /// Drawn once for each runtime directory: two nodes of one name differ in it.
     pub instance: String,
-    /// The machine, and which of its boots: after another boot nothing of the one before can still run.
+    /// The machine and its boot: after another boot no process of the boot before can still run.
     pub machine: String,
     /// Changes with every boot.
     pub boot: String,
@@ -136,7 +139,8 @@ pub struct RunReport {
     pub pid: u32,
     /// Set once it is over.
     pub ended: Option<Ended>,
-    /// It said at the end of an iteration that all is saved, when it was asked to change its size or to make space.
+    /// It reported at the end of an iteration that all is saved, after a request to change its size
+    /// or to make space.
     pub saved: bool,
 }
 
@@ -196,7 +200,8 @@ pub struct Orders {
     pub orders: Vec<Order>,
 }
 
-/// One thing to do on a node. Numbers grow by node and are never used twice within an epoch; one of a later epoch is always a later order.
+/// One thing to do on a node. Numbers grow by node and are never used twice within an epoch; one of
+/// a later epoch is always a later order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Order {
     /// The epoch of the hook that made it.
@@ -228,7 +233,8 @@ pub enum What {
     },
 }
 
-/// A job that looks for it is told at the end of an iteration that it is to be stopped, saves, and says so.
+/// Asks a job that looks for such requests to prepare for a stop: at the end of an iteration it
+/// saves, and reports that.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Signal {
@@ -278,7 +284,8 @@ pub struct StartRun {
 pub struct Submission {
     /// For people; empty: from the command.
     pub name: String,
-    /// Kind of job (model and batch size): what measurements of pairs are remembered by. Empty: the command line.
+    /// Kind of job (model and batch size): the key for measurements of pairs. Empty: the command
+    /// line.
     pub kind: String,
     /// Whose; empty: everybody's.
     pub user: String,
@@ -290,20 +297,21 @@ pub struct Submission {
     pub dir: String,
     /// GPUs, all on one node. 0 counts as 1.
     pub gpus: u32,
-    /// It can go on with any number of GPUs up to this, in proportion as fast; for restartable jobs. `None`: with `gpus` only.
+    /// It can go on with any number of GPUs up to this, in proportion as fast; for restartable
+    /// jobs. `None`: with `gpus` only.
     pub max_gpus: Option<u32>,
     /// Memory quota on each device.
     pub mem_bytes: Option<u64>,
     /// How firmly.
     pub class: Class,
-    /// How long it takes alone, as its owner thinks.
+    /// How long it takes solo, as its owner thinks.
     pub work_s: Option<f64>,
     /// From its submission.
     pub deadline_s: Option<f64>,
     /// Above 0; weighs among jobs. `None`: 1.
     pub weight: Option<f64>,
-    /// It keeps its progress itself: it may be stopped and started again, anywhere. Otherwise it stays where it started, and is
-    /// paused where it has to make space.
+    /// It keeps its progress itself: it may be stopped and started again, anywhere. Otherwise it
+    /// stays where it started, and is paused if it has to make space.
     pub restartable: bool,
     /// A word of the submitter's, such as a UUID: the same word twice is one job. Empty: none.
     pub once: String,
@@ -316,13 +324,13 @@ pub enum JobPhase {
     /// It waits for GPUs.
     #[default]
     Waiting,
-    /// It was told to start, and its node has not said yet that it did.
+    /// It was ordered to start, and its node has not confirmed it yet.
     Starting,
     /// It runs.
     Running,
     /// It holds its place on a node and gets no time.
     Paused,
-    /// It was told to stop, and its node has not said yet that it did.
+    /// It was ordered to stop, and its node has not confirmed it yet.
     Stopping,
     /// It ended with exit code 0.
     Done,
@@ -379,7 +387,7 @@ pub struct JobView {
     pub share: f64,
     /// The job it shares them with.
     pub beside: Option<u64>,
-    /// Speed relative to being alone, as last measured beside another.
+    /// Speed relative to solo, as last measured beside another.
     pub rate: Option<f64>,
     /// How often it was started.
     pub attempts: u32,
@@ -427,7 +435,8 @@ pub struct DecisionView {
     pub seq: u64,
     /// When.
     pub unix_ms: u64,
-    /// `place`, `suspend`, `resume`, `migrate`, `unpack`, `reshare`, `resize`, `reject`, `measured`, ...
+    /// `place`, `suspend`, `resume`, `migrate`, `unpack`, `reshare`, `resize`, `reject`,
+    /// `measured`, ...
     pub kind: String,
     /// About whom; 0: about no job.
     pub job: u64,

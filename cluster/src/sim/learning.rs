@@ -1,4 +1,5 @@
-//! Jobs that train, inside a run: epochs that end, and what jobs tell the scheduler before it decides.
+//! Training jobs in a run: epochs that end, and what jobs report to the scheduler before it
+//! decides.
 
 use policy::cluster::JobId;
 

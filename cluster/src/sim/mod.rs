@@ -1,10 +1,10 @@
-//! Discrete events in virtual time: jobs come and end, pairs are measured, and the scheduler decides, either at every event or in
-//! rounds.
+//! Discrete events in virtual time: jobs come and end, pairs are measured, and the scheduler
+//! decides, either at every event or in rounds.
 //!
-//! The simulator keeps a [`ClusterState`] as the live hook keeps its own, tells the [`Scheduler`] what happened, and applies what it
-//! says. What it adds is how fast jobs really run: alone as fast as the trace says, in pairs as the table of pairs
-//! says, nothing while a restart lasts. Policies may know less: with `noise` what they take for a job's work is off
-//! by a factor, and so is what they are told of a pair.
+//! The simulator keeps a [`ClusterState`] as the live hook keeps its own, reports events to the
+//! [`Scheduler`], and applies its decisions. It adds how fast jobs really run: solo jobs as the
+//! trace says, pairs as the table of pairs says, and no job during a restart. Policies may know
+//! less: with `noise` their figures for a job's work and for a pair are off by a factor.
 
 mod learning;
 
@@ -35,9 +35,11 @@ pub struct Config {
     pub noise: f64,
     /// Seed of the noise.
     pub seed: u64,
-    /// How cores and memory of servers are divided, for jobs whose need of them is known; `None`: that is not modelled.
+    /// How cores and memory of servers are divided between jobs with a known need; `None`: not
+    /// modelled.
     pub host: Option<HostDivision>,
-    /// Decide in rounds, but measure pairs only when this many seconds have passed; `None`: [`Trial::window_s`].
+    /// Decide in rounds, but measure pairs only when this many seconds have passed; `None`:
+    /// [`Trial::window_s`].
     pub pair_window_s: Option<f64>,
 }
 
@@ -243,7 +245,8 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Run until every job is over. `progress` is told the number of jobs that are, from time to time.
+    /// Runs until every job is over. `progress` gets the number of jobs that are over, from time to
+    /// time.
     ///
     /// # Errors
     /// [`SimError`].
@@ -519,7 +522,8 @@ impl<'a> Simulation<'a> {
                 .iter()
                 .filter(|id| self.state.job(**id).waits()),
         );
-        // Who runs at another speed afterwards: those decided about, and whoever was or will be beside them.
+        // Jobs that run at another speed afterwards: those with a decision, and their partners
+        // before and after it.
         let mut touched: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
         let partners: Vec<JobId> = touched
             .iter()

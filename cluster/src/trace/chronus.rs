@@ -1,4 +1,5 @@
-//! Chronus' Philly traces with deadlines (SoCC'21). Their unit is a minute; deadlines are relative to the arrival.
+//! Chronus' Philly traces with deadlines (SoCC'21). Their unit is a minute; deadlines are relative
+//! to the arrival.
 
 use policy::Class;
 use policy::cluster::{Job, UserId};

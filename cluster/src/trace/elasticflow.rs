@@ -12,11 +12,12 @@ use super::{Options, Trace, gpu_types, kind};
 /// Iterations per second on 1, 2, 3 ... GPUs, by model and global batch size.
 pub type Curves = HashMap<(String, u32), Arc<[f64]>>;
 
-/// Speeds measured at some numbers of GPUs, made into a curve over all of them: a job uses the largest measured number that it
-/// can fill, as its data-parallel workers are as many as divide the batch.
+/// Turns speeds at some numbers of GPUs into a curve over all numbers: a job uses the largest
+/// measured number that it can fill, because the number of its data-parallel workers divides the
+/// batch.
 ///
 /// # Errors
-/// [`TraceError`], also where the GPU type is not in the table.
+/// [`TraceError`], also if the GPU type is not in the table.
 pub fn read_curves(file: &Path, options: &Options) -> Result<Curves, TraceError> {
     let table = Table::open(file)?;
     let [gpu, model, batch, gpus, speed] = [

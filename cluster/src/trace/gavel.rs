@@ -86,7 +86,8 @@ pub fn read_pairs(
     Ok(pairs)
 }
 
-/// Run time alone is steps / speed on the first GPU type. Jobs whose speed there is not known are left out and counted.
+/// Run time alone is steps / speed on the first GPU type. Jobs whose speed there is not known are
+/// left out and counted.
 pub(super) fn read(table: Table, folder: &Path, options: &Options) -> Result<Trace, TraceError> {
     let isolated = read_isolated(&folder.join("isolated_throughput.csv"), options)?;
     let mut trace = Trace::default();

@@ -1,4 +1,5 @@
-//! Traces of jobs. The header of a file tells its format; a mistake is told with file, line and column.
+//! Traces of jobs. The header of a file gives its format; a mistake is reported with file, line and
+//! column.
 
 mod chronus;
 mod elasticflow;
@@ -99,8 +100,9 @@ impl Trace {
         self.jobs.truncate(limit.unwrap_or(usize::MAX));
     }
 
-    /// Tell jobs how their speed depends on cores and memory, by the names of their kinds: as measured with their number of GPUs, else with the
-    /// next smaller one that was. Number of jobs of which it is known now.
+    /// Gives jobs the sensitivity of their speed to cores and memory, by the names of their kinds:
+    /// as measured with their number of GPUs, else with the next smaller measured number. Returns
+    /// the number of jobs with a known sensitivity.
     pub fn tell_sensitivity(&mut self, table: &HashMap<(String, u32), Sensitivity>) -> usize {
         let mut known: HashMap<(JobType, u32), Option<Arc<Sensitivity>>> = HashMap::new();
         for job in &mut self.jobs {
@@ -117,7 +119,8 @@ impl Trace {
         self.jobs.iter().filter(|job| job.host.is_some()).count()
     }
 
-    /// Mean GPU time asked for per second, over the GPUs there are: 1 is a cluster that is just full.
+    /// Mean GPU time asked for per second, over the number of GPUs: 1 is a cluster that is just
+    /// full.
     #[must_use]
     pub fn offered_load(&self, gpus: u32) -> f64 {
         let (Some(first), Some(last)) = (self.jobs.first(), self.jobs.last()) else {
@@ -132,7 +135,8 @@ impl Trace {
     }
 }
 
-/// Read a trace of any known format. Speed tables are looked for beside it, unless `speeds` names another folder.
+/// Reads a trace of any known format. Speed tables are expected beside it, unless `speeds` names
+/// another folder.
 ///
 /// # Errors
 /// [`TraceError`]: the file cannot be read, has a header that no reader knows, or a bad field.

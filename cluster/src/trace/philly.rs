@@ -1,5 +1,5 @@
-//! Plain traces: when, how long, how many GPUs. `submit` may be seconds or a calendar time (`2017-10-09 07:01:55`); optional
-//! columns are `vc` or `user`, `model`, `deadline_s` (absolute).
+//! Plain traces: when, how long, how many GPUs. `submit` may be seconds or a calendar time
+//! (`2017-10-09 07:01:55`); optional columns are `vc` or `user`, `model`, `deadline_s` (absolute).
 
 use policy::cluster::{Job, UserId};
 
@@ -61,7 +61,8 @@ fn calendar(row: &Row<'_>, column: Column) -> Result<f64, TraceError> {
     };
     let (year, month, day) = (next()?, next()?, next()?);
     let (hour, minute, second) = (next()?, next()?, next()?);
-    // Days since 1970-01-01 of a Gregorian date (H. Hinnant, "chrono-compatible low-level date algorithms").
+    // Days since 1970-01-01 of a Gregorian date (H. Hinnant, "chrono-compatible low-level date
+    // algorithms").
     let year = year - i64::from(month <= 2);
     let era = year.div_euclid(400);
     let of_era = year.rem_euclid(400);

@@ -36,7 +36,8 @@ fn times(table: &Table) -> Result<[Column; 3], TraceError> {
     ])
 }
 
-/// All applications that are measured in a folder, by name: `placements.csv`, `scalability.csv`, `validation.csv`.
+/// All applications that are measured in a folder, by name: `placements.csv`, `scalability.csv`,
+/// `validation.csv`.
 ///
 /// # Errors
 /// [`TraceError`].
@@ -110,7 +111,8 @@ pub fn read_applications(folder: &Path) -> Result<HashMap<String, Arc<Applicatio
     Ok(all)
 }
 
-/// `--part` is the number of a workload, at load 1, or load/number, with the load as the file writes it.
+/// `--part` is the number of a workload, at load 1, or load/number, with the load as the file
+/// writes it.
 fn is_part(part: &str, load: &str, workload: &str) -> bool {
     let (wanted, number) = part.split_once('/').unwrap_or(("1", part));
     let same = match (wanted.parse::<f64>(), load.parse::<f64>()) {
@@ -156,7 +158,8 @@ pub(super) fn read(table: Table, folder: &Path, options: &Options) -> Result<Tra
         trace.training.entry(kind).or_insert_with(|| Training {
             application: measured.clone(),
             batch: batch_size,
-            // Its noise was not measured beyond one GPU: the authors keep it there, at one batch size.
+            // Its noise was not measured beyond one GPU: the authors keep it there, at one batch
+            // size.
             fixed: name == "ncf",
         });
         trace.jobs.push(job);

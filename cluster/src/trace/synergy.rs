@@ -7,7 +7,8 @@ use policy::cluster::fair::Sensitivity;
 
 use super::table::{Table, TraceError};
 
-/// By model and number of GPUs; 1 is the speed with the GPU-proportional part of a server of 24 cores, 500 GB and 8 GPUs.
+/// By model and number of GPUs; 1 is the speed with the GPU-proportional part of a server of 24
+/// cores, 500 GB and 8 GPUs.
 ///
 /// # Errors
 /// [`TraceError`].

@@ -1,9 +1,12 @@
-//! Jobs whose speed is known down to the placement and the batch size, and whose progress changes from epoch to epoch.
+//! Jobs whose speed is known down to the placement and the batch size, and whose progress changes
+//! from epoch to epoch.
 //!
-//! A trace of rigid jobs says how long each takes. Pollux' data (OSDI'21) say more: seconds of a step by placement and samples on each GPU, and per
-//! epoch and batch size how noisy the gradient was and how many steps the epoch took. An [`Application`] is that, as the truth; a [`Session`] is one
-//! job that trains on it in the simulator: it runs at some batch size, sees what a step takes and how noisy the gradient is, fits its
-//! goodput from that alone, and tells a sizer.
+//! A trace of rigid jobs says how long each takes. Pollux' data (OSDI'21) say more: seconds of a
+//! step by placement and samples on each GPU, and per epoch and batch size how noisy the gradient
+//! was and how many steps the epoch took. An [`Application`] holds those true figures; a
+//! [`Session`] is one job that trains with them in the simulator: it runs at some batch size,
+//! measures the time of a step and the noise of the gradient, fits its goodput from these, and
+//! reports it to a sizer.
 
 mod session;
 
@@ -80,7 +83,8 @@ pub struct Application {
 }
 
 impl Application {
-    /// Of measurements: by batch size; by placement; by nodes and GPUs. `None` where something is missing.
+    /// From measurements by batch size, by placement, and by nodes and GPUs. `None` if something is
+    /// missing.
     #[must_use]
     pub fn new(
         name: String,

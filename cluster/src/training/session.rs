@@ -25,7 +25,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Of a job that just came; `tunes` where it shall choose its batch size, as far as its kind allows.
+    /// The session of a new job; with `tunes` it chooses its batch size, as far as its kind allows.
     #[must_use]
     pub fn new(training: &Training, tunes: bool, gpus: u32, per_node: u32) -> Self {
         let most = training.most_gpus().min(gpus);
@@ -118,9 +118,11 @@ impl Session {
         last
     }
 
-    /// What it tells a sizer: how fast it is on how many GPUs (of nodes with `per_node`), and how many it can use. `left` is the progress still to be
-    /// made. A job that chooses its batch size tells its fitted goodput, and asks for at most twice the GPUs it has tried; one
-    /// that does not tells what steps take at its batch size, which its user is taken to have measured, by the steps left.
+    /// What it reports to a sizer: how fast it is on how many GPUs (of nodes with `per_node`), and
+    /// how many it can use. `left` is the progress still to be made. A job that chooses its batch
+    /// size reports its fitted goodput, and asks for at most twice the GPUs it has tried. Any other
+    /// job reports the time of its steps at its batch size, as if its user had measured it, and the
+    /// steps left.
     #[must_use]
     pub fn report(&self, left: f64, gpus: u32, per_node: u32) -> (Speed, u32) {
         if !self.tunes {

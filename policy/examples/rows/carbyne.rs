@@ -1,17 +1,23 @@
-//! Carbyne: nobody is done later than under plain fair sharing, and on average everybody is done sooner.
+//! Carbyne: nobody is done later than under plain fair sharing, and on average everybody is done
+//! sooner.
 //!
-//! *Workload.* Barrier-heavy: each of n = 3 to 6 jobs computes for some 40 to 160 ms on the device and then waits at a barrier (for the
-//! slowest rank, for the host, for an exchange) about n - 1 times as long, again and again, 30 to 60 times: a packer puts as many jobs on a
-//! device as have busy fractions that add up to one. Some begin together, some up to half a second later. Two mixes:
+//! *Workload.* Barrier-heavy: each of n = 3 to 6 jobs computes for some 40 to 160 ms on the device
+//! and then waits at a barrier (for the slowest rank, for the host, for an exchange) about n - 1
+//! times as long, again and again, 30 to 60 times: a packer puts as many jobs on a device as have
+//! busy fractions that add up to one. Some begin together, some up to half a second later. Two
+//! mixes:
 //!
-//! * `Search`: a search over hyper-parameters, the same network n times; bursts and pauses differ by up to 10 %.
+//! * `Search`: a search over hyper-parameters, the same network n times; bursts and pauses differ
+//!   by up to 10 %.
 //! * `Varied`: every job draws its burst from the whole range, its pause is 20 % more or less.
 //!
-//! The policy is told of iterations, as the interposer finds them by their period.
+//! The policy knows the iterations, as the interposer finds them by their period.
 //!
-//! *Against* stride on the same jobs, twice. "Nobody is done later than under fair sharing" is a promise against perfectly fair sharing, so
-//! the latest job is compared with stride in slices of 0.5 ms. The mean is compared with stride in the same slices as
-//! the policy has; there the latest job is told too: with slices of milliseconds a job can be luckier than fair by a burst.
+//! *Against* stride on the same jobs, twice. "Nobody is done later than under fair sharing" is a
+//! promise against perfectly fair sharing, so the latest job is compared with stride in slices of
+//! 0.5 ms. The mean is compared with stride in the same slices as the policy has; there the latest
+//! job is reported too: with slices of milliseconds a job can be ahead of its fair share by a
+//! burst.
 
 use policy::stepper::{Phase, SimTenant, Stepper};
 use policy::{QuantumBounds, by_name};

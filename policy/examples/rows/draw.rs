@@ -1,6 +1,7 @@
 //! Draws from a fixed seed, and what the workloads are drawn from.
 
-/// SplitMix64: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+/// SplitMix64: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
+/// OOPSLA 2014.
 pub struct Draw(u64);
 
 impl Draw {

@@ -1,27 +1,32 @@
-//! Fairness of stride: 2 to 8 tenants, weights up to 8 : 1, kernels of 10 us to 50 ms, phases that come and go.
+//! Fairness of stride: 2 to 8 tenants, weights up to 8 : 1, kernels of 10 us to 50 ms, phases that
+//! come and go.
 //!
-//! *Due* is the fluid ideal: at every moment the weight's part among those that want the device. What can be promised against it
-//! follows from start-time fair queueing (P. Goyal, H. Vin, H. Cheng, SIGCOMM 1996, theorem 1), of which stride is the case
-//! where the pass is the start tag: between two tenants that want the device throughout,
+//! *Due* is the fluid ideal: at every moment the weight's part among those that want the device.
+//! What can be promised against it follows from start-time fair queueing (P. Goyal, H. Vin, H.
+//! Cheng, SIGCOMM 1996, theorem 1), of which stride is the case where the pass is the start tag:
+//! between two tenants that want the device throughout,
 //!
 //! ```text
-//! | W_i / w_i - W_j / w_j |  <=  l_i / w_i + l_j / w_j          W: time got, w: weight, l: longest turn
+//! | W_i / w_i - W_j / w_j |  <=  l_i / w_i + l_j / w_j    W: time got, w: weight, l: longest turn
 //! ```
 //!
 //! and so, with parts f = w / sum(w), over any span
 //!
 //! ```text
 //! | W_i - due_i |  <=  l_i (1 - f_i) + f_i x (sum of l_j over the others)  =: bound_i
-//! stall_i          <=  l_i / f_i - l_i + (sum of l_j over the others)      <=  2 turns,   turn_i = max(l_i / f_i, sum of all l)
+//! stall_i          <=  l_i / f_i - l_i + (sum of l_j over the others)      <=  2 turns
+//! turn_i            =  max(l_i / f_i, sum of all l)
 //! ```
 //!
-//! A turn is a slice, the kernel that runs over its end, and one that was still running when the turn began (a kernel is charged as it runs,
-//! so its owner may come again before it has been charged for all of it). Eight tenants with slices of 2 ms are bound to 3.5 ms, a third of a point
-//! in a second. One with kernels of 50 ms is bound to tens of milliseconds: what cannot be interrupted cannot be shared
-//! more finely, and no order of turns changes it. So the promise of one point in windows of a second is for kernels up to 2 ms; for longer ones
-//! the row says what is left over the bound, and over a longer time the error stays what it is and its part vanishes. Windows in which a
-//! tenant comes back or goes are counted too; who comes back brings up to a slice of credit,
-//! so there the bound has another l.
+//! A turn is a slice, the kernel that runs over its end, and one that was still running when the
+//! turn began (a kernel is charged as it runs, so its owner may come again before it has been
+//! charged for all of it). Eight tenants with slices of 2 ms are bound to 3.5 ms, a third of a
+//! point in a second. One with kernels of 50 ms is bound to tens of milliseconds: what cannot be
+//! interrupted cannot be shared more finely, and no order of turns changes it. So the promise of
+//! one point in windows of a second is for kernels up to 2 ms; for longer ones the row says what is
+//! left over the bound, and over a longer time the error stays what it is and its part vanishes.
+//! Windows in which a tenant comes back or goes are counted too; who comes back brings up to a
+//! slice of credit, so there the bound has another l.
 
 use policy::stepper::{Phase, SimTenant, Stepper};
 use policy::{QuantumBounds, Stride, TenantId};
@@ -161,7 +166,8 @@ pub fn windows(mix: &Mix, seconds: u64) -> Windows {
     seen
 }
 
-/// After 1,000 turns of each: how far the furthest is from its tickets, as a part of them. Only for tenants without pauses.
+/// After 1,000 turns of each: how far the furthest is from its tickets, as a part of them. Only for
+/// tenants without pauses.
 pub fn ticket_error(mix: &Mix) -> f64 {
     let mut sim = mix.stepper();
     let ids = || (0..mix.tenants.len()).map(|id| TenantId(id as u64));

@@ -1,18 +1,23 @@
-//! Karuna: deadlines kept with just enough, so that the rest is done sooner than under strict priority.
+//! Karuna: deadlines kept with just enough, so that the rest is done sooner than under strict
+//! priority.
 //!
-//! *Workload.* Drawn from the published trace of Chronus (SoCC 2021: `philly_mix1`, 21,724 jobs with a deadline and 9,216 without, made from a
-//! cluster's trace), by the quantiles of its durations and of deadline over duration (the tables below, read off the file). A minute of the
-//! trace is 10 ms of device time, every job runs on the one device, and 160 jobs (the length of the workloads that
-//! published comparisons replay) come as a Poisson process whose load is 90 % of the device over their span. Two mixes:
+//! *Workload.* Drawn from the published trace of Chronus (SoCC 2021: `philly_mix1`, 21,724 jobs
+//! with a deadline and 9,216 without, made from a cluster's trace), by the quantiles of its
+//! durations and of deadline over duration (the tables below, read off the file). A minute of the
+//! trace is 10 ms of device time, every job runs on the one device, and 160 jobs (the length of the
+//! workloads that published comparisons replay) come as a Poisson process whose load is 90 % of the
+//! device over their span. Two mixes:
 //!
-//! * `Split`: the longer quarter of the durations (172 min and more) has deadlines, the shorter three quarters have none, and each kind is
-//!   about half of the work. Long training with a date and short runs without one: what mixed scheduling is for.
+//! * `Split`: the longer quarter of the durations (172 min and more) has deadlines, the shorter
+//!   three quarters have none, and each kind is about half of the work. Long training with a date
+//!   and short runs without one: what mixed scheduling is for.
 //! * `AsPublished`: 70 of 100 jobs have a deadline, whatever their length; two thirds of the work.
 //!
-//! The policy is told deadlines and how much work is left for jobs with a deadline, nothing for the others. Jobs of all seeds are counted
-//! together.
+//! The policy knows the deadline and the remaining work of jobs with a deadline, and nothing about
+//! the others. Jobs of all seeds are counted together.
 //!
-//! *Against* the same policy with `deadlines_first`: every job with a deadline before all others, as fast as it can, the earliest deadline first.
+//! *Against* the same policy with `deadlines_first`: every job with a deadline before all others,
+//! as fast as it can, the earliest deadline first.
 
 use policy::stepper::{Phase, SimTenant, Stepper};
 use policy::{Param, QuantumBounds, Value, by_name};
@@ -160,7 +165,8 @@ fn run_one(seed: u64, mix: Mix, deadlines_first: bool) -> Outcome {
     outcome
 }
 
-/// So many, because few of the jobs have a deadline: over a dozen seeds the figures scatter by several points.
+/// Many seeds, because few of the jobs have a deadline: over a dozen seeds the figures scatter by
+/// several points.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=96;
 
 pub fn rows() -> Vec<Row> {

@@ -1,5 +1,6 @@
-//! Prints the figures that the slice policies have to show, computed in virtual time from fixed seeds:
-//! `cargo run --release -p policy --example rows -- [--json]`. Exits with 1 if a row misses its limit.
+//! Prints the figures that the slice policies have to show, computed in virtual time from fixed
+//! seeds: `cargo run --release -p policy --example rows -- [--json]`. Exits with 1 if a row misses
+//! its limit.
 
 mod rows;
 

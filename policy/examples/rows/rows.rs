@@ -1,4 +1,5 @@
-//! The figures that the policies have to show, computed in virtual time. Used by the example and by the tests.
+//! The figures that the policies have to show, computed in virtual time. Used by the example and by
+//! the tests.
 
 #[path = "carbyne.rs"]
 pub mod carbyne;
@@ -21,7 +22,7 @@ pub struct Row {
 
 #[derive(Clone, Copy)]
 pub enum Limit {
-    /// Infinite: told, and no limit.
+    /// Infinite: reported, and no limit.
     AtMost(f64),
     AtLeast(f64),
 }

@@ -1,11 +1,13 @@
 //! Salus: equal jobs get equal parts, and the shortest first halves the mean completion.
 //!
-//! *Two equal jobs*: iterations of 3 to 40 ms without pauses, the same for both, kernels of 50 us to 1 ms, one of the two up to a second later;
-//! their parts of the device over the 10 s from then on, under `salus-fair`.
+//! *Two equal jobs*: iterations of 3 to 40 ms without pauses, the same for both, kernels of 50 us
+//! to 1 ms, one of the two up to a second later; their parts of the device over the 10 s from then
+//! on, under `salus-fair`.
 //!
-//! *Long, medium, short*: the 90th, 50th and 10th percentile of a cluster's jobs (Philly: median 1,144 s, 90th percentile 11,266 s; the
-//! 10th is 116 s if their logarithms are normal), at a thousandth of their length, each 20 % longer or shorter, one of each, 1 ms apart
-//! in this order, in iterations of 5 to 30 ms. Under `fifo` a job keeps the device until it is done.
+//! *Long, medium, short*: the 90th, 50th and 10th percentile of a cluster's jobs (Philly: median
+//! 1,144 s, 90th percentile 11,266 s; the 10th is 116 s if their logarithms are normal), at a
+//! thousandth of their length, each 20 % longer or shorter, one of each, 1 ms apart in this order,
+//! in iterations of 5 to 30 ms. Under `fifo` a job keeps the device until it is done.
 
 use policy::stepper::{Phase, SimTenant, Stepper};
 use policy::{QuantumBounds, TenantId, by_name};

@@ -1,10 +1,13 @@
 //! How long a job that trains will go on: Optimus' fit of its loss (EuroSys'18).
 //!
-//! The loss of stochastic gradient descent falls about as `1/(a e + b) + c` over epochs `e`. All three are fitted to what was seen, later points counting
-//! four times as much with every third, because the start says little about the end. A job counts as converged where the loss falls by less than a
-//! threshold (0.05) over ten epochs. What is left of it is then epochs, and with a speed seconds: what orders and sizers ask for.
+//! The loss of stochastic gradient descent falls about as `1/(a e + b) + c` over epochs `e`. All
+//! three are fitted to what was seen, later points counting four times as much with every third,
+//! because the start says little about the end. A job counts as converged where the loss falls by
+//! less than a threshold (0.05) over ten epochs. The rest is then a number of epochs and, with a
+//! speed, of seconds: what orders and sizers ask for.
 //!
-//! For a given `c` the fit is linear in `1/(loss - c)`; `c` is searched on a grid between 0 and the least loss seen, and refined once.
+//! For a given `c` the fit is linear in `1/(loss - c)`; `c` is searched on a grid between 0 and the
+//! least loss seen, and refined once.
 
 /// Epochs over which a fall is measured.
 pub const SPAN_EPOCHS: f64 = 10.0;
@@ -24,7 +27,8 @@ pub struct LossCurve {
 }
 
 impl LossCurve {
-    /// Of epochs and losses. What is no number is left out; `None` where too few are left, or nothing falls.
+    /// Fits epochs and losses. Skips values that are no number; `None` if too few are left, or the
+    /// loss does not fall.
     #[must_use]
     pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
         let mut seen: Vec<(f64, f64)> = points
@@ -69,7 +73,8 @@ impl LossCurve {
         1.0 / (self.a * epoch + self.b) + self.c
     }
 
-    /// After how many epochs in all it falls by less than `threshold` over the next `span`; 0 where it does from the start.
+    /// The number of epochs after which it falls by less than `threshold` over the next `span`; 0
+    /// if it does from the start.
     #[must_use]
     pub fn converges_after(&self, threshold: f64, span: f64) -> f64 {
         let falls = |epoch: f64| self.loss(epoch) - self.loss(epoch + span);

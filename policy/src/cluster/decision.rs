@@ -52,7 +52,8 @@ pub enum Decision {
         /// Why.
         reason: Reason,
     },
-    /// Another part of its GPUs' time for a job that stays where it is: somebody came beside it, or left.
+    /// Another part of its GPUs' time for a job that stays where it is: a second job joined it, or
+    /// ended.
     Reshare {
         /// Which job.
         job: JobId,

@@ -1,16 +1,20 @@
 //! How fast a data-parallel job learns, by GPUs and batch size: Pollux' goodput (OSDI'21).
 //!
-//! Goodput = throughput x statistical efficiency. A step takes T = (T_comp^g + T_net^g)^(1/g), where T_comp = a_c + b_c m for m samples on each GPU, and
-//! T_net = a + b (r - 2) for r > 1 GPUs, with one pair (a, b) inside a node and another between nodes; g between 1 (no overlap) and 10
-//! (nearly all of it hidden). Larger batches can be had without more memory by accumulation: s more passes without a
-//! reduction take s T_comp. With phi the gradient noise scale (variance of the gradient over its square, in units of the
-//! first batch size M0), a batch of M samples is worth E(M) = (phi + M0) / (phi + M) as much a sample as one of M0. A job measures T
-//! wherever it runs and phi as it trains, fits the seven numbers, and tells its goodput at the best batch size for any number of GPUs. Progress is
-//! counted in steps of the first batch size, so that it means the same at any batch.
+//! Goodput = throughput x statistical efficiency. A step takes T = (T_comp^g + T_net^g)^(1/g),
+//! where T_comp = a_c + b_c m for m samples on each GPU, and T_net = a + b (r - 2) for r > 1 GPUs,
+//! with one pair (a, b) inside a node and another between nodes; g between 1 (no overlap) and 10
+//! (nearly all of it hidden). Larger batches can be had without more memory by accumulation: s more
+//! passes without a reduction take s T_comp. With phi the gradient noise scale (variance of the
+//! gradient over its square, in units of the first batch size M0), a batch of M samples is worth
+//! E(M) = (phi + M0) / (phi + M) as much a sample as one of M0. A job measures T wherever it runs
+//! and phi as it trains, fits the seven numbers, and reports its goodput at the best batch size for
+//! any number of GPUs. Progress is counted in steps of the first batch size, so that it means the
+//! same at any batch.
 //!
-//! The fit is of the logarithms, by root mean square, with Pollux' two small penalties (on g, and on b against a), by a simplex
-//! search over the logarithms of the parameters. What was never seen is believed to be free: one GPU says nothing about the network, so more
-//! GPUs look linear until they are tried. A job therefore should not be given more than twice what it has tried.
+//! The fit is of the logarithms, by root mean square, with Pollux' two small penalties (on g, and
+//! on b against a), by a simplex search over the logarithms of the parameters. What was never
+//! measured counts as free: one GPU shows nothing about the network, so more GPUs look linear until
+//! they are tried. Therefore a job should not be given more than twice what it has tried.
 
 /// A step measured alone.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -70,7 +74,8 @@ impl StepModel {
         long * (1.0 + (short / long).powf(self.overlap)).powf(1.0 / self.overlap)
     }
 
-    /// Fitted to what was measured, starting from an earlier fit where there is one. `None` where nothing usable was.
+    /// Fits the measurements, starting from an earlier fit if there is one. `None` without usable
+    /// measurements.
     #[must_use]
     pub fn fit(observations: &[Observation], earlier: Option<&Self>) -> Option<Self> {
         let usable = |seen: &&Observation| {
@@ -236,7 +241,8 @@ pub struct Gradient {
 }
 
 impl Gradient {
-    /// Progress of one step of `scale` times the first batch size, in steps of the first batch size.
+    /// Progress of one step of `scale` times the first batch size, in steps of the first batch
+    /// size.
     #[must_use]
     pub fn gain(&self, scale: f64) -> f64 {
         let below = self.variance / scale + self.square;
@@ -259,7 +265,8 @@ pub struct Batches {
     pub local: [u32; 2],
 }
 
-/// A batch, as it is cut: samples on each GPU in a pass, and passes without a reduction before the one with.
+/// How a batch is split: samples on each GPU in a pass, and passes without a reduction before the
+/// pass with one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cut {
     /// Samples on each GPU in one pass.
@@ -280,8 +287,8 @@ impl Cut {
 const CANDIDATES: u32 = 50;
 
 impl Batches {
-    /// How a batch of this many samples is cut for so many GPUs. On one GPU a batch beyond the first takes two passes, as the noise
-    /// of the gradient cannot be measured from one.
+    /// How a batch of this many samples is split for so many GPUs. On one GPU a batch larger than
+    /// the first takes two passes, because one pass does not show the noise of the gradient.
     #[must_use]
     pub fn cut(&self, batch: f64, gpus: u32) -> Cut {
         const SLACK: f64 = 1e-8;

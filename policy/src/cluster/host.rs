@@ -1,8 +1,10 @@
-//! What a job loses or gains by the cores and memory of its servers, where that is modelled (Synergy, OSDI'22).
+//! What a job loses or gains by the cores and memory of its servers, if they are modelled (Synergy,
+//! OSDI'22).
 //!
-//! Durations of jobs hold for the GPU-proportional part of a server. A job whose [`Sensitivity`] is known runs at another speed with more or less
-//! than that; one whose is not takes its proportional part and is neither faster nor slower. A gang over several servers is as fast as on the
-//! worst of them. On GPUs that two jobs share each counts in full, so that both have less of the rest.
+//! Durations of jobs hold for the GPU-proportional part of a server. A job whose [`Sensitivity`] is
+//! known runs at another speed with more or less than that; another job takes its proportional part
+//! at unchanged speed. A gang over several servers is as fast as on the worst of them. On GPUs that
+//! two jobs share each counts in full, so that both have less of the rest.
 
 use super::fair::{Sensitivity, tune};
 use super::{ClusterState, Job, JobId};
@@ -46,7 +48,8 @@ fn residents(state: &ClusterState, node: usize) -> Vec<(JobId, u32)> {
     on_it
 }
 
-/// Speeds of jobs that hold so many GPUs of a node, relative to their speeds in proportion on an undivided one.
+/// Speeds of jobs with these numbers of GPUs of a node, relative to their speeds with proportional
+/// parts.
 fn divide(state: &ClusterState, node: usize, jobs: &[(&Job, u32)], how: HostDivision) -> Vec<f64> {
     let there = &state.nodes()[node];
     let held: u32 = jobs.iter().map(|(_, gpus)| gpus).sum();
@@ -72,7 +75,8 @@ fn divide(state: &ClusterState, node: usize, jobs: &[(&Job, u32)], how: HostDivi
     }
 }
 
-/// How fast a running job is, relative to its speed with its proportional part: that of the worst of its nodes. 1 for one that does not run.
+/// How fast a running job is, relative to its speed with its proportional part: that of the worst
+/// of its nodes. 1 for a job that does not run.
 #[must_use]
 pub fn speed(state: &ClusterState, id: JobId, how: HostDivision) -> f64 {
     let Some(run) = state.job(id).run() else {
@@ -101,7 +105,8 @@ pub fn speed(state: &ClusterState, id: JobId, how: HostDivision) -> f64 {
         .max(CRAWL)
 }
 
-/// What a job would add to the work done on a node: GPUs x speed of everybody there with it, less that without it.
+/// What a job would add to the work done on a node: GPUs x speed of all jobs there with it, less
+/// that without it.
 #[must_use]
 pub fn gain(state: &ClusterState, node: usize, job: &Job, gpus: u32) -> f64 {
     let on_it = residents(state, node);

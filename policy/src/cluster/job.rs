@@ -21,7 +21,8 @@ pub struct JobType(pub u32);
 /// How fast a job runs on how many GPUs, in units of its work per second.
 #[derive(Clone, Debug)]
 pub enum Speed {
-    /// On as many GPUs as it asks for, one unit per second; on fewer, not at all. Its work is seconds.
+    /// On as many GPUs as it asks for, one unit per second; on fewer, not at all. Its work is
+    /// seconds.
     Rigid,
     /// `curve[n - 1]` on `n` GPUs. Beyond the end it stays what it is at the end.
     Curve(Arc<[f64]>),
@@ -82,7 +83,8 @@ impl Profile {
         self.persistent_bytes.saturating_add(self.ephemeral_bytes)
     }
 
-    /// The same profile with what cannot be true replaced by the careful guess: a NaN or negative fraction is a full one.
+    /// The same profile with impossible values replaced by careful guesses: a NaN or negative
+    /// fraction becomes 1.
     #[must_use]
     pub fn sane(mut self) -> Self {
         let fraction = |x: f64| if x >= 0.0 { x.min(1.0) } else { 1.0 };

@@ -1,4 +1,5 @@
-//! What runs where, above the node: seven questions, each a slot that a small policy fills, and one that answers most of them at once.
+//! What runs where, above the node: questions that are slots for small policies, and one slot that
+//! answers most of them at once.
 //!
 //! | slot | question |
 //! |---|---|
@@ -11,9 +12,9 @@
 //! | [`RoundAllocator`] | all of these at once, in rounds: who runs where? |
 //! | [`SlicePolicy`](crate::SlicePolicy) | on the node: who holds the device now? |
 //!
-//! [`Scheduler`] asks them and answers with a batch of [`Decision`]s. Everything is arithmetic on a [`ClusterState`] whose
-//! clock is a number: the live hook and the simulator run the same objects, each keeping its own state.
-//! [`catalogue`] knows every policy by name.
+//! [`Scheduler`] asks them and answers with a batch of [`Decision`]s. Everything is arithmetic on a
+//! [`ClusterState`] whose clock is a number: the live hook and the simulator run the same objects,
+//! each keeping its own state. [`catalogue`] knows every policy by name.
 
 pub mod admission;
 pub mod catalogue;

@@ -1,4 +1,5 @@
-//! Random numbers that are the same on every machine and in every version, so that a seed names a run for good.
+//! Random numbers that are the same on every machine and in every version, so that a seed names a
+//! run for good.
 
 /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): one 64-bit word of state, passes BigCrush.
 #[derive(Clone, Debug)]

@@ -1,10 +1,11 @@
 //! Asks the slots and says what to do.
 //!
-//! One decision is a walk: candidates in the order's sequence take GPUs as gangs until none are left. Candidates are kept in
-//! one sorted set for each gang size, so that a size that does not fit is left out of the rest of the walk at once, and a walk
-//! costs the number of jobs that run, not of those that wait. Only keys that may have changed ([`Drift`]) are asked for
-//! again. Where a packer is in place and more is asked for than there is, those who got nothing are then offered to it, in
-//! the same sequence, as joiners of jobs with as many GPUs.
+//! One decision is a walk: candidates in the order's sequence take GPUs as gangs until none are
+//! left. Candidates are kept in one sorted set for each gang size, so that a size that does not fit
+//! is left out of the rest of the walk at once, and a walk costs the number of jobs that run, not
+//! of those that wait. Only keys that may have changed ([`Drift`]) are asked for again. If there is
+//! a packer and jobs ask for more GPUs than exist, the jobs that got none are then offered to it,
+//! in the same sequence, as joiners of jobs with as many GPUs.
 
 mod bound;
 mod packing;
@@ -22,7 +23,8 @@ use super::{
 /// Why jobs wait, as of the last decision.
 #[derive(Clone, Debug, Default)]
 pub struct Waits {
-    /// Enough GPUs were free for them, but not where the placer wants them. All others wait for their turn.
+    /// Jobs that enough GPUs were free for, but not where the placer wants them. All others wait
+    /// for their turn.
     pub fragmented: Vec<JobId>,
 }
 
@@ -103,7 +105,8 @@ impl Scheduler {
         self
     }
 
-    /// Tell that a job came, ended, started or stopped. Decisions of this scheduler that were applied need not be told.
+    /// Reports that a job came, ended, started or stopped. Decisions of this scheduler that were
+    /// applied need no report.
     pub fn note(&mut self, job: JobId) {
         self.noted.push(job);
     }
@@ -142,7 +145,8 @@ impl Scheduler {
             .is_some_and(|sizer| sizer.tunes_batches())
     }
 
-    /// Tell what a pair was measured at, host first, each relative to its speed alone. The answer takes effect with the next decision.
+    /// Reports the measured speeds of a pair, host first, each relative to its solo speed. The
+    /// answer takes effect with the next decision.
     pub fn observe(
         &mut self,
         state: &ClusterState,
@@ -158,7 +162,7 @@ impl Scheduler {
         packer.observe(host, joiner, kind, measured)
     }
 
-    /// What to do now. The caller applies the whole batch or tells what became of it by [`Self::note`].
+    /// What to do now. The caller applies the whole batch or reports the outcome by [`Self::note`].
     pub fn decide(&mut self, state: &ClusterState) -> Vec<Decision> {
         let mut batch = Vec::new();
         self.waits.fragmented.clear();
@@ -192,7 +196,7 @@ impl Scheduler {
         } else {
             self.fill(state, state.free().clone(), &mut batch);
         }
-        // Whoever was decided about has another state by the next time.
+        // These jobs will have another state by the next decision.
         self.noted.extend(batch.iter().map(Decision::job));
         batch
     }
@@ -223,7 +227,7 @@ impl Scheduler {
             .admission
             .as_ref()
             .map_or(0, |admission| admission.rank(state, &self.promises, job));
-        // Who runs already, as a joiner, goes on before others start.
+        // Jobs that run already, as joiners, go on before others start.
         let waits = u32::from(!self.order.preemptive() && job.waits());
         candidate.then(|| self.order.key(state, job).behind(2 * rank + waits))
     }
@@ -276,7 +280,7 @@ impl Scheduler {
         }
     }
 
-    /// Start waiting jobs on free GPUs, in order. Whoever runs goes on.
+    /// Starts waiting jobs on free GPUs, in order. Running jobs go on.
     fn fill(&mut self, state: &ClusterState, mut free: FreeGpus, batch: &mut Vec<Decision>) {
         let (placer, skips) = (&self.placer, self.order.skips());
         let fragmented = &mut self.waits.fragmented;

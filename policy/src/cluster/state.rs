@@ -1,5 +1,5 @@
-//! What is: nodes, GPUs, jobs, and a clock that is a number. Whoever owns a state (the live hook, the simulator) tells
-//! it what happened; policies only read it.
+//! The state of a cluster: nodes, GPUs, jobs, and a clock that is a number. The owner of a state
+//! (the live hook, the simulator) reports what happened; policies only read it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -229,7 +229,8 @@ impl ClusterState {
         residents.into_iter().filter(|id| *id != NOBODY).map(JobId)
     }
 
-    /// What its node says of how long a request would wait on a GPU; `None`: nothing, and nobody but the scheduler's own jobs uses it.
+    /// How long a request would wait on a GPU, as its node says; `None`: no report, and only the
+    /// scheduler's own jobs use it.
     #[must_use]
     pub fn wait_matrix(&self, gpu: GpuId) -> Option<&WaitMatrix> {
         self.waits.get(&gpu)
@@ -242,13 +243,15 @@ impl ClusterState {
         self.residents(gpu).find(|other| *other != id)
     }
 
-    /// Integral over time of max(1, GPUs asked for / GPUs there are): how contended the cluster was.
+    /// Integral over time of max(1, GPUs asked for / GPUs there are): how contended the cluster
+    /// was.
     #[must_use]
     pub fn contention_s(&self) -> f64 {
         self.contention_s
     }
 
-    /// Mean contention since a job came, at least 1: with how many like it it would share an evenly divided cluster.
+    /// Mean contention since a job came, at least 1: how many jobs like it would share an evenly
+    /// divided cluster.
     #[must_use]
     pub fn contention(&self, job: &Job) -> f64 {
         let life = self.now_s - job.arrival_s;
@@ -259,8 +262,9 @@ impl ClusterState {
         }
     }
 
-    /// Finish-time fairness of Themis (NSDI'20) if the job ran undisturbed from now on: its time in the shared cluster over its
-    /// time in an evenly divided one, which is its duration alone times the mean contention over its life.
+    /// Finish-time fairness of Themis (NSDI'20) if the job ran undisturbed from now on: its time in
+    /// the shared cluster over its time in an evenly divided one, which is its duration alone times
+    /// the mean contention over its life.
     #[must_use]
     pub fn rho(&self, job: &Job) -> f64 {
         let shared = self.now_s - job.arrival_s + job.left_s(self.now_s);
@@ -325,7 +329,8 @@ impl ClusterState {
         }
     }
 
-    /// A job tells anew how fast it is on how many GPUs, and how many it may be given at most. What it has done stays done.
+    /// A job reports anew how fast it is on how many GPUs, and how many it may get at most. Its
+    /// progress stays.
     pub fn set_speed(&mut self, id: JobId, speed: Speed, most_gpus: u32) {
         let job = self.job_mut(id);
         (job.speed, job.most_gpus) = (speed, most_gpus.max(1));
@@ -372,12 +377,13 @@ impl ClusterState {
         job.phase = Phase::Running(run);
     }
 
-    /// Do a batch of decisions as one step: first everything is released, then everything is placed. Who runs afterwards has
-    /// rate 0 until [`Self::set_rate`]: how fast it goes is not ours to decide.
+    /// Applies a batch of decisions as one step: first all releases, then all placements. A job
+    /// that runs afterwards has rate 0 until [`Self::set_rate`]: its speed is not decided here.
     ///
     /// # Errors
-    /// [`Refused`] where the batch cannot be true: a job twice or unknown or over, a GPU twice, more than two jobs on one,
-    /// the number of GPUs of a running job changed by a migration. Then nothing is done.
+    /// [`Refused`] if the batch is impossible: a job twice or unknown or over, a GPU twice, more
+    /// than two jobs on one, the number of GPUs of a running job changed by a migration. Then
+    /// nothing changes.
     pub fn apply(&mut self, batch: &[Decision]) -> Result<(), Refused> {
         self.check(batch)?;
         for decision in batch {
@@ -417,7 +423,7 @@ impl ClusterState {
                 self.finish(*job);
             }
         }
-        // Last, so that who is alone on its GPUs now is nobody's joiner any more.
+        // Last, so that a job that is by itself on its GPUs now is no joiner any more.
         for decision in batch {
             if let Decision::Reshare { job, share } = decision {
                 let now_first = self.first_resident(*job);

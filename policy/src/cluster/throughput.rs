@@ -6,8 +6,8 @@ use super::{GpuType, JobType};
 
 /// Where the speeds of pairs come from: a measured table, a model, or what arbiters report.
 pub trait Throughputs {
-    /// Speeds of `a` and `b` together on the same `gpus` GPUs of a type, each relative to its own speed alone there. `Some([0.0,
-    /// 0.0])`: they do not fit. `None`: nobody knows.
+    /// Speeds of `a` and `b` together on the same `gpus` GPUs of a type, each relative to its own
+    /// speed alone there. `Some([0.0, 0.0])`: they do not fit. `None`: not known.
     fn pair(&self, a: JobType, b: JobType, kind: GpuType, gpus: u32) -> Option<[f64; 2]>;
 }
 
@@ -18,7 +18,8 @@ pub struct PairTable {
 }
 
 impl PairTable {
-    /// Add a measurement; it counts in both directions. What is not a number, or negative, is not taken: `false`.
+    /// Adds a measurement; it counts in both directions. `false`: a value that is negative or no
+    /// number is refused.
     pub fn insert(
         &mut self,
         kind: GpuType,

@@ -1,11 +1,14 @@
 //! How long until a part of a GPU is free: Apollo's wait-time matrix (OSDI'14).
 //!
-//! One object on both sides of the wire: a node's agent fills it from what its arbiter meters, the hook checks what it is told
-//! ([`WaitMatrix::told`]) and the placer [`wait-time`](super::placer::WaitTime) reads it.
+//! One object on both sides of the wire: a node's agent fills it from what its arbiter meters, the
+//! hook checks the report ([`WaitMatrix::reported`]) and the placer
+//! [`wait-time`](super::placer::WaitTime) reads it.
 //!
-//! Every server publishes what a request would wait for, by what it asks for; a scheduler then places by the estimated completion, wait and run
-//! together, instead of by load. Here a request is a share of a GPU's time and bytes of its memory. Requests of one GPU start in the order
-//! in which they came, as soon as both are there; so the matrix follows from who is on it, who waits for it, and how long each still takes.
+//! Every server publishes what a request would wait for, by what it asks for; a scheduler then
+//! places by the estimated completion, wait and run together, instead of by load. Here a request is
+//! a share of a GPU's time and bytes of its memory. Requests of one GPU start in the order in which
+//! they came, as soon as both are there; so the matrix follows from the jobs that run on it and
+//! wait for it, and how long each still takes.
 
 /// A part of a GPU that somebody uses or waits for.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -57,7 +60,8 @@ fn pass(running: &mut Vec<Use>, gpu_bytes: u64, share: f64, bytes: u64) -> Optio
 }
 
 impl WaitMatrix {
-    /// Of a GPU, at these shares and bytes (ascending): who runs on it, and who waits for it in turn.
+    /// The matrix of a GPU at these shares and bytes (ascending), from the jobs that run on it and
+    /// those that wait, in turn.
     #[must_use]
     pub fn of(
         gpu_bytes: u64,
@@ -106,8 +110,9 @@ impl WaitMatrix {
         &self.wait_s
     }
 
-    /// As somebody else tells it: `wait_s` by share, then by bytes, `None` for a wait without a known end. `None` where that cannot be: a row or column is
-    /// missing, shares or bytes do not ascend, a wait is negative or no number.
+    /// From a report: `wait_s` by share, then by bytes, `None` for a wait without a known end.
+    /// Returns `None` for an impossible report: a row or column is missing, shares or bytes do not
+    /// ascend, a wait is negative or no number.
     #[must_use]
     pub fn reported(shares: &[f64], bytes: &[u64], wait_s: Vec<Vec<Option<f64>>>) -> Option<Self> {
         let ascend = shares.windows(2).all(|two| two[0] < two[1])
@@ -135,7 +140,8 @@ impl WaitMatrix {
         })
     }
 
-    /// Seconds for a request, at the next larger share and bytes of the matrix; infinite beyond them.
+    /// Seconds for a request, at the next larger share and bytes of the matrix; infinite beyond
+    /// them.
     #[must_use]
     pub fn wait_s(&self, share: f64, bytes: u64) -> f64 {
         let row = self.shares.partition_point(|s| *s < share - SLACK);
@@ -147,8 +153,8 @@ impl WaitMatrix {
     }
 }
 
-/// The GPU with the earliest estimated completion: wait, `start_s` there (what has to be copied first), and run. The first of equals; `None` where
-/// none can ever.
+/// The GPU with the earliest estimated completion: wait, `start_s` there (what has to be copied
+/// first), and run. The first of equals; `None` if none ever can.
 #[must_use]
 pub fn earliest(gpus: &[(&WaitMatrix, f64)], share: f64, bytes: u64, run_s: f64) -> Option<usize> {
     let end_s =
@@ -179,7 +185,7 @@ mod tests {
             WaitMatrix::of(16 * GIB, &self.running, &queue, &SHARES, &BYTES)
         }
 
-        /// Let whoever fits start, in turn.
+        /// Starts the requests that fit, in turn.
         fn start(&mut self, now_s: f64, started: &mut [f64]) {
             while let Some((id, first)) = self.queue.first().copied() {
                 if !fits(&self.running, 16 * GIB, first.share, first.bytes) {
@@ -192,7 +198,8 @@ mod tests {
         }
     }
 
-    /// Requests in turn, each to the GPU that `choose` says. Mean delay of the starts, and how far each was from its estimate.
+    /// Sends requests in turn to the GPU that `choose` names. Returns the mean delay of the starts,
+    /// and each error of an estimate.
     fn run(choose: impl Fn(&[Gpu], &Use) -> usize, noise: f64) -> (f64, Vec<f64>) {
         let mut random = Random::new(53);
         let mut gpus = vec![Gpu::default(); 6];

@@ -4,7 +4,8 @@ use std::fmt;
 
 use super::{Kind, POLICIES, Value, list, spec};
 
-/// Why a policy was not built. What to point at in a configuration file: [`PolicyError::param`], or else the name.
+/// Why a policy was not built. [`PolicyError::param`], or else the name, is the place to point at
+/// in a configuration file.
 #[derive(Clone, PartialEq, Debug)]
 pub enum PolicyError {
     /// There is no policy of this name.

@@ -275,7 +275,8 @@ fn a_pause_shorter_than_a_switch_costs_no_switch() {
     assert!(!world.jobs[0].resident.out);
     let switches = world.arbitration.pressure().totals().0;
     assert_eq!(switches, 1, "only its own arrival");
-    // One that falls silent for good is gone after the time of a switch, long before its term is over.
+    // A job that falls silent for good is evicted after the time of a switch, long before its term
+    // is over.
     world.jobs[0].silent_ns = 1000 * S;
     world.run(3 * S);
     assert!(world.jobs[0].resident.out && !world.jobs[1].resident.out);
@@ -330,7 +331,8 @@ fn whose_use_is_furthest_away_goes_and_nobody_beyond_what_is_needed() {
             .space_for(&residents, TenantId(9))
             .map(|space| space.victims)
     };
-    // All of 16 are taken: the longest idle one goes, and the next, whose two would not have been enough, not.
+    // All of 16 are taken: the longest idle job is evicted, and the next, whose two would not have
+    // been enough, is not.
     assert_eq!(
         space(&arbitration, 16 * GIB),
         Some(vec![TenantId(3), TenantId(2)])
@@ -379,7 +381,8 @@ fn an_allocation_that_waits_takes_space_at_once_but_not_that_of_its_betters() {
     let all = [of(1, high, true), of(2, low, true)];
     assert_eq!(victims(&all, 1), Some(vec![TenantId(2)]));
     assert_eq!(victims(&all, 2), None);
-    // One that has just come keeps its place for a moment; where both wait, one of them gives way at once.
+    // A job that has just come keeps its place for a moment; if both wait, one of them gives way at
+    // once.
     let mut new = [of(1, high, true), of(2, high, true)];
     new[1].since_ns = 99 * S;
     assert_eq!(victims(&new, 1), None);
@@ -452,8 +455,8 @@ fn draw() -> impl Strategy<Value = Draw> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever comes: the sum fits at any time (the world asserts it), terms last, nobody of the highest class starves, and the time
-    /// lost is bounded.
+    /// Whatever comes: the sum fits at any time (the world asserts it), terms last, nobody of the
+    /// highest class starves, and the time lost is bounded.
     #[test]
     fn terms_last_and_nobody_starves(draws in proptest::collection::vec(draw(), 1..6)) {
         let jobs: Vec<Job> = (1..).zip(&draws).map(|(id, draw)| {
@@ -472,8 +475,9 @@ proptest! {
                 let own = job.resident.class;
                 let preempted = (own, cut.by) == (Class::Opportunistic, Class::Guaranteed);
                 prop_assert!(cut.by == own || preempted, "{:?}", cut);
-                // Whoever has been idle for as long as its switch takes leaves before its term is over, and whoever is parked
-                // has none. A switch of several victims is longer than what each of them was weighed by.
+                // A job that has been idle for as long as its switch takes is evicted before its
+                // term is over, and a parked job has no term. A switch of several victims is longer
+                // than what each of them was weighed by.
                 let early = preempted || cut.parked || job.silent_ns > 0;
                 prop_assert!(early || cut.term_ns >= 10 * cut.switch_ns / draws.len() as u64, "{:?}", cut);
             }

@@ -17,7 +17,8 @@ impl Agent {
     pub(super) fn obey(&mut self) -> bool {
         let mut any = false;
         while let Some(order) = self.open.first().cloned() {
-            // Numbers count within the epoch of a hook that was authentic: whatever was heard in an earlier one, a later one is obeyed.
+            // Numbers count within the epoch of an authentic hook: a later epoch is obeyed,
+            // whatever came in an earlier one.
             if (order.epoch, order.seq) <= self.memory.applied {
                 self.open.remove(0);
                 continue;
@@ -98,7 +99,7 @@ impl Agent {
         };
         match self.engine.stop(order.run, kill) {
             Ok(()) => {
-                // An attempt that had no process yet has not heard it.
+                // An attempt without a process yet has not received it.
                 if begun && asked.is_none() {
                     self.asked = Some((order.seq, Instant::now()));
                 }
@@ -108,7 +109,8 @@ impl Agent {
         }
     }
 
-    /// Whether a job has saved, or will not because it does not look for requests or there is nobody who could ask it.
+    /// Whether a job has saved, or never will, because it does not look for requests or nothing can
+    /// ask it.
     fn may_stop(&mut self, report: &RunReport, signal: Signal) -> bool {
         let Ok(jobs) = self.with_arbiter(ControlClient::list) else {
             return true;

@@ -35,7 +35,8 @@ impl Hook {
                 .filter_map(|d| self.state.partner(d.job()))
                 .collect::<Vec<_>>(),
         );
-        // What is left out may have made space for something else, which then goes as well.
+        // A decision that is left out may have made space for another, which is then left out as
+        // well.
         while let Err(refused) = self.state.apply(&batch) {
             let before = batch.len();
             batch.retain(|decision| decision.job() != refused.job);
@@ -63,7 +64,8 @@ impl Hook {
         }
     }
 
-    /// Without what live nodes cannot do: GPUs of silent nodes, gangs over several nodes, moves of jobs that cannot move.
+    /// The batch without impossible decisions: GPUs of silent nodes, gangs over several nodes,
+    /// moves of jobs that cannot move.
     fn can_be_done(&self, batch: Vec<Decision>) -> Vec<Decision> {
         let facts = self.shared.facts();
         let (mut kept, mut stay) = (Vec::new(), BTreeSet::new());
@@ -79,7 +81,8 @@ impl Hook {
                 if !(one_node && up && own) {
                     continue;
                 }
-                // The packer does not mind which of a pair counts as its host; a move to where the job is would be told each time.
+                // Either job of a pair may count as its host for the packer; without this check, a
+                // move to the job's own place would be reported each time.
                 let here = self.state.job(at).run();
                 if matches!(decision, Decision::Migrate { .. })
                     && here.is_some_and(|run| same(&run.gpus, gpus))
@@ -87,7 +90,7 @@ impl Hook {
                     continue;
                 }
             }
-            // A joiner that cannot leave is not stopped for the sake of GPUs elsewhere that it cannot have.
+            // A joiner that cannot move is not stopped for GPUs elsewhere that it cannot get.
             if let Decision::Suspend { job } = decision
                 && facts.pinned.contains_key(job)
                 && let Some(host) = self.state.partner(*job)
@@ -184,7 +187,8 @@ impl Hook {
         self.state.set_rate(at, rate);
     }
 
-    /// Order what is still missing between where jobs are to be and what nodes were told. First what makes space.
+    /// Orders the difference between where jobs are to be and what was ordered from nodes. Orders
+    /// that make space come first.
     pub(super) fn reconcile(&mut self) {
         let mut open: Vec<(u8, u64)> = Vec::new();
         for (id, record) in &self.jobs {
@@ -238,7 +242,7 @@ impl Hook {
         };
         if stop {
             let grace_s = self.config.grace_s;
-            // Who is not to go on has nothing to save for us.
+            // A job that will not go on has nothing to save.
             let goes_on = restartable && !record.cancelled && record.over.is_none();
             let signal = goes_on.then(|| Signal {
                 // CAST: a node has at most 64.

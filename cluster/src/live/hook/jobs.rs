@@ -21,10 +21,10 @@ const MAX_LABEL_BYTES: usize = 512;
 const MAX_NAME_BYTES: usize = 40;
 
 impl Hook {
-    /// Take a job. `true`: it is a new one, and not one that was submitted before with the same word.
+    /// Takes a job. `true`: it is new, and was not submitted before with the same word.
     ///
     /// # Errors
-    /// It makes no sense, or could never run here.
+    /// Its submission is invalid, or it could never run here.
     pub fn submit(
         &mut self,
         asked: Submission,

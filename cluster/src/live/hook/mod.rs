@@ -1,14 +1,18 @@
-//! The hook's mind: what nodes say comes in, the [`Scheduler`] decides, orders come out.
+//! The hook's state machine: reports of nodes come in, the [`Scheduler`] decides, orders come out.
 //!
-//! It is a state machine with a clock that is handed in, without sockets or threads: the server calls it under a lock, tests in virtual time.
+//! Its clock is an argument, and it has no sockets or threads: the server calls it under a lock,
+//! tests in virtual time.
 //!
-//! * *Records* ([`JobRecord`], orders, pairs) are the truth and are written down before anybody hears of them.
-//! * The [`ClusterState`] that policies read is made from the records whenever nodes come or go ([`Hook::rebuild`]), and after a
-//!   crash in the same way.
-//! * Decisions change only the state. [`Hook::reconcile`] compares each job's place in it with the attempt that its node was told of,
-//!   and orders the difference: so a decision that could not be carried out yet is not lost, and none is carried out twice.
-//! * A job has one attempt at a time. The next one is ordered only when the end of the last is written down; a node that is silent keeps
-//!   its jobs until it speaks again or an operator gives it up. So no job is ever in two places.
+//! * *Records* ([`JobRecord`], orders, pairs) are the truth and are committed before anything is
+//!   sent.
+//! * The [`ClusterState`] that policies read is made from the records whenever nodes come or go
+//!   ([`Hook::rebuild`]), and after a crash in the same way.
+//! * Decisions change only the state. [`Hook::reconcile`] compares each job's place in it with the
+//!   attempt that was ordered from its node, and orders the difference: so a decision that could
+//!   not be carried out yet is not lost, and none is carried out twice.
+//! * A job has one attempt at a time. The next one is ordered only after the end of the last is
+//!   committed; a silent node keeps its jobs until it reports again or an operator gives it up. So
+//!   no job is ever in two places.
 
 mod decide;
 mod jobs;
@@ -34,14 +38,16 @@ use super::wire::{DecisionView, HookId, Order, RunId, WaitMatrix, What};
 use crate::sweep::Choice;
 use trial::{Trial, Watch};
 
-/// What a job takes alone where its owner says nothing, in seconds: only orders that look at what is left care.
+/// The assumed solo duration of a job whose owner gives none, in seconds: only orders by remaining
+/// work use it.
 const UNKNOWN_WORK_S: f64 = 3600.0;
 /// Jobs that are over and still listed.
 const OVER_KEPT: usize = 10_000;
 /// Lines of the decision log in memory.
 const LOG_KEPT: usize = 4096;
 
-/// Longest patience with a job that is to save, in seconds: a request at a node's arbiter does not live longer than that by much.
+/// Longest patience with a job that is to save, in seconds: a request at a node's arbiter does not
+/// live much longer.
 pub const MOST_SIGNAL_S: f64 = 60.0;
 
 /// How a pair is judged.
@@ -51,7 +57,7 @@ pub struct TrialConfig {
     pub window_s: f64,
     /// Iterations of the slower one that it has to hold.
     pub iterations: f64,
-    /// How long a job's speed alone is measured.
+    /// How long a job's solo speed is measured.
     pub solo_s: f64,
 }
 
@@ -83,7 +89,8 @@ pub struct Config {
     pub report_ms: u64,
     /// Patience with a job that is to stop, in seconds.
     pub grace_s: f64,
-    /// Patience before that with a job that is to end its iteration and save, in seconds; below [`MOST_SIGNAL_S`].
+    /// Patience before that with a job that is to end its iteration and save, in seconds; below
+    /// [`MOST_SIGNAL_S`].
     pub signal_s: f64,
     /// Of the binary.
     pub version: String,
@@ -148,7 +155,7 @@ struct NodeEntry {
     record: NodeRecord,
     /// Last report, on the cluster's clock, since this hook started.
     heard_s: Option<f64>,
-    /// As the policies were last told.
+    /// As last reported to the policies.
     up: bool,
     waits: Vec<WaitMatrix>,
 }
@@ -181,7 +188,7 @@ pub struct Hook {
     solos: BTreeMap<String, Solo>,
     watches: BTreeMap<u64, Watch>,
     trials: BTreeMap<(u64, u64), Trial>,
-    /// Held back for a moment, so that the job beside it can be measured alone.
+    /// Held back for a moment, so that the job beside it can be measured solo.
     probed: BTreeSet<u64>,
     /// Terms that were refused are not sent again before this.
     retry_s: BTreeMap<u64, f64>,
@@ -466,10 +473,10 @@ impl Hook {
         }
     }
 
-    /// Write down what has changed. Whoever is answered after this may rely on it.
+    /// Commits what has changed. Clients that are answered after this may rely on it.
     ///
     /// # Errors
-    /// [`StoreError`]: what is in memory is then ahead of the disk, and the process has to end.
+    /// [`StoreError`]: memory is then ahead of the disk, and the process has to end.
     pub fn commit(&mut self) -> Result<(), StoreError> {
         if self.dirty.is_empty() && self.changes.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What nodes say: who they are, what became of orders and attempts, what is metered.
+//! Reports of nodes: identity, results of orders, attempts, and metered figures.
 
 use std::collections::BTreeSet;
 
@@ -123,7 +123,7 @@ impl Hook {
         })
     }
 
-    /// A node says that it does not listen to this hook. It counts as silent: what it runs is another hook's.
+    /// A node reports that it refuses this hook. It counts as silent: its jobs are another hook's.
     fn refused_by(&mut self, node: &str, why: &str) {
         let known = self.refusals.len() < MAX_NODES || self.refusals.contains_key(node);
         if !known || self.refusals.get(node).is_some_and(|said| said == why) {
@@ -364,7 +364,8 @@ impl Hook {
         }
     }
 
-    /// An attempt of ours that its node knows nothing of, although it was told to start it, is lost.
+    /// An attempt of ours that its node does not know, although it was ordered to start it, is
+    /// lost.
     fn miss(&mut self, node: &str, listed: &BTreeSet<RunId>) {
         let lost: Vec<RunId> = self
             .jobs
@@ -396,7 +397,7 @@ impl Hook {
         }
     }
 
-    /// An attempt is over. Told twice is told once.
+    /// An attempt is over. A repeated report has no effect.
     pub(super) fn on_end(&mut self, node: &str, id: RunId, ended: &Ended) {
         let Some(record) = self.jobs.get_mut(&id.job) else {
             return;
@@ -439,7 +440,8 @@ impl Hook {
             let reason = "taken back by its owner".into();
             return self.over(id.job, JobPhase::Cancelled, ended.code, reason);
         }
-        // One that was told to make space and has ended by itself after it saved is not done by that.
+        // A job that was asked to make space and has ended by itself after it saved is not done
+        // yet.
         let gave_way = run.stopping && run.saved && record.submission.restartable;
         if ended.well() && !gave_way {
             return self.over(id.job, JobPhase::Done, ended.code, String::new());

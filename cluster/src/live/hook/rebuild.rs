@@ -1,4 +1,5 @@
-//! The policies' view, made from the records: whenever nodes come or go, and after a crash in the same way.
+//! The policies' view, made from the records: whenever nodes come or go, and after a crash in the
+//! same way.
 
 use std::collections::BTreeSet;
 
@@ -91,7 +92,8 @@ impl Hook {
         u32::try_from(at).ok().map(GpuId)
     }
 
-    /// Make the policies' view from the records: nodes that are up or have jobs, jobs that are not over, each where its node has it.
+    /// Make the policies' view from the records: nodes that are up or have jobs, jobs that are not
+    /// over, each where its node has it.
     pub(super) fn rebuild(&mut self) {
         self.keep_progress();
         let holding: BTreeSet<&str> = self
@@ -184,7 +186,7 @@ impl Hook {
             share: run.sent.share.unwrap_or(1.0),
             mem_bytes: None,
         };
-        // Where that cannot be, the job counts as waiting, and its node is told to stop it.
+        // If that is impossible, the job counts as waiting, and its node is ordered to stop it.
         if self.state.apply(&[place]).is_ok() {
             self.state.job_mut(at).starts = attempts;
             self.pace(at);

@@ -1,13 +1,14 @@
-//! Measuring pairs: both run together for a window, each against its speed alone.
+//! Measuring pairs: both run together for a window, each against its solo speed.
 //!
-//! Speed is counted by what the job does: iterations per second where its iterations are known, else submissions per second, of
-//! which a job makes the same number per iteration. Speed alone is taken while a job has its devices for itself; where nobody has seen
-//! its kind alone yet, the one beside it is held back for a moment ([`TrialConfig::solo_s`](super::TrialConfig)). It is remembered by kind, number and type
-//! of GPU.
+//! Speed is iterations per second if a job's iterations are known, else submissions per second,
+//! which a job makes at a constant number per iteration. Solo speed is measured while a job has its
+//! devices for itself; if its kind was never seen solo, the job beside it is held back for a moment
+//! ([`TrialConfig::solo_s`](super::TrialConfig)). It is remembered by kind, number and type of GPU.
 //!
-//! The window is max(20 iterations of the slower one, 30 s) by default: Gandiva's trial, as `policy::cluster::packer::Trial` explains. The
-//! verdict is the packer's. What a job says of itself is not trusted beyond that: nobody is counted as faster than alone, and
-//! a speed that is no number speaks against the pair.
+//! The window is max(20 iterations of the slower one, 30 s) by default: Gandiva's trial, as
+//! `policy::cluster::packer::Trial` explains. The verdict is the packer's. What a job reports about
+//! itself is not trusted beyond that: no job counts as faster than solo, and a speed that is no
+//! number counts against the pair.
 
 use std::collections::BTreeSet;
 
@@ -22,9 +23,10 @@ use crate::live::wire::RunReport;
 const TRUSTED: f64 = 0.5;
 /// Fewer iterations than this in a window say less than the submissions in it.
 const FEW: u64 = 20;
-/// Time after a change before anything is measured, in seconds: what was queued before is done by then.
+/// Time after a change before anything is measured, in seconds: work that was queued before is done
+/// by then.
 const SETTLE_S: f64 = 0.5;
-/// A job that does nothing alone for so many times the time of a measurement is taken to do nothing.
+/// A job that does nothing by itself for so many times the time of a measurement counts as idle.
 const IDLE_TIMES: f64 = 5.0;
 
 /// What was metered of an attempt, last.
@@ -111,7 +113,8 @@ impl Hook {
             let kind = JobType(self.kinds.number(&record.submission.kind));
             let profile = profile(status, kind, gpus, class, record.submission.mem_bytes);
             let watch = self.watches.entry(id).or_default();
-            // An arbiter that was started anew may have been started at an earlier time of the wall clock.
+            // A restarted arbiter may have a start time before that of its predecessor on the wall
+            // clock.
             if watch.attempt != run.run.attempt || watch.life_unix_ms != arbiter.started_unix_ms {
                 *watch = Watch {
                     attempt: run.run.attempt,
@@ -156,7 +159,7 @@ impl Hook {
         }
     }
 
-    /// A job's speed alone, for it and for its kind.
+    /// A job's solo speed, for it and for its kind.
     fn learn(&mut self, id: u64, at: JobId, solo: Solo) {
         let key = self.solo_key(id, at);
         let far = |old: &Solo| {
@@ -332,7 +335,7 @@ impl Hook {
         match solo_between(&from, &now[who]) {
             Some(solo) => self.learn(id, at, solo),
             None if passed < IDLE_TIMES * solo_s => return,
-            // It does nothing alone, so nothing can be said of it together with another.
+            // It does nothing by itself, so it cannot be judged together with another.
             None => {
                 if let Some(record) = self.jobs.get_mut(&id) {
                     record.solo = Some(Solo::default());
@@ -418,7 +421,7 @@ fn iterations(from: &Sample, to: &Sample) -> Option<u64> {
     to.iterations?.checked_sub(from.iterations?)
 }
 
-/// Speed over a stretch relative to being alone; at most 1, NaN where that cannot be said.
+/// Speed over a stretch relative to solo; at most 1, NaN if that is not known.
 fn relative(solo: &Solo, from: &Sample, to: &Sample) -> f64 {
     let passed = to.s - from.s;
     // CAST: counts are below 2^53.

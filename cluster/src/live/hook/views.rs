@@ -1,4 +1,4 @@
-//! What is told of jobs, nodes and decisions.
+//! The hook's reports of jobs, nodes and decisions.
 
 use std::collections::BTreeMap;
 

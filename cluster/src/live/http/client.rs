@@ -1,7 +1,7 @@
-//! The asking side: one request after the other over one connection, every wait with a deadline.
+//! The client: one request after the other over one connection, every wait with a deadline.
 //!
-//! Nothing is asked before the other side has proved that it knows the token, and no answer counts that is not the hook's to this very request
-//! ([`auth`]).
+//! It asks nothing before the other side has proved that it knows the token, and accepts no answer
+//! but the hook's to this request ([`auth`]).
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub enum ClientError {
         /// Its words.
         error: ControlError,
     },
-    /// It talks nonsense.
+    /// Its answer is malformed.
     #[error("the answer of {url} makes no sense: {why}")]
     Nonsense {
         /// Where.
@@ -180,7 +180,7 @@ impl Client {
             url: self.url.clone(),
         };
         if answer.status != 200 {
-            // Too many guests, or no hook of this version: words of somebody unknown.
+            // Too many connections, or no hook of this version: an unauthenticated answer.
             let why = serde_json::from_slice::<Problem>(&answer.body);
             let why = why.map_or_else(
                 |_| format!("it answers with status {}", answer.status),
@@ -219,7 +219,8 @@ impl Client {
         .into_bytes()
     }
 
-    /// Asks and reads the answer. A connection that was kept and is dead by now is made anew once: the request then was not read.
+    /// Asks and reads the answer. A kept connection that has died is made anew once: the request
+    /// was not read.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -244,7 +245,8 @@ impl Client {
         if let Some(mut kept) = kept {
             match self.say(&mut kept, method, path, &body) {
                 Ok(answer) => connection = Some((kept, answer)),
-                // Closed while nothing was under way; anything else may have been carried out and is the caller's to repeat.
+                // Closed while idle; after any other error the request may have been carried out,
+                // and the caller decides whether to repeat it.
                 Err(HttpError::Closed) => {}
                 Err(error) => return Err(self.unreachable(error)),
             }

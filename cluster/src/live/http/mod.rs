@@ -1,5 +1,6 @@
-//! As much of HTTP/1.1 as one JSON API needs, on blocking sockets: a length before every body, nothing chunked, a bound on
-//! everything that a stranger sends and a deadline on every wait. The heads are read by `httparse`.
+//! As much of HTTP/1.1 as one JSON API needs, on blocking sockets: a length before every body,
+//! nothing chunked, a bound on all input from strangers and a deadline on every wait. The heads are
+//! read by `httparse`.
 
 pub mod client;
 pub mod server;
@@ -82,7 +83,8 @@ impl Timed {
         }
     }
 
-    /// The head of the next message. Its first byte may take `idle`, all of it `patience` from there on.
+    /// The head of the next message. Its first byte may take `idle`, all of it `patience` from
+    /// there on.
     pub fn head(
         &mut self,
         request: bool,

@@ -1,15 +1,15 @@
 //! The listening side, in two stages.
 //!
-//! *The hall*: whoever comes in. One thread looks after all of them without ever waiting for one; a
-//! connection may send a head, 16 KiB at most, and nothing else, and has [`HALL`] for it. There is space
-//! for [`PENDING`]; a newcomer is never turned away, but takes the place of a connection of the address
-//! with most pending, of the one who has shown nothing for longest. So strangers, however many and
-//! however slow, cost a bounded part of one thread and some memory, and an honest client that says
-//! at once who it is gets through.
+//! *Pending*: every new connection. One thread serves all of them without ever waiting for one. A
+//! connection may send a head of 16 KiB at most, and nothing else, within [`PENDING_TIME`]. There
+//! is space for [`PENDING`]. A newcomer is never refused: it replaces a connection of the address
+//! that has most of them, the one that has been silent for longest. So strangers, however many and
+//! however slow, cost a bounded part of one thread and some memory, and an honest client that
+//! authenticates at once gets through.
 //!
-//! *Inside*: who has shown by the head of a request that it knows the token
-//! ([`auth`]). Each has a thread; only here are bodies read, within
-//! [`BODY_BYTES`] for all together.
+//! *Admitted*: connections that have proved by the head of a request that they know the token
+//! ([`auth`]). Each has a thread; only admitted connections may send bodies, within [`BODY_BYTES`]
+//! for all together.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -24,19 +24,19 @@ use super::{CODE_FIELD, First, Head, HttpError, MAX_BODY_BYTES, Timed, parse};
 use crate::live::auth::{self, Secret, Session};
 use crate::live::wire::HookId;
 
-/// Guests in the hall at most.
+/// Most pending connections.
 const PENDING: usize = 256;
-/// Who has shown that it knows the token, at most: each node has an agent, and people ask, too.
-const INSIDE: usize = 1280;
+/// Most admitted connections: each node has an agent, and people ask, too.
+const ADMITTED: usize = 1280;
 /// Newcomers in a step: those who are there already come next.
 const STEP: usize = 32;
 /// Bytes of all bodies that are read or answered at a time.
 const BODY_BYTES: usize = 64 << 20;
-/// Stack of a thread inside.
+/// Stack of an admitted connection's thread.
 const STACK_BYTES: usize = 512 << 10;
 /// TIMEOUT: a connection says who it is within a network's round trip; on a host in trouble within
 /// seconds.
-const HALL: Duration = Duration::from_secs(10);
+const PENDING_TIME: Duration = Duration::from_secs(10);
 /// TIMEOUT: agents report each second; a minute of silence is a forgotten connection.
 const IDLE: Duration = Duration::from_secs(60);
 /// TIMEOUT: a message of megabytes takes well below a second on any link between hosts.
@@ -69,30 +69,30 @@ pub trait Site: Send + Sync {
     fn secret(&self) -> &Secret;
     /// Who serves.
     fn hook(&self) -> &HookId;
-    /// What is told to everybody; `None`: this is for those who know the token.
+    /// The answer that needs no token; `None`: this path needs the token.
     fn open(&self, method: &str, path: &str) -> Option<Response>;
     /// Bytes of the longest body that is taken there.
     fn body_limit(&self, method: &str, path: &str) -> usize;
     /// A request whose sender knows the token.
     fn answer(&self, request: &Request) -> Response;
-    /// Somebody was turned away who does not.
+    /// A peer without the token was refused.
     fn turned_away(&self, from: IpAddr);
 }
 
-/// Serve until the process ends. Returns only where the listener is broken.
+/// Serve until the process ends. Returns only if the listener is broken.
 ///
 /// # Errors
 /// The listener's.
 pub fn serve(listener: &TcpListener, site: &Arc<dyn Site>) -> io::Error {
     allow_descriptors();
-    let hall = Hall {
+    let acceptor = Acceptor {
         listener,
         site,
-        inside: Arc::default(),
+        admitted: Arc::default(),
         pending: Vec::new(),
         shut_until: None,
     };
-    match hall.look_after() {
+    match acceptor.run() {
         Ok(never) => match never {},
         Err(error) => error,
     }
@@ -110,50 +110,50 @@ fn allow_descriptors() {
     let _ = setrlimit(Resource::Nofile, most);
 }
 
-/// Somebody in the hall.
+/// A connection that has not authenticated yet.
 struct Pending {
     stream: TcpStream,
     from: IpAddr,
     since: Instant,
-    /// When it last said something that was of use.
+    /// When it last sent something useful.
     shown: Instant,
     input: Vec<u8>,
     output: Vec<u8>,
     session: Option<Session>,
-    /// It goes once it has been told.
+    /// To be closed once its output is sent.
     closing: bool,
 }
 
-/// What becomes of a connection.
+/// What happens to a connection.
 enum Next {
-    Stays,
-    Goes,
+    Stay,
+    Close,
     /// Its request, and what it sent after that.
-    Enters(Head),
+    Admit(Head),
 }
 
-struct Hall<'a> {
+struct Acceptor<'a> {
     listener: &'a TcpListener,
     site: &'a Arc<dyn Site>,
-    inside: Arc<Inside>,
+    admitted: Arc<Admitted>,
     pending: Vec<Pending>,
     /// The host is out of descriptors.
     shut_until: Option<Instant>,
 }
 
-impl Hall<'_> {
-    fn look_after(mut self) -> io::Result<std::convert::Infallible> {
+impl Acceptor<'_> {
+    fn run(mut self) -> io::Result<std::convert::Infallible> {
         self.listener.set_nonblocking(true)?;
         loop {
             let now = Instant::now();
             let open = self.shut_until.is_none_or(|until| now >= until);
             let ready = self.wait(now, open)?;
             if open && ready.first() == Some(&true) {
-                self.let_in()?;
+                self.accept_all()?;
             }
-            // Those who came just now are looked at in the next step. Where one had to make space,
-            // the list is off by one for those after it, which costs them a look in vain or a step:
-            // nobody is waited for.
+            // New connections are served in the next step. If one of them replaced another,
+            // the list is off by one after it, which costs a look in vain or a step:
+            // nothing waits.
             let mut at = ready.len().saturating_sub(1);
             while at > 0 {
                 at -= 1;
@@ -163,14 +163,14 @@ impl Hall<'_> {
                 let next = if ready[at + 1] {
                     connection.advance(self.site.as_ref())
                 } else {
-                    Next::Stays
+                    Next::Stay
                 };
                 match next {
-                    Next::Stays if connection.since.elapsed() < HALL => {}
-                    Next::Stays | Next::Goes => drop(self.pending.swap_remove(at)),
-                    Next::Enters(head) => {
+                    Next::Stay if connection.since.elapsed() < PENDING_TIME => {}
+                    Next::Stay | Next::Close => drop(self.pending.swap_remove(at)),
+                    Next::Admit(head) => {
                         let connection = self.pending.swap_remove(at);
-                        self.enter(connection, head);
+                        self.admit(connection, head);
                     }
                 }
             }
@@ -182,7 +182,7 @@ impl Hall<'_> {
         let ends = self
             .pending
             .iter()
-            .map(|connection| connection.since + HALL);
+            .map(|connection| connection.since + PENDING_TIME);
         let ends = ends.chain(self.shut_until.filter(|_| !open));
         let left = ends.min().map(|end| end.saturating_duration_since(now));
         let left = left.map(|left| Timespec {
@@ -211,7 +211,7 @@ impl Hall<'_> {
     }
 
     /// Takes newcomers in.
-    fn let_in(&mut self) -> io::Result<()> {
+    fn accept_all(&mut self) -> io::Result<()> {
         for _ in 0..STEP {
             match self.listener.accept() {
                 Ok((stream, from)) => {
@@ -226,8 +226,8 @@ impl Hall<'_> {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(()),
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    // Out of descriptors: a connection gives one back, and those inside will close
-                    // theirs.
+                    // Out of descriptors: a connection gives one back, and those admitted will
+                    // close theirs.
                     _ if matches!(error.raw_os_error(), Some(23 | 24)) => {
                         self.drop_one();
                         self.shut_until = Some(Instant::now() + Duration::from_millis(50));
@@ -240,7 +240,7 @@ impl Hall<'_> {
         Ok(())
     }
 
-    /// Who has shown nothing for longest, of the address with most pending, goes.
+    /// Drops the connection that has been silent for longest, of the address that has most of them.
     fn drop_one(&mut self) {
         let mut pending: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for connection in &self.pending {
@@ -256,13 +256,13 @@ impl Hall<'_> {
         }
     }
 
-    fn enter(&self, connection: Pending, head: Head) {
+    fn admit(&self, connection: Pending, head: Head) {
         let Some(session) = connection.session else {
             return;
         };
-        let place = Place::take(&self.inside);
-        if place.number > INSIDE {
-            let text = format!("{INSIDE} connections are open; try again in a moment");
+        let place = Place::take(&self.admitted);
+        if place.number > ADMITTED {
+            let text = format!("{ADMITTED} connections are open; try again in a moment");
             let mut stream = connection.stream;
             let _ = stream.write(&encode(&problem(503, &text), None, false));
             return;
@@ -270,7 +270,7 @@ impl Hall<'_> {
         if connection.stream.set_nonblocking(false).is_err() {
             return;
         }
-        let (site, inside) = (Arc::clone(self.site), Arc::clone(&self.inside));
+        let (site, admitted) = (Arc::clone(self.site), Arc::clone(&self.admitted));
         let (stream, from) = (
             Timed::with(connection.stream, connection.input),
             connection.from,
@@ -280,7 +280,7 @@ impl Hall<'_> {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let _place = place;
-                converse(stream, from, session, head, site.as_ref(), &inside);
+                converse(stream, from, session, head, site.as_ref(), &admitted);
             });
         // No thread to be had: the connection closes, and its owner tries again.
         drop(started);
@@ -316,34 +316,34 @@ impl Pending {
                     self.output.drain(..count);
                     self.flush_output()
                 }
-                Err(error) if gone(&error) => Next::Goes,
-                Err(_) => Next::Stays,
+                Err(error) if gone(&error) => Next::Close,
+                Err(_) => Next::Stay,
             };
         }
         let mut chunk = [0; 4 << 10];
         match self.stream.read(&mut chunk) {
-            Ok(0) => return Next::Goes,
+            Ok(0) => return Next::Close,
             // PANIC: a read returns at most the buffer's length.
             Ok(count) => self.input.extend_from_slice(&chunk[..count]),
-            Err(error) if gone(&error) => return Next::Goes,
-            Err(_) => return Next::Stays,
+            Err(error) if gone(&error) => return Next::Close,
+            Err(_) => return Next::Stay,
         }
         match parse(&self.input, true) {
-            Ok(None) => Next::Stays,
+            Ok(None) => Next::Stay,
             Ok(Some(head)) => {
                 self.input.drain(..head.bytes);
                 self.heard(head, site)
             }
             Err(HttpError::Bad(status, text)) => self.tell(&problem(status, &text), false),
-            Err(_) => Next::Goes,
+            Err(_) => Next::Close,
         }
     }
 
     fn flush_output(&mut self) -> Next {
         if self.output.is_empty() && self.closing {
-            return Next::Goes;
+            return Next::Close;
         }
-        Next::Stays
+        Next::Stay
     }
 
     fn tell(&mut self, response: &Response, stays: bool) -> Next {
@@ -353,14 +353,14 @@ impl Pending {
         match self.stream.write(&self.output) {
             Ok(count) => drop(self.output.drain(..count)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return Next::Goes,
+            Err(_) => return Next::Close,
         }
         self.flush_output()
     }
 
     fn heard(&mut self, head: Head, site: &dyn Site) -> Next {
         let First::Request { method, path } = &head.first else {
-            return Next::Goes;
+            return Next::Close;
         };
         if method == "GET"
             && head.length == 0
@@ -384,7 +384,7 @@ impl Pending {
         if let (Some(session), Some(signature)) = (&mut self.session, &head.signature)
             && session.admits(method, path, signature)
         {
-            return Next::Enters(head);
+            return Next::Admit(head);
         }
         if let Some(response) = site.open(method, path) {
             return self.tell(&response, false);
@@ -395,27 +395,27 @@ impl Pending {
     }
 }
 
-/// What those inside share.
+/// What those admitted share.
 #[derive(Default)]
-struct Inside {
+struct Admitted {
     count: AtomicUsize,
     /// Bytes of bodies in the works.
     bytes: Mutex<usize>,
     freed: Condvar,
 }
 
-/// A place inside.
+/// A place admitted.
 struct Place {
-    inside: Arc<Inside>,
+    admitted: Arc<Admitted>,
     number: usize,
 }
 
 impl Place {
-    fn take(inside: &Arc<Inside>) -> Self {
+    fn take(admitted: &Arc<Admitted>) -> Self {
         // SYNC(count): a count and nothing else; no data is published by it.
-        let number = inside.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = admitted.count.fetch_add(1, Ordering::Relaxed) + 1;
         Self {
-            inside: Arc::clone(inside),
+            admitted: Arc::clone(admitted),
             number,
         }
     }
@@ -423,22 +423,25 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.inside.count.fetch_sub(1, Ordering::Relaxed);
+        self.admitted.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// BodySpace for a body.
 struct BodySpace<'a> {
-    inside: &'a Inside,
+    admitted: &'a Admitted,
     bytes: usize,
 }
 
 impl<'a> BodySpace<'a> {
     /// Waits for it as long as for a body.
-    fn take(inside: &'a Inside, bytes: usize) -> Option<Self> {
-        let used = inside.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+    fn take(admitted: &'a Admitted, bytes: usize) -> Option<Self> {
+        let used = admitted
+            .bytes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let full = |used: &mut usize| *used + bytes > BODY_BYTES;
-        let (mut used, _) = inside
+        let (mut used, _) = admitted
             .freed
             .wait_timeout_while(used, PATIENCE, full)
             .unwrap_or_else(PoisonError::into_inner);
@@ -446,20 +449,20 @@ impl<'a> BodySpace<'a> {
             return None;
         }
         *used += bytes;
-        Some(Self { inside, bytes })
+        Some(Self { admitted, bytes })
     }
 }
 
 impl Drop for BodySpace<'_> {
     fn drop(&mut self) {
         let mut used = self
-            .inside
+            .admitted
             .bytes
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         *used -= self.bytes;
         drop(used);
-        self.inside.freed.notify_all();
+        self.admitted.freed.notify_all();
     }
 }
 
@@ -470,10 +473,10 @@ fn converse(
     mut session: Session,
     mut head: Head,
     site: &dyn Site,
-    inside: &Inside,
+    admitted: &Admitted,
 ) {
     loop {
-        let (response, keep) = match carry_out(&mut stream, &head, site, inside) {
+        let (response, keep) = match carry_out(&mut stream, &head, site, admitted) {
             Ok(response) => (response, head.keep),
             Err(HttpError::Bad(status, text)) => (problem(status, &text), false),
             Err(_) => return,
@@ -511,7 +514,7 @@ fn carry_out(
     stream: &mut Timed,
     head: &Head,
     site: &dyn Site,
-    inside: &Inside,
+    admitted: &Admitted,
 ) -> Result<Response, HttpError> {
     let (First::Request { method, path }, Some(signature)) = (&head.first, &head.signature) else {
         return Err(HttpError::Closed);
@@ -524,7 +527,7 @@ fn carry_out(
         );
         return Err(HttpError::Bad(413, text));
     }
-    let Some(_space) = BodySpace::take(inside, head.length) else {
+    let Some(_space) = BodySpace::take(admitted, head.length) else {
         let text = "too many bodies are being read; try again in a moment".into();
         return Err(HttpError::Bad(503, text));
     };

@@ -1,10 +1,13 @@
-//! HiveD's cells (OSDI'20): a tenant reserves cells in a virtual private cluster and is never worse off than with that cluster for itself.
+//! HiveD's cells (OSDI'20): a tenant reserves cells in a virtual private cluster and is never worse
+//! off than with such a cluster of its own.
 //!
-//! A cell is a power of two of units; a unit is a quarter of a GPU, so below the GPU there are two more levels: halves and quarters, a share and a
-//! memory quota of the arbiter. A tenant's virtual cells are split and merged by buddies inside the tenant. A virtual cell is bound to a
-//! physical one of its level when it is first used, always out of the smallest free physical cell, and unbound when it is empty.
-//! Because every tenant binds at most what it reserved, and all reservations together were once laid out on the cluster, a binding never
-//! fails. Opportunistic jobs use whatever is not bound, and are evicted by a binding.
+//! A cell is a power of two of units; a unit is a quarter of a GPU, so below the GPU there are two
+//! more levels: halves and quarters, a share and a memory quota of the arbiter. A tenant's virtual
+//! cells are split and merged by buddies inside the tenant. A virtual cell is bound to a physical
+//! one of its level when it is first used, always out of the smallest free physical cell, and
+//! unbound when it is empty. Because every tenant binds at most what it reserved, and all
+//! reservations together were once laid out on the cluster, a binding never fails. Opportunistic
+//! jobs use unbound cells, and a binding evicts them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +30,8 @@ impl Buddies {
         Self { top, free }
     }
 
-    /// Whether a cell of this level is free, and the level of the smallest that would be split for it.
+    /// Whether a cell of this level is free, and the level of the smallest that would be split for
+    /// it.
     fn smallest(&self, level: usize) -> Option<usize> {
         (level..=self.top).find(|level| !self.free[*level].is_empty())
     }
@@ -91,10 +95,11 @@ pub struct Cells {
 }
 
 impl Cells {
-    /// `nodes` nodes of 2^`node_level` units, and the levels of the cells that each tenant reserves.
+    /// `nodes` nodes of 2^`node_level` units, and the levels of the cells that each tenant
+    /// reserves.
     ///
     /// # Errors
-    /// [`TooMuch`] where the reservations cannot all be laid out.
+    /// [`TooMuch`] if the cluster cannot hold all reservations.
     pub fn new(nodes: usize, node_level: usize, reserved: &[Vec<usize>]) -> Result<Self, TooMuch> {
         let physical = Buddies::new(node_level, nodes);
         let mut layout = physical.clone();
@@ -125,8 +130,8 @@ impl Cells {
         })
     }
 
-    /// A cell of 2^`level` units inside a tenant's reservation, and the opportunistic users that must go for it. `None` only where
-    /// the tenant's own private cluster would have no space either.
+    /// A cell of 2^`level` units inside a tenant's reservation, and the opportunistic users that it
+    /// displaces. `None` only if the tenant's own private cluster would have no space either.
     pub fn request(&mut self, tenant: usize, level: usize) -> Option<(Cell, Vec<u64>)> {
         let cells = self.tenants.get(tenant)?;
         let space = cells.iter().enumerate().filter_map(|(index, cell)| {
@@ -181,8 +186,8 @@ impl Cells {
         }
     }
 
-    /// Let an opportunistic user (named by a number of the caller) have 2^`level` units that nobody has bound, until a tenant wants
-    /// them. Its first unit, or `None` where there is no space.
+    /// Lends 2^`level` unbound units to an opportunistic user (named by a number of the caller)
+    /// until a tenant wants them. Returns the first unit, or `None` if there is no space.
     pub fn borrow(&mut self, level: usize, user: u64) -> Option<usize> {
         let mut free = self.physical.clone();
         // Borrowers do not take cells away from the buddies, so that bindings never see them.
@@ -213,7 +218,8 @@ mod tests {
     fn whatever_others_do_a_tenant_gets_what_its_private_cluster_would_give() {
         let mut random = Random::new(17);
         for _ in 0..10_000 {
-            // Nodes of 8 GPUs: 32 units, level 5. Reservations are drawn until they do not fit any more.
+            // Nodes of 8 GPUs: 32 units, level 5. Reservations are drawn until they do not fit any
+            // more.
             let nodes = 1 + random.below(3);
             let mut reserved = vec![Vec::new(); 3];
             loop {

@@ -1,19 +1,25 @@
 //! Deadlines by leases booked backwards.
 //!
-//! Chronus (SoCC'21) cuts time into leases. A job with `left` seconds of work needs r = ceil(left / lease) of them before floor(deadline /
-//! lease). Going through the promised jobs by deadline and giving each its *latest* possible r leases tells two things: whether all
-//! promises can be kept with one more (admission), and who must run in the present lease (those that got it). Ranks: 0 must
-//! run now; 1 all others, promised or not. Inside a rank the order decides (Chronus: the shortest remaining first). Holding promised
-//! jobs back behind all best-effort ones was tried and is worse for both: work put off comes back all at once (on the
-//! trace of the calibration 1.4 % instead of 0.2 % of the deadlines are missed, and best-effort jobs take 5 % longer).
+//! Chronus (SoCC'21) cuts time into leases. A job with `left` seconds of work needs r = ceil(left /
+//! lease) of them before floor(deadline / lease). Going through the promised jobs by deadline and
+//! giving each its *latest* possible r leases answers two questions: whether all promises can be
+//! kept with one more (admission), and which jobs must run in the present lease (those that got
+//! it). Ranks: 0 must run now; 1 all others, promised or not. Inside a rank the order decides
+//! (Chronus: the shortest remaining first). Holding promised jobs back behind all best-effort ones
+//! was tried and is worse for both: work put off comes back all at once (on the trace of the
+//! calibration 1.4 % instead of 0.2 % of the deadlines are missed, and best-effort jobs take 5 %
+//! longer).
 //!
-//! That keeps promises, and best-effort jobs pay for it: under overload a cluster that keeps every promise lets nearly no large job
-//! without one through. The other way (`anew`) asks again at every lease: all jobs with a deadline are booked by deadline, whoever finds no
-//! place any more is one among the best-effort jobs for this lease, and whoever is booked later stands behind those. On the
-//! calibration trace, 1,024 GPUs: 0.8 % of the deadlines missed for 0.2 %, and best-effort jobs take 392 minutes for 453.
+//! That keeps promises, and best-effort jobs pay for it: under overload a cluster that keeps every
+//! promise lets nearly no large job without one through. The other way (`anew`) asks again at every
+//! lease: all jobs with a deadline are booked by deadline, a job without a place counts as
+//! best-effort for this lease, and jobs that are booked for later come after those. On the
+//! calibration trace, 1,024 GPUs: 0.8 % of the deadlines missed for 0.2 %, and best-effort jobs
+//! take 392 minutes for 453.
 //!
-//! A new job is first booked into what the present bookings leave; only where that fails is everything booked anew by
-//! deadline. The exact answer (a mixed-integer program in the paper) may admit a few more.
+//! A new job is first booked into what the present bookings leave; only if that fails, all jobs are
+//! booked anew by deadline. The exact answer (a mixed-integer program in the paper) may admit a few
+//! more.
 
 use std::collections::HashMap;
 
@@ -33,7 +39,8 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// With leases of this length, in seconds: that of the rounds. `anew`: promises are made again at every lease, and not kept otherwise.
+    /// With leases of this length, in seconds: that of the rounds. `anew`: promises are made again
+    /// at every lease instead of being kept.
     #[must_use]
     pub fn new(lease_s: f64, anew: bool) -> Self {
         Self {
@@ -45,7 +52,8 @@ impl Leases {
         }
     }
 
-    /// Book the latest leases that suffice. Whether the present one is among them, or `None` where they do not.
+    /// Books the latest leases that suffice. Returns whether the present one is among them, or
+    /// `None` if there are not enough.
     fn book(&self, booked: &mut Vec<u32>, state: &ClusterState, job: &Job) -> Option<bool> {
         let now_s = state.now_s();
         let leases = ((job.deadline_s? - now_s) / self.lease_s).floor().max(0.0) as usize;
@@ -68,7 +76,8 @@ impl Leases {
         Some(mine.last() == Some(&0))
     }
 
-    /// Book all promised jobs by deadline, and one more. Who must run now; `None` for those that are late already.
+    /// Books all promised jobs by deadline, and one more. Returns the jobs that must run now;
+    /// `None` for jobs that are late already.
     fn book_all<'a>(
         &self,
         state: &'a ClusterState,
@@ -207,7 +216,8 @@ mod tests {
             .collect();
         leases.refresh(&state, &promises);
         let rank = |at: usize| leases.rank(&state, &promises, state.job(ids[at]));
-        // The second has three of the four leases before 40; the first would need three of the two that are left.
+        // The second has three of the four leases before 40; the first would need three of the two
+        // that are left.
         assert_eq!([rank(0), rank(1), rank(2)], [1, 2, 2]);
     }
 }

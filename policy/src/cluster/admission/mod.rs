@@ -58,7 +58,8 @@ pub trait Admission: Send {
     fn rank(&self, _state: &ClusterState, _promises: &Promises, _job: &Job) -> u32 {
         0
     }
-    /// The jobs whose rank may have changed since the last refresh are all active ones; otherwise ranks never change.
+    /// The jobs whose rank may have changed since the last refresh are all active ones; otherwise
+    /// ranks never change.
     fn ranks_drift(&self) -> bool {
         false
     }

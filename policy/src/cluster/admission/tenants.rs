@@ -6,11 +6,14 @@ use super::cells::{Cell, Cells, UNITS_PER_GPU};
 use super::{Admission, Admit, Promises};
 use crate::cluster::{ClusterState, GpuId, Job, JobId, Manner, Objective, Tags, UserId};
 
-/// HiveD's guarantee (OSDI'20) between users: the cluster is cut into as many equal virtual private clusters as there are tenants, and the first
-/// users to come own one each. A job that finds cells in its user's own virtual cluster is guaranteed: it stands in front and has exactly the
-/// GPUs of those cells, and whoever else is on them goes. All others are opportunistic, on whatever is not bound. Works with a preemptive order.
+/// HiveD's guarantee (OSDI'20) between users: the cluster is cut into as many equal virtual private
+/// clusters as there are tenants, and the first users to come own one each. A job that finds cells
+/// in its user's own virtual cluster is guaranteed: it comes first and has exactly the GPUs of
+/// those cells; other jobs on them are displaced. All other jobs are opportunistic and run on
+/// unbound GPUs. Works with a preemptive order.
 ///
-/// Nodes are used up to the greatest power of two of their GPUs. A job larger than a node takes whole nodes and one part.
+/// Nodes are used up to the greatest power of two of their GPUs. A job larger than a node takes
+/// whole nodes and one part.
 #[derive(Debug)]
 pub struct Tenants {
     count: usize,
@@ -127,7 +130,7 @@ impl Admission for Tenants {
     }
     fn refresh(&mut self, state: &ClusterState, _: &Promises) {
         self.release_done(state);
-        // Whoever has no cell yet, by arrival: space may have come.
+        // Jobs without a cell, by arrival: there may be space now.
         let without: Vec<JobId> = state
             .active()
             .map(|job| job.id)

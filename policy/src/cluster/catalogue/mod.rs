@@ -1,7 +1,7 @@
 //! Every policy by name, with its parameters.
 //!
-//! A policy is written `name` or `name:key=value,key=value`; several numbers for one key are joined by `+`
-//! (`2d-las:at=3250+7200,promote=8`).
+//! A policy is written `name` or `name:key=value,key=value`; several numbers for one key are joined
+//! by `+` (`2d-las:at=3250+7200,promote=8`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What is told where there is no such policy.
+//! Errors about names and parameters of policies.
 
 use std::fmt;
 

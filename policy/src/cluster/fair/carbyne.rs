@@ -1,6 +1,8 @@
-//! Altruism (Carbyne, OSDI'16): a job that would finish no earlier for it gives away what it does not need now.
+//! Altruism (Carbyne, OSDI'16): a job gives away what it does not need now, if it would not finish
+//! later for that.
 
-/// A job of `work` units that can use at most `width` of the resource at once, from slot `arrival` on.
+/// A job of `work` units that can use at most `width` of the resource at once, from slot `arrival`
+/// on.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Fluid {
     /// First slot.
@@ -9,7 +11,8 @@ pub struct Fluid {
     pub work: f64,
     /// Most at once.
     pub width: f64,
-    /// Not needed before this slot (a barrier, a deadline): when it ends earlier, nobody gains. 0 for none.
+    /// Not needed before this slot (a barrier, a deadline): an earlier end gains nothing. 0 for
+    /// none.
     pub barrier: usize,
 }
 
@@ -43,7 +46,8 @@ fn run(jobs: &[Fluid], mut decide: impl FnMut(usize, &[f64]) -> Vec<f64>) -> Sch
     schedule
 }
 
-/// Max-min fair in every slot (DRF with one resource), up to each job's width. `capacity` and all widths are above 0.
+/// Max-min fair in every slot (DRF with one resource), up to each job's width. `capacity` and all
+/// widths are above 0.
 #[must_use]
 pub fn fair_schedule(capacity: f64, jobs: &[Fluid]) -> Schedule {
     run(jobs, |slot, left| {
@@ -65,10 +69,11 @@ pub fn fair_schedule(capacity: f64, jobs: &[Fluid]) -> Schedule {
     })
 }
 
-/// The same jobs with altruism, as exchanges in the fair schedule. A job that need not be done before its barrier lets one with
-/// less work left run now, and gets a slot in return that was the other's later, but before the barrier: it gives leftover away and loses
-/// nothing. What is idle now is filled from later as well. Each exchange keeps every slot within the capacity and every job within
-/// its width, and moves no job's end beyond what it was fairly, or beyond its barrier.
+/// The same jobs with altruism, as exchanges in the fair schedule. A job with slack before its
+/// barrier lets a job with less remaining work run now. In return it gets a later slot of that job,
+/// before the barrier: it gives leftover away and loses nothing. Idle capacity is filled with later
+/// work too. Each exchange keeps every slot within the capacity and every job within its width, and
+/// moves no job's end beyond its fair end, or beyond its barrier.
 #[must_use]
 pub fn altruistic(capacity: f64, jobs: &[Fluid]) -> Schedule {
     let Schedule { mut given, done } = fair_schedule(capacity, jobs);
@@ -156,7 +161,7 @@ mod tests {
                         .iter()
                         .all(|share| (-1e-9..=job.width + 1e-9).contains(share))
                 );
-                // Whoever waits for a barrier is done at the barrier, now as before: the others are who gains.
+                // A job that waits for a barrier ends at the barrier, as before: the others gain.
                 if job.barrier == 0 {
                     fairly += fair.done[i] as f64;
                     kindly += kind.done[i] as f64;

@@ -1,7 +1,8 @@
 //! Dominant resource fairness (Ghodsi et al., NSDI'11) by progressive filling.
 
-/// Tasks for each user: the next task always goes to the user with the smallest dominant share `max_r(use_r / capacity_r)` that one more task
-/// fits for; equal ones by number. `demands[user][resource]` is one task's.
+/// Tasks for each user: the next task always goes to the user with the smallest dominant share
+/// `max_r(use_r / capacity_r)` that one more task fits for; equal ones by number.
+/// `demands[user][resource]` is one task's.
 #[must_use]
 pub fn drf(capacities: &[f64], demands: &[Vec<f64>]) -> Vec<u32> {
     let mut left = capacities.to_vec();
@@ -61,7 +62,7 @@ mod tests {
                 let solo = (100.0 / 3.0 / dominant).floor();
                 assert!(f64::from(*count) + 1.0 >= solo, "sharing incentive");
             }
-            // Asking for twice as much of one resource never gives more tasks that are worth having.
+            // Asking for twice as much of one resource never gives more useful tasks.
             demands[0][random.below(2)] *= 2.0;
             assert!(
                 drf(&capacities, &demands)[0] <= tasks[0] + 1,

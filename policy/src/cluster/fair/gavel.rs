@@ -1,10 +1,11 @@
 //! Gavel's allocations (OSDI'20) as linear programs.
 //!
-//! X_cj is the part of the time for which combination c (a job alone, or a pair) runs on GPU type j. Every job is in combinations
-//! for at most all of the time, and type j has W_j GPUs: `sum_{c with i} sum_j X_cj <= 1`, `sum_c gpus_c X_cj <= W_j`. A job's
-//! throughput is linear in X, so "the least of all throughputs, each over a reference, as high as can be" is a linear program;
-//! with the speed on evenly divided GPUs as the reference that is max-min fairness, with the work left it minimises
-//! the makespan, and finish-time fairness is found by bisection over such programs.
+//! X_cj is the part of the time for which combination c (a job alone, or a pair) runs on GPU type
+//! j. Every job is in combinations for at most all of the time, and type j has W_j GPUs: `sum_{c
+//! with i} sum_j X_cj <= 1`, `sum_c gpus_c X_cj <= W_j`. A job's throughput is linear in X, so "the
+//! least of all throughputs, each over a reference, as high as can be" is a linear program; with
+//! the speed on evenly divided GPUs as the reference that is max-min fairness, with the work left
+//! it minimises the makespan, and finish-time fairness is found by bisection over such programs.
 
 use std::collections::BTreeMap;
 
@@ -34,10 +35,11 @@ pub struct Division {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoDivision;
 
-/// The division whose least speed over `reference` (by job, above 0) is highest. `gpus` are there of each type.
+/// The division whose least speed over `reference` (by job, above 0) is highest. `gpus`: how many
+/// of each type.
 ///
 /// # Errors
-/// [`NoDivision`] where a reference is not above 0, or the solver fails.
+/// [`NoDivision`] if a reference is not above 0, or the solver fails.
 pub fn max_min(
     combinations: &[Combination],
     gpus: &[f64],
@@ -46,8 +48,9 @@ pub fn max_min(
     max_min_of_types(combinations, gpus, reference, &vec![1.0; reference.len()])
 }
 
-/// The same over types of job: `counts` says how many there are of each, `time` how many of a combination run at once on average, and
-/// `relative` is that of one job of the type. Programs stay small however many jobs there are, as long as they are alike.
+/// The same over types of job: `counts` says how many there are of each, `time` how many of a
+/// combination run at once on average, and `relative` is that of one job of the type. Programs stay
+/// small for any number of jobs of few types.
 ///
 /// # Errors
 /// [`NoDivision`] where a reference or a count is not above 0, or the solver fails.
@@ -122,8 +125,9 @@ pub fn max_min_of_types(
     })
 }
 
-/// The division whose worst finish-time fairness `(elapsed + left / speed) / isolated` is lowest, and that value. By job: seconds since it
-/// came, work left, and its completion time in an evenly divided cluster.
+/// The division whose worst finish-time fairness `(elapsed + left / speed) / isolated` is lowest,
+/// and that value. By job: seconds since its arrival, work left, and its completion time in an
+/// evenly divided cluster.
 ///
 /// # Errors
 /// [`NoDivision`] where the solver fails.
@@ -147,7 +151,8 @@ pub fn finish_time_fairness_of_types(
     counts: &[f64],
     within: f64,
 ) -> Result<(Division, f64), NoDivision> {
-    // At a given rho job i needs left / (rho isolated - elapsed): possible if the least speed over that is at least 1.
+    // At a given rho job i needs left / (rho isolated - elapsed): possible if the least speed over
+    // that is at least 1.
     let ask = |rho: f64| {
         let needed: Option<Vec<f64>> = jobs
             .iter()
@@ -194,11 +199,12 @@ mod tests {
 
     #[test]
     fn three_jobs_on_two_types_as_solved_by_hand() {
-        // One fast and one slow GPU. Speeds (4,1), (3,1), (2,1); an even division is a third of each: 5/3, 4/3, 1. Everybody shall
-        // have t times that. Job 2 loses least on the slow GPU: it has it for a time y and the fast one for z, with y + z = 1. Job 1 loses
-        // less than job 0: it has the slow one for what is left of it, z, and the fast one for b; job 0 the fast one for a.
-        //   4a = 5t/3,  3b + z = 4t/3,  2z + y = t,  a + b + z = 1
-        // so z = t - 1, a = 5t/12, b = 4t/9 - (t - 1)/3, and 55t/36 = 5/3: t = 12/11.
+        // One fast and one slow GPU. Speeds (4,1), (3,1), (2,1); an even division is a third of
+        //   each: 5/3, 4/3, 1. Each job is to have t times that. Job 2 loses least on the slow GPU:
+        //   it has it for a time y and the fast one for z, with y + z = 1. Job 1 loses less than
+        //   job 0: it has the slow one for the rest, z, and the fast one for b; job 0 the fast one
+        //   for a. 4a = 5t/3,  3b + z = 4t/3,  2z + y = t,  a + b + z = 1 so z = t - 1, a = 5t/12,
+        //   b = 4t/9 - (t - 1)/3, and 55t/36 = 5/3: t = 12/11.
         let jobs = [
             solo(0, [4.0, 1.0]),
             solo(1, [3.0, 1.0]),
@@ -242,8 +248,8 @@ mod tests {
 
     #[test]
     fn the_worst_finish_time_fairness_is_as_low_as_can_be() {
-        // Two jobs on one GPU, both came now; 1 and 3 of work, alone in halves of the cluster 2 and 6. Both finish at rho r
-        // with speeds 1 / 2r and 3 / 6r: together one GPU, so r = 1.
+        // Two jobs on one GPU, both came now; 1 and 3 of work, alone in halves of the cluster 2 and
+        // 6. Both finish at rho r with speeds 1 / 2r and 3 / 6r: together one GPU, so r = 1.
         let jobs: Vec<_> = (0..2)
             .map(|job| Combination {
                 jobs: vec![(job, vec![1.0])],

@@ -1,4 +1,5 @@
-//! HUG (Chowdhury et al., NSDI'16): fairness across correlated resources, with what is left over given away.
+//! HUG (Chowdhury et al., NSDI'16): fairness across correlated resources, with the leftover given
+//! away.
 
 /// Allocations and what everybody is guaranteed.
 #[derive(Clone, PartialEq, Debug)]
@@ -11,9 +12,10 @@ pub struct Hug {
     pub shares: Vec<Vec<f64>>,
 }
 
-/// Divide resources of capacity 1 between tenants whose demand vectors are relative to their greatest entry (1). Stage one gives equal
-/// progress M* = 1 / max_r sum_i d_i^r. Stage two gives what is left, resource by resource and evenly, to those who use it at all, but
-/// nobody more than M* of any resource: a tenant that lies gains nothing (the non-cooperative form).
+/// Divide resources of capacity 1 between tenants whose demand vectors are relative to their
+/// greatest entry (1). Stage one gives equal progress M* = 1 / max_r sum_i d_i^r. Stage two divides
+/// the rest, resource by resource and evenly, between the tenants that use it, but gives none of
+/// them more than M* of any resource: a tenant that lies gains nothing (the non-cooperative form).
 #[must_use]
 pub fn hug(demands: &[Vec<f64>]) -> Hug {
     let resources = demands.first().map_or(0, Vec::len);

@@ -1,4 +1,5 @@
-//! Division of resources as small exact problems: what the orders approximate, and what allocations in rounds are made from.
+//! Division of resources as small exact problems: the orders approximate them, and the round
+//! allocators use them.
 
 mod carbyne;
 mod drf;

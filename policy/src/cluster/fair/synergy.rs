@@ -1,8 +1,10 @@
 //! CPU cores and memory of a server between the jobs on its GPUs.
 //!
-//! Jobs are differently sensitive to both: with three times the cores an image model whose loader is the bottleneck is up to three times
-//! as fast, a language model is no faster at all. Synergy (OSDI'22) profiles the speed over cores x memory, guarantees everybody the speed of
-//! its GPU-proportional part, and gives what insensitive jobs do not need to those that gain (Synergy-Tune).
+//! Jobs are differently sensitive to both: with three times the cores an image model whose loader
+//! is the bottleneck is up to three times as fast, a language model is no faster at all. Synergy
+//! (OSDI'22) profiles the speed over cores x memory, guarantees every job the speed of its
+//! GPU-proportional part, and gives what insensitive jobs do not need to jobs that gain
+//! (Synergy-Tune).
 
 /// Speed of a kind of job relative to its speed with the GPU-proportional part, at measured points.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -45,9 +47,11 @@ impl Sensitivity {
     }
 }
 
-/// Divide `cpus` and `bytes` of a server with `gpus` GPUs between jobs (GPUs held, sensitivity), which hold no more GPUs than there are. First everybody
-/// gets the cheapest point that is as fast as its proportional part, or just that part where no other is; then always the point that gains most speed
-/// for the part of the server it costs, until nothing fits. Nobody is slower than with its proportional part.
+/// Divide `cpus` and `bytes` of a server with `gpus` GPUs between jobs (GPUs held, sensitivity),
+/// which hold no more GPUs than there are. First every job gets the cheapest point that is as fast
+/// as its proportional part, or that part itself; then always the point that gains most speed for
+/// the part of the server it costs, until nothing fits. No job is slower than with its proportional
+/// part.
 #[must_use]
 pub fn tune(gpus: u32, cpus: f64, bytes: f64, jobs: &[(u32, &Sensitivity)]) -> Vec<Given> {
     let part = [cpus / f64::from(gpus), bytes / f64::from(gpus)];

@@ -38,9 +38,11 @@ pub fn by_tickets(fast: f64, slow: f64, traders: &[Trader]) -> Vec<Holding> {
     traders.iter().map(hold).collect()
 }
 
-/// Gandiva-fair's trades (EuroSys'20) between two types. Who gains least from fast GPUs sells them to who gains most, for as many slow GPUs as
-/// the second-highest speed-up, so that nobody gains by lying upwards; where the seller is that second one, for the geometric mean of both, so that both
-/// gain. They trade until one of them has nothing more to give. Nobody is worth less afterwards, in its own terms.
+/// Gandiva-fair's trades (EuroSys'20) between two types. The user that gains least from fast GPUs
+/// sells them to the user that gains most, for as many slow GPUs as the second-highest speed-up, so
+/// that overstating gains nothing; if the seller is that second one, for the geometric mean of
+/// both, so that both gain. They trade until one of them has nothing more to give. Afterwards no
+/// user is worse off by its own measure.
 #[must_use]
 pub fn trade(fast: f64, slow: f64, traders: &[Trader]) -> Vec<Holding> {
     const LITTLE: f64 = 1e-9;
@@ -65,7 +67,7 @@ pub fn trade(fast: f64, slow: f64, traders: &[Trader]) -> Vec<Holding> {
         holdings[seller].slow += amount * price;
         holdings[buyer].fast += amount;
         holdings[buyer].slow -= amount * price;
-        // Whoever is out goes.
+        // A user without fast GPUs is out.
         if holdings[seller].fast <= LITTLE {
             low += 1;
         } else {

@@ -1,11 +1,14 @@
-//! Orders that know only what a job has had so far: least attained service, its discrete form, and the Gittins index.
+//! Orders that know only what a job has had so far: least attained service, its discrete form, and
+//! the Gittins index.
 //!
-//! Tiresias (NSDI'19) measures a job by GPUs x time. Serving the least attained first (LAS) needs no estimate, but two jobs with the
-//! same service then take turns at each decision: on the trace of the calibration LAS preempts 76,408 times where the
-//! discrete form preempts 1,442 times. 2D-LAS puts jobs into K queues by thresholds on the attained service, first come first served inside
-//! a queue; a job is demoted when it crosses a threshold. The default is one threshold of 57,600 GPU-seconds (16 GPU-hours), the value
-//! in the Pollux artifact; Tiresias' own simulator has 3,250 / 7,200 / 18,000, with which queues hardly separate long jobs from
-//! very long ones (see docs/simulation.md: 1.2x instead of 2.7x over FIFO).
+//! Tiresias (NSDI'19) measures a job by GPUs x time. Serving the least attained service first (LAS)
+//! needs no estimate, but two jobs with the same service then alternate at each decision: on the
+//! trace of the calibration LAS preempts 76,408 times where the discrete form preempts 1,442 times.
+//! 2D-LAS puts jobs into K queues by thresholds on the attained service, first come first served
+//! inside a queue; a job is demoted when it crosses a threshold. The default is one threshold of
+//! 57,600 GPU-seconds (16 GPU-hours), the value in the Pollux artifact; Tiresias' own simulator has
+//! 3,250 / 7,200 / 18,000, with which queues hardly separate long jobs from very long ones (see
+//! docs/simulation.md: 1.2x instead of 2.7x over FIFO).
 
 use std::collections::HashMap;
 
@@ -43,7 +46,7 @@ impl Order for Las {
     }
 }
 
-/// What counts as a job's service and since when: Tiresias' promotion lets a starved job begin anew.
+/// A job's service and since when it counts: Tiresias' promotion resets that of a starved job.
 #[derive(Clone, Debug, Default)]
 struct Promotion {
     knob: Option<f64>,
@@ -52,7 +55,8 @@ struct Promotion {
 }
 
 impl Promotion {
-    /// Back to the first queue where a job has waited `knob` times as long as it ran since it last stood there.
+    /// Moves a job back to the first queue after it has waited `knob` times as long as it ran since
+    /// it was last there.
     fn refresh(&mut self, state: &ClusterState) {
         let Some(knob) = self.knob else { return };
         let now_s = state.now_s();
@@ -98,8 +102,8 @@ impl TwoDLas {
     /// 16 GPU-hours.
     pub const DEFAULT_THRESHOLD_GPU_S: f64 = 57_600.0;
 
-    /// Queues at these thresholds (GPU-seconds, sorted here); `promote`: back to the first queue after waiting this many
-    /// times as long as it ran.
+    /// Queues at these thresholds (GPU-seconds, sorted here); `promote`: back to the first queue
+    /// after waiting this many times as long as it ran.
     #[must_use]
     pub fn new(mut thresholds_gpu_s: Vec<f64>, promote: Option<f64>) -> Self {
         thresholds_gpu_s.sort_by(f64::total_cmp);
@@ -141,11 +145,12 @@ impl Order for TwoDLas {
 
 /// 2D-Gittins: by the Gittins index of the attained service, from the GPU time of past jobs.
 ///
-/// The index of a job with service `a` is the best ratio, over a quantum d, of the chance to finish within it to the expected service spent:
-/// `max_d P(S <= a + d | S > a) / E[min(S - a, d) | S > a]`. With past samples sorted, `d` need only end at a sample:
-/// with n samples above `a` the index is `max_k k / (sum of the first k of (s_i - a) + (n - k)(s_k - a))`. Indices are
-/// computed for each service that a sample has, and looked up; like Tiresias the result is used in levels: the same two
-/// queues as 2D-LAS by default, the index deciding inside a queue in place of the arrival.
+/// The index of a job with service `a` is the best ratio, over a quantum d, of the chance to finish
+/// within it to the expected service spent: `max_d P(S <= a + d | S > a) / E[min(S - a, d) | S >
+/// a]`. With past samples sorted, `d` need only end at a sample: with n samples above `a` the index
+/// is `max_k k / (sum of the first k of (s_i - a) + (n - k)(s_k - a))`. Indices are computed for
+/// each service that a sample has, and looked up; like Tiresias the result is used in levels: the
+/// same two queues as 2D-LAS by default, the index deciding inside a queue in place of the arrival.
 #[derive(Clone, Debug)]
 pub struct Gittins {
     services: Vec<f64>,
@@ -228,7 +233,8 @@ mod tests {
 
     #[test]
     fn the_index_of_two_points_is_the_hand_calculated_one() {
-        // Half the jobs take 1, half take 9. New: stop at 1: (1/2) / 1; go on to 9: 1 / (0.5 + 4.5) = 0.2. After 1: 1 / 8.
+        // Half the jobs take 1, half take 9. New: stop at 1: (1/2) / 1; go on to 9: 1 / (0.5 + 4.5)
+        // = 0.2. After 1: 1 / 8.
         let gittins = Gittins::new(vec![1.0, 9.0], TwoDLas::new(vec![], None));
         assert_eq!(gittins.index(0.0), 0.5);
         assert_eq!(gittins.index(1.0), 1.0 / 8.0);

@@ -15,9 +15,10 @@ const fn fair(source: &'static str) -> Tags {
 
 /// Themis' goal without its auction: the worst finish-time fairness first.
 ///
-/// rho = time in the shared cluster / time in an evenly divided one (see [`ClusterState::rho`]). Themis (NSDI'20) leases GPUs and
-/// shows each expired lease to the fraction 1 - f of applications with the worst rho, who bid for it; here that fraction stands
-/// in front, by rho, and the others follow by remaining time. f = 0 orders all jobs by rho.
+/// rho = time in the shared cluster / time in an evenly divided one (see [`ClusterState::rho`]).
+/// Themis (NSDI'20) leases GPUs and offers each expired lease to the fraction 1 - f of applications
+/// with the worst rho, which bid for it; here that fraction comes first, by rho, and the others
+/// follow by remaining time. f = 0 orders all jobs by rho.
 #[derive(Clone, Debug)]
 pub struct WorstRho {
     filter: f64,
@@ -70,8 +71,9 @@ impl Order for WorstRho {
     }
 }
 
-/// Dominant resource fairness (NSDI'11) between users, task by task: whose largest share of any resource is smallest is next. Here the
-/// resources of a job are GPUs and the device memory its profile claims; [`fair::drf`](crate::cluster::fair::drf) has the general form.
+/// Dominant resource fairness (NSDI'11) between users, task by task: the user whose largest share
+/// of any resource is smallest is next. Here the resources of a job are GPUs and the device memory
+/// its profile claims; [`fair::drf`](crate::cluster::fair::drf) has the general form.
 #[derive(Clone, Debug, Default)]
 pub struct Drf {
     shares: HashMap<UserId, f64>,
@@ -118,9 +120,10 @@ impl Order for Drf {
     }
 }
 
-/// Gandiva-fair (EuroSys'20): users hold tickets, and GPU time is handed out by gang-aware stride. A user's pass is the GPU time its
-/// jobs have held over its tickets; the lowest pass is next, and a gang that does not fit keeps its place.
-/// A user who comes, or comes back, starts at the lowest pass of those who are there.
+/// Gandiva-fair (EuroSys'20): users hold tickets, and GPU time is handed out by gang-aware stride.
+/// A user's pass is the GPU time its jobs have held over its tickets; the lowest pass is next, and
+/// a gang that does not fit keeps its place. A user that comes, or comes back, starts at the lowest
+/// pass of the present users.
 #[derive(Clone, Debug, Default)]
 pub struct Tickets {
     tickets: HashMap<UserId, f64>,

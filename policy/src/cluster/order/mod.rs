@@ -36,7 +36,7 @@ impl Key {
         }
     }
 
-    /// The same place in a queue further back: what an admission says comes before what an order says.
+    /// The same place in a later queue: an admission's rank comes before an order's.
     #[must_use]
     pub fn behind(mut self, rank: u32) -> Self {
         self.queue = self.queue.saturating_add(rank.saturating_mul(1 << 16));

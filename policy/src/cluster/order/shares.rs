@@ -6,9 +6,10 @@ use super::{Drf, Drift, Key, Order};
 use crate::cluster::fair::hug;
 use crate::cluster::{ClusterState, Job, Manner, Objective, Tags, UserId};
 
-/// HUG (NSDI'16) between users, over GPUs and the device memory their profiles claim. Each user's demand vector is what all its jobs ask for;
-/// [`hug`] says what of each resource it may have, guarantee and leftovers. Whose use is the smallest part of what it may have is next, and
-/// users beyond it come last.
+/// HUG (NSDI'16) between users, over GPUs and the device memory their profiles claim. Each user's
+/// demand vector is what all its jobs ask for; [`hug`] gives each user its part of each resource,
+/// guarantee and leftovers. The user with the smallest use of its part is next, and users beyond
+/// their part come last.
 #[derive(Clone, Debug, Default)]
 pub struct Hug {
     /// Of each user: its use over what it may have, at the resource where that is largest.
@@ -83,10 +84,11 @@ impl Order for Hug {
     }
 }
 
-/// Carbyne (OSDI'16) over dominant resource fairness: a job that would still be done by its fair time if it waited gives its turn away,
-/// and what is given away goes to the shortest remaining time. The fair time of a job is its duration in an evenly divided cluster, after its
-/// arrival; a job whose finish-time fairness has come to 1 has nothing more to give and stands in front, in the order of [`Drf`]. With a deadline
-/// that is later than its fair time, a job can wait for that.
+/// Carbyne (OSDI'16) over dominant resource fairness: a job that can wait and still end by its fair
+/// time gives its turn away, to the job with the shortest remaining time. The fair time of a job is
+/// its duration in an evenly divided cluster, after its arrival; a job whose finish-time fairness
+/// has reached 1 has nothing more to give and comes first, in the order of [`Drf`]. A job with a
+/// deadline after its fair time can wait until its deadline.
 #[derive(Clone, Debug, Default)]
 pub struct Carbyne {
     fair: Drf,

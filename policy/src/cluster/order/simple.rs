@@ -9,8 +9,9 @@ const COMPLETION: Tags = Tags {
     source: "textbook",
 };
 
-/// By arrival; nobody is stopped. Without `skips` the first that does not fit holds up all behind it; with it, whoever fits goes
-/// past (backfill without reservations: a large gang may wait for long).
+/// By arrival, without preemption. Without `backfill` the first job that does not fit blocks all
+/// behind it; with it, a job that fits may overtake (backfill without reservations: a large gang
+/// may wait for long).
 #[derive(Clone, Copy, Debug)]
 pub struct Fifo {
     /// Go past what does not fit.
@@ -42,7 +43,8 @@ impl Order for Fifo {
     }
 }
 
-/// Shortest job first: by duration alone; nobody is stopped, nobody goes past the first that does not fit.
+/// Shortest job first: by duration, without preemption; no job overtakes the first that does not
+/// fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Sjf;
 
@@ -67,7 +69,8 @@ impl Order for Sjf {
     }
 }
 
-/// Shortest remaining time first, preemptive: the best mean completion time on one server, and clairvoyant.
+/// Shortest remaining time first, preemptive: the best mean completion time on one server, and
+/// clairvoyant.
 #[derive(Clone, Copy, Debug)]
 pub struct Srtf;
 
@@ -92,7 +95,8 @@ impl Order for Srtf {
     }
 }
 
-/// Shortest remaining service first: remaining time x GPUs, so that a large gang counts for what it takes (Tiresias, NSDI'19).
+/// Shortest remaining service first: remaining time x GPUs, so that a large gang counts for what it
+/// takes (Tiresias, NSDI'19).
 #[derive(Clone, Copy, Debug)]
 pub struct Srsf;
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::{PackScore, Packer, Verdict};
 use crate::cluster::{GpuType, Manner, Objective, PairTable, Profile, Reason, Tags, Throughputs};
 
-/// The pair with the highest sum of normalised speeds, if that is at least `least`. 1.0 says "better than taking turns". Measured
-/// pairs (Gavel, OSDI'20) average 1.31 on V100, 1.19 on P100, 1.07 on K80: on a GPU with little head-space a clairvoyant order needs
-/// 1.2 for packing not to hurt.
+/// The pair with the highest sum of normalised speeds, if that is at least `least`. 1.0 says
+/// "better than taking turns". Measured pairs (Gavel, OSDI'20) average 1.31 on V100, 1.19 on P100,
+/// 1.07 on K80: on a GPU with little spare capacity a clairvoyant order needs 1.2 for packing not
+/// to hurt.
 #[derive(Clone, Debug)]
 pub struct Greedy {
     table: Arc<PairTable>,

@@ -14,7 +14,8 @@ pub use util::UtilSum;
 
 use super::{GpuType, Profile, Reason, Tags};
 
-/// How good a pair would be. Higher is better; pairs of equal value are equally good, and one is chosen at random.
+/// How good a pair would be. Higher is better; pairs of equal value are equally good, and one is
+/// chosen at random.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
 pub struct PackScore(pub f64);
 
@@ -23,11 +24,12 @@ pub struct PackScore(pub f64);
 pub enum Verdict {
     /// It stays.
     Keep,
-    /// The joiner goes.
+    /// The joiner is removed.
     Unpack(Reason),
 }
 
-/// The slot "who shares a GPU with whom?". Only jobs with the same number of GPUs are ever asked about, two to a GPU.
+/// The slot "who shares a GPU with whom?". Only jobs with the same number of GPUs are ever asked
+/// about, two to a GPU.
 pub trait Packer: Send {
     /// Its name on the command line.
     fn name(&self) -> &'static str;
@@ -47,7 +49,8 @@ pub trait Packer: Send {
     fn refused(&self, _host: &Profile, _joiner: &Profile, _kind: GpuType) -> Option<Reason> {
         None
     }
-    /// A pair goes on as long as neither is stopped and it is not refused; otherwise pairs are chosen anew each time.
+    /// Whether a pair stays as long as neither job is stopped and it is not refused; otherwise
+    /// pairs are chosen anew each time.
     fn keeps_pairs(&self) -> bool {
         false
     }

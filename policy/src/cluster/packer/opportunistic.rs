@@ -4,8 +4,9 @@ use super::{PackScore, Packer, Verdict, fits};
 use crate::Class;
 use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
 
-/// AntMan (OSDI'20): an opportunistic job may come beside a guaranteed one that leaves the device idle; the node's guard keeps the host
-/// unharmed, and where it cannot (the host below 0.98 of its speed alone) the joiner goes.
+/// AntMan (OSDI'20): an opportunistic job may join a guaranteed one that leaves the device idle;
+/// the node's guard protects the host, and if it cannot (the host is below 0.98 of its solo speed)
+/// the joiner is removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Opportunistic {
     /// A host must be less busy than this.

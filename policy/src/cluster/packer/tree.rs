@@ -1,9 +1,11 @@
 //! A sharing score from a small decision tree, learnt from measured pairs.
 //!
-//! Lucid (ASPLOS'23) gives each job a score, 0 (tiny), 1 (medium) or 2 (jumbo), by how much those who shared a GPU with it slowed
-//! down: mean speed of its pairs below 0.85 is 2, below 0.95 is 1, else 0. A tree of depth 3 over what is metered of a job alone predicts the score of
-//! jobs that were never paired. Two jobs may share if their scores add up to at most 2 and they fit into memory ("indolent"
-//! packing: in doubt, don't). The tree is printed as the rules it is, so a refusal can be explained.
+//! Lucid (ASPLOS'23) gives each job a score, 0 (tiny), 1 (medium) or 2 (jumbo), by how much the
+//! jobs that shared a GPU with it slowed down: mean speed of its pairs below 0.85 is 2, below 0.95
+//! is 1, else 0. A tree of depth 3 over what is metered of a job alone predicts the score of jobs
+//! that were never paired. Two jobs may share if their scores add up to at most 2 and they fit into
+//! memory ("indolent" packing: in doubt, don't). The tree can be printed as rules, so a refusal can
+//! be explained.
 
 use std::fmt::Write as _;
 
@@ -163,7 +165,8 @@ pub struct ScoreTree {
 }
 
 impl ScoreTree {
-    /// Knows nothing yet: every job counts as jumbo, so nothing is packed until pairs have been measured elsewhere.
+    /// Knows nothing yet: every job counts as jumbo, so nothing is packed until pairs have been
+    /// measured elsewhere.
     #[must_use]
     pub fn new(gpu_bytes: u64) -> Self {
         Self {
@@ -275,7 +278,8 @@ mod tests {
     use crate::Class;
     use crate::cluster::{JobType, Random};
 
-    /// Jobs that are busy `b` of the time; two together slow down by what they ask for beyond one device, give or take 3 %.
+    /// Jobs that are busy `b` of the time; two together slow down by what they ask for beyond one
+    /// device, within 3 %.
     fn world(seed: u64) -> Vec<Profile> {
         let mut random = Random::new(seed);
         (0..40)

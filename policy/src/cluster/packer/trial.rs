@@ -5,13 +5,15 @@ use std::collections::HashMap;
 use super::{PackScore, Packer, Verdict};
 use crate::cluster::{GpuType, JobType, Manner, Objective, Profile, Reason, Tags};
 
-/// Gandiva's packing (OSDI'18): put two jobs together without knowing anything, measure both, and keep them together only if
-/// the sum of their normalised speeds is at least 1 + `margin` and neither falls below `floor`.
+/// Gandiva's packing (OSDI'18): put two jobs together without knowing anything, measure both, and
+/// keep them together only if the sum of their normalised speeds is at least 1 + `margin` and
+/// neither falls below `floor`.
 ///
-/// The trial lasts max(20 iterations, 30 s) ([`Trial::window_s`]): long enough for a mean over iterations, short against a
-/// job. What was refused is remembered by the two kinds of job, their number of GPUs and the type of GPU, so each bad pair of kinds is paid for once; the
-/// last measurement counts. On the calibration trace pairs chosen by trial are 6 to 8 % behind pairs chosen by a full
-/// table: a packer without profiles is a sound first version.
+/// The trial lasts max(20 iterations, 30 s) ([`Trial::window_s`]): long enough for a mean over
+/// iterations, short against a job. A refusal is remembered by the two kinds of job, their number
+/// of GPUs and the type of GPU, so each bad pair of kinds costs one trial; the last measurement
+/// counts. On the calibration trace pairs chosen by trial are 6 to 8 % behind pairs chosen by a
+/// full table: a packer without profiles is a sound first version.
 #[derive(Clone, Debug)]
 pub struct Trial {
     margin: f64,
@@ -20,7 +22,8 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Keep pairs whose sum is at least 1 + `margin` and where each runs at `floor` of its speed alone.
+    /// Keep pairs whose sum is at least 1 + `margin` and where each runs at `floor` of its speed
+    /// alone.
     #[must_use]
     pub fn new(margin: f64, floor: f64) -> Self {
         Self {
@@ -30,7 +33,8 @@ impl Trial {
         }
     }
 
-    /// How long a pair runs before it is judged, in seconds, given the longer iteration time of the two.
+    /// How long a pair runs before it is judged, in seconds, given the longer iteration time of the
+    /// two.
     #[must_use]
     pub fn window_s(iteration_s: f64) -> f64 {
         (20.0 * iteration_s).max(30.0)

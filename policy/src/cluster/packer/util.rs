@@ -3,9 +3,10 @@
 use super::{PackScore, Packer, Verdict, fits};
 use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
 
-/// Pair those whose busy fractions alone add up to at most `limit`, the fullest sum first. On Lucid's measurements (ASPLOS'23, RTX 3090,
-/// 1,388 pairs) a sum of at most 1.0 keeps a mean speed of 0.9 in 95 % of the chosen pairs, 1.2 in 89 %: as good as its decision
-/// tree. Those figures are of the driver's coarse utilisation; what the interposer meters is GPU time, so the limit is a parameter.
+/// Pairs jobs whose solo busy fractions add up to at most `limit`, the greatest sum first. On
+/// Lucid's measurements (ASPLOS'23, RTX 3090, 1,388 pairs) a sum of at most 1.0 keeps a mean speed
+/// of 0.9 in 95 % of the chosen pairs, 1.2 in 89 %: as good as its decision tree. Those figures use
+/// the driver's coarse utilisation; the interposer meters GPU time, so the limit is a parameter.
 #[derive(Clone, Copy, Debug)]
 pub struct UtilSum {
     /// Greatest sum of the two busy fractions.

@@ -3,13 +3,15 @@
 use super::Placer;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
 
-/// Buddy placement inside a node (HiveD, OSDI'20; ElasticFlow, ASPLOS'23): the number of GPUs is rounded up to a power of two, and a block of
-/// that size starts at a multiple of it, taken from the smallest free block that suffices. Blocks then merge again when they
-/// are free, and a request of half a node never finds the node cut into quarters by others. Whole nodes beyond that.
+/// Buddy placement inside a node (HiveD, OSDI'20; ElasticFlow, ASPLOS'23): the number of GPUs is
+/// rounded up to a power of two, and a block of that size starts at a multiple of it, taken from
+/// the smallest free block that suffices. Blocks then merge again when they are free, and a request
+/// of half a node never finds the node cut into quarters by others. Whole nodes beyond that.
 #[derive(Clone, Copy, Debug)]
 pub struct Buddy;
 
-/// The block of `size` GPUs (a power of two) on this node inside the smallest free aligned block: offset and that block's size.
+/// The block of `size` GPUs (a power of two) on this node inside the smallest free aligned block:
+/// offset and that block's size.
 fn smallest(free: &[bool], size: usize) -> Option<(usize, usize)> {
     let is_free = |offset: usize, block: usize| {
         free.get(offset..offset + block)

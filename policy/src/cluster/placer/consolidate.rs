@@ -40,9 +40,10 @@ impl Placer for Anywhere {
     }
 }
 
-/// On as few nodes as can be: on the node with the fewest free GPUs that still suffice (best fit); a gang larger than a node on wholly
-/// free nodes plus one part. What cannot be consolidated waits, unless `relaxed`: then it takes the fullest nodes with space.
-/// Philly's scheduler relaxed locality over time; Tiresias consolidates only models with skewed tensors.
+/// On as few nodes as possible: on the node with the fewest free GPUs that still suffice (best
+/// fit); a gang larger than a node on wholly free nodes plus one part. A job that cannot be
+/// consolidated waits, unless `relaxed`: then it takes the fullest nodes with space. Philly's
+/// scheduler relaxed locality over time; Tiresias consolidates only models with skewed tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Consolidate {
     /// Spread what cannot be consolidated.

@@ -3,8 +3,9 @@
 use super::{Placer, Regroup};
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
 
-/// As many as there are on the node with the most free GPUs, then on the next, until the gang is whole (worst fit). What the
-/// schedulers that Pollux (OSDI'21) is compared with do there: large gangs find whole nodes, small ones spread out.
+/// As many as there are on the node with the most free GPUs, then on the next, until the gang is
+/// whole (worst fit). The schedulers that Pollux (OSDI'21) is compared with place like this: large
+/// gangs find whole nodes, small ones spread out.
 #[derive(Clone, Copy, Debug)]
 pub struct Emptiest;
 

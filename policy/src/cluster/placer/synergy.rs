@@ -4,9 +4,10 @@ use super::{Consolidate, Placer, Regroup};
 use crate::cluster::host::gain;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
 
-/// Synergy's placement (OSDI'22): of the nodes with space, the one on which the job adds most to the work that is done, its own and its neighbours', when
-/// cores and memory are divided by need ([`gain`]); the fullest of equals. A job whose sensitivity is not known, or that no node has space for,
-/// is consolidated as far as can be.
+/// Synergy's placement (OSDI'22): of the nodes with space, the one on which the job adds most to
+/// the work that is done, its own and its neighbours', when cores and memory are divided by need
+/// ([`gain`]); the fullest of equals. A job with unknown sensitivity, or that no node has space
+/// for, is consolidated as far as possible.
 #[derive(Clone, Copy, Debug)]
 pub struct Synergy;
 

@@ -4,13 +4,16 @@ use super::{Placer, Regroup};
 use crate::cluster::wait::WaitMatrix;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
 
-/// Apollo's placement (OSDI'14): of the places that a job could have, the one with the earliest estimated completion, which is how long it waits there and
-/// then runs, and not the one with the least load. Each node publishes the waits ([`WaitMatrix`]); run times are what is left of the job at
-/// its speed on that type of GPU. A gang waits for the last of its GPUs and runs as fast as the slowest.
+/// Apollo's placement (OSDI'14): of the places that a job could have, the one with the earliest
+/// estimated completion, which is how long it waits there and then runs, and not the one with the
+/// least load. Each node publishes the waits ([`WaitMatrix`]); run times are what is left of the
+/// job at its speed on that type of GPU. A gang waits for the last of its GPUs and runs as fast as
+/// the slowest.
 ///
-/// Its candidates are GPUs that are free in the scheduler's own books: on these a job waits for what the scheduler did not place. That it might wait for
-/// a faster GPU that another job holds is not considered. Where nobody can tell how long a wait is, that place comes last, and is taken if
-/// there is no other: the node itself has the last word.
+/// Its candidates are GPUs that are free in the scheduler's own state: on these a job waits for
+/// work that the scheduler did not place. It does not consider waiting for a faster GPU that
+/// another job holds. A place with an unknown wait comes last, and is taken if there is no other:
+/// the node itself decides when the job starts.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitTime;
 

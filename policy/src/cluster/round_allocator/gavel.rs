@@ -35,10 +35,12 @@ struct Entry {
     given: f64,
 }
 
-/// Gavel (OSDI'20). A linear program over types of job says which part of the time each type, alone or beside another that its pair
-/// table knows, spends on each GPU type. Rounds carry that out: the combination that is furthest behind what it should have had goes next (Gavel's
-/// priority, wanted over given), and inside a type the job with the least service. The program is solved again when the number of jobs of
-/// some type changes. What is left when no combination is wanted any more goes to jobs by arrival, each on the type where it is fastest.
+/// Gavel (OSDI'20). A linear program over types of job says which part of the time each type, solo
+/// or beside another in the pair table, spends on each GPU type. Rounds carry that out: the
+/// combination that is furthest behind its part goes next (Gavel's priority, wanted over given),
+/// and inside a type the job with the least service. The program is solved again when the number of
+/// jobs of some type changes. GPUs that no combination wants go to jobs by arrival, each on the
+/// type where it is fastest.
 #[derive(Clone, Debug)]
 pub struct Gavel {
     goal: Goal,

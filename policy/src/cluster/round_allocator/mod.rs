@@ -1,4 +1,5 @@
-//! Who runs where in this round, where one program answers for all: order, types of GPU and pairs at once.
+//! Which jobs run where in this round, when one program decides order, types of GPU and pairs at
+//! once.
 
 mod gavel;
 mod trades;
@@ -8,7 +9,8 @@ pub use trades::Trades;
 
 use super::{ClusterState, GpuType, Job, JobId, Tags};
 
-/// A gang of GPUs of one type for one round: for a job alone, or for two that share them, both with the same number of GPUs.
+/// A gang of GPUs of one type for one round: for one job, or for two that share them, both with the
+/// same number of GPUs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Turn {
     /// One or two jobs.
@@ -17,13 +19,15 @@ pub struct Turn {
     pub kind: GpuType,
 }
 
-/// The slot "who runs where in this round?". It stands in for order, packer and sizer; the placer still says which GPUs.
+/// The slot "who runs where in this round?". It stands in for order, packer and sizer; the placer
+/// still says which GPUs.
 pub trait RoundAllocator: Send {
     /// Its name on the command line.
     fn name(&self) -> &'static str;
     /// What it is for.
     fn tags(&self) -> Tags;
-    /// The turns of this round, the most important first: each job in one at most, no more GPUs of a type than there are.
+    /// The turns of this round, the most important first: each job in one at most, and no more GPUs
+    /// of a type than exist.
     fn turns(&mut self, state: &ClusterState) -> Vec<Turn>;
 }
 

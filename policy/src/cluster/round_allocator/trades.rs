@@ -9,13 +9,15 @@ use crate::cluster::{ClusterState, GpuType, Job, Manner, Objective, Tags, UserId
 /// How much faster the faster of two types can be taken to be, either way.
 const MOST_SPEEDUP: f64 = 100.0;
 
-/// Gandiva-fair (EuroSys'20) on a cluster of two types of GPU: each user holds the same part of both, then those who gain least from fast GPUs sell
-/// them to those who gain most ([`trade`]), so that nobody is worth less and the buyer and the seller more. Rounds carry that out by stride on each
-/// type: who had least of what it holds there is next, with the job of its own that has had the least service; a gang that does not fit is passed
-/// over and loses nothing. What nobody with a claim can use goes to jobs by arrival, each on the type where it is fastest.
+/// Gandiva-fair (EuroSys'20) on a cluster of two types of GPU: each user holds the same part of
+/// both, then those who gain least from fast GPUs sell them to those who gain most ([`trade`]), so
+/// that no user is worse off and buyer and seller are better off. Rounds carry that out by stride
+/// on each type: the user that had least of its holding there is next, with its job that has had
+/// the least service; a gang that does not fit is passed over and loses nothing. GPUs that no user
+/// with a claim can use go to jobs by arrival, each on the type where it is fastest.
 ///
-/// With one type, or more than two, users hold their parts of each and do not trade. Trades are made again, and counting begins anew, when a
-/// user comes or goes.
+/// With one type, or more than two, users hold their parts of each and do not trade. Trades are
+/// made again, and counting begins anew, when a user comes or goes.
 #[derive(Clone, Debug, Default)]
 pub struct Trades {
     users: BTreeSet<UserId>,
@@ -242,7 +244,7 @@ mod tests {
                 assert!((sum - f64::from(all) / 2.0).abs() < 0.1, "{got:?}");
             }
         }
-        // Whoever has few jobs leaves the rest to others; a gang of a whole type is not starved.
+        // A user with few jobs frees the rest for others; a gang of a whole type is not starved.
         let mut state = cluster(&[4, 4]);
         come(&mut state, 0, 1, 4, &[2.0, 1.0]);
         come(&mut state, 1, 20, 1, &[2.0, 1.0]);

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, Step, start, walk};
 
 impl Scheduler {
-    /// Choose who runs, the bound ones first by their rank; put those where they are bound, and whoever is in the way somewhere else.
+    /// Chooses the running jobs, bound ones first by their rank; places those where they are bound,
+    /// and moves jobs that are in their way.
     pub(super) fn preempt_bound(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
         let skips = self.order.skips();
         let (mut left, mut chosen) = (state.gpus(), Vec::new());
@@ -28,7 +29,7 @@ impl Scheduler {
                 at.insert(*id, gpus.to_vec());
             }
         }
-        // Then whoever runs and is in nobody's way, then the others.
+        // Then running jobs that are in nobody's way, then the others.
         let (mut stay, mut come) = (Vec::new(), Vec::new());
         for id in chosen.iter().filter(|id| !at.contains_key(id)) {
             match state.job(*id).run() {

@@ -13,7 +13,7 @@ use crate::cluster::{GpuType, JobType};
 type Bucket = (JobType, bool, GpuType);
 
 impl Scheduler {
-    /// Choose who has GPUs of its own, then who comes beside whom, then move everybody to where that is.
+    /// Chooses jobs with GPUs of their own, then pairs, then moves every job to its place.
     pub(super) fn pack(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
         let (owners, rest) = self.choose(state);
         let joiners = self.pair(state, &owners, &rest);
@@ -116,7 +116,7 @@ impl Scheduler {
         let mut at: HashMap<JobId, Vec<GpuId>> = HashMap::new();
         let with_joiner: BTreeSet<JobId> = joiners.iter().map(|(_, host)| *host).collect();
         let share_of = |id: JobId| if with_joiner.contains(&id) { 0.5 } else { 1.0 };
-        // Whoever runs keeps its GPUs, unless somebody before it in the order is on them.
+        // A running job keeps its GPUs, unless a job before it in the order is on them.
         let mut homeless = Vec::new();
         for id in owners {
             match state.job(*id).run() {

@@ -7,7 +7,7 @@ use crate::cluster::placer::Regroup;
 use crate::cluster::{GpuType, Speed};
 
 impl Scheduler {
-    /// Do what the sizer says: first whoever stops or shrinks, then whoever grows or starts.
+    /// Does what the sizer says: first jobs that stop or shrink, then jobs that grow or start.
     pub(super) fn resize(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
         let Some(sizer) = &mut self.sizer else { return };
         let sizes: BTreeMap<JobId, u32> = sizer
@@ -32,7 +32,7 @@ impl Scheduler {
         }
     }
 
-    /// Whoever shrinks keeps the first of its GPUs, whoever grows gets more of them.
+    /// A job that shrinks keeps the first of its GPUs, a job that grows gets more of them.
     fn extend(
         &mut self,
         state: &ClusterState,
@@ -66,7 +66,8 @@ impl Scheduler {
         }
     }
 
-    /// Whoever starts or has another number of GPUs is placed as a whole; where so many cannot be placed, as many as can.
+    /// A job that starts or has another number of GPUs is placed as a whole; if so many cannot be
+    /// placed, it gets as many as can.
     fn regroup(
         &mut self,
         state: &ClusterState,

@@ -6,7 +6,8 @@ use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, start};
 use crate::cluster::round_allocator::Turn;
 
 impl Scheduler {
-    /// Do what the round allocator says. Whoever already is on GPUs of the type of its turn stays there, as far as nobody else has them.
+    /// Does what the round allocator says. A job that is on GPUs of the type of its turn stays
+    /// there, as far as no other job has them.
     pub(super) fn take_turns(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
         let Some(round_allocator) = &mut self.round_allocator else {
             return;

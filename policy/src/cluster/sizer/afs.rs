@@ -4,9 +4,16 @@ use super::{Growing, Sizer, growing, sizes};
 use crate::cluster::admission::Promises;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
 
-/// AFS (NSDI'21): GPUs one after the other; who has none comes first, the shortest of them before. Between two jobs, l the shorter and h the longer
-/// at what they have, l gets the GPU if `(p_l(k+1) - p_l(k)) / p_l(k) > (p_h(k'+1) - p_h(k')) / p_h(k'+1)`: the speed-up of the short
-/// one counts against what it has, that of the long one against what it would have.
+/// AFS (NSDI'21): GPUs one after the other; jobs without one come first, the shortest of them before.
+///
+/// Between two jobs, l the shorter and h the longer at what they have, l gets the GPU if
+///
+/// ```text
+/// (p_l(k+1) - p_l(k)) / p_l(k)  >  (p_h(k'+1) - p_h(k')) / p_h(k'+1)
+/// ```
+///
+/// The speed-up of the short one counts against what it has, that of the long one against what it
+/// would have.
 #[derive(Clone, Copy, Debug)]
 pub struct Afs;
 

@@ -4,8 +4,8 @@ use super::{Sizer, growing};
 use crate::cluster::admission::Promises;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
 
-/// Earliest deadline first, each with all GPUs that make it faster: what minimum shares are compared with. It wastes GPUs on
-/// the flat end of the curves.
+/// Earliest deadline first, each with all GPUs that make it faster: the baseline of minimum shares.
+/// It wastes GPUs on the flat end of the curves.
 #[derive(Clone, Copy, Debug)]
 pub struct EdfElastic;
 

@@ -4,12 +4,14 @@ use super::{Sizer, first_level, growing, sizes};
 use crate::cluster::admission::Promises;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
 
-/// Optimus' sizing (EuroSys'18): first one GPU each by arrival, then always the step that saves most remaining time per GPU,
-/// `(left / rate(now) - left / rate(next)) / step`. Long jobs gain most, so they grow first: good for the makespan, less so for the mean.
-/// (Optimus hands out workers and parameter servers; with all-reduce there is only the GPU.)
+/// Optimus' sizing (EuroSys'18): first one GPU each by arrival, then always the step that saves
+/// most remaining time per GPU, `(left / rate(now) - left / rate(next)) / step`. Long jobs gain
+/// most, so they grow first: good for the makespan, less so for the mean. (Optimus hands out
+/// workers and parameter servers; with all-reduce there is only the GPU.)
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Marginal {
-    /// Look one GPU ahead only, as Optimus does: a job stops where one more gains nothing, though two might (beyond the edge of a node).
+    /// Look one GPU ahead only, as Optimus does: a job stops where one more gains nothing, though
+    /// two might (beyond the edge of a node).
     pub single: bool,
 }
 

@@ -7,7 +7,8 @@ use super::{Sizer, first_level, growing, sizes};
 use crate::cluster::admission::Promises;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
 
-/// Max-min fairness over GPUs: first one each by arrival, then always the next level to whoever has fewest and can use more.
+/// Max-min fairness over GPUs: first one each by arrival, then always the next level for the job
+/// that has fewest and can use more.
 #[derive(Clone, Copy, Debug)]
 pub struct MaxMin;
 
@@ -32,7 +33,7 @@ impl Sizer for MaxMin {
             let Some(Reverse((_, at))) = poorest.pop() else {
                 break;
             };
-            // Whoever does not fit now never will: nobody gives anything back.
+            // A job that does not fit now never will: no job gives anything back.
             if jobs[at].step().is_some_and(|step| step <= free) {
                 jobs[at].climb(&mut free);
                 poorest.push(Reverse((jobs[at].has(), at)));

@@ -1,10 +1,11 @@
-//! Just enough for every deadline, and an admission that never promises more.
+//! Just enough for every deadline, and an admission that never promises more than that.
 //!
-//! ElasticFlow (ASPLOS'23). The *minimum satisfactory share* of a job is the lowest level `a` such that running on `min(a, free(t))` GPUs in each
-//! slot up to its deadline finishes it, where `free(t)` is what jobs with earlier deadlines leave. A job is admitted if
-//! it and all admitted ones still have such a share; the others are refused, and every admitted job keeps its deadline. What is
-//! left of the present slot goes one level at a time to the job that saves most remaining time per GPU (diminishing
-//! returns make that a good rule); a job that does nothing now comes first.
+//! ElasticFlow (ASPLOS'23). The *minimum satisfactory share* of a job is the lowest level `a` such
+//! that running on `min(a, free(t))` GPUs in each slot up to its deadline finishes it, where
+//! `free(t)` is what jobs with earlier deadlines leave. A job is admitted if it and all admitted
+//! ones still have such a share; the others are refused, and every admitted job keeps its deadline.
+//! The rest of the present slot goes one level at a time to the job that saves most remaining time
+//! per GPU (diminishing returns make that a good rule); a job without GPUs comes first.
 
 use super::{Growing, Sizer, growing, sizes};
 use crate::cluster::admission::{Admission, Promises};
@@ -16,7 +17,8 @@ const TAGS: Tags = Tags {
     source: "ElasticFlow, ASPLOS'23",
 };
 
-/// Minimum satisfactory shares, as a sizer and as an admission. Both look only at the state, so they need not know each other.
+/// Minimum satisfactory shares, as a sizer and as an admission. Both read only the state, so they
+/// need not know each other.
 #[derive(Clone, Copy, Debug)]
 pub struct MinimumShare {
     slot_s: f64,
@@ -30,7 +32,8 @@ struct Calendar {
 }
 
 impl Calendar {
-    /// Book the minimum share of a job. The level in the present slot (0 for none), or `None` where the deadline cannot be kept.
+    /// Books the minimum share of a job. Returns the level in the present slot (0 for none), or
+    /// `None` if the deadline cannot be kept.
     fn book(&mut self, job: &Growing<'_>, now_s: f64) -> Option<u32> {
         let time_s = job.job.deadline_s? - now_s;
         if time_s <= 0.0 {

@@ -1,8 +1,8 @@
 //! How many GPUs each elastic job gets.
 //!
-//! All of these hand out GPUs by *levels*: the numbers of GPUs at which a job is faster than at any smaller number. Speed curves are measured
-//! at a few points and flat or falling between and beyond them; a GPU more is a step to the next level, and its gain
-//! is counted per GPU of the step.
+//! All of these hand out GPUs by *levels*: the numbers of GPUs at which a job is faster than at any
+//! smaller number. Speed curves are measured at a few points and flat or falling between and beyond
+//! them; a GPU more is a step to the next level, and its gain is counted per GPU of the step.
 
 mod afs;
 mod edf;
@@ -31,7 +31,7 @@ pub trait Sizer: Send {
     fn name(&self) -> &'static str;
     /// What it is for.
     fn tags(&self) -> Tags;
-    /// The number of GPUs of every job that gets some, from now on. Together no more than there are.
+    /// The number of GPUs of every job that gets some, from now on. Together no more than exist.
     fn resize(&mut self, state: &ClusterState, promises: &Promises) -> Vec<(JobId, u32)>;
     /// On which type of GPU a job that it just gave some shall have them; `None`: on any.
     fn kind(&self, _job: JobId) -> Option<GpuType> {

@@ -6,11 +6,13 @@ use crate::cluster::{Admit, ClusterState, Job, JobId, Manner, Objective, Tags};
 
 /// Pollux' objective (OSDI'21), solved exactly.
 ///
-/// Pollux maximises the power mean with exponent -1 of the jobs' speed-ups over their goodput on a fair share of the GPUs. A job whose GPUs
-/// change counts for (age - restarts x delay) / (age + delay) of its speed-up, which keeps young and often restarted jobs where they are; `delay` is
-/// 30 s. Pollux searches over placements with a genetic algorithm, 100 generations of 100. Here a speed-up depends on the number of GPUs alone
-/// (on as few nodes as hold them), so the objective is a sum over jobs under one bound, and dynamic programming over the GPUs gives the best
-/// division: [`share`]. Jobs larger than a node are given whole nodes, so that no two of them meet on one.
+/// Pollux maximises the power mean with exponent -1 of the jobs' speed-ups over their goodput on a
+/// fair share of the GPUs. A job whose GPUs change counts for (age - restarts x delay) / (age +
+/// delay) of its speed-up, which keeps young and often restarted jobs where they are; `delay` is 30
+/// s. Pollux searches over placements with a genetic algorithm, 100 generations of 100. Here a
+/// speed-up depends on the number of GPUs alone (on as few nodes as hold them), so the objective is
+/// a sum over jobs under one bound, and dynamic programming over the GPUs gives the best division:
+/// [`share`]. Jobs larger than a node are given whole nodes, so that no two of them meet on one.
 #[derive(Clone, Copy, Debug)]
 pub struct Pollux {
     delay_s: f64,
@@ -54,8 +56,8 @@ impl Pollux {
     }
 }
 
-/// One size for each job, within `gpus`, at the least sum of costs. `jobs[i]` lists what job i may have and what that costs; each should list 0.
-/// Exact, in jobs x GPUs x sizes.
+/// One size for each job, within `gpus`, at the least sum of costs. `jobs[i]` lists what job i may
+/// have and what that costs; each should list 0. Exact, in jobs x GPUs x sizes.
 #[must_use]
 pub fn share(jobs: &[Vec<(u32, f64)>], gpus: u32) -> Vec<u32> {
     let width = gpus as usize + 1;

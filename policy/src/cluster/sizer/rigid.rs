@@ -4,7 +4,8 @@ use super::{Sizer, growing};
 use crate::cluster::admission::Promises;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
 
-/// Every job gets what it asks for or nothing, the shortest remaining time first: what elastic sizers are compared with.
+/// Every job gets what it asks for or nothing, the shortest remaining time first: the baseline of
+/// elastic sizers.
 #[derive(Clone, Copy, Debug)]
 pub struct RigidSrtf;
 

@@ -16,7 +16,8 @@ pub type Configuration = Vec<u32>;
 pub struct Candidate {
     /// Its weight.
     pub weight: f64,
-    /// Goodput in each configuration relative to its least good one, so at least 1; 0 where it cannot run.
+    /// Goodput in each configuration relative to its least good one, so at least 1; 0 if it cannot
+    /// run.
     pub goodput: Vec<f64>,
 }
 
@@ -25,7 +26,8 @@ pub const POWER: f64 = -0.5;
 /// What a job costs that gets nothing.
 pub const UNALLOCATED: f64 = 1.1;
 
-/// What a choice costs: `sum_i w_i G_ic^p` over those with a configuration, `w_i lambda` for those without. Lower is better.
+/// What a choice costs: `sum_i w_i G_ic^p` over those with a configuration, `w_i lambda` for those
+/// without. Lower is better.
 #[must_use]
 pub fn cost(jobs: &[Candidate], choice: &[Option<usize>]) -> f64 {
     jobs.iter()
@@ -37,7 +39,8 @@ pub fn cost(jobs: &[Candidate], choice: &[Option<usize>]) -> f64 {
         .sum()
 }
 
-/// At most one configuration for each job, within the GPUs there are of each type, at the least cost. `None` where the solver fails.
+/// At most one configuration for each job, within the GPUs of each type, at the least cost. `None`
+/// if the solver fails.
 #[must_use]
 pub fn choose(
     jobs: &[Candidate],
@@ -78,11 +81,14 @@ pub fn choose(
     Some(chosen.iter().map(pick).collect())
 }
 
-/// Sia: each job gets one configuration, a number of GPUs of one type, so that the sum of weighted powers of goodputs is least.
+/// Sia: each job gets one configuration, a number of GPUs of one type, so that the sum of weighted
+/// powers of goodputs is least.
 ///
-/// Configurations are powers of two up to a node, then whole nodes, and for a rigid job the number it asks for. A job that runs counts in
-/// any other configuration for (age - restarts x cost) / (age + cost) of its goodput there, with what a restart costs. On one type of GPU the program is a knapsack and
-/// solved as one; on several it goes to the solver, and where that fails everybody keeps what he has.
+/// Configurations are powers of two up to a node, then whole nodes, and for a rigid job the number
+/// it asks for. A job that runs counts in any other configuration for (age - restarts x cost) /
+/// (age + cost) of its goodput there, with what a restart costs. On one type of GPU the program is
+/// a knapsack and solved as one; on several it goes to the solver, and if that fails, every job
+/// keeps what it has.
 #[derive(Clone, Debug)]
 pub struct Sia {
     restart_s: f64,

@@ -1,4 +1,4 @@
-//! Jobs and pairs: who runs where, who makes space, who is split.
+//! Jobs and pairs: which run where, which make space, which are split.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn a_good_pair_stays_and_a_bad_one_is_split_within_two_windows_and_remembered() 
     world.until("they are split", 60.0, |w| {
         w.kinds().contains(&"unpack".into())
     });
-    // Neither kind was seen alone: a moment alone for each, then one window of 5 s.
+    // Neither kind was seen solo: a moment by itself for each, then one window of 5 s.
     assert!(
         world.s - together_s < 2.0 * 5.0 + 2.0 * 2.5 + 3.0,
         "{} s",

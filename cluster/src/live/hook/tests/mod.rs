@@ -1,5 +1,5 @@
-//! The hook in virtual time, with nodes that are made up: they carry orders out, run jobs at speeds that depend on who is beside
-//! them, and can be killed, silenced or made to lie.
+//! The hook in virtual time, with simulated nodes: they carry out orders, run jobs at speeds that
+//! depend on their partners, and can be killed, silenced or made to lie.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -88,7 +88,8 @@ impl Fake {
             .filter(|(_, attempt)| attempt.ended.is_none())
     }
 
-    /// Jobs get on. What a job is, its command says: `job BUSY SECONDS [FILE]`; progress of restartable ones lies in `files`.
+    /// Jobs advance. A job's command says what it is: `job BUSY SECONDS [FILE]`; progress of
+    /// restartable jobs lies in `files`.
     fn advance(&mut self, dt_s: f64, files: &mut BTreeMap<u64, f64>) {
         let load: BTreeMap<String, f64> = self
             .alive()

@@ -228,7 +228,8 @@ fn a_node_that_says_what_cannot_be_harms_nobody() {
         let World { hook, nodes, s, .. } = &mut world;
         let (hook, other) = (hook.as_mut().unwrap(), nodes[1].report(*s).runs);
         let mut report = nodes[0].report(*s);
-        // Orders that nobody gave, attempts of other nodes and of nobody, ends of theirs, saved without being asked.
+        // Orders that the hook never gave, attempts of other nodes and unknown ones, their ends,
+        // and saves without a request.
         report.acks = vec![
             Ack {
                 seq: u64::MAX,
