@@ -111,33 +111,21 @@ pub(crate) fn index_of(attached: &Attached, ordinal: i32) -> Option<usize> {
 }
 
 /// Before a call that may change or destroy a context.
-pub(crate) fn before(symbol: Symbol, args: &[usize]) {
+pub(crate) fn before(meaning: Context, args: &[usize]) {
     injection::attach_if_due();
-    if let Some(context) = destroyed(symbol, args) {
+    let destroyed = destroyed(meaning, args);
+    if let Some(context) = destroyed {
         memory::context_dies(context);
     }
     // Its streams outlive it, and take nothing any more. Which ones they are is not known.
-    if matches!(symbol, Symbol::cuGreenCtxDestroy) {
+    if matches!(meaning, Context::DestroysGreen) {
         marks::context_goes(None);
     }
-    if may_destroy(symbol) {
-        marks::context_goes(destroyed(symbol, args));
+    if meaning.may_end() {
+        marks::context_goes(destroyed);
         // The registration of our marks goes with the context that made it.
-        registration::leave(destroyed(symbol, args));
+        registration::leave(destroyed);
     }
-}
-
-fn may_destroy(symbol: Symbol) -> bool {
-    matches!(
-        symbol,
-        Symbol::cuCtxDestroy
-            | Symbol::cuCtxDestroy_v2
-            | Symbol::cuCtxDetach
-            | Symbol::cuDevicePrimaryCtxReset
-            | Symbol::cuDevicePrimaryCtxReset_v2
-            | Symbol::cuDevicePrimaryCtxRelease
-            | Symbol::cuDevicePrimaryCtxRelease_v2
-    )
 }
 
 /// What a context is taken to need when the device has no room for it, in bytes: some 430 MiB on recent cards. What others leave
@@ -146,8 +134,8 @@ const NEW_CONTEXT_BYTES: u64 = 512 << 20;
 
 /// Makes a call of the program's; where it creates a context for which the device has no room, again and again while other tenants make
 /// some, as for an allocation. In tenants whose own memory can be moved.
-pub(crate) fn with_room(symbol: Symbol, args: &[usize], call: impl Fn() -> CUresult) -> CUresult {
-    let meter = created_on(symbol, args)
+pub(crate) fn with_room(meaning: Context, args: &[usize], call: impl Fn() -> CUresult) -> CUresult {
+    let meter = created_on(meaning, args)
         .filter(|_| residency::active())
         .and_then(Meter::of);
     match meter {
@@ -157,31 +145,25 @@ pub(crate) fn with_room(symbol: Symbol, args: &[usize], call: impl Fn() -> CUres
 }
 
 /// The device, by the driver's ordinal, of the context that a call creates or keeps.
-fn created_on(symbol: Symbol, args: &[usize]) -> Option<i32> {
-    let at = match symbol {
-        Symbol::cuDevicePrimaryCtxRetain => 1,
-        Symbol::cuCtxCreate | Symbol::cuCtxCreate_v2 => 2,
-        Symbol::cuCtxCreate_v3 => 4,
-        Symbol::cuCtxCreate_v4 => 3,
-        _ => return None,
-    };
+fn created_on(meaning: Context, args: &[usize]) -> Option<i32> {
+    let at = usize::from(meaning.created_on()?);
     // CAST: arguments arrive as machine words; a CUdevice is the low half.
     args.get(at).map(|word| *word as i32)
 }
 
 /// After a call that may have changed the calling thread's context.
-pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
+pub(crate) fn after(meaning: Context, args: &[usize], result: CUresult) {
     let thread = thread();
     thread.context_known.set(false);
     thread.give_credit(0);
-    if let Some(context) = destroyed(symbol, args) {
+    if let Some(context) = destroyed(meaning, args) {
         memory::context_died(context, result.is_ok());
         if result.is_ok() {
             marks::context_gone(context);
             capture::context_gone(context);
         }
     }
-    if may_destroy(symbol) {
+    if meaning.may_end() {
         registration::left();
     }
     if !result.is_ok() {
@@ -189,8 +171,8 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
     }
     // CAST: arguments arrive as machine words; a CUdevice is the low half.
     let device = |at: usize| args.get(at).map_or(-1, |word| *word as i32);
-    match symbol {
-        Symbol::cuDevicePrimaryCtxRetain => {
+    match meaning {
+        Context::RetainsPrimary => {
             let at = args.first().copied().unwrap_or(0) as *const usize;
             // SAFETY: not null, and the driver has just written a handle there.
             let context = if at.is_null() { 0 } else { unsafe { *at } };
@@ -201,7 +183,7 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
                 primary.store(context, Ordering::Relaxed);
             }
         }
-        Symbol::cuDevicePrimaryCtxRelease | Symbol::cuDevicePrimaryCtxRelease_v2 => {
+        Context::ReleasesPrimary => {
             let (mut flags, mut active) = (0, 0);
             // SAFETY: valid pointers to locals.
             let state = unsafe {
@@ -225,14 +207,12 @@ pub(crate) fn after(symbol: Symbol, args: &[usize], result: CUresult) {
 }
 
 /// The context that a call destroys for certain if it succeeds.
-fn destroyed(symbol: Symbol, args: &[usize]) -> Option<usize> {
+fn destroyed(meaning: Context, args: &[usize]) -> Option<usize> {
     let first = args.first().copied()?;
-    match symbol {
-        Symbol::cuCtxDestroy | Symbol::cuCtxDestroy_v2 => Some(first),
+    match meaning {
+        Context::Destroys => Some(first),
         // CAST: arguments arrive as machine words; a CUdevice is the low half.
-        Symbol::cuDevicePrimaryCtxReset | Symbol::cuDevicePrimaryCtxReset_v2 => {
-            primary(first as i32)
-        }
+        Context::ResetsPrimary => primary(first as i32),
         _ => None,
     }
 }

@@ -101,7 +101,7 @@ pub(crate) fn learn(signature: u32, class: u32, took_ns: u64) {
 
 /// The class of launches of an executable graph.
 fn class_of_graph(exec: usize) -> u32 {
-    signature::class(Symbol::cuGraphLaunch as u64 + 1, exec as u64, 1)
+    signature::class_of_graph(exec as u64)
 }
 
 /// After a graph has become executable: it weighs what its nodes do, as far as they are known.

@@ -1,13 +1,17 @@
 //! Every driver symbol, exported: expanded from the one table.
 //!
-//! | action | what stands here |
+//! | shape | what stands here |
 //! |---|---|
-//! | pass-through | a jump to the real function |
-//! | gate-submission | [`gate`], then the real function, then completion marks |
-//! | meter-alloc, meter-free, virtualise-report | the hook of the same name in [`memory`] or [`proc_address`] |
-//! | observe-sync | what is in flight is marked first |
-//! | observe-context | the thread's device is looked up again afterwards |
-//! | track-handle | a jump, or the note in [`track`] |
+//! | jump | a jump to the real function |
+//! | quiesced | a jump, through the latch where memory may be moved |
+//! | hook | the hook of the same name in [`memory`] or [`proc_address`](crate::proc_address) |
+//! | gated, gated list | [`gate`], then the real function, then completion marks |
+//! | sync, query | what is in flight is marked first |
+//! | context | the thread's device is looked up again afterwards |
+//! | tracked | what the row's traits say is noted by [`track`] |
+//! | init | `cuInit`: attaches |
+//!
+//! What a shape has to know of a symbol stands in the row's [`Traits`], which are constants in the entry.
 //!
 //! An entry does three things: guard against panics, convert, call. Gated entries take machine words: every parameter of
 //! the gated functions is an integer or a pointer (the table's test of signatures holds them to that), so words in the
@@ -106,13 +110,27 @@ macro_rules! observed_sync {
             if !result.is_ok() {
                 let _ = std::panic::catch_unwind(|| marks::after_error(result));
             }
-            if !track::only_asks(Symbol::$symbol) {
-                let _ = std::panic::catch_unwind(gate::after_sync);
-                // Pools give memory back to the device when the program synchronises.
-                if let Some(stream) = track::waited_for(Symbol::$symbol, &[$($arg),*]) {
-                    memory::after_wait(stream);
-                }
-                memory::after_sync();
+            let _ = std::panic::catch_unwind(gate::after_sync);
+            // Pools give memory back to the device when the program synchronises.
+            if let Some(stream) = track::waited_for(Symbol::$symbol, &[$($arg),*]) {
+                memory::after_wait(stream);
+            }
+            memory::after_sync();
+            result
+        }
+    };
+}
+
+macro_rules! observed_query {
+    ($symbol:ident [$($arg:ident)*]) => {
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
+            let _ = std::panic::catch_unwind(gate::before_sync);
+            let result = call_words!($symbol $($arg)*);
+            if !result.is_ok() {
+                let _ = std::panic::catch_unwind(|| marks::after_error(result));
             }
             result
         }
@@ -125,15 +143,16 @@ macro_rules! observed_context {
         /// As the driver's function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
+            const MEANING: Context = Symbol::$symbol.traits().context;
             let _ = std::panic::catch_unwind(|| {
                 gate::before_sync();
-                context::before(Symbol::$symbol, &[$($arg),*]);
+                context::before(MEANING, &[$($arg),*]);
             });
             // Whoever ends a context takes away what memory is moved by. One that cannot be brought back goes all the same.
-            let pass = track::ends_context(Symbol::$symbol)
+            let pass = MEANING.may_end()
                 .then(|| (residency::leaving(), residency::pass()));
-            let result = context::with_room(Symbol::$symbol, &[$($arg),*], || call_words!($symbol $($arg)*));
-            let _ = std::panic::catch_unwind(|| context::after(Symbol::$symbol, &[$($arg),*], result));
+            let result = context::with_room(MEANING, &[$($arg),*], || call_words!($symbol $($arg)*));
+            let _ = std::panic::catch_unwind(|| context::after(MEANING, &[$($arg),*], result));
             drop(pass);
             result
         }
@@ -147,7 +166,8 @@ macro_rules! tracked {
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
-            let pass = if track::sees_memory(Symbol::$symbol) {
+            const TRAITS: Traits = Symbol::$symbol.traits();
+            let pass = if TRAITS.quiesced {
                 match residency::pass() {
                     Ok(pass) => Some(pass),
                     Err(status) => return status,
@@ -155,19 +175,19 @@ macro_rules! tracked {
             } else {
                 None
             };
-            if let Some(status) = track::answered(Symbol::$symbol, &[$($arg),*]) {
+            if let Some(status) = track::answered(TRAITS, &[$($arg),*]) {
                 return status;
             }
-            let _ = std::panic::catch_unwind(|| track::before(Symbol::$symbol, &[$($arg),*]));
-            let result = if track::takes_handle(Symbol::$symbol) {
+            let _ = std::panic::catch_unwind(|| track::before(TRAITS, &[$($arg),*]));
+            let result = if TRAITS.physical.is_some() {
                 let mut told = [$($arg),*];
-                track::translate(Symbol::$symbol, &mut told);
+                track::translate(TRAITS, &mut told);
                 let [$($arg),*] = told;
                 call_words!($symbol $($arg)*)
             } else {
                 call_words!($symbol $($arg)*)
             };
-            let _ = std::panic::catch_unwind(|| track::after(Symbol::$symbol, &[$($arg),*], result));
+            let _ = std::panic::catch_unwind(|| track::after(Symbol::$symbol, TRAITS, &[$($arg),*], result));
             drop(pass);
             result
         }
@@ -199,135 +219,42 @@ macro_rules! initialise {
 // ---------------------------------------------------------------------------------------------------------------------
 
 macro_rules! export {
-    // Symbols with a shape of their own.
-    (cuInit $($rest:tt)*) => {
-        initialise! { cuInit }
-    };
-    (cuLaunchCooperativeKernelMultiDevice $($rest:tt)*) => {
-        with_words! { 3 gated_list cuLaunchCooperativeKernelMultiDevice }
-    };
-    // Takes a structure by value, which does not travel as a word.
-    (cuIpcOpenMemHandle $($rest:tt)*) => {
-        forward! { cuIpcOpenMemHandle }
-    };
-    (cuIpcOpenMemHandle_v2 $($rest:tt)*) => {
-        forward! { cuIpcOpenMemHandle_v2 }
-    };
-    (cuIpcOpenEventHandle $($rest:tt)*) => {
-        forward! { cuIpcOpenEventHandle }
-    };
-    // Takes memory, where the classification says that it makes a handle.
-    (cuGraphAddMemAllocNode $variant:ident track_handle $params:tt $stream:tt $signature:tt) => {
-        hooked! { cuGraphAddMemAllocNode $signature }
-    };
-    // Comes to hold memory that may be nobody else's any more.
-    (cuMemImportFromShareableHandle $variant:ident track_handle $params:tt $stream:tt $signature:tt) => {
-        hooked! { cuMemImportFromShareableHandle $signature }
-    };
-    // Nothing is asked of these but that what they name is there: see `residency`.
-    (cuStreamWriteValue32 $($rest:tt)*) => {
-        latched! { cuStreamWriteValue32 }
-    };
-    (cuStreamWriteValue32_ptsz $($rest:tt)*) => {
-        latched! { cuStreamWriteValue32_ptsz }
-    };
-    (cuStreamWriteValue32_v2 $($rest:tt)*) => {
-        latched! { cuStreamWriteValue32_v2 }
-    };
-    (cuStreamWriteValue32_v2_ptsz $($rest:tt)*) => {
-        latched! { cuStreamWriteValue32_v2_ptsz }
-    };
-    (cuStreamWriteValue64 $($rest:tt)*) => {
-        latched! { cuStreamWriteValue64 }
-    };
-    (cuStreamWriteValue64_ptsz $($rest:tt)*) => {
-        latched! { cuStreamWriteValue64_ptsz }
-    };
-    (cuStreamWriteValue64_v2 $($rest:tt)*) => {
-        latched! { cuStreamWriteValue64_v2 }
-    };
-    (cuStreamWriteValue64_v2_ptsz $($rest:tt)*) => {
-        latched! { cuStreamWriteValue64_v2_ptsz }
-    };
-    (cuStreamBatchMemOp $($rest:tt)*) => {
-        latched! { cuStreamBatchMemOp }
-    };
-    (cuStreamBatchMemOp_ptsz $($rest:tt)*) => {
-        latched! { cuStreamBatchMemOp_ptsz }
-    };
-    (cuStreamBatchMemOp_v2 $($rest:tt)*) => {
-        latched! { cuStreamBatchMemOp_v2 }
-    };
-    (cuStreamBatchMemOp_v2_ptsz $($rest:tt)*) => {
-        latched! { cuStreamBatchMemOp_v2_ptsz }
-    };
-    (cuGraphAddMemcpyNode $($rest:tt)*) => {
-        latched! { cuGraphAddMemcpyNode }
-    };
-    (cuGraphAddMemsetNode $($rest:tt)*) => {
-        latched! { cuGraphAddMemsetNode }
-    };
-    (cuGraphAddBatchMemOpNode $($rest:tt)*) => {
-        latched! { cuGraphAddBatchMemOpNode }
-    };
-    (cuGraphBatchMemOpNodeSetParams $($rest:tt)*) => {
-        latched! { cuGraphBatchMemOpNodeSetParams }
-    };
-    (cuGraphExecBatchMemOpNodeSetParams $($rest:tt)*) => {
-        latched! { cuGraphExecBatchMemOpNodeSetParams }
-    };
-    (cuGraphExecChildGraphNodeSetParams $($rest:tt)*) => {
-        latched! { cuGraphExecChildGraphNodeSetParams }
-    };
-    (cuGraphExecMemcpyNodeSetParams $($rest:tt)*) => {
-        latched! { cuGraphExecMemcpyNodeSetParams }
-    };
-    (cuGraphExecMemsetNodeSetParams $($rest:tt)*) => {
-        latched! { cuGraphExecMemsetNodeSetParams }
-    };
-    (cuGraphMemcpyNodeSetParams $($rest:tt)*) => {
-        latched! { cuGraphMemcpyNodeSetParams }
-    };
-    (cuGraphMemsetNodeSetParams $($rest:tt)*) => {
-        latched! { cuGraphMemsetNodeSetParams }
-    };
-    (cuMemGetAccess $($rest:tt)*) => {
-        latched! { cuMemGetAccess }
-    };
-    (cuMemGetAllocationPropertiesFromHandle $($rest:tt)*) => {
-        latched! { cuMemGetAllocationPropertiesFromHandle }
-    };
-    // By action.
-    ($symbol:ident $variant:ident pass_through $($rest:tt)*) => {
+    ($symbol:ident $variant:ident jump $params:tt $stream:tt $signature:tt) => {
         forward! { $symbol }
     };
-    ($symbol:ident $variant:ident gate_submission $params:tt $stream:tt $signature:tt) => {
+    ($symbol:ident $variant:ident quiesced $params:tt $stream:tt $signature:tt) => {
+        latched! { $symbol }
+    };
+    ($symbol:ident $variant:ident hook $params:tt $stream:tt $signature:tt) => {
+        hooked! { $symbol $signature }
+    };
+    ($symbol:ident $variant:ident gated $params:tt $stream:tt $signature:tt) => {
         with_words! { $params gated $symbol $variant $stream }
     };
-    ($symbol:ident $variant:ident meter_alloc $params:tt $stream:tt $signature:tt) => {
-        hooked! { $symbol $signature }
+    ($symbol:ident $variant:ident gated_list $params:tt $stream:tt $signature:tt) => {
+        with_words! { $params gated_list $symbol }
     };
-    ($symbol:ident $variant:ident meter_free $params:tt $stream:tt $signature:tt) => {
-        hooked! { $symbol $signature }
-    };
-    ($symbol:ident $variant:ident virtualise_report $params:tt $stream:tt $signature:tt) => {
-        hooked! { $symbol $signature }
-    };
-    ($symbol:ident $variant:ident observe_sync $params:tt $stream:tt $signature:tt) => {
+    ($symbol:ident $variant:ident sync $params:tt $stream:tt $signature:tt) => {
         with_words! { $params observed_sync $symbol }
     };
-    ($symbol:ident $variant:ident observe_context $params:tt $stream:tt $signature:tt) => {
+    ($symbol:ident $variant:ident query $params:tt $stream:tt $signature:tt) => {
+        with_words! { $params observed_query $symbol }
+    };
+    ($symbol:ident $variant:ident context $params:tt $stream:tt $signature:tt) => {
         with_words! { $params observed_context $symbol }
     };
-    ($symbol:ident $variant:ident track_handle $params:tt $stream:tt $signature:tt) => {
+    ($symbol:ident $variant:ident tracked $params:tt $stream:tt $signature:tt) => {
         with_words! { $params tracked $symbol }
+    };
+    ($symbol:ident $variant:ident init $params:tt $stream:tt $signature:tt) => {
+        initialise! { $symbol }
     };
 }
 
 macro_rules! expand {
-    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
-       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => {
-        $(export! { $symbol $variant $action $params $stream $signature })*
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
+        $(export! { $symbol $variant $shape $params $stream $signature })*
 
         /// Our functions, by row.
         static OWN: [Own; COUNT] = [$(Own($symbol as *const c_void)),*];

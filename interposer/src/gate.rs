@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use channel::{COMING, DeviceGrant, OPEN};
+use shim_ffi::Variant;
 
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::marks::Weight;
@@ -35,6 +36,14 @@ static POLLED_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 pub(crate) const LEGACY: usize = 1;
 /// The calling thread's default stream as a key.
 pub(crate) const PER_THREAD: usize = 2;
+
+/// The stream that stream 0 means, as a key.
+pub(crate) const fn default_stream(variant: Variant) -> usize {
+    match variant {
+        Variant::Legacy => LEGACY,
+        Variant::Ptsz | Variant::Ptds => PER_THREAD,
+    }
+}
 
 /// What is to be done after the driver call.
 pub(crate) enum Ticket {

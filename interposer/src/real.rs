@@ -58,7 +58,7 @@ pub(crate) fn refuse() {
     // SYNC(refused): SeqCst with the stores and the load in `bind`: either it sees this, or its store comes before ours.
     REFUSED.store(true, Ordering::SeqCst);
     for (symbol, slot) in SYMBOLS.iter().zip(&SLOTS) {
-        if !answers_always(*symbol) {
+        if !symbol.traits().always {
             slot.store(refused as *mut c_void, Ordering::SeqCst);
         }
     }
@@ -67,19 +67,6 @@ pub(crate) fn refuse() {
 /// Whether this process was refused.
 pub(crate) fn is_refused() -> bool {
     REFUSED.load(Ordering::Relaxed)
-}
-
-/// What a refused process may ask all the same: texts and numbers that have nothing to do with a device. Look-ups lead to our own
-/// entries.
-fn answers_always(symbol: Symbol) -> bool {
-    matches!(
-        symbol,
-        Symbol::cuGetErrorString
-            | Symbol::cuGetErrorName
-            | Symbol::cuDriverGetVersion
-            | Symbol::cuGetProcAddress
-            | Symbol::cuGetProcAddress_v2
-    )
 }
 
 /// Where calls of `symbol` go, or a function that says why there is no such place. Never null.
@@ -153,7 +140,7 @@ fn bind(symbol: Symbol) -> *mut c_void {
     let target = target();
     // SYNC(refused): see `refuse`.
     slot.store(target, Ordering::SeqCst);
-    if REFUSED.load(Ordering::SeqCst) && !answers_always(symbol) {
+    if REFUSED.load(Ordering::SeqCst) && !symbol.traits().always {
         slot.store(refused as *mut c_void, Ordering::SeqCst);
         return refused as *mut c_void;
     }
@@ -265,8 +252,8 @@ fn open_path(path: &[u8]) -> *mut c_void {
 }
 
 macro_rules! functions {
-    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
-       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => { $(function! { $symbol $signature })* };
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => { $(function! { $symbol $signature })* };
 }
 macro_rules! function {
     ($symbol:ident _) => {};

@@ -56,73 +56,51 @@ pub(crate) fn class_of_kernel(kernel: u64, (x, y, z): (u32, u32, u32)) -> u32 {
     class(0, kernel, blocks)
 }
 
-/// The signature of a call of `symbol` to `stream`, and what it copies.
+/// The class of an executable graph's launch.
 #[inline(always)]
-pub(crate) fn of(symbol: Symbol, args: &[usize], stream: usize) -> Seen {
+pub(crate) const fn class_of_graph(exec: u64) -> u32 {
+    class(Symbol::cuGraphLaunch as u64 + 1, exec, 1)
+}
+
+/// The signature of a call of `symbol`, which does `work`, to `stream`; and what it copies.
+#[inline(always)]
+pub(crate) fn of(symbol: Symbol, work: Work, args: &[usize], stream: usize) -> Seen {
     let arg = |at: usize| args.get(at).copied().unwrap_or(0) as u64;
     let (mut what, mut shape, mut copies) = (symbol as u64 + 1, 0, 0);
     let mut kernel_grid = None;
-    match symbol {
-        Symbol::cuLaunchKernel
-        | Symbol::cuLaunchKernel_ptsz
-        | Symbol::cuLaunchCooperativeKernel
-        | Symbol::cuLaunchCooperativeKernel_ptsz => {
-            what = arg(0);
-            // CAST: the upper halves of the registers of 32-bit parameters are anything.
-            kernel_grid = Some((arg(1) as u32, arg(2) as u32, arg(3) as u32));
+    match work {
+        Work::Any => {}
+        Work::Kernel { blocks } => {
+            // CAST, here and below: the upper halves of the registers of 32-bit parameters are anything.
+            (what, kernel_grid) = match blocks {
+                Blocks::Words => (arg(0), Some((arg(1) as u32, arg(2) as u32, arg(3) as u32))),
+                Blocks::Plane => (arg(0), Some((arg(1) as u32, arg(2) as u32, 1))),
+                Blocks::Structure if arg(0) == 0 => (arg(1), None),
+                Blocks::Structure => {
+                    // SAFETY: the caller's launch configuration, which the driver is about to read as well.
+                    let config = unsafe { &*(arg(0) as *const CUlaunchConfig) };
+                    (
+                        arg(1),
+                        Some((config.gridDimX, config.gridDimY, config.gridDimZ)),
+                    )
+                }
+            };
         }
-        Symbol::cuLaunchKernelEx | Symbol::cuLaunchKernelEx_ptsz => {
-            what = arg(1);
-            if arg(0) != 0 {
-                // SAFETY: the caller's launch configuration, which the driver is about to read as well.
-                let config = unsafe { &*(arg(0) as *const CUlaunchConfig) };
-                kernel_grid = Some((config.gridDimX, config.gridDimY, config.gridDimZ));
-            }
-        }
-        Symbol::cuLaunchGrid | Symbol::cuLaunchGridAsync => {
-            what = arg(0);
-            kernel_grid = Some((arg(1) as u32, arg(2) as u32, 1)); // CAST: as above.
-        }
-        Symbol::cuLaunch | Symbol::cuGraphLaunch | Symbol::cuGraphLaunch_ptsz => what = arg(0),
-        Symbol::cuMemcpyHtoD
-        | Symbol::cuMemcpyHtoD_v2
-        | Symbol::cuMemcpyHtoD_v2_ptds
-        | Symbol::cuMemcpyHtoDAsync
-        | Symbol::cuMemcpyHtoDAsync_v2
-        | Symbol::cuMemcpyHtoDAsync_v2_ptsz
-        | Symbol::cuMemcpyDtoH
-        | Symbol::cuMemcpyDtoH_v2
-        | Symbol::cuMemcpyDtoH_v2_ptds
-        | Symbol::cuMemcpyDtoHAsync
-        | Symbol::cuMemcpyDtoHAsync_v2
-        | Symbol::cuMemcpyDtoHAsync_v2_ptsz => {
-            copies = arg(2);
+        Work::Function | Work::Graph => what = arg(0),
+        Work::CopyAcross { bytes } => {
+            copies = arg(bytes as usize);
             shape = copies;
         }
-        Symbol::cuMemcpy
-        | Symbol::cuMemcpy_ptds
-        | Symbol::cuMemcpyAsync
-        | Symbol::cuMemcpyAsync_ptsz
-        | Symbol::cuMemcpyDtoD
-        | Symbol::cuMemcpyDtoD_v2
-        | Symbol::cuMemcpyDtoD_v2_ptds
-        | Symbol::cuMemcpyDtoDAsync
-        | Symbol::cuMemcpyDtoDAsync_v2
-        | Symbol::cuMemcpyDtoDAsync_v2_ptsz => shape = arg(2),
-        _ => {}
+        Work::CopyWithin { bytes } => shape = arg(bytes as usize),
     }
-    let class = match kernel_grid {
-        Some(blocks) => {
+    let class = match (kernel_grid, work) {
+        (Some(blocks), _) => {
             shape = grid(blocks);
             class_of_kernel(what, blocks)
         }
-        None => match symbol {
-            // The same graph, by either function.
-            Symbol::cuGraphLaunch | Symbol::cuGraphLaunch_ptsz => {
-                class(Symbol::cuGraphLaunch as u64 + 1, what, 1)
-            }
-            _ => class(symbol as u64 + 1, what, shape),
-        },
+        // The same graph, by either function.
+        (None, Work::Graph) => class_of_graph(what),
+        (None, _) => class(symbol as u64 + 1, what, shape),
     };
     Seen {
         signature: fold(what, shape ^ ((stream as u64) << 20)),

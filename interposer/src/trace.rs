@@ -112,8 +112,8 @@ struct Thunk(*const c_void);
 unsafe impl Sync for Thunk {}
 
 macro_rules! thunks {
-    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
-       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => {
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
         /// A counter and a jump each; nothing is touched but the scratch register that the ABI leaves to linkage.
         mod thunk {
             use super::*;

@@ -23,6 +23,31 @@ pub enum Action {
     PassThrough,
 }
 
+/// The code that stands in the preload library under a symbol's name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Shape {
+    /// A jump to the real function.
+    Jump,
+    /// A jump; where memory may be moved, a call inside the quiesce gate. At most six words, all in registers.
+    Quiesced,
+    /// A function of the symbol's own name.
+    Hook,
+    /// Waits for a grant, calls, marks completion.
+    Gated,
+    /// The same for the one launch that takes an array of launches.
+    GatedList,
+    /// Marks what is in flight, and calls: afterwards work is known to have finished.
+    Sync,
+    /// The same for calls that only ask, and never block: programs poll them.
+    Query,
+    /// Calls; the thread's device is looked up again afterwards.
+    Context,
+    /// Calls, and notes what the row's [`Traits`] say.
+    Tracked,
+    /// `cuInit`: calls, and attaches.
+    Init,
+}
+
 /// Which default stream a symbol's stream 0 means.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Variant {
@@ -77,6 +102,265 @@ pub enum StreamAt {
     InStruct,
 }
 
+/// What a call means for stream capture. The stream is the first argument.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Capture {
+    /// Nothing.
+    None,
+    /// A capture begins in a stream.
+    Begins,
+    /// A capture ends in a stream.
+    Ends,
+}
+
+/// What a call does to a context.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Context {
+    /// Neither makes nor ends one.
+    Keeps,
+    /// Creates one on the device at this position.
+    Creates {
+        /// Position of the device.
+        device: u8,
+    },
+    /// Writes the primary context of the device at 1 to 0, and creates it where it is not there.
+    RetainsPrimary,
+    /// Ends the context at 0.
+    Destroys,
+    /// Gives a reference to the context at 0 back, maybe the last one.
+    Detaches,
+    /// Ends the primary context of the device at 0.
+    ResetsPrimary,
+    /// Gives a reference to the primary context of the device at 0 back, maybe the last one.
+    ReleasesPrimary,
+    /// Ends the green context at 0.
+    DestroysGreen,
+}
+
+impl Context {
+    /// Whether a context, and its memory, may be gone afterwards.
+    pub const fn may_end(self) -> bool {
+        matches!(
+            self,
+            Self::Destroys | Self::Detaches | Self::ResetsPrimary | Self::ReleasesPrimary
+        )
+    }
+
+    /// Position of the device on which a context may come to be.
+    pub const fn created_on(self) -> Option<u8> {
+        match self {
+            Self::Creates { device } => Some(device),
+            Self::RetainsPrimary => Some(1),
+            _ => None,
+        }
+    }
+}
+
+/// A handle, or an address, that accounting or residency has to know of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Tracks {
+    /// Nothing.
+    Nothing,
+    /// The stream at 0 ends.
+    StreamEnd,
+    /// A pool, written to 0, of the properties at 1.
+    PoolCreate,
+    /// An executable graph, written to 0, of the graph at 1.
+    GraphInstantiate,
+    /// The executable graph at 0 is now what the graph at 1 is.
+    GraphExecUpdate,
+    /// The executable graph at 0 ends.
+    GraphExecEnd,
+    /// A node of any kind, whose parameters are at this position.
+    GraphNode {
+        /// Position of the parameters.
+        parameters: u8,
+    },
+    /// Addresses from 0, as many bytes as 1 says, now mean the handle of physical memory at 3.
+    MemoryMap,
+    /// Addresses from 0, as many bytes as 1 says, have the access that 2 (an array of 3 elements) says.
+    MemoryAccess,
+    /// Something at 0, of the type at 2, by which others find the physical memory at 1.
+    MemoryExport,
+    /// A handle, written to 0, of the physical memory at the address 1.
+    MemoryRetain,
+    /// The current context may (not) reach the memory of the context at 0.
+    PeerAccess {
+        /// Whether it may.
+        on: bool,
+    },
+    /// The value at 0 of the attribute at 1 of the memory at the address 2.
+    PointerAttribute,
+}
+
+/// Physical memory that is known to others after a call, and so stays what it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Shares {
+    /// None.
+    Nothing,
+    /// That of the handle at this position.
+    Handle {
+        /// Position of the handle.
+        at: u8,
+    },
+    /// What is mapped in a range.
+    Range {
+        /// Position of the first address.
+        start: u8,
+        /// Position of the length.
+        bytes: u8,
+    },
+    /// What is mapped at the address at this position.
+    Address {
+        /// Position of the address.
+        at: u8,
+    },
+}
+
+/// What has nothing left to do when a call returns.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Waits {
+    /// Nothing that is known.
+    Nothing,
+    /// The current context.
+    Context,
+    /// The stream at 0.
+    Stream,
+}
+
+/// Where the number of a kernel's blocks stands.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Blocks {
+    /// At 1, 2 and 3, of the function at 0.
+    Words,
+    /// At 1 and 2, of the function at 0.
+    Plane,
+    /// In the `CUlaunchConfig` at 0, of the function at 1.
+    Structure,
+}
+
+/// What two submissions of the same symbol must have in common to be alike.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Work {
+    /// Nothing more.
+    Any,
+    /// The function and the number of its blocks.
+    Kernel {
+        /// Where these stand.
+        blocks: Blocks,
+    },
+    /// The function at 0.
+    Function,
+    /// The executable graph at 0, launched by whichever symbol.
+    Graph,
+    /// The length of a copy between host and device.
+    CopyAcross {
+        /// Position of the length.
+        bytes: u8,
+    },
+    /// The length of a copy that stays on its side, or whose sides are not known.
+    CopyWithin {
+        /// Position of the length.
+        bytes: u8,
+    },
+}
+
+/// Which device memory a submission names. Addresses of CUDA 2 have 32 bits: that memory does not move, and is not looked at. An
+/// address that is said to be the host's may be the device's all the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Operands {
+    /// None, or such that is not looked into.
+    Unknown,
+    /// That among the parameters of a kernel.
+    Kernel {
+        /// Position of the function.
+        function: u8,
+        /// Position of the array of parameters.
+        parameters: u8,
+        /// Position of the array of extra options, of a call that takes one.
+        extra: Option<u8>,
+    },
+    /// That from one address on.
+    One {
+        /// Position of the address.
+        at: u8,
+        /// Position of the number of elements.
+        count: u8,
+        /// Bytes of an element.
+        unit: u8,
+    },
+    /// Source and destination of a copy.
+    Two {
+        /// Position of the destination.
+        to: u8,
+        /// Position of the source.
+        from: u8,
+        /// Position of the length in bytes.
+        bytes: u8,
+    },
+    /// An address, a pitch, a value, the elements of a row, and rows.
+    Rows {
+        /// Bytes of an element.
+        unit: u8,
+    },
+    /// What the `CUDA_MEMCPY2D` at 0 says.
+    Plane,
+    /// What the `CUDA_MEMCPY3D` at 0 says.
+    Volume,
+    /// What the `CUDA_MEMCPY3D_PEER` at 0 says.
+    PeerVolume,
+    /// Arrays of destinations, sources and lengths in bytes, and their number.
+    Batch,
+}
+
+/// What a call means beyond its action. Positions of arguments are counted from 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Traits {
+    /// What it means for stream capture.
+    pub capture: Capture,
+    /// What it does to a context.
+    pub context: Context,
+    /// Handle or address to note when it has succeeded.
+    pub tracks: Tracks,
+    /// Whether it waits while memory is moved: the driver checks its arguments against what is mapped, or it changes what they mean,
+    /// or a capture begins, during which nothing is moved. Submissions and allocations wait anyway.
+    pub quiesced: bool,
+    /// Position of an address that must not lie in memory that can be moved: refused as it would be for plain memory.
+    pub unmovable: Option<u8>,
+    /// Position of a handle of physical memory, which may be a number of ours.
+    pub physical: Option<u8>,
+    /// Physical memory that is known to others afterwards.
+    pub shares: Shares,
+    /// What is known to be idle afterwards.
+    pub waits: Waits,
+    /// Whether a submission may take memory of the device. Graph launches: rare, heavy, and charged when they are over.
+    pub allocates: bool,
+    /// What a submission's likes have in common.
+    pub work: Work,
+    /// Device memory that a submission names.
+    pub operands: Operands,
+    /// Whether a refused process may ask it: texts and numbers that have nothing to do with a device.
+    pub always: bool,
+}
+
+impl Traits {
+    /// Of a call that means nothing more.
+    pub const NONE: Self = Self {
+        capture: Capture::None,
+        context: Context::Keeps,
+        tracks: Tracks::Nothing,
+        quiesced: false,
+        unmovable: None,
+        physical: None,
+        shares: Shares::Nothing,
+        waits: Waits::Nothing,
+        allocates: false,
+        work: Work::Any,
+        operands: Operands::Unknown,
+        always: false,
+    };
+}
+
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
@@ -90,6 +374,8 @@ pub struct Entry {
     pub variant: Variant,
     /// What the interposer does.
     pub action: Action,
+    /// The code of the preload library's entry.
+    pub shape: Shape,
     /// Meaning for memory and work.
     pub role: Role,
     /// Account of its memory.
@@ -102,6 +388,8 @@ pub struct Entry {
     pub stream: StreamAt,
     /// True where the simulated driver implements it.
     pub simulated: bool,
+    /// What it means beyond its action.
+    pub traits: Traits,
 }
 
 impl Entry {
@@ -135,6 +423,46 @@ macro_rules! action {
     };
     (pass_through) => {
         Action::PassThrough
+    };
+}
+macro_rules! shape {
+    (jump) => {
+        Shape::Jump
+    };
+    (quiesced) => {
+        Shape::Quiesced
+    };
+    (hook) => {
+        Shape::Hook
+    };
+    (gated) => {
+        Shape::Gated
+    };
+    (gated_list) => {
+        Shape::GatedList
+    };
+    (sync) => {
+        Shape::Sync
+    };
+    (query) => {
+        Shape::Query
+    };
+    (context) => {
+        Shape::Context
+    };
+    (tracked) => {
+        Shape::Tracked
+    };
+    (init) => {
+        Shape::Init
+    };
+}
+macro_rules! traits {
+    ({}) => {
+        Traits::NONE
+    };
+    ({$($field:ident: $value:expr),+}) => {
+        Traits { $($field: $value,)+ ..Traits::NONE }
     };
 }
 macro_rules! variant {
@@ -214,8 +542,8 @@ macro_rules! simulated {
 }
 
 macro_rules! expand {
-    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
-       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => {
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
         /// Index of a driver symbol in [`ENTRIES`].
         #[allow(non_camel_case_types, reason = "variants are the driver's symbols")]
         #[repr(u16)]
@@ -232,13 +560,18 @@ macro_rules! expand {
             introduced: $introduced,
             variant: variant!($variant),
             action: action!($action),
+            shape: shape!($shape),
             role: role!($role),
             space: space!($space),
             category: $category,
             params: params!($params),
             stream: stream!($stream),
             simulated: simulated!($sim),
+            traits: TRAITS[Symbol::$symbol as usize],
         },)*];
+
+        /// By row. A constant, so that what a macro asks of a row is known when it is compiled.
+        const TRAITS: &[Traits; COUNT] = &[$(traits!($traits)),*];
 
         /// Number of driver symbols.
         pub const COUNT: usize = [$(Symbol::$symbol,)*].len();
@@ -254,6 +587,13 @@ impl Symbol {
     pub fn entry(self) -> &'static Entry {
         // PANIC: the enumeration and the table expand from the same rows.
         &ENTRIES[self as usize]
+    }
+
+    /// What this symbol means beyond its action.
+    #[inline(always)]
+    pub const fn traits(self) -> Traits {
+        // PANIC: the enumeration and the table expand from the same rows.
+        TRAITS[self as usize]
     }
 
     /// The symbol of this exported name.

@@ -23,7 +23,10 @@ mod status;
 mod structs;
 mod table;
 
-pub use entry::{Action, COUNT, ENTRIES, Entry, Role, SYMBOLS, Space, StreamAt, Symbol, Variant};
+pub use entry::{
+    Action, Blocks, COUNT, Capture, Context, ENTRIES, Entry, Operands, Role, SYMBOLS, Shape,
+    Shares, Space, StreamAt, Symbol, Tracks, Traits, Variant, Waits, Work,
+};
 pub use enums::*;
 pub use handles::*;
 pub use status::CUresult;

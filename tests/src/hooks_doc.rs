@@ -65,7 +65,7 @@ fn text(out: &mut String) {
              What `libsublet.so` does with each of the {} symbols that the CUDA driver exports on Linux x86-64. {simulated} of them are\n\
              implemented by the simulated driver (column *sim*); the others answer `CUDA_ERROR_NOT_SUPPORTED` there and are counted.\n\n\
              Written by `scripts/hooks-doc` from the table in `shim-ffi/src/table.rs`; a test compares. A new hook is a change of\n\
-             that table, and a function of the symbol's name in `interposer/src/memory/` where the action is not generic.\n",
+             that table and, where its shape is `hook`, a function of the symbol's name in `interposer/src/memory/`.\n",
             ENTRIES.len()
         ),
     );

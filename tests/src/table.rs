@@ -14,8 +14,8 @@ pub struct Parameter {
 }
 
 macro_rules! shapes {
-    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
-       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => {
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
         static SHAPES: &[Option<&[Parameter]>] = &[$(shape!($signature),)*];
     };
 }

@@ -14,6 +14,7 @@ mod lease;
 mod loading;
 mod membership;
 mod namespaces;
+mod one_table;
 mod quota;
 mod refusal;
 mod residency;

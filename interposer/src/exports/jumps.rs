@@ -113,9 +113,7 @@ pub(super) extern "C-unwind" fn past_the_latch<const INDEX: usize>(
     let symbol = SYMBOLS[INDEX];
     let address = real::address(symbol);
     let mut words = [a0, a1, a2, a3, a4, a5];
-    if track::takes_handle(symbol) {
-        residency::translate(symbol, &mut words);
-    }
+    track::translate(symbol.traits(), &mut words);
     let [a0, a1, a2, a3, a4, a5] = words;
     // SAFETY: the driver's function takes at most six words, each in its register; the caller's own arguments.
     unsafe {

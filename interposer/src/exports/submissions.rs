@@ -52,19 +52,20 @@ macro_rules! gated {
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
+            const TRAITS: Traits = Symbol::$symbol.traits();
             /// Apart, so that the fast path is a handful of loads and a jump.
             #[cold]
             #[inline(never)]
             extern "C-unwind" fn slow($($arg: usize),*) -> CUresult {
                 let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
-                let seen = signature::of(Symbol::$symbol, &[$($arg),*], stream);
+                let seen = signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream);
                 if residency::active()
                     && !blocks!($stream)
-                    && !track::may_allocate(Symbol::$symbol)
+                    && !TRAITS.allocates
                     && let Some(_pass) = gate::open_latched(stream, seen)
                 {
                     let result = call_words!($symbol $($arg)*);
-                    residency::used(Symbol::$symbol, &[$($arg),*], result);
+                    residency::used(TRAITS.operands, &[$($arg),*], result);
                     return result;
                 }
                 let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream), seen));
@@ -72,14 +73,14 @@ macro_rules! gated {
                 if matches!(ticket, gate::Ticket::Deny) {
                     return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
                 }
-                let pass = match residency::pass_submission(Symbol::$symbol, &[$($arg),*]) {
+                let pass = match residency::pass_submission(TRAITS.operands, &[$($arg),*]) {
                     Ok(pass) => pass,
                     Err(status) => {
                         gate::withdraw(ticket);
                         return status;
                     }
                 };
-                if track::may_allocate(Symbol::$symbol) {
+                if TRAITS.allocates {
                     let exec = [$($arg),*][0];
                     let prepaid = std::panic::catch_unwind(|| memory::before_graph(exec)).unwrap_or(Ok(None));
                     let (result, prepaid) = match prepaid {
@@ -95,7 +96,7 @@ macro_rules! gated {
                 }
                 let result = call_words!($symbol $($arg)*);
                 if pass.counts() {
-                    residency::used(Symbol::$symbol, &[$($arg),*], result);
+                    residency::used(TRAITS.operands, &[$($arg),*], result);
                 }
                 drop(pass);
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -111,10 +112,10 @@ macro_rules! gated {
                 let function = real::bound(Symbol::$symbol);
                 let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = slow;
                 if !blocks!($stream)
-                    && !track::may_allocate(Symbol::$symbol)
+                    && !TRAITS.allocates
                     && gate::turn_to(stream)
                     && !function.is_null()
-                    && gate::open(stream, signature::of(Symbol::$symbol, &[$($arg),*], stream))
+                    && gate::open(stream, signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream))
                 {
                     // SAFETY: as below.
                     next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
@@ -126,9 +127,9 @@ macro_rules! gated {
             let function = real::bound(Symbol::$symbol);
             let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = turned;
             if !blocks!($stream)
-                && !track::may_allocate(Symbol::$symbol)
+                && !TRAITS.allocates
                 && !function.is_null()
-                && gate::open(stream, signature::of(Symbol::$symbol, &[$($arg),*], stream))
+                && gate::open(stream, signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream))
             {
                 // SAFETY: the driver's function of this name, which takes these words.
                 next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
@@ -152,7 +153,7 @@ macro_rules! gated_list {
                 let stream = unsafe { (*($list as *const CUDA_LAUNCH_PARAMS)).hStream.0 as usize };
                 if stream == 0 { gate::LEGACY } else { stream }
             };
-            let seen = signature::of(Symbol::$symbol, &[], stream);
+            let seen = signature::of(Symbol::$symbol, Work::Any, &[], stream);
             let ticket = std::panic::catch_unwind(|| gate::admit(stream, false, seen)).unwrap_or(gate::Ticket::Pass);
             if matches!(ticket, gate::Ticket::Deny) {
                 return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;

@@ -20,7 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use channel::Reason;
-use shim_ffi::Symbol;
+use shim_ffi::Operands;
 
 use super::groups::{self, Ranks};
 use super::operands;
@@ -192,13 +192,13 @@ pub(super) fn holds(leave: u32) -> bool {
 
 /// Lets a submission of a thread with a leave in: launches, and what names memory that is in. `None`: it goes the usual way.
 #[inline]
-pub(super) fn pass(symbol: Symbol, words: &[usize]) -> Option<latch::Pass> {
+pub(super) fn pass(operands: Operands, words: &[usize]) -> Option<latch::Pass> {
     let thread = thread();
     let leave = thread.leave.get();
     if leave == 0 || RESTORE.load(Ordering::Relaxed) != leave {
         return None;
     }
-    pass_by_leave(thread, leave, symbol, words)
+    pass_by_leave(thread, leave, operands, words)
 }
 
 #[cold]
@@ -206,10 +206,10 @@ pub(super) fn pass(symbol: Symbol, words: &[usize]) -> Option<latch::Pass> {
 fn pass_by_leave(
     thread: &Thread,
     leave: u32,
-    symbol: Symbol,
+    operands: Operands,
     words: &[usize],
 ) -> Option<latch::Pass> {
-    let named = operands::linear(symbol, words)?;
+    let named = operands::linear(operands, words)?;
     let pass = latch::pass_by_leave(thread, leave)?;
     // Inside, so that nothing leaves any more: what is in stays in.
     let there = named

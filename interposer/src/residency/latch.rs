@@ -16,7 +16,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use shim_ffi::{CUresult, Symbol};
+use shim_ffi::{CUresult, Operands};
 
 use super::early;
 use crate::client::{self, now_ns};
@@ -74,11 +74,11 @@ pub(crate) fn pass() -> Result<Pass, CUresult> {
 
 /// The same for a submission, which a thread with a leave may make although the latch is closed.
 #[inline(always)]
-pub(crate) fn pass_submission(symbol: Symbol, words: &[usize]) -> Result<Pass, CUresult> {
+pub(crate) fn pass_submission(operands: Operands, words: &[usize]) -> Result<Pass, CUresult> {
     if !super::active() {
         return Ok(Pass(None));
     }
-    early::pass(symbol, words).map_or_else(enter, Ok)
+    early::pass(operands, words).map_or_else(enter, Ok)
 }
 
 /// Counts a call in that has a leave, if that still holds.

@@ -239,39 +239,30 @@ pub(crate) fn retain(address: u64) -> Option<u64> {
     Some(handle)
 }
 
-/// Puts the driver's handles where the program has said ours: in the words of a call that takes one.
-pub(crate) fn translate(symbol: Symbol, words: &mut [usize]) {
-    let at = match symbol {
-        Symbol::cuMemMap => 3,
-        Symbol::cuMemExportToShareableHandle | Symbol::cuMemGetAllocationPropertiesFromHandle => 1,
-        Symbol::cuMulticastBindMem => 2,
-        Symbol::cuMulticastBindMem_v2 | Symbol::cuLogicalEndpointBindMem => 3,
-        _ => return,
-    };
-    if let Some(word) = words.get_mut(at)
-        && id_of(*word as u64).is_some()
-    {
+/// Puts the driver's handle of physical memory where the program has given one of ours.
+pub(crate) fn translate(word: &mut usize) {
+    if id_of(*word as u64).is_some() {
         *word = driver_handle(*word as u64) as usize;
     }
 }
 
-/// After a call of the program's that has succeeded, with the words that the program said.
-pub(crate) fn noted(symbol: Symbol, words: &[usize]) {
+/// After a call of the program's that has succeeded, with the words that the program gave.
+pub(crate) fn noted(traits: Traits, words: &[usize]) {
     let word = |at: usize| words.get(at).copied().unwrap_or(0);
-    match symbol {
-        Symbol::cuMemMap => mapped(word(0) as u64, word(3) as u64),
-        Symbol::cuMemSetAccess => {
+    let at = |at: u8| word(usize::from(at)) as u64;
+    match traits.tracks {
+        Tracks::MemoryMap => mapped(word(0) as u64, word(3) as u64),
+        Tracks::MemoryAccess => {
             // SAFETY: the driver has just read as many descriptors there.
             unsafe { accessible(word(0) as u64, word(1) as u64, word(2) as *const _, word(3)) };
         }
-        Symbol::cuMemExportToShareableHandle => stays(word(1) as u64),
-        Symbol::cuMulticastBindMem => stays(word(2) as u64),
-        Symbol::cuMulticastBindMem_v2 | Symbol::cuLogicalEndpointBindMem => stays(word(3) as u64),
-        Symbol::cuMulticastBindAddr => stay(word(2) as u64, word(3) as u64),
-        Symbol::cuMulticastBindAddr_v2 => stay(word(3) as u64, word(4) as u64),
-        Symbol::cuMemGetHandleForAddressRange => stay(word(1) as u64, word(2) as u64),
-        Symbol::cuIpcGetMemHandle => stay(word(1) as u64, 1),
         _ => {}
+    }
+    match traits.shares {
+        Shares::Nothing => {}
+        Shares::Handle { at: handle } => stays(at(handle)),
+        Shares::Range { start, bytes } => stay(at(start), at(bytes)),
+        Shares::Address { at: address } => stay(at(address), 1),
     }
 }
 

@@ -79,8 +79,8 @@ macro_rules! export {
 }
 
 macro_rules! exports {
-    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
-       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => {
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
         $(export! { $symbol $sim })*
 
         fn address(symbol: Symbol) -> Option<*const c_void> {

@@ -111,8 +111,8 @@ impl Api {
 }
 
 macro_rules! functions {
-    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
-       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => {
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
         #[allow(non_snake_case, reason = "the driver's own names")]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         impl Api { $(function! { $symbol $signature })* }

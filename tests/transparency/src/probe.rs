@@ -74,8 +74,8 @@ impl Scratch {
 }
 
 macro_rules! probes {
-    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $role:ident $space:ident
-       $category:literal $params:tt $stream:tt $sim:ident $signature:tt;)*) => {
+    ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
+       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
         /// Calls `symbol` with the round's arguments; `None` where the table does not spell out its parameters.
         fn probe(api: &Api, symbol: Symbol, scratch: &mut Scratch) -> Option<CUresult> {
             match symbol { $(Symbol::$symbol => probe_one!(api scratch $symbol $signature),)* }
