@@ -1,8 +1,9 @@
 //! What a hand-over through the daemon costs, beside a bare futex wake of the same run.
 //!
-//! Clients and daemon are processes of their own, as in service. Two figures, each in microseconds and in bare wakes:
-//! from the moment a waiting client rings to its gate open, the holder being idle; and from the end of a slice to the
-//! gate of the next tenant open, the holder being busy. `cargo run --release -p arbiter --example handover`
+//! Clients and daemon are processes of their own, as in service. Two figures, each in microseconds
+//! and in bare wakes: from the moment a waiting client rings to its gate open, the holder being
+//! idle; and from the end of a slice to the gate of the next tenant open, the holder being busy.
+//! `cargo run --release -p arbiter --example handover`
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -85,9 +86,9 @@ fn measure() {
         }
         // Now the rival's slice runs, 5 ms from the end of ours.
         wait_in(&client);
-        let late = arbiter_clock().saturating_sub(ours_ends + 5_000_000);
-        if ours_ends > 0 && late < 4_000_000 {
-            ended.push(late);
+        let delay_ns = arbiter_clock().saturating_sub(ours_ends + 5_000_000);
+        if ours_ends > 0 && delay_ns < 4_000_000 {
+            ended.push(delay_ns);
         }
     }
     report(
@@ -197,7 +198,7 @@ fn child(role: &str, socket: &str, word: &str) -> Child {
 }
 
 fn value(what: &str) -> String {
-    std::env::var(what).expect("told by the parent")
+    std::env::var(what).expect("set by the parent")
 }
 
 fn serve() {

@@ -1,4 +1,5 @@
-//! How clients come in: accepting, the greeting with its deadline, the pages. How they go: [`crate::leave`].
+//! How clients come in: accepting, the greeting with its deadline, the pages. How they go:
+//! [`crate::client_exit`].
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -17,10 +18,11 @@ use crate::reactor::{Event, Interest};
 use crate::serve::Arbiter;
 use crate::tenant::Missing;
 
-/// TIMEOUT: a client sends its hello right after connecting; one second is a stopped or hostile peer.
+/// TIMEOUT: a client sends its hello right after connecting; one second is a stopped or hostile
+/// peer.
 const HELLO_NS: u64 = 1_000_000_000;
-/// How long a new process is held back while an older one of its tenant may bring the tenant's page. TIMEOUT: shorter than
-/// a client waits for its welcome.
+/// How long a new process is held back while an older one of its tenant may bring the tenant's
+/// page. TIMEOUT: shorter than a client waits for its welcome.
 const HOLD_NS: u64 = 1_000_000_000;
 /// Connections that have not said hello, in all and of one user.
 const MAX_GREETINGS: usize = 128;
@@ -219,7 +221,7 @@ impl Arbiter {
             Verdict::Out(not_in) => {
                 let job = self.ledger.of_token(&hello.token).map(|tenant| tenant.id);
                 self.tell_refused(who, &hello.command, job, &not_in);
-                // After the journal has it: whoever sees the refusal finds the reason there.
+                // After the journal has it: the reason is there for everybody who sees the refusal.
                 connection.refuse(not_in.outcome, &not_in.text);
                 // It may have been woken for this one.
                 if let Some(job) = job {
@@ -304,25 +306,28 @@ impl Arbiter {
         let Some(tenant) = self.ledger.get(id) else {
             return Verdict::Out(NotIn::new(Outcome::UnknownToken, "the job has ended"));
         };
-        // The tenant's page is with a process that has not come back yet: its page must not be shadowed by a new one.
+        // The tenant's page is with a process that has not come back yet; a new page must not take
+        // its place.
         let expected = tenant.memory.is_none()
             && tenant.missing.iter().any(|missing| missing.pid != pid)
             && now_ns < tenant.adopt_until_ns;
         if kept.is_none() && expected && may_hold {
             return Verdict::Hold;
         }
-        let mut late = false;
-        // A job is in the file before its first process is let in: a successor finds it however soon this process is killed. Where the
-        // disk takes longer than a process can be held, it is let in.
+        let mut too_late = false;
+        // A job is in the file before its first process is let in: a successor finds it however
+        // soon this process is killed. Where the disk takes longer than a process can be held, it
+        // is let in.
         let unsaved = tenant.saved_as == 0 || tenant.saved_as > self.state_file.done();
         if unsaved && tenant.clients.is_empty() {
             if may_hold {
                 self.state_is_old |= tenant.saved_as == 0;
                 return Verdict::Hold;
             }
-            late = true;
+            too_late = true;
         }
-        // A process that has become another program by exec has left its former self behind, with a closed socket.
+        // A process that has become another program by exec has left its former self behind, with a
+        // closed socket.
         if let Err(refusal) = self.ledger.admit_again(id, &self.devices) {
             let error = convert::refusal(&refusal);
             let text = format!(
@@ -331,7 +336,7 @@ impl Arbiter {
             return Verdict::Out(NotIn::new(Outcome::Full, text));
         }
         let former: Vec<u64> = tenant.clients.clone();
-        if late {
+        if too_late {
             self.tell_unsaved(id, now_ns);
         }
         for client in former {
@@ -409,7 +414,8 @@ impl Arbiter {
             let index = place.index;
             // A device of this process is not one that gives way to its next one.
             free &= !(1 << index);
-            // An entitlement by index counts the devices of the driver, and that is how it is known here.
+            // An entitlement by index counts the devices of the driver, and that is how it is known
+            // here.
             let entitled = self.ledger.get(id).is_some_and(|tenant| {
                 self.devices
                     .entitled(index, &tenant.spec.devices, simulated)
@@ -433,7 +439,8 @@ impl Arbiter {
                 ..NotIn::new(Outcome::NoDevice, message)
             });
         }
-        // A process may have been attached twice: once as a reader of NVML, and once when it began to use the driver.
+        // A process may have been attached twice: once as a reader of NVML, and once when it began
+        // to use the driver.
         let of_pid = |missing: &Missing| missing.pid == pid;
         let same = |missing: &Missing| of_pid(missing) && hello.previous_slot == Some(missing.slot);
         let missing = tenant.missing.iter().position(same);
@@ -515,7 +522,8 @@ impl Arbiter {
             memory.page.name_slot(slot, pid);
         }
         tenant.publish_slots();
-        // Records of a ring whose reader is unknown were read by the arbiter before, as far as anybody can tell.
+        // Records of a ring whose reader is unknown were read by the arbiter before, as far as
+        // anybody can tell.
         let mut pages = pages;
         if hello.features & channel::SIGNATURES != 0
             && pages.signatures().is_none()
@@ -577,7 +585,7 @@ impl Arbiter {
             .filter(|(_, (_, index))| index.is_none())
             .map(|(ordinal, (device, _))| (ordinal, device.uuid))
             .collect();
-        // Where some device is the job's, it is not told before work goes to another.
+        // Where the job has some device, this is not reported before work goes to another one.
         let reads = slot == channel::NO_SLOT;
         let ungoverned: Vec<[u8; 16]> = match devices {
             _ if reads => Vec::new(),

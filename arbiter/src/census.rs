@@ -1,12 +1,13 @@
-//! Which processes of this host belong to which job, read from `/proc` by a thread of its own: reading it takes a system call or
-//! three per process, and the reactor has none to give away.
+//! Which processes of this host belong to which job, read from `/proc` by a thread of its own:
+//! reading it takes a system call or three per process, and the reactor has none to give away.
 //!
-//! A process belongs to a job where its environment carries the job's token, where the process is known to belong to it, or where
-//! its parent or the leader of its session does. A process that is older than the job's registration never does. What has left
-//! its environment, its parents and its session behind is nobody's.
+//! A process belongs to a job where its environment carries the job's token, where the process is
+//! known to belong to it, or where its parent or the leader of its session does. A process that is
+//! older than the job's registration never does. A process that has shed its environment, its
+//! parents and its session belongs to no job.
 //!
-//! The cost is bounded: so many processes and so many bytes of each, and a pause of [`REST`] times the time that a full count
-//! took before the next one.
+//! The cost is bounded: so many processes and so many bytes of each, and a pause of [`REST`] times
+//! the time that a full count took before the next one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -24,7 +25,8 @@ use crate::clock::mono_ns;
 
 /// Processes looked at in one count.
 const MAX_PROCESSES: usize = 1 << 17;
-/// Bytes read of one environment; the kernel's own limit is a quarter of the stack's, 2 MiB on most hosts.
+/// Bytes read of one environment; the kernel's own limit is a quarter of the stack's, 2 MiB on most
+/// hosts.
 const MAX_ENVIRONMENT: usize = 2 << 20;
 /// Bytes read of one list of mappings.
 const MAX_MAPS: u64 = 16 << 20;
@@ -40,7 +42,8 @@ const LEAST_REST: Duration = Duration::from_millis(50);
 const TOKEN: &[u8] = b"SUBLET_TOKEN=";
 /// What is mapped where the preload library is.
 const LIBRARY: &[u8] = b"libsublet";
-/// What is mapped where a device is used. In a container NVML may name processes by the host's numbers, which are those of others here.
+/// What is mapped where a device is used. In a container NVML may name processes by the host's
+/// numbers, which are those of others here.
 const DRIVER: [&[u8]; 2] = [b"libcuda", b"/dev/nvidia"];
 
 /// A process, for good: ids are used again, start times are not.
@@ -103,7 +106,8 @@ pub enum Answer {
         /// Whether nothing was left out.
         whole: bool,
     },
-    /// Processes that were asked about and live, and when they were looked at, on the monotonic clock.
+    /// Processes that were asked about and live, and when they were looked at, on the monotonic
+    /// clock.
     Suspects(Vec<Found>, u64),
 }
 
@@ -208,8 +212,8 @@ fn serve(asked: &Receiver<Ask>, tell: &Sender<Answer>, ring: &OwnedFd) {
     }
 }
 
-/// Counts, and counts again where nothing of a job was found: a process that is forked while the list is read, and whose parent ends
-/// before its own place in it is reached, is in neither place.
+/// Counts, and counts again where nothing of a job was found: a process that is forked while the
+/// list is read, and whose parent ends before its own place in it is reached, is in neither place.
 fn count(proc: &Path, jobs: &[Known]) -> Answer {
     let (mut living, mut whole) = Look::new(proc, jobs).all();
     let mut wanted = jobs.iter().filter(|job| job.wanted);
@@ -407,7 +411,8 @@ fn token_in(environment: &[u8]) -> Option<[u8; TOKEN_BYTES]> {
 
 /// `None`: no such line, or a process that has ended and was not waited for.
 fn stat(line: &[u8]) -> Option<Stat> {
-    // The second field is the name in parentheses and may contain anything; count from the last one.
+    // The second field is the name in parentheses and may contain anything; count from the last
+    // one.
     let rest = &line[line.iter().rposition(|byte| *byte == b')')? + 1..];
     let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {

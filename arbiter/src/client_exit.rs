@@ -41,7 +41,8 @@ impl Arbiter {
         self.dirty |= client.devices;
     }
 
-    /// The process has refused itself, by its own word: that is told, and nothing else follows from it.
+    /// The process has refused itself, by its own word: that is reported, and nothing else follows
+    /// from it.
     fn on_farewell(&mut self, id: u64, why: &str) {
         let Some(client) = self.clients.get(&id) else {
             return;
@@ -83,8 +84,8 @@ impl Arbiter {
         self.end_client(id, "has ended");
     }
 
-    /// Its end of the socket is closed. A program may close all descriptors that it finds and go on; one that has executed another
-    /// program has left its work and its memory behind.
+    /// Its end of the socket is closed. A program may close all descriptors that it finds and go
+    /// on; one that has executed another program has left its work and its memory behind.
     fn on_client_hung_up(&mut self, id: u64) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
@@ -128,12 +129,13 @@ impl Arbiter {
             self.journal
                 .write("detached", &tenant.spec.name, message, &fields);
         }
-        // Whoever waits is served before the papers are done.
+        // Tenants that wait are served before the bookkeeping is done.
         self.step_dirty_schedulers();
         self.reap_if_dead(client.tenant);
     }
 
-    /// Clients of the arbiter before this one: some come back, some have died, and some of their memory belongs to nobody.
+    /// Clients of the arbiter before this one: some come back, some have died, and some of their
+    /// memory belongs to nobody.
     pub(crate) fn look_for_missing(&mut self, now_ns: u64) {
         let mut touched = Vec::new();
         for tenant in self.ledger.iter_mut() {

@@ -1,12 +1,13 @@
 //! The operator's socket: lines in, lines out, each connection within bounds.
 //!
-//! Knows requests as far as their framing; what they mean is decided in `operator`. A connection has one request in
-//! the works at a time, a deadline for each line and a limit on what may be outstanding; a peer that does not keep to
-//! them loses its own connection and nothing else.
+//! Knows requests as far as their framing; what they mean is decided in `operator`. A connection
+//! has one request in the works at a time, a deadline for each line and a limit on what may be
+//! outstanding; a peer that does not keep to them loses its own connection and nothing else.
 //!
-//! Reading and answering are apart: what has come is read at once, a whole line waits for its *turn*. The turn is that of the user who
-//! has taken the least of our time lately, and of that user's connections of the one that has; so a new connection with one question
-//! comes before one with thousands. How many turns there are at a time is the loop's to say.
+//! Reading and answering are apart: what has come is read at once, a whole line waits for its
+//! *turn*. The next turn is that of the user who has taken the least of our time lately, and of
+//! that user's connections of the one that has; so a new connection with one question comes before
+//! one with thousands. The loop decides how many turns there are at a time.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -21,19 +22,23 @@ use crate::reactor::{Event, Interest, Poller};
 /// Connections at a time, in all and of one process. The one that was silent longest gives way.
 const MAX_CONNECTIONS: usize = 96;
 const MAX_OF_PROCESS: usize = 32;
-/// Longest request in bytes. A command line can be long; a state of a thousand jobs is an answer and no request.
+/// Longest request in bytes. A command line can be long; a state of a thousand jobs is an answer
+/// and no request.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
-/// What all connections together have sent and was not looked at yet. Whoever has sent most gives way.
+/// What all connections together have sent and was not looked at yet. Beyond it the connection that
+/// has sent most gives way.
 const MAX_WAITING_BYTES: usize = 16 << 20;
 /// Bytes read from one connection before the others have their turn.
 const TURN_BYTES: usize = 64 << 10;
 /// Lines that are no requests, before a connection is closed.
 const MAX_BAD_LINES: u32 = 8;
-/// TIMEOUT: a line takes less than a millisecond to send; five seconds are a stopped or hostile peer.
+/// TIMEOUT: a line takes less than a millisecond to send; five seconds are a stopped or hostile
+/// peer.
 const LINE_NS: u64 = 5_000_000_000;
 /// TIMEOUT: `top` asks every second or so; a minute of silence is a forgotten connection.
 const SILENCE_NS: u64 = 60_000_000_000;
-/// TIMEOUT: a client asks right after it has connected; one that has been silent for so long can give way to another.
+/// TIMEOUT: a client asks right after it has connected; one that has been silent for so long can
+/// give way to another.
 const IDLE_NS: u64 = 100_000_000;
 /// What a user has taken of our time counts half after so long.
 const HALF_LIFE_NS: u64 = 1_000_000_000;
@@ -126,8 +131,8 @@ impl ControlServer {
         &self.listener
     }
 
-    /// Accepts who is there, a few at a time. False where nobody more can be taken now: everybody who is connected has just come or
-    /// waits for an answer. Whoever comes waits in the kernel's queue then.
+    /// Accepts a few newcomers at a time. False where no more can be taken now: every connection is
+    /// new or waits for an answer. Newcomers wait in the kernel's queue then.
     ///
     /// # Errors
     /// Where no connection can be taken for want of resources: the listener would go on ringing.
@@ -173,7 +178,8 @@ impl ControlServer {
         Ok(true)
     }
 
-    /// Lets the one go that was silent longest, of the process that has most; false where nobody has been silent for long enough.
+    /// Closes the connection that was silent longest, of the process that has most; false where
+    /// none has been silent for long enough.
     fn make_space(&mut self, now_ns: u64) -> bool {
         let mut of_process: BTreeMap<u32, usize> = BTreeMap::new();
         for connection in self.connections.values() {
@@ -203,7 +209,8 @@ impl ControlServer {
         }
     }
 
-    /// Reads and writes what can be. What has come is answered when it is its [turn](Self::next_turn).
+    /// Reads and writes what can be. What has come is answered when it is its
+    /// [turn](Self::next_turn).
     pub fn on_event(&mut self, id: u64, now_ns: u64, poller: &Poller) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -216,7 +223,8 @@ impl ControlServer {
                 }
             }
             Some(_) => {}
-            // Nothing is waited for, so it is the end of both directions: nobody is there to be answered.
+            // Nothing is waited for, so it is the end of both directions: nobody is there to be
+            // answered.
             None => {
                 connection.ended = true;
                 poller.remove(&connection.stream);
@@ -267,7 +275,7 @@ impl ControlServer {
         self.connections.values_mut().any(Connection::has_turn)
     }
 
-    /// The line of whoever is next. `None`: nobody waits.
+    /// The line of the connection that is next. `None`: no line waits.
     pub fn next_turn(&mut self, now_ns: u64, poller: &Poller) -> Option<Turn> {
         let taken = &self.taken;
         let of = |uid| {

@@ -1,4 +1,5 @@
-//! Between what travels and what is meant: the only file that knows both the wire's types and the arbiter's own.
+//! Between what travels and what is meant: the only file that knows both the wire's types and the
+//! arbiter's own.
 
 use channel::wire::{Outcome, TOKEN_BYTES};
 use control::{
@@ -339,7 +340,7 @@ pub fn user_name(uid: u32) -> String {
         .map_or_else(String::new, |user| user.name)
 }
 
-/// What a client is told when it is not let in.
+/// What a client is answered when it is not let in.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NotIn {
     /// For programs.
@@ -351,7 +352,7 @@ pub struct NotIn {
 }
 
 impl NotIn {
-    /// With both, and nothing more to be told.
+    /// With both, and nothing more to be said.
     pub fn new(outcome: Outcome, text: impl Into<String>) -> Self {
         Self {
             outcome,
@@ -395,7 +396,8 @@ pub fn followed_by(way: channel::Following) -> Option<String> {
     }
 }
 
-/// What the journal says of a process whose devices the job may not use: a line for people, and fields.
+/// What the journal says of a process whose devices the job may not use: a line for people, and
+/// fields.
 pub fn ungoverned(
     job: &str,
     pid: u32,
@@ -409,7 +411,8 @@ pub fn ungoverned(
     (message, fields)
 }
 
-/// What the journal says of a process that is not let in, because its job's memory limit would hold on no device.
+/// What the journal says of a process that is not let in, because its job's memory limit would hold
+/// on no device.
 pub fn nowhere(
     job: &str,
     pid: u32,

@@ -1,15 +1,18 @@
-//! Descriptors of this process, where there are few: some are kept back, so that who comes when there are none left is told so.
+//! Descriptors of this process, where there are few: some are kept back, so that a newcomer can be
+//! given the reason when there are none left.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Kept back: for a connection, what is known of its process, and the files that are opened for a moment (state, journal, `/proc`).
+/// Kept back: for a connection, what is known of its process, and the files that are opened for a
+/// moment (state, journal, `/proc`).
 const RESERVE: usize = 6;
-/// What a client takes: its connection's process, four pages and a doorbell, and what a new job's page takes.
+/// What a client takes: its connection's process, four pages and a doorbell, and what a new job's
+/// page takes.
 const OF_CLIENT: usize = 7;
-/// Above it nobody is counted: there are enough for as many clients as have room in memory.
+/// Above it nobody is counted: there are enough for as many clients as memory has space for.
 const PLENTY: u64 = 1 << 17;
 
 /// What is kept back.
@@ -29,7 +32,7 @@ impl Descriptors {
         }
     }
 
-    /// Gives up what was kept, for somebody who has to be told something.
+    /// Gives up what was kept, so that a peer can be given a reason.
     pub fn give_up(&mut self) -> bool {
         !std::mem::take(&mut self.reserve).is_empty()
     }
@@ -47,7 +50,7 @@ impl Descriptors {
                 .is_ok()
     }
 
-    /// What whoever is refused is told.
+    /// The reason that is given to a refused peer.
     pub fn lack() -> String {
         let limit = limit().map_or("no limit".into(), |limit| format!("a limit of {limit}"));
         format!(

@@ -1,7 +1,7 @@
 //! How devices are run, as the quota file says and as operators change it while jobs run.
 //!
-//! What is set by hand lies over the file's rules, outlives this process (`state.json`) and gives way when the file is read
-//! again. Whatever makes no sense is refused before anything has changed.
+//! What is set by hand lies over the file's rules, outlives this process (`state.json`) and gives
+//! way when the file is read again. Invalid settings are refused before anything has changed.
 
 use control::{
     ControlError, DeviceSelector, DeviceSettings, DeviceStatus, ErrorCode, PolicyChoice, Reloaded,
@@ -16,11 +16,12 @@ use crate::dispatch::Setup;
 use crate::serve::Arbiter;
 use crate::state::SavedDevice;
 
-/// Between what a slice may last, in microseconds: shorter ones are all hand-over, longer ones no slices.
+/// Bounds of a slice in microseconds: shorter ones are all hand-over, longer ones no slices.
 const QUANTUM_US: std::ops::RangeInclusive<u64> = 500..=1_000_000;
 
 impl Arbiter {
-    /// The settings in force on a device: what was set by hand, then the first rule of the file that matches.
+    /// The settings in force on a device: what was set by hand, then the first rule of the file
+    /// that matches.
     pub(crate) fn settings_of(&self, index: usize) -> DeviceSettings {
         let rule = self.rule_of(index).map(|rule| rule.settings.clone());
         let rule = rule.unwrap_or_default();

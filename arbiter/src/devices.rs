@@ -23,7 +23,7 @@ pub struct Device {
     pub free_bytes: Option<u64>,
     /// Behind the simulated driver.
     pub simulated: bool,
-    /// NVML has told about it: its figures are facts and not a client's claim.
+    /// NVML has reported it: its figures are facts and not a client's claim.
     pub by_nvml: bool,
     /// Device memory by process, where NVML tells.
     pub process_bytes: BTreeMap<u32, u64>,
@@ -64,8 +64,8 @@ impl Devices {
         self.list.len() == MAX_DEVICES
     }
 
-    /// Takes over what NVML found behind a driver; returns the places of devices that are new or changed. Where all are taken, a
-    /// device whose bit is in `free` gives way.
+    /// Takes over what NVML found behind a driver; returns the places of devices that are new or
+    /// changed. Where all are taken, a device whose bit is in `free` gives way.
     pub fn learn(
         &mut self,
         driver: Option<&PathBuf>,
@@ -118,8 +118,9 @@ impl Devices {
         Some(Place { index, anew: true })
     }
 
-    /// The place of a device that a client names; one nobody has heard of is added on its word, and where all places are taken a
-    /// device whose bit is in `free` gives way. `None`: no room.
+    /// The place of a device that a client names. An unknown device is added on the client's word;
+    /// where all places are taken, a device whose bit is in `free` gives way. `None`: no place is
+    /// free.
     pub fn meet(&mut self, id: &DeviceId, simulated: bool, free: &mut u32) -> Option<Place> {
         if let Some(index) = self.list.iter().position(|device| device.uuid == id.uuid) {
             return Some(Place { index, anew: false });
@@ -138,8 +139,8 @@ impl Devices {
         self.place(device, free)
     }
 
-    /// Whether `selector` means the device at `index`. An index counts the devices of one driver: the simulated device 0 is
-    /// not the real device 0.
+    /// Whether `selector` means the device at `index`. An index counts the devices of one driver:
+    /// the simulated device 0 is not the real device 0.
     pub fn answers(&self, index: usize, selector: &DeviceSelector, simulated: bool) -> bool {
         let Some(device) = self.list.get(index) else {
             return false;
@@ -159,7 +160,8 @@ impl Devices {
         }
     }
 
-    /// Whether a job with these selectors may use the device at `index`; no selectors means every device of its driver.
+    /// Whether a job with these selectors may use the device at `index`; no selectors means every
+    /// device of its driver.
     pub fn entitled(&self, index: usize, selectors: &[DeviceSelector], simulated: bool) -> bool {
         match self.list.get(index) {
             None => false,
@@ -178,7 +180,7 @@ mod tests {
     fn found(first: u8) -> Found {
         Found {
             uuid: [first; 16],
-            name: "card".into(),
+            name: "device".into(),
             total_bytes: 100,
             free_bytes: 60,
             process_bytes: BTreeMap::new(),

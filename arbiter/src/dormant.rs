@@ -1,9 +1,11 @@
-//! Jobs that outlive their launcher: what `sublet run` started has ended, and nothing of the job uses a device, but processes of it
-//! live (in tmux, behind `&`, under a scheduler) and may come for one at any time. Their token stays good.
+//! Jobs that outlive their launcher: what `sublet run` started has ended, and nothing of the job
+//! uses a device, but processes of it live (in tmux, behind `&`, under a scheduler) and may come
+//! for one at any time. Their token stays good.
 //!
-//! Such a job is dormant. It has no share, no slot and no page; others may take its name and what it was promised. It wakes when
-//! a process of it attaches, where its terms can still be kept. It is reaped when no process of this host belongs to it any more
-//! ([`crate::census`]), when there are too many of them, or after [`DORMANT_NS`]; what presents its token after that is refused.
+//! Such a job is dormant. It has no share, no slot and no page; others may take its name and what
+//! it was promised. It wakes when a process of it attaches, where its terms can still be kept. It
+//! is reaped when no process of this host belongs to it any more ([`crate::census`]), when there
+//! are too many of them, or after [`DORMANT_NS`]; its token is refused after that.
 
 use policy::TenantId;
 use serde_json::Value;

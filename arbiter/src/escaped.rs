@@ -1,9 +1,11 @@
-//! Processes of a job that use a device and are not attached: their `LD_PRELOAD` was replaced, or their environment cleaned. No limit
-//! holds for them. They are told in the journal and by `sublet ps`, and a strict job is ended for one.
+//! Processes of a job that use a device and are not attached: their `LD_PRELOAD` was replaced, or
+//! their environment cleaned. No limit holds for them. The journal and `sublet ps` report them, and
+//! a strict job is ended for one.
 //!
-//! NVML says who is on a device, the census ([`crate::census`]) to which job a process belongs. Both look at different times, and
-//! a process may become another program between them; so what was found is believed once NVML has looked after the census
-//! and the census after that, with the same result.
+//! NVML says who is on a device, the census ([`crate::census`]) to which job a process belongs.
+//! Both look at different times, and a process may become another program between them; so what was
+//! found is believed once NVML has looked after the census and the census after that, with the same
+//! result.
 
 use std::collections::BTreeMap;
 
@@ -19,11 +21,13 @@ use crate::serve::Arbiter;
 
 /// Processes that are suspected at a time; NVML names no more of one device.
 const MAX_SUSPECTS: usize = 512;
-/// Processes of one job that are told of; more are counted.
+/// Processes of one job that are reported; more are counted.
 const MAX_REPORTED: usize = 16;
-/// TIMEOUT: when a process that belongs to no job is asked about again: it may have become another program.
+/// TIMEOUT: when a process that belongs to no job is asked about again: it may have become another
+/// program.
 const STRANGER_NS: u64 = 10_000_000_000;
-/// TIMEOUT: a process that has the library attaches before it has a context; so long may an arbiter's loop be late with it.
+/// TIMEOUT: a process that has the library attaches before it has a context; so long may an
+/// arbiter's loop be behind with it.
 const ATTACHES_NS: u64 = 1_000_000_000;
 
 /// A process on a device that is not attached.
@@ -38,7 +42,7 @@ pub struct Suspect {
     found: Option<(Found, u64)>,
     /// NVML has named it since then.
     named_again: bool,
-    /// It was told.
+    /// It was reported.
     reported: bool,
 }
 
@@ -226,7 +230,8 @@ impl Arbiter {
         let Some(Ok(descriptor)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else {
             return;
         };
-        // Looked at after the descriptor was opened: if this is the same process, the descriptor is its.
+        // Looked at after the descriptor was opened: if this is the same process, the descriptor is
+        // its.
         if peer::started_ticks(process.pid) != Some(process.started_ticks) {
             return;
         }

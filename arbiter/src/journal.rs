@@ -1,8 +1,10 @@
-//! What happened, one JSON line per event, in a file of bounded size and in memory for `Request::Events`.
+//! What happened, one JSON line per event, in a file of bounded size and in memory for
+//! `Request::Events`.
 //!
-//! The file is written by a thread of its own ([`Writer`]); lines that a slow or full disk did not take are counted and told.
-//! The numbers of the lines go on over restarts. A tenant cannot flood it: [`Allowance`] lets a burst through and then a few
-//! lines a second, and says how many were left out.
+//! The file is written by a thread of its own ([`Writer`]); lines that a slow or full disk did not
+//! take are counted and reported. The numbers of the lines continue over restarts. A tenant cannot
+//! flood it: [`Allowance`] lets a burst through and then a few lines a second, and says how many
+//! were left out.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -28,11 +30,12 @@ pub struct Journal {
     lines: Writer,
     seq: u64,
     kept: VecDeque<Event>,
-    /// A loss is told no sooner than this.
+    /// A loss is reported no sooner than this.
     quiet_until_ns: u64,
 }
 
-/// TIMEOUT: a disk that is full stays so for a while, and the same line over and over says no more than one.
+/// TIMEOUT: a disk that is full stays so for a while, and the same line over and over says no more
+/// than one.
 const QUIET_NS: u64 = 1_000_000_000;
 
 /// The file, as its thread has it.
@@ -105,8 +108,8 @@ impl Journal {
         })
     }
 
-    /// Takes note of a line, which is written beside the loop. A journal that cannot be written is told where it can be, and keeps
-    /// nothing from being served.
+    /// Takes note of a line, which is written beside the loop. A journal that cannot be written is
+    /// reported where that is possible, and delays nothing.
     pub fn write(&mut self, kind: &str, job: &str, message: String, fields: &[(&str, Value)]) {
         self.tell_lost();
         self.put(kind, job, message, fields);
@@ -124,7 +127,7 @@ impl Journal {
         self.quiet_until_ns = now_ns + QUIET_NS;
         let path = self.path.display();
         let why = match &lost.why {
-            Some(error) => format!("{error}: make room there"),
+            Some(error) => format!("{error}: free some space there"),
             None => "its disk is slower than they came".into(),
         };
         let message = format!("{} lines could not be written to {path}: {why}", lost.lines);
@@ -163,7 +166,8 @@ impl Journal {
         self.lines.settle(limit)
     }
 
-    /// Lines of this arbiter above `since_seq`, oldest first, `limit` at most (0: all that are kept).
+    /// Lines of this arbiter above `since_seq`, oldest first, `limit` at most (0: all that are
+    /// kept).
     pub fn since(&self, since_seq: u64, limit: usize) -> Vec<Event> {
         let limit = if limit == 0 { KEPT } else { limit };
         let above = self.kept.iter().filter(|event| event.seq > since_seq);
@@ -315,10 +319,10 @@ mod tests {
         fill(&mut journal, 1);
         let records = journal.since(0, 0);
         let records = records.iter().find(|event| event.kind == "journal_lost");
-        let records = records.expect("told");
+        let records = records.expect("reported");
         assert_eq!(records.fields["lines"], Value::from(10_000));
         assert!(
-            records.message.contains("make room there"),
+            records.message.contains("free some space there"),
             "{}",
             records.message
         );

@@ -1,8 +1,10 @@
-//! What was promised to whom: names, shares and quotas, per tenant and device. Says no before anything is started.
+//! What was promised to which job: names, shares and quotas, per tenant and device. Refuses before
+//! anything is started.
 //!
-//! Shares of guaranteed jobs on one device sum to 1 at most. Guaranteed jobs that name no share split what the others leave
-//! equally, and none of them is let in where that would be less than [`LEAST_SHARE`] each. Opportunistic jobs promise
-//! each other nothing: their shares are weights among themselves, equal parts where none is named.
+//! Shares of guaranteed jobs on one device sum to 1 at most. Guaranteed jobs that name no share
+//! split what the others leave equally, and none of them is let in where that would be less than
+//! [`LEAST_SHARE`] each. Opportunistic jobs promise each other nothing: their shares are weights
+//! among themselves, equal parts where none is named.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +18,9 @@ use crate::terms::{AIR, admit_bounds, admit_share};
 /// Jobs at a time, of one user and in all: what the loop does for each of them is bounded by that.
 pub const MAX_JOBS_OF_USER: usize = 256;
 pub const MAX_JOBS: usize = 1024;
-/// Of one user's jobs that have not come to use a device yet, so many have what they were promised kept for them, and so many more for
-/// so long. The others are looked at again when they come. TIMEOUT: a program takes seconds to get to its first CUDA call.
+/// Of one user's jobs that have not come to use a device yet, so many have what they were promised
+/// kept for them, and so many more for so long. The others are looked at again when they come.
+/// TIMEOUT: a program takes seconds to get to its first CUDA call.
 const KEPT_FOR: usize = 4;
 const KEPT_FOR_A_WHILE: usize = 16;
 const KEPT_NS: u64 = 60_000_000_000;
@@ -25,7 +28,8 @@ const KEPT_NS: u64 = 60_000_000_000;
 /// The least that a guaranteed job without a share of its own is let in for.
 pub const LEAST_SHARE: f64 = 0.01;
 
-/// Shared blocks that are looked at before the other jobs' pages are left for the next time: one page has 8,192 of them at most.
+/// Shared blocks that are looked at before the other jobs' pages are left for the next time: one
+/// page has 8,192 of them at most.
 const BLOCKS_AT_ONCE: usize = 8192;
 
 /// What the jobs of one user may have together.
@@ -46,7 +50,7 @@ pub enum Refusal {
     NameTaken(String),
     /// Not in (0, 1].
     ShareRange(f64),
-    /// They leave no room for each other.
+    /// They exclude each other.
     Bounds {
         min: Option<f64>,
         share: Option<f64>,
@@ -135,7 +139,8 @@ impl Ledger {
         self.iter().find(|tenant| tenant.spec.name == name)
     }
 
-    /// Takes a name from the dormant job that has it, for one that is awake; the name that it has from here on.
+    /// Takes a name from the dormant job that has it, for one that is awake; the name that it has
+    /// from here on.
     pub fn take_name(&mut self, name: &str) -> Option<String> {
         let id = self
             .iter()
@@ -165,8 +170,9 @@ impl Ledger {
         self.tenants.insert(tenant.id, tenant);
     }
 
-    /// Reads what the jobs hold from their pages, as far as that takes little time: a page on which thousands of blocks are listed
-    /// as shared has its turn, and keeps what it said before until then.
+    /// Reads what the jobs hold from their pages, as far as that takes little time: a page on which
+    /// thousands of blocks are listed as shared has its turn, and keeps what it said before until
+    /// then.
     pub fn read_accounts(&mut self) {
         let first = self.unread.take().unwrap_or_default();
         let ids: Vec<TenantId> = self
@@ -185,8 +191,8 @@ impl Ledger {
         }
     }
 
-    /// Decides anew for whom what was promised is kept: a registration alone costs the others nothing for long. True where that has
-    /// changed.
+    /// Decides anew for whom what was promised is kept: a registration alone costs the others
+    /// nothing for long. True where that has changed.
     pub fn keep_promises(&mut self, now_ns: u64) -> bool {
         let mut waiting: BTreeMap<u32, usize> = BTreeMap::new();
         let mut changed = false;
@@ -201,7 +207,8 @@ impl Ledger {
         changed
     }
 
-    /// Whether a job that comes to use a device can have what it was promised, where that was not kept for it.
+    /// Whether a job that comes to use a device can have what it was promised, where that was not
+    /// kept for it.
     ///
     /// # Errors
     /// Others have it.
@@ -246,7 +253,8 @@ impl Ledger {
         (total > 0).then(|| total.saturating_sub(self.reserved[device]))
     }
 
-    /// The limit of a job on a device, percentages resolved and never above the device; `None`: no limit of its own.
+    /// The limit of a job on a device, percentages resolved and never above the device; `None`: no
+    /// limit of its own.
     pub fn limit_bytes(&self, spec: &Spec, devices: &Devices, device: usize) -> Option<u64> {
         let limit = spec.mem?;
         match self.usable_bytes(devices, device) {
@@ -394,7 +402,8 @@ impl Ledger {
         }
     }
 
-    /// Refused is what no device of the job could ever hold; on a smaller one of several the limit is the device.
+    /// A limit that no device of the job could ever hold is refused; on a smaller one of several
+    /// the limit is the device.
     fn admit_mem(&self, spec: &Spec, own: &[usize], devices: &Devices) -> Result<(), Refusal> {
         let Some(MemLimit::Bytes(asked)) = spec.mem else {
             return Ok(());
@@ -414,7 +423,8 @@ impl Ledger {
     }
 }
 
-/// Where a job may meet others. Before any device is known, all jobs of the same driver are taken to meet.
+/// Where a job may meet others. Before any device is known, all jobs of the same driver are taken
+/// to meet.
 fn places(spec: &Spec, devices: &Devices) -> Vec<Option<usize>> {
     let count = devices.iter().count();
     let own: Vec<Option<usize>> = (0..count)

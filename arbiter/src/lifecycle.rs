@@ -1,5 +1,5 @@
-//! Coming, going, and what stays: jobs and clients from their first to their last, what is published to them meanwhile,
-//! and what a successor of this process will find.
+//! Coming, going, and what stays: jobs and clients from their first to their last, what is
+//! published to them meanwhile, and what a successor of this process will find.
 
 use std::io;
 use std::rc::Rc;
@@ -110,7 +110,8 @@ impl Arbiter {
             None | Some(Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL)) => None,
             Some(Err(errno)) => return Err(errno.into()),
         };
-        // Looked at after the descriptor was opened: if this is the same process, the descriptor is its.
+        // Looked at after the descriptor was opened: if this is the same process, the descriptor is
+        // its.
         let same = peer::started_ticks(tenant.spec.pid) == Some(started_ticks);
         if let Some(process) = process.filter(|_| same) {
             let event = Event::JobEnded(tenant.id.0);
@@ -121,7 +122,8 @@ impl Arbiter {
         Ok(())
     }
 
-    /// Where nothing of a job is attached and its launcher is gone, it goes as soon as none of its processes lives.
+    /// Where nothing of a job is attached and its launcher is gone, it goes as soon as none of its
+    /// processes lives.
     pub(crate) fn reap_if_dead(&mut self, id: TenantId) {
         if !self.ledger.get(id).is_none_or(Tenant::lives) {
             self.fall_asleep(id);
@@ -173,8 +175,8 @@ impl Arbiter {
         self.state_is_old = true;
     }
 
-    /// Has it written where it is old, and not too often: putting it together takes longer the more jobs there are. Returns when it is
-    /// to be looked at again.
+    /// Has it written where it is old, and not too often: putting it together takes longer the more
+    /// jobs there are. Returns when it is to be looked at again.
     pub(crate) fn save_soon(&mut self, now_ns: u64) -> Option<u64> {
         if !self.state_is_old {
             return None;
@@ -251,7 +253,7 @@ impl Arbiter {
         let message = format!("arbiter {} ends", std::process::id());
         self.journal.write("stop", "", message, &[("pid", pid)]);
         self.save_state();
-        // What a disk has not taken by then is lost, as it is where it has no room.
+        // What a disk has not taken by then is lost, as on a full disk.
         self.journal.settle(state::IN_THE_END);
         self.state_file.settle(state::IN_THE_END);
         let dir = &self.options.dir;
@@ -275,7 +277,8 @@ impl Arbiter {
         }
     }
 
-    /// Out of descriptors or memory: whoever waits goes on waiting, instead of waking us without end.
+    /// Out of descriptors or memory: peers that wait go on waiting, instead of waking us without
+    /// end.
     pub(crate) fn stop_accepting(&mut self, error: &io::Error, now_ns: u64) {
         tracing::error!("cannot accept connections for now: {error}");
         let _ = self.listen(false);
@@ -291,7 +294,7 @@ impl Arbiter {
         }
     }
 
-    /// The lane of a device, made where it is new.
+    /// The scheduler of a device, made where it is new.
     pub(crate) fn make_schedulers(&mut self) {
         for index in self.schedulers.len()..self.devices.iter().count() {
             self.reserve_memory(index);
@@ -316,8 +319,9 @@ impl Arbiter {
         }
     }
 
-    /// Devices that may give their place to others, as bits; none while there is room. Those are not there by NVML's word, no process
-    /// uses or ever used one of a job that still has some, and neither a job nor a rule names them.
+    /// Devices that may give their place to others, as bits; none while places are free. Those are
+    /// not there by NVML's word, no process uses or ever used one of a job that still has some, and
+    /// neither a job nor a rule names them.
     pub(crate) fn free_devices(&self) -> u32 {
         if !self.devices.is_full() {
             return 0;
@@ -392,7 +396,7 @@ impl Arbiter {
         })
     }
 
-    /// Shares have changed: tells the lanes.
+    /// Shares have changed: passes them to the device schedulers.
     pub(crate) fn publish_terms(&mut self) {
         for (index, scheduler) in self.schedulers.iter_mut().enumerate() {
             for (tenant, terms) in self.ledger.terms(&self.devices, index) {
@@ -430,7 +434,8 @@ impl Arbiter {
         for (index, device) in self.devices.iter() {
             let half = &client.pages.arbiter;
             half.set_limit(index, tenant.limits[index]);
-            // A client is never told more than its own driver knows of; what it claims changes nothing for the others.
+            // A client never sees more than its own driver knows of; what it claims changes nothing
+            // for the others.
             let total = match client.totals[index] {
                 0 => device.total_bytes,
                 claimed => device.total_bytes.min(claimed),
@@ -440,7 +445,7 @@ impl Arbiter {
         }
     }
 
-    /// Attaches a client's gates to the lanes of its devices.
+    /// Attaches a client's gates to the schedulers of its devices.
     pub(crate) fn enter_schedulers(&mut self, id: u64, now_ns: u64) {
         let Some(client) = self.clients.get(&id) else {
             return;
@@ -465,7 +470,7 @@ impl Arbiter {
         self.gang_scheduler.form(&mut self.schedulers);
     }
 
-    /// A client is gone: its memory is free, its gates are no more, and whoever waits goes on.
+    /// A client is gone: its memory is free, its gates are no more, and tenants that wait go on.
     pub(crate) fn drop_client(&mut self, id: u64, now_ns: u64) -> Option<(Client, u64)> {
         self.read_journal_of(id, now_ns);
         let client = self.clients.remove(&id)?;
@@ -539,7 +544,7 @@ impl Arbiter {
                     client.ungoverned.push(*uuid);
                     newly_ungoverned.push(*uuid);
                 }
-                // Told below, with the device's name.
+                // Reported below, with the device's name.
                 continue;
             }
             let Some(left_out) = tenant.allowance.spend(now_ns) else {

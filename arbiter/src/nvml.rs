@@ -1,8 +1,9 @@
-//! NVML, loaded at run time and asked by a thread of its own: its calls can take milliseconds, and the reactor has none to
-//! give away.
+//! NVML, loaded at run time and asked by a thread of its own: its calls can take milliseconds, and
+//! the reactor has none to give away.
 //!
-//! Structures and names are those of the public `nvml.h`. A simulated driver brings its own `libnvidia-ml.so.1` in the
-//! directory of its `libcuda.so.1`; it is loaded only where nobody but root or this user could have put it there.
+//! Structures and names are those of the public `nvml.h`. A simulated driver brings its own
+//! `libnvidia-ml.so.1` in the directory of its `libcuda.so.1`; it is loaded only where nobody but
+//! root or this user could have put it there.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -255,8 +256,8 @@ impl Nvml {
     fn open(driver: Option<&Path>) -> Result<Self, String> {
         let path = library_for(driver)?;
         let failed = |error: libloading::Error| format!("{}: {error}", path.display());
-        // SAFETY: NVML's initialisers do what initialisers of a system library do; who may have written the file was
-        // checked in `library_for`, or the loader's own path was used.
+        // SAFETY: NVML's initialisers do what initialisers of a system library do; who may have
+        // written the file was checked in `library_for`, or the loader's own path was used.
         let library = unsafe { Library::new(&path) }.map_err(failed)?;
         // SAFETY: the signatures are those of nvml.h for these versioned names.
         let nvml = unsafe {
@@ -338,12 +339,12 @@ impl Nvml {
         loop {
             // CAST: at most MAX_PROCESSES.
             let mut count = infos.len() as c_uint;
-            // SAFETY: `infos` has room for `count` entries, and NVML writes no more.
+            // SAFETY: `infos` has space for `count` entries, and NVML writes no more.
             let status = unsafe { processes(handle, &mut count, infos.as_mut_ptr()) };
             match status {
                 0 => {
                     infos.truncate(count as usize);
-                    // Who is there is told also where what he has is not.
+                    // Processes are reported also where their memory is not.
                     let bytes = |info: &ProcessInfo| match info.used_gpu_memory {
                         NOT_AVAILABLE => 0,
                         bytes => bytes,
@@ -369,8 +370,8 @@ fn check(call: &str, status: Status) -> Result<(), String> {
 
 fn text(name: &str, call: Text, handle: Handle) -> Result<String, String> {
     let mut buffer: [c_char; 96] = [0; 96];
-    // SAFETY: the handle came from NVML; the buffer's length is given, and its last byte is never handed out, so that it
-    // ends with a zero whatever is written.
+    // SAFETY: the handle came from NVML; the buffer's length is given, and its last byte is never
+    // handed out, so that it ends with a zero whatever is written.
     let status = unsafe { call(handle, buffer.as_mut_ptr(), 95) };
     check(name, status)?;
     // SAFETY: ends with a zero, as said above, and lives long enough.

@@ -17,8 +17,8 @@ use crate::peer;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
 
-/// How long a registration waits for word of its driver's devices. TIMEOUT: initialising NVML takes up to a second or two
-/// where no process holds the driver.
+/// How long a registration waits for word of its driver's devices. TIMEOUT: initialising NVML takes
+/// up to a second or two where no process holds the driver.
 const DISCOVERY_NS: u64 = 3_000_000_000;
 
 impl Arbiter {
@@ -67,7 +67,8 @@ impl Arbiter {
             .reply(connection, &result, mono_ns(), &self.poller);
     }
 
-    /// Whether the devices of the job's driver have been asked for and the answer is there; asks where not.
+    /// Whether the devices of the job's driver have been asked for and the answer is there; asks
+    /// where not.
     fn knows_devices_of(&mut self, job: &JobSpec) -> bool {
         if !job.simulated && self.options.host_nvml && self.drivers.get(&None) == Some(&false) {
             return false;
@@ -141,7 +142,8 @@ impl Arbiter {
         }
     }
 
-    /// Registrations that have waited long enough go on without NVML: devices are then learnt from the clients.
+    /// Registrations that have waited long enough go on without NVML: devices are then learnt from
+    /// the clients.
     pub(crate) fn expire_parked(&mut self, now_ns: u64) {
         let (latecomer, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.parked)
             .into_iter()
@@ -244,7 +246,8 @@ impl Arbiter {
         }
         self.publish_limits();
         self.publish_terms();
-        // On disk before the job's first process is let in: an arbiter that dies right after that is followed by one that knows it.
+        // On disk before the job's first process is let in: an arbiter that dies right after that
+        // is followed by one that knows it.
         self.state_is_old = true;
         let mem_limit_bytes = self.limits_of(id);
         Ok(Reply::Registered(Registered {

@@ -11,7 +11,8 @@ use crate::convert;
 use crate::dispatch::{Answer, Mode, Pace, Setup};
 use crate::ledger::Ceiling;
 
-/// What an opportunistic job may have queued beside a guaranteed one, in microseconds: a tenth of the least slice.
+/// What an opportunistic job may have queued beside a guaranteed one, in microseconds: a tenth of
+/// the least slice.
 const GAP_WINDOW_US: u32 = 500;
 /// How often a guaranteed job is looked at while only opportunistic ones wait, in nanoseconds.
 const GAP_LOOK_NS: u64 = 200_000;
@@ -42,11 +43,11 @@ pub struct Rules {
     /// Processes of one job that use a device at the same time.
     pub job_processes: u32,
 }
-/// How long before its slice a tenant is woken. TIMEOUT: the wake-ups of the arbiter and of one thread, with a margin for a
-/// busy host; a hundredth of the usual slice.
+/// How long before its slice a tenant is woken. TIMEOUT: the wake-ups of the arbiter and of one
+/// thread, with a margin for a busy host; a hundredth of the usual slice.
 const LEAD_NS: u64 = 80_000;
 
-/// What a daemon is told at its start.
+/// How a daemon is started.
 pub struct Options {
     /// Where its sockets and files are. It has to exist.
     pub dir: RuntimeDir,
@@ -58,16 +59,18 @@ pub struct Options {
     pub idle_exit: Option<Duration>,
     /// Slices never last longer, where a device's own rule says nothing.
     pub quantum_max: Duration,
-    /// Slices last this long while two tenants want a device, one of them guaranteed, and less with more of them; where a
-    /// device's own rule has a longest slice, they last that long.
+    /// Slices last this long while two tenants want a device, one of them guaranteed, and less with
+    /// more of them; where a device's own rule has a longest slice, they last that long.
     pub quantum: Duration,
     /// Slices never last less.
     pub quantum_min: Duration,
-    /// How long work may stay queued on a device while several tenants want it; half a quantum at most.
+    /// How long work may stay queued on a device while several tenants want it; half a quantum at
+    /// most.
     pub window: Duration,
     /// The same for a tenant alone.
     pub lone_window: Duration,
-    /// How long the next slice waits for the end of what the one before it has queued; then both run at once.
+    /// How long the next slice waits for the in-flight work of the one before it; then both run at
+    /// once.
     pub drain: Duration,
     /// How long a holder that does nothing keeps a device that others want.
     pub quiet: Duration,
@@ -90,7 +93,8 @@ pub struct Options {
 /// How jobs share memory that does not hold all of them.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ResidencyRule {
-    /// Host memory of what is not on the devices, all jobs together; a percentage is of the host's. `None`: half of it.
+    /// Host memory for what is moved off the devices, all jobs together; a percentage is of the
+    /// host's. `None`: half of it.
     pub host_memory: Option<MemLimit>,
     /// How many times longer than its switch a job stays.
     pub slice_over_switch: f64,

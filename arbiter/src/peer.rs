@@ -1,5 +1,6 @@
-//! A client as the arbiter holds it: who it is, its pages, and what it claims. Everything a client wrote is copied out here,
-//! once, into plain values; it can be nonsense, and then it is that client's own loss.
+//! A client as the arbiter holds it: its identity, its pages, and what it claims. Everything a
+//! client wrote is copied out here, once, into plain values; if it is nonsense, the loss is that
+//! client's own.
 
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -9,8 +10,9 @@ use channel::arbiter::{ClientPages, Connection, Identity};
 use channel::wire::Hello;
 use policy::TenantId;
 
-/// Doorbells answered one by one within a housekeeping period; beyond them the client is only looked at once a period.
-/// A waiting thread rings once, and a gate opens and closes some hundred times a second.
+/// Doorbells answered one by one within a housekeeping period; beyond them the client is only
+/// looked at once a period. A waiting thread rings once, and a gate opens and closes some hundred
+/// times a second.
 pub const RINGS_PER_PERIOD: u32 = 2000;
 
 /// A connection that has not been let in yet.
@@ -20,7 +22,8 @@ pub struct Greeting {
     pub connection: Connection,
     /// Who connected.
     pub identity: Identity,
-    /// What it said, once it has; it is held back while pages of its tenant are expected from an older process.
+    /// What it said, once it has; it is held back while pages of its tenant are expected from an
+    /// older process.
     pub hello: Option<(Hello, Option<(OwnedFd, OwnedFd)>)>,
     /// When patience ends.
     pub deadline_ns: u64,
@@ -33,7 +36,8 @@ pub struct Client {
     pub tenant: TenantId,
     /// Process id.
     pub pid: u32,
-    /// Start time of the process in clock ticks since boot; with the pid it names a process for good.
+    /// Start time of the process in clock ticks since boot; with the pid it names a process for
+    /// good.
     pub started_ticks: u64,
     /// Readable once the process has ended.
     pub process: OwnedFd,
@@ -47,7 +51,8 @@ pub struct Client {
     pub slot: u32,
     /// Devices it can be granted, as bits.
     pub devices: u32,
-    /// What its own driver says that each device has, in bytes: a little less than NVML says. 0: not told.
+    /// What its own driver says that each device has, in bytes: a little less than NVML says. 0:
+    /// unknown.
     pub totals: [u64; channel::MAX_DEVICES],
     /// Devices of its driver that the job may not use: ordinal and UUID.
     pub other_devices: Vec<(u32, [u8; 16])>,
@@ -127,8 +132,8 @@ pub fn activity(pages: &ClientPages, device: usize) -> Activity {
     }
 }
 
-/// Process and user at the other end of a socket. The process is 0 where it is in a PID namespace that ours does not see: rustix has no
-/// value for that.
+/// Process and user at the other end of a socket. The process is 0 where it is in a PID namespace
+/// that ours does not see: rustix has no value for that.
 pub fn credentials(socket: impl AsFd) -> std::io::Result<(u32, u32)> {
     use nix::libc;
     let mut peer = libc::ucred {
@@ -154,13 +159,16 @@ pub fn credentials(socket: impl AsFd) -> std::io::Result<(u32, u32)> {
     }
 }
 
-/// Start time of a process in clock ticks since boot (field 22 of `/proc/PID/stat`, see proc_pid_stat(5)); `None`: gone.
+/// Start time of a process in clock ticks since boot (field 22 of `/proc/PID/stat`, see
+/// proc_pid_stat(5)); `None`: gone.
 pub fn started_ticks(pid: u32) -> Option<u64> {
-    // One read: the kernel makes the whole line for it, some 300 bytes. What is needed is well within the buffer, whatever the numbers.
+    // One read: the kernel makes the whole line for it, some 300 bytes. What is needed is well
+    // within the buffer, whatever the numbers.
     let mut file = std::fs::File::open(format!("/proc/{pid}/stat")).ok()?;
     let mut buffer = [0; 1024];
     let length = file.read(&mut buffer).ok()?;
-    // The second field is the name in parentheses and may contain anything; count from the last one.
+    // The second field is the name in parentheses and may contain anything; count from the last
+    // one.
     let stat = buffer.get(..length)?;
     let rest = &stat[stat.iter().rposition(|byte| *byte == b')')? + 1..];
     let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
@@ -170,7 +178,7 @@ pub fn started_ticks(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// The present in clock ticks since boot, as start times of processes are told.
+/// The present in clock ticks since boot, in which start times of processes are given.
 pub fn now_ticks() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     // SAFETY: reads a constant of the system.
@@ -184,8 +192,9 @@ pub fn now_ticks() -> u64 {
 /// Threads of a process whose waiting is looked at.
 const THREADS: usize = 64;
 
-/// How long threads of a process have been ready to run and had no processor, in nanoseconds, all of them together (the second field of
-/// `/proc/PID/task/TID/schedstat`); `None`: that is not told here. A process that is stopped or sleeps waits for none.
+/// How long threads of a process have been ready to run and had no processor, in nanoseconds, all
+/// of them together (the second field of `/proc/PID/task/TID/schedstat`); `None`: this kernel does
+/// not say. A process that is stopped or sleeps waits for none.
 pub fn waited_for_cpu_ns(pid: u32) -> Option<u64> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let mut waited_ns = None;

@@ -1,12 +1,13 @@
-//! A profile of every job: looks at what clients submit and hold, finds their iterations, and keeps what was learnt about a
-//! job's name for the next one.
+//! A profile of every job: looks at what clients submit and hold, finds their iterations, and keeps
+//! what was learnt about a job's name for the next one.
 //!
-//! Three ways in which boundaries are known, best first: the program notes them (`sublet_step`), the operator has given a
-//! number of launches, or the sequence of launches has a period ([`learn`]). In the last case the client is told one
-//! signature of the period, its *anchor*, and notes the time whenever it submits that; iterations that are too short for
-//! this are timed in blocks.
+//! Three ways in which boundaries are known, best first: the program notes them (`sublet_step`),
+//! the operator has given a number of launches, or the sequence of launches has a period
+//! ([`learn`]). In the last case the client is given one signature of the period, its *anchor*, and
+//! notes the time whenever it submits that; iterations that are too short for this are timed in
+//! blocks.
 //!
-//! A slow loop beside the lanes' fast one: it never touches a gate.
+//! A slow loop beside the schedulers' fast one: it never touches a gate.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -27,8 +28,8 @@ mod meter;
 use learn::{Detector, Learner};
 use meter::{Baseline, Counters, Meter};
 
-/// Between two looks: while launches are collected, at least and at most; while iterations are only counted; while nothing
-/// moves.
+/// Between two looks: while launches are collected, at least and at most; while iterations are only
+/// counted; while nothing moves.
 const COLLECT_MIN_NS: u64 = 2_000_000;
 const COLLECT_NS: u64 = 10_000_000;
 const COUNT_NS: u64 = 50_000_000;
@@ -99,7 +100,8 @@ enum Source {
     },
 }
 
-/// Launches from one iteration to the next on the average: those of the period, and the share of those that it leaves unexplained.
+/// Launches from one iteration to the next on the average: those of the period, and the share of
+/// those that it leaves unexplained.
 fn per_iteration(launches: u64, coverage: f64) -> f64 {
     launches as f64 / coverage.clamp(0.5, 1.0) // CAST: far below 2^53.
 }
@@ -318,7 +320,7 @@ impl Arbiter {
         Some(profiles.next_ns)
     }
 
-    /// Tells the lanes what is known of their tenants' memory and iterations.
+    /// Passes to the schedulers what is known of their tenants' memory and iterations.
     fn inform_schedulers(&mut self) {
         for (at, scheduler) in self.schedulers.iter_mut().enumerate() {
             for tenant in self.ledger.iter() {
@@ -527,7 +529,8 @@ impl Job {
         if mean_ns < floor_ns {
             return None;
         }
-        // The one in use stays where another would be as good; one that was chosen by a few iterations gives way.
+        // The one in use stays where another would be as good; one that was chosen by a few
+        // iterations gives way.
         let better = found.repeats > 2 * self.anchor_repeats;
         match (anchor, found.anchor) {
             (Some(anchor), _) if !better => Some(anchor),

@@ -10,7 +10,8 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-/// Where something happened. The numbers are never used twice, so an event that outlives its subject finds nobody.
+/// Where something happened. The numbers are never used twice, so an event that outlives its
+/// subject finds nobody.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The daemon is asked to end.
@@ -29,7 +30,7 @@ pub enum Event {
     Census,
     /// A connected client says hello, or hangs up.
     Greeting(u64),
-    /// A client wants something, or its socket was closed by whoever held it.
+    /// A client wants something, or its socket was closed by the process that held it.
     Doorbell(u64),
     /// A client's process has ended.
     ClientEnded(u64),
@@ -39,14 +40,14 @@ pub enum Event {
     Control(u64),
 }
 
-/// What to be told about a descriptor.
+/// The events of a descriptor that are reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interest {
     /// It can be read.
     Read,
     /// It can be written.
     Write,
-    /// It has something new to read, told once each time, or the other side is gone.
+    /// It has something new to read, reported once each time, or the other side is gone.
     Bell,
     /// Nothing but that both directions have ended, which the kernel tells anyway.
     Nothing,
@@ -54,7 +55,8 @@ pub enum Interest {
 
 /// Events taken from the kernel at a time.
 const BATCH: usize = 64;
-/// Key of the timer, which is no event of its own: a passed deadline is found by looking at the clock.
+/// Key of the timer, which is no event of its own: a passed deadline is found by looking at the
+/// clock.
 const TIMER: u64 = 0;
 
 /// The set of descriptors waited on.
@@ -86,8 +88,8 @@ impl Poller {
         })
     }
 
-    /// Waits on `fd` from now on. It has to be [removed](Self::remove) before it is closed where another process holds
-    /// the same open file: epoll watches open files, not numbers.
+    /// Waits on `fd` from now on. It has to be [removed](Self::remove) before it is closed where
+    /// another process holds the same open file: epoll watches open files, not numbers.
     pub fn add(&self, fd: impl AsFd, event: Event, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(
             &self.epoll,
@@ -112,7 +114,8 @@ impl Poller {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits for events, until `deadline_ns` of the monotonic clock at most, and puts them into `events`.
+    /// Waits for events, until `deadline_ns` of the monotonic clock at most, and puts them into
+    /// `events`.
     pub fn wait(&mut self, deadline_ns: Option<u64>, events: &mut Vec<Event>) -> io::Result<()> {
         events.clear();
         self.arm(deadline_ns)?;
@@ -133,8 +136,9 @@ impl Poller {
         Ok(())
     }
 
-    /// Sets the end of a [rest](Self::rest) beforehand, at a time at which other timers are due sooner: then it costs nothing but the
-    /// call. To set the next timer that is due is 15 to 20 us on a virtual machine, for it is the hypervisor that is asked.
+    /// Sets the end of a [rest](Self::rest) beforehand, at a time at which other timers are due
+    /// sooner: then it costs nothing but the call. To set the next timer that is due is 15 to 20 us
+    /// on a virtual machine, for it is the hypervisor that is asked.
     pub fn set_alarm(&mut self, at_ns: u64) -> io::Result<()> {
         if self.alarm_ns != at_ns {
             set(&self.alarm, Some(at_ns))?;
@@ -143,11 +147,13 @@ impl Poller {
         Ok(())
     }
 
-    /// Sleeps until `until_ns` of the monotonic clock, whatever happens, or until an alarm that was set to about that time.
+    /// Sleeps until `until_ns` of the monotonic clock, whatever happens, or until an alarm that was
+    /// set to about that time.
     pub fn rest(&mut self, now_ns: u64, until_ns: u64) {
         if self.alarm_ns > now_ns && self.alarm_ns <= until_ns {
             let mut alarm = [PollFd::new(&self.alarm, PollFlags::IN)];
-            // A signal ends it early, which does no harm. TIMEOUT: it goes off at `until_ns` at the latest.
+            // A signal ends it early, which does no harm. TIMEOUT: it goes off at `until_ns` at the
+            // latest.
             let _ = rustix::event::poll(&mut alarm, None);
         } else {
             crate::clock::sleep_until(until_ns);
@@ -186,10 +192,11 @@ fn set(timer: &OwnedFd, deadline_ns: Option<u64>) -> io::Result<()> {
 
 /// Makes the calling thread one that runs soon after it wakes up.
 ///
-/// Its timers are as exact as the hardware allows: a slice ends when it ends. And it asks the scheduler for turns of 0.1 ms, the
-/// shortest there are: among threads of equal weight the one with the earliest deadline goes first, and a
-/// thread with a shorter turn that wakes up takes the core from one with a longer one (Linux 6.12; see sched(7) and
-/// sched_setattr(2)). It gets no more time for it, only sooner. Older kernels take no notice.
+/// Its timers are as exact as the hardware allows: a slice ends when it ends. And it asks the
+/// scheduler for turns of 0.1 ms, the shortest there are: among threads of equal weight the one
+/// with the earliest deadline goes first, and a thread with a shorter turn that wakes up takes the
+/// core from one with a longer one (Linux 6.12; see sched(7) and sched_setattr(2)). It gets no more
+/// time for it, only sooner. Older kernels take no notice.
 pub fn be_prompt() {
     use nix::libc;
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
@@ -204,7 +211,7 @@ pub fn be_prompt() {
         sched_deadline: 0,
         sched_period: 0,
     };
-    // SAFETY: a valid pointer to a structure of the size that is told; 0 is the calling thread.
+    // SAFETY: a valid pointer to a structure of the size that is given; 0 is the calling thread.
     let got = unsafe {
         libc::syscall(
             libc::SYS_sched_getattr,

@@ -1,5 +1,6 @@
-//! Asking jobs to change their size: the request of an operator or of the cluster's agent goes into the pages of all of the job's
-//! processes, and the first of them that says that all is saved answers for the job. What follows from that is whoever asked's.
+//! Asking jobs to change their size: the request of an operator or of the cluster's agent goes into
+//! the pages of all of the job's processes, and the first of them that says that all is saved
+//! answers for the job. The asker decides what follows from that.
 
 use channel::Resize;
 use channel::arbiter::ClientPages;
@@ -10,12 +11,14 @@ use crate::clock::unix_ms;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
 
-/// A request that nobody has followed up in this time is taken back: a job that is ready to be stopped waits for that. TIMEOUT: above what whoever asks
-/// gives the job to end its iteration (a minute at most) and to end (some seconds).
+/// A request that nobody has followed up in this time is taken back: a job that is ready to be
+/// stopped waits for that. TIMEOUT: above the time that the asker gives the job to end its
+/// iteration (a minute at most) and to end (some seconds).
 const EXPIRES_MS: u64 = 120_000;
 
 impl Arbiter {
-    /// Asks a job for another size, or takes that back. Asking for the same once more is asking once.
+    /// Asks a job for another size, or takes that back. Asking for the same once more is asking
+    /// once.
     pub(crate) fn ask_resize(&mut self, id: TenantId, asked: control::Resize) {
         let now_unix_ms = unix_ms();
         let Some(tenant) = self.ledger.get_mut(id) else {
@@ -27,8 +30,8 @@ impl Arbiter {
                 Some((known, since))
             }
             (control::Resize::To(gpus), _) => {
-                // Pages outlive an arbiter, and so does what a client has answered in them: a number of the clock is a new one also to the next
-                // arbiter.
+                // Pages outlive an arbiter, and so does what a client has answered in them: a
+                // number of the clock is a new one also to the next arbiter.
                 let number = now_unix_ms.max(tenant.resized + 1);
                 tenant.resized = number;
                 Some((Resize { number, gpus }, now_unix_ms))

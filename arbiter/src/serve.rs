@@ -40,17 +40,21 @@ use crate::violations::Suspicion;
 pub(crate) const HOUSEKEEPING_NS: u64 = 100_000_000;
 /// How long they are put off at most while a hand-over is under way or near.
 const PUT_OFF_NS: u64 = 20_000_000;
-/// For how long the core is left to threads that were just woken. TIMEOUT: twice what a thread needs from being woken to its first
-/// submission; whatever comes meanwhile is looked at so much later.
+/// For how long the core is left to threads that were just woken. TIMEOUT: twice what a thread
+/// needs from being woken to its first submission; everything that comes meanwhile is looked at so
+/// much later.
 const ASIDE_NS: u64 = 50_000;
-/// For how long operators are answered before slices are looked at again, and a request that takes longer after it.
+/// For how long operators are answered before slices are looked at again, and a request that takes
+/// longer after it.
 const OPERATORS_NS: u64 = 300_000;
 /// A turn of the loop that comes so late is reported.
 const STALL_NS: u64 = 1_000_000_000;
-/// Failures in a row of [`FAILURES_NS`] after which the arbiter ends, every gate open, for a successor to take over.
+/// Failures in a row of [`FAILURES_NS`] after which the arbiter ends, every gate open, for a
+/// successor to take over.
 const FAILURES: u32 = 16;
 const FAILURES_NS: u64 = 60_000_000_000;
-/// How long pages of an earlier arbiter may take to turn up. TIMEOUT: clients try again every second or so.
+/// How long pages of an earlier arbiter may take to turn up. TIMEOUT: clients try again every
+/// second or so.
 pub(crate) const ADOPT_NS: u64 = 10_000_000_000;
 /// Jobs that have ended and are still shown, and for how long.
 pub(crate) const GONE_KEPT: usize = 64;
@@ -86,8 +90,8 @@ impl Error {
     }
 }
 
-/// Serves until SIGTERM, SIGINT, a request to shut down, or the end of an idle time. Every gate is left open. SIGHUP has the
-/// quota file read again.
+/// Serves until SIGTERM, SIGINT, a request to shut down, or the end of an idle time. Every gate is
+/// left open. SIGHUP has the quota file read again.
 ///
 /// # Errors
 /// [`Error`]; nothing was served where the start failed.
@@ -163,11 +167,11 @@ pub struct Arbiter {
     pub(crate) devices: Devices,
     pub(crate) schedulers: Vec<DeviceScheduler>,
     pub(crate) scheduler_due_ns: Vec<Option<u64>>,
-    /// The slice policy of each lane, as it was chosen.
+    /// The slice policy of each device, as it was chosen.
     pub(crate) policies: Vec<PolicyChoice>,
     pub(crate) gang_scheduler: GangScheduler,
     gangs_due_ns: Option<u64>,
-    /// Lanes to be stepped whatever the time.
+    /// Devices to be stepped at any time.
     pub(crate) dirty: u32,
     /// Threads of a client were woken since the last wait.
     woke: bool,
@@ -222,8 +226,8 @@ pub struct Arbiter {
 }
 
 impl Arbiter {
-    /// Takes the directory, reloads the state and listens. Clients can connect from here on; they are served by
-    /// [`serve`](Self::serve).
+    /// Takes the directory, reloads the state and listens. Clients can connect from here on; they
+    /// are served by [`serve`](Self::serve).
     ///
     /// # Errors
     /// [`Error`]
@@ -249,7 +253,8 @@ impl Arbiter {
         let control = UnixListener::bind(&path)
             .and_then(ControlServer::new)
             .map_err(Error::io(listen(&path)))?;
-        // The host's arbiter serves every user, who are told apart by SO_PEERCRED; any other serves its own.
+        // The host's arbiter serves every user, distinguished by SO_PEERCRED; any other serves its
+        // own.
         let mode = if dir.source() == Source::System {
             0o666
         } else {
@@ -375,7 +380,7 @@ impl Arbiter {
         Stopper(Arc::clone(&self.stop))
     }
 
-    /// Serves until told to end.
+    /// Serves until it is asked to end.
     ///
     /// # Errors
     /// [`Error`], where waiting itself fails.
@@ -425,14 +430,15 @@ impl Arbiter {
         self.journal.write("stalled", "", message, &fields);
     }
 
-    /// Does a piece of the loop's work. A check that fails in it (a defect of ours, whatever it was that led there) ends that piece and
+    /// Runs one step of the loop. A check that fails in it (a defect of ours) ends that step and
     /// nothing else: `None` then.
     fn contained<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
-        // What it has left half done is ours alone, numbers and lists that the next look puts right or trips over again.
+        // What the step has left half done is ours only: numbers and lists that the next look
+        // corrects or trips over again.
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(self))).ok()
     }
 
-    /// A piece of work has failed; the panic's own message is in the log.
+    /// A step has failed; the panic's own message is in the log.
     ///
     /// # Errors
     /// That happens all the time: a successor does better.
@@ -467,11 +473,14 @@ impl Arbiter {
         self.housekeeping_ns
     }
 
-    /// Leaves the core to threads that were just woken, for [`ASIDE_NS`] or until `deadline_ns`, and prepares for the next time.
+    /// Leaves the core to threads that were just woken, for [`ASIDE_NS`] or until `deadline_ns`,
+    /// and prepares for the next time.
     ///
-    /// Where no core is free such a thread waits for ours, and what there is to do at once (the doorbell of the one whose gate was
-    /// closed, a timer to be set) kept it waiting for 35 of 45 us, by a trace of the scheduler. To sleep is better than to
-    /// yield: who yields is not given a core again before the scheduler's next tick, who sleeps is when his timer fires.
+    /// Where no core is free such a thread waits for ours, and what there is to do at once (the
+    /// doorbell of the tenant whose gate was closed, a timer to be set) kept it waiting for 35 of
+    /// 45 us, by a trace of the scheduler. To sleep is better than to yield: a thread that yields
+    /// is not given a core again before the scheduler's next tick, one that sleeps is when its
+    /// timer fires.
     fn step_aside(&mut self, deadline_ns: Option<u64>) {
         if std::mem::take(&mut self.woke) {
             let now_ns = mono_ns();
@@ -526,7 +535,7 @@ impl Arbiter {
                 }
                 match accepted {
                     Ok(true) => {}
-                    // Whoever is not taken now would ring until then.
+                    // Peers that are not taken now would ring until then.
                     Ok(false) => {
                         self.poller.remove(self.control.listener());
                         self.control_full = true;
@@ -553,7 +562,8 @@ impl Arbiter {
         }
     }
 
-    /// Steps the lanes that are due and sees to the house. Returns when to wake up at the latest.
+    /// Steps the device schedulers that are due and does the housekeeping. Returns when to wake up
+    /// at the latest.
     fn step(&mut self) -> Option<u64> {
         let now_ns = mono_ns();
         for at in 0..self.schedulers.len() {
@@ -565,7 +575,8 @@ impl Arbiter {
             self.dirty |= self.gang_scheduler.schedulers();
         }
         self.step_dirty_schedulers();
-        // The slow things are not in the way of a hand-over: the core is left to whoever was just woken, and to the turn that is near.
+        // The slow things are not in the way of a hand-over: the core is left to the threads that
+        // were just woken, and to the turn that is near.
         let now_ns = mono_ns();
         let later_ns = self
             .schedulers
@@ -585,7 +596,7 @@ impl Arbiter {
         if !profiles_wait {
             self.profiles_ns = self.look_at_profiles(now_ns);
         }
-        // What changed in the house may open gates.
+        // Housekeeping may have changed what opens gates.
         self.step_dirty_schedulers();
         let move_requests_ns = self.step_moves(mono_ns());
         let save_ns = self.save_soon(mono_ns());
@@ -623,7 +634,8 @@ impl Arbiter {
             .min()
     }
 
-    /// Steps the lanes in which something has changed or that are due, then deals the turns of gangs.
+    /// Steps the device schedulers in which something has changed or that are due, then deals the
+    /// turns of gangs.
     pub(crate) fn step_dirty_schedulers(&mut self) {
         let dirty = std::mem::take(&mut self.dirty);
         if dirty == 0 {
@@ -639,8 +651,8 @@ impl Arbiter {
         }
     }
 
-    /// Answers operators, for a moment and at most a quarter of the time: slices are looked at in between. Returns when to go on, where
-    /// somebody waits.
+    /// Answers operators, for a moment and at most a quarter of the time: slices are looked at in
+    /// between. Returns when to go on, where one waits.
     fn serve_operators(&mut self) -> Option<u64> {
         let begun_ns = mono_ns();
         if begun_ns < self.operators_ns {
@@ -738,7 +750,8 @@ impl Arbiter {
     }
 }
 
-/// Takes the lock of the directory, which the kernel gives back when this process ends, however it does.
+/// Takes the lock of the directory, which the kernel gives back when this process ends, however it
+/// does.
 fn lock(options: &Options) -> Result<File, Error> {
     let path = options.dir.lock_file();
     let what = format!("take {}", path.display());

@@ -1,7 +1,8 @@
 //! Pages of the next client, made while nobody waits for them.
 //!
-//! A client's first call waits for its pages: four files that are made, filled, mapped and sealed, some twenty system calls. One
-//! set of each kind lies ready; who comes before the next round of housekeeping after another waits as before.
+//! A client's first call waits for its pages: four files that are made, filled, mapped and sealed,
+//! some twenty system calls. One set of each kind lies ready; a second client within one
+//! housekeeping tick waits for its own.
 
 use channel::PageError;
 use channel::arbiter::{ClientPages, TenantMemory};
@@ -14,7 +15,7 @@ pub struct Spare {
 }
 
 impl Spare {
-    /// Makes what is missing. What fails is tried again by whoever needs it, who says so.
+    /// Makes what is missing. The caller that needs it tries again what fails here, and reports it.
     pub fn fill(&mut self) {
         if self.client.is_none() {
             self.client = fresh_client(true).ok();

@@ -1,8 +1,11 @@
-//! What outlives the arbiter: the jobs, their tokens and who was attached, in `state.json`, replaced as a whole.
+//! What outlives the arbiter: the jobs, their tokens and who was attached, in `state.json`,
+//! replaced as a whole.
 //!
-//! Written by a thread of its own ([`StateFile`]): making the text, and a file system that takes its time, delay no hand-over. What is
-//! handed over while an older state is being written replaces the one that waits, so the file is at most one write behind. States are
-//! numbered; who has to know that one is on disk asks for the number, and is woken by a descriptor. Nobody on the loop waits.
+//! Written by a thread of its own ([`StateFile`]): making the text, and a file system that takes
+//! its time, delay no hand-over. What is handed over while an older state is being written replaces
+//! the one that waits, so the file is at most one write behind. States are numbered; a caller that
+//! has to know that one is on disk asks for the number, and is woken by a descriptor. Nobody on the
+//! loop waits.
 
 use std::fs;
 use std::io::{self, Write};
@@ -99,8 +102,9 @@ pub struct SavedClient {
 }
 
 impl State {
-    /// Reads the file. One that is missing is an empty one; one that is damaged or of another version is said to be so and
-    /// then an empty one too: jobs go on without an arbiter, an arbiter that does not start helps nobody.
+    /// Reads the file. A missing one is an empty one; a damaged one, or one of another version, is
+    /// reported and then an empty one too: jobs go on without an arbiter, an arbiter that does not
+    /// start helps nobody.
     pub fn load(path: &Path) -> (Self, Option<String>) {
         let bytes = match fs::read(path) {
             Ok(bytes) => bytes,
@@ -122,8 +126,8 @@ impl State {
         }
     }
 
-    /// Writes the file beside itself and moves it into place, so that a reader, or the next arbiter, sees all of it or the
-    /// one before. Only this user can read it: it has tokens in it.
+    /// Writes the file beside itself and moves it into place, so that a reader, or the next
+    /// arbiter, sees all of it or the one before. Only this user can read it: it has tokens in it.
     pub fn save(&mut self, path: &Path) -> io::Result<()> {
         self.version = VERSION;
         let beside = path.with_extension("json.new");
@@ -138,7 +142,8 @@ impl State {
     }
 }
 
-/// TIMEOUT: what is still to be written in the end may take so long: a disk that is slow, and not one that is gone.
+/// TIMEOUT: what is still to be written in the end may take so long: a disk that is slow, and not
+/// one that is gone.
 pub const IN_THE_END: Duration = Duration::from_secs(2);
 
 /// The file of the state, and the thread that writes it.
@@ -272,8 +277,8 @@ impl StateFile {
 }
 
 impl Drop for StateFile {
-    /// Everything is written before whoever holds the directory's lock lets go of it, as far as that takes no longer than
-    /// [`IN_THE_END`].
+    /// Everything is written before the holder of the directory's lock releases it, as far as that
+    /// takes no longer than [`IN_THE_END`].
     fn drop(&mut self) {
         let written = self.settle(IN_THE_END);
         self.desk.tray().over = true;
@@ -330,7 +335,8 @@ mod tests {
 
     #[test]
     fn a_disk_that_stands_still_keeps_nobody_waiting() {
-        // A pipe that nobody reads from takes no writer in: what opens it waits, as on a disk that does not answer.
+        // A pipe that nobody reads from takes no writer in: what opens it waits, as on a disk that
+        // does not answer.
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("state.json");
         let beside = path.with_extension("json.new");

@@ -1,4 +1,4 @@
-//! What is told about the arbiter, its devices and its jobs.
+//! What is reported about the arbiter, its devices and its jobs.
 
 use control::{
     ArbiterStatus, DeviceBytes, DeviceStatus, JobDevice, JobState, JobStatus, ProcessStatus,
@@ -103,8 +103,8 @@ impl Arbiter {
         statuses.collect()
     }
 
-    /// Who is on the device by NVML's word, and has not attached. Nobody while no job is there, for then nobody looks; who has
-    /// ended since the last look is left out.
+    /// Processes that are on the device by NVML's word and have not attached. Empty while no job is
+    /// there, for then nobody looks; processes that have ended since the last look are left out.
     fn unmanaged(&self, device: &crate::devices::Device) -> Vec<UnmanagedProcess> {
         if !self.watching {
             return Vec::new();
@@ -193,7 +193,8 @@ impl Arbiter {
             command: tenant.spec.command.clone(),
             class: convert::wire_class(tenant.spec.class),
             state: match (tenant.clients.is_empty(), busy, waits) {
-                // Whether it is dormant or gone is known in a moment, once its processes are counted.
+                // Whether it is dormant or gone is known in a moment, once its processes are
+                // counted.
                 _ if tenant.dormant.is_some() => JobState::Gone,
                 _ if tenant.spec.paused || tenant.spec.evicted => JobState::Paused,
                 (true, ..) if devices.is_empty() => JobState::Starting,
@@ -255,7 +256,8 @@ impl Arbiter {
         let scheduler = &self.schedulers[index];
         let usage = scheduler.usage(tenant.id).cloned().unwrap_or_default();
         let used = tenant.used_bytes(index);
-        // What NVML counts for the job's processes and nobody asked for: contexts, code, workspaces.
+        // What NVML counts for the job's processes and nobody asked for: contexts, code,
+        // workspaces.
         let physical: u64 = tenant
             .clients
             .iter()
@@ -334,7 +336,8 @@ impl Arbiter {
         .collect()
     }
 
-    /// The share of a job: what it asked for, or the part of the rest that falls to it now; 0 where none is promised.
+    /// The share of a job: what it asked for, or the part of the rest that falls to it now; 0 where
+    /// none is promised.
     pub(crate) fn share_of(&self, id: TenantId) -> f64 {
         let Some(tenant) = self.ledger.get(id) else {
             return 0.0;

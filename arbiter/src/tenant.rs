@@ -53,7 +53,7 @@ pub struct Spec {
     pub iteration_launches: Option<u64>,
     /// Its memory may leave its devices.
     pub evictable: bool,
-    /// Of what its limit has no room for.
+    /// What its limit leaves no space for.
     pub overflow: Overflow,
     /// Host memory that it may take.
     pub host_memory: Option<MemLimit>,
@@ -70,7 +70,7 @@ pub struct Tenant {
     pub id: TenantId,
     /// Its terms.
     pub spec: Spec,
-    /// Whoever presents it belongs to this job.
+    /// A process that presents it belongs to this job.
     pub token: [u8; TOKEN_BYTES],
     /// User who registered it.
     pub uid: u32,
@@ -134,7 +134,8 @@ pub struct Tenant {
     peaks: [u64; MAX_DEVICES],
 }
 
-/// What is left of a job without launcher and clients: it has neither share nor memory, and its token is still good.
+/// What is left of a job without launcher and clients: it has neither share nor memory, and its
+/// token is still good.
 #[derive(Debug)]
 pub struct Dormant {
     /// Since when.
@@ -208,7 +209,8 @@ impl Tenant {
         }
     }
 
-    /// Takes the lowest free slot below `most`: whoever sums the page looks at all up to the highest that is taken.
+    /// Takes the lowest free slot below `most`: the sum of the page goes over all slots up to the
+    /// highest that is taken.
     pub fn take_slot(&mut self, most: u32) -> Option<u32> {
         let free = |(at, bits): (usize, &u64)| {
             // CAST: slots are some thousands.
@@ -244,8 +246,8 @@ impl Tenant {
         last.map_or(0, |at| at as u32 * 64 + 64 - self.slots[at].leading_zeros())
     }
 
-    /// Tells the page which slots are in use. While processes of an earlier arbiter may still come with slots of theirs, none is
-    /// left out.
+    /// Writes to the page which slots are in use. While processes of an earlier arbiter may still
+    /// come with slots of theirs, none is left out.
     pub fn publish_slots(&mut self) {
         let used = match self.adopt_until_ns {
             0 => self.slots_used(),

@@ -1,7 +1,8 @@
 //! The terms of every job on a device, from what all of them were promised.
 //!
-//! A named share is a weight and a promise. Guaranteed jobs without one split what the others leave; opportunistic jobs promise
-//! each other nothing, their shares are weights among themselves. `share_min` is a promise whatever the class.
+//! A named share is a weight and a promise. Guaranteed jobs without one split what the others
+//! leave; opportunistic jobs promise each other nothing, their shares are weights among themselves.
+//! `share_min` is a promise whatever the class.
 
 use control::Overflow;
 use policy::{Class, TenantId};
@@ -30,7 +31,7 @@ pub struct Terms {
     pub paused: bool,
     /// All of its devices at once or none, where it uses several.
     pub gang: bool,
-    /// By when its work should be done, in nanoseconds of the lanes' clock.
+    /// By when its work should be done, in nanoseconds of the schedulers' clock.
     pub deadline_ns: Option<u64>,
     /// Device time that its work takes in all, in nanoseconds.
     pub work_ns: Option<u64>,
@@ -122,7 +123,7 @@ fn ppm(share: f64) -> u32 {
     (share * 1e6).round().max(1.0) as u32
 }
 
-/// Whether the bounds of a job leave room for its share.
+/// Whether the bounds of a job agree with its share.
 pub fn admit_bounds(spec: &Spec) -> Result<(), Refusal> {
     for bound in [spec.share, spec.share_min, spec.share_max]
         .into_iter()

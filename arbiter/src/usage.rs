@@ -1,4 +1,5 @@
-//! What one tenant got of one device, and when. Counts what it is told; knows neither clocks nor gates.
+//! What one tenant got of one device, and when. Counts what is reported to it; knows neither clocks
+//! nor gates.
 
 /// How finely the recent past is remembered.
 const BUCKET_NS: u64 = 100_000_000;
@@ -81,7 +82,8 @@ impl Usage {
         part(self.device_ns, now_ns.saturating_sub(self.since_ns))
     }
 
-    /// Part of the device's time while others wanted it too: what a share promises. `None`: that was never the case.
+    /// Part of the device's time while others wanted it too: what a share promises. `None`: that
+    /// was never the case.
     pub fn share_contended(&self) -> Option<f64> {
         (self.contended_ns > 0).then(|| part(self.contended_device_ns, self.contended_ns))
     }

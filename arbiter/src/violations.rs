@@ -1,5 +1,5 @@
-//! Jobs that harm the others: found out by the lanes and by what their clients write, told in the journal, and ended where the
-//! configuration says so.
+//! Jobs that harm the others: found by the device schedulers and by what their clients write,
+//! reported in the journal, and ended where the configuration says so.
 
 use policy::TenantId;
 use rustix::process::{Signal, pidfd_send_signal};
@@ -9,11 +9,12 @@ use crate::dispatch::{Answer, Violation};
 use crate::peer;
 use crate::serve::Arbiter;
 
-/// Periods of the house in a row with too many doorbells that make a flood: half a second of it.
+/// Housekeeping ticks in a row with too many doorbells that make a flood: half a second of it.
 const FLOOD_PERIODS: u32 = 5;
 
-/// A job whose work stands still is looked at for so long before that is its own doing. Where its threads wait for a processor for more
-/// than a fifth of that, or the arbiter itself had none, the host stands still and it is looked at again, so long at most.
+/// A job whose work stands still is looked at for so long before that counts as its own doing.
+/// Where its threads wait for a processor for more than a fifth of that, or the arbiter itself had
+/// none, the host stands still and it is looked at again, so long at most.
 const LOOK_NS: u64 = 300_000_000;
 const LOOK_MOST_NS: u64 = 10_000_000_000;
 /// What was seen so long ago tells nothing about now.
@@ -87,7 +88,8 @@ impl Arbiter {
         let stalled = now_ns.saturating_sub(self.housekeeping_due_ns()) > HOUSEKEEPING_STALL_NS;
         let mut left = LOOKED_AT;
         for at in 0..self.schedulers.len() {
-            // Whether it is the host that stands still, and not a job: by what its threads wait for, and by our own lateness.
+            // Whether it is the host that stands still, and not a job: by what its threads wait
+            // for, and by our own lateness.
             let forgiven = self.schedulers[at].inspect(now_ns, &mut |id| {
                 left = left.saturating_sub(1);
                 let clients = self.ledger.get(id).map(|tenant| tenant.clients.as_slice());

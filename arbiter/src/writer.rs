@@ -1,8 +1,8 @@
-//! Files that are written beside the loop: whoever has a line puts it into a queue of bounded size, and a thread of its own
-//! writes it.
+//! Files that are written beside the loop: lines go into a queue of bounded size, and a thread of
+//! its own writes them.
 //!
-//! A disk that takes its time, or is full, costs lines and nobody's turn. Lines that found no room in the queue, or that could not be
-//! written, are counted, and the count is there to be told.
+//! A disk that takes its time, or is full, costs lines and nobody's turn. Lines that the queue or
+//! the disk did not take are counted, and the count can be reported.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 /// Lines that wait, and what they take together in bytes. A line alone may be longer.
 const MOST_LINES: usize = 4096;
 const MOST_BYTES: usize = 4 << 20;
-/// TIMEOUT: what is still to be written in the end may take so long: a disk that is slow, and not one that is gone.
+/// TIMEOUT: what is still to be written in the end may take so long: a disk that is slow, and not
+/// one that is gone.
 const IN_THE_END: Duration = Duration::from_secs(2);
 
 /// What writes a line.
@@ -100,7 +101,8 @@ impl Desk {
 pub struct Lost {
     /// How many.
     pub lines: u64,
-    /// Why they could not be written; `None`: the queue was full, for the disk is slower than they came.
+    /// Why they could not be written; `None`: the queue was full, for the disk is slower than they
+    /// came.
     pub why: Option<io::Error>,
 }
 
@@ -121,7 +123,7 @@ impl Writer {
         })
     }
 
-    /// Has a line written, soon; false where there is no room for it. Never waits for a disk.
+    /// Has a line written, soon; false where the queue is full. Never waits for a disk.
     pub fn push(&self, line: Vec<u8>) -> bool {
         let mut tray = self.desk.tray();
         let full = tray.lines.len() >= MOST_LINES
@@ -137,11 +139,11 @@ impl Writer {
         true
     }
 
-    /// What was lost since this was asked last, once there is room to tell it.
+    /// What was lost since this was asked last, once the report of it fits into the queue.
     pub fn take_lost(&self) -> Option<Lost> {
         let mut tray = self.desk.tray();
-        let room = tray.lines.len() < MOST_LINES / 2 && tray.bytes < MOST_BYTES / 2;
-        if tray.lost == 0 || !room {
+        let fits = tray.lines.len() < MOST_LINES / 2 && tray.bytes < MOST_BYTES / 2;
+        if tray.lost == 0 || !fits {
             return None;
         }
         Some(Lost {
@@ -177,7 +179,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A disk that writes a line when it is told to.
+    /// A disk that writes a line when the test lets it.
     fn slow() -> (
         Writer,
         mpsc::Sender<io::Result<()>>,
@@ -222,13 +224,13 @@ mod tests {
             "{through}"
         );
         assert!(!writer.settle(Duration::from_millis(1)));
-        assert!(writer.take_lost().is_none(), "there is no room to tell it");
+        assert!(writer.take_lost().is_none(), "there is no space to report it");
         for _ in 0..through {
             tell.send(Ok(())).expect("it listens");
             written.recv_timeout(PATIENCE).expect("written");
         }
         assert!(writer.settle(PATIENCE));
-        let lost = writer.take_lost().expect("told");
+        let lost = writer.take_lost().expect("reported");
         assert_eq!(lost.lines, (2 * MOST_LINES - through) as u64);
         assert!(lost.why.is_none() && writer.take_lost().is_none());
     }
@@ -254,7 +256,7 @@ mod tests {
             tell.send(result.map_err(Into::into)).expect("it listens");
         }
         assert!(writer.settle(PATIENCE));
-        let lost = writer.take_lost().expect("told");
+        let lost = writer.take_lost().expect("reported");
         assert_eq!(lost.lines, 1);
         assert_eq!(
             lost.why.map(|why| why.kind()),

@@ -126,7 +126,7 @@ fn a_job_may_have_many_more_than_64_processes_and_readers_count_for_none() {
         let account = Account::new(client.tenant, at).expect("slot");
         account.reserve(0, 1 << 20, NO_LIMIT).expect("no limit");
     }
-    // Whoever reads sees what all of them hold.
+    // Every reader sees what all of them hold.
     let reader = reader();
     assert_eq!(reader.tenant.used_bytes(0), 80 << 20);
     assert_eq!(operator.list().expect("list")[0].mem_used_bytes, 80 << 20);
@@ -146,7 +146,7 @@ fn a_refused_process_finds_the_reason_in_the_journal() {
     );
     let events = operator.events(0, 0).expect("events");
     let reported = events.iter().find(|event| event.kind == "refused");
-    let reported = reported.expect("it is told before the process hears of it");
+    let reported = reported.expect("reported before the process hears of it");
     assert_eq!(reported.fields["outcome"], "unknown_token");
     assert_eq!(reported.fields["pid"], std::process::id());
 }
@@ -243,8 +243,8 @@ fn the_device_and_memory_of_a_killed_holder_pass_to_the_others() {
             .then_some(job.mem_used_bytes)
     });
     assert_eq!(held, GIB);
-    // The child stays inside a blocking call for ever; its slice alone makes it give way. So it is killed while it holds:
-    // the gate of the other is closed as long as nobody asks.
+    // The child stays inside a blocking call for ever; only the end of its slice makes it give way.
+    // So it is killed while it holds: the gate of the other is closed as long as nobody asks.
     let client = attach(&other);
     let gate = client.arbiter.device(0).expect("device");
     gate.look().expect_err("the child holds the device");
@@ -263,7 +263,7 @@ fn the_device_and_memory_of_a_killed_holder_pass_to_the_others() {
     let gone = events
         .iter()
         .find(|event| event.kind == "detached")
-        .expect("told");
+        .expect("reported");
     assert_eq!(gone.fields["held_bytes"], GIB);
 }
 
@@ -310,7 +310,7 @@ fn a_killed_arbiter_is_followed_by_one_that_knows_its_jobs() {
     let back = events
         .iter()
         .find(|event| event.kind == "reattached")
-        .expect("told");
+        .expect("reported");
     assert_eq!(back.fields["gap_ns"], 5_000_000);
     operator.shutdown().expect("asked to end");
     assert!(within::wait(&mut second, "the arbiter", testbed::PATIENCE).success());
@@ -477,12 +477,12 @@ fn the_solo_duration_of_an_iteration_is_known_to_the_next_arbiter() {
     let (reported, job, learnt_ns) = {
         let first = Daemon::start_in(dir.clone());
         let mut operator = first.operator();
-        let reported = operator.register(named("told", 0.1)).expect("registered");
+        let reported = operator.register(named("learner", 0.1)).expect("registered");
         let change = Change {
             solo_iteration_us: Some(7000),
             ..Change::default()
         };
-        operator.set("told", change).expect("set");
+        operator.set("learner", change).expect("set");
         let job = operator.register(named("learnt", 0.5)).expect("registered");
         let client = attach(&job);
         let learnt_ns = until("it is learnt", || {
@@ -527,7 +527,7 @@ fn the_solo_duration_of_an_iteration_is_known_to_the_next_arbiter() {
     let client = attach(&reported);
     until("what an operator has set is known as well", || {
         iterate(&client);
-        let profile = profile(&mut operator, "told");
+        let profile = profile(&mut operator, "learner");
         let set = (profile.solo_source, profile.solo_iteration_ns);
         (set == (SoloSource::Set, Some(7_000_000))).then_some(())
     });
@@ -539,7 +539,8 @@ fn arbiter_child(dir: &(tempfile::TempDir, control::paths::RuntimeDir)) -> Child
     child("arbiter", dir.1.path(), "")
 }
 
-/// What the processes started by other tests do; a test like any other where nobody has given it a role.
+/// What the processes started by other tests do; a test like any other where nobody has given it a
+/// role.
 #[test]
 fn role() {
     let Some((role, socket, word)) = role_of_ours() else {

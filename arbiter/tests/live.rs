@@ -344,7 +344,7 @@ fn a_flood_of_doorbells_is_reported_and_demoted() {
                 noisy.ring();
             }
         });
-        until("it is told", || {
+        until("it is reported", || {
             (violations(&mut operator, "noisy") == ["flood"]).then_some(())
         });
         let job = &operator.list().expect("list")[0];
@@ -371,7 +371,7 @@ fn nonsense_in_a_page_and_endless_work_are_reported_and_cost_nobody_else() {
     let liar = attach(&liar);
     lie(&liar, 1000);
     let worker = Worker::start(attach(&honest));
-    until("both are told", || {
+    until("both are reported", || {
         let reported = violations(&mut operator, "liar");
         let has = |word: &str| reported.iter().any(|reported| reported == word);
         (has("nonsense") && has("endless")).then_some(())
@@ -395,7 +395,7 @@ fn a_process_is_ended_only_where_the_configuration_says_so() {
     let mut child = child("unresponsive", &daemon.dir.control_socket(), "");
     let job = operator.register(named("other", 0.5)).expect("registered");
     let worker = Worker::start(attach(&job));
-    until("it is told", || {
+    until("it is reported", || {
         (violations(&mut operator, "unresponsive") == ["unresponsive"]).then_some(())
     });
     assert!(child.try_wait().expect("asked").is_none(), "it lives");
@@ -419,7 +419,8 @@ fn a_process_is_ended_only_where_the_configuration_says_so() {
     });
 }
 
-/// What a process started by another test does; a test like any other where nobody has given it a role.
+/// What a process started by another test does; a test like any other where nobody has given it a
+/// role.
 #[test]
 fn role() {
     let Some((_, socket, _)) = role_of_ours() else {

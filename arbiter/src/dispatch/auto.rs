@@ -1,27 +1,31 @@
-//! The mode `auto`: whether tenants run all at once or in slices, decided by what each of them gets done.
+//! The mode `auto`: whether tenants run all at once or in slices, decided by what each of them gets
+//! done.
 //!
-//! A tenant's *pace* is its submissions per second. Its *free pace* is that over the time in which its gate was not in its way, learnt
-//! while slices run: a tenant that waits 60 ms of every 100 and submits 400 times in them has a free pace of 400 per 40 ms, 10 per
-//! ms. Its *progress* is its pace over its free pace: 0.4 in slices, by definition what its gate left it.
+//! A tenant's *pace* is its submissions per second. Its *free pace* is its submissions over the
+//! time in which its gate did not delay it, learnt while slices run: a tenant that waits 60 ms of
+//! every 100 and submits 400 times in them has a free pace of 400 per 40 ms, 10 per ms. Its
+//! *progress* is its pace over its free pace: 0.4 in slices, by definition what its gate left it.
 //!
 //! Running all at once is kept while it serves better:
 //!
 //! * every guaranteed tenant makes at least 95 % of the progress that it made in slices, and
 //! * all of them together at least 5 % more than they made in slices.
 //!
-//! Two tenants that keep the device busy make 0.5 + 0.5 in slices and seldom more than that at once: they end up in slices. Two that use
-//! it a third of the time each make nearly 1 + 1 at once.
+//! Two tenants that keep the device busy make 0.5 + 0.5 in slices and seldom more than that at
+//! once: they end up in slices. Two that use it a third of the time each make nearly 1 + 1 at once.
 //!
-//! *Hysteresis.* Slices run for a second before anything is tried, a trial is judged over half a second, and it takes two
-//! bad judgements in a row to end it. After a trial that ended badly slices stay for 4 s, then 8, up to 5 minutes; a change
-//! of the company starts over. Nothing is tried while the tenants' memory does not fit on the device.
+//! *Hysteresis.* Slices run for a second before anything is tried, a trial is judged over half a
+//! second, and two bad judgements in a row end it. After a trial that ended badly slices stay for 4
+//! s, then 8, up to 5 minutes; a change of the set of tenants starts over. Nothing is tried while
+//! the tenants' memory does not fit on the device.
 //!
-//! Submissions are the tenants' own claims. One that claims progress it does not make is left to suffer; one that hides its progress
-//! gets slices, which is what it is entitled to.
+//! Submissions are the tenants' own claims. A tenant that claims progress it does not make only
+//! hurts itself; one that hides its progress gets slices, which it is entitled to anyway.
 
 use policy::{Class, TenantId};
 
-/// Slices before the first trial, and between judgements. TIMEOUT: some hundred slices, so that a pace means something.
+/// Slices before the first trial, and between judgements. TIMEOUT: some hundred slices, so that a
+/// pace means something.
 const LEARN_NS: u64 = 1_000_000_000;
 /// How long running at once is watched before it is judged.
 const JUDGE_NS: u64 = 500_000_000;
@@ -36,7 +40,7 @@ const GAIN: f64 = 0.05;
 /// A tenant with fewer submissions than this in a period tells nothing.
 const FEW: u64 = 8;
 
-/// What a lane knows of a tenant, summed up since it came.
+/// What a device scheduler knows of a tenant, summed up since it came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sample {
     /// Which one.
@@ -141,7 +145,7 @@ impl Auto {
     }
 
     fn begin_anew(&mut self, now_ns: u64, at_work: &[Sample]) {
-        // Whoever was known before keeps what was learnt.
+        // A tenant that was known before keeps what was learnt.
         let members = at_work.iter().map(|sample| {
             let known = self
                 .members
@@ -286,7 +290,8 @@ mod tests {
             }
         }
 
-        /// `slices` and `at_once`: what each tenant makes of its free pace of 10 submissions per millisecond.
+        /// `slices` and `at_once`: what each tenant makes of its free pace of 10 submissions per
+        /// millisecond.
         fn run(&mut self, ns: u64, slices: &[f64], at_once: &[f64], fits: bool) {
             let end_ns = self.now_ns + ns;
             while self.now_ns < end_ns {

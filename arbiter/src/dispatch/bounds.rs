@@ -1,12 +1,15 @@
-//! Floors and caps of a tenant's share, held by two purses of device time, whatever the slice policy thinks of it.
+//! Floors and caps of a tenant's share, held by two token buckets of device time, whatever the
+//! slice policy decides.
 //!
-//! *The cap* is a purse that fills with `max` nanoseconds per nanosecond, up to a slice, and is emptied by what is charged. Empty,
-//! the tenant is barred until there is a shortest slice in it again. A tenant capped at a half, alone, with slices of
-//! 2 to 5 ms: runs 4 ms, rests 4 ms, runs 4 ms.
+//! *The cap* is a token bucket that fills with `max` nanoseconds per nanosecond, up to a slice, and
+//! is emptied by what is charged. Once it is empty, the tenant is barred until it holds a shortest
+//! slice again. A tenant capped at a half that has the device to itself, with slices of 2 to 5 ms,
+//! runs 4 ms, rests 4 ms, runs 4 ms.
 //!
-//! *The floor* is what the tenant is owed: it grows by `min` nanoseconds per nanosecond while the tenant wants the device, and
-//! shrinks by what is charged. Owed two of the longest slices, it comes next. A policy that keeps to the weights gives more
-//! than that by itself, and never hears of it.
+//! *The floor* is what the tenant is owed: it grows by `min` nanoseconds per nanosecond while the
+//! tenant wants the device, and shrinks by what is charged. A tenant that is owed two of the
+//! longest slices comes next. A policy that keeps to the weights gives more than that by itself,
+//! and never notices the floor.
 
 /// Millionths.
 const PPM: u64 = 1_000_000;
@@ -15,7 +18,7 @@ const PATIENCE: i64 = 2;
 /// What it can be owed at most, in longest slices.
 const MEMORY: i64 = 20;
 
-/// Both purses, in nanoseconds.
+/// Both token buckets, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Bounds {
     min_ppm: u32,
@@ -37,7 +40,7 @@ pub struct Slices {
 }
 
 impl Bounds {
-    /// New bounds; what was saved or owed under the old ones counts no longer where they have changed.
+    /// New bounds. What was saved or owed under the old ones is dropped where they have changed.
     pub fn set(&mut self, min_ppm: u32, max_ppm: Option<u32>) {
         if (self.min_ppm, self.max_ppm) != (min_ppm, max_ppm) {
             *self = Self {
@@ -53,7 +56,8 @@ impl Bounds {
         let part = |ppm: u32| signed(dt_ns.saturating_mul(u64::from(ppm)) / PPM);
         let got_ns = signed(got_ns);
         if let Some(max_ppm) = self.max_ppm {
-            // What it used is taken out before the purse is full: rest does not pay for use after the rest is over.
+            // Use is taken out before the bucket is capped: rest does not pay for use after the
+            // rest is over.
             let bucket_ns = self
                 .bucket_ns
                 .saturating_add(part(max_ppm))
@@ -78,8 +82,8 @@ impl Bounds {
         self.barred
     }
 
-    /// How long until that changes: until a barred one may run again, or one that runs from here on without a break is
-    /// barred. `None`: it has no cap.
+    /// How long until that changes: until a barred one may run again, or one that runs from here on
+    /// without a break is barred. `None`: it has no cap.
     pub fn change_ns(&self, slices: Slices) -> Option<u64> {
         let max_ppm = i64::from(self.max_ppm?).max(1);
         let ppm = signed(PPM);

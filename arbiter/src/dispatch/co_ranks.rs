@@ -1,13 +1,16 @@
 //! Ranks that share a device: a kernel that waits for another one which the gate keeps out.
 //!
-//! The kernels of a collective spin until all ranks have launched theirs. Where two ranks of a job, each a process, share a device, the
-//! gate may close between the two launches: the one that is there spins, is waited for by everybody as the tail that it is, is
-//! told to be endless after a second and demoted, and what it waits for does not come, for its job has its turn after all others
-//! then. So while a tail makes no progress, the gates of those processes of the same tenant that wait and have nothing on the device
-//! themselves are open, until it does. Their work is the tenant's like the tail, and is charged like it.
+//! The kernels of a collective spin until all ranks have launched theirs. Where two ranks of a job,
+//! each a process, share a device, the gate may close between the two launches. The kernel that is
+//! there spins; everybody waits for it as for any in-flight work; after a second it counts as
+//! endless and its job is demoted; and the launch that it waits for does not come, since a demoted
+//! job runs after all others. So while in-flight work makes no progress, the gates of those
+//! processes of the same tenant that wait and have nothing on the device themselves are open, until
+//! it does. Their work is charged to the tenant like the rest.
 //!
-//! That is not for the taking: all of it together lasts as long as a tail is waited for, and then a window in a second. One whose
-//! kernel does not end for other reasons gets no more than that out of it.
+//! A tenant cannot gain time by it: the gates are open for no longer in all than a drain is waited
+//! for, and then for a window in a second. A kernel that does not end for other reasons gets no
+//! more than that out of it.
 
 use std::rc::Rc;
 
@@ -19,10 +22,10 @@ use crate::peer;
 
 /// How often one that has used up its time gets another window.
 const AGAIN_NS: u64 = 1_000_000_000;
-/// How soon one whose company has left gets it again, if it stands still.
+/// How soon co-ranks whose gates have closed may come again, if the in-flight work stands still.
 const REST_NS: u64 = 500_000;
 
-/// The company of one tail.
+/// The co-ranks that are admitted beside one drain.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CoRanks {
     /// Clients whose gates are open, and since when; empty: none.
@@ -30,7 +33,7 @@ pub(super) struct CoRanks {
     since_ns: u64,
     /// When it left last.
     left_ns: u64,
-    /// How long gates have been open in this tail.
+    /// How long gates have been open beside this drain.
     used_ns: u64,
     /// Marks of the others when it came.
     marks: u64,
@@ -55,7 +58,8 @@ fn of_others(entity: &RunEntity, co_ranks: &[u64], device: usize) -> u64 {
 }
 
 impl DeviceScheduler {
-    /// Opens and closes gates beside tails that stand still. Returns when to look again.
+    /// Opens and closes the gates of co-ranks beside drains that stand still. Returns when to look
+    /// again.
     pub(super) fn admit_co_ranks(&mut self, now_ns: u64) -> Option<u64> {
         let mut again_ns = None;
         for at in 0..self.entities.len() {
@@ -65,7 +69,7 @@ impl DeviceScheduler {
             let entity = &mut self.entities[at];
             if !entity.co_ranks.is_here() {
                 if entity.drain_since_ns.is_none() && entity.hold.is_none() {
-                    // Another tail, another time.
+                    // The next drain starts afresh.
                     entity.co_ranks.used_ns = 0;
                 }
                 self.open_co_ranks(now_ns, at);
@@ -77,7 +81,7 @@ impl DeviceScheduler {
         again_ns
     }
 
-    /// It holds the device, or is about to: the gates of all of its clients are another's business then.
+    /// The tenant holds the device or is about to, so its own slice moves all of its gates.
     fn is_its_turn(&self, at: usize) -> bool {
         let entity = &self.entities[at];
         let next = self.pre_woken.map(|(tenant, _)| tenant);
@@ -129,7 +133,7 @@ impl DeviceScheduler {
         let coming = entity.clients.iter().filter(without);
         let clients: Vec<u64> = coming.map(|(id, _)| *id).collect();
         let marks = of_others(entity, &clients, device);
-        // The tail may have ended since it was looked at: they would keep nobody company then.
+        // The drain may have ended since the last look; then nobody waits for the co-ranks.
         if clients.is_empty() || marks == 0 {
             return;
         }
@@ -150,7 +154,8 @@ mod tests {
     use crate::dispatch::tests::{Bench, MS, US, greedy};
     use crate::terms::Terms;
 
-    /// Two tenants, the first of which has two ranks: clients 0 and 2. The kernel of the one spins when its gate has closed.
+    /// Two tenants, the first of which has two ranks: clients 0 and 2. The kernel of the one spins
+    /// when its gate has closed.
     fn a_rank_spins() -> Bench {
         let mut bench = Bench::new(&[500_000, 500_000]);
         let second = Rc::new(ClientPages::create().expect("pages"));

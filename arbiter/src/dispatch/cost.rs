@@ -1,8 +1,10 @@
 //! What a hand-over costs, as far as the host can see, and how long slices are for it.
 //!
-//! From the end of the work before it, or of the slice where nothing was left of that, to the moment at which the first thread that
-//! waited was let in; nothing where it was there before that. The end of a tail is found between two looks, and is taken to be half
-//! way. What the device itself needs to turn from one to the other cannot be seen, and is taken to be [`TURN_NS`].
+//! A hand-over lasts from the end of the work before it (or of the slice, where nothing was left of
+//! that) to the moment at which the first waiting thread was let in; it costs nothing where that
+//! thread was there before. The end of a drain is found between two looks, and is taken to be half
+//! way between them. The time that the device itself needs to turn from one context to the other
+//! cannot be seen, and is taken to be [`TURN_NS`].
 
 use policy::{Class, TenantId};
 
@@ -11,11 +13,13 @@ use super::DeviceScheduler;
 /// A hand-over leaves no more than this out of the new holder's account.
 const FORGIVEN_NS: u64 = 200_000;
 
-/// What a device takes to turn from one process's context to another's, in nanoseconds: tens of microseconds (`docs/simgpu.md`).
-/// Slices are long enough for that as well: with hand-overs of 15 us alone they would be 2 ms, and lose 1.75 %.
+/// What a device takes to turn from one process's context to another's, in nanoseconds: tens of
+/// microseconds (`docs/simgpu.md`). Slices are long enough for that as well: with hand-overs of 15
+/// us alone they would be 2 ms, and lose 1.75 %.
 const TURN_NS: u64 = 20_000;
 
-/// For so long after a gate has opened the cores are left to whoever was woken, in nanoseconds.
+/// For so long after a gate has opened the cores are left to the threads that were woken, in
+/// nanoseconds.
 const NEAR_NS: u64 = 100_000;
 
 /// A hand-over that is under way.
@@ -50,7 +54,7 @@ impl DeviceScheduler {
         let Some(handover) = &mut self.handover else {
             return;
         };
-        // The tail that it came before.
+        // The drain that it began before.
         handover.over_ns = handover.over_ns.or(self.drained_ns);
         let handover = *handover;
         let holder = self.entity(handover.tenant);
@@ -74,7 +78,8 @@ impl DeviceScheduler {
         }
     }
 
-    /// Until when a hand-over is under way or near, where one is: who has other work leaves it until then.
+    /// Until when a hand-over is under way or near, where one is: other work of the arbiter waits
+    /// until then.
     pub fn hands_over_until(&self, now_ns: u64) -> Option<u64> {
         let under_way = self.coming.is_some() || self.pre_woken.is_some();
         let opened_ns = self.handover.map(|handover| handover.opened_ns + NEAR_NS);

@@ -1,23 +1,29 @@
-//! What a tenant has on the device when its gate closes: how long that usually takes, and when this one ends.
+//! The work that a tenant has in flight when its gate closes: how long it usually takes to drain,
+//! and when the present drain ends.
 //!
-//! A tail is a row of completion marks. Those between the first that passes and the last take as long as marks of this tenant take, so
-//! with `n` of them left the end is `n` times that after the one that passed last. Or it is what tails of this tenant take in the
-//! mean: a program that keeps 64 kernels of 10 us in flight leaves 0.64 ms, though the last mark covers any part of a batch. Which of the two
-//! was nearer to the truth in the past is believed.
+//! In-flight work is a row of completion marks. Those between the first that passes and the last
+//! take as long as marks of this tenant usually take, so with `n` of them left the end is `n` times
+//! that after the one that passed last. The other prediction is the mean of this tenant's drains: a
+//! program that keeps 64 kernels of 10 us in flight leaves 0.64 ms, though the last mark covers any
+//! part of a batch. The prediction that was nearer to the truth in the past is believed.
 //!
-//! How near that was is learnt as well: the error that one tail in five exceeds. Where it is small the next slice begins before the
-//! end, so that its first submission is queued when the device has nothing else to do. Where it is not, the end is looked for
-//! every 50 us, and every 15 us around the time at which it is expected: until it is found the device has nothing to do.
+//! The error of the predictions is learnt as well: the one that is exceeded one time in five. Where
+//! it is small the next slice begins before the end, so that its first submission is queued when
+//! the device runs dry. Where it is not, the end is looked for every 50 us, and every 15 us around
+//! the time at which it is expected: until it is found the device has nothing to do.
 
-/// How near to the expected end of a tail it is looked for more often, in nanoseconds; beyond it the expectation was wrong.
+/// How near to the expected end of a drain it is looked for more often, in nanoseconds; beyond it
+/// the expectation was wrong.
 const NEAR_NS: u64 = 75_000;
 /// How often then. TIMEOUT: three times what a look costs, timer and wake-up included.
 const NEAR_LOOK_NS: u64 = 15_000;
-/// A prediction is judged by what was said so long before the end at least: the next one has to be told and woken.
+/// A prediction is judged by its value so long before the end at least: the next tenant has to be
+/// pre-woken by it.
 const HORIZON_NS: u64 = 120_000;
-/// Tails that were predicted before predictions are believed.
+/// Drains that were predicted before predictions are believed.
 const LEARNT: u32 = 8;
-/// Predictions that are off by no more than this, four times in five, are good enough to let the next one in.
+/// Predictions that are off by no more than this, four times in five, are good enough to let the
+/// next one in.
 const SURE_NS: u64 = 100_000;
 /// What a mark is taken to take changes by one part in so many at most with each one.
 const MARK_STEP: u64 = 32;
@@ -25,23 +31,27 @@ const MARK_STEP: u64 = 32;
 const SIDE_STEP_NS: i64 = 5_000;
 /// Beyond it the expectation was wrong.
 const SIDE_MOST_NS: i64 = 500_000;
-/// What is left of a tail is done before anything that comes behind it, where it is no longer than this: a device turns from one
-/// context to another every 2 ms or so.
+/// In-flight work that is no longer than this is done before anything that comes behind it: a
+/// device turns from one context to another every 2 ms or so.
 pub(super) const SHORT_NS: u64 = 500_000;
-/// A tail of which nothing has passed for so long, and for twice what its marks take, stands still.
+/// In-flight work of which nothing has passed for so long, and for twice what its marks take,
+/// stands still.
 const STANDS_STILL_NS: u64 = 2_000_000;
-/// For no longer than this, besides, does somebody look at a gate because the end of a tail is not known well: together with the time
-/// by which he is woken beforehand it is less than the 0.2 ms after which he gives up.
+/// The longest time, besides the lead of a pre-wake, for which a thread looks at its gate because
+/// the end of a drain is not known well: both together are less than the 0.2 ms after which it
+/// gives up.
 const LOOK_OUT_NS: u64 = 100_000;
-/// How long before the predicted end, besides what the prediction may be off: from the gate to the device, and what the
-/// device itself has to do before it turns to the next context.
+/// How long before the predicted end, besides what the prediction may be off: from the gate to the
+/// device, and what the device itself has to do before it turns to the next context.
 const ENTRY_NS: u64 = 30_000;
 
-/// How far predictions were off: mostly to which side, and the error beyond that which one in five exceeds. Both move by steps, so
-/// that how far the worst are off (a thread that had no core for milliseconds) does not matter.
+/// How far predictions were off: mostly to which side, and the error beyond that which one in five
+/// exceeds. Both move by steps, so that how far the worst are off (a thread that had no core for
+/// milliseconds) does not matter.
 ///
-/// There is a side because marks are seen to have passed only after they have, and the more so the busier the cores: what one takes, and
-/// when the last one will have passed, are both found some tens of microseconds too late.
+/// There is a side because marks are seen to have passed only after they have, and the more so the
+/// busier the cores: what one takes, and when the last one will have passed, are both found some
+/// tens of microseconds too late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Off {
     side_ns: i64,
@@ -78,14 +88,15 @@ impl Off {
     }
 }
 
-/// The tails of one tenant.
+/// The drains of one tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Drain {
     /// Their length, the recent ones weighing most.
     mean_ns: u64,
     /// What one mark takes, likewise; 0: not known.
     mark_ns: u64,
-    /// Of the present one: marks left, when the last one was seen to pass, and whether that was one that began within the tail.
+    /// Of the present drain: marks left, when the last one was seen to pass, and whether that mark
+    /// began within the drain.
     left: u64,
     passed_ns: u64,
     whole: bool,
@@ -132,7 +143,7 @@ impl Drain {
     pub fn end(&mut self, since_ns: u64, now_ns: u64) -> u64 {
         let ended_ns = now_ns - now_ns.saturating_sub(self.looked_ns.max(since_ns)) / 2;
         let drain_ns = ended_ns.saturating_sub(since_ns);
-        // Of a tail of two marks the last is the only one that tells.
+        // In a drain of two marks only the last one shows how long a mark takes.
         if let Some(took_ns) = ended_ns
             .saturating_sub(self.passed_ns)
             .checked_div(self.left)
@@ -152,14 +163,16 @@ impl Drain {
         self.believed(since_ns).0
     }
 
-    /// From when on the next slice may begin, and when this tail is expected to have ended then; `None`: that is not known well enough.
+    /// From when on the next slice may begin, and when this drain is expected to have ended then;
+    /// `None`: that is not known well enough.
     pub fn entry_ns(&self, since_ns: u64) -> Option<(u64, u64)> {
         let (ends_ns, off) = self.believed(since_ns);
         let lead_ns = ENTRY_NS + off.sure_ns()?;
         Some((ends_ns.saturating_sub(lead_ns).max(since_ns), ends_ns))
     }
 
-    /// From when on whoever comes next looks at its gate, where it does not go in by the clock: earlier, where the end is not known well.
+    /// From when on the next tenant's threads look at their gate, where they do not go in by the
+    /// clock: earlier, where the end is not known well.
     pub fn look_out_ns(&self, since_ns: u64, lead_ns: u64) -> u64 {
         let (ends_ns, off) = self.believed(since_ns);
         ends_ns.saturating_sub(lead_ns + off.ns.min(LOOK_OUT_NS))
@@ -202,10 +215,11 @@ impl Drain {
         self.mean_ns
     }
 
-    /// A mark was seen to take so long, which tells where it began within the tail.
+    /// A mark was seen to take so long. It counts if it began within the drain.
     fn learn_mark(&mut self, took_ns: u64) {
         if self.whole {
-            // By small steps: where the device turned to somebody else in between, one takes two or three times as long.
+            // By small steps: where the device turned to another context in between, a mark takes
+            // two or three times as long.
             let most_ns = (self.mark_ns / MARK_STEP).max(1000);
             self.mark_ns = match self.mark_ns {
                 0 => took_ns,
@@ -222,7 +236,8 @@ impl Drain {
     }
 }
 
-/// When to look for the end of a tail again that is expected to end at `ends_ns`; `every_ns` where that is far.
+/// When to look again for the end of a drain that is expected to end at `ends_ns`; `every_ns` where
+/// that is far.
 pub(super) fn look_again_ns(now_ns: u64, ends_ns: u64, every_ns: u64) -> u64 {
     let near = ends_ns.abs_diff(now_ns) <= NEAR_NS;
     now_ns
@@ -244,7 +259,8 @@ mod tests {
         let mut drain = Drain::default();
         for round in 0..20 {
             let since_ns = round * 10_000 * US;
-            // Four kernels of 500 us, the first of which has run for 200 already; looked at every 50 us.
+            // Four kernels of 500 us, the first of which has run for 200 already; looked at every
+            // 50 us.
             drain.begin(since_ns, 4);
             let ends_ns = since_ns + 1800 * US;
             let mut now_ns = since_ns;

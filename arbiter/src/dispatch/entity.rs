@@ -1,4 +1,4 @@
-//! A tenant's place in a lane: its gates, what its clients claim, what it used.
+//! A tenant's run entity on a device: its gates, what its clients claim, what it used.
 
 use std::rc::Rc;
 
@@ -18,26 +18,28 @@ use crate::peer::{self, Activity};
 use crate::terms::Terms;
 use crate::usage::Usage;
 
-/// A thread that was let in says so within this time; later its waiting is no sign of life. TIMEOUT: the wake-up of a
-/// thread on a host with more threads than cores takes a few milliseconds.
+/// A thread that was let in says so within this time; later its waiting is no sign of life.
+/// TIMEOUT: the wake-up of a thread on a host with more threads than cores takes a few
+/// milliseconds.
 const WAKE_NS: u64 = 10_000_000;
-/// One that was let in, said nothing for so many whole slices (or for as long as it is waited for) and still waits is a stopped
-/// process.
+/// A tenant that was let in, said nothing for so many whole slices (or for as long as it is waited
+/// for) and still waits is a stopped process.
 const UNRESPONSIVE_AFTER: u32 = 3;
-/// How long it is passed over before it gets another chance: at first, and at most after twice as long each time. A host
-/// with more threads than processors lets a thread wait for tens of milliseconds; a stopped process stays away.
+/// How long it is passed over before it gets another chance: at first, and at most after twice as
+/// long each time. A host with more threads than processors lets a thread wait for tens of
+/// milliseconds; a stopped process stays away.
 const UNRESPONSIVE_NS: u64 = 20_000_000;
 const UNRESPONSIVE_MAX_NS: u64 = 1_000_000_000;
-/// From here on that is told. TIMEOUT: it was given a dozen slices in vain by then.
+/// From here on that is reported. TIMEOUT: it was given a dozen slices in vain by then.
 const UNRESPONSIVE_REPORT_NS: u64 = 300_000_000;
-/// One that is let in and takes longer than this to come is late: the host has more threads than cores, and slices may be shorter
-/// than the time after which its thread gets one.
+/// A tenant that takes longer than this to come after it was let in is slow: the host has more
+/// threads than cores, and a slice may be shorter than the time after which its thread gets one.
 const SLOW_START_NS: u64 = 1_000_000;
-/// For so long the slice of one that was late, or missed its last one, waits for it to begin. It is charged for that like for
-/// the slice.
+/// For so long the slice of a tenant that was slow, or missed its last slice, waits for it to
+/// begin. It is charged for that time like for the slice.
 const GRACE_NS: u64 = WAKE_NS;
-/// A tail that lasts so long is not the rest of a slice any more. TIMEOUT: kernels of tens of milliseconds are common, of a
-/// second rare.
+/// In-flight work that lasts so long is not the rest of a slice any more. TIMEOUT: kernels of tens
+/// of milliseconds are common, of a second rare.
 const ENDLESS_NS: u64 = 1_000_000_000;
 /// So many submissions past a closed gate between two inspections are no race with its closing.
 const UNGATED: u64 = 256;
@@ -53,24 +55,28 @@ pub(super) struct RunEntity {
     pub standing: Standing,
     pub clients: Vec<(u64, Rc<ClientPages>)>,
     pub hold: Option<Hold>,
-    /// It is granted together with its seats in other lanes or not at all, by whoever conducts them.
+    /// It is granted together with its run entities on other devices or not at all, by the gang
+    /// scheduler.
     pub gang: bool,
     /// Somebody waits at its gate.
     pub waits: bool,
     /// It is charged for the time from here on.
     pub busy: bool,
-    /// When its gate was closed, where its tail has not ended.
+    /// When its gate was closed, where its in-flight work has not ended.
     pub drain_since_ns: Option<u64>,
-    /// How long its tails are, and when this one ends.
+    /// How long its drains are, and when this one ends.
     pub drain: Drain,
     /// Of the slice that has begun, what is not charged to it.
     pub forgiven_ns: u64,
-    /// Its slice has begun before the tail before it has ended, which is expected for then: until one of the two the device is that one's.
+    /// Its slice began before the end of the drain before it, which is expected then: until one of
+    /// the two happens the device works for the other tenant.
     pub behind_until_ns: u64,
-    /// Since when it has had work on the device that was there when a slice of it ended, passed on or begun anew, without submitting
-    /// any more: a slice in between, in a gap that the others left, does not end that.
+    /// Since when it has had work on the device that was there when a slice of it ended, passed on
+    /// or begun anew, without submitting any more. A slice in between, in a gap that the others
+    /// left, does not end that.
     unfinished_since_ns: Option<u64>,
-    /// Device time that it was given since then while none of its marks passed: time in which nobody looked is none.
+    /// Device time that it was given since then while none of its marks passed. Time in which
+    /// nobody looked does not count.
     standing_ns: u64,
     /// Marks outstanding when that was looked at last.
     marks: u64,
@@ -78,10 +84,12 @@ pub(super) struct RunEntity {
     pub suspected_unresponsive: bool,
     /// How long it may be silent before it counts as idle.
     pub quiet_ns: u64,
-    /// It holds the device and had nothing on it when it was looked at last: it counts as idle then, unless it does something.
+    /// It holds the device and had nothing on it when it was looked at last: it counts as idle
+    /// then, unless it does something.
     pub idle_ns: Option<u64>,
-    /// Taken for wanting the device until then although nobody waits: its slice ended while it was at work, or its tail has
-    /// not ended. Its threads are inside the driver, or on their way to the gate.
+    /// It counts as wanting the device until then although nobody waits: its slice ended while it
+    /// was at work, or its in-flight work has not ended. Its threads are inside the driver, or on
+    /// their way to the gate.
     pub ready_until_ns: u64,
     /// It lost the device because it was silent, and has not come back since.
     passed_over: bool,
@@ -103,11 +111,12 @@ pub(super) struct RunEntity {
     pub usage: Usage,
     pub bounds: Bounds,
     pub record: ViolationRecord,
-    /// When its gate closed last, and its submissions as they were counted at the last inspection since.
+    /// When its gate closed last, and its submissions as they were counted at the last inspection
+    /// since.
     pub closed: (u64, Option<u64>),
-    /// Whom its tail waits for.
+    /// The co-ranks that its in-flight work waits for.
     pub co_ranks: CoRanks,
-    /// In-flight bound that its clients were told.
+    /// In-flight bound that its clients were given.
     pub window_us: u32,
     /// What is known of its memory and its iterations.
     pub memory: Memory,
@@ -182,7 +191,8 @@ impl RunEntity {
         }
     }
 
-    /// Whether it may run at all: it is not held back by its owner, by its cap, or by where its memory is.
+    /// Whether it may run at all: neither its owner, nor its cap, nor the place of its memory holds
+    /// it back.
     pub fn may_run(&self) -> bool {
         !self.terms.paused && !self.bounds.is_barred() && self.standing.may_run()
     }
@@ -202,7 +212,8 @@ impl RunEntity {
             }
     }
 
-    /// Whether it is demoted for work that does not end and is on the device yet: more of it would only come behind that.
+    /// Whether it is demoted for endless work that is still on the device: more of its work would
+    /// only come behind that.
     fn is_stuck(&self, now_ns: u64) -> bool {
         let endless = matches!(
             self.record.demoted(now_ns),
@@ -264,9 +275,9 @@ impl RunEntity {
             .fold(Activity::default(), Activity::and)
     }
 
-    /// Copies out what the clients claim. `gap`: only opportunistic tenants wait for it to fall silent. Giving way to them too
-    /// early costs no more than their window, so less silence will do. Returns when its tail has ended, where that was found
-    /// now.
+    /// Copies out what the clients claim. `gap`: only opportunistic tenants wait for it to fall
+    /// silent. Giving way to them too early costs no more than their window, so less silence will
+    /// do. Returns when its in-flight work has ended, where that was found now.
     pub fn look(&mut self, now_ns: u64, device: usize, pace: &Pace, gap: bool) -> Option<u64> {
         if self.hold.is_none() && self.drain_since_ns.is_none() {
             let waits = |(_, pages): &(u64, Rc<ClientPages>)| peer::waits(pages, device);
@@ -370,7 +381,8 @@ impl RunEntity {
         got_ns - forgiven_ns
     }
 
-    /// One that comes back after a pause that could have been waited for is waited for longer next time.
+    /// A tenant that comes back after a pause that was short enough to wait for is waited for
+    /// longer next time.
     fn learn_quiet(&mut self, now_ns: u64, pace: &Pace) {
         if !self.waits || !std::mem::take(&mut self.passed_over) {
             return;
@@ -393,7 +405,8 @@ impl RunEntity {
         self.window_us = grant.window_us;
         let opened_ns = match self.hold {
             Some(hold) => {
-                // It keeps the device at the end of a slice: what was there then counts as where it is passed on.
+                // It keeps the device at the end of a slice: its work in flight counts as where the
+                // device passes on.
                 let seen = self.sample(device);
                 if seen.in_flight() || seen.blocking {
                     self.unfinished_since_ns.get_or_insert(now_ns);
@@ -413,7 +426,8 @@ impl RunEntity {
                 now_ns
             }
         };
-        // Its gate closes so much earlier that the slice ends with the tail, but is open for half of it at least.
+        // Its gate closes so much earlier that the slice ends with the drain, but is open for half
+        // of it at least.
         let drain_us = u32::try_from(self.drain.mean_ns() / 1000).unwrap_or(u32::MAX);
         let grace_ns = if self.came { 0 } else { self.grace_ns() };
         self.hold = Some(Hold {
@@ -424,7 +438,8 @@ impl RunEntity {
         woken
     }
 
-    /// Closes its gates. What it has on the device is looked at by [`begin_drain`](Self::begin_tail), once others are served.
+    /// Closes its gates. [`begin_drain`](Self::begin_drain) looks at its in-flight work, once
+    /// others are served.
     pub fn end(&mut self, now_ns: u64, device: usize) -> Option<Hold> {
         for (_, pages) in &self.clients {
             pages.arbiter.close(device);
@@ -434,8 +449,8 @@ impl RunEntity {
         self.hold.take()
     }
 
-    /// What a tenant whose gates were closed has still on the device, and what its slice has taught. True where it turned out
-    /// to be deaf for good.
+    /// What a tenant whose gates were closed has still on the device, and what its slice has
+    /// taught. True where the tenant has turned out to be unresponsive for good.
     pub fn begin_drain(&mut self, now_ns: u64, device: usize, hold: Hold) -> bool {
         let seen = self.sample(device);
         self.passed_over = !self.busy;
@@ -540,7 +555,7 @@ impl RunEntity {
         ((UNGATED..u64::MAX / 2).contains(&more)).then_some(Violation::Ungated { launches: more })
     }
 
-    /// It was found out. True where that is to be told.
+    /// A violation was found. True where that is to be reported.
     pub fn find(&mut self, now_ns: u64, violation: Violation, answer: Answer) -> bool {
         self.record.find(now_ns, violation, answer)
     }

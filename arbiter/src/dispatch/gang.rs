@@ -1,7 +1,8 @@
-//! Conducting gangs: carries what `policy::gangs` deals to the lanes, and tells it what they see.
+//! The gang scheduler: carries what `policy::gangs` deals to the device schedulers, and reports to
+//! it what they see.
 //!
-//! A turn can still end between two ranks' launches: the rank ahead then spins until the gang's next turn, which is charged to
-//! it as overrun.
+//! A turn can still end between two ranks' launches: the rank ahead then spins until the gang's
+//! next turn, which is charged to it as overrun.
 
 use policy::gangs::{Deal, Gang, SINGLES, link};
 use policy::{Class, QuantumBounds, TenantId, TenantView};
@@ -29,19 +30,19 @@ struct Group {
 }
 
 impl GangScheduler {
-    /// Whether there is anything to conduct.
+    /// Whether there is no gang.
     pub fn is_idle(&self) -> bool {
         self.groups.is_empty()
     }
 
-    /// Lanes of all groups, as bits.
+    /// Devices of all groups, as bits.
     pub fn schedulers(&self) -> u32 {
         self.groups
             .iter()
             .fold(0, |schedulers, group| schedulers | group.schedulers)
     }
 
-    /// Takes note of who is a gang: jobs that asked for it and use several devices that run in slices.
+    /// Finds the gangs: jobs that asked for it and use several devices that run in slices.
     pub fn form(&mut self, schedulers: &mut [DeviceScheduler]) {
         let mut gangs: Vec<Gang> = Vec::new();
         for (at, scheduler) in schedulers.iter().enumerate().take(32) {
@@ -86,7 +87,8 @@ impl GangScheduler {
         }
     }
 
-    /// Deals turns, after the lanes were stepped. Returns the lanes that have to be stepped again, as bits, and when to come back.
+    /// Deals turns, after the device schedulers were stepped. Returns the devices that have to be
+    /// stepped again, as bits, and when to come back.
     pub fn step(&mut self, now_ns: u64, schedulers: &mut [DeviceScheduler]) -> (u32, Option<u64>) {
         let (mut touched, mut again_ns) = (0, None::<u64>);
         for group in &mut self.groups {
@@ -218,10 +220,10 @@ impl Group {
     }
 }
 
-/// What a conductor asks of a lane, and tells it.
+/// What the gang scheduler asks of a device scheduler, and tells it.
 impl DeviceScheduler {
-    /// Tenants that are gangs if they use another device as well. A process can be granted every device that its driver
-    /// shows it; used is one that it has wanted lately.
+    /// Tenants that are gangs if they use another device as well. A process can be granted every
+    /// device that its driver shows it; it uses one that it has wanted lately.
     fn gang_candidates(&self) -> impl Iterator<Item = TenantId> {
         let sliced = !matches!(self.mode, super::Mode::Concurrent);
         let now_ns = self.charged_ns;
@@ -259,7 +261,8 @@ impl DeviceScheduler {
         Some((view.class, view.weight_ppm))
     }
 
-    /// Class and sum of the weights of those that want the device and are no gang; the weight is 0 where nobody does.
+    /// Class and sum of the weights of those that want the device and are no gang; the weight is 0
+    /// where there is none.
     fn singles(&self, now_ns: u64) -> (Class, u32) {
         let mut singles = (Class::Opportunistic, 0u32);
         for entity in self.entities.iter().filter(|entity| !entity.gang) {

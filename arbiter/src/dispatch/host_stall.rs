@@ -1,23 +1,26 @@
 //! What is charged for a time in which the arbiter did not look.
 //!
-//! It looks when it said it would, unless the host lets it wait: a virtual machine that is given no core, or a machine with more
-//! threads than cores, stands still for tens of milliseconds now and then. Whoever held the device just then would be charged for all of
-//! that, mostly without having used it: its threads, and who was to come next, stood still as well, or waited. A slice of
-//! 3 ms that costs 15 ms is three turns in which its tenant gets nothing. So of what lies beyond the time for which a look was
-//! planned, a tenant is charged what its submissions in that time usually take, where it made some; where it made none and has work on
-//! the device, what may be in flight: the window, or two of its kernels where those are longer.
+//! It looks when it planned to, unless the host lets it wait: a virtual machine that is given no
+//! core, or a machine with more threads than cores, stands still for tens of milliseconds now and
+//! then. The tenant that held the device just then would be charged for all of that, mostly without
+//! having used it: its threads, and those of the next tenant, stood still as well, or waited. A
+//! slice of 3 ms that costs 15 ms is three turns in which its tenant gets nothing. So of the time
+//! beyond the planned look a tenant is charged what its submissions in that time usually take,
+//! where it made some. Where it made none and has work on the device, it is charged what may be in
+//! flight: the window, or two of its kernels where those are longer.
 //!
-//! A standstill beyond a tenth of a second is no slice of anybody any more: nobody was there to close a gate, and clients whose gate is
-//! closed pass it after some seconds. What goes beyond that is in no account. A job that happened to hold the device when the arbiter was
-//! stopped for 20 s would otherwise wait for 20 s afterwards.
+//! A stall beyond a tenth of a second is nobody's slice any more: nobody closed a gate, and clients
+//! whose gate is closed pass it after some seconds. The time beyond that is charged to nobody. A
+//! job that happened to hold the device when the arbiter was stopped for 20 s would otherwise wait
+//! for 20 s afterwards.
 
 use super::entity::RunEntity;
 
-/// A look that comes so much later than planned is late. TIMEOUT: what a thread waits for its core on a machine that is not crowded,
-/// and some.
+/// A look that comes so much later than planned is a host stall. TIMEOUT: what a thread waits for
+/// its core on a machine that is not crowded, and some.
 const STALL_NS: u64 = 1_000_000;
-/// Of a standstill, this much is charged at most. TIMEOUT: far more than any hand-over takes on a busy host, and less than anybody
-/// notices who has to wait for it afterwards.
+/// Of a stall, this much is charged at most. TIMEOUT: far more than any hand-over takes on a busy
+/// host, and too little to be noticed as a wait afterwards.
 const UNSUPERVISED_NS: u64 = 100_000_000;
 /// Device time over which the mean is taken.
 const MEAN_OVER_NS: u64 = 500_000_000;
@@ -91,7 +94,8 @@ impl RunEntity {
         let window_ns = u64::from(self.window_us) * 1000;
         let flying_ns = window_ns.max(one_ns.saturating_mul(2));
         let most_ns = if let Some(since_ns) = self.drain_since_ns {
-            // It is believed to have ended when it was expected to, and if it has not, to do so with what it is at.
+            // It is believed to have ended when it was expected to, or, if it is still there, with
+            // the kernel that runs.
             let begun_ns = now_ns.saturating_sub(got_ns);
             let left_ns = self.drain.ends_ns(since_ns).saturating_sub(begun_ns);
             let more_ns = if there { one_ns } else { 0 };
@@ -133,8 +137,9 @@ mod tests {
         }
     }
 
-    /// Two tenants with kernels of 50 us; the host stands still for 15 ms while the first one runs, which submits `launches`
-    /// after that, and has work on the device or not. What it is charged for the time since the last look.
+    /// Two tenants with kernels of 50 us; the host stands still for 15 ms while the first one runs,
+    /// which submits `launches` after that, and has work on the device or not. What it is charged
+    /// for the time since the last look.
     fn after_a_standstill(launches: u64, there: There) -> u64 {
         let mut bench = Bench::new(&[500_000, 500_000]);
         let both = |pages: &[Rc<ClientPages>]| pages.iter().for_each(greedy);
@@ -170,8 +175,8 @@ mod tests {
         assert_eq!(copy, 15 * MS, "it may be of any length");
     }
 
-    /// Two tenants, one of which holds the device while the arbiter is stopped for 20 s; it may submit all the time. What both get in the
-    /// two seconds after that.
+    /// Two tenants, one of which holds the device while the arbiter is stopped for 20 s; it may
+    /// submit all the time. What both get in the two seconds after that.
     fn after_a_stop(submits: bool, terms: Option<Terms>) -> [u64; 2] {
         let mut bench = Bench::new(&[500_000, 500_000]);
         let both = |pages: &[Rc<ClientPages>]| pages.iter().for_each(greedy);

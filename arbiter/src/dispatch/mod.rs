@@ -1,21 +1,26 @@
-//! The fast loop of one device: looks at its tenants, charges them, asks the policy and moves the gates.
+//! The fast loop of one device: looks at its tenants, charges them, asks the policy and moves the
+//! gates.
 //!
-//! In slices the gates of the tenants that hold the device are open, all others closed; usually one holds it, and a policy with
-//! lanes may have several. What a tenant has queued when its gate closes (its *tail*) is still charged to it while it lasts;
-//! the next tenant's gate opens when it has ended. A tail that is too long to wait for overlaps with the next tenant; time in
-//! which several are busy is split equally between them. All at once, everybody holds the device.
+//! In slices the gates of the tenants that hold the device are open, all others closed; usually one
+//! tenant holds it, and a policy that packs several may let in more. Work that a tenant has in
+//! flight when its gate closes is still charged to it while it lasts (its *drain*); the next
+//! tenant's gate opens when it has ended. A drain that is too long to wait for overlaps with the
+//! next tenant; time in which several are busy is split equally between them. In the mode
+//! `concurrent` all tenants hold the device at once.
 //!
-//! A tenant alone pays nothing: its gate stays open, without a deadline, until another tenant waits. Only then does the lane
-//! look at the holder every few hundred microseconds, to pass the device on as soon as it is idle.
+//! A tenant that has the device to itself pays nothing: its gate stays open, without a deadline,
+//! until another tenant waits. Only then does the scheduler look at the holder every few hundred
+//! microseconds, to pass the device on as soon as it is idle.
 //!
-//! Who holds the device is decided here first, and left to the policy where nothing of this applies: a tenant that is paused or
-//! has used up its cap does not; a gang has its turn on all of its devices (`gang`); one that is owed its floor (`bounds`)
-//! comes next.
+//! Some decisions come before the policy's: a tenant that is paused or has used up its cap does not
+//! run; a gang has its turn on all of its devices (`gang`); a tenant that is owed its floor
+//! (`bounds`) comes next.
 //!
-//! `pace` has what can be chosen, `entity` one tenant, `switch` the hand-overs, `pre_wake` what is told of them beforehand, `bounds`
-//! floors and caps, `host_stall` what a look costs that comes too late, `violation` what is done about tenants that harm the others, `auto` the choice between slices and all at once,
-//! `report` what is told about a lane. They take the time as an argument and pages as they are; none owns a clock, a socket or a
-//! journal.
+//! `pace` has what can be chosen, `entity` one tenant, `switch` the hand-overs, `pre_wake` the
+//! wake-ups before them, `bounds` floors and caps, `host_stall` the cost of a look that comes too
+//! late, `violation` the penalties of tenants that harm the others, `auto` the choice between
+//! slices and all at once, `report` what others ask about a device. They take the time as an
+//! argument and pages as they are; none owns a clock, a socket or a journal.
 
 mod auto;
 mod bounds;
@@ -58,7 +63,8 @@ pub use violation::Violation;
 const CROWDED_NS: u64 = 1_000_000_000;
 /// A tenant that has not wanted the device for so long is not at work.
 const AT_WORK_NS: u64 = 1_000_000_000;
-/// How long after a turn that was told it is confirmed: the threads that turn by the clock have the cores to themselves first.
+/// How long after a planned turn it is confirmed: the threads that turn by the clock have the
+/// cores to themselves first.
 const CONFIRM_NS: u64 = 50_000;
 /// While nothing happens at all.
 const IDLE_TICK_NS: u64 = 100_000_000;
@@ -76,7 +82,7 @@ pub struct DeviceScheduler {
     cost: SwitchCost,
     /// One whose first submission has not been seen yet.
     handover: Option<Handover>,
-    /// When the tail that was waited for has ended, where it was found to have ended in this step.
+    /// When the drain that was waited for has ended, where that was found in this step.
     drained_ns: Option<u64>,
     holders: usize,
     answer: Answer,
@@ -92,11 +98,12 @@ pub struct DeviceScheduler {
     gap: bool,
     /// Who runs for the sake of its floor, likewise.
     floor: Option<TenantId>,
-    /// The slice that begins when the tails before it have ended.
+    /// The slice that begins when the drains before it have ended.
     coming: Option<Slice>,
     /// When it begins although they have not, where their end is known well enough.
     entry_ns: Option<u64>,
-    /// Whose gate is about to open; at a time that it and the holder have been told, or when a tail has ended.
+    /// The tenant whose gate is about to open, and when: at a time that it and the holder know, or
+    /// (`None`) when a drain has ended.
     pre_woken: Option<(TenantId, Option<u64>)>,
     /// Threads were woken since that was asked last.
     woken: bool,
@@ -120,7 +127,7 @@ pub struct DeviceScheduler {
 pub struct Turn {
     /// Whose.
     pub tenant: TenantId,
-    /// Number of the turn, so that the same tenant's next one is told from this one.
+    /// Number of the turn, which distinguishes it from the same tenant's next one.
     pub number: u64,
     /// How long, in microseconds.
     pub quantum_us: u32,
@@ -168,8 +175,8 @@ impl DeviceScheduler {
         }
     }
 
-    /// Runs the device in another way from here on; the next step acts on it. What was charged stays charged, and a policy
-    /// that is replaced leaves its accounts behind.
+    /// Changes how the device runs; the next step acts on it. What was charged stays charged, and a
+    /// policy that is replaced leaves its accounts behind.
     pub fn run_as(&mut self, now_ns: u64, setup: Setup) {
         self.charge(now_ns);
         let shorter = setup.pace.quantum.max_us;
@@ -192,7 +199,8 @@ impl DeviceScheduler {
         }
     }
 
-    /// A client of `tenant` comes. Its gate opens at once where its tenant holds the device or nobody does.
+    /// A client of `tenant` comes. Its gate opens at once where its tenant holds the device or
+    /// nobody does.
     pub fn add(
         &mut self,
         now_ns: u64,
@@ -298,14 +306,16 @@ impl DeviceScheduler {
         }
     }
 
-    /// Whether threads were woken, by the opening of a gate or before it, since this was asked last.
+    /// Whether threads were woken, by the opening of a gate or before it, since this was asked
+    /// last.
     pub fn take_woken(&mut self) -> bool {
         std::mem::take(&mut self.woken)
     }
 
     /// Opens every gate for good: the arbiter leaves.
     pub fn open_all(&mut self) {
-        // One whose memory is away brings it back itself when it finds us gone, and must not run before.
+        // A client whose memory is away brings it back itself when it finds us gone, and must not
+        // run before.
         let there = self
             .entities
             .iter()
@@ -318,7 +328,8 @@ impl DeviceScheduler {
         }
     }
 
-    /// Looks, charges, decides and moves gates. Returns when to do it again at the latest; `None`: nobody is here.
+    /// Looks, charges, decides and moves gates. Returns when to do it again at the latest; `None`:
+    /// nobody is here.
     pub fn step(&mut self, now_ns: u64) -> Option<u64> {
         let planned_ns = self.look_and_decide(now_ns);
         self.planned_ns = planned_ns;
@@ -326,7 +337,7 @@ impl DeviceScheduler {
     }
 
     fn look_and_decide(&mut self, now_ns: u64) -> Option<u64> {
-        // A turn that was told beforehand has happened when it was to happen, however late it is confirmed.
+        // A planned turn has happened when it was due, however late it is confirmed.
         let now_ns = match (self.pre_woken, self.coming) {
             (Some((tenant, Some(turn_ns))), Some(slice))
                 if turn_ns <= now_ns && slice.tenant == tenant =>
@@ -388,7 +399,7 @@ impl DeviceScheduler {
         Some(again_ns.map_or(next_ns, |again_ns| next_ns.min(again_ns)))
     }
 
-    /// When to look for the end of tails that nobody waits for, but that are learnt from.
+    /// When to look for the end of drains that nobody waits for, but that are learnt from.
     fn look_for_ends(&self, now_ns: u64) -> Option<u64> {
         if self.handover.is_none() || self.pre_woken.is_some() {
             return None;
@@ -467,7 +478,8 @@ impl DeviceScheduler {
         self.learn_cost(now_ns);
     }
 
-    /// Takes the device from those that may not run. Returns when one of them may again, or one that runs may not.
+    /// Takes the device from those that may not run. Returns when one of them may again, or one
+    /// that runs may not.
     fn bar(&mut self, now_ns: u64) -> Option<u64> {
         let slices = self.slices();
         for at in 0..self.entities.len() {
@@ -525,8 +537,8 @@ impl DeviceScheduler {
         }
     }
 
-    /// A holder is charged for all of its slice while others wait: nobody else could use that time. Alone it is charged
-    /// for what it uses.
+    /// A holder is charged for all of its slice while others wait: nobody else could use that time.
+    /// Without others it is charged for what it uses.
     fn mark_busy(&mut self, now_ns: u64) {
         if self.at_once() || !self.is_contended(now_ns) {
             return;

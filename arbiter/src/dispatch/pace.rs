@@ -1,9 +1,10 @@
-//! How a lane is run: what a quota file or an operator chooses, in the lane's own units.
+//! How a device is scheduled: what a quota file or an operator chooses, in the scheduler's own
+//! units.
 
 use policy::SlicePolicy;
 use policy::quantum::Lengths;
 
-/// How a lane runs; times in nanoseconds unless named otherwise.
+/// How a device is scheduled; times in nanoseconds unless named otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
     /// What a slice may last.
@@ -12,30 +13,32 @@ pub struct Pace {
     pub window_us: u32,
     /// The same for a tenant alone.
     pub lone_window_us: u32,
-    /// The same for an opportunistic tenant beside a guaranteed one: what that one may have to wait for when it comes back.
+    /// The same for an opportunistic tenant beside a guaranteed one, which may have to wait for
+    /// that much when it comes back.
     pub gap_window_us: u32,
-    /// How often the holder is looked at while somebody waits, and a tail while it lasts.
+    /// How often the holder is looked at while a tenant waits, and in-flight work while it lasts.
     pub look_ns: u64,
     /// The same while only opportunistic tenants wait.
     pub gap_look_ns: u64,
-    /// How often the end of a tail is looked for while the next slice waits for it.
+    /// How often the end of a drain is looked for while the next slice waits for it.
     pub drain_look_ns: u64,
-    /// How long the next slice waits for a tail.
+    /// How long the next slice waits for a drain.
     pub drain_ns: u64,
-    /// How long a holder without work in flight must have submitted nothing to count as idle, at first.
+    /// How long a holder without work in flight must have submitted nothing to count as idle, at
+    /// first.
     pub quiet_ns: u64,
-    /// The same for one that was passed over again and again and came back at once (anticipation: S. Iyer, P. Druschel,
-    /// "Anticipatory scheduling", SOSP 2001).
+    /// The same for one that was passed over again and again and came back at once (anticipation:
+    /// S. Iyer, P. Druschel, "Anticipatory scheduling", SOSP 2001).
     pub quiet_max_ns: u64,
-    /// The same where only opportunistic tenants wait for a guaranteed one to fall idle: what it is worth waiting is less, for
-    /// it has the device back within a window.
+    /// The same where only opportunistic tenants wait for a guaranteed one to fall idle: what it is
+    /// worth waiting is less, for it has the device back within a window.
     pub gap_quiet_max_ns: u64,
     /// The same where it has submitted work that no mark covers.
     pub unmarked_quiet_ns: u64,
     /// How often a tenant alone is looked at, for the accounts.
     pub tick_ns: u64,
-    /// How long before the end of a slice the next tenant is woken, so that its threads are up when their gate opens;
-    /// 0: they are woken by the opening.
+    /// How long before the end of a slice the next tenant is woken, so that its threads are up when
+    /// their gate opens; 0: they are woken by the opening.
     pub lead_ns: u64,
 }
 
@@ -53,7 +56,7 @@ pub enum Mode {
 /// What becomes of a tenant that harms the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// It is told about.
+    /// It is reported.
     Report,
     /// It also runs after all others for a while.
     Demote,
@@ -70,7 +73,7 @@ pub struct Setup {
     pub pace: Pace,
     /// How many tenants may hold the device at once in slices.
     pub holders: usize,
-    /// Who runs next; `None`: whoever decides now goes on deciding.
+    /// Who runs next; `None`: the policy stays.
     pub policy: Option<Box<dyn SlicePolicy>>,
     /// What becomes of a tenant that harms the others.
     pub answer: Answer,

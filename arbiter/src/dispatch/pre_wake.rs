@@ -1,18 +1,22 @@
-//! Telling beforehand who comes next, so that a hand-over costs a look at a gate or at the clock and not the waking of a thread.
+//! Waking the next tenant before its slice, so that a hand-over costs a look at a gate or at the
+//! clock and not the waking of a thread.
 
 use policy::{Decision, TenantId};
 
 use super::{CONFIRM_NS, DeviceScheduler};
 
-/// A holder that may be falling idle is looked at again after so long, and the next tenant is woken so long before it would count as
-/// idle, in nanoseconds. Below the 0.2 ms for which a thread looks at a gate that is about to open.
+/// A holder that may be falling idle is looked at again after so long, and the next tenant is woken
+/// so long before it would count as idle, in nanoseconds. Below the 0.2 ms for which a thread looks
+/// at a gate that is about to open.
 const IDLE_LEAD_NS: u64 = 150_000;
 
 impl DeviceScheduler {
-    /// Shortly before a slice begins: wakes who waits for it. Where it begins at the end of another one the gates of both are
-    /// told when to turn over, and their threads go by the clock then, whether the arbiter is given a core at that
-    /// moment or not, and so do those that go in shortly before the end of a tail; where that is not known well enough, or when a
-    /// silent holder counts as idle, the threads look at their gate. Returns when to decide again, or to do this.
+    /// Shortly before a slice begins: wakes the tenant that waits for it. Where it begins at the
+    /// end of another slice, the gates of both are given the time of the turn. Their threads go by
+    /// the clock then, whether the arbiter is given a core at that moment or not; so do those that
+    /// go in shortly before the end of a drain. Where the time is not known well enough, or when a
+    /// silent holder counts as idle, the threads look at their gate. Returns when to decide again,
+    /// or to do this.
     pub(super) fn pre_wake(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
         let turn_ns = match self.coming {
             Some(_) => self.entry_ns,
@@ -37,8 +41,9 @@ impl DeviceScheduler {
         }
     }
 
-    /// When to look at a holder with nothing on the device again, which counts as idle when it has been silent for long enough; and
-    /// who has the device then, once that is near and there is but one who waits.
+    /// When to look again at a holder with nothing on the device, which counts as idle when it has
+    /// been silent for long enough; and who has the device then, once that is near and only one
+    /// tenant waits.
     fn expect_idle(&self, now_ns: u64) -> (Option<u64>, Option<TenantId>) {
         let nothing = (None, None);
         if self.holders > 1 || self.turn.is_some() || self.coming.is_some() {
@@ -73,7 +78,7 @@ impl DeviceScheduler {
         holds.map(|hold| hold.due_ns()).min().filter(|_| !scheduled)
     }
 
-    /// Tells the gates who comes next, and takes back what they were told before.
+    /// Writes to the gates who comes next, and takes back what was written before.
     pub(super) fn tell(&mut self, pre_woken: Option<(TenantId, Option<u64>)>) {
         if pre_woken == self.pre_woken {
             return;

@@ -1,10 +1,11 @@
 //! How far a tenant is in its present iteration, by the boundaries that its profile goes by.
 //!
-//! The detector looks every few tens of milliseconds, which is too late for whoever decides about slices. Boundaries are numbered in
-//! the client's page as they happen, so a lane that looks at the holder anyway sees a new one by one load. Device time since then is
-//! what is done of the iteration. A program that notes its steps stands between two of them while nothing was submitted
-//! since the last, and nothing is on the device; a boundary that was detected is a submission, and nobody knows whether it is the
-//! first of its iteration.
+//! The detector looks every few tens of milliseconds, which is too late for decisions about slices.
+//! Boundaries are numbered in the client's page as they happen, so a scheduler that looks at the
+//! holder anyway sees a new one by one load. Device time since then is the part of the iteration
+//! that is done. A program that notes its steps is between two of them while it has submitted
+//! nothing since the last, and nothing is on the device; a boundary that was detected is a
+//! submission, and nobody knows whether it is the first of its iteration.
 
 use std::rc::Rc;
 

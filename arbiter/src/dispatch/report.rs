@@ -1,4 +1,5 @@
-//! What is told about a lane: who harms the others, how it runs, who holds it and what each one used.
+//! What others ask about a device: which tenants harm the others, how it runs, who holds it and
+//! what each tenant used.
 
 use policy::quantum::Lengths;
 use policy::{QuantumBounds, TenantId};
@@ -10,8 +11,8 @@ use super::violation::Violation;
 use crate::usage::Usage;
 
 impl DeviceScheduler {
-    /// Looks how tenants behave, a few times a second. Returns those whose penance is over. `excused`: whether it is the host that
-    /// stands still, and not what the tenant has on the device or its process.
+    /// Looks how tenants behave, a few times a second. Returns those whose penalty is over.
+    /// `excused`: whether the host stands still, rather than the tenant's work or its process.
     pub fn inspect(
         &mut self,
         now_ns: u64,
@@ -47,7 +48,7 @@ impl DeviceScheduler {
         }
     }
 
-    /// What is to be told, once.
+    /// New violations, once.
     pub fn take_violations(&mut self) -> Vec<(TenantId, Violation)> {
         std::mem::take(&mut self.violations)
     }
@@ -65,7 +66,7 @@ impl DeviceScheduler {
         })
     }
 
-    // --- what is told about it ---
+    // --- reports ---
 
     /// Whether it runs all at once now, and why, where that is left to us.
     pub fn running(&self) -> (bool, &str) {
@@ -86,7 +87,8 @@ impl DeviceScheduler {
         self.pace.quantum
     }
 
-    /// What the last slice was given in microseconds, and what a hand-over costs in nanoseconds; 0: not known.
+    /// What the last slice was given in microseconds, and what a hand-over costs in nanoseconds; 0:
+    /// not known.
     pub fn slice(&self) -> (u32, u64) {
         (self.slice_us, self.cost.ns())
     }

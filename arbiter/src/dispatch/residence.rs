@@ -1,5 +1,5 @@
-//! The lane's side of residency: a tenant whose memory is away does not run, and a slice that is granted to one begins with
-//! its switch. Who is away and what is moved is the [`Keeper`]'s affair.
+//! The scheduler's side of residency: a tenant whose memory is away does not run, and a slice that
+//! is granted to it begins with its switch. The [`Keeper`] knows who is away and what is moved.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -28,7 +28,7 @@ impl DeviceScheduler {
         };
         self.stand();
         if self.at_once() && again_ns.is_some() {
-            // Nobody grants slices here: whoever may come and wants to does.
+            // Nobody grants slices here: every tenant that may come and wants to does.
             let coming: Vec<TenantId> = self
                 .entities
                 .iter()
@@ -49,8 +49,8 @@ impl DeviceScheduler {
         }
     }
 
-    /// Slices for those that are out become switches. Those that hold the device keep it until then, unless it is their memory
-    /// that gives way.
+    /// Slices for those that are out become switches. Those that hold the device keep it until
+    /// then, unless their own memory gives way.
     pub(super) fn switch_first(&mut self, now_ns: u64, decision: Decision) -> Decision {
         let out = |entities: &[RunEntity], id: TenantId| {
             let entity = entities.iter().find(|entity| entity.tenant == id);
@@ -109,7 +109,8 @@ impl DeviceScheduler {
         self.keeper.bound(tenant, used_bytes);
     }
 
-    /// The operator calls a tenant back, or sends it away; its terms say which, and are told separately.
+    /// The operator calls a tenant back, or sends it away; its terms, which are set separately, say
+    /// which.
     pub fn call(&mut self, now_ns: u64, tenant: TenantId, back: bool) {
         if back {
             self.keeper.wish(now_ns, tenant);
@@ -129,7 +130,8 @@ impl DeviceScheduler {
         self.keeper.whereabouts(tenant, &entity.clients)
     }
 
-    /// What can be moved here in all, and whether more wants to be here than there is room for.
+    /// What can be moved here in all, and whether the jobs together want more memory than the
+    /// device has.
     pub fn crowd(&self) -> Crowd {
         self.keeper.crowd()
     }
@@ -139,12 +141,12 @@ impl DeviceScheduler {
         self.keeper.arbitration()
     }
 
-    /// What is to be told about residency, once.
+    /// News about residency, once.
     pub fn take_residency_news(&mut self) -> Vec<News> {
         self.keeper.take_news()
     }
 
-    /// The keeper of the device.
+    /// The residency manager of the device.
     pub(super) fn keeper(device: usize) -> Keeper {
         Keeper::new(device)
     }

@@ -1,4 +1,5 @@
-//! Who holds the device, and how it passes from one to the next: gates close, tails end, gates open.
+//! Who holds the device, and how it passes from one tenant to the next: gates close, work drains,
+//! gates open.
 
 use policy::{Class, Decision, Device, QuantumBounds, Slice, TenantId, View};
 
@@ -60,7 +61,7 @@ impl DeviceScheduler {
         self.carry_out(now_ns, decision, contended)
     }
 
-    /// Gates close, tails end, gates open.
+    /// Gates close, work drains, gates open.
     fn carry_out(&mut self, now_ns: u64, decision: Decision, contended: bool) -> Decision {
         let decision = self.switch_first(now_ns, decision);
         for id in &decision.revoke {
@@ -68,14 +69,14 @@ impl DeviceScheduler {
                 self.take(now_ns, at);
             }
         }
-        // Several at once are told apart by nobody anyway.
+        // Of several holders nobody can say whose work is in flight anyway.
         let drains = self.holders == 1 && !decision.revoke.is_empty();
         for slice in &decision.grant {
             let at = self.entities.iter().position(|s| s.tenant == slice.tenant);
             let Some(at) = at.filter(|at| self.entities[*at].may_run()) else {
                 continue;
             };
-            // One that was told when to come is there already; the tail before it is short.
+            // A tenant that knows when to come is there already; the drain before it is short.
             let there = self.pre_woken == Some((slice.tenant, Some(now_ns)));
             if drains && !there {
                 return self.begin_after_drains(now_ns, *slice);
@@ -86,7 +87,8 @@ impl DeviceScheduler {
             .entities
             .iter()
             .filter_map(|entity| Some((entity, entity.hold?)));
-        // Where a tail is to be waited for there is time to wake the next one after the end of the slice.
+        // Where a drain is to be waited for there is time to wake the next tenant after the end of
+        // the slice.
         let ends = holds.map(|(entity, hold)| (hold.due_ns(), entity.drain.mean_ns()));
         let (Some(again_ns), Some((due_ns, drain_ns))) = (decision.again_ns, ends.min()) else {
             return decision;
@@ -106,13 +108,16 @@ impl DeviceScheduler {
         }
     }
 
-    /// Begins a slice once the tails before it have ended; says when to look again, and whom to wake.
+    /// Begins a slice once the drains before it have ended; says when to look again, and whom to
+    /// wake.
     ///
-    /// Two tenants on the device at once are told apart by nobody: the hardware slices between them as it likes, and their
-    /// time can only be split by halves, which is wrong for each by a good part of every tail. So a tail ends first, or all but
-    /// its last 0.1 ms where its end is known beforehand ([`drain`]): what is submitted then is queued behind it. Else there is
-    /// a moment between its end and our look at it, in which the device has nothing to do. A tail that lasts is not waited for for ever: a guaranteed tenant waits for an opportunistic one's no longer than the window, and
-    /// nobody waits for that of a gang, whose kernels may be waiting for others of the same gang.
+    /// The time of two tenants that are on the device at once cannot be separated: the hardware
+    /// slices between them as it likes, and splitting by halves is wrong for each by a good part of
+    /// every drain. So a drain ends first, or all but its last 0.1 ms where its end is known
+    /// beforehand ([`drain`]): what is submitted then is queued behind it. Otherwise the device has
+    /// nothing to do between that end and our look at it. No drain is waited for without end: a
+    /// guaranteed tenant waits for an opportunistic one's no longer than the window, and nobody
+    /// waits for that of a gang, whose kernels may be waiting for others of the same gang.
     fn begin_after_drains(&mut self, now_ns: u64, slice: Slice) -> Decision {
         let class = self.entity(slice.tenant).map(|entity| entity.class(now_ns));
         let window_ns = u64::from(self.pace.window_us) * 1000;
@@ -146,7 +151,7 @@ impl DeviceScheduler {
         let entry = entry.filter(|_| self.turn.is_none());
         if let Some(ends_ns) = ends_ns {
             let look_ns = drain::look_again_ns(now_ns, ends_ns, self.pace.drain_look_ns);
-            // What was told holds, whatever the next marks say.
+            // A planned time holds, whatever the next marks say.
             let reported_ns = match self.pre_woken {
                 Some((tenant, Some(turn_ns))) if tenant == slice.tenant => Some(turn_ns),
                 _ => None,
@@ -177,7 +182,8 @@ impl DeviceScheduler {
         }
     }
 
-    /// The time has come at which the next one was told to go in, before the end of the tails.
+    /// The time has come at which the next tenant was to go in, before the end of the
+    /// drains.
     pub(super) fn enter(&mut self, turn_ns: u64, slice: Slice) {
         let turn_ns = turn_ns.max(self.charged_ns);
         self.charge(turn_ns);
@@ -223,7 +229,7 @@ impl DeviceScheduler {
             }
         }
         self.floor = None;
-        // Whoever has begun a slice ends it.
+        // A slice that has begun goes on to its end.
         let begun = |entity: &RunEntity| entity.hold.is_some_and(|hold| now_ns < hold.due_ns());
         if self
             .entities
@@ -276,8 +282,8 @@ impl DeviceScheduler {
         }
     }
 
-    /// Until when the device is expected to be busy with what was there before the slice of this seat; 0: one cannot say, and the
-    /// device turns from the one to the other as it likes.
+    /// Until when the device is expected to be busy with the work that was there before this
+    /// entity's slice; 0: unknown, and the device turns from the one to the other as it likes.
     fn behind_until_ns(&self, now_ns: u64, at: usize) -> u64 {
         let others = self.entities.iter().enumerate().filter(|(n, _)| *n != at);
         let ends =

@@ -1,4 +1,4 @@
-//! The lane in virtual time, on real pages.
+//! The device scheduler in virtual time, on real pages.
 
 use policy::Class;
 use policy::quantum::Lengths;
@@ -41,7 +41,7 @@ pub(super) fn setup(mode: Mode) -> Setup {
     }
 }
 
-/// A lane and the clock that drives it, with one client per tenant.
+/// A device scheduler and the clock that drives it, with one client per tenant.
 pub(super) struct Bench {
     pub scheduler: DeviceScheduler,
     pub now_ns: u64,
@@ -80,8 +80,8 @@ impl Bench {
         self.next_ns = self.scheduler.step(self.now_ns);
     }
 
-    /// Lets time pass, stepping the lane when it asks for it and when somebody begins to wait (who would ring a doorbell);
-    /// `live` is what the clients do every 50 us.
+    /// Lets time pass, stepping the scheduler when it asks for it and when a tenant begins to wait
+    /// (which would ring a doorbell); `live` is what the clients do every 50 us.
     pub fn run(&mut self, ns: u64, mut live: impl FnMut(&[Rc<ClientPages>])) {
         let end_ns = self.now_ns + ns;
         while self.now_ns < end_ns {
@@ -111,11 +111,12 @@ impl Bench {
     }
 
     pub fn usage(&self, at: u64) -> &Usage {
-        self.scheduler.usage(TenantId(at)).expect("a seat")
+        self.scheduler.usage(TenantId(at)).expect("an entity")
     }
 }
 
-/// A client that always has more to submit: waits where its gate is closed, launches where it is open.
+/// A client that always has more to submit: waits where its gate is closed, launches where it is
+/// open.
 pub(super) fn greedy(pages: &Rc<ClientPages>) {
     let open = pages.arbiter.is_open(0);
     submit(pages, open);
@@ -213,7 +214,8 @@ fn a_holder_that_falls_silent_is_passed_over_within_looks() {
 #[test]
 fn one_with_short_pauses_is_waited_for_after_a_few_of_them() {
     let mut bench = Bench::new(&[500_000, 500_000]);
-    // The first one launches every 700 us only: silent for longer than the lane waits at first.
+    // The first one launches every 700 us only: silent for longer than the scheduler waits at
+    // first.
     let mut round = 0;
     bench.run(2000 * MS, |pages| {
         round += 1;
@@ -293,7 +295,7 @@ fn in_flight_work_is_charged_to_its_owner_and_repaid() {
     bench.run(20 * MS, |pages| greedy(&pages[1]));
     let overrun = bench.usage(0).overrun_ns;
     assert!(overrun > 19 * MS, "all of it: {overrun}");
-    assert!(!bench.open(1), "it waits for the tail");
+    assert!(!bench.open(1), "it waits for the drain");
     bench.run(200 * MS, |pages| greedy(&pages[1]));
     assert!(bench.open(1), "but not for ever");
     let overrun = bench.usage(0).overrun_ns;
@@ -319,7 +321,7 @@ fn the_next_slice_begins_when_the_drain_has_ended() {
     bench.run(4 * MS, |pages| greedy(&pages[0]));
     assert!(
         !bench.open(0) && !bench.open(1),
-        "the tail is on the device"
+        "the work is on the device"
     );
     stream.settle();
     bench.run(100 * US, |_| ());
@@ -391,7 +393,7 @@ fn the_dead_want_nothing() {
     while !bench.open(1) {
         bench.run(50 * US, |pages| pages.iter().for_each(greedy));
     }
-    // Its tail has not ended, and its turn is next.
+    // Its drain has not ended, and its turn is next.
     bench.run(4_900 * US, |pages| pages.iter().for_each(greedy));
     assert!(bench.open(1));
     let grants = bench.usage(0).grants;
@@ -453,7 +455,7 @@ fn concurrent_devices_have_open_gates_and_split_accounts() {
             next_ns = scheduler.step(now_ns);
         }
     }
-    let used = [0, 1].map(|at| scheduler.usage(TenantId(at)).expect("seat").device_ns);
+    let used = [0, 1].map(|at| scheduler.usage(TenantId(at)).expect("entity").device_ns);
     assert!(used[0] == used[1] && used[0] > 450 * MS, "{used:?}");
 }
 
@@ -473,27 +475,28 @@ fn the_next_tenant_is_pre_woken_and_a_wrong_one_is_taken_back() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.scheduler.pace.lead_ns = 100 * US;
     bench.run(20 * MS, |pages| pages.iter().for_each(greedy));
-    let (mut announced_turns, mut turns) = (0, 0);
+    let (mut known_turns, mut turns) = (0, 0);
     for _ in 0..4000 {
         let before = [0, 1].map(|at| (bench.open(at), coming(&bench, at)));
         bench.run(50 * US, |pages| pages.iter().for_each(greedy));
         for at in [0, 1] {
             let opened = bench.open(at) && !before[at].0;
             turns += u32::from(opened);
-            announced_turns += u32::from(opened && before[at].1);
+            known_turns += u32::from(opened && before[at].1);
             assert!(!(coming(&bench, at) && coming(&bench, 1 - at)));
         }
     }
     assert!(turns >= 35, "{turns}");
-    assert_eq!(announced_turns, turns);
-    // The one that was told is gone before its turn: nothing is left of it, and the other goes on.
+    assert_eq!(known_turns, turns);
+    // The tenant that was pre-woken is gone before its turn: nothing is left of it, and the other
+    // goes on.
     while !coming(&bench, 0) {
         bench.run(50 * US, |pages| pages.iter().for_each(greedy));
     }
     bench.scheduler.remove(bench.now_ns, 0);
     bench.run(20 * MS, |pages| greedy(&pages[1]));
     assert!(bench.open(1));
-    // One that was told, and whose tenant gives way to a guaranteed one.
+    // A tenant that was pre-woken, and gives way to a guaranteed one.
     let mut bench = Bench::new(&[500_000, 500_000, 500_000]);
     bench.scheduler.pace.lead_ns = 100 * US;
     for at in [0, 1] {
@@ -545,7 +548,7 @@ fn who_goes_in_by_the_clock_is_confirmed_and_charged_from_its_turn() {
             bench.step();
             let holder = usize::from(bench.open(1));
             if by_clock > 0 {
-                assert_eq!(last, Some(holder), "a turn that was told is confirmed");
+                assert_eq!(last, Some(holder), "a planned turn is confirmed");
             }
         }
     }

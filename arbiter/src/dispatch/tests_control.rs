@@ -1,4 +1,5 @@
-//! Live control, bounds, classes, conduct and several holders: lanes in virtual time, on real pages.
+//! Live control, bounds, classes, violations and several holders: device schedulers in virtual
+//! time, on real pages.
 
 use policy::quantum::Lengths;
 use policy::{Class, Decision, Few, View};
@@ -100,7 +101,8 @@ fn an_opportunistic_tenant_lives_in_the_gaps_of_a_guaranteed_one() {
     bench
         .scheduler
         .set_terms(TenantId(1), terms(Class::Opportunistic, 1_000_000));
-    // The guaranteed one works for 6 ms and pauses for 4, by its own clock: time at a closed gate delays it.
+    // The guaranteed one works for 6 ms and pauses for 4, by its own clock: time at a closed gate
+    // delays it.
     let (mut worked, mut rested, mut rounds) = (0u64, 0u64, 0u64);
     let second = 1_000 * MS;
     bench.run(10 * second, |pages| {
@@ -169,7 +171,8 @@ fn new_quanta_modes_and_policies_take_effect_within_a_slice() {
     assert!(got[0].abs_diff(got[1]) < 20 * MS, "{got:?}");
 }
 
-/// Whoever wants may hold the device, as many as there is room for, in the order of their numbers, for a slice each.
+/// Every tenant that wants to may hold the device, as many as there is space for, in the order of
+/// their numbers, for a slice each.
 #[derive(Debug)]
 struct FirstComers;
 
@@ -276,18 +279,19 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
         matches!(demoted, Some(Violation::Endless { .. })),
         "{demoted:?}"
     );
-    assert_eq!(count, 1, "told once");
+    assert_eq!(count, 1, "reported once");
     let reported = bench.scheduler.take_violations();
     assert!(matches!(
         reported[..],
         [(TenantId(0), Violation::Endless { .. })]
     ));
     assert!(bench.open(1) && !bench.open(0));
-    // It never gets in again while the other wants the device, though it waits and its kernel goes on.
+    // It never gets in again while the other wants the device, though it waits and its kernel goes
+    // on.
     let grants = bench.usage(0).grants;
     bench.run(1000 * MS, |pages| pages.iter().for_each(greedy));
     assert_eq!(bench.usage(0).grants, grants);
-    // Its work ends, its penance passes, and it has its place back.
+    // Its work ends, its penalty passes, and it has its place back.
     stream.settle();
     let mut forgiven = Vec::new();
     for _ in 0..120 {
@@ -303,7 +307,8 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
 
 #[test]
 fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
-    // The first to come keeps the device under this policy: what waits behind a kernel that spins waits for good.
+    // The first to come keeps the device under this policy: a tenant that waits behind a kernel
+    // that spins waits for good.
     let mut bench = Bench::new(&[500_000, 500_000]);
     let fifo = Setup {
         policy: policy::by_name("fifo", &[]).ok(),
@@ -334,8 +339,8 @@ fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
     ));
 }
 
-/// The first of two has 2000 marks on the device, of which one passes whenever `passes` says so; the device passes on to the
-/// other one meanwhile. What is told of it.
+/// The first of two has 2000 marks on the device, of which one passes whenever `passes` says so;
+/// the device passes on to the other one meanwhile. Returns the violations found.
 fn violations_of_long_work(mut passes: impl FnMut(u64) -> bool, host: bool) -> Vec<Violation> {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let client = Rc::clone(&bench.pages[0]);
@@ -351,7 +356,8 @@ fn violations_of_long_work(mut passes: impl FnMut(u64) -> bool, host: bool) -> V
         bench.run(100 * MS, |pages| greedy(&pages[1]));
         if passes(at) {
             done += 1;
-            // SAFETY: the page is mapped for as long as `client` lives; the word is an atomic that the device writes.
+            // SAFETY: the page is mapped for as long as `client` lives; the word is an atomic that
+            // the device writes.
             unsafe { std::sync::atomic::AtomicU64::from_ptr(address) }
                 .store(done, std::sync::atomic::Ordering::Relaxed);
         }
@@ -442,8 +448,8 @@ fn a_tenant_that_is_only_reported_keeps_its_class() {
     assert!(got[0] > 450 * MS, "{got:?}");
 }
 
-/// The longest time in which one that always wants the device did not have it, beside one that does as `other` says; and how much
-/// of the time that one was charged for.
+/// The longest time in which a tenant that always wants the device did not have it, beside one that
+/// does as `other` says; and how much of the time that other one was charged for.
 fn longest_wait_ns(
     bench: &mut Bench,
     ns: u64,
@@ -482,7 +488,8 @@ fn one_that_was_stopped_costs_the_others_a_slice_at_a_time() {
                 stream.settle();
             }
         });
-        // Its slice, and its kernel or the time for which it is waited for; and what the looks are apart.
+        // Its slice, and its kernel or the time for which it is waited for; and what the looks are
+        // apart.
         assert!(longest_ns < 16 * MS, "in flight {in_flight}: {longest_ns}");
         let got_ns = bench.usage(0).device_ns;
         assert!(got_ns < 300 * MS, "in flight {in_flight}: {got_ns}");
@@ -491,7 +498,8 @@ fn one_that_was_stopped_costs_the_others_a_slice_at_a_time() {
 
 #[test]
 fn one_whose_thread_gets_a_core_after_its_slice_would_be_over_has_its_share_all_the_same() {
-    // Eight milliseconds from the opening of the gate until the thread runs: more than a slice of five.
+    // Eight milliseconds from the opening of the gate until the thread runs: more than a slice of
+    // five.
     let mut bench = Bench::new(&[500_000, 500_000]);
     let mut opened_ns = None;
     let mut slow = |now_ns: u64, pages: &Rc<ClientPages>| {
@@ -510,7 +518,8 @@ fn one_whose_thread_gets_a_core_after_its_slice_would_be_over_has_its_share_all_
     let after = [0, 1].map(|at| (bench.usage(at).device_ns, bench.usage(at).grants));
     let got_ns = [0, 1].map(|at| after[at].0 - before[at].0);
     assert!(got_ns[0] > 4_500 * MS, "{got_ns:?}");
-    // It pays for its own lateness: the other one has as much, and the device is idle for its part alone.
+    // It pays for its own lateness: the other one has as much, and the device idles in its part
+    // only.
     assert!(
         got_ns[1] > 4_500 * MS && longest_ns < 16 * MS,
         "{got_ns:?}, {longest_ns}"

@@ -1,12 +1,12 @@
-//! Gangs: jobs whose processes on several devices need each other, on two lanes in virtual time.
+//! Gangs: jobs whose processes on several devices need each other, on two devices in virtual time.
 
 use policy::Class;
 
 use super::tests::{MS, US, greedy, setup};
 use super::*;
 
-/// Two devices and jobs with a process on each; what they run is collective: a kernel ends when that of the other
-/// device has begun as well.
+/// Two devices and jobs with a process on each; what they run is collective: a kernel ends when
+/// that of the other device has begun as well.
 struct Hall {
     schedulers: Vec<DeviceScheduler>,
     gang_scheduler: GangScheduler,
@@ -104,7 +104,7 @@ impl Hall {
                     }
                 }
             }
-            // The house looks who uses what a few times a second.
+            // The housekeeping looks who uses what a few times a second.
             if self.now_ns.is_multiple_of(MS) {
                 self.gang_scheduler.form(&mut self.schedulers);
             }
@@ -126,7 +126,7 @@ fn all_ranks_of_a_gang_pass_together_and_gangs_share_fairly() {
     let used = [0, 1].map(|job| {
         hall.schedulers[0]
             .usage(TenantId(job))
-            .expect("seat")
+            .expect("entity")
             .device_ns
     });
     assert!(used[0].abs_diff(used[1]) < 150 * MS, "{used:?}");
@@ -173,12 +173,12 @@ fn a_job_with_one_device_gets_its_turn_beside_a_gang() {
     hall.run(100 * MS, |_| greedy(&pages));
     let before = hall.schedulers[0]
         .usage(TenantId(9))
-        .expect("seat")
+        .expect("entity")
         .device_ns;
     hall.run(3000 * MS, |_| greedy(&pages));
     let got = hall.schedulers[0]
         .usage(TenantId(9))
-        .expect("seat")
+        .expect("entity")
         .device_ns
         - before;
     assert!((1300 * MS..1700 * MS).contains(&got), "{got}");
@@ -193,7 +193,7 @@ fn a_lone_gang_keeps_its_devices_and_an_idle_one_gives_way() {
     });
     assert!(hall.ended[0] > 4500, "{:?}", hall.ended);
     for scheduler in &hall.schedulers {
-        assert!(scheduler.usage(TenantId(0)).expect("seat").grants <= 2);
+        assert!(scheduler.usage(TenantId(0)).expect("entity").grants <= 2);
     }
     assert!(
         hall.schedulers
@@ -231,7 +231,7 @@ fn a_job_that_could_use_another_device_and_does_not_is_no_gang() {
     let used = [0, 1].map(|job| {
         hall.schedulers[1]
             .usage(TenantId(job))
-            .expect("seat")
+            .expect("entity")
             .device_ns
     });
     assert_eq!(used, [0, 0]);

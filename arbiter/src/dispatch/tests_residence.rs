@@ -125,8 +125,8 @@ impl Agent {
     }
 }
 
-/// A device of eight units, with tenants of so many units and so much weight each. The first one has come, the others
-/// have been away from the start as far as they do not fit.
+/// A device of eight units, with tenants of so many units and so much weight each. The first one
+/// has come, the others have been away from the start as far as they do not fit.
 struct World {
     scheduler: DeviceScheduler,
     now_ns: u64,
@@ -217,7 +217,7 @@ impl World {
             for agent in &mut self.agents {
                 let done = agent.done;
                 agent.step(self.now_ns, &mut self.free_bytes);
-                // What has failed is told at once.
+                // A failure is reported at once.
                 rang |= agent.done != done && agent.claimed.resident_bytes == 0;
             }
             if rang || self.next_ns.is_none_or(|next_ns| next_ns <= self.now_ns) {
@@ -274,7 +274,7 @@ fn two_that_do_not_fit_take_turns_and_the_device_is_busy_nine_tenths_of_the_time
         .figures
         .evictions;
     assert!(evictions > 5, "{evictions}");
-    let used = world.scheduler.usage(TenantId(0)).expect("seat").device_ns;
+    let used = world.scheduler.usage(TenantId(0)).expect("entity").device_ns;
     assert!(used > 8 * S, "{used}");
 }
 
@@ -304,7 +304,7 @@ fn a_job_that_says_what_it_touches_runs_before_all_is_back_and_only_in_its_own_t
 fn one_that_runs_early_and_does_not_get_the_rest_stops_and_is_tried_again() {
     let mut world = World::two(100);
     world.agents[1].begins_at_bytes = UNIT;
-    // Until it runs on a part; then the rest of its room is gone for a while.
+    // Until it runs on a part; then the rest of its space is gone for a while.
     for _ in 0..100_000 {
         world.run(STEP_NS, |_, _| true);
         if world.early[1] > 2 {
@@ -385,7 +385,8 @@ fn short_pauses_cost_no_switch() {
     world.run(S, |at, _| at == 0);
     let switches = |world: &World| world.scheduler.arbitration().pressure().totals().0;
     let before = switches(&world);
-    // 4 ms of silence in every 20: less than any switch. The other one waits for the end of the term.
+    // 4 ms of silence in every 20: less than any switch. The other one waits for the end of the
+    // term.
     world.run(100 * MS, |at, now_ns| {
         at == 1 || now_ns % (20 * MS) > 4 * MS
     });
@@ -434,7 +435,8 @@ fn a_process_that_says_nothing_holds_nobody_up_for_ever() {
     let mut world = World::two(100);
     world.run(S, |at, _| at == 0);
     world.agents[0].silent = true;
-    // It is told to leave, says nothing, and its room is not given: the other one goes back in the end, and is tried again.
+    // It is ordered to leave, says nothing, and its space is not given: the other one goes back in
+    // the end, and is tried again.
     world.run(60 * S, |_, _| true);
     let whereabouts = world.scheduler.whereabouts(TenantId(0)).expect("evictable");
     assert!(whereabouts.figures.failed, "{whereabouts:?}");
@@ -475,7 +477,7 @@ fn the_space_of_a_job_that_dies_on_its_way_out_is_free() {
 #[test]
 fn one_that_comes_from_an_earlier_arbiter_without_its_memory_does_not_run() {
     let mut world = World::two(100);
-    // The other one is gone, and the device is free: nobody's gate may be open before the memory is back.
+    // The other one is gone, and the device is free: no gate may be open before the memory is back.
     world.free_bytes += world.agents[0].claimed.resident_bytes;
     world.scheduler.remove(world.now_ns, 0);
     world.scheduler.retire(world.now_ns, TenantId(0));
@@ -522,7 +524,8 @@ fn a_tenant_that_is_sent_away_stays_away_until_it_is_called() {
     world.open = vec![0; 2];
     world.run(2 * S, |_, _| true);
     assert_eq!(world.open[0], 0);
-    // The other one is silent and in the way; the one that was called comes without wanting the device.
+    // The other one is silent and in the way; the one that was called comes without wanting the
+    // device.
     terms.lodging.kept_away = false;
     world.scheduler.set_terms(TenantId(0), terms);
     world.scheduler.call(world.now_ns, TenantId(0), true);
@@ -582,7 +585,7 @@ fn an_allocation_that_waits_for_space_gets_it() {
 fn who_arrives_is_woken_when_others_are_evicted() {
     let mut world = World::two(100);
     world.run(5 * S, |_, _| true);
-    // Each order is one word to the agent; what is more says that there is room.
+    // Each order is one word to the agent; more words say that there is space.
     for agent in &world.agents {
         let order = agent.pages.arbiter.device(0).and_then(|one| one.order());
         let orders = order.expect("an order").number;

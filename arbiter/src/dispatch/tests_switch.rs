@@ -1,11 +1,13 @@
-//! What hand-overs cost, what is made of that, and who is told of them beforehand: lanes in virtual time, on real pages.
+//! What hand-overs cost, what follows from that, and who is pre-woken: device schedulers in virtual
+//! time, on real pages.
 
 use policy::quantum::Lengths;
 
 use super::tests::{Bench, MS, US, greedy, setup};
 use super::*;
 
-/// Clients whose threads come so long after their gate has opened; what each of them used after that.
+/// Clients whose threads come so long after their gate has opened; what each of them used after
+/// that.
 struct SlowThreads {
     stall_ns: u64,
     now_ns: u64,
@@ -192,7 +194,7 @@ fn who_waits_for_a_silent_holder_is_pre_woken_and_taken_back_when_that_resumes()
     }
     assert!(bench.open(1) && !bench.open(0));
     assert!(before, "it was looking at its gate already");
-    // With the early wake-up off nobody is told.
+    // With pre-wakes off nobody is woken early.
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.run(MS, |pages| greedy(&pages[0]));
     bench.wait(1);
@@ -209,7 +211,7 @@ fn the_end_of_a_drain_is_found_soon_and_half_a_look_is_part_of_the_cost() {
     let pages = Rc::clone(&bench.pages[0]);
     let stream = pages.client.claim_stream(0).expect("slot").1;
     let mut seen = Vec::new();
-    // Tails of 320 us, looked for in steps of 10 us.
+    // Drains of 320 us, looked for in steps of 10 us.
     let mut opened: Option<u64> = None;
     let mut until_ns = 0;
     stream.issue();
@@ -249,8 +251,8 @@ fn the_end_of_a_drain_is_found_soon_and_half_a_look_is_part_of_the_cost() {
     );
 }
 
-/// Two tenants take turns; the first leaves tails of `drain_us(round)`. By how much the second could be at work before the end of each
-/// of them, in microseconds; below zero: after it.
+/// Two tenants take turns; the first one's drains take `drain_us(round)`. By how much the second
+/// could be at work before the end of each of them, in microseconds; below zero: after it.
 fn entries(lead_ns: u64, drain_us: impl Fn(u64) -> u64) -> Vec<i64> {
     let mut bench = Bench::new(&[500_000, 500_000]);
     bench.scheduler.pace.lead_ns = lead_ns;
@@ -349,7 +351,7 @@ fn what_is_queued_behind_a_short_drain_is_charged_from_its_end_on() {
         let want = bench.pages[at].client.want(0).expect("device");
         want.begin_blocking();
     };
-    // Tails of the first one take 300 us.
+    // Drains of the first one take 300 us.
     for _ in 0..200 {
         bench.scheduler.entities[0].drain.begin(now_ns, 1);
         // Found at 600, never looked at before: half way.
@@ -372,7 +374,7 @@ fn what_is_queued_behind_a_short_drain_is_charged_from_its_end_on() {
     let got = |scheduler: &mut DeviceScheduler, at_ns: u64| {
         scheduler.charge(at_ns);
         [0, 1]
-            .map(|at| scheduler.usage(TenantId(at)).expect("seat").device_ns - before[at as usize])
+            .map(|at| scheduler.usage(TenantId(at)).expect("entity").device_ns - before[at as usize])
     };
     let at_end = got(&mut bench.scheduler, ends_ns - 10 * US);
     assert_eq!(at_end, [90 * US, 0]);

@@ -1,15 +1,17 @@
-//! Tenants that harm the others: what they are found to do, and what a lane makes of it.
+//! Violations: what tenants that harm the others are found to do, and the penalty.
 //!
-//! Nothing here is needed to protect the others: gates close without the tenant's help, what it does is charged, and what it
-//! claims hurts only itself. This is about telling, and about running such a tenant after all others until it behaves.
+//! Nothing here is needed to protect the others: gates close without the tenant's help, what it
+//! does is charged, and what it claims hurts only itself. This is about reports, and about running
+//! such a tenant after all others until it behaves.
 
 use super::pace::Answer;
 
-/// How long it runs last after it was found out for the last time. One that does not come gives no sign of having come back
-/// to its senses but to come when it is let in, so it is given a chance more often; what that costs the others is a slice.
+/// How long a tenant runs last after its last violation. The only sign that an unresponsive one has
+/// recovered is that it comes when it is let in, so it is given a chance more often; that costs the
+/// others a slice.
 const PENALTY_NS: u64 = 10_000_000_000;
 const UNRESPONSIVE_PENALTY_NS: u64 = 2_000_000_000;
-/// The same offence is told again after this long.
+/// The same violation is reported again after this long.
 const SILENCE_NS: u64 = 10_000_000_000;
 
 /// What a tenant is found to do.
@@ -73,7 +75,7 @@ pub struct ViolationRecord {
 }
 
 impl ViolationRecord {
-    /// It was found out. True where that is to be told.
+    /// A violation was found. True where that is to be reported.
     pub fn find(&mut self, now_ns: u64, violation: Violation, answer: Answer) -> bool {
         let same = self
             .violation
@@ -103,7 +105,7 @@ impl ViolationRecord {
         self.violation.filter(|_| now_ns < self.demoted_until_ns)
     }
 
-    /// It has ceased to run last: once, the first time after its penance.
+    /// Its penalty is over: true once, the first time after that.
     pub fn forgive(&mut self, now_ns: u64) -> bool {
         let over = self.demoted_until_ns > 0 && now_ns >= self.demoted_until_ns;
         if over {
@@ -126,7 +128,7 @@ mod tests {
         assert!(record.find(S, Violation::Flood, Answer::Demote));
         assert!(
             !record.find(2 * S, Violation::Flood, Answer::Demote),
-            "told"
+            "reported"
         );
         assert_eq!(record.demoted(11 * S), Some(Violation::Flood));
         assert!(!record.forgive(11 * S));

@@ -1,8 +1,9 @@
-//! One client's launches: copies out of its rings what is new, has it searched for a period by a thread of its own (a search
-//! takes milliseconds, and the reactor has none to give away), and remembers the answer.
+//! One client's launches: copies out of its rings what is new, has it searched for a period by a
+//! thread of its own (a search takes milliseconds, and the reactor has none to give away), and
+//! remembers the answer.
 //!
-//! Collecting costs a copy of some kilobytes every few milliseconds, so it is done by turns: until the answer is certain,
-//! then a rest, then again, because programs change.
+//! Collecting costs a copy of some kilobytes every few milliseconds, so it is done by turns: until
+//! the answer is certain, then a rest, then again, because programs change.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,15 +14,15 @@ use policy::iterations::{self, Found, HISTORY, Sequence};
 
 /// First search after so many launches; each further one when there are half as many again.
 const FIRST: usize = 64;
-/// A search of a piece with something missing before and after it: at least that many.
+/// A search of a chunk with something missing before and after it: at least that many.
 const CHUNK: usize = 512;
 /// How long a certain answer is left alone.
 const REST_NS: u64 = 5_000_000_000;
 /// Certain enough to rest.
 const CERTAIN: f64 = 0.9;
 
-/// For those who want to look at what is searched: a directory into which each history is written, the latest of each thread.
-/// Numbers of 32 bits, little endian, oldest first.
+/// For those who want to look at what is searched: a directory into which each history is written,
+/// the latest of each thread. Numbers of 32 bits, little endian, oldest first.
 const RECORD: &str = "SUBLET_RECORD_LAUNCHES";
 
 fn write_down(directory: &Path, ask: &Ask) {
@@ -216,8 +217,8 @@ impl Learner {
         }
     }
 
-    /// The thread by which iterations are counted, and its iteration: of those that repeat themselves the one that submits
-    /// most.
+    /// The thread by which iterations are counted, and its iteration: of those that repeat
+    /// themselves the one that submits most.
     pub fn lead(&self, pages: &ClientPages) -> Option<(usize, Found)> {
         let periodic = self.threads.iter().enumerate();
         periodic

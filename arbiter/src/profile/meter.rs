@@ -1,5 +1,5 @@
-//! One job's figures: counts what it is told about boundaries, bytes and charges, and says what an iteration is made of.
-//! Knows neither pages nor clocks.
+//! One job's figures: counts the boundaries, bytes and charges that are reported to it, and says
+//! what an iteration is made of. Knows neither pages nor clocks.
 
 use std::collections::VecDeque;
 
@@ -101,7 +101,8 @@ struct Span {
 }
 
 impl Meter {
-    /// The boundaries are other ones from now on: what was measured between the old ones means nothing.
+    /// The boundaries are other ones from now on: what was measured between the old ones means
+    /// nothing.
     pub fn restart(&mut self) {
         self.intervals.clear();
         self.last = None;
@@ -167,7 +168,8 @@ impl Meter {
         self.span.most = self.span.most.max(most);
     }
 
-    /// A boundary. `period`: launches that an iteration has at least; boundaries that come earlier are none.
+    /// A boundary. `period`: launches that an iteration has at least; boundaries that come earlier
+    /// are none.
     pub fn boundary(&mut self, noted: Noted, period: Option<u64>, solo: bool) {
         let Some(last) = self.last else {
             self.last = Some(noted);
@@ -183,8 +185,9 @@ impl Meter {
         if period.is_some_and(|period| launches.saturating_mul(100) < period.saturating_mul(98)) {
             return;
         }
-        // Several where boundaries were overwritten before they were read, or where an iteration had another shape and so no
-        // anchor: then there are as many launches as in several to the last one. CAST: small numbers.
+        // Several where boundaries were overwritten before they were read, or where an iteration
+        // had another shape and so no anchor: then there are as many launches as in several to the
+        // last one. CAST: small numbers.
         let numbers = noted.number.wrapping_sub(last.number).max(1) as f64;
         let iterations = match period {
             Some(period) if launches.is_multiple_of(period) => launches as f64 / period as f64,
@@ -207,7 +210,8 @@ impl Meter {
         self.interval(noted.mono_ns, ns, iterations, iterations == 1.0);
     }
 
-    /// Iterations of `per_iteration` launches that are too short, or too little known, to be timed one by one.
+    /// Iterations of `per_iteration` launches that are too short, or too little known, to be timed
+    /// one by one.
     pub fn progress(&mut self, now_ns: u64, launches: u64, per_iteration: f64) {
         let here = Noted {
             launches,
@@ -262,7 +266,8 @@ impl Meter {
         }
     }
 
-    /// Part of the launches between boundaries that is where the period says; `None`: too few to tell.
+    /// Part of the launches between boundaries that is where the period says; `None`: too few to
+    /// tell.
     pub fn fit(&self, period: u64) -> Option<f64> {
         // CAST: a ratio.
         (self.between >= 32 * period).then(|| self.fitting as f64 / self.between as f64)
@@ -330,8 +335,8 @@ impl Meter {
         })
     }
 
-    /// The baseline in force: what an operator has set, else what was learnt, else what was recorded for a job that makes as
-    /// many launches per iteration, within a tenth.
+    /// The baseline in force: what an operator has set, else what was learnt, else what was
+    /// recorded for a job that makes as many launches per iteration, within a tenth.
     fn baseline(&self, kept: Option<&Baseline>) -> Option<(f64, SoloSource)> {
         if let Some(set) = kept.filter(|kept| kept.set) {
             return Some((set.iteration_ns, SoloSource::Set));

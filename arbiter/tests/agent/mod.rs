@@ -1,4 +1,5 @@
-//! What stands in for the interposer's side of residency: device memory that only counts, and an agent that moves it.
+//! What stands in for the interposer's side of residency: device memory that only counts, and an
+//! agent that moves it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -35,8 +36,8 @@ impl FakeMemory {
     }
 }
 
-/// Carries out orders as the interposer's agent does, chunk by chunk, on bytes that only count. Moves 8 MiB in a quarter of a
-/// millisecond and a bit.
+/// Carries out orders as the interposer's agent does, chunk by chunk, on bytes that only count.
+/// Moves 8 MiB in a quarter of a millisecond and a bit.
 pub struct Agent {
     /// What it refuses an eviction for; [`channel::Reason::None`]: nothing.
     pub refuses: Arc<std::sync::Mutex<channel::Reason>>,
@@ -47,14 +48,15 @@ pub struct Agent {
 const CHUNK: u64 = 8 << 20;
 
 impl Agent {
-    /// Of a client with so many evictable bytes, of which nothing is on the device yet; it takes them now.
+    /// Of a client with so many evictable bytes, of which nothing is on the device yet; it takes
+    /// them now.
     pub fn start(client: &ClientEnd, memory: &Arc<FakeMemory>, bytes: u64) -> Self {
         use channel::{Answer, Footprint, OrderState, Reason, Verb};
         let stop = Arc::new(AtomicBool::new(false));
         let refuses = Arc::new(std::sync::Mutex::new(Reason::None));
         let (half, own) = (client.arbiter, client.client);
         assert!(half.residency().evictable, "the job is evictable");
-        assert!(memory.take(bytes), "there is room at the start");
+        assert!(memory.take(bytes), "there is space at the start");
         let account = channel::Account::new(client.tenant, half.tenant_slot()).expect("slot");
         account
             .reserve(0, bytes, channel::NO_LIMIT)
@@ -97,7 +99,7 @@ impl Agent {
                     Verb::Restore => all,
                     Verb::Fit => order.resident_target_bytes.min(all),
                 };
-                // A wake-up alone, as when room has been made, is no new order.
+                // A wake-up, as when memory has become free, is no new order.
                 let stands = || {
                     let newest = half.device(0).and_then(|device| device.order());
                     newest.is_some_and(|newest| newest.number == order.number)

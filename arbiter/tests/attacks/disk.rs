@@ -7,7 +7,8 @@ use rustix::fs::{CWD, FileType, Mode};
 
 use crate::bench::{Daemon, Worker, attach, named, until};
 
-/// Makes every write of the state wait, as on a disk that does not answer: what opens a pipe to write waits for a reader.
+/// Makes every write of the state wait, as on a disk that does not answer: what opens a pipe to
+/// write waits for a reader.
 fn stop_the_disk(daemon: &Daemon) -> std::path::PathBuf {
     let beside = daemon.dir.state_file().with_extension("json.new");
     until("nothing is being written", || {
@@ -36,7 +37,7 @@ fn a_disk_that_stands_still_keeps_nobody_from_starting_running_and_asking() {
         });
         assert_eq!(operator.list().expect("list").len(), 2);
     }
-    let reported = until("it is told", || {
+    let reported = until("it is reported", || {
         let events = operator.events(0, 0).expect("events");
         events.into_iter().find(|event| event.kind == "unsaved")
     });

@@ -1,4 +1,5 @@
-//! Floods on the operator's socket: lines, connections, registrations. Slices and answers to others go on.
+//! Floods on the operator's socket: lines, connections, registrations. Slices and answers to others
+//! go on.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -107,15 +108,16 @@ fn a_job_that_registered_long_before_it_comes_has_what_is_left_or_the_reason() {
         };
         early.push(operator.register(job).expect("registered"));
     }
-    // Four of them have their part kept, some more for a minute, and the rest of the device is another's to have.
+    // Four of them have their part kept, some more for a minute, and the rest of the device is free
+    // for others.
     let job = operator
         .register(named("working", 0.8))
         .expect("what was not kept");
     let worker = Worker::start(attach(&job));
     // The last one comes after all, and there is something left for it.
     let last = early.pop().expect("one");
-    let late = Worker::start(attach(&last));
+    let latecomer = Worker::start(attach(&last));
     until("both run", || {
-        (worker.launches() > 100 && late.launches() > 10).then_some(())
+        (worker.launches() > 100 && latecomer.launches() > 10).then_some(())
     });
 }

@@ -1,4 +1,5 @@
-//! Jobs that use what is theirs to write, their pages and their connections, against everybody else.
+//! Jobs that use what is theirs to write, their pages and their connections, against everybody
+//! else.
 
 mod disk;
 mod floods;

@@ -1,5 +1,5 @@
-//! Pages that are overwritten with whatever a process can put there. The daemon runs with overflow checks here: a sum that a client can
-//! make overflow ends it, and the test with it.
+//! Pages that are overwritten with everything that a process can put there. The daemon runs with
+//! overflow checks here: a sum that a client can make overflow ends it, and the test with it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -9,12 +9,13 @@ use control::JobSpec;
 
 use crate::bench::{Daemon, Worker, attach, named, until};
 
-/// What follows the header of a page, as words. A test that names fields would miss those that come later.
+/// What follows the header of a page, as words. A test that names fields would miss those that come
+/// later.
 fn words<T: Page>(page: &'static T) -> &'static [AtomicU64] {
     const HEADER: usize = 8;
     let words = std::ptr::from_ref(page).cast::<AtomicU64>();
-    // SAFETY: a page is mapped for good, writable but for the arbiter's half, which is not given here, aligned to 64 bytes and made
-    // of atomics and reserved integers only.
+    // SAFETY: a page is mapped for good, writable but for the arbiter's half, which is not given
+    // here, aligned to 64 bytes and made of atomics and reserved integers only.
     let all = unsafe { std::slice::from_raw_parts(words, size_of::<T>() / 8) };
     &all[HEADER..]
 }
@@ -69,7 +70,7 @@ fn a_tenants_page_of_impossible_counts_holds_nobody_up_and_is_reported() {
         word.store(u64::MAX, Relaxed);
     }
     goes_on(&daemon, &worker);
-    until("it is told", || {
+    until("it is reported", || {
         violations(&daemon, "evil")
             .contains(&"nonsense".to_owned())
             .then_some(())

@@ -52,8 +52,10 @@ pub fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> control::Co
 /// Starts this very program with a role, which its test `role` plays.
 pub fn child(role: &str, socket: &Path, word: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("us"));
-    // The test runner's own threads would take a signal that the arbiter, in a thread of theirs, waits for.
-    // SAFETY: blocking a signal is all that happens between fork and exec, and it is async-signal-safe.
+    // The test runner's own threads would take a signal that the arbiter, in a thread of theirs,
+    // waits for.
+    // SAFETY: blocking a signal is all that happens between fork and exec, and it is
+    // async-signal-safe.
     unsafe {
         command.pre_exec(|| {
             let mut signals = nix::sys::signal::SigSet::empty();
@@ -167,8 +169,8 @@ pub fn attach(job: &Registered) -> ClientEnd {
     ClientEnd::attach(&job.channel_socket, &introduction(job), PATIENCE).expect("attached")
 }
 
-/// A client that always has more to do: waits at its gate as the interposer does, and keeps one mark in flight while it is
-/// open, however rarely this machine lets its thread run.
+/// A client that always has more to do: waits at its gate as the interposer does, and keeps one
+/// mark in flight while it is open, however rarely this machine lets its thread run.
 pub struct Worker {
     launches: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -226,7 +228,7 @@ impl Drop for Worker {
     }
 }
 
-/// Waits, blocks and computes without end as it says, and has told so many things that cannot be.
+/// Waits, blocks and computes without end as it says, and has claimed many impossible things.
 pub fn lie(client: &ClientEnd, lines: usize) {
     let want = client.client.want(0).expect("device");
     want.begin_waiting();

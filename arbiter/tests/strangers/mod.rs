@@ -1,4 +1,5 @@
-//! Clients that send garbage, say nothing, ring without end, lie, or speak an earlier minor version.
+//! Clients that send garbage, say nothing, ring without end, lie, or speak an earlier minor
+//! version.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +29,7 @@ fn garbage_and_silence_on_the_channel_cost_nobody_else() {
     let silent: Vec<_> = (0..200)
         .map(|_| bench::seqpacket(&job.channel_socket))
         .collect();
-    // Those who say nothing are let go, and then there is room.
+    // Those that say nothing are closed, and then there is space.
     until("a client is let in", || {
         let client = ClientEnd::attach(&job.channel_socket, &introduction(&job), bench::PATIENCE);
         client.ok()
@@ -112,7 +113,8 @@ fn a_client_that_lies_about_its_work_gets_its_share_and_no_more() {
     let liar = operator.register(named("liar", 0.5)).expect("registered");
     let honest = operator.register(named("honest", 0.5)).expect("registered");
     let liar = attach(&liar);
-    // Waits, blocks and computes without end, and its ring has moved on by more than a number can hold.
+    // Waits, blocks and computes without end, and its ring has moved on by more than a number can
+    // hold.
     bench::lie(&liar, 100_000);
     let worker = Worker::start(attach(&honest));
     until("the honest one runs", || {
@@ -123,7 +125,8 @@ fn a_client_that_lies_about_its_work_gets_its_share_and_no_more() {
         let met = jobs[1].contended_ns > 1_000_000_000;
         met.then(|| [0, 1].map(|at: usize| jobs[at].share_got_contended.expect("contended")))
     });
-    // Half of what either got, but for the tails without end that it has waited for before the liar was found out.
+    // Half of what either got, but for the endless drains that it has waited for before the liar
+    // was found out.
     let sum = shares[0] + shares[1];
     assert!(shares[1] > 0.4 * sum && sum > 0.5, "{shares:?}");
     let events = operator.events(0, 0).expect("events");
