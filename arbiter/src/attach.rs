@@ -314,7 +314,7 @@ impl Arbiter {
         if kept.is_none() && expected && may_hold {
             return Verdict::Hold;
         }
-        let mut too_late = false;
+        let mut overdue = false;
         // A job is in the file before its first process is let in: a successor finds it however
         // soon this process is killed. Where the disk takes longer than a process can be held, it
         // is let in.
@@ -324,7 +324,7 @@ impl Arbiter {
                 self.state_is_old |= tenant.saved_as == 0;
                 return Verdict::Hold;
             }
-            too_late = true;
+            overdue = true;
         }
         // A process that has become another program by exec has left its former self behind, with a
         // closed socket.
@@ -336,7 +336,7 @@ impl Arbiter {
             return Verdict::Out(NotIn::new(Outcome::Full, text));
         }
         let former: Vec<u64> = tenant.clients.clone();
-        if too_late {
+        if overdue {
             self.tell_unsaved(id, now_ns);
         }
         for client in former {

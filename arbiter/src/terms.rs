@@ -10,7 +10,7 @@ use policy::{Class, TenantId};
 use crate::clock::{mono_ns, unix_ms};
 use crate::devices::Devices;
 use crate::ledger::{LEAST_SHARE, Ledger, Refusal};
-use crate::residency::Lodging;
+use crate::residency::ResidencyTerms;
 use crate::tenant::{Spec, Tenant};
 
 /// Shares are decimal fractions of people; sums are compared with this much air.
@@ -36,7 +36,7 @@ pub struct Terms {
     /// Device time that its work takes in all, in nanoseconds.
     pub work_ns: Option<u64>,
     /// Where its memory may be.
-    pub lodging: Lodging,
+    pub residency: ResidencyTerms,
 }
 
 impl Terms {
@@ -51,7 +51,7 @@ impl Terms {
             gang: false,
             deadline_ns: None,
             work_ns: None,
-            lodging: Lodging::default(),
+            residency: ResidencyTerms::default(),
         }
     }
 }
@@ -103,12 +103,12 @@ impl Ledger {
                     gang: spec.gang.unwrap_or(true),
                     deadline_ns: spec.deadline_unix_ms.map(mono),
                     work_ns: spec.work_ns,
-                    lodging: Lodging {
+                    residency: ResidencyTerms {
                         evictable: spec.evictable,
                         overflow: spec.overflow == Overflow::Host,
                         kept_away: spec.evicted,
                         host_bytes: self.host_limit_bytes(spec),
-                        ..Lodging::default()
+                        ..ResidencyTerms::default()
                     },
                     ..Terms::plain(spec.class, ppm(spec.share.unwrap_or(unnamed)))
                 };

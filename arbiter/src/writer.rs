@@ -224,7 +224,10 @@ mod tests {
             "{through}"
         );
         assert!(!writer.settle(Duration::from_millis(1)));
-        assert!(writer.take_lost().is_none(), "there is no space to report it");
+        assert!(
+            writer.take_lost().is_none(),
+            "there is no space to report it"
+        );
         for _ in 0..through {
             tell.send(Ok(())).expect("it listens");
             written.recv_timeout(PATIENCE).expect("written");

@@ -477,7 +477,9 @@ fn the_solo_duration_of_an_iteration_is_known_to_the_next_arbiter() {
     let (reported, job, learnt_ns) = {
         let first = Daemon::start_in(dir.clone());
         let mut operator = first.operator();
-        let reported = operator.register(named("learner", 0.1)).expect("registered");
+        let reported = operator
+            .register(named("learner", 0.1))
+            .expect("registered");
         let change = Change {
             solo_iteration_us: Some(7000),
             ..Change::default()

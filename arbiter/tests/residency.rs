@@ -1,4 +1,5 @@
-//! Jobs whose memory leaves the device and comes back, over the daemon's real sockets, with agents that count bytes.
+//! Jobs whose memory leaves the device and comes back, over the daemon's real sockets, with agents
+//! that count bytes.
 
 mod agent;
 #[allow(
@@ -16,7 +17,7 @@ use control::{
     Overflow, Registered, ResidenceState,
 };
 
-/// The device has eight of these, and the host room for more.
+/// The device has eight of these, and the host space for more.
 const UNIT: u64 = 128 << 20;
 
 /// Attaches to a device of eight units.
@@ -275,14 +276,15 @@ fn two_that_do_not_fit_take_turns_and_never_hold_more_than_there_is() {
         let job = operator.register(evictable(name)).expect("registered");
         let client = attach(&job);
         if let Some((_, _)) = all.first() {
-            // The second one finds no room for what it allocates, and waits for it as an allocation does.
+            // The second one finds no space for what it allocates, and waits for it as an
+            // allocation does.
             let want = client.client.want(0).expect("device");
-            want.begin_room(5 * UNIT);
+            want.begin_waiting_for_space(5 * UNIT);
             client.ring();
-            until("the first one has made room", || {
+            until("the first one has left", || {
                 (memory.free_bytes() >= 5 * UNIT).then_some(())
             });
-            want.end_room(5 * UNIT);
+            want.end_waiting_for_space(5 * UNIT);
         }
         let agent = Agent::start(&client, &memory, 5 * UNIT);
         all.push((agent, Worker::start(client)));
@@ -370,7 +372,7 @@ fn a_job_that_claims_what_it_cannot_have_keeps_nobody_from_leaving_and_coming_ba
         };
         let want = evil.client.want(0).expect("device");
         want.set_footprint(&claimed);
-        want.begin_room(bytes);
+        want.begin_waiting_for_space(bytes);
         until("it is seen", || {
             let job = &operator.list().expect("list")[0];
             let residence = job.residence.as_ref()?;
@@ -390,7 +392,7 @@ fn a_job_that_claims_what_it_cannot_have_keeps_nobody_from_leaving_and_coming_ba
         ] {
             assert!(bytes <= most, "{reported:?}");
         }
-        want.end_room(bytes);
+        want.end_waiting_for_space(bytes);
     }
     let before = worker.launches();
     until("the other one runs", || {
@@ -440,7 +442,7 @@ fn a_quota_below_use_moves_the_rest_to_the_host_and_a_higher_one_brings_it_back(
     until("a quarter is in host memory", || {
         (memory.free_bytes() == 5 * UNIT).then_some(())
     });
-    until("it is told", || {
+    until("it is reported", || {
         (state(&mut operator, 0) == ResidenceState::Partly).then_some(())
     });
     let before = worker.launches();

@@ -1,12 +1,15 @@
-//! The arbiter's reading of a tenant's page: what its processes say they hold, copied out within bounds.
+//! The arbiter's reading of a tenant's page: what its processes say they hold, copied out within
+//! bounds.
 //!
-//! Every process of the tenant can write to every word of the page, so nothing here depends on a count that stands in it: how many
-//! slots there are is what the arbiter has handed out, lists are as long as the layout says at most, and a reading looks at
-//! each entry a constant number of times. Its cost is proportional to what is listed, and it tells how much that was
-//! ([`Accounts::read`]), so that the caller can spread readings over time.
+//! Every process of the tenant can write to every word of the page, so nothing here depends on a
+//! count that stands in it: the arbiter knows how many slots it has handed out, lists are as long
+//! as the layout says at most, and a reading looks at each entry a constant number of times. Its
+//! cost is proportional to what is listed, and it reports that cost ([`Accounts::read`]), so that
+//! the caller can spread readings over time.
 //!
-//! Blocks that go from one list to another while they are summed would be counted twice or not at all: such a sum is taken again,
-//! [`TRIES`] times at most. Where it does not settle, the sum before it stays.
+//! Blocks that go from one list to another while they are summed would be counted twice or not at
+//! all: such a sum is taken again, [`TRIES`] times at most. Where it does not settle, the sum
+//! before it stays.
 
 use crate::layout::{MAX_DEVICES, SHARED_BLOCKS, SharedBlocks, TENANT_SLOTS, TenantPage};
 use crate::shared::Block;
@@ -14,7 +17,8 @@ use crate::sync::{Relaxed, SeqCst};
 
 /// How often a sum of shared blocks is taken again within one reading.
 const TRIES: u32 = 3;
-/// Readings in a row that do not settle although the counts go on: no library of ours shares blocks at such a rate.
+/// Readings in a row that do not settle although the counts go on: no library of ours shares blocks
+/// at such a rate.
 const RESTLESS: u32 = 20;
 
 /// What no library of ours writes into a tenant's page.
@@ -22,7 +26,8 @@ const RESTLESS: u32 = 20;
 pub enum PageViolation {
     /// The number of slots is not the one that the arbiter has written.
     Slots,
-    /// A list of shared blocks is longer than there is room for, or has more additions under way than there can be.
+    /// A list of shared blocks is longer than there is space for, or has more additions under way
+    /// than there can be.
     Lists,
     /// A shared block lies on no device.
     Device,
@@ -76,7 +81,8 @@ impl Accounts {
         }
     }
 
-    /// Of a page that an arbiter before this one has made: its number of slots is believed once, as far as it can be.
+    /// Of a page that an arbiter before this one has made: its number of slots is believed once, as
+    /// far as it can be.
     pub fn adopting(page: &TenantPage) -> Self {
         let slots = page.slots_used.load(SeqCst).min(TENANT_SLOTS as u32);
         Self {
@@ -90,27 +96,29 @@ impl Accounts {
         self.slots
     }
 
-    /// Sets the number of slots in use: every one above is empty and nobody's. Raised before a process is welcomed, lowered after its
-    /// slot was cleared.
+    /// Sets the number of slots in use: every one above is empty and nobody's. Raised before a
+    /// process is welcomed, lowered after its slot was cleared.
     pub fn use_slots(&mut self, page: &TenantPage, slots: u32) {
         self.slots = slots.min(TENANT_SLOTS as u32);
         page.slots_used.store(self.slots, SeqCst);
     }
 
-    /// Copies out what the page says. Returns how many shared blocks were looked at: the part of the cost that a tenant can raise.
+    /// Copies out what the page says. Returns how many shared blocks were looked at: the part of
+    /// the cost that a tenant can raise.
     pub fn read(&mut self, page: &TenantPage) -> usize {
         if page.slots_used.load(SeqCst) != self.slots {
             self.violation = Some(PageViolation::Slots);
             page.slots_used.store(self.slots, SeqCst);
         }
         for (to, from) in self.peak.iter_mut().zip(&page.peak_bytes) {
-            *to = from.load(Relaxed) & crate::ledger::BYTES;
+            *to = from.load(Relaxed) & crate::reservation::BYTES;
         }
-        // What a process comes to share it adds there before it takes it off its own: so read in the opposite order.
+        // A process adds a block to the shared list before it takes it off its own: so read in the
+        // opposite order.
         self.held.resize(self.slots as usize, [0; MAX_DEVICES]);
         for (held, slot) in self.held.iter_mut().zip(&page.slots) {
             for (to, from) in held.iter_mut().zip(&slot.held_bytes) {
-                *to = from.load(SeqCst) & crate::ledger::BYTES;
+                *to = from.load(SeqCst) & crate::reservation::BYTES;
             }
         }
         self.read_shared(page)
@@ -206,7 +214,8 @@ impl Accounts {
         })
     }
 
-    /// What slot `slot` holds on `device`, in bytes; what it shares with a lower slot is counted there.
+    /// What slot `slot` holds on `device`, in bytes; what it shares with a lower slot is counted
+    /// there.
     pub fn slot_bytes(&self, slot: u32, device: usize) -> u64 {
         let of = |of: &[[u64; MAX_DEVICES]]| of.get(slot as usize)?.get(device).copied();
         of(&self.held)
@@ -228,8 +237,8 @@ impl Accounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Account;
     use crate::page::{Mapped, Writers};
+    use crate::reservation::Account;
     use crate::{NO_LIMIT, layout::SHARED_BLOCKS};
 
     fn page() -> Mapped<TenantPage> {
@@ -298,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_that_does_not_settle_leaves_the_one_before_it() {
+    fn a_sum_that_does_not_settle_keeps_the_one_before_it() {
         let page = page();
         let mut accounts = Accounts::new();
         accounts.use_slots(&page, 2);
@@ -315,41 +324,41 @@ mod tests {
             assert_eq!(accounts.read(&page), 2 * TRIES as usize);
             assert_eq!(accounts.used_bytes(0), 100);
         }
-        assert_eq!(accounts.take_violation(), None, "that is no offence");
+        assert_eq!(accounts.take_violation(), None, "that is no violation");
         page.shared[1].done.store(1, SeqCst);
         accounts.read(&page);
         assert_eq!(accounts.used_bytes(0), 155);
     }
 
     #[test]
-    fn counts_that_cannot_be_are_told() {
+    fn impossible_counts_are_reported() {
         let page = page();
         let mut accounts = Accounts::new();
         accounts.use_slots(&page, 3);
-        let mut told = |page: &TenantPage| {
+        let mut reported = |page: &TenantPage| {
             accounts.read(page);
             accounts.take_violation()
         };
-        assert_eq!(told(&page), None);
+        assert_eq!(reported(&page), None);
         for slots in [0, 2, 64, u32::MAX] {
             page.slots_used.store(slots, SeqCst);
-            assert_eq!(told(&page), Some(PageViolation::Slots));
-            assert_eq!(told(&page), None, "put right");
+            assert_eq!(reported(&page), Some(PageViolation::Slots));
+            assert_eq!(reported(&page), None, "put right");
         }
         page.sharing.store(7, SeqCst);
         page.shared[2].begun.store(5, SeqCst);
-        assert_eq!(told(&page), Some(PageViolation::Lists));
+        assert_eq!(reported(&page), Some(PageViolation::Lists));
         page.shared[2].begun.store(0, SeqCst);
         page.shared[1].used.store(129, SeqCst);
-        assert_eq!(told(&page), Some(PageViolation::Lists));
+        assert_eq!(reported(&page), Some(PageViolation::Lists));
         page.shared[1].used.store(1, SeqCst);
         page.shared[1].blocks[0].id.store(1, SeqCst);
         page.shared[1].blocks[0]
             .bytes_and_device
             .store(u64::MAX, SeqCst);
-        assert_eq!(told(&page), Some(PageViolation::Device));
+        assert_eq!(reported(&page), Some(PageViolation::Device));
         page.shared[1].blocks[0].id.store(0, SeqCst);
-        assert_eq!(told(&page), None);
+        assert_eq!(reported(&page), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a client tells: who waits, what was submitted, what the device has finished.
 //!
-//! The arbiter reads all of this as the claims of a stranger: counters that only ever mean something by their change,
-//! clamped where they index, never trusted with memory.
+//! The arbiter reads all of this as the claims of a stranger: counters that only ever mean
+//! something by their change, clamped where they index, never trusted with memory.
 
 use crate::layout::{ClientHalf, STREAM_SLOTS, StreamSlot, THREAD_SLOTS, ThreadSlot, Want};
 use crate::sync::{Acquire, Relaxed, Release, SeqCst};
@@ -108,18 +108,21 @@ impl ThreadSlot {
     #[inline(always)]
     pub fn count_launch(&self) {
         self.launches
-            // SYNC(launches): Release, so that who sees the count sees the signature of what it counts.
+            // SYNC(launches): Release, so that a reader of the count sees the signature of what it
+            // counts.
             .store(self.launches.load(Relaxed).wrapping_add(1), Release);
     }
 
-    /// Counts bytes copied between host and device. The owning thread alone calls this, as everything here.
+    /// Counts bytes copied between host and device. Only the owning thread calls this, like
+    /// everything here.
     #[inline(always)]
     pub fn count_copied(&self, bytes: u64) {
         self.copied_bytes
             .store(self.copied_bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
     }
 
-    /// Notes how fast a copy was that began when the device was idle, in bytes per microsecond; the fastest one stays.
+    /// Notes how fast a copy was that began when the device was idle, in bytes per microsecond; the
+    /// fastest one stays.
     pub fn note_copy_rate(&self, bytes_per_us: u64) {
         if bytes_per_us > self.copy_bytes_per_us.load(Relaxed) {
             self.copy_bytes_per_us.store(bytes_per_us, Relaxed);
@@ -142,7 +145,8 @@ impl ThreadSlot {
         self.marked.store(self.launches.load(Relaxed), Relaxed);
     }
 
-    /// Says that the gate has let the thread in at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds), after a wait.
+    /// Says that the gate has let the thread in at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds),
+    /// after a wait.
     pub fn note_let_in(&self, mono_ns: u64) {
         self.let_in_mono_ns.store(mono_ns, Relaxed);
     }
@@ -159,7 +163,8 @@ impl StreamSlot {
     /// Number of the next mark. The slot's owning thread alone calls this.
     pub fn issue(&self) -> u64 {
         let mark = self.issued.load(Relaxed).wrapping_add(1);
-        // SYNC(mark): Release, so that an arbiter that sees the mark issued sees everything submitted before it counted.
+        // SYNC(mark): Release, so that an arbiter that sees the mark issued sees everything
+        // submitted before it counted.
         self.issued.store(mark, Release);
         mark
     }
@@ -171,7 +176,7 @@ impl StreamSlot {
 
     /// Mark that the device has passed.
     pub fn done(&self) -> u64 {
-        // SYNC(done): the partner is the device's write; Acquire for whoever reads results afterwards.
+        // SYNC(done): the partner is the device's write; Acquire for readers of results afterwards.
         self.done.load(Acquire)
     }
 
@@ -215,7 +220,8 @@ impl StreamSlot {
 impl Want {
     /// A thread begins to wait. The doorbell is rung after this.
     pub fn begin_waiting(&self) {
-        // SYNC(want): SeqCst, ordered before the doorbell's system call; the arbiter reads after draining the doorbell.
+        // SYNC(want): SeqCst, ordered before the doorbell's system call; the arbiter reads after
+        // draining the doorbell.
         self.waiting.fetch_add(1, SeqCst);
     }
 
@@ -297,8 +303,8 @@ impl ClientHalf {
             })
     }
 
-    /// When the first thread that last used `device` was let in since `since_mono_ns`, of those that had to wait; `None`: none
-    /// was, or the client does not tell.
+    /// When the first thread that last used `device` was let in since `since_mono_ns`, of those
+    /// that had to wait; `None`: none was, or the client does not say.
     pub fn let_in_since(&self, device: usize, since_mono_ns: u64) -> Option<u64> {
         let threads = self.threads.iter();
         threads
@@ -324,7 +330,8 @@ impl ClientHalf {
             }
             let issued = slot.issued.load(Acquire);
             let behind = issued.wrapping_sub(slot.done.load(Acquire));
-            // More than half the number space "behind" means that the device is ahead of what we read.
+            // More than half the number space "behind" means that the device is ahead of what we
+            // read.
             if behind != 0 && behind < u64::MAX / 2 {
                 in_flight.streams += 1;
                 in_flight.marks = in_flight.marks.saturating_add(behind);

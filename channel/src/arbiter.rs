@@ -36,7 +36,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds `path`, replacing what a dead arbiter left there. The caller holds the lock that says it is dead.
+    /// Binds `path`, replacing what a dead arbiter left there. The caller holds the lock that says
+    /// it is dead.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let _ = rustix::fs::unlink(path);
         let socket = rustix::net::socket_with(
@@ -186,8 +187,9 @@ pub enum Bell {
     HungUp,
 }
 
-/// Takes what an attached client's socket has said: a message of no bytes is a bell. Any other says why the process cannot be
-/// governed after all: `farewell` is then its word, to be shown to people as that.
+/// Takes what an attached client's socket has said: a message of no bytes is a bell. Any other says
+/// why the process cannot be governed after all: `farewell` is then its word, to be shown to people
+/// as that.
 pub fn answer_bell(socket: BorrowedFd<'_>, farewell: &mut Option<String>) -> Bell {
     /// Messages taken in one go; more than a queue holds by default (net.unix.max_dgram_qlen).
     const MOST: usize = 16;
@@ -228,14 +230,16 @@ pub struct ClientPages {
 }
 
 impl ClientPages {
-    /// Makes the pages of a new client; its halves are published, every gate is closed and every limit is "none".
+    /// Makes the pages of a new client; its halves are published, every gate is closed and every
+    /// limit is "none".
     pub fn create() -> Result<Self, PageError> {
         let (client, client_fd) = Mapped::<ClientHalf>::create(Writers::Holders)?;
         client.publish();
         Self::with_client(client, client_fd)
     }
 
-    /// Takes over the half in which a client, attached to an arbiter before this one, keeps its marks.
+    /// Takes over the half in which a client, attached to an arbiter before this one, keeps its
+    /// marks.
     pub fn adopt(client_fd: OwnedFd) -> Result<Self, PageError> {
         let client = Mapped::<ClientHalf>::open(client_fd.as_fd(), true)?;
         Self::with_client(client, client_fd)
@@ -257,8 +261,8 @@ impl ClientPages {
         })
     }
 
-    /// Makes the page in which the client is to write what it submits; for a client whose greeting has the feature
-    /// [`SIGNATURES`](crate::SIGNATURES), before it is welcomed.
+    /// Makes the page in which the client is to write what it submits; for a client whose greeting
+    /// has the feature [`SIGNATURES`](crate::SIGNATURES), before it is welcomed.
     pub fn ask_for_signatures(&mut self) -> Result<(), PageError> {
         let (page, fd) = Mapped::<SignaturePage>::create(Writers::Holders)?;
         page.publish();
@@ -271,8 +275,9 @@ impl ClientPages {
         self.signatures.as_ref().map(|(page, _)| &**page)
     }
 
-    /// Whether the process has the client's half mapped, as proc_pid_maps(5) says: one that has executed another program has not,
-    /// though it is the same process. `None`: that cannot be read, or the process is on its way out.
+    /// Whether the process has the client's half mapped, as proc_pid_maps(5) says: one that has
+    /// executed another program has not, though it is the same process. `None`: that cannot be
+    /// read, or the process is on its way out.
     pub fn are_mapped_by(&self, pid: u32) -> Option<bool> {
         let ours = rustix::fs::fstat(&self.client_fd).ok()?;
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
@@ -314,8 +319,8 @@ impl TenantMemory {
         })
     }
 
-    /// Sees to it that there is memory behind slot `slot`: touched without, it would be taken from the host when the host may have
-    /// none, in somebody's training job.
+    /// Makes sure that there is memory behind slot `slot`: touched without, it would be taken from
+    /// the host when the host may have none, in somebody's training job.
     ///
     /// # Errors
     /// The host has none, or there is no such slot.

@@ -60,7 +60,8 @@ impl fmt::Display for AttachError {
 }
 
 impl AttachError {
-    /// Whether a later try may find it otherwise: an arbiter that is being restarted, that hangs, or that is at its limit.
+    /// Whether a later try may find it otherwise: an arbiter that is being restarted, that hangs,
+    /// or that is at its limit.
     pub fn may_pass(&self) -> bool {
         use io::ErrorKind as Kind;
         match self {
@@ -134,17 +135,18 @@ pub struct Introduction {
     pub command: String,
 }
 
-/// What survives the loss of an arbiter and is handed to the next one: the pages in which the client's memory and
-/// completion marks are kept.
+/// What survives the loss of an arbiter and is handed to the next one: the pages in which the
+/// client's memory and completion marks are kept.
 #[derive(Debug)]
-struct Keepsake {
+struct ReattachState {
     /// Descriptor of the client's own half.
     client_fd: Kept,
     /// Descriptor of the tenant's page.
     tenant_fd: Kept,
 }
 
-/// An attached client. Pages are leaked on purpose: threads of a stranger's process may look at them until it ends.
+/// An attached client. Pages are leaked on purpose: threads of a stranger's process may look at
+/// them until it ends.
 #[derive(Debug)]
 pub struct ClientEnd {
     /// arbiter --> client, read-only.
@@ -160,7 +162,7 @@ pub struct ClientEnd {
     /// Slot in the tenant's page.
     pub slot: u32,
     /// What a later re-attachment needs: the same for all attachments, for the pages are.
-    keepsake: Arc<Keepsake>,
+    reattach: Arc<ReattachState>,
     socket: Kept,
     arbiter_process: Option<Kept>,
 }
@@ -172,7 +174,8 @@ pub enum Liveness {
     Lives,
     /// Its process has ended.
     Gone,
-    /// That cannot be known: the program has closed our descriptors, or may not make the call. Its heartbeat tells.
+    /// That cannot be known: the program has closed our descriptors, or may not make the call. Its
+    /// heartbeat shows it.
     Unknown,
 }
 
@@ -194,7 +197,8 @@ impl ClientEnd {
         )
     }
 
-    /// Attaches a process that only reads what the pages say: it holds no slot of its tenant's page.
+    /// Attaches a process that only reads what the pages say: it holds no slot of its tenant's
+    /// page.
     pub fn attach_reader(
         socket: &Path,
         introduction: &Introduction,
@@ -246,7 +250,7 @@ impl ClientEnd {
         };
         let kept: Vec<BorrowedFd<'_>> = match last {
             Some(last) => {
-                let pages = [&last.keepsake.client_fd, &last.keepsake.tenant_fd];
+                let pages = [&last.reattach.client_fd, &last.reattach.tenant_fd];
                 let pages = pages.into_iter().map(Kept::get);
                 pages.collect::<Option<_>>().ok_or(AttachError::Closed)?
             }
@@ -275,14 +279,14 @@ impl ClientEnd {
             signatures: taken.signatures,
             device_map: welcome.device_map,
             slot: taken.arbiter.tenant_slot(),
-            keepsake: taken.keepsake,
+            reattach: taken.reattach,
             socket,
             arbiter_process,
         })
     }
 
-    /// client --something changed--> arbiter: a message of no bytes. One that does not fit any more need not be sent: the
-    /// arbiter has yet to look at those before it.
+    /// client --something changed--> arbiter: a message of no bytes. One that does not fit any more
+    /// need not be sent: the arbiter has yet to look at those before it.
     pub fn ring(&self) {
         if let Some(socket) = self.socket.get() {
             let _ = handshake::send(socket, &[], &[]);
@@ -290,14 +294,14 @@ impl ClientEnd {
     }
 
     /// Tells the arbiter why this process does not stay. To be dropped afterwards.
-    pub fn leave(&self, why: &str) {
+    pub fn farewell(&self, why: &str) {
         if let Some(socket) = self.socket.get() {
             farewell(socket, why);
         }
     }
 
-    /// Another attachment has taken this one's place: what only this one used is closed. Its pages stay, for threads may be
-    /// looking at them.
+    /// Another attachment has taken this one's place: what only this one used is closed. Its pages
+    /// stay, for threads may be looking at them.
     pub fn retire(&self) {
         self.socket.close();
         if let Some(process) = &self.arbiter_process {
@@ -305,7 +309,8 @@ impl ClientEnd {
         }
     }
 
-    /// Whether the arbiter's process still lives. By its pidfd: the socket says nothing after a fork on the other side.
+    /// Whether the arbiter's process still lives. By its pidfd: the socket says nothing after a
+    /// fork on the other side.
     pub fn arbiter_liveness(&self) -> Liveness {
         let (kept, flags) = match &self.arbiter_process {
             Some(process) => (process, PollFlags::IN),
@@ -325,13 +330,14 @@ struct Taken {
     client: &'static ClientHalf,
     tenant: &'static TenantPage,
     signatures: Option<&'static SignaturePage>,
-    keepsake: Arc<Keepsake>,
+    reattach: Arc<ReattachState>,
 }
 
 impl Taken {
     fn from(fds: Vec<OwnedFd>, last: Option<&ClientEnd>) -> Result<Self, AttachError> {
         let count = fds.len();
-        // A page of its own per attachment: what an earlier arbiter saw of it means nothing to this one.
+        // A page of its own per attachment: what an earlier arbiter saw of it means nothing to this
+        // one.
         let signatures = match fds.get(3) {
             Some(fd) => Mapped::<SignaturePage>::open(fd.as_fd(), true)
                 .ok()
@@ -347,7 +353,8 @@ impl Taken {
             .map_err(AttachError::Page)?
             .leak();
         drop(arbiter_fd);
-        // Where the arbiter took our pages over, the mappings that threads use stay the ones in use.
+        // Where the arbiter took our pages over, the mappings that threads use stay the ones in
+        // use.
         let (client, tenant) = match last {
             Some(last) => (last.client, last.tenant),
             None => (
@@ -360,9 +367,9 @@ impl Taken {
             ),
         };
         let keep = |fd| Kept::new(fd).map_err(|errno| AttachError::Broken(errno.into()));
-        let keepsake = match last {
-            Some(last) => Arc::clone(&last.keepsake),
-            None => Arc::new(Keepsake {
+        let reattach = match last {
+            Some(last) => Arc::clone(&last.reattach),
+            None => Arc::new(ReattachState {
                 client_fd: keep(client_fd)?,
                 tenant_fd: keep(tenant_fd)?,
             }),
@@ -372,7 +379,7 @@ impl Taken {
             client,
             tenant,
             signatures,
-            keepsake,
+            reattach,
         })
     }
 }

@@ -1,8 +1,8 @@
 //! The gate: arbiter --grants, revokes, limits--> client.
 //!
-//! The arbiter opens and closes; the client looks with one load and, where the gate is closed, says that it wants in
-//! ([`crate::activity`]), rings the doorbell and waits on the gate word itself. A wake-up cannot be lost: the futex
-//! compares the word that the client saw closed.
+//! The arbiter opens and closes; the client looks with one load and, where the gate is closed, says
+//! that it wants in ([`crate::activity`]), rings the doorbell and waits on the gate word itself. A
+//! wake-up cannot be lost: the futex compares the word that the client saw closed.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use crate::sync::{Acquire, Relaxed, Release, SeqCst, fence};
 
 /// Bit of the gate word that says "open".
 pub const OPEN: u32 = 1;
-/// Bit of the gate word that says "closed, and about to open": whoever waits may look again and again instead of sleeping.
+/// Bit of the gate word that says "closed, and about to open": a thread that waits may look again
+/// and again instead of sleeping.
 pub const COMING: u32 = 2;
 /// The gate word counts its changes in steps of this.
 const CHANGE: u32 = 4;
@@ -31,7 +32,7 @@ pub struct Grant {
 
 /// The arbiter's end of a client's [`ArbiterHalf`].
 impl ArbiterHalf {
-    /// Opens the gate of `device` and wakes whoever waits; returns how many waited.
+    /// Opens the gate of `device` and wakes the threads that wait; returns how many waited.
     pub fn open(&self, device: usize, grant: &Grant) -> usize {
         let Some(slot) = self.devices.get(device) else {
             return 0;
@@ -42,8 +43,8 @@ impl ArbiterHalf {
         slot.window_us.store(grant.window_us, Relaxed);
         // Who found it closed by the clock may be waiting on its word.
         self.keep(device);
-        // SYNC(turn): before the gate's Release store, so that one that sees the gate open does not see the time at which it
-        // was to open for a time at which it closes.
+        // SYNC(turn): before the gate's Release store, so that a client that sees the gate open
+        // does not take the time at which it was to open for a time at which it closes.
         slot.turn_mono_ns.store(0, Relaxed);
         if slot.change(OPEN) {
             slot.gate.wake_all()
@@ -52,20 +53,23 @@ impl ArbiterHalf {
         }
     }
 
-    /// Closes the gate of `device`, or takes back that it is about to open. What was submitted before stays in flight.
+    /// Closes the gate of `device`, or takes back that it is about to open. What was submitted
+    /// before stays in flight.
     pub fn close(&self, device: usize) {
         if let Some(slot) = self.devices.get(device) {
             slot.change(0);
-            // SYNC(turn told): pairs with the fence in `DeviceGrant::is_attended`. Whoever still found the gate open there has
-            // said before that it waits, and whoever looks after this sees that.
+            // SYNC(turn seen): pairs with the fence in `DeviceGrant::is_attended`. A thread that
+            // still found the gate open there has said before that it waits, and a look after this
+            // sees that.
             fence(SeqCst);
             slot.turn_mono_ns.store(0, Relaxed);
         }
     }
 
-    /// Says that the closed gate of `device` is about to open, by itself at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds) or, where
-    /// the time is not known, when it is opened; and wakes whoever waits: waking a thread takes longer than for one that is
-    /// awake to look. Returns how many waited. To be confirmed by [`open`](Self::open) or taken back by
+    /// Says that the closed gate of `device` is about to open, by itself at `mono_ns`
+    /// (`CLOCK_MONOTONIC`, nanoseconds) or, where the time is not known, when it is opened; and
+    /// wakes the threads that wait: waking a thread takes longer than a look of one that is awake.
+    /// Returns how many waited. To be confirmed by [`open`](Self::open) or taken back by
     /// [`close`](Self::close). An open gate stays open.
     pub fn pre_wake(&self, device: usize, mono_ns: Option<u64>) -> usize {
         let Some(slot) = self.devices.get(device) else {
@@ -83,8 +87,8 @@ impl ArbiterHalf {
         }
     }
 
-    /// Says that the open gate of `device` closes by itself at `mono_ns`. To be confirmed by [`close`](Self::close) or taken
-    /// back by [`keep`](Self::keep).
+    /// Says that the open gate of `device` closes by itself at `mono_ns`. To be confirmed by
+    /// [`close`](Self::close) or taken back by [`keep`](Self::keep).
     pub fn expire(&self, device: usize, mono_ns: u64) {
         if let Some(slot) = self.devices.get(device)
             && slot.gate.load(Relaxed) & OPEN != 0
@@ -100,7 +104,8 @@ impl ArbiterHalf {
             && slot.turn_mono_ns.load(Relaxed) != 0
         {
             slot.turn_mono_ns.store(0, Relaxed);
-            // A word that somebody who found it closed may be waiting on has to change, or it would wait on.
+            // The word has to change, or a thread that found it closed and waits on it would wait
+            // on.
             slot.change(0);
             slot.change(OPEN);
             slot.gate.wake_all();
@@ -152,8 +157,9 @@ impl ArbiterHalf {
 
 /// Signs of life.
 impl ArbiterHalf {
-    /// Says that the arbiter is at work at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds). At least once a second while the
-    /// client has threads waiting: a client whose arbiter has been silent for seconds stops waiting for it.
+    /// Says that the arbiter is at work at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds). At least
+    /// once a second while the client has threads waiting: a client whose arbiter has been silent
+    /// for seconds stops waiting for it.
     pub fn beat(&self, mono_ns: u64) {
         self.heartbeat_mono_ns.store(mono_ns, Relaxed);
     }
@@ -202,14 +208,16 @@ impl Default for ArbiterHalf {
 }
 
 impl DeviceGrant {
-    /// Moves the gate to `state` ([`OPEN`], [`COMING`] or 0); false where it is there already. Only the arbiter calls this.
+    /// Moves the gate to `state` ([`OPEN`], [`COMING`] or 0); false where it is there already. Only
+    /// the arbiter calls this.
     fn change(&self, state: u32) -> bool {
         let word = self.gate.load(Relaxed);
         if word % CHANGE == state {
             return false;
         }
         let next = (word - word % CHANGE).wrapping_add(CHANGE) | state;
-        // SYNC(grant): pairs with the Acquire load in `look`; publishes the grant words written above.
+        // SYNC(grant): pairs with the Acquire load in `look`; publishes the grant words written
+        // above.
         self.gate.store(next, Release);
         true
     }
@@ -227,8 +235,8 @@ impl DeviceGrant {
         if word & OPEN != 0 { Ok(()) } else { Err(word) }
     }
 
-    /// Whether somebody may pass at `now_mono_ns` (`CLOCK_MONOTONIC`, nanoseconds), by the gate or by the time at which it
-    /// turns over; else the word to wait on.
+    /// Whether somebody may pass at `now_mono_ns` (`CLOCK_MONOTONIC`, nanoseconds), by the gate or
+    /// by the time at which it turns over; else the word to wait on.
     pub fn pass(&self, now_mono_ns: u64) -> Result<(), u32> {
         // SYNC(grant), SYNC(turn): pairs with the Release store in `change`.
         let word = self.gate.load(Acquire);
@@ -241,10 +249,11 @@ impl DeviceGrant {
         }
     }
 
-    /// Whether the arbiter is about to look who waits, and need not be rung: the holder's turn is over by the clock, and the
-    /// arbiter has yet to confirm it. To be asked after [`begin_waiting`](crate::Want::begin_waiting).
+    /// Whether the arbiter is about to look who waits, and need not be rung: the holder's turn is
+    /// over by the clock, and the arbiter has yet to confirm it. To be asked after
+    /// [`begin_waiting`](crate::Want::begin_waiting).
     pub fn is_attended(&self) -> bool {
-        // SYNC(turn told): pairs with the fence in `ArbiterHalf::close`.
+        // SYNC(turn seen): pairs with the fence in `ArbiterHalf::close`.
         fence(SeqCst);
         self.gate.load(Relaxed) & OPEN != 0 && self.turn_mono_ns.load(Relaxed) != 0
     }
@@ -279,7 +288,8 @@ impl DeviceGrant {
         self.physical_total_bytes.load(Relaxed)
     }
 
-    /// Free physical memory when the arbiter last looked, in bytes; [`NO_LIMIT`] where it never did.
+    /// Free physical memory when the arbiter last looked, in bytes; [`NO_LIMIT`] where it never
+    /// did.
     pub fn physical_free_bytes(&self) -> u64 {
         self.physical_free_bytes.load(Relaxed)
     }

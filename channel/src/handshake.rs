@@ -65,8 +65,8 @@ pub(crate) fn receive(
 /// Between two looks where waiting itself is forbidden.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Receives one message, and waits for it at most `timeout`; `None` where none came. Where a filter forbids to wait for it, it is
-/// looked for again and again.
+/// Receives one message, and waits for it at most `timeout`; `None` where none came. Where a filter
+/// forbids to wait for it, it is looked for again and again.
 pub(crate) fn receive_within(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],

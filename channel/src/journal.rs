@@ -1,7 +1,7 @@
 //! client --journal records--> arbiter: fixed-size records in a ring that the arbiter drains.
 //!
-//! Nothing is ever printed inside a tenant; what happened there is told here. The ring overwrites the oldest records, and
-//! the reader learns how many it missed.
+//! Nothing is ever printed inside a tenant; this ring reports what happened there. It overwrites
+//! the oldest records, and the reader learns how many it missed.
 
 use crate::activity::Following;
 use crate::layout::{ClientHalf, JOURNAL_SLOTS, JournalSlot};
@@ -47,7 +47,8 @@ pub enum Event {
         /// Limit in bytes of the control group that allows no more; 0: the host itself has no more.
         group_limit_bytes: u64,
     },
-    /// The kernel that recognises unchanged memory could not be had, so that an eviction copies all of it; said once.
+    /// The kernel that recognises unchanged memory could not be had, so that an eviction copies all
+    /// of it; said once.
     NoHashes {
         /// What the driver said.
         status: u32,
@@ -124,7 +125,7 @@ impl Event {
                 reason: Bypass::OtherDevice,
             },
             (3, [gap_ns, ..]) => Self::Reattached { gap_ns },
-            // CAST: what is told apart is in the lower halves.
+            // CAST: the lower halves hold the values.
             (8, [way @ 0..=2, status, ..]) => Self::Following {
                 way: Following::from(way as u32),
                 status: status as u32,
@@ -155,10 +156,12 @@ impl ClientHalf {
     /// Writes a record; the oldest is overwritten when the ring is full.
     pub fn write_record(&self, device: u32, event: Event) {
         let number = self.journal_head.fetch_add(1, Relaxed);
-        let slot = &self.journal[number as usize % JOURNAL_SLOTS]; // PANIC: the modulus is the length.
+        // PANIC: the modulus is the length.
+        let slot = &self.journal[number as usize % JOURNAL_SLOTS];
         let (kind, values) = event.encode();
         slot.sequence.store(0, Relaxed);
-        // SYNC(journal): a reader that sees a later value than the sequence it checked sees the 0 or the new number too.
+        // SYNC(journal): a reader that sees a later value than the sequence it checked sees the 0
+        // or the new number too.
         fence(Release);
         slot.kind.store(kind, Relaxed);
         slot.device.store(device, Relaxed);
@@ -169,7 +172,8 @@ impl ClientHalf {
         slot.sequence.store(number.wrapping_add(1), Release);
     }
 
-    /// Reads the records from number `*next` on; returns how many were missed because the ring had moved on.
+    /// Reads the records from number `*next` on; returns how many were missed because the ring had
+    /// moved on.
     pub fn read_records(
         &self,
         next: &mut u64,
@@ -184,7 +188,8 @@ impl ClientHalf {
             *next = head.wrapping_sub(JOURNAL_SLOTS as u64);
         }
         while *next != head {
-            let slot = &self.journal[*next as usize % JOURNAL_SLOTS]; // PANIC: the modulus is the length.
+            // PANIC: the modulus is the length.
+            let slot = &self.journal[*next as usize % JOURNAL_SLOTS];
             match slot.read(next.wrapping_add(1)) {
                 Some((kind, device, values)) => {
                     take(Event::decode(kind, values).map(|event| Record { device, event }));

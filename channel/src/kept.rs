@@ -1,13 +1,15 @@
 //! Descriptors that are kept open in a stranger's process.
 //!
-//! A program may close every descriptor that it finds and have files of its own under the same numbers. So a number is proved to be
-//! ours each time before it is used or closed, by the device and inode that it had when we opened it. (Kernels before 6.9 give all
-//! pidfds the same inode; those are only ever asked whether they are readable.)
+//! A program may close every descriptor that it finds and have files of its own under the same
+//! numbers. So a number is proved to be ours each time before it is used or closed, by the device
+//! and inode that it had when we opened it. (Kernels before 6.9 give all pidfds the same inode;
+//! those are only ever asked whether they are readable.)
 //!
-//! Between the proof and the use another thread may still replace the number, within a microsecond. What is done with these descriptors
-//! is chosen so that no byte reaches a file then: bells are messages of no bytes, which are an error on files and pipes and nothing
-//! on streams; pages that are handed to an arbiter are refused by it where they are none; everything else only reads. Closing is
-//! the exception, and is done only where a new attachment takes an old one's place.
+//! Between the proof and the use another thread may still replace the number, within a microsecond.
+//! What is done with these descriptors is chosen so that no byte reaches a file then: bells are
+//! messages of no bytes, which are an error on files and pipes and nothing on streams; pages that
+//! are handed to an arbiter are refused by it where they are none; everything else only reads.
+//! Closing is the exception, and is done only where a new attachment takes an old one's place.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -23,8 +25,8 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Keeps `fd`, under a high number. A program expects the lowest free numbers for its own files, and one that has closed its
-    /// standard output must not write into ours.
+    /// Keeps `fd`, under a high number. A program expects the lowest free numbers for its own
+    /// files, and one that has closed its standard output must not write into ours.
     pub(crate) fn new(fd: OwnedFd) -> Result<Self, rustix::io::Errno> {
         /// FLOOR: above what shells and programs name themselves, below the usual limit of 1024.
         const HIGH: i32 = 900;
@@ -53,7 +55,8 @@ impl Kept {
     pub(crate) fn close(&self) {
         let is_ours = self.get().is_some();
         if !self.closed.swap(true, Ordering::Relaxed) && is_ours {
-            // SAFETY: a number of our own, as has just been proved; once, and nobody is given it afterwards.
+            // SAFETY: a number of our own, as has just been proved; once, and nobody is given it
+            // afterwards.
             drop(unsafe { OwnedFd::from_raw_fd(self.fd.as_raw_fd()) });
         }
     }
@@ -78,7 +81,8 @@ mod tests {
         let mut file = tempfile::tempfile().expect("a file");
         file.write_all(b"theirs").expect("written");
         let mut theirs = std::mem::ManuallyDrop::new(file.try_clone().expect("a copy"));
-        // SAFETY: replaces the number that `kept` has, which is what this is about; `theirs` is closed by nobody.
+        // SAFETY: replaces the number that `kept` has, which is what this is about; `theirs` is
+        // closed by nobody.
         unsafe {
             let mut taken = ManuallyDrop::new(OwnedFd::from_raw_fd(number));
             rustix::io::dup2(&*theirs, &mut taken).expect("replaced");

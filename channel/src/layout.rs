@@ -1,13 +1,16 @@
-//! What lies where in the shared pages. A promise between versions: see `docs/channel.md` before changing a byte.
+//! The layout of the shared pages. A promise between versions: see `docs/channel.md` before
+//! changing a byte.
 //!
 //! Four kinds of page, each its own sealed memfd:
 //!
 //! * [`ArbiterHalf`]: arbiter -> client, one per client, read-only for the client;
 //! * [`ClientHalf`]: client -> arbiter, one per client;
-//! * [`TenantPage`]: one per tenant, shared by the processes of that tenant, in which each process owns one slot;
+//! * [`TenantPage`]: one per tenant, shared by the processes of that tenant, in which each process
+//!   owns one slot;
 //! * [`SignaturePage`]: client -> arbiter, one per client that asks for it.
 //!
-//! No pointers, no `bool`, no `usize`; every reserved byte is spelt out; the readiness word is stored last.
+//! No pointers, no `bool`, no `usize`; every reserved byte is spelt out; the readiness word is
+//! stored last.
 
 use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 
@@ -16,14 +19,14 @@ pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
 pub const LAYOUT_MINOR: u32 = 0;
 
-/// Devices that one client can talk about.
+/// Devices that one client can name.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
 /// Threads of a client that count on a line of their own; further threads share lines.
 pub const THREAD_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 /// (thread, stream) pairs of a client whose completion is followed.
 pub const STREAM_SLOTS: usize = if cfg!(loom) { 2 } else { 512 };
-/// Processes of one tenant that a page has places for. How many a job may have is the arbiter's to say; the memory behind a place is
-/// there once it was given out.
+/// Processes of one tenant that a page has places for. The arbiter decides how many a job may have;
+/// the memory behind a place is there once it was given out.
 pub const TENANT_SLOTS: usize = if cfg!(loom) { 2 } else { 4096 };
 /// In place of a slot's number: a process that only reads, and holds none.
 pub const NO_SLOT: u32 = u32::MAX;
@@ -81,16 +84,20 @@ pub struct ArbiterHalf {
     pub(crate) heartbeat_mono_ns: AtomicU64,
     /// Number of orders given, all devices. The client's agent waits on this word. Since 1.2.
     pub(crate) orders: FutexWord,
-    /// Bit 0: memory may be evicted. Bit 1: allocations beyond the limit may live in host memory. Since 1.2.
+    /// Bit 0: memory may be evicted. Bit 1: allocations beyond the limit may live in host memory.
+    /// Since 1.2.
     pub(crate) residency: AtomicU32,
-    /// Host memory that the client may hold for what is not on its devices, in bytes; [`NO_LIMIT`]: any. Since 1.2.
+    /// Host memory that the client may hold for what is not on its devices, in bytes; [`NO_LIMIT`]:
+    /// any. Since 1.2.
     pub(crate) host_budget_bytes: AtomicU64,
-    /// Number of the last request to change the job's size, and the GPUs it is to go on with in the lower 16 bits; 0: none. Since 1.3.
+    /// Number of the last request to change the job's size, and the GPUs it is to go on with in the
+    /// lower 16 bits; 0: none. Since 1.3.
     pub(crate) resize: AtomicU64,
-    /// Number of the request to lock host memory that is granted in the upper 16 bits; below, until when, by `CLOCK_MONOTONIC` in
-    /// microseconds. 0: nobody has to ask. Since 1.5.
+    /// Number of the request to lock host memory that is granted in the upper 16 bits; below, until
+    /// when, by `CLOCK_MONOTONIC` in microseconds. 0: nobody has to ask. Since 1.5.
     pub(crate) pin_permit: AtomicU64,
-    /// Which submissions are boundaries: thread slot plus one above, signature below; 0: none. Since 1.1.
+    /// Which submissions are boundaries: thread slot plus one above, signature below; 0: none.
+    /// Since 1.1.
     pub(crate) anchor: AtomicU64,
     pub(crate) devices: [DeviceGrant; MAX_DEVICES],
 }
@@ -99,7 +106,8 @@ pub struct ArbiterHalf {
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
 pub struct DeviceGrant {
-    /// Bit 0: open. Bit 1: closed and about to open. Upper bits: number of changes. Clients wait on this word.
+    /// Bit 0: open. Bit 1: closed and about to open. Upper bits: number of changes. Clients wait on
+    /// this word.
     pub(crate) gate: FutexWord,
     /// How long work may stay queued on the device, in microseconds; 0: no bound.
     pub(crate) window_us: AtomicU32,
@@ -114,16 +122,20 @@ pub struct DeviceGrant {
     pub(crate) limit_bytes: AtomicU64,
     /// Physical memory of the device in bytes.
     pub(crate) physical_total_bytes: AtomicU64,
-    /// Physical memory of the device that was free when last looked, in bytes; [`NO_LIMIT`]: never looked.
+    /// Physical memory of the device that was free when last looked, in bytes; [`NO_LIMIT`]: never
+    /// looked.
     pub(crate) physical_free_bytes: AtomicU64,
-    /// `CLOCK_MONOTONIC` time at which the gate turns over without the arbiter, in nanoseconds: from about to open to open, or
-    /// from open to closed; 0: it does not.
+    /// `CLOCK_MONOTONIC` time at which the gate turns over without the arbiter, in nanoseconds:
+    /// from about to open to open, or from open to closed; 0: it does not.
     pub(crate) turn_mono_ns: AtomicU64,
-    /// Number of the last order, and what is to be done in the lower 8 bits. Stored after its words. Since 1.2.
+    /// Number of the last order, and what is to be done in the lower 8 bits. Stored after its
+    /// words. Since 1.2.
     pub(crate) order: AtomicU64,
-    /// How many bytes of what is evictable are to be on the device, for an order that says so. Since 1.2.
+    /// How many bytes of what is evictable are to be on the device, for an order that says so.
+    /// Since 1.2.
     pub(crate) resident_target_bytes: AtomicU64,
-    /// `CLOCK_MONOTONIC` time by which the order is to be carried out or given up, in nanoseconds. Since 1.2.
+    /// `CLOCK_MONOTONIC` time by which the order is to be carried out or given up, in nanoseconds.
+    /// Since 1.2.
     pub(crate) order_deadline_mono_ns: AtomicU64,
     pub(crate) reserved1: [u64; 4],
 }
@@ -144,7 +156,8 @@ pub struct ClientHalf {
     /// 1 once the program has looked for such a request. Since 1.3.
     pub(crate) resize_listens: AtomicU32,
     pub(crate) reserved1: u32,
-    /// What kinds of memory stay on each device whatever happens: a byte each, see `residency::STAYING`. Since 1.3.
+    /// What kinds of memory stay on each device whatever happens: a byte each, see
+    /// `residency::STAYING`. Since 1.3.
     pub(crate) staying: [AtomicU64; 2],
     /// Number of the request to lock host memory, 1 to 65535; 0: there is none. Since 1.5.
     pub(crate) pin_wanted: AtomicU64,
@@ -163,7 +176,8 @@ pub struct Want {
     pub(crate) waiting: AtomicU32,
     /// Threads inside a driver call that blocks until its work is done.
     pub(crate) blocking: AtomicU32,
-    /// Number of the order that this answers, the state in bits 8 to 15, the reason below. Since 1.2, as all that follows.
+    /// Number of the order that this answers, the state in bits 8 to 15, the reason below. Since
+    /// 1.2, as all that follows.
     pub(crate) answer: AtomicU64,
     /// Bytes that could be evicted, on the device or not.
     pub(crate) evictable_bytes: AtomicU64,
@@ -176,7 +190,7 @@ pub struct Want {
     /// Bytes copied back, ever.
     pub(crate) moved_in_bytes: AtomicU64,
     /// Device memory that threads wait for in bytes; 0: none does.
-    pub(crate) room_bytes: AtomicU64,
+    pub(crate) space_bytes: AtomicU64,
 }
 
 /// What one thread did. A line of its own: written at every launch.
@@ -190,8 +204,8 @@ pub struct ThreadSlot {
     /// Device that they went to, last.
     pub(crate) device: AtomicU32,
     pub(crate) reserved0: u32,
-    /// `CLOCK_MONOTONIC` time at which the gate let the thread in after it had waited there, last, in nanoseconds; 0: never, or
-    /// not told. Since 1.2.
+    /// `CLOCK_MONOTONIC` time at which the gate let the thread in after it had waited there, last,
+    /// in nanoseconds; 0: never, or unknown. Since 1.2.
     pub(crate) let_in_mono_ns: AtomicU64,
     pub(crate) reserved: [u64; 2],
     /// Bytes copied between host and device. Since 1.1.
@@ -232,7 +246,8 @@ pub struct TenantPage {
     pub(crate) header: Header,
     /// Number of the highest slot that is in use, plus one; only the arbiter writes it.
     pub(crate) slots_used: AtomicU32,
-    /// Not 0 once any process of the tenant has shared a block; set for good, by whichever process comes first.
+    /// Not 0 once any process of the tenant has shared a block; set for good, by the process that
+    /// comes first.
     pub(crate) sharing: AtomicU32,
     pub(crate) reserved: [u64; 7],
     /// Most memory ever held at once, in bytes, per device.
@@ -242,8 +257,9 @@ pub struct TenantPage {
     pub(crate) shared: [SharedBlocks; TENANT_SLOTS],
 }
 
-/// Blocks of device memory that one process holds and that others may hold as well. Each counts once for the tenant,
-/// however many processes have it here. Written like the slot of the same number.
+/// Blocks of device memory that one process holds and that others may hold as well. Each counts
+/// once for the tenant, however many processes have it here. Written like the slot of the same
+/// number.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SharedBlocks {
@@ -268,19 +284,20 @@ pub struct SharedBlock {
     pub(crate) bytes_and_device: AtomicU64,
 }
 
-/// Memory held by one process. Its own process adds and subtracts; the arbiter names the process, and zeroes the slot when it is
-/// gone.
+/// Memory held by one process. Its own process adds and subtracts; the arbiter names the process,
+/// and zeroes the slot when it is gone.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct TenantSlot {
     pub(crate) reserved0: u32,
-    /// Process of this slot, as the arbiter's host numbers it; 0: none, or an arbiter of layout 1.0. Only the arbiter writes it.
+    /// Process of this slot, as the arbiter's host numbers it; 0: none, or an arbiter of layout
+    /// 1.0. Only the arbiter writes it.
     pub(crate) pid: AtomicU32,
     /// Pinned host memory in bytes.
     pub(crate) pinned_bytes: AtomicU64,
     pub(crate) reserved: [u64; 6],
-    /// Device memory per device: bytes, reservations included, in the lower 44 bits; above, what of them may yet be given back,
-    /// in units of 2 MiB.
+    /// Device memory per device: bytes, reservations included, in the lower 44 bits; above, what of
+    /// them may yet be given back, in units of 2 MiB.
     pub(crate) held_bytes: [AtomicU64; MAX_DEVICES],
 }
 
@@ -343,7 +360,7 @@ mod promise {
     const _: () = assert!(offset_of!(ClientHalf, pin_wanted) == 112);
     const _: () = assert!(offset_of!(ClientHalf, resize_ready) == 80);
     const _: () = assert!(offset_of!(ClientHalf, resize_listens) == 88);
-    const _: () = assert!(offset_of!(Want, answer) == 8 && offset_of!(Want, room_bytes) == 56);
+    const _: () = assert!(offset_of!(Want, answer) == 8 && offset_of!(Want, space_bytes) == 56);
     const _: () = assert!(size_of::<ArbiterHalf>() == 128 + 128 * MAX_DEVICES);
     const _: () = assert!(offset_of!(ArbiterHalf, devices) == 128);
     const _: () = assert!(offset_of!(ArbiterHalf, anchor) == 120);

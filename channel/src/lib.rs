@@ -1,8 +1,9 @@
 //! The shared-memory protocol between the interposer and the arbiter.
 //!
-//! A star: the arbiter makes two sealed pages per client, one to write and one to read, and one page per tenant in which
-//! the tenant's processes account their memory. Nothing of one tenant is ever mapped by another. A page has one writer per
-//! word; there is no lock in it, so there is none to be left behind by a process that dies.
+//! A star: the arbiter makes two sealed pages per client, one to write and one to read, and one
+//! page per tenant in which the tenant's processes account their memory. Nothing of one tenant is
+//! ever mapped by another. A page has one writer per word; there is no lock in it, so there is none
+//! to be left behind by a process that dies.
 //!
 //! This crate knows neither CUDA nor policy. It builds alone under loom (`scripts/loom`).
 
@@ -12,8 +13,8 @@ mod activity;
 mod grant;
 mod journal;
 mod layout;
-mod ledger;
 mod owner;
+mod reservation;
 mod residency;
 mod resize;
 mod shared;
@@ -45,10 +46,10 @@ pub use layout::{
     STREAM_SLOTS, SignaturePage, SignatureRing, StreamSlot, TENANT_SLOTS, THREAD_SLOTS, TenantPage,
     TenantSlot, ThreadSlot, Want,
 };
-pub use ledger::{Account, OverLimit, Prepaid};
 pub use owner::{Hold, Holding, Look, Owner};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
+pub use reservation::{Account, OverLimit, Prepaid};
 pub use residency::{
     Answer, Footprint, Order, OrderState, RESIDENCY, Reason, ResidencyMode, STAYING, Verb,
 };

@@ -1,11 +1,13 @@
-//! Who has a stream slot, within one process: one word per slot, changed by compare-and-exchange alone.
+//! Who has a stream slot, within one process: one word per slot, changed only by
+//! compare-and-exchange.
 //!
-//! A slot belongs to one thread, which uses it for one stream. Using it means *holding* it: for a moment, around a look or a mark. Whoever
-//! needs a slot may take one that nobody holds, whoever owns it: its owner finds out when it tries to hold it the next time. And
-//! whoever is about to destroy the stream waits until nobody holds the slot, and then nobody can any more.
+//! A slot belongs to one thread, which uses it for one stream. Using it means *holding* it: for a
+//! moment, around a look or a mark. A thread that needs a slot may take any that nobody holds,
+//! whatever its owner: the owner finds out when it tries to hold it the next time. A thread that is
+//! about to destroy the stream waits until nobody holds the slot, and then nobody can any more.
 //!
-//! Nobody waits for a holder but the one who destroys, and that with a deadline: a thread that is ended in the middle leaves its slot held,
-//! which costs that slot.
+//! Only the thread that destroys waits for a holder, and that with a deadline: a thread that is
+//! ended in the middle leaves its slot held, which costs that slot.
 
 use crate::sync::{Acquire, AtomicU64, Relaxed, Release};
 
@@ -15,7 +17,7 @@ const HELD: u64 = 1;
 const USED: u64 = 2;
 /// Its owner may have submitted what no mark covers.
 const OPEN: u64 = 4;
-/// Number of times that it was held, so that a look at it can be told from a later one.
+/// Number of times that it was held, so that a look at it can be distinguished from a later one.
 const USE: u64 = 1 << 8;
 const USES: u64 = 0xff_ffff << 8;
 
@@ -78,7 +80,7 @@ impl Owner {
         Self(AtomicU64::new(0))
     }
 
-    /// Nobody's again, whoever had it: in a forked child, where nobody else is.
+    /// Nobody's again, whatever its owner: in a forked child, where nobody else is.
     pub fn forget(&self) {
         self.0.store(0, Relaxed);
     }
@@ -99,7 +101,7 @@ impl Owner {
         self.hold_if(|word| owner(word) == who)
     }
 
-    /// Holds it, whoever owns it.
+    /// Holds it, whatever its owner.
     pub fn hold_any(&self) -> Hold<'_> {
         self.hold_if(|_| true)
     }
@@ -113,7 +115,7 @@ impl Owner {
             if seen & HELD != 0 {
                 return Hold::Busy;
             }
-            // SYNC(owner): Acquire pairs with the Release of whoever held it last.
+            // SYNC(owner): Acquire pairs with the Release of the last holder.
             match self.0.compare_exchange(seen, seen | HELD, Acquire, Relaxed) {
                 Ok(_) => {
                     return Hold::Held(Holding {
@@ -179,7 +181,7 @@ impl Holding<'_> {
 impl Drop for Holding<'_> {
     fn drop(&mut self) {
         let uses = self.word.wrapping_add(USE) & USES;
-        // SYNC(owner): pairs with the Acquire of whoever holds it next.
+        // SYNC(owner): pairs with the Acquire of the next holder.
         self.of.0.store((self.word & !USES & !HELD) | uses, Release);
     }
 }
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_is_told_until_it_is_nobodys() {
+    fn open_blocks_are_reported_until_nobody_has_them() {
         let owner = Owner::new();
         let mut holding = owner.take(owner.look(), 7).expect("nobody's");
         assert!(!holding.is_open());

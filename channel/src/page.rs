@@ -18,14 +18,16 @@ use crate::sync::{Acquire, Relaxed, Release};
 /// A type that lives in shared memory.
 ///
 /// # Safety
-/// The type is `repr(C)`, starts with a [`Header`], consists of atomics and reserved integers only (so that every byte
-/// pattern is valid and concurrent access by another process is no data race), and holds no pointer.
+/// The type is `repr(C)`, starts with a [`Header`], consists of atomics and reserved integers only
+/// (so that every byte pattern is valid and concurrent access by another process is no data race),
+/// and holds no pointer.
 pub unsafe trait Page {
     /// Name for `/proc/PID/maps`.
     const NAME: &'static str;
     /// Its magic number.
     const MAGIC: u64;
-    /// Bytes from its start that are there from the beginning; whoever made it sees to the rest before somebody touches it.
+    /// Bytes from its start that are there from the beginning; its maker provides the rest before
+    /// somebody touches it.
     const PREALLOCATED: usize;
     /// Its header.
     fn header(&self) -> &Header;
@@ -135,7 +137,7 @@ fn io_error(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> PageError {
 pub enum Writers {
     /// Only the mapping made here, before the seal.
     OnlyUs,
-    /// Whoever holds the descriptor.
+    /// Everybody who holds the descriptor.
     Holders,
 }
 
@@ -169,13 +171,15 @@ pub(crate) fn allocate(fd: &OwnedFd, from: usize, bytes: usize) -> Result<(), Pa
 }
 
 impl<T: Page> Mapped<T> {
-    /// Creates, preallocates, maps and seals a page. Call [`Mapped::publish`] once its fields are set.
+    /// Creates, preallocates, maps and seals a page. Call [`Mapped::publish`] once its fields are
+    /// set.
     pub fn create(writers: Writers) -> Result<(Self, OwnedFd), PageError> {
         let fd = rustix::fs::memfd_create(T::NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(io_error("create"))?;
         let bytes = size_of::<T>() as u64;
         rustix::fs::ftruncate(&fd, bytes).map_err(io_error("size"))?;
-        // Preallocated: a full tmpfs must be an error here and not a SIGBUS in somebody's training job.
+        // Preallocated: a full tmpfs must be an error here and not a SIGBUS in somebody's training
+        // job.
         allocate(&fd, 0, T::PREALLOCATED)?;
         let mapped = Self::map(fd.as_fd(), true)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW;
@@ -196,7 +200,8 @@ impl<T: Page> Mapped<T> {
         );
     }
 
-    /// Maps a page that the other side made, after checking that it cannot shrink and is what it says.
+    /// Maps a page that the other side made, after checking that it cannot shrink and is what it
+    /// says.
     pub fn open(fd: BorrowedFd<'_>, writable: bool) -> Result<Self, PageError> {
         let found = rustix::fs::fstat(fd).map_err(io_error("stat"))?.st_size;
         let (found, needed) = (u64::try_from(found).unwrap_or(0), size_of::<T>() as u64);
@@ -218,7 +223,8 @@ impl<T: Page> Mapped<T> {
         } else {
             ProtFlags::READ
         };
-        // SAFETY: a fresh mapping at an address of the kernel's choice, of a file of at least that size.
+        // SAFETY: a fresh mapping at an address of the kernel's choice, of a file of at least that
+        // size.
         let at = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -268,15 +274,17 @@ impl<T: Page> Mapped<T> {
 impl<T: Page> std::ops::Deref for Mapped<T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: mapped with `size_of::<T>()` bytes from a file that cannot shrink, page-aligned, until drop; `Page`
-        // makes every byte pattern valid. A read-only mapping is only ever read: its writers are on the other side.
+        // SAFETY: mapped with `size_of::<T>()` bytes from a file that cannot shrink, page-aligned,
+        // until drop; `Page` makes every byte pattern valid. A read-only mapping is only ever read:
+        // its writers are on the other side.
         unsafe { self.at.as_ref() }
     }
 }
 
 impl<T: Page> Drop for Mapped<T> {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `map`; nobody can hold a reference beyond the owner's life.
+        // SAFETY: exactly the mapping made in `map`; nobody can hold a reference beyond the owner's
+        // life.
         let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), size_of::<T>()) };
     }
 }

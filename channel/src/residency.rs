@@ -1,11 +1,14 @@
-//! Where a client's memory is to be: arbiter --orders--> client, client --answers, footprint--> arbiter.
+//! Where a client's memory is to be: arbiter --orders--> client, client --answers, footprint-->
+//! arbiter.
 //!
-//! An order is a level, not a message: the arbiter writes what is to be true of a device's evictable memory, numbers it and
-//! wakes the client's agent; a later order replaces an earlier one. The agent works towards the last order that it sees and
-//! answers with that order's number. Nobody waits without a deadline: an order carries one, and an answer that does not come is the
-//! arbiter's to judge.
+//! An order is a level, not a message: the arbiter writes what is to be true of a device's
+//! evictable memory, numbers it and wakes the client's agent; a later order replaces an earlier
+//! one. The agent works towards the last order that it sees and answers with that order's number.
+//! Nobody waits without a deadline: an order carries one, and the arbiter judges an answer that
+//! does not come.
 //!
-//! Both sides read the other's words as claims. A client of layout 1.1 neither asks for this ([`RESIDENCY`]) nor answers.
+//! Both sides read the other's words as claims. A client of layout 1.1 neither asks for this
+//! ([`RESIDENCY`]) nor answers.
 
 use std::time::Duration;
 
@@ -37,7 +40,8 @@ pub struct ResidencyMode {
     pub evictable: bool,
     /// An allocation beyond the limit may live in host memory instead of failing.
     pub overflow: bool,
-    /// It will be moved out before long: host memory for that is to be made ready, within its budget.
+    /// It will be moved out before long: host memory for that is to be made ready, within its
+    /// budget.
     pub prepare: bool,
 }
 
@@ -49,7 +53,8 @@ pub enum Verb {
     Evict = 1,
     /// Everything comes back.
     Restore = 2,
-    /// As much as `resident_target_bytes` says is on the device; the rest in host memory, usable where it is.
+    /// As much as `resident_target_bytes` says is on the device; the rest in host memory, usable
+    /// where it is.
     Fit = 3,
 }
 
@@ -85,7 +90,8 @@ pub enum OrderState {
     Refused = 5,
     /// It could neither be carried out nor undone; the client's submissions fail from here on.
     Failed = 6,
-    /// A restore is under way, and the client has said what it will touch before its end: it may run.
+    /// A restore is under way, and the client has said what it will touch before its end: it may
+    /// run.
     Begun = 7,
 }
 
@@ -180,8 +186,9 @@ impl Reason {
 
 /// The arbiter's end.
 impl ArbiterHalf {
-    /// Says what may be done to the client's memory, and how much host memory that may take (`None`: any). Evictable is to be
-    /// said before the page is published: what was allocated before stays where it is.
+    /// Says what may be done to the client's memory, and how much host memory that may take
+    /// (`None`: any). Evictable is to be said before the page is published: what was allocated
+    /// before stays where it is.
     pub fn set_residency(&self, mode: ResidencyMode, host_budget_bytes: Option<u64>) {
         // SYNC(residency): numbers on their own; the next allocation and the next order read them.
         self.host_budget_bytes
@@ -193,14 +200,16 @@ impl ArbiterHalf {
             .store(evictable | overflow | prepare, Relaxed);
     }
 
-    /// Gives an order about `device` and wakes the client's agent; false where there is no such device.
+    /// Gives an order about `device` and wakes the client's agent; false where there is no such
+    /// device.
     pub fn give_order(&self, device: usize, order: &Order) -> bool {
         let Some(slot) = self.devices.get(device) else {
             return false;
         };
         // An agent that reads while this is written sees no order, and is woken when it is there.
         slot.order.store(0, Relaxed);
-        // SYNC(order): a reader that sees one of the words below sees the 0 as well, and reads again.
+        // SYNC(order): a reader that sees one of the words below sees the 0 as well, and reads
+        // again.
         crate::sync::fence(Release);
         slot.resident_target_bytes
             .store(order.resident_target_bytes, Relaxed);
@@ -222,7 +231,8 @@ const PERMIT_US: u64 = (1 << PERMIT_BITS) - 1;
 
 /// The arbiter's end: what is to be looked at again.
 impl ArbiterHalf {
-    /// Wakes the client's agent, and threads that wait for device memory: something that they may wait for has changed.
+    /// Wakes the client's agent, and threads that wait for device memory: something that they may
+    /// wait for has changed.
     pub fn nudge(&self) {
         let count = self.orders.load(Relaxed).wrapping_add(1);
         self.orders.store(count, Release);
@@ -251,7 +261,8 @@ impl ArbiterHalf {
         self.pin_permit.load(Relaxed) != 0
     }
 
-    /// Until when the request of that number is granted, in nanoseconds of `CLOCK_MONOTONIC`; `None`: it is not.
+    /// Until when the request of that number is granted, in nanoseconds of `CLOCK_MONOTONIC`;
+    /// `None`: it is not.
     pub fn pinning_permitted_until(&self, number: u16) -> Option<u64> {
         let word = self.pin_permit.load(Relaxed);
         (number != 0 && word >> PERMIT_BITS == u64::from(number))
@@ -268,12 +279,14 @@ impl ArbiterHalf {
         }
     }
 
-    /// Host memory that the client may hold for what is not on its devices, in bytes; [`NO_LIMIT`]: any.
+    /// Host memory that the client may hold for what is not on its devices, in bytes; [`NO_LIMIT`]:
+    /// any.
     pub fn host_budget_bytes(&self) -> u64 {
         self.host_budget_bytes.load(Relaxed)
     }
 
-    /// How many orders were given: what [`wait_for_orders`](Self::wait_for_orders) compares. To be read before the orders.
+    /// How many orders were given: what [`wait_for_orders`](Self::wait_for_orders) compares. To be
+    /// read before the orders.
     pub fn orders(&self) -> u32 {
         // SYNC(order): pairs with the Release store in `give_order`.
         self.orders.load(Acquire)
@@ -286,7 +299,8 @@ impl ArbiterHalf {
 }
 
 impl DeviceGrant {
-    /// The last order about this device. `None`: there is none, none that makes sense, or one that is being written.
+    /// The last order about this device. `None`: there is none, it is not a valid one, or it is
+    /// being written.
     pub fn order(&self) -> Option<Order> {
         // SYNC(order): pairs with the Release store in `give_order`.
         let word = self.order.load(Acquire);
@@ -303,7 +317,7 @@ impl DeviceGrant {
     }
 }
 
-/// The client's end; its agent alone writes answers.
+/// The client's end; its agent only writes answers.
 impl Want {
     /// Says how far an order has come. The footprint is written before.
     pub fn answer(&self, answer: Answer) {
@@ -332,19 +346,20 @@ impl Want {
     }
 
     /// A thread begins to wait for `bytes` of device memory. The doorbell is rung after this.
-    pub fn begin_room(&self, bytes: u64) {
-        self.room_bytes.fetch_add(bytes, Relaxed);
+    pub fn begin_waiting_for_space(&self, bytes: u64) {
+        self.space_bytes.fetch_add(bytes, Relaxed);
     }
 
     /// The thread has stopped waiting for them.
-    pub fn end_room(&self, bytes: u64) {
-        self.room_bytes.fetch_sub(bytes, Relaxed);
+    pub fn end_waiting_for_space(&self, bytes: u64) {
+        self.space_bytes.fetch_sub(bytes, Relaxed);
     }
 }
 
 /// Locking host memory: one client of a host at a time does.
 impl ClientHalf {
-    /// Asks for a permit, by a number that was not used lately; 0 gives it back, or takes the request back. The doorbell is rung after this.
+    /// Asks for a permit, by a number that was not used lately; 0 gives it back, or takes the
+    /// request back. The doorbell is rung after this.
     pub fn want_to_pin(&self, number: u16) {
         self.pin_wanted.store(u64::from(number), Relaxed);
     }
@@ -384,7 +399,8 @@ impl ClientHalf {
         }
     }
 
-    /// What kinds of memory stay on the device whatever happens, by the client's word: bits by the order of [`STAYING`].
+    /// What kinds of memory stay on the device whatever happens, by the client's word: bits by the
+    /// order of [`STAYING`].
     pub fn staying(&self, device: usize) -> u8 {
         let word = self.staying.get(device / 8);
         // CAST: the lowest byte is meant.
@@ -403,10 +419,10 @@ impl ClientHalf {
     }
 
     /// Device memory that threads of the client wait for, in bytes.
-    pub fn room_bytes(&self, device: usize) -> u64 {
+    pub fn space_bytes(&self, device: usize) -> u64 {
         self.wants
             .get(device)
-            .map_or(0, |want| want.room_bytes.load(Relaxed))
+            .map_or(0, |want| want.space_bytes.load(Relaxed))
     }
 }
 
@@ -504,11 +520,11 @@ mod tests {
         assert_eq!(page.footprint(2), footprint);
         want.resident_bytes.store(u64::MAX, Relaxed);
         assert_eq!(page.footprint(2).resident_bytes, 100);
-        want.begin_room(5);
-        want.begin_room(6);
-        want.end_room(5);
-        assert_eq!(page.room_bytes(2), 6);
-        assert_eq!(page.room_bytes(crate::MAX_DEVICES), 0);
+        want.begin_waiting_for_space(5);
+        want.begin_waiting_for_space(6);
+        want.end_waiting_for_space(5);
+        assert_eq!(page.space_bytes(2), 6);
+        assert_eq!(page.space_bytes(crate::MAX_DEVICES), 0);
     }
 
     #[test]
@@ -523,7 +539,7 @@ mod tests {
         assert_eq!(half.pinning_permitted_until(1), None);
         let seen = half.orders();
         half.permit_pinning(7, 5_000_000);
-        assert_ne!(half.orders(), seen, "whoever waits for it is woken");
+        assert_ne!(half.orders(), seen, "a waiting agent is woken");
         assert_eq!(half.pinning_permitted_until(7), Some(5_000_000));
         assert_eq!(half.pinning_permitted_until(8), None);
         assert_eq!(half.pinning_permitted_until(0), None);
@@ -536,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_is_told_by_device() {
+    fn kinds_that_stay_are_reported_by_device() {
         let (page, _fd) = Mapped::<ClientHalf>::create(Writers::Holders).unwrap();
         let mut kinds = [0; crate::MAX_DEVICES];
         (kinds[0], kinds[7], kinds[8], kinds[15]) = (1, 0x7f, 2, 0x40);
@@ -549,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_done_is_told_with_its_budget() {
+    fn permissions_are_reported_with_their_budget() {
         let half = ArbiterHalf::default();
         assert_eq!(half.residency(), ResidencyMode::default());
         let mode = ResidencyMode {
@@ -559,12 +575,12 @@ mod tests {
         };
         half.set_residency(mode, Some(4096));
         assert_eq!(half.residency(), mode);
-        let alone = ResidencyMode {
+        let only = ResidencyMode {
             prepare: true,
             ..ResidencyMode::default()
         };
-        half.set_residency(alone, Some(4096));
-        assert_eq!(half.residency(), alone);
+        half.set_residency(only, Some(4096));
+        assert_eq!(half.residency(), only);
         assert_eq!(half.host_budget_bytes(), 4096);
         half.set_residency(mode, None);
         assert_eq!(half.host_budget_bytes(), NO_LIMIT);

@@ -1,15 +1,20 @@
-//! Asking a job to change its size: arbiter --request--> client, client --listens, ready--> arbiter. Since 1.3.
+//! Asking a job to change its size: arbiter --request--> client, client --listens, ready-->
+//! arbiter. Since 1.3.
 //!
-//! After Elan (Xie et al., "Elan: Towards Generic and Efficient Elastic Training for Deep Learning", ICDCS'20): workers come and go at the end of an
-//! iteration, when the job itself says that its state is whole, and not wherever a signal happens to hit it; so no step is
-//! done twice. What is here is the signal alone. Who saves what, and how, is the job's; who starts the workers of the new size is the engine's.
+//! After Elan (Xie et al., "Elan: Towards Generic and Efficient Elastic Training for Deep
+//! Learning", ICDCS'20): workers come and go at the end of an iteration, when the job itself says
+//! that its state is whole, and not where a signal happens to hit it; so no step is done twice.
+//! This is the signal only. The job decides what it saves, and how; the engine starts the workers
+//! of the new size.
 //!
-//! A request is a level, not a message: a number and how many GPUs the job is to go on with, in one word, so that it is never
-//! read by halves. The program looks at it where it likes, with two loads; nobody is interrupted and nobody waits here. It
-//! answers with the request's number once it may be stopped. Numbers are never used twice, also not by the arbiter after the next, so an
-//! answer cannot be taken for one to a later request. What is not a request any more (0) was withdrawn.
+//! A request is a level, not a message: a number and how many GPUs the job is to go on with, in one
+//! word, so that it is never read by halves. The program looks at it where it likes, with two
+//! loads; nobody is interrupted and nobody waits here. It answers with the request's number once it
+//! may be stopped. Numbers are never used twice, also not by the arbiter after the next, so an
+//! answer cannot be taken for one to a later request. A request that has become 0 was withdrawn.
 //!
-//! The arbiter reads the client's words as claims: a client that lies is stopped with its work unsaved, and that is all.
+//! The arbiter reads the client's words as claims: a client that lies is stopped with its work
+//! unsaved, and that is all.
 
 use crate::layout::{ArbiterHalf, ClientHalf};
 use crate::sync::{Acquire, Relaxed, Release};
@@ -22,7 +27,7 @@ const GPU_BITS: u32 = 16;
 pub struct Resize {
     /// Its number, above 0 and below 2^48.
     pub number: u64,
-    /// With how many GPUs; 0: with none for now, the job is to make room.
+    /// With how many GPUs; 0: with none for now, the job is to free them.
     pub gpus: u16,
 }
 
@@ -64,7 +69,8 @@ impl ClientHalf {
 
     /// All is saved: the program may be stopped for the request of this number.
     pub fn ready_for_resize(&self, number: u64) {
-        // SYNC(resize ready): pairs with the Acquire load in `resize_ready`. Files are the kernel's to order.
+        // SYNC(resize ready): pairs with the Acquire load in `resize_ready`. Files are the kernel's
+        // to order.
         self.resize_ready.store(number, Release);
     }
 }

@@ -1,25 +1,31 @@
-//! Blocks of device memory that several processes of a tenant hold: an exported physical handle and its imports.
+//! Blocks of device memory that several processes of a tenant hold: an exported physical handle and
+//! its imports.
 //!
-//! Such a block lives until the last process has given it back, so it belongs to no single slot. Every process that holds it
-//! lists it next to its slot, under a number that all of them find alike, and it counts once for the tenant. When its
-//! owner gives it back first, or is killed, it is still in the lists of the others.
+//! Such a block lives until the last process has given it back, so it belongs to no single slot.
+//! Every process that holds it lists it next to its slot, under a number that all of them find
+//! alike, and it counts once for the tenant. When its owner gives it back first, or is killed, it
+//! is still in the lists of the others.
 //!
-//! A list has one writer, as its slot has. Whoever sums must not miss a block that goes from one list to another while it
-//! looks: an addition is counted when it begins and when it is done, and a sum during which one was under way is taken again.
+//! A list has one writer, as its slot has. A sum must not miss a block that goes from one list to
+//! another meanwhile: an addition is counted when it begins and when it is done, and a sum during
+//! which one was under way is taken again.
 
 use crate::layout::{MAX_DEVICES, NO_LIMIT, SHARED_BLOCKS, SharedBlock, SharedBlocks, TenantPage};
-use crate::ledger::{Account, OverLimit};
+use crate::reservation::{Account, OverLimit};
 use crate::sync::{Relaxed, SeqCst};
 
 const DEVICE_SHIFT: u32 = 56;
 const BYTES: u64 = (1 << DEVICE_SHIFT) - 1;
-/// How often a sum is taken again. Additions are rare and short; a process killed within one leaves its counts apart only
-/// until the arbiter clears its slot. The arbiter itself reads with fewer ([`Accounts`](crate::Accounts)).
+/// How often a sum is taken again. Additions are rare and short; a process killed within one leaves
+/// its counts apart only until the arbiter clears its slot. The arbiter itself reads with fewer
+/// ([`Accounts`](crate::Accounts)).
 const TRIES: u32 = if cfg!(loom) { 3 } else { 64 };
-/// Blocks that a sum knows again by looking once. Beyond them it looks through the lists of the slots below.
+/// Blocks that a sum knows again by looking once. Beyond them it looks through the lists of the
+/// slots below.
 const KNOWN: usize = if cfg!(loom) { 4 } else { 256 };
-/// Entries of lists that one sum reads again at most to tell whether a block was counted: what 64 processes with full lists take.
-/// Beyond it a block counts once for each process that lists it: more than there is, and never less.
+/// Entries of lists that one sum reads again at most to decide whether a block was counted: what 64
+/// processes with full lists take. Beyond it a block counts once for each process that lists it:
+/// more than there is, and never less.
 const LOOKS_BELOW: usize = 1 << 25;
 /// Places at which a block is looked for among the known ones.
 const PROBES: usize = 8;
@@ -78,8 +84,9 @@ impl Account<'_> {
         self.page.shared.get(self.slot as usize)
     }
 
-    /// Lists a block whose bytes this process has been charged until now: they count as shared from here on. False where the
-    /// list is full, and nothing has changed then. One thread of a process at a time.
+    /// Lists a block whose bytes this process has been charged until now: they count as shared from
+    /// here on. False where the list is full, and nothing has changed then. One thread of a process
+    /// at a time.
     pub fn share_own(&self, block: Block) -> bool {
         let listed = self.enlist(block);
         if listed {
@@ -89,8 +96,9 @@ impl Account<'_> {
         listed
     }
 
-    /// Lists a block that this process is about to get from another one: charged unless another process of the tenant has it
-    /// listed. False where the list is full, and nothing has changed then. One thread of a process at a time.
+    /// Lists a block that this process is about to get from another one: charged unless another
+    /// process of the tenant has it listed. False where the list is full, and nothing has changed
+    /// then. One thread of a process at a time.
     ///
     /// # Errors
     /// It is nobody else's, and does not fit into `limit_bytes`.
@@ -111,7 +119,8 @@ impl Account<'_> {
         Ok(true)
     }
 
-    /// Takes a block off the list: its bytes are given back unless another process has it. One thread of a process at a time.
+    /// Takes a block off the list: its bytes are given back unless another process has it. One
+    /// thread of a process at a time.
     pub fn unshare(&self, id: u64) {
         let Some(list) = self.list() else {
             return;
@@ -147,8 +156,8 @@ impl Account<'_> {
         else {
             return false;
         };
-        // SYNC(sharing): everything here and in `shared_bytes` is in the single total order of SeqCst. Whoever does not see this
-        // flag sums before the block is listed.
+        // SYNC(sharing): everything here and in `shared_bytes` is in the single total order of
+        // SeqCst. A process that does not see this flag sums before the block is listed.
         self.page.sharing.store(1, SeqCst);
         list.begun.fetch_add(1, SeqCst);
         // CAST: an index of a page, below MAX_DEVICES.
@@ -171,7 +180,7 @@ impl Default for Known {
 }
 
 impl Known {
-    /// Whether this one is new; `None`: there is no room to tell.
+    /// Whether this one is new; `None`: the memory of known blocks is full.
     fn meet(&mut self, id: u64) -> Option<bool> {
         // CAST: the upper bits of a product, of which the modulus takes some. Any number will do.
         let at = (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
@@ -225,7 +234,8 @@ impl TenantPage {
             .fold(0, |sum: u64, (_, list)| sum.wrapping_add(count(list)))
     }
 
-    /// Shared blocks on `device`, each once, in one pass over the lists and `looks` more reads at most.
+    /// Shared blocks on `device`, each once, in one pass over the lists and `looks` more reads at
+    /// most.
     fn distinct_bytes(&self, device: usize, looks: &mut usize) -> u64 {
         let (mut known, mut sum) = (Known::default(), 0u64);
         for (slot, list) in self.lists() {
@@ -241,7 +251,8 @@ impl TenantPage {
         sum
     }
 
-    /// Whether a slot below `slot` lists the block, as far as `looks` reads tell; those that it took are taken off.
+    /// Whether a slot below `slot` lists the block, as far as `looks` reads show; those that it
+    /// took are taken off.
     fn is_below(&self, slot: u32, id: u64, looks: &mut usize) -> bool {
         let below = self.shared.iter().take(slot as usize);
         for one in below.flat_map(SharedBlocks::used).take(*looks) {
@@ -253,7 +264,8 @@ impl TenantPage {
         false
     }
 
-    /// Shared blocks that count for slot `slot` on `device`: those that no lower slot has, in bytes.
+    /// Shared blocks that count for slot `slot` on `device`: those that no lower slot has, in
+    /// bytes.
     pub(crate) fn slot_shared_bytes(&self, slot: u32, device: usize) -> u64 {
         let Some(list) = self.shared.get(slot as usize) else {
             return 0;

@@ -1,12 +1,14 @@
 //! What a client's threads submit, as numbers: the raw material of iteration detection.
 //!
-//! client --signatures, boundaries--> arbiter, in a page of its own that both sides may lack: an older client does not ask
-//! for it ([`SIGNATURES`]), an older arbiter does not send it, and nothing else depends on it.
+//! client --signatures, boundaries--> arbiter, in a page of its own that both sides may lack: an
+//! older client does not ask for it ([`SIGNATURES`]), an older arbiter does not send it, and
+//! nothing else depends on it.
 //!
-//! Each of the first few threads has a ring of 32-bit signatures, one per submission, indexed by the thread's counter of
-//! submissions ([`ThreadSlot`](crate::ThreadSlot)). Equal numbers mean the same kernel (or call) with the same shape; the
-//! upper [`KIND_BITS`] bits alone mean the same kernel. Once the arbiter has found a period it names one signature of it,
-//! the *anchor*, and the thread notes when it submits that one: a *boundary*. A program can note boundaries itself.
+//! Each of the first few threads has a ring of 32-bit signatures, one per submission, indexed by
+//! the thread's counter of submissions ([`ThreadSlot`](crate::ThreadSlot)). Equal numbers mean the
+//! same kernel (or call) with the same shape; the upper [`KIND_BITS`] bits alone mean the same
+//! kernel. Once the arbiter has found a period it names one signature of it, the *anchor*, and the
+//! thread notes when it submits that one: a *boundary*. A program can note boundaries itself.
 //!
 //! The arbiter reads all of this as a stranger's claims: any value is a value.
 
@@ -49,7 +51,8 @@ impl SignaturePage {
 }
 
 impl SignatureRing {
-    /// Notes submission number `launches` of the owning thread. The count itself is published afterwards.
+    /// Notes submission number `launches` of the owning thread. The count itself is published
+    /// afterwards.
     #[inline(always)]
     pub fn record(&self, launches: u64, signature: u32) {
         // CAST: the modulus is the length. PANIC: likewise.
@@ -72,15 +75,17 @@ impl BoundaryRing {
         slot.launches.store(launches, Relaxed);
         slot.mono_ns.store(mono_ns, Relaxed);
         slot.held_bytes.store(held_bytes, Relaxed);
-        // SYNC(boundary): pairs with the Acquire loads in `get`, which reads the number before and after.
+        // SYNC(boundary): pairs with the Acquire loads in `get`, which reads the number before and
+        // after.
         slot.sequence.store(number.wrapping_add(1), Release);
     }
 }
 
 /// Arbiter side.
 impl SignatureRing {
-    /// Copies signatures `from..upto` of the thread's submissions to the end of `into`, as far as they are still there:
-    /// returns the first number copied. `upto` is a count that the caller has read before.
+    /// Copies signatures `from..upto` of the thread's submissions to the end of `into`, as far as
+    /// they are still there: returns the first number copied. `upto` is a count that the caller has
+    /// read before.
     pub fn copy(&self, from: u64, upto: u64, into: &mut Vec<u32>) -> u64 {
         // A few slots less than the ring has: the thread goes on while we read.
         let kept = (SIGNATURE_SLOTS - SIGNATURE_SLOTS / 8) as u64;
@@ -131,7 +136,8 @@ impl BoundaryRing {
 }
 
 impl ArbiterHalf {
-    /// Names the anchor: the thread with slot `slot` notes a boundary whenever it submits `signature`. `None`: none.
+    /// Names the anchor: the thread with slot `slot` notes a boundary whenever it submits
+    /// `signature`. `None`: none.
     pub fn set_anchor(&self, anchor: Option<(u32, u32)>) {
         let word = anchor.map_or(0, |(slot, signature)| {
             (u64::from(slot).wrapping_add(1) << 32) | u64::from(signature)

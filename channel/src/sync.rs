@@ -1,5 +1,5 @@
-//! The one door to atomics and futexes. Under `--cfg loom` the same protocol code runs on loom's types, so that what
-//! ships is what the model checker has seen.
+//! The one door to atomics and futexes. Under `--cfg loom` the same protocol code runs on loom's
+//! types, so that what ships is what the model checker has seen.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -8,9 +8,9 @@ pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 pub(crate) use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
-/// Marks where a SeqCst write has to come before a SeqCst read in the single total order of both. The orderings say so
-/// themselves; loom treats SeqCst accesses as AcqRel and knows a total order of fences only (see its README), so that
-/// it gets one.
+/// Marks where a SeqCst write has to come before a SeqCst read in the single total order of both.
+/// The orderings say so themselves; loom treats SeqCst accesses as AcqRel and knows a total order
+/// of fences only (see its README), so that it gets one.
 #[inline]
 pub(crate) fn total_order() {
     #[cfg(loom)]
@@ -38,14 +38,16 @@ impl FutexWord {
         self.0.store(value, order);
     }
 
-    /// Waits until woken, `timeout` has passed, or the word is no longer `expected`. May wake for no reason.
+    /// Waits until woken, `timeout` has passed, or the word is no longer `expected`. May wake for
+    /// no reason.
     pub(crate) fn wait(&self, expected: u32, timeout: std::time::Duration) {
         use rustix::thread::futex;
         let timeout = rustix::time::Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
-        // Every outcome (woken, changed, timed out, interrupted) means the same to the caller: look again.
+        // Every outcome (woken, changed, timed out, interrupted) means the same to the caller: look
+        // again.
         let _ = futex::wait(&self.0, futex::Flags::empty(), expected, Some(&timeout));
     }
 
@@ -56,7 +58,8 @@ impl FutexWord {
     }
 }
 
-/// A futex modelled for loom: the kernel checks the word and queues the waiter under one lock, and so does this.
+/// A futex modelled for loom: the kernel checks the word and queues the waiter under one lock, and
+/// so does this.
 #[cfg(loom)]
 #[derive(Debug)]
 pub struct FutexWord {

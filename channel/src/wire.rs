@@ -1,7 +1,8 @@
 //! The handshake: two messages over a Unix SEQPACKET socket.
 //!
-//! client --Hello--> arbiter --Welcome + descriptors--> client. Afterwards the client rings on the socket, by messages of no
-//! bytes, and either side may say goodbye by closing. Encoded by hand, field by field, little endian: no padding travels.
+//! client --Hello--> arbiter --Welcome + descriptors--> client. Afterwards the client rings on the
+//! socket, by messages of no bytes, and either side may say goodbye by closing. Encoded by hand,
+//! field by field, little endian: no padding travels.
 
 use std::fmt;
 
@@ -44,7 +45,8 @@ pub struct Hello {
     pub features: u64,
     /// Capability of the tenant that this process belongs to, as `sublet run` handed it out.
     pub token: [u8; TOKEN_BYTES],
-    /// Slot held in the tenant's page, where this is a re-attachment (pages come along as descriptors).
+    /// Slot held in the tenant's page, where this is a re-attachment (pages come along as
+    /// descriptors).
     pub previous_slot: Option<u32>,
     /// Nanoseconds since the arbiter was lost, for a re-attachment.
     pub gap_ns: u64,
@@ -54,7 +56,8 @@ pub struct Hello {
     pub command: String,
 }
 
-/// arbiter --Welcome--> client, with the descriptors of the arbiter's half, the client's half and the tenant's page, in this order.
+/// arbiter --Welcome--> client, with the descriptors of the arbiter's half, the client's half and
+/// the tenant's page, in this order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Welcome {
     /// Protocol spoken from here on.
@@ -88,7 +91,8 @@ pub enum Outcome {
     Malformed,
     /// The arbiter failed.
     Failed,
-    /// The tenant has a memory limit, and may use none of the client's devices: it would run without any.
+    /// The tenant has a memory limit, and may use none of the client's devices: it would run
+    /// without any.
     NoDevice,
 }
 

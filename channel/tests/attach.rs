@@ -202,7 +202,8 @@ fn grants_requests_memory_and_records_cross_the_channel() {
     let mark = stream.issue();
     assert_eq!(pages.client.in_flight(0).marks, 1);
     assert_eq!(pages.client.in_flight(1).marks, 0);
-    // SAFETY: the page is mapped for the life of the process; this stands in for the device's write.
+    // SAFETY: the page is mapped for the life of the process; this stands in for the device's
+    // write.
     unsafe { stream.done_address().write_volatile(mark) };
     assert_eq!(pages.client.in_flight(0).marks, 0);
     assert_eq!(client.arbiter_liveness(), Liveness::Lives);
@@ -307,7 +308,7 @@ fn threads_of_one_process_that_fit_one_by_one_are_never_refused_for_each_other()
     let tenant = TenantMemory::create().expect("tenant");
     tenant.page.use_slots(1);
     let account = Account::new(&tenant.page, 0).expect("slot");
-    // Room for all four at once, and none to spare.
+    // Space for all four at once, and none to spare.
     const LIMIT: u64 = 400;
     std::thread::scope(|scope| {
         for _ in 0..4 {

@@ -1,4 +1,5 @@
-//! The protocol under the model checker: `scripts/loom`. What runs here is the shipped code, on loom's atomics.
+//! The protocol under the model checker: `scripts/loom`. What runs here is the shipped code, on
+//! loom's atomics.
 
 #![cfg(loom)]
 
@@ -40,7 +41,7 @@ fn no_wakeup_is_lost_between_look_and_wait() {
             arbiter.open(0, &grant(1));
         });
         enter(&half);
-        // What came with the grant is seen by whoever saw the gate open.
+        // A client that saw the gate open sees what came with the grant.
         assert_eq!(half.device(0).expect("device").window_us(), 2000);
         opener.join().expect("opener");
     });
@@ -65,7 +66,8 @@ fn a_gate_that_closes_and_opens_again_wakes_everybody_in_the_end() {
 
 #[test]
 fn an_announcement_wakes_and_the_opening_after_it_is_not_missed() {
-    // The waiter may be woken by the announcement, sleep on it again (it has polled for long enough) or miss it altogether.
+    // The waiter may be woken by the pre-wake, sleep on it again (it has polled for long enough) or
+    // miss it altogether.
     model(|| {
         let half = Arc::new(ArbiterHalf::default());
         let arbiter = Arc::clone(&half);
@@ -87,7 +89,7 @@ fn an_announcement_wakes_and_the_opening_after_it_is_not_missed() {
 }
 
 #[test]
-fn an_announcement_that_is_taken_back_leaves_a_gate_that_opens() {
+fn a_pre_wake_that_is_taken_back_keeps_a_gate_that_opens() {
     model(|| {
         let half = Arc::new(ArbiterHalf::default());
         let arbiter = Arc::clone(&half);
@@ -154,8 +156,8 @@ fn one_that_found_its_time_over_is_let_in_when_that_is_taken_back_or_it_is_its_t
 
 #[test]
 fn a_request_is_seen_by_the_arbiter_that_closed_before_it() {
-    // The client looks, finds the gate closed, says that it waits and rings; the arbiter answers the bell and reads. The
-    // bell is a system call, modelled as a lock that both take.
+    // The client looks, finds the gate closed, says that it waits and rings; the arbiter answers
+    // the bell and reads. The bell is a system call, modelled as a lock that both take.
     model(|| {
         let half = Arc::new(ClientHalf::default());
         let bell = Arc::new(loom::sync::Mutex::new(false));
@@ -231,7 +233,7 @@ fn requests_that_fit_together_are_both_granted_or_retried() {
 }
 
 #[test]
-fn one_that_fits_alone_is_never_refused_for_another_that_gives_back() {
+fn a_request_that_fits_is_never_refused_for_another_that_gives_back() {
     model(|| {
         let page = Arc::new(TenantPage::default());
         page.use_slots(2);
@@ -249,7 +251,7 @@ fn one_that_fits_alone_is_never_refused_for_another_that_gives_back() {
 }
 
 #[test]
-fn a_dead_process_leaves_nothing_behind() {
+fn nothing_of_a_dead_process_remains() {
     model(|| {
         let page = Arc::new(TenantPage::default());
         page.use_slots(2);
@@ -337,7 +339,7 @@ fn what_is_prepaid_and_given_back_refuses_nobody_who_waits() {
         other.join().expect("other");
         let held = page.used_bytes(0);
         assert!(held <= 10 && page.peak_bytes(0) <= 10);
-        // Whoever came first, and nothing undecided is left behind.
+        // The first to come has it, and nothing undecided remains.
         assert!([2, 6, 8].contains(&held), "{held} of {ours}");
         account.reserve(0, 10 - held, 10).expect("the rest");
     });
@@ -435,7 +437,7 @@ fn nobody_marks_a_stream_once_it_was_taken_off_its_slot() {
                 );
             }
         });
-        // One that is held is waited for; here, whoever comes too early leaves the stream as it is.
+        // A holder is waited for; here, a thread that comes too early leaves the stream as it is.
         if let Hold::Held(holding) = owner.hold_any() {
             holding.retire();
             destroyed.store(true, Ordering::Relaxed);
@@ -458,7 +460,7 @@ fn a_record_is_read_whole_or_not_at_all() {
         let half = Arc::new(ClientHalf::default());
         let client = Arc::clone(&half);
         let writer = thread::spawn(move || {
-            // One more than the ring has room for.
+            // One more than the ring has space for.
             for value in 1..=3 {
                 client.write_record(0, oom(value));
             }

@@ -10,7 +10,7 @@ use crate::inside;
 pub enum Version {
     /// `memory.limit_in_bytes`.
     One,
-    /// `memory.max`, and `memory.high`, above which the kernel makes whoever allocates wait.
+    /// `memory.max`, and `memory.high`, above which the kernel makes allocations wait.
     Two,
 }
 
@@ -95,8 +95,9 @@ pub(crate) fn groups_of(root: &Path, own: &str, mounts: &str) -> Vec<Group> {
 }
 
 impl Mount {
-    /// The group of that path, and those above it as far as they are mounted. In a container the path may be the host's, and the mount begin
-    /// at the container's own group; or the path lies outside of what is seen, and all that is known is where the mount begins.
+    /// The group of that path, and those above it as far as they are mounted. In a container the
+    /// path may be the host's, and the mount begin at the container's own group; or the path lies
+    /// outside of what is seen, and only the start of the mount is known.
     fn chain(&self, root: &Path, path: &Path) -> Vec<Group> {
         let below = path
             .strip_prefix(&self.root)

@@ -1,14 +1,18 @@
-//! How much of the host's memory a process can still take before the kernel refuses it or kills somebody.
+//! How much of the host's memory a process can still take before the kernel refuses it or kills
+//! somebody.
 //!
-//! Two things bound it: what the host has (`/proc/meminfo`), and the limits of the control groups that the process is in. In a
-//! container the second is the one that counts: the kernel does not refuse a page beyond it, it kills. A group's limit holds for
-//! all groups below it, so the least over all ancestors is what is left. Version 1 and version 2 are both read, and both at once where
-//! a host has both.
+//! Two things bound it: what the host has (`/proc/meminfo`), and the limits of the control groups
+//! that the process is in. In a container the second is the one that counts: the kernel does not
+//! refuse a page beyond it, it kills. A group's limit holds for all groups below it, so the least
+//! over all ancestors is what is left. Version 1 and version 2 are both read, and both at once
+//! where a host has both.
 //!
-//! What a group could give back by itself (clean pages of files that nobody has used lately, `inactive_file`) does not count as
-//! used, as in the figure that container managers evict by. Swap is not counted on: pinned pages do not go there.
+//! What a group could give back by itself (clean pages of files that nobody has used lately,
+//! `inactive_file`) does not count as used, as in the figure that container managers evict by. Swap
+//! is not counted on: pinned pages do not go there.
 //!
-//! No dependencies and no state: this runs in strangers' processes, in the simulated driver and in the daemon.
+//! No dependencies and no state: this runs in strangers' processes, in the simulated driver and in
+//! the daemon.
 
 #![forbid(unsafe_code)]
 
@@ -73,16 +77,17 @@ pub enum Bound {
 
 /// What a process can still take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
+pub struct Space {
     /// Bytes up to the bound; `u64::MAX` where none is known.
     pub available_bytes: u64,
-    /// Of these, bytes that should be taken at most: the rest is left for whoever does not ask.
+    /// Of these, bytes that should be taken at most: the rest is left for processes that do not
+    /// ask.
     pub free_bytes: u64,
     /// What bounds it.
     pub bound: Bound,
 }
 
-impl Room {
+impl Space {
     const UNKNOWN: Self = Self {
         available_bytes: u64::MAX,
         free_bytes: u64::MAX,
@@ -117,8 +122,8 @@ impl Standing {
         Self::under(Path::new("/"))
     }
 
-    /// Of this process as the files below `root` tell it: `proc/meminfo`, `proc/self/cgroup`, `proc/self/mountinfo`, and the groups' own at
-    /// the mount points that the last one names.
+    /// Of this process as the files below `root` tell it: `proc/meminfo`, `proc/self/cgroup`,
+    /// `proc/self/mountinfo`, and the groups' own at the mount points that the last one names.
     pub fn under(root: &Path) -> Self {
         let text = |path: &str| read_to_string(root.join(path)).unwrap_or_default();
         Self {
@@ -132,14 +137,14 @@ impl Standing {
     }
 
     /// What the process can still take now: the least of all its bounds.
-    pub fn room(&self) -> Room {
+    pub fn space(&self) -> Space {
         let host = read_to_string(&self.meminfo)
             .ok()
             .and_then(|text| Memory::parse(&text))
             .map(|memory| {
                 let total_bytes = memory.total_bytes;
                 let bound = Bound::Host { total_bytes };
-                Room::under(total_bytes, memory.available_bytes, bound)
+                Space::under(total_bytes, memory.available_bytes, bound)
             });
         let groups = self.groups.iter().filter_map(|group| {
             let (limit_bytes, used_bytes) = group.look()?;
@@ -148,12 +153,12 @@ impl Standing {
                 version: group.version,
             };
             let left = limit_bytes.saturating_sub(used_bytes);
-            Some(Room::under(limit_bytes, left, bound))
+            Some(Space::under(limit_bytes, left, bound))
         });
         host.into_iter()
             .chain(groups)
-            .min_by_key(|room| room.free_bytes)
-            .unwrap_or(Room::UNKNOWN)
+            .min_by_key(|space| space.free_bytes)
+            .unwrap_or(Space::UNKNOWN)
     }
 }
 

@@ -60,8 +60,8 @@ impl Fixture {
         );
     }
 
-    fn room(&self) -> Room {
-        Standing::under(&self.0).room()
+    fn space(&self) -> Space {
+        Standing::under(&self.0).space()
     }
 }
 
@@ -81,11 +81,11 @@ const SPLIT: &str = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
 fn without_a_limit_the_host_is_the_bound() {
     let fixture = Fixture::new("0::/user.slice\n", UNIFIED);
     fixture.two("sys/fs/cgroup/user.slice", "max\n", "max\n", 900 * GIB, 0);
-    let room = fixture.room();
-    assert_eq!(room.available_bytes, 48 * GIB);
-    assert_eq!(room.free_bytes, 47 * GIB, "some is left alone");
+    let space = fixture.space();
+    assert_eq!(space.available_bytes, 48 * GIB);
+    assert_eq!(space.free_bytes, 47 * GIB, "some stays free");
     assert_eq!(
-        room.bound,
+        space.bound,
         Bound::Host {
             total_bytes: 64 * GIB
         }
@@ -93,22 +93,22 @@ fn without_a_limit_the_host_is_the_bound() {
     // The group of version 1 that says "none".
     let fixture = Fixture::new("4:memory:/\n", SPLIT);
     fixture.one("sys/fs/cgroup/memory", 9_223_372_036_854_771_712, GIB, 0);
-    assert_eq!(fixture.room().available_bytes, 48 * GIB);
+    assert_eq!(fixture.space().available_bytes, 48 * GIB);
 }
 
 #[test]
 fn the_limit_of_version_2_counts_with_what_is_used() {
     let fixture = Fixture::new("0::/job\n", UNIFIED);
     fixture.two("sys/fs/cgroup/job", "2147483648\n", "max\n", GIB, 256 * MIB);
-    let room = fixture.room();
+    let space = fixture.space();
     assert_eq!(
-        room.available_bytes,
+        space.available_bytes,
         GIB + 256 * MIB,
         "clean pages of files are given back"
     );
-    assert_eq!(room.free_bytes, GIB + 128 * MIB, "a sixteenth is left");
+    assert_eq!(space.free_bytes, GIB + 128 * MIB, "a sixteenth is left");
     assert_eq!(
-        room.bound,
+        space.bound,
         Bound::Group {
             limit_bytes: 2 * GIB,
             version: Version::Two
@@ -116,11 +116,11 @@ fn the_limit_of_version_2_counts_with_what_is_used() {
     );
     // Where the kernel begins to make it wait counts like the limit.
     fixture.two("sys/fs/cgroup/job", "max\n", "1610612736\n", GIB, 0);
-    assert_eq!(fixture.room().available_bytes, GIB / 2);
+    assert_eq!(fixture.space().available_bytes, GIB / 2);
     // More used than allowed, as after the limit was lowered.
     fixture.two("sys/fs/cgroup/job", "1000000\n", "max\n", GIB, 0);
     assert_eq!(
-        (fixture.room().available_bytes, fixture.room().free_bytes),
+        (fixture.space().available_bytes, fixture.space().free_bytes),
         (0, 0)
     );
 }
@@ -132,10 +132,10 @@ fn the_limit_of_version_1_counts_beside_a_unified_hierarchy_without_memory() {
         SPLIT,
     );
     fixture.one("sys/fs/cgroup/memory/a/b", 3 * GIB, 2 * GIB, GIB / 2);
-    let room = fixture.room();
-    assert_eq!(room.available_bytes, GIB + GIB / 2);
+    let space = fixture.space();
+    assert_eq!(space.available_bytes, GIB + GIB / 2);
     assert_eq!(
-        room.bound,
+        space.bound,
         Bound::Group {
             limit_bytes: 3 * GIB,
             version: Version::One
@@ -150,7 +150,11 @@ fn the_narrowest_of_nested_groups_counts() {
         let limit = |gib: u64| format!("{}\n", gib * GIB);
         fixture.two("sys/fs/cgroup/pod/container", &limit(own), "max\n", GIB, 0);
         fixture.two("sys/fs/cgroup/pod", &limit(above), "max\n", GIB, 0);
-        assert_eq!(fixture.room().available_bytes, least * GIB, "{own} {above}");
+        assert_eq!(
+            fixture.space().available_bytes,
+            least * GIB,
+            "{own} {above}"
+        );
     }
     // The one above is nearly full by others; its own part has plenty.
     let fixture = Fixture::new("0::/pod/container\n", UNIFIED);
@@ -162,40 +166,40 @@ fn the_narrowest_of_nested_groups_counts() {
         8 * GIB - 100 * MIB,
         0,
     );
-    assert_eq!(fixture.room().available_bytes, 100 * MIB);
+    assert_eq!(fixture.space().available_bytes, 100 * MIB);
     let fixture = Fixture::new("4:memory:/pod/container\n", SPLIT);
     fixture.one("sys/fs/cgroup/memory/pod/container", 8 * GIB, 0, 0);
     fixture.one("sys/fs/cgroup/memory/pod", 8 * GIB, 6 * GIB, 0);
-    assert_eq!(fixture.room().available_bytes, 2 * GIB);
+    assert_eq!(fixture.space().available_bytes, 2 * GIB);
 }
 
 #[test]
-fn a_container_finds_its_own_group_whatever_it_is_told_of_the_host() {
+fn a_container_finds_its_own_group_whatever_the_host_shows() {
     // The path is the host's, the mount begins at the container's group.
     let mounts = "29 23 0:26 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n";
     let fixture = Fixture::new("0::/docker/abc/inner\n", mounts);
     fixture.two("sys/fs/cgroup", "5368709120\n", "max\n", GIB, 0);
     fixture.two("sys/fs/cgroup/inner", "max\n", "max\n", GIB, 0);
-    assert_eq!(fixture.room().available_bytes, 4 * GIB);
+    assert_eq!(fixture.space().available_bytes, 4 * GIB);
     // The same, the process outside of what the mount shows.
     for own in ["0::/../other\n", "0::/somewhere/else\n"] {
         let fixture = Fixture::new(own, mounts);
         fixture.two("sys/fs/cgroup", "5368709120\n", "max\n", GIB, 0);
-        assert_eq!(fixture.room().available_bytes, 4 * GIB, "{own}");
+        assert_eq!(fixture.space().available_bytes, 4 * GIB, "{own}");
     }
     // A namespace of its own, and a mount point with a blank in it.
     let mounts = "29 23 0:26 / /sys/fs/c\\040g rw - cgroup2 cgroup2 rw\n";
     let fixture = Fixture::new("0::/\n", mounts);
     fixture.two("sys/fs/c g", "1073741824\n", "max\n", 0, 0);
-    assert_eq!(fixture.room().available_bytes, GIB);
+    assert_eq!(fixture.space().available_bytes, GIB);
 }
 
 #[test]
 fn nothing_that_can_be_read_bounds_nothing() {
-    let room = Standing::under(Path::new("/nonexistent")).room();
-    assert_eq!(room, Room::UNKNOWN);
+    let space = Standing::under(Path::new("/nonexistent")).space();
+    assert_eq!(space, Space::UNKNOWN);
     let fixture = Fixture::new("nonsense\n:::\n0::/x\n", "nonsense\n - \n- cgroup2\n");
-    assert_eq!(fixture.room().available_bytes, 48 * GIB);
+    assert_eq!(fixture.space().available_bytes, 48 * GIB);
 }
 
 #[test]
@@ -210,5 +214,5 @@ fn the_host_tells_its_memory() {
     );
     assert_eq!(Memory::parse("MemTotal: 3 kB\n"), None);
     assert!(Memory::of_this_host().is_some_and(|memory| memory.total_bytes > 0));
-    assert!(Standing::of_this_process().room().available_bytes < u64::MAX);
+    assert!(Standing::of_this_process().space().available_bytes < u64::MAX);
 }

@@ -281,7 +281,7 @@ fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {
                 let none = end.device_map.iter().all(Option::is_none);
                 if job.strict && none && !introduction.devices.is_empty() {
                     let reason = "none of its devices is one of the job's, and the job is strict";
-                    end.leave(reason);
+                    end.farewell(reason);
                     return refusal::refuse(&reason);
                 }
                 install(Some(Box::new(Attached {

@@ -47,7 +47,7 @@ use policy::{
     Class, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy, TenantId, TenantView,
 };
 
-use crate::residency::Keeper;
+use crate::residency::ResidencyManager;
 use crate::terms::Terms;
 use crate::usage::{Recent, Usage};
 use auto::{Auto, Running, Sample};
@@ -116,7 +116,7 @@ pub struct DeviceScheduler {
     busy: Recent,
     violations: Vec<(TenantId, Violation)>,
     /// Where its tenants' memory is.
-    keeper: Keeper,
+    residency: ResidencyManager,
     /// Scratch of `decide`, kept to allocate nothing.
     view: Vec<TenantView>,
     held: Vec<Holder>,
@@ -169,7 +169,7 @@ impl DeviceScheduler {
             crowded_until_ns: 0,
             busy: Recent::default(),
             violations: Vec::new(),
-            keeper: Self::keeper(device),
+            residency: Self::residency(device),
             view: Vec::new(),
             held: Vec::new(),
         }
@@ -222,14 +222,14 @@ impl DeviceScheduler {
                 self.entities.len() - 1
             }
         };
-        self.keeper.add(tenant, client, &pages);
+        self.residency.add(tenant, client, &pages);
         let nobody = self.entities.iter().all(|entity| entity.hold.is_none());
         let free = nobody && self.turn.is_none() && self.coming.is_none();
         let grant = self.grant_of(&self.entities[at], now_ns, 0, 0);
         let entity = &mut self.entities[at];
         // Also before its first grant: it may come in by the clock, before that is written.
         pages.arbiter.set_window(self.device, grant.window_us);
-        entity.standing = self.keeper.standing(tenant);
+        entity.standing = self.residency.standing(tenant);
         entity.clients.push((client, Rc::clone(&pages)));
         entity.launches = entity.sample(self.device).launches;
         if entity.hold.is_some() {
@@ -245,7 +245,7 @@ impl DeviceScheduler {
     /// A client is gone. What it had in flight is no longer charged.
     pub fn remove(&mut self, now_ns: u64, client: u64) {
         self.charge(now_ns);
-        self.keeper.remove(client);
+        self.residency.remove(client);
         for entity in &mut self.entities {
             let before = entity.clients.len();
             entity.clients.retain(|(id, _)| *id != client);
@@ -266,7 +266,7 @@ impl DeviceScheduler {
             .entities
             .iter()
             .position(|entity| entity.tenant == tenant)?;
-        self.keeper.retire(tenant);
+        self.residency.retire(tenant);
         self.turn = self.turn.filter(|turn| turn.tenant != tenant);
         self.floor = self.floor.filter(|id| *id != tenant);
         Some(self.entities.swap_remove(at).usage)
@@ -282,11 +282,11 @@ impl DeviceScheduler {
     /// New terms of a tenant.
     pub fn set_terms(&mut self, tenant: TenantId, terms: Terms) {
         if let Some(entity) = self.entity_mut(tenant) {
-            let report = entity.terms.lodging;
+            let report = entity.terms.residency;
             entity.terms = terms;
             (
-                entity.terms.lodging.used_bytes,
-                entity.terms.lodging.limit_bytes,
+                entity.terms.residency.used_bytes,
+                entity.terms.residency.limit_bytes,
             ) = (report.used_bytes, report.limit_bytes);
             entity.bounds.set(terms.min_ppm, terms.max_ppm);
         }

@@ -1,5 +1,6 @@
 //! The scheduler's side of residency: a tenant whose memory is away does not run, and a slice that
-//! is granted to it begins with its switch. The [`Keeper`] knows who is away and what is moved.
+//! is granted to it begins with its switch. The [`ResidencyManager`] knows who is away and what is
+//! moved.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,22 +10,22 @@ use policy::{Decision, TenantId};
 
 use super::DeviceScheduler;
 use super::entity::RunEntity;
-use crate::residency::{Crowd, Guest, HostBooks, Keeper, News, Whereabouts};
+use crate::residency::{Crowd, HostBooks, JobView, News, ResidencyManager, ResidencyStatus};
 
 impl DeviceScheduler {
     /// Looks where everybody's memory is and what may follow. Returns when to look again.
     pub(super) fn keep(&mut self, now_ns: u64) -> Option<u64> {
-        if self.keeper.is_idle() {
+        if self.residency.is_idle() {
             return None;
         }
         let device = self.device;
         let again_ns = {
-            let guests: Vec<Guest<'_>> = self
+            let jobs: Vec<JobView<'_>> = self
                 .entities
                 .iter()
-                .map(|entity| entity.guest(now_ns, device))
+                .map(|entity| entity.job(now_ns, device))
                 .collect();
-            self.keeper.step(now_ns, &guests)
+            self.residency.step(now_ns, &jobs)
         };
         self.stand();
         if self.at_once() && again_ns.is_some() {
@@ -36,7 +37,7 @@ impl DeviceScheduler {
                 .map(|entity| entity.tenant)
                 .collect();
             for tenant in coming {
-                self.keeper.begin_switch(now_ns, tenant);
+                self.residency.begin_switch(now_ns, tenant);
             }
             self.stand();
         }
@@ -45,7 +46,7 @@ impl DeviceScheduler {
 
     fn stand(&mut self) {
         for entity in &mut self.entities {
-            entity.standing = self.keeper.standing(entity.tenant);
+            entity.standing = self.residency.standing(entity.tenant);
         }
     }
 
@@ -68,7 +69,7 @@ impl DeviceScheduler {
             return Decision { next, ..decision };
         }
         for tenant in switches {
-            self.keeper.begin_switch(now_ns, tenant);
+            self.residency.begin_switch(now_ns, tenant);
         }
         self.stand();
         for at in 0..self.entities.len() {
@@ -96,64 +97,64 @@ impl DeviceScheduler {
         books: &Rc<RefCell<HostBooks>>,
         capacity_bytes: u64,
     ) {
-        self.keeper.set_up(slice_over_switch, books);
-        self.keeper.set_capacity(capacity_bytes);
+        self.residency.set_up(slice_over_switch, books);
+        self.residency.set_capacity(capacity_bytes);
     }
 
     /// What a tenant is charged here, and its limit, in bytes.
     pub fn note_memory(&mut self, tenant: TenantId, used_bytes: u64, limit_bytes: Option<u64>) {
         if let Some(entity) = self.entity_mut(tenant) {
-            entity.terms.lodging.used_bytes = used_bytes;
-            entity.terms.lodging.limit_bytes = limit_bytes;
+            entity.terms.residency.used_bytes = used_bytes;
+            entity.terms.residency.limit_bytes = limit_bytes;
         }
-        self.keeper.bound(tenant, used_bytes);
+        self.residency.bound(tenant, used_bytes);
     }
 
     /// The operator calls a tenant back, or sends it away; its terms, which are set separately, say
     /// which.
     pub fn call(&mut self, now_ns: u64, tenant: TenantId, back: bool) {
         if back {
-            self.keeper.wish(now_ns, tenant);
+            self.residency.wish(now_ns, tenant);
         } else {
-            self.keeper.dismiss(now_ns, tenant);
+            self.residency.dismiss(now_ns, tenant);
         }
     }
 
     /// Whether memory has been on its way since `since_ns`.
     pub fn has_moved(&self, since_ns: u64) -> bool {
-        self.keeper.has_moved(since_ns)
+        self.residency.has_moved(since_ns)
     }
 
     /// Where a tenant's memory is; `None`: none of it can be moved.
-    pub fn whereabouts(&self, tenant: TenantId) -> Option<Whereabouts> {
+    pub fn residency_status(&self, tenant: TenantId) -> Option<ResidencyStatus> {
         let entity = self.entity(tenant)?;
-        self.keeper.whereabouts(tenant, &entity.clients)
+        self.residency.residency_status(tenant, &entity.clients)
     }
 
     /// What can be moved here in all, and whether the jobs together want more memory than the
     /// device has.
     pub fn crowd(&self) -> Crowd {
-        self.keeper.crowd()
+        self.residency.crowd()
     }
 
     /// How residency is arbitrated here.
     pub fn arbitration(&self) -> &Arbitration {
-        self.keeper.arbitration()
+        self.residency.arbitration()
     }
 
     /// News about residency, once.
     pub fn take_residency_news(&mut self) -> Vec<News> {
-        self.keeper.take_news()
+        self.residency.take_news()
     }
 
     /// The residency manager of the device.
-    pub(super) fn keeper(device: usize) -> Keeper {
-        Keeper::new(device)
+    pub(super) fn residency(device: usize) -> ResidencyManager {
+        ResidencyManager::new(device)
     }
 }
 
 impl RunEntity {
-    fn guest(&self, now_ns: u64, device: usize) -> Guest<'_> {
+    fn job(&self, now_ns: u64, device: usize) -> JobView<'_> {
         let may = !self.terms.paused && !self.bounds.is_barred();
         let wants = if self.hold.is_some() {
             self.busy
@@ -166,7 +167,7 @@ impl RunEntity {
             let seen = self.sample(device);
             !seen.in_flight() && !seen.blocking
         };
-        Guest {
+        JobView {
             id: self.tenant,
             class: self.class(now_ns),
             weight_ppm: self.terms.weight_ppm,
@@ -174,7 +175,7 @@ impl RunEntity {
             wants: may && wants,
             active: self.busy,
             drained: gone && (self.standing.may_run() || quiet()),
-            terms: self.terms.lodging,
+            terms: self.terms.residency,
             clients: &self.clients,
         }
     }

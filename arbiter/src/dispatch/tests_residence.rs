@@ -5,7 +5,7 @@ use policy::Class;
 
 use super::tests::{MS, US, greedy, setup};
 use super::*;
-use crate::residency::{HostBooks, Lodging, State};
+use crate::residency::{HostBooks, ResidencyTerms, State};
 
 const S: u64 = 1000 * MS;
 /// The device has eight of these.
@@ -169,9 +169,9 @@ impl World {
                 agent.done = 1;
             }
             let terms = Terms {
-                lodging: Lodging {
+                residency: ResidencyTerms {
                     evictable: true,
-                    ..Lodging::default()
+                    ..ResidencyTerms::default()
                 },
                 ..Terms::plain(*class, *weight)
             };
@@ -243,8 +243,8 @@ impl World {
     }
 
     fn state(&self, at: u64) -> State {
-        let whereabouts = self.scheduler.whereabouts(TenantId(at));
-        whereabouts.expect("it is evictable").state
+        let residency_status = self.scheduler.residency_status(TenantId(at));
+        residency_status.expect("it is evictable").state
     }
 }
 
@@ -269,12 +269,16 @@ fn two_that_do_not_fit_take_turns_and_the_device_is_busy_nine_tenths_of_the_time
     assert!((20..200).contains(&switches), "{switches}");
     let evictions = world
         .scheduler
-        .whereabouts(TenantId(0))
+        .residency_status(TenantId(0))
         .expect("one")
         .figures
         .evictions;
     assert!(evictions > 5, "{evictions}");
-    let used = world.scheduler.usage(TenantId(0)).expect("entity").device_ns;
+    let used = world
+        .scheduler
+        .usage(TenantId(0))
+        .expect("entity")
+        .device_ns;
     assert!(used > 8 * S, "{used}");
 }
 
@@ -287,7 +291,7 @@ fn a_job_that_says_what_it_touches_runs_before_all_is_back_and_only_in_its_own_t
     // Five of six units of every return, some milliseconds each.
     let restores = world
         .scheduler
-        .whereabouts(TenantId(1))
+        .residency_status(TenantId(1))
         .expect("evictable")
         .figures
         .restores;
@@ -404,10 +408,13 @@ fn what_the_host_cannot_hold_stays_and_runs_on() {
     assert!(world.part(0) > 0.999, "{:?}", world.open);
     let idle = world.idle as f64 / (5 * S / STEP_NS) as f64;
     assert!(idle < 0.05, "{idle}");
-    let whereabouts = world.scheduler.whereabouts(TenantId(0)).expect("evictable");
+    let residency_status = world
+        .scheduler
+        .residency_status(TenantId(0))
+        .expect("evictable");
     assert!(
-        whereabouts.figures.reason.contains("768MiB"),
-        "{whereabouts:?}"
+        residency_status.figures.reason.contains("768MiB"),
+        "{residency_status:?}"
     );
     assert!(!world.scheduler.take_residency_news().is_empty());
     assert_eq!(
@@ -438,8 +445,11 @@ fn a_process_that_says_nothing_holds_nobody_up_for_ever() {
     // It is ordered to leave, says nothing, and its space is not given: the other one goes back in
     // the end, and is tried again.
     world.run(60 * S, |_, _| true);
-    let whereabouts = world.scheduler.whereabouts(TenantId(0)).expect("evictable");
-    assert!(whereabouts.figures.failed, "{whereabouts:?}");
+    let residency_status = world
+        .scheduler
+        .residency_status(TenantId(0))
+        .expect("evictable");
+    assert!(residency_status.figures.failed, "{residency_status:?}");
     // It is killed, and what it had is free.
     world.free_bytes += world.agents[0].claimed.resident_bytes;
     world.scheduler.remove(world.now_ns, 0);
@@ -484,9 +494,9 @@ fn one_that_comes_from_an_earlier_arbiter_without_its_memory_does_not_run() {
     world.agents.remove(0);
     world.scheduler.remove(world.now_ns, 1);
     let terms = Terms {
-        lodging: Lodging {
+        residency: ResidencyTerms {
             evictable: true,
-            ..Lodging::default()
+            ..ResidencyTerms::default()
         },
         ..Terms::plain(Class::Guaranteed, 500_000)
     };
@@ -506,10 +516,10 @@ fn a_tenant_that_is_sent_away_stays_away_until_it_is_called() {
     let mut world = World::two(100);
     world.run(500 * MS, |_, _| true);
     let mut terms = Terms {
-        lodging: Lodging {
+        residency: ResidencyTerms {
             evictable: true,
             kept_away: true,
-            ..Lodging::default()
+            ..ResidencyTerms::default()
         },
         ..Terms::plain(Class::Guaranteed, 500_000)
     };
@@ -526,7 +536,7 @@ fn a_tenant_that_is_sent_away_stays_away_until_it_is_called() {
     assert_eq!(world.open[0], 0);
     // The other one is silent and in the way; the one that was called comes without wanting the
     // device.
-    terms.lodging.kept_away = false;
+    terms.residency.kept_away = false;
     world.scheduler.set_terms(TenantId(0), terms);
     world.scheduler.call(world.now_ns, TenantId(0), true);
     world.next_ns = None;
@@ -550,14 +560,14 @@ fn an_allocation_that_waits_for_space_gets_it() {
         move |begin: bool| {
             let want = pages.client.want(0).expect("device");
             if begin {
-                want.begin_room(4 * UNIT);
+                want.begin_waiting_for_space(4 * UNIT);
             } else {
-                want.end_room(4 * UNIT);
+                want.end_waiting_for_space(4 * UNIT);
             }
         }
     };
-    let room = want(&world);
-    room(true);
+    let space = want(&world);
+    space(true);
     for _ in 0..100_000 {
         if world.free_bytes >= 4 * UNIT {
             break;
@@ -567,7 +577,7 @@ fn an_allocation_that_waits_for_space_gets_it() {
     assert!(world.free_bytes >= 4 * UNIT);
     assert_ne!(world.state(0), State::Resident);
     // It has it, and its place for a term.
-    room(false);
+    space(false);
     world.free_bytes -= 4 * UNIT;
     let claimed = &mut world.agents[1].claimed;
     claimed.evictable_bytes += 4 * UNIT;

@@ -373,8 +373,9 @@ fn what_is_queued_behind_a_short_drain_is_charged_from_its_end_on() {
     let before = [0, 1].map(|at| bench.usage(at).device_ns);
     let got = |scheduler: &mut DeviceScheduler, at_ns: u64| {
         scheduler.charge(at_ns);
-        [0, 1]
-            .map(|at| scheduler.usage(TenantId(at)).expect("entity").device_ns - before[at as usize])
+        [0, 1].map(|at| {
+            scheduler.usage(TenantId(at)).expect("entity").device_ns - before[at as usize]
+        })
     };
     let at_end = got(&mut bench.scheduler, ends_ns - 10 * US);
     assert_eq!(at_end, [90 * US, 0]);

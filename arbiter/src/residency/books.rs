@@ -1,8 +1,9 @@
 //! Host memory for what is not on the devices: how much there is, who has it, who is promised it.
 //!
-//! Two limits: the job's own, and one for all jobs together. Nothing is moved before it is known that all of it fits both, and
-//! that the host has it free; what is on its way is promised, so that two moves do not count on the same bytes. What
-//! a client keeps pinned for the next time is its use as well, and is asked back where others need it.
+//! Two limits: the job's own, and one for all jobs together. Nothing is moved before it is known
+//! that all of it fits both, and that the host has it free; what is on its way is promised, so that
+//! two moves do not count on the same bytes. Memory that a client keeps pinned for the next time
+//! counts as used, too, and is asked back where others need it.
 
 use std::collections::BTreeMap;
 
@@ -109,7 +110,7 @@ impl HostBooks {
         (entry.tenant, entry.held_bytes) = (tenant, held_bytes);
     }
 
-    /// A client is told to move so much; 0: it has arrived.
+    /// A client is ordered to move so much; 0: it has arrived.
     pub fn promise(&mut self, client: u64, device: usize, tenant: TenantId, bytes: u64) {
         let entry = self.uses.entry((client, device)).or_default();
         (entry.tenant, entry.promised_bytes) = (tenant, bytes);
@@ -134,7 +135,8 @@ impl HostBooks {
             .fold(0, u64::saturating_add)
     }
 
-    /// Whether the clients of a job on a device may hold `needs` bytes each, its own limit being `own`.
+    /// Whether the clients of a job on a device may hold `needs` bytes each, its own limit being
+    /// `own`.
     ///
     /// # Errors
     /// [`Shortage`]
@@ -180,7 +182,8 @@ impl HostBooks {
         Ok(())
     }
 
-    /// Whether all jobs could have `bytes` in all, what they have now included: by the limit, and by what the host has free.
+    /// Whether all jobs could have `bytes` in all, what they have now included: by the limit, and
+    /// by what the host has free.
     pub fn could_hold(&self, bytes: u64) -> bool {
         let held = self
             .uses

@@ -1,13 +1,14 @@
 //! What operators ask for: jobs that are to leave their devices, or to come back, all at once.
 //!
-//! A request is answered when every job has arrived or cannot, or when the operator's time is up; the jobs go on moving then.
+//! A request is answered when every job has arrived or cannot, or when the operator's time is up;
+//! the jobs go on moving then.
 
 use control::{ControlError, ErrorCode, JobMoved, MoveOutcome, Moved, Moves, Reply, exact_bytes};
 use policy::TenantId;
 use policy::residency::Standing;
 use serde_json::Value;
 
-use super::{State, Whereabouts};
+use super::{ResidencyStatus, State};
 use crate::clock::mono_ns;
 use crate::control_server::Peer;
 use crate::serve::Arbiter;
@@ -24,7 +25,7 @@ pub struct MoveRequest {
     jobs: Vec<(TenantId, bool)>,
     began_ns: u64,
     deadline_ns: u64,
-    /// What is told in the end.
+    /// The answer in the end.
     moved: Vec<JobMoved>,
 }
 
@@ -77,7 +78,7 @@ impl Arbiter {
                 tenant.spec.evicted = *evict;
             }
             for scheduler in &mut self.schedulers {
-                if scheduler.whereabouts(*id).is_some() {
+                if scheduler.residency_status(*id).is_some() {
                     scheduler.call(now_ns, *id, !*evict);
                 }
             }
@@ -104,7 +105,8 @@ impl Arbiter {
         Ok(())
     }
 
-    /// Answers the requests whose jobs have arrived, or whose time is up. Returns when the next one's is.
+    /// Answers the requests whose jobs have arrived, or whose time is up. Returns when the next
+    /// one's is.
     pub(crate) fn step_moves(&mut self, now_ns: u64) -> Option<u64> {
         let mut at = 0;
         while at < self.move_requests.len() {
@@ -147,18 +149,18 @@ impl Arbiter {
             reported.reason = "the job has ended".into();
             return;
         }
-        let all: Vec<Whereabouts> = self
+        let all: Vec<ResidencyStatus> = self
             .schedulers
             .iter()
-            .filter_map(|scheduler| scheduler.whereabouts(id))
+            .filter_map(|scheduler| scheduler.residency_status(id))
             .collect();
         reported.outcome = outcome(&all, evict, over);
         if reported.outcome == MoveOutcome::Unknown {
             return;
         }
-        let sum = |of: fn(&Whereabouts) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
+        let sum = |of: fn(&ResidencyStatus) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
         let since = |ns: u64| ns.saturating_sub(began_ns);
-        let last = |of: fn(&Whereabouts) -> u64| all.iter().map(of).max().unwrap_or(0);
+        let last = |of: fn(&ResidencyStatus) -> u64| all.iter().map(of).max().unwrap_or(0);
         reported.evictable_bytes = sum(|one| one.evictable_bytes);
         reported.copied_bytes = sum(|one| one.figures.copied_bytes);
         reported.elapsed_ns = since(last(|one| one.figures.ended_ns));
@@ -232,8 +234,8 @@ impl Arbiter {
 }
 
 /// What has become of a job on all of its devices; `Unknown`: that will show.
-fn outcome(all: &[Whereabouts], evict: bool, over: bool) -> MoveOutcome {
-    let arrived = |one: &Whereabouts| {
+fn outcome(all: &[ResidencyStatus], evict: bool, over: bool) -> MoveOutcome {
+    let arrived = |one: &ResidencyStatus| {
         one.settled
             && if evict {
                 one.resident_bytes == 0 || one.state == State::Evicted
@@ -241,9 +243,10 @@ fn outcome(all: &[Whereabouts], evict: bool, over: bool) -> MoveOutcome {
                 one.state.is_usable() && one.state != State::Failed
             }
     };
-    let refused = |one: &Whereabouts| one.settled && one.figures.failed;
-    let cannot_come =
-        |one: &Whereabouts| matches!(one.standing, Standing::Parked | Standing::TooLarge { .. });
+    let refused = |one: &ResidencyStatus| one.settled && one.figures.failed;
+    let cannot_come = |one: &ResidencyStatus| {
+        matches!(one.standing, Standing::Parked | Standing::TooLarge { .. })
+    };
     if all.iter().any(|one| one.state == State::Failed) {
         MoveOutcome::Failed
     } else if all.iter().any(refused) {
@@ -259,7 +262,7 @@ fn outcome(all: &[Whereabouts], evict: bool, over: bool) -> MoveOutcome {
     }
 }
 
-fn waits_for(one: &Whereabouts) -> String {
+fn waits_for(one: &ResidencyStatus) -> String {
     match one.standing {
         Standing::TooLarge {
             needed_bytes,
@@ -269,7 +272,7 @@ fn waits_for(one: &Whereabouts) -> String {
             exact_bytes(needed_bytes),
             exact_bytes(available_bytes)
         ),
-        Standing::Parked => "it is parked until there is room for it".into(),
+        Standing::Parked => "it is parked until there is space for it".into(),
         _ => "it waits for the end of another job's term, and comes in its turn".into(),
     }
 }

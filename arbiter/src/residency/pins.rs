@@ -1,12 +1,13 @@
 //! Whose turn it is to lock host memory: one client of the host at a time, for a term.
 //!
-//! Drivers lock pages under locks that all processes share, and two that look at once at what a container's limit leaves would
-//! both count on it. A term is longer than one piece takes, and who does not give it back in time has lost it: a client that
-//! does nothing but ask gets every second term at most while another one waits.
+//! Drivers lock pages under locks that all processes share, and two that look at once at what a
+//! container's limit leaves would both count on it. A term is longer than one chunk takes, and a
+//! client that does not give it back in time has lost it: a client that does nothing but ask gets
+//! every second term at most while another one waits.
 
 use std::collections::VecDeque;
 
-/// TIMEOUT: how long a permit holds: some pieces at a few GB/s.
+/// TIMEOUT: how long a permit holds: some chunks at a few GB/s.
 const TERM_NS: u64 = 250_000_000;
 
 /// Who locks, and who waits for it.
@@ -70,10 +71,10 @@ mod tests {
     fn one_client_at_a_time_locks_host_memory_in_the_order_of_their_requests() {
         let mut pins = Pins::default();
         assert_eq!(pins.look(0, 1, 5), Some(TERM_NS));
-        assert_eq!(pins.look(1, 1, 5), None, "it has been told");
+        assert_eq!(pins.look(1, 1, 5), None, "it knows already");
         assert_eq!(pins.look(1, 2, 9), None);
         assert_eq!(pins.look(1, 3, 1), None);
-        // Given back: the next, and not whoever is looked at first.
+        // Given back: the next one has it, and not the first one that is looked at.
         assert_eq!(pins.look(10, 1, 0), None);
         assert_eq!(pins.look(10, 3, 1), None);
         assert_eq!(pins.look(10, 2, 9), Some(10 + TERM_NS));

@@ -1,5 +1,5 @@
-//! What the daemon sees to ten times a second for residency: how much memory devices and host have for it, what each client may
-//! hold, and what is told about it.
+//! The daemon's residency work, ten times a second: how much memory devices and host have for it,
+//! what each client may hold, and the reports about it.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use policy::TenantId;
 use policy::residency::{Level, Standing};
 use serde_json::Value;
 
-use super::{News, State, Whereabouts};
+use super::{News, ResidencyStatus, State};
 use crate::ledger::Refusal;
 use crate::serve::Arbiter;
 use crate::tenant::{Spec, Tenant};
@@ -76,10 +76,12 @@ impl Arbiter {
             let mut booked = 0u64;
             for tenant in self.ledger.iter() {
                 let used = tenant.used_bytes(index);
-                let away = scheduler.whereabouts(tenant.id).map_or(0, |whereabouts| {
-                    let evictable_bytes = whereabouts.evictable_bytes;
-                    evictable_bytes.saturating_sub(whereabouts.resident_bytes)
-                });
+                let away = scheduler
+                    .residency_status(tenant.id)
+                    .map_or(0, |residency_status| {
+                        let evictable_bytes = residency_status.evictable_bytes;
+                        evictable_bytes.saturating_sub(residency_status.resident_bytes)
+                    });
                 // A claim of more than there is hides nothing but itself.
                 let on_device = used.saturating_sub(away).min(device.total_bytes);
                 booked = booked.saturating_add(on_device);
@@ -95,8 +97,9 @@ impl Arbiter {
         }
     }
 
-    /// Tells every client of an evictable job how much host memory it may hold: what the others leave. And whether to make it ready: where
-    /// the jobs of a device do not fit together, and the host can hold what all of them have, so that nobody's eviction finds it taken.
+    /// Writes to every client of an evictable job how much host memory it may hold: what the others
+    /// leave. And whether to make it ready: where the jobs of a device do not fit together, and the
+    /// host can hold what all of them have, so that nobody's eviction finds it taken.
     fn publish_budgets(&self) {
         let books = self.books.borrow();
         let evictable: u64 = self
@@ -116,7 +119,7 @@ impl Arbiter {
             let budget = books.budget_bytes(*id, tenant.id, own);
             let half = &client.pages.arbiter;
             let crowded = self.schedulers.iter().any(|scheduler| {
-                scheduler.crowd().is_crowded && scheduler.whereabouts(client.tenant).is_some()
+                scheduler.crowd().is_crowded && scheduler.residency_status(client.tenant).is_some()
             });
             let mode = channel::ResidencyMode {
                 prepare: ready && crowded,
@@ -126,7 +129,8 @@ impl Arbiter {
         }
     }
 
-    /// Before a client is welcomed: whether its memory may leave the device has to be known at its first allocation.
+    /// Before a client is welcomed: whether its memory may leave the device has to be known at its
+    /// first allocation.
     pub(crate) fn introduce_residency(
         &self,
         tenant: TenantId,
@@ -155,14 +159,16 @@ impl Arbiter {
             let Some(limit) = self.ledger.limit_bytes(spec, &self.devices, index) else {
                 continue;
             };
-            let Some(whereabouts) = scheduler.whereabouts(id) else {
+            let Some(residency_status) = scheduler.residency_status(id) else {
                 continue;
             };
-            let on_device = whereabouts
+            let on_device = residency_status
                 .fixed_bytes
-                .saturating_add(whereabouts.resident_bytes);
+                .saturating_add(residency_status.resident_bytes);
             let needed = on_device.saturating_sub(limit);
-            let available = books.left_bytes(id, own).min(whereabouts.resident_bytes);
+            let available = books
+                .left_bytes(id, own)
+                .min(residency_status.resident_bytes);
             if needed > available {
                 return Err(Refusal::Overflow {
                     used: on_device.max(tenant.used_bytes(index)),
@@ -214,28 +220,28 @@ impl Arbiter {
             return None;
         }
         let scheduler = self.schedulers.get(index)?;
-        let Some(whereabouts) = scheduler.whereabouts(tenant.id) else {
+        let Some(residency_status) = scheduler.residency_status(tenant.id) else {
             return Some(Residence {
                 reason: "no process of it has attached".into(),
                 ..Residence::default()
             });
         };
-        let reason = why(&whereabouts);
-        let figures = &whereabouts.figures;
+        let reason = why(&residency_status);
+        let figures = &residency_status.figures;
         Some(Residence {
-            state: wire_state(whereabouts.state),
-            evictable_bytes: whereabouts.evictable_bytes,
-            resident_bytes: whereabouts.resident_bytes,
+            state: wire_state(residency_status.state),
+            evictable_bytes: residency_status.evictable_bytes,
+            resident_bytes: residency_status.resident_bytes,
             // While it is away the charge says nothing about what has stayed.
-            fixed_bytes: whereabouts.fixed_bytes,
-            staying: kinds_of(whereabouts.staying),
-            host_bytes: whereabouts.host_bytes,
-            moved_out_bytes: whereabouts.moved_out_bytes,
-            moved_in_bytes: whereabouts.moved_in_bytes,
+            fixed_bytes: residency_status.fixed_bytes,
+            staying: kinds_of(residency_status.staying),
+            host_bytes: residency_status.host_bytes,
+            moved_out_bytes: residency_status.moved_out_bytes,
+            moved_in_bytes: residency_status.moved_in_bytes,
             evictions: figures.evictions,
             restores: figures.restores,
             moving_ns: figures.moving_ns,
-            parked: whereabouts.parked,
+            parked: residency_status.parked,
             reason,
         })
     }
@@ -263,7 +269,7 @@ impl Arbiter {
         }
     }
 
-    /// Books that a new lane shares with the others.
+    /// Books that a new scheduler shares with the others.
     pub(crate) fn set_up_residency_of(&mut self, index: usize) {
         let books = Rc::clone(&self.books);
         let ratio = self.options.residency.slice_over_switch;
@@ -343,13 +349,13 @@ fn kinds_of(bits: u8) -> Vec<String> {
         .collect()
 }
 
-fn why(whereabouts: &Whereabouts) -> String {
-    let staying = kinds_of(whereabouts.staying).join(", ");
-    let figures = &whereabouts.figures;
-    match whereabouts.standing {
+fn why(residency_status: &ResidencyStatus) -> String {
+    let staying = kinds_of(residency_status.staying).join(", ");
+    let figures = &residency_status.figures;
+    match residency_status.standing {
         Standing::KeptAway => "evicted by hand: `sublet restore` brings it back".into(),
         Standing::Parked => {
-            "parked: it comes back when there is room without evicting anybody".into()
+            "parked: it comes back when there is space without evicting anybody".into()
         }
         Standing::TooLarge {
             needed_bytes,
@@ -361,10 +367,10 @@ fn why(whereabouts: &Whereabouts) -> String {
         ),
         _ if figures.failed => figures.reason.clone(),
         Standing::Waits(_) => "waits for the end of another job's term".into(),
-        _ if whereabouts.evictable_bytes == 0 && staying.is_empty() => {
+        _ if residency_status.evictable_bytes == 0 && staying.is_empty() => {
             "nothing that it holds can be evicted".into()
         }
-        _ if whereabouts.evictable_bytes == 0 => {
+        _ if residency_status.evictable_bytes == 0 => {
             format!("nothing that it holds can be evicted: {staying}")
         }
         _ if !staying.is_empty() => format!("stays: {staying}"),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use channel::{Event, Reason};
-use host_memory::{Bound, Room, Standing};
+use host_memory::{Bound, Space, Standing};
 
 use super::tuning;
 use crate::client::{Attached, now_ns};
@@ -24,7 +24,7 @@ static STANDING: Mutex<Option<(Standing, u64)>> = Mutex::new(None);
 pub(super) static ROOT: OnceLock<PathBuf> = OnceLock::new();
 
 /// What this process can still take.
-pub(super) fn room() -> Room {
+pub(super) fn room() -> Space {
     let now = now_ns();
     let mut standing = STANDING.lock().unwrap_or_else(PoisonError::into_inner);
     let known = standing
@@ -36,14 +36,14 @@ pub(super) fn room() -> Room {
             .map_or_else(Standing::of_this_process, |root| Standing::under(root));
         (found, now)
     }));
-    found.room()
+    found.space()
 }
 
 /// Too little of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Short {
     needed_bytes: u64,
-    room: Room,
+    room: Space,
 }
 
 impl Short {

@@ -44,7 +44,7 @@ impl<'a> Room<'a> {
     pub(super) fn begin(meter: &'a Meter, bytes: u64) -> Self {
         let end = &meter.attached().end;
         if let Some(want) = end.client.want(meter.device()) {
-            want.begin_room(bytes);
+            want.begin_waiting_for_space(bytes);
             end.ring();
         }
         let now = now_ns();
@@ -78,7 +78,7 @@ impl<'a> Room<'a> {
 impl Drop for Room<'_> {
     fn drop(&mut self) {
         if let Some(want) = self.meter.attached().end.client.want(self.meter.device()) {
-            want.end_room(self.bytes);
+            want.end_waiting_for_space(self.bytes);
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use host_memory::{Bound as By, Room, Standing};
+use host_memory::{Bound as By, Space, Standing};
 use shim_ffi::CUresult;
 
 use super::{Memory, Result};
@@ -35,7 +35,7 @@ impl Bound {
         }
     }
 
-    fn free(&self, room: &Room) -> u64 {
+    fn free(&self, room: &Space) -> u64 {
         self.headroom.map_or(room.free_bytes, |headroom| {
             room.available_bytes.saturating_sub(headroom)
         })
@@ -49,11 +49,11 @@ impl Bound {
     }
 
     /// Whether `bytes` that may need pages can be written; else what is left.
-    fn allow(&self, bytes: u64) -> std::result::Result<(), Room> {
+    fn allow(&self, bytes: u64) -> std::result::Result<(), Space> {
         if self.spend(bytes) {
             return Ok(());
         }
-        let room = self.standing.room();
+        let room = self.standing.space();
         let free = self.free(&room);
         if bytes > free {
             return Err(room);
@@ -64,7 +64,7 @@ impl Bound {
     }
 
     /// One line, once in a process.
-    fn tell(&self, bytes: u64, room: &Room) {
+    fn tell(&self, bytes: u64, room: &Space) {
         if self.told.swap(true, Relaxed) {
             return;
         }

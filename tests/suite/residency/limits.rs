@@ -113,11 +113,11 @@ fn an_allocation_waits_for_memory_that_another_tenant_is_to_leave() {
     );
     host.run.send(&format!("alloc {}", 256 * MIB));
     wait_until("it asks for space", || {
-        (host.arbiter.pages.client.room_bytes(0) == 256 * MIB).then_some(())
+        (host.arbiter.pages.client.space_bytes(0) == 256 * MIB).then_some(())
     });
     assert_eq!(host.witness.ask("free 0"), "0");
     assert_eq!(host.run.answer(), "0 0");
-    assert_eq!(host.arbiter.pages.client.room_bytes(0), 0);
+    assert_eq!(host.arbiter.pages.client.space_bytes(0), 0);
     host.says("fill 0 5", "0");
     // The same for a restore.
     host.evict();
@@ -213,9 +213,9 @@ fn a_context_waits_for_memory_that_another_tenant_is_to_leave() {
     run.send("init");
     let arbiter = welcome(&listening, false, None);
     wait_until("it asks for space", || {
-        (arbiter.pages.client.room_bytes(0) == 512 * MIB).then_some(())
+        (arbiter.pages.client.space_bytes(0) == 512 * MIB).then_some(())
     });
     assert_eq!(witness.ask("free 0"), "0");
     assert_eq!(run.answer(), "0");
-    assert_eq!(arbiter.pages.client.room_bytes(0), 0);
+    assert_eq!(arbiter.pages.client.space_bytes(0), 0);
 }

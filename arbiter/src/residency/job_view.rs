@@ -1,13 +1,13 @@
-//! A tenant as its lane sees it.
+//! A tenant as its scheduler sees it.
 
 use std::rc::Rc;
 
 use channel::arbiter::ClientPages;
 use policy::{Class, TenantId};
 
-/// A tenant as its lane sees it.
+/// A tenant as its scheduler sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Guest<'a> {
+pub struct JobView<'a> {
     pub id: TenantId,
     pub class: Class,
     pub weight_ppm: u32,
@@ -18,13 +18,13 @@ pub struct Guest<'a> {
     pub active: bool,
     /// Its gate is closed and nothing of it runs.
     pub drained: bool,
-    pub terms: Lodging,
+    pub terms: ResidencyTerms,
     pub clients: &'a [(u64, Rc<ClientPages>)],
 }
 
 /// What a job's terms say about its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Lodging {
+pub struct ResidencyTerms {
     /// It may leave the device.
     pub evictable: bool,
     /// What is beyond its limit may live in host memory.
@@ -39,8 +39,8 @@ pub struct Lodging {
     pub used_bytes: u64,
 }
 
-impl Lodging {
-    /// As the client is told, while nothing is to be made ready.
+impl ResidencyTerms {
+    /// As the client reads it, while nothing is to be made ready.
     pub fn mode(&self) -> channel::ResidencyMode {
         channel::ResidencyMode {
             evictable: self.evictable,

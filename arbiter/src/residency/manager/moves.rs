@@ -1,50 +1,52 @@
-//! How a move goes: draining, orders, what the processes of a job answer, and what follows where one of them does not do as it was
-//! told.
+//! How a move goes: draining, orders, what the processes of a job answer, and what follows where
+//! one of them does not follow its order.
 
 use channel::Verb;
 use host_memory::Memory;
 use policy::TenantId;
 use policy::residency::{Link, UNKNOWN_BYTES_PER_US};
 
-use super::{Guest, Keeper, News, Phase, Record};
-use crate::residency::station::{Ended, State, Why};
+use super::{JobView, News, Phase, Record, ResidencyManager};
+use crate::residency::client_state::{Ended, State, Why};
 
-/// How long a job's work may take to end once its gate is closed, before its processes are told to see to it themselves.
-/// TIMEOUT: tails end within the in-flight window, milliseconds; kernels of a second are rare.
+/// How long a job's work may take to end once its gate is closed, before its processes are ordered
+/// to wait for it themselves. TIMEOUT: drains end within the in-flight window, milliseconds;
+/// kernels of a second are rare.
 const DRAIN_NS: u64 = 1_000_000_000;
-/// Beside what the bytes take at a quarter of the measured rate. TIMEOUT: pinning the host's memory for the first time goes at a
-/// few GB/s, and a loaded host lets a thread wait.
+/// Beside what the bytes take at a quarter of the measured rate. TIMEOUT: pinning the host's memory
+/// for the first time goes at a few GB/s, and a loaded host lets a thread wait.
 const ORDER_NS: u64 = 20_000_000_000;
 /// Least bytes from which a rate is learnt.
 const LEARN_BYTES: u64 = 32 << 20;
 /// A terabyte per second: twice what the fastest link between a host and a device does.
 const MOST_BYTES_PER_US: u64 = 1_000_000;
-/// By so much the memory that is spoken for may be more than there is before an arrival is called off.
+/// By so much the memory that is spoken for may be more than there is before an arrival is called
+/// off.
 const SLACK_BYTES: u64 = 64 << 20;
 /// How long one that could not be moved is left alone, at first and at most.
 const BACKOFF_NS: u64 = 500_000_000;
 const BACKOFF_MAX_NS: u64 = 30_000_000_000;
-impl Keeper {
+impl ResidencyManager {
     /// What the processes of a tenant say, and what follows from it.
-    pub(super) fn look(&mut self, now_ns: u64, guest: &Guest<'_>) {
-        let record = self.records.entry(guest.id).or_insert_with(|| Record {
+    pub(super) fn look(&mut self, now_ns: u64, job: &JobView<'_>) {
+        let record = self.records.entry(job.id).or_insert_with(|| Record {
             since_ns: now_ns,
             ..Record::default()
         });
-        if guest.active {
+        if job.active {
             record.active_ns = now_ns;
         }
         let (mut refused, mut longest_ns) = (None, 0);
-        for (client, pages) in guest.clients {
-            let Some((_, station)) = self.stations.get_mut(client) else {
+        for (client, pages) in job.clients {
+            let Some((_, machine)) = self.machines.get_mut(client) else {
                 continue;
             };
-            let ended = station.look(now_ns, pages, self.device);
-            let held = station.footprint().host_bytes;
+            let ended = machine.look(now_ns, pages, self.device);
+            let held = machine.footprint().host_bytes;
             let mut books = self.books.borrow_mut();
-            books.hold(*client, self.device, guest.id, held);
+            books.hold(*client, self.device, job.id, held);
             let Some(ended) = ended else { continue };
-            books.promise(*client, self.device, guest.id, 0);
+            books.promise(*client, self.device, job.id, 0);
             drop(books);
             longest_ns = longest_ns.max(ended.ns);
             let copied_bytes = ended.copied.0.saturating_add(ended.copied.1);
@@ -58,13 +60,13 @@ impl Keeper {
         }
         record.figures.moving_ns += longest_ns;
         if let Some(why) = refused {
-            self.undo(now_ns, guest, why);
+            self.undo(now_ns, job, why);
         }
     }
 
-    /// One process of a tenant has not done as it was told: the others go back to where they were.
-    pub(super) fn undo(&mut self, now_ns: u64, guest: &Guest<'_>, why: Why) {
-        let Some(record) = self.records.get_mut(&guest.id) else {
+    /// One process of a tenant has not followed its order: the others go back to where they were.
+    pub(super) fn undo(&mut self, now_ns: u64, job: &JobView<'_>, why: Why) {
+        let Some(record) = self.records.get_mut(&job.id) else {
             return;
         };
         let Phase::Ordered { verb } = record.phase else {
@@ -78,51 +80,52 @@ impl Keeper {
         record.wished = false;
         record.switch_ns = None;
         self.news.push(News::NotMoved {
-            id: guest.id,
+            id: job.id,
             verb,
             why: text,
         });
         match verb {
-            // Whoever has left already is called back, and whoever has not said anything is to.
-            Verb::Evict => self.order(now_ns, guest, Verb::Restore, |state| !state.is_usable()),
+            // Processes that have left are called back, and so are those that have not answered.
+            Verb::Evict => self.order(now_ns, job, Verb::Restore, |state| !state.is_usable()),
             // Those that have arrived wait with the others; nothing of the job runs meanwhile.
-            Verb::Restore => self.order(now_ns, guest, Verb::Evict, |state| {
+            Verb::Restore => self.order(now_ns, job, Verb::Evict, |state| {
                 matches!(state, State::Resident | State::Restoring)
             }),
-            Verb::Fit => self.order(now_ns, guest, Verb::Restore, |state| !state.is_usable()),
+            Verb::Fit => self.order(now_ns, job, Verb::Restore, |state| !state.is_usable()),
         }
     }
 
-    /// Tells those processes of a tenant whose state asks for it; where there is none the tenant has settled.
+    /// Orders those processes of a tenant whose state asks for it; where there is none the tenant
+    /// has settled.
     pub(super) fn order(
         &mut self,
         now_ns: u64,
-        guest: &Guest<'_>,
+        job: &JobView<'_>,
         verb: Verb,
         which: impl Fn(State) -> bool,
     ) {
-        let bytes = self.evictable_bytes(guest);
+        let bytes = self.evictable_bytes(job);
         // Both ways at once, and at a quarter of the rate at worst.
         let moving_ns = self.arbitration.link.switch_ns(bytes, bytes);
         let deadline_ns = now_ns + ORDER_NS + moving_ns.saturating_mul(4);
         let mut reported = false;
-        let target = self.fit_target(guest);
-        let resident = self.evictable_bytes(guest);
-        for (client, pages) in guest.clients {
-            let Some((_, station)) = self.stations.get_mut(client) else {
+        let target = self.fit_target(job);
+        let resident = self.evictable_bytes(job);
+        for (client, pages) in job.clients {
+            let Some((_, machine)) = self.machines.get_mut(client) else {
                 continue;
             };
-            if !which(station.state()) {
+            if !which(machine.state()) {
                 continue;
             }
             // Each process keeps its part of what the job keeps.
-            let own = u128::from(station.footprint().evictable_bytes) * u128::from(target)
+            let own = u128::from(machine.footprint().evictable_bytes) * u128::from(target)
                 / u128::from(resident.max(1));
             let own = u64::try_from(own).unwrap_or(u64::MAX);
-            station.give(now_ns, pages, self.device, (verb, own), deadline_ns);
+            machine.give(now_ns, pages, self.device, (verb, own), deadline_ns);
             reported = true;
         }
-        if let Some(record) = self.records.get_mut(&guest.id) {
+        if let Some(record) = self.records.get_mut(&job.id) {
             record.phase = if reported {
                 Phase::Ordered { verb }
             } else {
@@ -131,40 +134,40 @@ impl Keeper {
         }
     }
 
-    /// Departures whose work has ended are ordered; what is over is told.
-    pub(super) fn proceed(&mut self, now_ns: u64, guest: &Guest<'_>) {
-        let Some(record) = self.records.get_mut(&guest.id) else {
+    /// Departures whose work has ended are ordered; what is over is reported.
+    pub(super) fn proceed(&mut self, now_ns: u64, job: &JobView<'_>) {
+        let Some(record) = self.records.get_mut(&job.id) else {
             return;
         };
         match record.phase {
             Phase::Settled | Phase::Called => {}
             Phase::Draining { verb, since_ns } => {
-                if !guest.drained && now_ns < since_ns + DRAIN_NS {
+                if !job.drained && now_ns < since_ns + DRAIN_NS {
                     return;
                 }
                 record.figures.drained_ns = now_ns;
-                if let Err(why) = self.host_has_room(guest, verb) {
-                    self.refuse(now_ns, guest.id, verb, why);
+                if let Err(why) = self.host_has_space(job, verb) {
+                    self.refuse(now_ns, job.id, verb, why);
                     return;
                 }
                 match verb {
-                    Verb::Evict => self.order(now_ns, guest, verb, |state| {
+                    Verb::Evict => self.order(now_ns, job, verb, |state| {
                         matches!(state, State::Resident | State::Partly)
                     }),
-                    _ => self.order(now_ns, guest, verb, State::is_usable),
+                    _ => self.order(now_ns, job, verb, State::is_usable),
                 }
-                if self.phase_of(guest.id) == Phase::Settled {
-                    self.conclude(now_ns, guest.id, verb);
+                if self.phase_of(job.id) == Phase::Settled {
+                    self.conclude(now_ns, job.id, verb);
                 }
             }
             Phase::Ordered { verb } => {
-                let busy = guest.clients.iter().any(|(client, _)| {
-                    self.stations
+                let busy = job.clients.iter().any(|(client, _)| {
+                    self.machines
                         .get(client)
-                        .is_some_and(|(_, station)| station.is_busy())
+                        .is_some_and(|(_, machine)| machine.is_busy())
                 });
                 if !busy {
-                    self.conclude(now_ns, guest.id, verb);
+                    self.conclude(now_ns, job.id, verb);
                 }
             }
         }
@@ -218,11 +221,11 @@ impl Keeper {
     }
 
     /// Whether the host can take what leaves; promises it.
-    pub(super) fn host_has_room(&self, guest: &Guest<'_>, verb: Verb) -> Result<(), String> {
-        let own: Vec<(u64, channel::Footprint)> = guest
+    pub(super) fn host_has_space(&self, job: &JobView<'_>, verb: Verb) -> Result<(), String> {
+        let own: Vec<(u64, channel::Footprint)> = job
             .clients
             .iter()
-            .filter_map(|(client, _)| Some((*client, self.stations.get(client)?.1.footprint())))
+            .filter_map(|(client, _)| Some((*client, self.machines.get(client)?.1.footprint())))
             .collect();
         let all = own
             .iter()
@@ -231,7 +234,7 @@ impl Keeper {
         let kept = match verb {
             Verb::Evict => 0,
             Verb::Restore => return Ok(()),
-            Verb::Fit => self.fit_target(guest),
+            Verb::Fit => self.fit_target(job),
         };
         let needs: Vec<(u64, u64)> = own
             .iter()
@@ -245,15 +248,15 @@ impl Keeper {
         let mut books = self.books.borrow_mut();
         books.set_free(Memory::of_this_host());
         books
-            .check(guest.id, self.device, &needs, guest.terms.host_bytes)
+            .check(job.id, self.device, &needs, job.terms.host_bytes)
             .map_err(|short| short.text())?;
         for (client, bytes) in needs {
-            books.promise(client, self.device, guest.id, bytes);
-            if let Some((_, pages)) = guest.clients.iter().find(|(id, _)| *id == client) {
-                let budget = books.budget_bytes(client, guest.id, guest.terms.host_bytes);
+            books.promise(client, self.device, job.id, bytes);
+            if let Some((_, pages)) = job.clients.iter().find(|(id, _)| *id == client) {
+                let budget = books.budget_bytes(client, job.id, job.terms.host_bytes);
                 let mode = channel::ResidencyMode {
                     prepare: pages.arbiter.residency().prepare,
-                    ..guest.terms.mode()
+                    ..job.terms.mode()
                 };
                 pages.arbiter.set_residency(mode, Some(budget));
             }
@@ -261,8 +264,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// Arrivals whose room is not given after all take that of others, or go back: better than to wait for their deadline.
-    pub(super) fn rescue(&mut self, now_ns: u64, guests: &[Guest<'_>]) {
+    /// Arrivals whose space is not given after all take that of others, or go back: better than to
+    /// wait for their deadline.
+    pub(super) fn rescue(&mut self, now_ns: u64, jobs: &[JobView<'_>]) {
         let arriving = |phase| {
             matches!(
                 phase,
@@ -272,47 +276,44 @@ impl Keeper {
                     }
             )
         };
-        for guest in guests {
-            if !arriving(self.phase_of(guest.id)) {
+        for job in jobs {
+            if !arriving(self.phase_of(job.id)) {
                 continue;
             }
-            self.count(guests);
-            // Others grow by a little all the time, and what is spoken for is not taken to the byte.
+            self.count(jobs);
+            // Others grow by a little all the time, and what is spoken for is not taken to the
+            // byte.
             if self.residents(now_ns).lacking_bytes(0) <= SLACK_BYTES {
                 return;
             }
-            if let Some(room) = self
-                .arbitration
-                .space_for(&self.residents(now_ns), guest.id)
-                && room.from_ns <= now_ns
+            if let Some(space) = self.arbitration.space_for(&self.residents(now_ns), job.id)
+                && space.from_ns <= now_ns
             {
-                for victim in room.victims {
+                for victim in space.victims {
                     self.depart(now_ns, victim, Verb::Evict);
                 }
                 continue;
             }
-            let why = "the job whose room it was to have cannot leave".to_owned();
-            self.refuse(now_ns, guest.id, Verb::Restore, why);
-            self.order(now_ns, guest, Verb::Evict, |state| {
-                state == State::Restoring
-            });
+            let why = "the job whose memory it was to have cannot leave".to_owned();
+            self.refuse(now_ns, job.id, Verb::Restore, why);
+            self.order(now_ns, job, Verb::Evict, |state| state == State::Restoring);
         }
     }
 
     /// Those that were called come once every departure is on its way.
-    pub(super) fn call_in(&mut self, now_ns: u64, guests: &[Guest<'_>]) {
+    pub(super) fn call_in(&mut self, now_ns: u64, jobs: &[JobView<'_>]) {
         let leaving = |record: &Record| matches!(record.phase, Phase::Draining { .. });
         if self.records.values().any(leaving) {
             return;
         }
-        for guest in guests {
-            if self.phase_of(guest.id) == Phase::Called {
-                if let Some(record) = self.records.get_mut(&guest.id) {
+        for job in jobs {
+            if self.phase_of(job.id) == Phase::Called {
+                if let Some(record) = self.records.get_mut(&job.id) {
                     record.figures.drained_ns = now_ns;
                 }
-                self.order(now_ns, guest, Verb::Restore, |state| !state.is_usable());
-                if self.phase_of(guest.id) == Phase::Settled {
-                    self.conclude(now_ns, guest.id, Verb::Restore);
+                self.order(now_ns, job, Verb::Restore, |state| !state.is_usable());
+                if self.phase_of(job.id) == Phase::Settled {
+                    self.conclude(now_ns, job.id, Verb::Restore);
                 }
             }
         }
@@ -340,8 +341,9 @@ impl Record {
     }
 }
 
-/// Takes over what a move shows of the link. A rate falls slowly and rises at once: what else a move waited for shows too little. An
-/// eviction that locked its host memory on the way, or left most of it uncopied because it had not changed, shows nothing.
+/// Takes over what a move shows of the link. A rate falls slowly and rises at once: what else a
+/// move waited for shows too little. An eviction that locked its host memory on the way, or left
+/// most of it uncopied because it had not changed, shows nothing.
 fn learn(link: &mut Link, ended: &Ended) {
     let blend = |rate: &mut u64, bytes: u64| {
         if bytes < LEARN_BYTES || ended.ns == 0 {
@@ -354,7 +356,8 @@ fn learn(link: &mut Link, ended: &Ended) {
         } else {
             *rate
         };
-        // The bytes are a client's word: no link is faster than this, and none gets much faster at once.
+        // The bytes are a client's word: no link is faster than this, and none gets much faster at
+        // once.
         let seen = seen.min(MOST_BYTES_PER_US).min(before.saturating_mul(4));
         *rate = seen.max(before - before / 4 + seen / 4).max(1);
     };

@@ -1,4 +1,4 @@
-//! What is told about a device's residency.
+//! Reports about a device's residency.
 
 use std::rc::Rc;
 
@@ -7,11 +7,11 @@ use channel::arbiter::ClientPages;
 use policy::residency::{Arbitration, ResidentJob, Standing};
 use policy::{Class, TenantId};
 
-use super::{Keeper, Phase};
-use crate::residency::guest::{Guest, Lodging};
-use crate::residency::station::{State, Station};
+use super::{Phase, ResidencyManager};
+use crate::residency::client_state::{ClientStateMachine, State};
+use crate::residency::job_view::{JobView, ResidencyTerms};
 
-/// What is told about a tenant.
+/// What is reported about a tenant.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Figures {
     pub evictions: u64,
@@ -19,7 +19,8 @@ pub struct Figures {
     pub moving_ns: u64,
     /// Why the last thing asked of it was not done.
     pub reason: String,
-    /// Of the last move: when it was asked for, when its work had ended, when it was over; 0: not yet.
+    /// Of the last move: when it was asked for, when its work had ended, when it was over; 0: not
+    /// yet.
     pub asked_ns: u64,
     pub drained_ns: u64,
     pub ended_ns: u64,
@@ -31,7 +32,7 @@ pub struct Figures {
 
 /// Where a tenant is, for reports.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Whereabouts {
+pub struct ResidencyStatus {
     pub state: State,
     pub evictable_bytes: u64,
     pub resident_bytes: u64,
@@ -70,7 +71,7 @@ pub enum News {
     Parked { id: TenantId, parked: bool },
 }
 
-impl Keeper {
+impl ResidencyManager {
     /// What has happened since the last time.
     pub fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
@@ -96,19 +97,19 @@ impl Keeper {
     }
 
     /// Where a tenant's memory is; `None`: none of it can be moved.
-    pub fn whereabouts(
+    pub fn residency_status(
         &self,
         id: TenantId,
         clients: &[(u64, Rc<ClientPages>)],
-    ) -> Option<Whereabouts> {
-        let stations: Vec<&Station> = clients
+    ) -> Option<ResidencyStatus> {
+        let machines: Vec<&ClientStateMachine> = clients
             .iter()
-            .filter_map(|(client, _)| Some(&self.stations.get(client)?.1))
+            .filter_map(|(client, _)| Some(&self.machines.get(client)?.1))
             .collect();
-        if stations.is_empty() {
+        if machines.is_empty() {
             return None;
         }
-        let guest = Guest {
+        let job = JobView {
             id,
             class: Class::default(),
             weight_ppm: 0,
@@ -116,18 +117,18 @@ impl Keeper {
             wants: false,
             active: false,
             drained: false,
-            terms: Lodging::default(),
+            terms: ResidencyTerms::default(),
             clients,
         };
         let sum = |of: fn(&channel::Footprint) -> u64| {
-            stations
+            machines
                 .iter()
-                .map(|station| of(&station.footprint()))
+                .map(|machine| of(&machine.footprint()))
                 .fold(0, u64::saturating_add)
         };
         let record = self.records.get(&id).cloned().unwrap_or_default();
-        Some(Whereabouts {
-            state: match (record.phase, self.state_of(&guest)) {
+        Some(ResidencyStatus {
+            state: match (record.phase, self.state_of(&job)) {
                 (Phase::Draining { .. }, State::Resident) => State::Evicting,
                 (Phase::Called, _) => State::Restoring,
                 (_, state) => state,

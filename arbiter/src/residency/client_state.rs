@@ -1,14 +1,15 @@
-//! One client on one device: what it was told about its memory, and what it says became of that.
+//! One client on one device: its orders about its memory, and what it says became of that.
 //!
-//! The client is a stranger. An answer counts where it has the number of the last order; what it claims about bytes is taken
-//! for its own footprint and for nothing else, and an answer that does not come is given up on at a deadline. Whatever it says or
-//! leaves unsaid ends in one of the states below.
+//! The client is a stranger. An answer counts where it has the number of the last order; what it
+//! claims about bytes is taken for its own footprint and for nothing else, and an answer that does
+//! not come is given up on at a deadline. Whatever it says or leaves unsaid ends in one of the
+//! states below.
 
 use channel::arbiter::ClientPages;
 use channel::{Answer, Footprint, Order, OrderState, Reason, Verb};
 
-/// How long after an order's deadline its answer may still come. TIMEOUT: the client gives up at the deadline; what is left
-/// is to bring everything back to where it was, at the link's speed.
+/// How long after an order's deadline its answer may still come. TIMEOUT: the client gives up at
+/// the deadline; what is left is to bring everything back to where it was, at the link's speed.
 const GRACE_NS: u64 = 5_000_000_000;
 
 /// Where a client's evictable memory is.
@@ -81,7 +82,8 @@ pub struct Ended {
     pub failed: Option<Why>,
     /// Copied to the host and back for it, in bytes.
     pub copied: (u64, u64),
-    /// The copies to the host were what took its time: most of what left was copied, into memory that was ready for it.
+    /// The copies to the host were what took its time: most of what left was copied, into memory
+    /// that was ready for it.
     pub copied_out_plainly: bool,
     /// From the order to the answer.
     pub ns: u64,
@@ -98,7 +100,7 @@ struct Sent {
 
 /// One client on one device.
 #[derive(Debug, Default)]
-pub struct Station {
+pub struct ClientStateMachine {
     state: State,
     /// Number of the last order.
     number: u64,
@@ -106,7 +108,8 @@ pub struct Station {
     /// The client says that it may run before the restore under way is over.
     has_begun: bool,
     footprint: Footprint,
-    /// What the books say that its job can have at most, in bytes: what it claims beyond counts for nothing.
+    /// What the books say that its job can have at most, in bytes: what it claims beyond counts for
+    /// nothing.
     most_bytes: Option<u64>,
 }
 
@@ -123,8 +126,9 @@ fn bounded(footprint: Footprint, most_bytes: Option<u64>) -> Footprint {
     }
 }
 
-impl Station {
-    /// Of a client that has attached, perhaps from an earlier arbiter, with its memory wherever it left it.
+impl ClientStateMachine {
+    /// Of a client that has attached, perhaps from an earlier arbiter; its memory is where it left
+    /// it.
     pub fn new(pages: &ClientPages, device: usize) -> Self {
         let answer = pages.client.answer(device).unwrap_or_default();
         let moved = matches!(
@@ -149,8 +153,9 @@ impl Station {
         self.state
     }
 
-    /// What it claims to have, as last looked at and as far as the books know of it: what others are refused, or have to wait for,
-    /// goes by this. Where its own memory is goes by what it says.
+    /// What it claims to have, as last looked at and as far as the books know of it: what others
+    /// are refused, or have to wait for, goes by this. Where its own memory is goes by what it
+    /// says.
     pub fn footprint(&self) -> Footprint {
         bounded(self.footprint, self.most_bytes)
     }
@@ -160,7 +165,8 @@ impl Station {
         self.most_bytes = Some(most_bytes);
     }
 
-    /// Whether the client can run as it is: its memory is usable where it is, or as much of it is back as it says that it touches.
+    /// Whether the client can run as it is: its memory is usable where it is, or as much of it is
+    /// back as it says that it touches.
     pub fn may_run(&self) -> bool {
         self.state.is_usable() || (self.has_begun && self.state == State::Restoring)
     }
@@ -256,7 +262,8 @@ impl Station {
             (Verb::Restore, Some(_)) => self.settle_as(State::Evicted),
         }
         let (before, now) = (bounded(sent.before, self.most_bytes), self.footprint());
-        // No more can have been copied than there was: the link's rate, by which everybody's terms go, is learnt from this.
+        // No more can have been copied than there was: the link's rate, by which everybody's terms
+        // go, is learnt from this.
         let had = before.evictable_bytes.max(now.evictable_bytes);
         let copied_out = now.moved_out_bytes.saturating_sub(before.moved_out_bytes);
         let copied_out = copied_out.min(had);
@@ -277,7 +284,7 @@ impl Station {
         self.footprint = pages.client.footprint(device);
         match self.state {
             State::Failed => {}
-            // One that was told to leave and comes back by itself took us for dead.
+            // A client that was ordered to leave and comes back by itself took us for dead.
             State::Evicted => self.settle_as(State::Evicted),
             _ => self.settle_as(State::Resident),
         }
@@ -306,18 +313,18 @@ mod tests {
 
     struct Bench {
         pages: ClientPages,
-        station: Station,
+        machine: ClientStateMachine,
     }
 
     impl Bench {
         fn new(resident_bytes: u64) -> Self {
             let pages = ClientPages::create().expect("pages");
             let mut new = Self {
-                station: Station::default(),
+                machine: ClientStateMachine::default(),
                 pages,
             };
             new.holds(resident_bytes);
-            new.station = Station::new(&new.pages, 0);
+            new.machine = ClientStateMachine::new(&new.pages, 0);
             new
         }
 
@@ -336,7 +343,7 @@ mod tests {
         }
 
         fn give(&mut self, now_ns: u64, verb: Verb) -> u64 {
-            self.station
+            self.machine
                 .give(now_ns, &self.pages, 0, (verb, 0), now_ns + 100 * MS);
             self.pages
                 .arbiter
@@ -358,17 +365,17 @@ mod tests {
                 state,
                 reason,
             });
-            self.station.look(now_ns, &self.pages, 0)
+            self.machine.look(now_ns, &self.pages, 0)
         }
     }
 
     #[test]
     fn a_job_is_evicted_and_comes_back() {
         let mut bench = Bench::new(GIB);
-        assert_eq!(bench.station.state(), State::Resident);
+        assert_eq!(bench.machine.state(), State::Resident);
         let number = bench.give(0, Verb::Evict);
-        assert_eq!(bench.station.state(), State::Evicting);
-        assert!(!bench.station.state().is_usable());
+        assert_eq!(bench.machine.state(), State::Evicting);
+        assert!(!bench.machine.state().is_usable());
         assert_eq!(
             bench.says(MS, number, OrderState::Working, Reason::None),
             None
@@ -381,12 +388,12 @@ mod tests {
             (ended.failed, ended.copied, ended.ns),
             (None, (GIB, 0), 30 * MS)
         );
-        assert_eq!(bench.station.state(), State::Evicted);
+        assert_eq!(bench.machine.state(), State::Evicted);
         let number = bench.give(40 * MS, Verb::Restore);
         bench.holds(GIB);
         let ended = bench.says(50 * MS, number, OrderState::Resident, Reason::None);
         assert_eq!(ended.map(|ended| ended.failed), Some(None));
-        assert_eq!(bench.station.state(), State::Resident);
+        assert_eq!(bench.machine.state(), State::Resident);
     }
 
     #[test]
@@ -399,30 +406,31 @@ mod tests {
         bench.holds(0);
         bench.says(3, number, OrderState::Evicted, Reason::None);
         let number = bench.give(4, Verb::Restore);
-        assert!(!bench.station.may_run());
+        assert!(!bench.machine.may_run());
         bench.says(5, number - 1, OrderState::Begun, Reason::None);
-        assert!(!bench.station.may_run(), "of another order");
+        assert!(!bench.machine.may_run(), "of another order");
         assert_eq!(bench.says(6, number, OrderState::Begun, Reason::None), None);
-        assert!(bench.station.may_run() && bench.station.is_busy());
-        assert_eq!(bench.station.state(), State::Restoring);
-        assert!(!bench.station.state().is_usable());
+        assert!(bench.machine.may_run() && bench.machine.is_busy());
+        assert_eq!(bench.machine.state(), State::Restoring);
+        assert!(!bench.machine.state().is_usable());
         // It has to leave again, or says nothing more: it may not.
-        let overdue = bench.station.look(4 + 100 * MS + GRACE_NS, &bench.pages, 0);
+        let overdue = bench.machine.look(4 + 100 * MS + GRACE_NS, &bench.pages, 0);
         assert_eq!(overdue.and_then(|ended| ended.failed), Some(Why::Silent));
-        assert!(!bench.station.may_run());
+        assert!(!bench.machine.may_run());
         let number = bench.give(4, Verb::Restore);
         bench.says(5, number, OrderState::Begun, Reason::None);
         let refused = bench.says(6, number, OrderState::Refused, Reason::DeviceMemory);
-        assert!(refused.is_some() && !bench.station.may_run());
+        assert!(refused.is_some() && !bench.machine.may_run());
         let number = bench.give(7, Verb::Restore);
         bench.says(8, number, OrderState::Begun, Reason::None);
         bench.give(9, Verb::Evict);
-        assert!(!bench.station.may_run());
+        assert!(!bench.machine.may_run());
     }
 
     #[test]
     fn an_eviction_tells_the_rate_of_the_link_where_it_was_copies_that_took_its_time() {
-        // Host memory that was locked before, what was copied out, and whether that tells the link's rate.
+        // Host memory that was locked before, what was copied out, and whether that shows the
+        // link's rate.
         for (locked, copied, plainly) in [
             (0, GIB, false),
             (GIB, GIB, true),
@@ -467,7 +475,7 @@ mod tests {
                 None
             );
         }
-        assert_eq!(bench.station.state(), State::Restoring);
+        assert_eq!(bench.machine.state(), State::Restoring);
     }
 
     #[test]
@@ -478,12 +486,12 @@ mod tests {
         let why = ended.expect("ended").failed.expect("refused");
         assert_eq!(why, Why::Answered(Reason::Capturing));
         assert!(why.text().contains("captured"));
-        assert_eq!(bench.station.state(), State::Resident);
+        assert_eq!(bench.machine.state(), State::Resident);
         bench.holds(0);
         let number = bench.give(0, Verb::Restore);
         let ended = bench.says(MS, number, OrderState::Refused, Reason::DeviceMemory);
         assert!(ended.is_some_and(|ended| ended.failed.is_some()));
-        assert_eq!(bench.station.state(), State::Evicted);
+        assert_eq!(bench.machine.state(), State::Evicted);
     }
 
     #[test]
@@ -492,18 +500,18 @@ mod tests {
         let number = bench.give(0, Verb::Evict);
         bench.holds(GIB / 2);
         bench.says(MS, number, OrderState::Working, Reason::None);
-        assert_eq!(bench.station.look(100 * MS, &bench.pages, 0), None);
+        assert_eq!(bench.machine.look(100 * MS, &bench.pages, 0), None);
         let overdue = 100 * MS + GRACE_NS;
         let ended = bench
-            .station
+            .machine
             .look(overdue, &bench.pages, 0)
             .expect("given up");
         assert_eq!(ended.failed, Some(Why::Silent));
-        assert!(!bench.station.state().is_usable());
+        assert!(!bench.machine.state().is_usable());
         let number = bench.give(overdue, Verb::Restore);
         bench.holds(GIB);
         bench.says(overdue + MS, number, OrderState::Resident, Reason::None);
-        assert_eq!(bench.station.state(), State::Resident);
+        assert_eq!(bench.machine.state(), State::Resident);
     }
 
     #[test]
@@ -515,10 +523,10 @@ mod tests {
             ended.expect("ended").failed,
             Some(Why::Answered(Reason::Driver))
         );
-        assert_eq!(bench.station.state(), State::Failed);
-        assert!(bench.station.state().is_usable());
-        bench.station.look(2 * MS, &bench.pages, 0);
-        assert_eq!(bench.station.state(), State::Failed);
+        assert_eq!(bench.machine.state(), State::Failed);
+        assert!(bench.machine.state().is_usable());
+        bench.machine.look(2 * MS, &bench.pages, 0);
+        assert_eq!(bench.machine.state(), State::Failed);
     }
 
     #[test]
@@ -529,8 +537,8 @@ mod tests {
             state: OrderState::Evicted,
             reason: Reason::None,
         });
-        bench.station = Station::new(&bench.pages, 0);
-        assert_eq!(bench.station.state(), State::Evicted);
+        bench.machine = ClientStateMachine::new(&bench.pages, 0);
+        assert_eq!(bench.machine.state(), State::Evicted);
         assert_eq!(bench.give(0, Verb::Restore), 42);
         let liar = Bench::new(GIB);
         liar.pages.client.want(0).expect("device").answer(Answer {
@@ -538,8 +546,8 @@ mod tests {
             state: OrderState::Working,
             reason: Reason::None,
         });
-        let mut station = Station::new(&liar.pages, 0);
-        station.give(0, &liar.pages, 0, (Verb::Evict, 0), MS);
+        let mut machine = ClientStateMachine::new(&liar.pages, 0);
+        machine.give(0, &liar.pages, 0, (Verb::Evict, 0), MS);
         let order = liar
             .pages
             .arbiter
@@ -551,7 +559,7 @@ mod tests {
     #[test]
     fn what_a_job_claims_beyond_what_it_can_have_counts_for_nothing() {
         let mut bench = Bench::new(GIB);
-        bench.station.bound(GIB);
+        bench.machine.bound(GIB);
         let claims = |bench: &Bench, bytes| {
             let want = bench.pages.client.want(0).expect("device");
             want.set_footprint(&Footprint {
@@ -569,7 +577,7 @@ mod tests {
             let ended = bench
                 .says(MS, number, OrderState::Evicted, Reason::None)
                 .expect("it has ended");
-            let counted = bench.station.footprint();
+            let counted = bench.machine.footprint();
             assert_eq!(
                 (
                     counted.evictable_bytes,
@@ -586,14 +594,14 @@ mod tests {
     fn host_memory_beyond_the_quota_is_no_absence() {
         let mut bench = Bench::new(GIB);
         bench.holds(GIB / 2);
-        bench.station.look(1, &bench.pages, 0);
-        assert_eq!(bench.station.state(), State::Partly);
-        assert!(bench.station.state().is_usable());
+        bench.machine.look(1, &bench.pages, 0);
+        assert_eq!(bench.machine.state(), State::Partly);
+        assert!(bench.machine.state().is_usable());
         bench.holds(0);
-        bench.station.look(2, &bench.pages, 0);
-        assert_eq!(bench.station.state(), State::Partly);
+        bench.machine.look(2, &bench.pages, 0);
+        assert_eq!(bench.machine.state(), State::Partly);
         bench.holds(GIB);
-        bench.station.look(3, &bench.pages, 0);
-        assert_eq!(bench.station.state(), State::Resident);
+        bench.machine.look(3, &bench.pages, 0);
+        assert_eq!(bench.machine.state(), State::Resident);
     }
 }

@@ -1,25 +1,27 @@
 //! Memory reservations of one tenant, shared by its processes without a lock.
 //!
-//! A process adds its request to its own slot first and looks at the sum of all slots afterwards; if the sum is above
-//! the limit it takes its request back. Of two racing requests each sees the other or is seen by it (store, then load,
-//! in one total order), so the sum of what was *granted* never exceeds the limit. A slot has one owner: when that
-//! process is killed, at whatever instruction, the arbiter zeroes the slot and nothing is lost or left behind.
+//! A process adds its request to its own slot first and looks at the sum of all slots afterwards;
+//! if the sum is above the limit it takes its request back. Of two racing requests each sees the
+//! other or is seen by it (store, then load, in one total order), so the sum of what was *granted*
+//! never exceeds the limit. A slot has one owner: when that process is killed, at whatever
+//! instruction, the arbiter zeroes the slot and nothing is lost or left behind.
 //!
-//! Two requests that would each fit must not refuse each other. What has been added but may yet be taken back is
-//! therefore marked in the same word ([`UNDECIDED_SHIFT`]), by the addition that adds it. A request that does not fit even
-//! without what is undecided is refused at once, without waiting for anybody; else it waits a bounded time for the others'
-//! decisions.
+//! Two requests that would each fit must not refuse each other. What has been added but may yet be
+//! taken back is therefore marked in the same word ([`UNDECIDED_SHIFT`]), by the addition that adds
+//! it. A request that does not fit even without what is undecided is refused at once, without
+//! waiting for anybody; else it waits a bounded time for the others' decisions.
 //!
-//! Some requests cannot know what they will take before the driver has answered: they are held undecided over the call
-//! ([`Account::prepay`]) and settled afterwards.
+//! Some requests cannot know what they will take before the driver has answered: they are held
+//! undecided over the call ([`Account::prepay`]) and settled afterwards.
 
 #[cfg(loom)]
 use crate::layout::SharedBlocks;
 use crate::layout::{MAX_DEVICES, NO_LIMIT, TENANT_SLOTS, TenantPage, TenantSlot};
 use crate::sync::{Relaxed, SeqCst, total_order};
 
-/// A held word: bytes below this bit, what of them is undecided from it on, in [`UNDECIDED_UNIT`]s. 16 TiB are more than
-/// any device has; a mark that does not fit loses upper bits, the same when it is taken back.
+/// A held word: bytes below this bit, what of them is undecided from it on, in [`UNDECIDED_UNIT`]s.
+/// 16 TiB are more than any device has; a mark that does not fit loses upper bits, the same when it
+/// is taken back.
 const UNDECIDED_SHIFT: u32 = 44;
 pub(crate) const BYTES: u64 = (1 << UNDECIDED_SHIFT) - 1;
 const UNDECIDED_UNIT: u64 = 2 << 20;
@@ -28,8 +30,8 @@ const UNDECIDED_UNIT: u64 = 2 << 20;
 const LOOKS: u32 = if cfg!(loom) { 2 } else { SPINS + 6 };
 /// Looks between which the caller only spins; a decision takes far less.
 const SPINS: u32 = 12;
-/// Time before the first of the later looks, doubled for each: whoever is to decide is not running, or inside its driver.
-/// All of them take 3 ms.
+/// Time before the first of the later looks, doubled for each: the process that decides is not
+/// running, or inside its driver. All of them take 3 ms.
 #[cfg(not(loom))]
 const PAUSE_NS: i64 = 50_000;
 
@@ -124,8 +126,9 @@ impl<'a> Account<'a> {
         Ok(())
     }
 
-    /// Holds `bytes` on `device` within `limit_bytes` for a call that takes at most so many; [`Account::settle`] must follow.
-    /// `patient`: whether to wait for the decisions of others where those may make room.
+    /// Holds `bytes` on `device` within `limit_bytes` for a call that takes at most so many;
+    /// [`Account::settle`] must follow. `patient`: whether to wait for the decisions of others
+    /// where those may free enough.
     ///
     /// # Errors
     /// They do not fit.
@@ -141,7 +144,8 @@ impl<'a> Account<'a> {
             return Ok(Prepaid { bytes: 0, sum: 0 });
         }
         if limit_bytes == NO_LIMIT {
-            self.own.held_bytes[device].fetch_add(undecided(bytes), Relaxed); // PANIC: looked at above.
+            // PANIC: looked at above.
+            self.own.held_bytes[device].fetch_add(undecided(bytes), Relaxed);
             let sum = self.page.sum(device);
             return Ok(Prepaid { bytes, sum });
         }
@@ -149,7 +153,8 @@ impl<'a> Account<'a> {
         Ok(Prepaid { bytes, sum })
     }
 
-    /// Brings what was prepaid on `device` to what was `taken`, in bytes. More than was prepaid is charged whatever the limit.
+    /// Brings what was prepaid on `device` to what was `taken`, in bytes. More than was prepaid is
+    /// charged whatever the limit.
     #[inline]
     pub fn settle(&self, device: usize, prepaid: Prepaid, taken: u64) {
         let Some(own) = self.own.held_bytes.get(device) else {
@@ -172,10 +177,11 @@ impl<'a> Account<'a> {
         limit_bytes: u64,
         patient: bool,
     ) -> Result<u64, OverLimit> {
-        let own = &self.own.held_bytes[device]; // PANIC: callers have looked the device up.
+        // PANIC: callers have looked the device up.
+        let own = &self.own.held_bytes[device];
         if bytes <= limit_bytes {
-            // SYNC(reserve): store then load in the single total order of SeqCst; the partner is the same pair in every
-            // other process. One of two racers sees the other's addition.
+            // SYNC(reserve): store then load in the single total order of SeqCst; the partner is
+            // the same pair in every other process. One of two racers sees the other's addition.
             own.fetch_add(undecided(bytes), SeqCst);
             total_order();
             let sum = self.page.sum(device);
@@ -197,7 +203,8 @@ impl<'a> Account<'a> {
         limit_bytes: u64,
         patient: bool,
     ) -> Result<u64, OverLimit> {
-        let own = &self.own.held_bytes[device]; // PANIC: callers have looked the device up.
+        // PANIC: callers have looked the device up.
+        let own = &self.own.held_bytes[device];
         for looks in 1.. {
             let (look, seen) = self.page.look(device);
             if look.held.saturating_add(bytes) <= limit_bytes {
@@ -210,8 +217,8 @@ impl<'a> Account<'a> {
                 }
                 own.fetch_sub(undecided(bytes), SeqCst);
             } else {
-                // Bytes that move from one slot to another while we look would be counted twice: what is seen twice the
-                // same was so at one time.
+                // Bytes that move from one slot to another while we look would be counted twice:
+                // what is seen twice the same was so at one time.
                 let full = look.settled().saturating_add(bytes) > limit_bytes;
                 let same = || self.page.look(device).1 == seen;
                 let sure = full && (bytes > limit_bytes || same());
@@ -244,7 +251,8 @@ impl<'a> Account<'a> {
         if let Some(own) = self.own.held_bytes.get(device) {
             let before = own.fetch_sub(bytes, Relaxed) & BYTES;
             if before < bytes {
-                // A program can free more than it took only through a defect of ours; never let the account wrap.
+                // A program can free more than it took only through a defect of ours; never let the
+                // account wrap.
                 own.fetch_add(bytes - before, Relaxed);
             }
         }
@@ -276,7 +284,8 @@ impl<'a> Account<'a> {
 
     #[inline]
     pub(crate) fn raise_peak(&self, device: usize, sum: u64) {
-        let peak = &self.page.peak_bytes[device]; // PANIC: callers have looked the device up.
+        // PANIC: callers have looked the device up.
+        let peak = &self.page.peak_bytes[device];
         if sum > peak.load(Relaxed) {
             peak.fetch_max(sum, Relaxed);
         }
@@ -315,17 +324,20 @@ impl Default for TenantPage {
 
 impl TenantPage {
     fn in_use(&self) -> impl Iterator<Item = &TenantSlot> {
-        // SYNC(slots): read after the caller's own addition, in the order of SeqCst. The arbiter raises the count before it
-        // welcomes a process; a reader that still sees the old count comes before that process's first reservation.
+        // SYNC(slots): read after the caller's own addition, in the order of SeqCst. The arbiter
+        // raises the count before it welcomes a process; a reader that still sees the old count
+        // comes before that process's first reservation.
         self.slots
             .iter()
             .take(self.slots_used.load(SeqCst) as usize)
     }
 
-    /// Sets the number of slots in use: every one above is empty and nobody's. Only the arbiter calls this.
+    /// Sets the number of slots in use: every one above is empty and nobody's. Only the arbiter
+    /// calls this.
     pub fn use_slots(&self, slots: u32) {
-        // SYNC(slots): raised before a process is told its slot, lowered after the slot was cleared and its process is gone. Whoever
-        // still sees the old number comes before the first reservation of the one, or sums an empty slot of the other.
+        // SYNC(slots): raised before a process gets its slot, lowered after the slot was cleared
+        // and its process is gone. A reader that still sees the old number comes before the first
+        // reservation of the one, or sums an empty slot of the other.
         let slots = slots.min(TENANT_SLOTS as u32);
         if self.slots_used.load(SeqCst) != slots {
             self.slots_used.store(slots, SeqCst);
@@ -346,12 +358,13 @@ impl TenantPage {
             .fold(0, |sum: u64, held| {
                 sum.saturating_add(held.load(SeqCst) & BYTES)
             });
-        // What a process comes to share it adds there before it takes it off its own: so read in the opposite order.
+        // A process adds a block to the shared list before it takes it off its own: so read in the
+        // opposite order.
         held.saturating_add(self.shared_bytes(device))
     }
 
-    /// What is held on `device`, and a number that differs wherever any process's word does, or what they share: slots are many, and
-    /// the stack may be a small one.
+    /// What is held on `device`, and a number that differs wherever any process's word does, or
+    /// what they share: slots are many, and the stack may be a small one.
     fn look(&self, device: usize) -> (Look, u64) {
         let mut look = Look {
             held: 0,
@@ -359,7 +372,8 @@ impl TenantPage {
         };
         let mut seen = 0u64;
         for slot in self.in_use() {
-            let word = slot.held_bytes[device].load(SeqCst); // PANIC: callers have looked the device up.
+            // PANIC: callers have looked the device up.
+            let word = slot.held_bytes[device].load(SeqCst);
             look.held = look.held.saturating_add(word & BYTES);
             look.undecided = look
                 .undecided
@@ -387,14 +401,16 @@ impl TenantPage {
         self.clear_shared(slot);
     }
 
-    /// Notes whose slot `slot` is, by the process id on the arbiter's host. Only the arbiter calls this.
+    /// Notes whose slot `slot` is, by the process id on the arbiter's host. Only the arbiter calls
+    /// this.
     pub fn name_slot(&self, slot: u32, pid: u32) {
         if let Some(slot) = self.slots.get(slot as usize) {
             slot.pid.store(pid, Relaxed);
         }
     }
 
-    /// What process `pid` of this tenant holds on `device`, in bytes, without what may yet be taken back; `None`: no process of this tenant.
+    /// What process `pid` of this tenant holds on `device`, in bytes, without what may yet be taken
+    /// back; `None`: no process of this tenant.
     pub fn process_bytes(&self, pid: u32, device: usize) -> Option<u64> {
         let mut own = self
             .in_use()
@@ -407,7 +423,8 @@ impl TenantPage {
         }))
     }
 
-    /// What slot `slot` holds on `device`, in bytes; what it shares with a lower slot is counted there.
+    /// What slot `slot` holds on `device`, in bytes; what it shares with a lower slot is counted
+    /// there.
     pub fn slot_bytes(&self, slot: u32, device: usize) -> u64 {
         self.slots
             .get(slot as usize)

@@ -1,11 +1,13 @@
 //! The residency of one device: who is where, who goes next, and how far that is.
 //!
-//! Driven by the lane, which tells who wants the device and whose work has ended ([`Guest`]), closes the gates of those that
-//! are not [in](Standing::may_run), and asks for a switch where its policy grants a slice to one that is out. A *departure* is: the gate
-//! is closed, the tail ends, the host is asked for room, the order goes out to every process of the job, all of them
-//! answer; if one refuses, those that have left are called back, so that a job is never half away. An *arrival* is ordered as
-//! soon as every departure before it is: what comes takes the memory as what leaves gives it back, and both directions of the
-//! link are at work.
+//! Driven by the device scheduler. The scheduler says who wants the device and whose work has ended
+//! ([`JobView`]), closes the gates of those that are not [in](Standing::may_run), and asks for a
+//! switch where its policy grants a slice to one that is out. In a *departure* the gate is closed,
+//! the work drains, the host is asked for space, the order goes out to every process of the job,
+//! and all of them answer. If one refuses, those that have left are called back, so that a job is
+//! never half away. An *arrival* is ordered as soon as every departure before it is: an arriving
+//! job takes the memory as the leaving one gives it back, and both directions of the link are at
+//! work.
 
 mod moves;
 mod report;
@@ -20,9 +22,9 @@ use policy::residency::{Arbitration, ResidentJob, ResidentJobs, Standing};
 use policy::{Class, TenantId};
 
 use super::books::HostBooks;
-use super::guest::Guest;
-use super::station::{State, Station};
-pub use report::{Crowd, Figures, News, Whereabouts};
+use super::client_state::{ClientStateMachine, State};
+use super::job_view::JobView;
+pub use report::{Crowd, Figures, News, ResidencyStatus};
 
 /// Between two looks at moves. Answers ring the doorbell as well.
 const LOOK_NS: u64 = 500_000;
@@ -47,7 +49,7 @@ enum Phase {
     Settled,
     /// Its work is to end first.
     Draining { verb: Verb, since_ns: u64 },
-    /// Its processes were told.
+    /// Its processes have their orders.
     Ordered { verb: Verb },
     /// It comes when every departure has been ordered.
     Called,
@@ -66,7 +68,7 @@ struct Record {
     fitted_ns: u64,
     /// Called back by its operator, whether it wants the device or not.
     wished: bool,
-    /// What is under way was asked for by hand, and its figures are told.
+    /// The present move was asked for by hand, and its figures are reported.
     by_hand: bool,
     /// For whom a switch is on: it is the reason for what keeps the device, since then.
     switch_ns: Option<u64>,
@@ -75,12 +77,12 @@ struct Record {
 
 /// One device.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct ResidencyManager {
     device: usize,
     capacity_bytes: u64,
     arbitration: Arbitration,
     books: Rc<RefCell<HostBooks>>,
-    stations: BTreeMap<u64, (TenantId, Station)>,
+    machines: BTreeMap<u64, (TenantId, ClientStateMachine)>,
     records: BTreeMap<TenantId, Record>,
     /// When memory was last on its way.
     moved_ns: u64,
@@ -91,15 +93,15 @@ pub struct Keeper {
 }
 
 /// Whether every process of a tenant can run, some of them before all of their memory is back.
-fn begun(stations: &BTreeMap<u64, (TenantId, Station)>, guest: &Guest<'_>) -> bool {
-    let mut own = guest
+fn begun(machines: &BTreeMap<u64, (TenantId, ClientStateMachine)>, job: &JobView<'_>) -> bool {
+    let mut own = job
         .clients
         .iter()
-        .filter_map(|(client, _)| stations.get(client));
-    own.all(|(_, station)| station.may_run())
+        .filter_map(|(client, _)| machines.get(client));
+    own.all(|(_, machine)| machine.may_run())
 }
 
-impl Keeper {
+impl ResidencyManager {
     /// Of a device whose jobs all stay.
     pub fn new(device: usize) -> Self {
         Self {
@@ -107,7 +109,7 @@ impl Keeper {
             capacity_bytes: 0,
             arbitration: Arbitration::new(10.0),
             books: Rc::default(),
-            stations: BTreeMap::new(),
+            machines: BTreeMap::new(),
             records: BTreeMap::new(),
             moved_ns: 0,
             news: Vec::new(),
@@ -135,36 +137,36 @@ impl Keeper {
     /// A client comes.
     pub fn add(&mut self, tenant: TenantId, client: u64, pages: &ClientPages) {
         if pages.arbiter.residency().evictable {
-            let station = Station::new(pages, self.device);
-            if !station.state().is_usable() {
+            let machine = ClientStateMachine::new(pages, self.device);
+            if !machine.state().is_usable() {
                 let record = self.records.entry(tenant).or_default();
                 record.standing = Standing::Waits(None);
             }
-            self.stations.insert(client, (tenant, station));
+            self.machines.insert(client, (tenant, machine));
         }
     }
 
     /// Whether nothing of anybody can be moved.
     pub fn is_idle(&self) -> bool {
-        self.stations.is_empty() && self.records.is_empty()
+        self.machines.is_empty() && self.records.is_empty()
     }
 
     /// A client is gone.
     pub fn remove(&mut self, client: u64) {
-        self.stations.remove(&client);
+        self.machines.remove(&client);
         self.books.borrow_mut().forget(client);
     }
 
-    /// What a tenant is charged for on the device: its processes cannot have more, whatever they say, nor more than there is on the
-    /// device and for all jobs together on the host.
+    /// What a tenant is charged for on the device: its processes cannot have more, whatever they
+    /// say, nor more than there is on the device and for all jobs together on the host.
     pub fn bound(&mut self, tenant: TenantId, charged_bytes: u64) {
         let there = match self.capacity_bytes {
             0 => u64::MAX,
             capacity => capacity.saturating_add(self.books.borrow().limit_bytes()),
         };
-        let own = self.stations.values_mut().filter(|(id, _)| *id == tenant);
-        for (_, station) in own {
-            station.bound(charged_bytes.min(there));
+        let own = self.machines.values_mut().filter(|(id, _)| *id == tenant);
+        for (_, machine) in own {
+            machine.bound(charged_bytes.min(there));
         }
     }
 
@@ -194,30 +196,31 @@ impl Keeper {
             .map_or(Standing::In, |record| record.standing)
     }
 
-    /// Looks at every move, begins those that are due, and says when to look again; `None`: nobody can be moved.
-    pub fn step(&mut self, now_ns: u64, guests: &[Guest<'_>]) -> Option<u64> {
-        if self.stations.is_empty() {
+    /// Looks at every move, begins those that are due, and says when to look again; `None`: nobody
+    /// can be moved.
+    pub fn step(&mut self, now_ns: u64, jobs: &[JobView<'_>]) -> Option<u64> {
+        if self.machines.is_empty() {
             self.records.clear();
             return None;
         }
         self.records
-            .retain(|id, _| guests.iter().any(|guest| guest.id == *id));
-        for guest in guests {
-            self.look(now_ns, guest);
+            .retain(|id, _| jobs.iter().any(|job| job.id == *id));
+        for job in jobs {
+            self.look(now_ns, job);
         }
-        let pinning = self.permit_pinning(now_ns, guests);
-        self.count(guests);
-        self.tell_of_room(guests);
-        for guest in guests {
-            self.begin_what_is_due(now_ns, guest);
+        let pinning = self.permit_pinning(now_ns, jobs);
+        self.count(jobs);
+        self.notify_of_space(jobs);
+        for job in jobs {
+            self.begin_what_is_due(now_ns, job);
         }
-        self.make_room(now_ns, guests);
-        for guest in guests {
-            self.proceed(now_ns, guest);
+        self.make_space(now_ns, jobs);
+        for job in jobs {
+            self.proceed(now_ns, job);
         }
-        self.rescue(now_ns, guests);
-        self.call_in(now_ns, guests);
-        let again_ns = self.stand(now_ns, guests);
+        self.rescue(now_ns, jobs);
+        self.call_in(now_ns, jobs);
+        let again_ns = self.stand(now_ns, jobs);
         let moving = self
             .records
             .values()
@@ -232,10 +235,10 @@ impl Keeper {
     }
 
     /// Hands out turns to lock host memory; whether anybody on the host has one or waits for it.
-    fn permit_pinning(&mut self, now_ns: u64, guests: &[Guest<'_>]) -> bool {
+    fn permit_pinning(&mut self, now_ns: u64, jobs: &[JobView<'_>]) -> bool {
         let pins = &mut self.books.borrow_mut().pins;
-        for (client, pages) in guests.iter().flat_map(|guest| guest.clients) {
-            if !self.stations.contains_key(client) {
+        for (client, pages) in jobs.iter().flat_map(|job| job.clients) {
+            if !self.machines.contains_key(client) {
                 continue;
             }
             let wanted = pages.client.wants_to_pin();
@@ -246,8 +249,9 @@ impl Keeper {
         pins.is_busy()
     }
 
-    /// Wakes whoever waits for memory of the device, where some has become free since the last look.
-    fn tell_of_room(&mut self, guests: &[Guest<'_>]) {
+    /// Wakes threads that wait for memory of the device, where some has become free since the last
+    /// look.
+    fn notify_of_space(&mut self, jobs: &[JobView<'_>]) {
         let now = |one: &ResidentJob| (one.id, one.resident_bytes.saturating_add(one.fixed_bytes));
         // By job: what one leaves another may have taken already, and wants more.
         let less = self.occupied.iter().any(|(id, before)| {
@@ -260,17 +264,17 @@ impl Keeper {
         if !less {
             return;
         }
-        for guest in guests {
-            let arrives = self.phase_of(guest.id)
+        for job in jobs {
+            let arrives = self.phase_of(job.id)
                 == Phase::Ordered {
                     verb: Verb::Restore,
                 };
             let waits = self
                 .residents
                 .iter()
-                .any(|one| one.id == guest.id && one.space_bytes > 0);
+                .any(|one| one.id == job.id && one.space_bytes > 0);
             if arrives || waits {
-                for (_, pages) in guest.clients {
+                for (_, pages) in job.clients {
                     pages.arbiter.nudge();
                 }
             }
@@ -296,13 +300,13 @@ impl Keeper {
 
     /// A slice was granted to one that is out: its switch begins, if it can.
     pub fn begin_switch(&mut self, now_ns: u64, id: TenantId) {
-        let Some(room) = self.arbitration.space_for(&self.residents(now_ns), id) else {
+        let Some(space) = self.arbitration.space_for(&self.residents(now_ns), id) else {
             return;
         };
-        if room.from_ns > now_ns {
+        if space.from_ns > now_ns {
             return;
         }
-        for victim in room.victims {
+        for victim in space.victims {
             self.depart(now_ns, victim, Verb::Evict);
         }
         let record = self.records.entry(id).or_default();
@@ -336,71 +340,71 @@ impl Keeper {
 
     fn footprints<'s>(
         &'s self,
-        guest: &'s Guest<'_>,
+        job: &'s JobView<'_>,
     ) -> impl Iterator<Item = channel::Footprint> + 's {
-        guest
-            .clients
+        job.clients
             .iter()
-            .filter_map(|(client, _)| Some(self.stations.get(client)?.1.footprint()))
+            .filter_map(|(client, _)| Some(self.machines.get(client)?.1.footprint()))
     }
 
     /// What the processes of a job can have moved, in bytes.
-    fn evictable_bytes(&self, guest: &Guest<'_>) -> u64 {
-        self.footprints(guest)
+    fn evictable_bytes(&self, job: &JobView<'_>) -> u64 {
+        self.footprints(job)
             .map(|f| f.evictable_bytes)
             .fold(0, u64::saturating_add)
     }
 
     /// Evictable bytes that may be on the device by the job's limit.
-    fn fit_target(&self, guest: &Guest<'_>) -> u64 {
-        let fixed = self.records.get(&guest.id).map_or(0, |r| r.fixed_bytes);
-        guest
-            .terms
+    fn fit_target(&self, job: &JobView<'_>) -> u64 {
+        let fixed = self.records.get(&job.id).map_or(0, |r| r.fixed_bytes);
+        job.terms
             .limit_bytes
             .map_or(u64::MAX, |limit| limit.saturating_sub(fixed))
     }
 
     /// Bytes and states, as the arbitration takes them.
-    fn count(&mut self, guests: &[Guest<'_>]) {
+    fn count(&mut self, jobs: &[JobView<'_>]) {
         let mut residents = std::mem::take(&mut self.residents);
         residents.clear();
-        for guest in guests {
-            let resident = self.resident(guest);
+        for job in jobs {
+            let resident = self.resident(job);
             residents.push(resident);
         }
         self.residents = residents;
     }
 
-    /// Of what threads of a job say that they wait for, what its limit and the device have room for.
-    fn room_bytes_of(&self, guest: &Guest<'_>, claimed: u64) -> u64 {
+    /// How much of the memory that a job's threads say they wait for its limit and the device
+    /// allow.
+    fn space_bytes_of(&self, job: &JobView<'_>, claimed: u64) -> u64 {
         // What is waited for may be charged already.
-        let limit = guest.terms.limit_bytes.unwrap_or(u64::MAX);
+        let limit = job.terms.limit_bytes.unwrap_or(u64::MAX);
         match self.capacity_bytes {
             0 => claimed.min(limit),
             capacity => claimed.min(limit).min(capacity),
         }
     }
 
-    fn resident(&mut self, guest: &Guest<'_>) -> ResidentJob {
+    fn resident(&mut self, job: &JobView<'_>) -> ResidentJob {
         let (mut evictable_bytes, mut resident_bytes) = (0u64, 0u64);
-        for footprint in self.footprints(guest) {
+        for footprint in self.footprints(job) {
             evictable_bytes = evictable_bytes.saturating_add(footprint.evictable_bytes);
             resident_bytes = resident_bytes.saturating_add(footprint.resident_bytes);
         }
-        let space_bytes = guest
+        let space_bytes = job
             .clients
             .iter()
-            .map(|(_, pages)| pages.client.room_bytes(self.device))
+            .map(|(_, pages)| pages.client.space_bytes(self.device))
             .fold(0, u64::saturating_add);
         // What the job may not have in any case is waited for in vain, and makes nobody leave.
-        let space_bytes = self.room_bytes_of(guest, space_bytes);
-        let state = self.state_of(guest);
-        let record = self.records.entry(guest.id).or_default();
-        // While all is on the device the charge is what it has there; what is not evictable does not change by moving.
+        let space_bytes = self.space_bytes_of(job, space_bytes);
+        let state = self.state_of(job);
+        let record = self.records.entry(job.id).or_default();
+        // While all is on the device the charge is what it has there; what is not evictable does
+        // not change by moving.
         if state == State::Resident && record.phase == Phase::Settled {
-            record.fixed_bytes = guest.terms.used_bytes.saturating_sub(evictable_bytes);
+            record.fixed_bytes = job.terms.used_bytes.saturating_sub(evictable_bytes);
         } else if evictable_bytes == 0 {
-            record.fixed_bytes = guest.terms.used_bytes;
+            record.fixed_bytes = job.terms.used_bytes;
         }
         let (leaving, coming) = match record.phase {
             Phase::Settled => (false, false),
@@ -416,28 +420,28 @@ impl Keeper {
             evictable_bytes
         };
         ResidentJob {
-            id: guest.id,
-            class: guest.class,
-            weight_ppm: guest.weight_ppm,
-            arrived_ns: guest.arrived_ns,
+            id: job.id,
+            class: job.class,
+            weight_ppm: job.weight_ppm,
+            arrived_ns: job.arrived_ns,
             evictable_bytes,
             resident_bytes,
             fixed_bytes: record.fixed_bytes,
             space_bytes,
             out: !state.is_usable(),
             // One that waits for memory inside an allocation does not come to its gate.
-            wants: guest.wants || record.wished || space_bytes > 0,
+            wants: job.wants || record.wished || space_bytes > 0,
             active_ns: record.active_ns,
             since_ns: record.since_ns,
             leaving,
             coming,
             stuck_until_ns: record.stuck_until_ns,
-            kept_away: guest.terms.kept_away,
+            kept_away: job.terms.kept_away,
         }
     }
 
     /// Of all its processes together: the one that is furthest away counts.
-    fn state_of(&self, guest: &Guest<'_>) -> State {
+    fn state_of(&self, job: &JobView<'_>) -> State {
         let rank = |state: &State| match state {
             State::Resident => 0,
             State::Failed => 1,
@@ -446,50 +450,49 @@ impl Keeper {
             State::Restoring => 4,
             State::Evicting => 5,
         };
-        guest
-            .clients
+        job.clients
             .iter()
-            .filter_map(|(client, _)| Some(self.stations.get(client)?.1.state()))
+            .filter_map(|(client, _)| Some(self.machines.get(client)?.1.state()))
             .max_by_key(rank)
             .unwrap_or_default()
     }
 
     /// Departures that the operator or a limit asks for.
-    fn begin_what_is_due(&mut self, now_ns: u64, guest: &Guest<'_>) {
-        let state = self.state_of(guest);
-        let Some(record) = self.records.get(&guest.id) else {
+    fn begin_what_is_due(&mut self, now_ns: u64, job: &JobView<'_>) {
+        let state = self.state_of(job);
+        let Some(record) = self.records.get(&job.id) else {
             return;
         };
         if record.phase != Phase::Settled || now_ns < record.stuck_until_ns {
             return;
         }
         let resident = self
-            .footprints(guest)
+            .footprints(job)
             .map(|f| f.resident_bytes)
             .fold(0, u64::saturating_add);
-        let all = self.evictable_bytes(guest);
-        if guest.terms.kept_away {
+        let all = self.evictable_bytes(job);
+        if job.terms.kept_away {
             if resident > 0 && state != State::Failed {
-                self.depart(now_ns, guest.id, Verb::Evict);
+                self.depart(now_ns, job.id, Verb::Evict);
             }
             return;
         }
-        if !guest.terms.overflow || !matches!(state, State::Resident | State::Partly) {
+        if !job.terms.overflow || !matches!(state, State::Resident | State::Partly) {
             return;
         }
-        let target = self.fit_target(guest);
+        let target = self.fit_target(job);
         let over = resident.saturating_sub(target);
         let under = target.min(all).saturating_sub(resident);
-        let room = self.residents(now_ns).free_bytes();
+        let space = self.residents(now_ns).free_bytes();
         let comes_back =
-            under >= FIT_BYTES.min(all.saturating_sub(resident)) && under > 0 && under <= room;
+            under >= FIT_BYTES.min(all.saturating_sub(resident)) && under > 0 && under <= space;
         if (over > 0 || comes_back) && now_ns >= record.fitted_ns + FIT_NS {
-            self.depart(now_ns, guest.id, Verb::Fit);
+            self.depart(now_ns, job.id, Verb::Fit);
         }
     }
 
     /// Allocations of those that are in wait for memory: others give way.
-    fn make_room(&mut self, now_ns: u64, guests: &[Guest<'_>]) {
+    fn make_space(&mut self, now_ns: u64, jobs: &[JobView<'_>]) {
         let mut waiting: Vec<(bool, u64, TenantId)> = self
             .residents
             .iter()
@@ -498,12 +501,12 @@ impl Keeper {
             .collect();
         waiting.sort_unstable();
         for (_, _, id) in waiting {
-            self.count(guests);
+            self.count(jobs);
             if self.phase_of(id) != Phase::Settled {
                 continue;
             }
-            let room = self.arbitration.more_space_for(&self.residents(now_ns), id);
-            let victims = room.map(|room| room.victims).unwrap_or_default();
+            let space = self.arbitration.more_space_for(&self.residents(now_ns), id);
+            let victims = space.map(|space| space.victims).unwrap_or_default();
             if victims.is_empty() {
                 continue;
             }
@@ -522,56 +525,56 @@ impl Keeper {
     }
 
     /// What everybody may do now; those that the operator has called come as soon as they may.
-    fn stand(&mut self, now_ns: u64, guests: &[Guest<'_>]) -> Option<u64> {
+    fn stand(&mut self, now_ns: u64, jobs: &[JobView<'_>]) -> Option<u64> {
         let mut again_ns;
         let mut rounds = 0;
         loop {
-            self.count(guests);
+            self.count(jobs);
             let residents = ResidentJobs {
                 now_ns,
                 capacity_bytes: self.capacity_bytes,
                 all: &self.residents,
             };
-            let before: Vec<bool> = guests
+            let before: Vec<bool> = jobs
                 .iter()
-                .map(|guest| self.arbitration.is_parked(guest.id))
+                .map(|job| self.arbitration.is_parked(job.id))
                 .collect();
             let standings;
             (standings, again_ns) = self.arbitration.standings(&residents);
             let mut wished = None;
-            for ((guest, standing), before) in guests.iter().zip(standings).zip(before) {
-                let parked = self.arbitration.is_parked(guest.id);
+            for ((job, standing), before) in jobs.iter().zip(standings).zip(before) {
+                let parked = self.arbitration.is_parked(job.id);
                 if parked != before {
-                    let id = guest.id;
+                    let id = job.id;
                     self.news.push(News::Parked { id, parked });
                 }
-                let Some(record) = self.records.get_mut(&guest.id) else {
+                let Some(record) = self.records.get_mut(&job.id) else {
                     continue;
                 };
                 record.standing = match (record.phase, standing) {
                     // A departure that is over before its gate was closed has nothing to move.
                     (Phase::Settled, standing) => standing,
-                    // The room is its own already; it uses as much of it as is there.
+                    // The space is its own already; it uses as much of it as is there.
                     (
                         Phase::Ordered {
                             verb: Verb::Restore,
                         },
                         _,
-                    ) if begun(&self.stations, guest) => Standing::In,
+                    ) if begun(&self.machines, job) => Standing::In,
                     _ => Standing::Moving,
                 };
                 let waits_inside = self
                     .residents
                     .iter()
-                    .any(|one| one.id == guest.id && one.space_bytes > 0);
+                    .any(|one| one.id == job.id && one.space_bytes > 0);
                 if record.standing == Standing::MayCome && (record.wished || waits_inside) {
-                    wished = Some(guest.id);
+                    wished = Some(job.id);
                 }
             }
             let Some(wished) = wished else { break };
             self.begin_switch(now_ns, wished);
             rounds += 1;
-            if rounds > guests.len() {
+            if rounds > jobs.len() {
                 break;
             }
         }
