@@ -1,5 +1,5 @@
-//! The layout of the shared pages. A promise between versions: see `docs/channel.md` before
-//! changing a byte.
+//! The layout of the shared pages. A promise between versions: see `docs/reference/channel.md`
+//! before changing a byte.
 //!
 //! Four kinds of page, each its own sealed memfd:
 //!

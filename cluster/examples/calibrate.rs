@@ -1,9 +1,9 @@
 //! Runs the settings whose results are known from a reference model and prints how far off this
 //! simulator is.
 //!
-//! The reference is a throw-away model with the same semantics (see docs/simulation.md): decisions
-//! in rounds, gangs, no topology, no restart cost. Every figure printed as `measured` comes from a
-//! run made here.
+//! The reference is a throw-away model with the same semantics (see
+//! docs/explanation/simulation.md): decisions in rounds, gangs, no topology, no restart cost. Every
+//! figure printed as `measured` comes from a run made here.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -12,7 +12,7 @@ pub struct Profile {
     /// Whether the job repeats itself; `None`: too early to tell.
     pub periodic: Option<bool>,
     /// How sure that is, between 0 and 1: 1 for hints and fixed counts, for detected iterations as
-    /// `docs/profile.md` says.
+    /// `docs/reference/profile.md` says.
     pub confidence: f64,
     /// Iterations counted so far, since their boundaries were known.
     pub iterations: u64,

@@ -1,4 +1,4 @@
-//! What a program says about the parts that it consists of, so that it can go on before all of its memory is back (`docs/residency.md`,
+//! What a program says about the parts that it consists of, so that it can go on before all of its memory is back (`docs/explanation/residency.md`,
 //! "Hints"). Each of these does nothing where the job is not evictable, before `cuInit`, without an arbiter, and in a forked child.
 
 use crate::residency;

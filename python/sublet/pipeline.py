@@ -1,4 +1,4 @@
-"""Lets a model's computation start as soon as its first layers are back on the device, see docs/residency.md, "Hints".
+"""Lets a model's computation start as soon as its first layers are back on the device, see docs/explanation/residency.md, "Hints".
 
 Whoever is in a group is known for certain, or is in none: a module is a unit where its parent does nothing but call it (the children of the
 model, and the elements of Sequential, ModuleList and ModuleDict), or where the caller says so. What a unit holds belongs to its

@@ -180,7 +180,7 @@ pub struct ProcessesUtilization {
 const _: () = assert!(size_of::<ProcessesUtilization>() == 24);
 
 /// Calls the macro `$callback` with every function that is answered by us inside a job: symbol and parameters. They are
-/// those that `nvml.csv` marks `virtualise-report`, but for `nvmlDeviceGetSamples` (docs/memory.md says why).
+/// those that `nvml.csv` marks `virtualise-report`, but for `nvmlDeviceGetSamples` (docs/reference/memory.md says why).
 #[macro_export]
 macro_rules! nvml_table {
     ($callback:ident) => {

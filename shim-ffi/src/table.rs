@@ -1,7 +1,8 @@
 //! The one table of driver entry points.
 //!
-//! Every consumer expands from here: the preload library's exports and hooks, the table of real functions, the answers
-//! to `cuGetProcAddress`, the simulated driver's exports and `docs/hooks.md`. There is no second list.
+//! Every consumer expands from here: the preload library's exports and hooks, the table of real
+//! functions, the answers to `cuGetProcAddress`, the simulated driver's exports and
+//! `docs/reference/hooks.md`. There is no second list.
 //!
 //! One row per exported symbol of the Linux x86-64 driver:
 //!
@@ -9,19 +10,24 @@
 //! symbol "base name" introduced variant action shape role space "category" params stream sim {traits} (a0: Type, ...)
 //! ```
 //!
-//! * `introduced`: CUDA version of this ABI as `cuGetProcAddress` counts it (11060 = 11.6); 0 where undocumented.
+//! * `introduced`: CUDA version of this ABI as `cuGetProcAddress` counts it (11060 = 11.6); 0 where
+//!   undocumented.
 //! * `variant`: `legacy`, or `ptsz`/`ptds` where stream 0 means the calling thread's stream.
-//! * `action`: what the interposer does with it. `role` and `space`: what it means for memory and work.
+//! * `action`: what the interposer does with it. `role` and `space`: what it means for memory and
+//!   work.
 //! * `shape`: the code of the preload library's entry, see [`crate::Shape`].
-//! * `params`: number of parameters (`_`: unknown). `stream`: 1-based position of the stream parameter, `in_struct`
-//!   where it is a field of an argument, 0 where there is none or it is implicit.
-//! * `sim`: `sim` where the simulated driver implements it, `nosim` where it answers `CUDA_ERROR_NOT_SUPPORTED`.
+//! * `params`: number of parameters (`_`: unknown). `stream`: 1-based position of the stream
+//!   parameter, `in_struct` where it is a field of an argument, 0 where there is none or it is
+//!   implicit.
+//! * `sim`: `sim` where the simulated driver implements it, `nosim` where it answers
+//!   `CUDA_ERROR_NOT_SUPPORTED`.
 //! * `traits`: fields of [`crate::Traits`], such as `{capture: Capture::Begins}`; `{}` for most.
 //! * the signature, `_` where we do not need to know it. All entry points return `CUresult`.
 
 /// Calls the macro `$callback` with every row of the table.
 ///
-/// A row is the token sequence described in the module documentation; see [`crate::entry`] for a complete matcher.
+/// A row is the token sequence described in the module documentation; see [`crate::entry`] for a
+/// complete matcher.
 #[macro_export]
 macro_rules! driver_table {
     ($callback:ident) => {

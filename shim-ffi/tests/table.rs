@@ -354,7 +354,7 @@ fn requests_that_frameworks_were_seen_to_make_resolve_to_the_symbol_they_got() {
 
 #[test]
 fn nvml_reports_that_are_answered_by_us_are_those_of_the_classification() {
-    /// Documented in docs/memory.md: a history of the whole device, of which no part is anybody's.
+    /// Documented in docs/reference/memory.md: a history of the whole device, of which no part is anybody's.
     const LEFT_ALONE: &str = "nvmlDeviceGetSamples";
     let text = include_str!("../data/nvml.csv");
     let mut lines = text.lines();

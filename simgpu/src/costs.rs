@@ -2,7 +2,7 @@
 //!
 //! The driver carries such calls out one after another, whatever thread they come from: a call takes its time on a timeline of
 //! the process, behind those before it. Costs go with the number of handles, not with their bytes; locking pages goes with
-//! bytes. Where the figures of the profiles come from is said in `docs/simgpu.md`.
+//! bytes. Where the figures of the profiles come from is said in `docs/reference/simgpu.md`.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 

@@ -1,4 +1,4 @@
-//! `docs/hooks.md`, written from the one table.
+//! `docs/reference/hooks.md`, written from the one table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

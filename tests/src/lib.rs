@@ -12,6 +12,7 @@ pub mod fake;
 pub mod hooks_doc;
 pub mod log;
 pub mod outcome;
+pub mod pages;
 pub mod program_run;
 pub mod programs;
 pub mod sandbox;

@@ -1,4 +1,4 @@
-//! Prints `docs/hooks.md`. See `scripts/hooks-doc`.
+//! Prints `docs/reference/hooks.md`. See `scripts/hooks-doc`.
 
 fn main() {
     print!("{}", tests::hooks_doc::page());

@@ -14,8 +14,8 @@ use super::DeviceScheduler;
 const FORGIVEN_NS: u64 = 200_000;
 
 /// What a device takes to turn from one process's context to another's, in nanoseconds: tens of
-/// microseconds (`docs/simgpu.md`). Slices are long enough for that as well: with hand-overs of 15
-/// us alone they would be 2 ms, and lose 1.75 %.
+/// microseconds (`docs/reference/simgpu.md`). Slices are long enough for that as well: with
+/// hand-overs of 15 us alone they would be 2 ms, and lose 1.75 %.
 const TURN_NS: u64 = 20_000;
 
 /// For so long after a gate has opened the cores are left to the threads that were woken, in

@@ -8,7 +8,7 @@
 //!
 //! It is all or nothing. Which buffers a kernel touches is not known to anybody outside of it (pointers lie in device memory), and
 //! one that touches an address with nothing behind it ends the context. Only a program that says itself which memory its parts need
-//! ([`groups`]) goes on before all of it is back ([`early`]). See `docs/residency.md`.
+//! ([`groups`]) goes on before all of it is back ([`early`]). See `docs/explanation/residency.md`.
 //!
 //! This is the one place where we keep a thread in the tenant and where a call of the program waits for a lock that is held over
 //! driver calls: the latch. Both exist in evictable tenants only.

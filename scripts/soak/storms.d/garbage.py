@@ -59,7 +59,7 @@ def changed(rng, message):
 
 
 class Session:
-    """A connection to the hook by one that knows the token (docs/cluster.md, "Who is obeyed"): what it signs is read to its end."""
+    """A connection to the hook by one that knows the token (docs/how-to/cluster.md, "Who is obeyed"): what it signs is read to its end."""
 
     def __init__(self, port, token):
         self.connection = socket.create_connection(("127.0.0.1", port), 2)

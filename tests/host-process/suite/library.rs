@@ -75,7 +75,7 @@ fn it_exports_no_more_than_the_driver_and_its_entries() {
         "la_objsearch",
         "InitializeInjection",
     ];
-    // Those that docs/memory.md lists, and none by which a program asks whether there is an NVML.
+    // Those that docs/reference/memory.md lists, and none by which a program asks whether there is an NVML.
     let reports: Vec<&str> = shim_ffi::nvml::FUNCTIONS
         .iter()
         .map(|(_, name)| *name)

@@ -390,7 +390,7 @@ impl Pending {
             return self.tell(&response, false);
         }
         site.turned_away(self.from);
-        let text = "this is for those who know the hook's token and prove it; `sublet cluster` does with --token-file, docs/cluster.md says how";
+        let text = "this is for those who know the hook's token and prove it; `sublet cluster` does with --token-file, docs/how-to/cluster.md says how";
         self.tell(&problem(401, text), false)
     }
 }

@@ -8,7 +8,7 @@
 //! inside a queue; a job is demoted when it crosses a threshold. The default is one threshold of
 //! 57,600 GPU-seconds (16 GPU-hours), the value in the Pollux artifact; Tiresias' own simulator has
 //! 3,250 / 7,200 / 18,000, with which queues hardly separate long jobs from very long ones (see
-//! docs/simulation.md: 1.2x instead of 2.7x over FIFO).
+//! docs/explanation/simulation.md: 1.2x instead of 2.7x over FIFO).
 
 use std::collections::HashMap;
 
