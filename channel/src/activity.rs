@@ -321,6 +321,27 @@ impl ClientHalf {
             .any(|thread| thread.unmarked() != 0 && thread.device.load(Relaxed) as usize == device)
     }
 
+    /// Streams of `device` with marked work that is not finished: each slot, and the mark that the device has passed. The search begins at
+    /// slot `first`, modulo the slots there are.
+    pub fn outstanding(
+        &self,
+        device: usize,
+        first: usize,
+    ) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let used = self.streams_used();
+        let first = first.checked_rem(used).unwrap_or(0);
+        let slots = (first..used).chain(0..first);
+        slots.filter_map(move |slot| Some((slot, self.stands_at(device, slot)?)))
+    }
+
+    /// The mark that `device` has passed on the stream of slot `slot`, while there are others that it has not.
+    pub fn stands_at(&self, device: usize, slot: usize) -> Option<u64> {
+        let stream = self.streams.get(slot)?;
+        let done = stream.done.load(Acquire);
+        let behind = stream.issued.load(Acquire).wrapping_sub(done);
+        (stream.is_on(device) && behind != 0 && behind < u64::MAX / 2).then_some(done)
+    }
+
     /// Marked work that `device` has not finished.
     pub fn in_flight(&self, device: usize) -> InFlight {
         let mut in_flight = InFlight::default();

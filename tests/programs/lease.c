@@ -6,6 +6,7 @@
 //   rest                  it ends                                                  -> STATUS (its last one)
 //   queue COUNT           kernels of 0.2 ms, not waited for                        -> STATUS
 //   most COUNT            the same; how many were in flight at once, at most       -> STATUS MOST
+//   memsets COUNT         of 4 KiB each, not waited for                            -> STATUS
 //   sync                                                                           -> STATUS
 //   capture               begins a capture, and captures a kernel                  -> STATUS
 //   bad | trap            a kernel with an address of nobody's | that traps        -> STATUS
@@ -55,6 +56,13 @@ static cu_status work(W on) {
 static cu_status queue(int count) {
     cu_status status = 0;
     while (!status && count--) status = work(stream);
+    return status;
+}
+
+static cu_status memsets(int count) {
+    static W memory;
+    cu_status status = memory ? 0 : CALL("cuMemAlloc_v2", &memory, (size_t)4096);
+    while (!status && count--) status = CALL("cuMemsetD32Async", memory, 1u, (size_t)1024, stream);
     return status;
 }
 
@@ -137,6 +145,8 @@ int main(int count, char **words) {
             printf("%d\n", last);
         } else if (!strcmp(verb, "queue")) {
             printf("%d\n", queue(number));
+        } else if (!strcmp(verb, "memsets")) {
+            printf("%d\n", memsets(number));
         } else if (!strcmp(verb, "most")) {
             int found = 0;
             cu_status status = most(number, &found);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use control::JobStatus;
 use nix::sys::signal::Signal;
-use tests::{Artefacts, Outcome, Running, Sandbox, wait_until};
+use tests::{Artefacts, Outcome, ProgramRun, Running, Sandbox, programs, wait_until};
 
 fn spin(sandbox: &Sandbox, name: &str, fault: Option<&str>) -> Running {
     let mut command = sandbox.job(
@@ -183,6 +183,30 @@ fn jobs_on_an_overloaded_host_are_not_taken_for_offenders() {
     assert!(violations.is_empty(), "{violations:?}");
     println!("now: 0 of 3 jobs demoted under 16 niced programs");
     drop((jobs, load));
+}
+
+#[test]
+fn tiny_memsets_beside_a_busy_job_are_no_violation() {
+    let sandbox = Sandbox::new();
+    let busy = spin_of(&sandbox, "busy", "0.5");
+    goes_on(&sandbox, "busy");
+    let flags = ["--name", "tiny", "--share", "0.5"];
+    let mut tiny = ProgramRun::start(&mut sandbox.job(&flags, programs::program("lease")));
+    let kernels = Artefacts::get().root().join("simgpu/kernels");
+    assert_eq!(tiny.ask(&format!("init {}", kernels.display())), "0");
+    let mut rounds = 0;
+    wait_until("it has had the device for more than a second", || {
+        rounds += 1;
+        assert_eq!(tiny.ask("memsets 20000"), "0");
+        (job(&sandbox, "tiny").device_time_ns > 1_500_000_000).then_some(())
+    });
+    goes_on(&sandbox, "busy");
+    let events = sandbox.events();
+    let violations: Vec<_> = events.iter().filter(|e| e.kind == "misbehaviour").collect();
+    assert!(violations.is_empty(), "{violations:?}");
+    println!("now: {rounds} times 20,000 memsets of 4 KiB beside a busy job, 0 violations");
+    tiny.finish().succeeded();
+    drop(busy);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use super::drain::Drain;
 use super::host_stall::Rate;
 use super::pace::{Answer, Pace};
 use super::progress::Progress;
+use super::unfinished::Unfinished;
 use super::violation::{Violation, ViolationRecord};
 use crate::peer::{self, Activity};
 use crate::terms::Terms;
@@ -71,13 +72,11 @@ pub(super) struct RunEntity {
     /// Its slice began before the end of the drain before it, which is expected then: until one of
     /// the two happens the device works for the other tenant.
     pub behind_until_ns: u64,
-    /// Since when it has had work on the device that was there when a slice of it ended, passed on
-    /// or begun anew, without submitting any more. A slice in between, in a gap that the others
-    /// left, does not end that.
-    unfinished_since_ns: Option<u64>,
-    /// Device time that it was given since then while none of its marks passed. Time in which
-    /// nobody looked does not count.
-    standing_ns: u64,
+    /// What its slices have left on the device.
+    unfinished: Unfinished,
+    /// It was found to have endless work, beside which other work of it gets on. That other work
+    /// need not wait for the end of the endless one.
+    endless_in_part: bool,
     /// Marks outstanding when that was looked at last.
     marks: u64,
     /// It was passed over for so long that its process must be stopped, unless the host is.
@@ -160,8 +159,8 @@ impl RunEntity {
             drain: Drain::default(),
             forgiven_ns: 0,
             behind_until_ns: 0,
-            unfinished_since_ns: None,
-            standing_ns: 0,
+            unfinished: Unfinished::default(),
+            endless_in_part: false,
             marks: 0,
             suspected_unresponsive: false,
             quiet_ns: pace.quiet_ns,
@@ -212,14 +211,15 @@ impl RunEntity {
             }
     }
 
-    /// Whether it is demoted for endless work that is still on the device: more of its work would
-    /// only come behind that.
+    /// Whether it is demoted for endless work that is still on the device, where more of its work
+    /// would only come behind that. Streams that get on beside it do not: the endless one may even
+    /// wait for what they do.
     fn is_stuck(&self, now_ns: u64) -> bool {
         let endless = matches!(
             self.record.demoted(now_ns),
             Some(super::Violation::Endless { .. })
         );
-        endless && self.drain_since_ns.is_some()
+        endless && self.drain_since_ns.is_some() && !self.endless_in_part
     }
 
     /// Its class as it is treated.
@@ -290,13 +290,9 @@ impl RunEntity {
         let seen = self.sample(device);
         self.waits = seen.waits;
         self.note_coming(now_ns, seen);
-        if !(seen.in_flight() || seen.blocking) || seen.launches != self.launches {
-            self.unfinished_since_ns = None;
-        }
-        // Something of it was done, however long that took.
-        if seen.marks < self.marks || self.unfinished_since_ns.is_none() {
-            self.standing_ns = 0;
-        }
+        let got_on = seen.marks < self.marks || seen.launches != self.launches;
+        self.unfinished
+            .look(&self.clients, device, self.hold.is_some(), got_on);
         self.marks = seen.marks;
         let woken = self
             .hold
@@ -409,7 +405,7 @@ impl RunEntity {
                 // device passes on.
                 let seen = self.sample(device);
                 if seen.in_flight() || seen.blocking {
-                    self.unfinished_since_ns.get_or_insert(now_ns);
+                    self.unfinished.note(now_ns, &self.clients, device);
                 }
                 hold.opened_ns
             }
@@ -457,10 +453,10 @@ impl RunEntity {
         self.drain_since_ns = (seen.in_flight() || seen.blocking).then_some(now_ns);
         if self.drain_since_ns.is_none() {
             self.drain.none();
-            self.unfinished_since_ns = None;
+            self.unfinished.clear();
         } else {
             self.drain.begin(now_ns, seen.marks);
-            self.unfinished_since_ns.get_or_insert(now_ns);
+            self.unfinished.note(now_ns, &self.clients, device);
         }
         if self.busy || self.drain_since_ns.is_some() {
             self.ready_until_ns = now_ns + self.quiet_ns;
@@ -486,16 +482,14 @@ impl RunEntity {
 
     /// It was given so much of the device, of which `stall_ns` was a time in which nobody looked.
     pub fn stand(&mut self, got_ns: u64, stall_ns: u64) {
-        if self.unfinished_since_ns.is_some() {
-            let got_ns = got_ns.saturating_sub(stall_ns);
-            self.standing_ns = self.standing_ns.saturating_add(got_ns);
-        }
+        self.unfinished.pass(got_ns.saturating_sub(stall_ns));
     }
 
     /// All of its clients are gone.
     pub fn empty(&mut self) {
         (self.waits, self.busy) = (false, false);
-        (self.drain_since_ns, self.unfinished_since_ns) = (None, None);
+        self.drain_since_ns = None;
+        self.unfinished.clear();
         self.ready_until_ns = 0;
         self.idle_ns = None;
         self.hold = None;
@@ -534,11 +528,10 @@ impl RunEntity {
 
     /// How it behaves, looked at a few times a second.
     pub fn inspect(&mut self, now_ns: u64, device: usize) -> Option<Violation> {
-        if let Some(since_ns) = self.unfinished_since_ns {
-            let ns = now_ns.saturating_sub(since_ns);
-            if self.standing_ns >= ENDLESS_NS {
-                return Some(Violation::Endless { ms: ns / 1_000_000 });
-            }
+        if let Some(endless) = self.unfinished.endless(ENDLESS_NS) {
+            self.endless_in_part = endless.in_part;
+            let ns = now_ns.saturating_sub(endless.since_ns);
+            return Some(Violation::Endless { ms: ns / 1_000_000 });
         }
         if std::mem::take(&mut self.suspected_unresponsive) {
             return Some(Violation::Unresponsive);

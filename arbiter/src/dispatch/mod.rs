@@ -36,6 +36,7 @@ mod progress;
 mod report;
 mod residence;
 mod switch;
+mod unfinished;
 mod violation;
 
 use std::rc::Rc;

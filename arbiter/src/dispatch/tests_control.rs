@@ -305,6 +305,47 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
     assert!(got[0] > 450 * MS, "{got:?}");
 }
 
+/// A tenant with a kernel that loops on one stream, or with kernels of 0.3 s there, and short work on another stream, of which it submits
+/// more whenever it is let in. What is reported of it in 6 s, and how often it was let in.
+fn beside_a_loop(gets_on: bool) -> (Vec<(TenantId, Violation)>, u64) {
+    let mut bench = Bench::new(&[800_000, 200_000]);
+    let client = Rc::clone(&bench.pages[0]);
+    let claim = || client.client.claim_stream(0).expect("slot").1;
+    let (stuck, other) = (claim(), claim());
+    stuck.issue();
+    let mut looks = 0u64;
+    for _ in 0..60 {
+        bench.run(100 * MS, |pages| {
+            looks += 1;
+            if gets_on && looks.is_multiple_of(6000) {
+                stuck.passed(stuck.issue() - 1);
+            }
+            greedy(&pages[0]);
+            if pages[0].arbiter.is_open(0) {
+                other.passed(other.issue() - 1);
+            } else {
+                other.settle();
+            }
+            greedy(&pages[1]);
+        });
+        bench.scheduler.inspect(bench.now_ns, &mut |_| false);
+    }
+    (bench.scheduler.take_violations(), bench.usage(0).grants)
+}
+
+#[test]
+fn a_loop_on_one_stream_is_found_out_beside_one_that_gets_on() {
+    let (violations, grants) = beside_a_loop(false);
+    println!("now: a loop beside a stream that gets on: {violations:?} after {grants} slices");
+    assert!(
+        matches!(violations[..], [(TenantId(0), Violation::Endless { .. })]),
+        "{violations:?}"
+    );
+    let (violations, grants) = beside_a_loop(true);
+    assert_eq!(violations, [], "a stream that gets on is not without end");
+    assert!(grants > 20, "{grants}");
+}
+
 #[test]
 fn work_that_never_ends_is_found_out_where_nobody_else_is_let_in() {
     // The first to come keeps the device under this policy: a tenant that waits behind a kernel
