@@ -62,11 +62,11 @@ impl DeviceScheduler {
     /// again.
     pub(super) fn admit_co_ranks(&mut self, now_ns: u64) -> Option<u64> {
         let mut again_ns = None;
-        for at in 0..self.entities.len() {
-            if self.entities[at].co_ranks.is_here() {
+        for at in 0..self.roster.len() {
+            if self.roster[at].co_ranks.is_here() {
                 self.close_co_ranks(now_ns, at);
             }
-            let entity = &mut self.entities[at];
+            let entity = &mut self.roster[at];
             if !entity.co_ranks.is_here() {
                 if entity.drain_since_ns.is_none() && entity.hold.is_none() {
                     // The next drain starts afresh.
@@ -74,7 +74,7 @@ impl DeviceScheduler {
                 }
                 self.open_co_ranks(now_ns, at);
             }
-            if self.entities[at].co_ranks.is_here() {
+            if self.roster[at].co_ranks.is_here() {
                 again_ns = Some(now_ns + self.pace.drain_look_ns);
             }
         }
@@ -83,8 +83,8 @@ impl DeviceScheduler {
 
     /// The tenant holds the device or is about to, so its own slice moves all of its gates.
     fn is_its_turn(&self, at: usize) -> bool {
-        let entity = &self.entities[at];
-        let next = self.pre_woken.map(|(tenant, _)| tenant);
+        let entity = &self.roster[at];
+        let next = self.hand_over.pre_woken().map(|(tenant, _)| tenant);
         entity.hold.is_some() || next == Some(entity.tenant)
     }
 
@@ -92,7 +92,7 @@ impl DeviceScheduler {
         let device = self.device;
         let window_ns = u64::from(self.pace.window_us) * 1000;
         let its_turn = self.is_its_turn(at);
-        let entity = &mut self.entities[at];
+        let entity = &mut self.roster[at];
         let open_ns = now_ns.saturating_sub(entity.co_ranks.since_ns);
         let moved = entity.drain_since_ns.is_none()
             || of_others(entity, &entity.co_ranks.clients, device) < entity.co_ranks.marks;
@@ -114,7 +114,7 @@ impl DeviceScheduler {
     fn open_co_ranks(&mut self, now_ns: u64, at: usize) {
         let device = self.device;
         let its_turn = self.is_its_turn(at);
-        let entity = &self.entities[at];
+        let entity = &self.roster[at];
         let stands_still = entity.drain_since_ns.is_some() && entity.drain.stands_still(now_ns);
         let rest_ns = if entity.co_ranks.used_ns < self.pace.drain_ns {
             REST_NS
@@ -141,7 +141,7 @@ impl DeviceScheduler {
         for (_, pages) in coming {
             self.woken |= pages.arbiter.open(device, &grant) > 0;
         }
-        let co_ranks = &mut self.entities[at].co_ranks;
+        let co_ranks = &mut self.roster[at].co_ranks;
         (co_ranks.clients, co_ranks.since_ns, co_ranks.marks) = (clients, now_ns, marks);
     }
 }
@@ -247,7 +247,7 @@ mod tests {
         assert!(!bench.open(2));
         // It ends between two looks of one step, and its process waits by then.
         let now_ns = bench.now_ns + MS;
-        assert!(bench.scheduler.entities[0].drain.stands_still(now_ns));
+        assert!(bench.scheduler.roster[0].drain.stands_still(now_ns));
         blocking(&bench, 0, false);
         bench.pages[0]
             .client

@@ -225,9 +225,9 @@ impl DeviceScheduler {
     /// Tenants that are gangs if they use another device as well. A process can be granted every
     /// device that its driver shows it; it uses one that it has wanted lately.
     fn gang_candidates(&self) -> impl Iterator<Item = TenantId> {
-        let sliced = !matches!(self.mode, super::Mode::Concurrent);
-        let now_ns = self.charged_ns;
-        let candidates = self.entities.iter().filter(move |entity| {
+        let sliced = self.mode.has_slices();
+        let now_ns = self.time.charged_ns();
+        let candidates = self.roster.iter().filter(move |entity| {
             sliced
                 && entity.terms.gang
                 && !entity.clients.is_empty()
@@ -238,26 +238,29 @@ impl DeviceScheduler {
 
     /// Whether a tenant has its turns here together with those on other devices.
     pub fn is_gang(&self, tenant: TenantId) -> bool {
-        self.entity(tenant).is_some_and(|entity| entity.gang)
+        self.roster.find(tenant).is_some_and(|entity| entity.gang)
     }
 
     fn mark_gangs(&mut self, is_gang: impl Fn(TenantId) -> bool) {
-        for entity in &mut self.entities {
+        for entity in self.roster.iter_mut() {
             entity.gang = is_gang(entity.tenant);
         }
     }
 
     fn gang_competes(&self, tenant: TenantId, now_ns: u64) -> bool {
-        self.entity(tenant)
+        self.roster
+            .find(tenant)
             .is_some_and(|entity| entity.wants(now_ns) || entity.busy)
     }
 
     fn may_run(&self, tenant: TenantId) -> bool {
-        self.entity(tenant).is_none_or(super::RunEntity::may_run)
+        self.roster
+            .find(tenant)
+            .is_none_or(super::RunEntity::may_run)
     }
 
     fn gang_terms(&self, tenant: TenantId, now_ns: u64) -> Option<(Class, u32)> {
-        let view = self.entity(tenant)?.view(now_ns);
+        let view = self.roster.find(tenant)?.view(now_ns);
         Some((view.class, view.weight_ppm))
     }
 
@@ -265,7 +268,7 @@ impl DeviceScheduler {
     /// where there is none.
     fn singles(&self, now_ns: u64) -> (Class, u32) {
         let mut singles = (Class::Opportunistic, 0u32);
-        for entity in self.entities.iter().filter(|entity| !entity.gang) {
+        for entity in self.roster.iter().filter(|entity| !entity.gang) {
             if !entity.competes(now_ns) {
                 continue;
             }
@@ -281,18 +284,16 @@ impl DeviceScheduler {
     }
 
     fn singles_device_ns(&self) -> u64 {
-        let singles = self.entities.iter().filter(|entity| !entity.gang);
+        let singles = self.roster.iter().filter(|entity| !entity.gang);
         singles.map(|entity| entity.usage.device_ns).sum()
     }
 
     fn begin_turn(&mut self, turn: Turn) {
-        self.turn = Some(turn);
+        self.precedence.begin_turn(turn);
     }
 
     /// The gates of a gang close with the next step.
     fn end_turn(&mut self, turn: Turn) {
-        if self.turn == Some(turn) {
-            self.turn = None;
-        }
+        self.precedence.end_turn(turn);
     }
 }

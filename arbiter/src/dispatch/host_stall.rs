@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_drain_that_nobody_saw_end_ends_when_it_was_expected_to() {
         let mut bench = Bench::new(&[500_000, 500_000]);
-        let entity = &mut bench.scheduler.entities[0];
+        let entity = &mut bench.scheduler.roster[0];
         entity.hold = None;
         for _ in 0..20 {
             entity.drain.begin(0, 1);
@@ -267,10 +267,10 @@ mod tests {
         assert!(ended_ns.abs_diff(mean_ns) < 20 * US, "{ended_ns}");
         assert_eq!(got(entity, 5 * MS), MS / 2, "it should have ended before");
         There::Kernel.put(&bench.pages[0]);
-        let entity = &bench.scheduler.entities[0];
+        let entity = &bench.scheduler.roster[0];
         assert_eq!(got(entity, 20 * MS), ended_ns + MS, "it is at one more");
         There::Copy.put(&bench.pages[0]);
-        assert_eq!(got(&bench.scheduler.entities[0], 20 * MS), 20 * MS);
+        assert_eq!(got(&bench.scheduler.roster[0], 20 * MS), 20 * MS);
         assert!(bench.scheduler.usage(TenantId(0)).is_some());
     }
 

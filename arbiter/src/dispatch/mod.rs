@@ -16,8 +16,9 @@
 //! run; a gang has its turn on all of its devices (`gang`); a tenant that is owed its floor
 //! (`bounds`) comes next.
 //!
-//! `pace` has what can be chosen, `entity` one tenant, `switch` the hand-overs, `pre_wake` the
-//! wake-ups before them, `bounds` floors and caps, `host_stall` the cost of a look that comes too
+//! The parts of a [`DeviceScheduler`] have a file each, in which their invariants stand. `pace` has
+//! what can be chosen, `entity` one tenant, `switch` the hand-overs, `pre_wake` the wake-ups before
+//! them, `bounds` floors and caps, `host_stall` the cost of a look that comes too
 //! late, `violation` the penalties of tenants that harm the others, `auto` the choice between
 //! slices and all at once, `report` what others ask about a device. They take the time as an
 //! argument and pages as they are; none owns a clock, a socket or a journal.
@@ -25,17 +26,22 @@
 mod auto;
 mod bounds;
 mod co_ranks;
-mod cost;
 mod drain;
 mod entity;
 mod gang;
+mod hand_over;
 mod host_stall;
+mod mode_switch;
 mod pace;
 mod pre_wake;
+mod precedence;
 mod progress;
 mod report;
 mod residence;
+mod roster;
+mod slice_choice;
 mod switch;
+mod time_account;
 mod unfinished;
 mod violation;
 
@@ -43,21 +49,24 @@ use std::rc::Rc;
 
 use channel::Grant;
 use channel::arbiter::ClientPages;
-use policy::quantum::SwitchCost;
-use policy::{
-    Class, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy, TenantId, TenantView,
-};
+use policy::{Class, Iterations, Memory, QuantumBounds, TenantId};
 
 use crate::residency::ResidencyManager;
 use crate::terms::Terms;
-use crate::usage::{Recent, Usage};
-use auto::{Auto, Running, Sample};
+use crate::usage::Usage;
+use auto::Sample;
 use bounds::Slices;
-use cost::Handover;
 use entity::RunEntity;
 pub use gang::GangScheduler;
+use hand_over::HandOver;
+use mode_switch::ModeSwitch;
 pub use pace::{Answer, Mode, Pace, Setup};
+use precedence::Precedence;
+pub use precedence::Turn;
 pub use progress::Boundaries;
+use roster::Roster;
+use slice_choice::SliceChoice;
+use time_account::{Passed, TimeAccount};
 pub use violation::Violation;
 
 /// For how long after a moment of contention the small window stays.
@@ -71,69 +80,29 @@ const CONFIRM_NS: u64 = 50_000;
 const IDLE_TICK_NS: u64 = 100_000_000;
 
 /// One device.
+///
+/// Its parts keep their own invariants: `roster` has the tenants, `mode` the change between slices and
+/// all at once, `hand_over` the passing of the device, `precedence` what comes before the policy,
+/// `choice` the policy itself, `time` what is accounted, `residency` where memory is.
 #[derive(Debug)]
 pub struct DeviceScheduler {
     device: usize,
-    mode: Mode,
     pace: Pace,
-    /// Between what a slice lasts now.
-    quantum: QuantumBounds,
-    /// What the last slice was given, in microseconds.
-    slice_us: u32,
-    cost: SwitchCost,
-    /// One whose first submission has not been seen yet.
-    handover: Option<Handover>,
-    /// When the drain that was waited for has ended, where that was found in this step.
-    drained_ns: Option<u64>,
-    holders: usize,
     answer: Answer,
-    memory_bytes: u64,
-    policy: Box<dyn SlicePolicy>,
-    auto: Auto,
-    entities: Vec<RunEntity>,
-    /// A gang's turn, which no policy touches.
-    turn: Option<Turn>,
-    /// Everybody was let in.
-    all_in: bool,
+    roster: Roster,
+    mode: ModeSwitch,
+    hand_over: HandOver,
+    precedence: Precedence,
+    choice: SliceChoice,
+    time: TimeAccount,
+    residency: ResidencyManager,
     /// Only opportunistic tenants wait.
     gap: bool,
-    /// Who runs for the sake of its floor, likewise.
-    floor: Option<TenantId>,
-    /// The slice that begins when the drains before it have ended.
-    coming: Option<Slice>,
-    /// When it begins although they have not, where their end is known well enough.
-    entry_ns: Option<u64>,
-    /// The tenant whose gate is about to open, and when: at a time that it and the holder know, or
-    /// (`None`) when a drain has ended.
-    pre_woken: Option<(TenantId, Option<u64>)>,
+    crowded_until_ns: u64,
+    grants: u64,
     /// Threads were woken since that was asked last.
     woken: bool,
-    grants: u64,
-    /// When time was charged last.
-    charged_ns: u64,
-    /// When the next look was planned.
-    planned_ns: Option<u64>,
-    crowded_until_ns: u64,
-    busy: Recent,
     violations: Vec<(TenantId, Violation)>,
-    /// Where its tenants' memory is.
-    residency: ResidencyManager,
-    /// Scratch of `decide`, kept to allocate nothing.
-    view: Vec<TenantView>,
-    held: Vec<Holder>,
-}
-
-/// The turn of a gang.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Turn {
-    /// Whose.
-    pub tenant: TenantId,
-    /// Number of the turn, which distinguishes it from the same tenant's next one.
-    pub number: u64,
-    /// How long, in microseconds.
-    pub quantum_us: u32,
-    /// Others wait for its end.
-    pub contended: bool,
 }
 
 impl DeviceScheduler {
@@ -141,38 +110,25 @@ impl DeviceScheduler {
     pub fn new(device: usize, setup: Setup, now_ns: u64) -> Self {
         Self {
             device,
-            mode: setup.mode,
             pace: setup.pace,
-            quantum: setup.pace.quantum.now(0, true),
-            slice_us: 0,
-            cost: SwitchCost::default(),
-            handover: None,
-            drained_ns: None,
-            holders: setup.holders.max(1),
             answer: setup.answer,
-            memory_bytes: setup.memory_bytes,
-            policy: setup
-                .policy
-                .unwrap_or_else(|| Box::new(policy::Stride::new())),
-            auto: Auto::new(now_ns),
-            entities: Vec::new(),
-            turn: None,
-            all_in: false,
+            roster: Roster::default(),
+            mode: ModeSwitch::new(setup.mode, now_ns),
+            hand_over: HandOver::default(),
+            precedence: Precedence::default(),
+            choice: SliceChoice::new(
+                setup.policy,
+                setup.holders,
+                setup.memory_bytes,
+                setup.pace.quantum,
+            ),
+            time: TimeAccount::new(now_ns),
+            residency: ResidencyManager::new(device),
             gap: false,
-            floor: None,
-            coming: None,
-            entry_ns: None,
-            pre_woken: None,
-            woken: false,
-            grants: 0,
-            charged_ns: now_ns,
-            planned_ns: None,
             crowded_until_ns: 0,
-            busy: Recent::default(),
+            grants: 0,
+            woken: false,
             violations: Vec::new(),
-            residency: Self::residency(device),
-            view: Vec::new(),
-            held: Vec::new(),
         }
     }
 
@@ -182,11 +138,9 @@ impl DeviceScheduler {
         self.charge(now_ns);
         let shorter = setup.pace.quantum.max_us;
         (self.pace, self.answer) = (setup.pace, setup.answer);
-        (self.holders, self.memory_bytes) = (setup.holders.max(1), setup.memory_bytes);
-        if let Some(policy) = setup.policy {
-            self.policy = policy;
-        }
-        for entity in &mut self.entities {
+        self.choice
+            .set(setup.policy, setup.holders, setup.memory_bytes);
+        for entity in self.roster.iter_mut() {
             entity.quiet_ns = entity
                 .quiet_ns
                 .clamp(self.pace.quiet_ns, self.pace.quiet_max_ns);
@@ -194,10 +148,7 @@ impl DeviceScheduler {
                 hold.quantum_us = hold.quantum_us.min(shorter);
             }
         }
-        if self.mode != setup.mode {
-            self.mode = setup.mode;
-            self.auto = Auto::new(now_ns);
-        }
+        self.mode.set(setup.mode, now_ns);
     }
 
     /// A client of `tenant` comes. Its gate opens at once where its tenant holds the device or
@@ -211,23 +162,15 @@ impl DeviceScheduler {
         pages: Rc<ClientPages>,
     ) {
         self.charge(now_ns);
-        let at = match self
-            .entities
-            .iter()
-            .position(|entity| entity.tenant == tenant)
-        {
-            Some(at) => at,
-            None => {
-                self.entities
-                    .push(RunEntity::new(now_ns, tenant, terms, &self.pace));
-                self.entities.len() - 1
-            }
-        };
+        let pace = &self.pace;
+        let new = || RunEntity::new(now_ns, tenant, terms, pace);
+        let at = self.roster.position_or_add(tenant, new);
         self.residency.add(tenant, client, &pages);
-        let nobody = self.entities.iter().all(|entity| entity.hold.is_none());
-        let free = nobody && self.turn.is_none() && self.coming.is_none();
-        let grant = self.grant_of(&self.entities[at], now_ns, 0, 0);
-        let entity = &mut self.entities[at];
+        let free = self.roster.is_free()
+            && self.precedence.turn().is_none()
+            && self.hand_over.coming().is_none();
+        let grant = self.grant_of(&self.roster[at], now_ns, 0, 0);
+        let entity = &mut self.roster[at];
         // Also before its first grant: it may come in by the clock, before that is written.
         pages.arbiter.set_window(self.device, grant.window_us);
         entity.standing = self.residency.standing(tenant);
@@ -236,8 +179,8 @@ impl DeviceScheduler {
         if entity.hold.is_some() {
             pages.arbiter.open(self.device, &grant);
         } else if (free || self.at_once())
-            && self.entities[at].may_run()
-            && self.entities[at].standing.is_in()
+            && self.roster[at].may_run()
+            && self.roster[at].standing.is_in()
         {
             self.begin(now_ns, at, self.pace.quantum.promised_us, false);
         }
@@ -247,7 +190,7 @@ impl DeviceScheduler {
     pub fn remove(&mut self, now_ns: u64, client: u64) {
         self.charge(now_ns);
         self.residency.remove(client);
-        for entity in &mut self.entities {
+        for entity in self.roster.iter_mut() {
             let before = entity.clients.len();
             entity.clients.retain(|(id, _)| *id != client);
             if entity.clients.len() == before {
@@ -263,26 +206,22 @@ impl DeviceScheduler {
     /// A tenant is gone; what it used.
     pub fn retire(&mut self, now_ns: u64, tenant: TenantId) -> Option<Usage> {
         self.charge(now_ns);
-        let at = self
-            .entities
-            .iter()
-            .position(|entity| entity.tenant == tenant)?;
+        let entity = self.roster.remove(tenant)?;
         self.residency.retire(tenant);
-        self.turn = self.turn.filter(|turn| turn.tenant != tenant);
-        self.floor = self.floor.filter(|id| *id != tenant);
-        Some(self.entities.swap_remove(at).usage)
+        self.precedence.retire(tenant);
+        Some(entity.usage)
     }
 
     /// What a tenant had used before it was retired, for one that has come back.
     pub fn carry_over(&mut self, tenant: TenantId, usage: Usage) {
-        if let Some(entity) = self.entity_mut(tenant) {
+        if let Some(entity) = self.roster.find_mut(tenant) {
             entity.usage = usage;
         }
     }
 
     /// New terms of a tenant.
     pub fn set_terms(&mut self, tenant: TenantId, terms: Terms) {
-        if let Some(entity) = self.entity_mut(tenant) {
+        if let Some(entity) = self.roster.find_mut(tenant) {
             let report = entity.terms.residency;
             entity.terms = terms;
             (
@@ -301,7 +240,7 @@ impl DeviceScheduler {
         iterations: Iterations,
         boundaries: Option<Boundaries>,
     ) {
-        if let Some(entity) = self.entity_mut(tenant) {
+        if let Some(entity) = self.roster.find_mut(tenant) {
             (entity.memory, entity.iterations) = (memory, iterations);
             entity.progress.follow(boundaries);
         }
@@ -317,12 +256,9 @@ impl DeviceScheduler {
     pub fn open_all(&mut self) {
         // A client whose memory is away brings it back itself when it finds us gone, and must not
         // run before.
-        let there = self
-            .entities
-            .iter()
-            .filter(|entity| entity.standing.is_in());
+        let there = self.roster.iter().filter(|entity| entity.standing.is_in());
         for entity in there {
-            let grant = self.grant_of(entity, self.charged_ns, 0, 0);
+            let grant = self.grant_of(entity, self.time.charged_ns(), 0, 0);
             for (_, pages) in &entity.clients {
                 pages.arbiter.open(self.device, &grant);
             }
@@ -333,24 +269,26 @@ impl DeviceScheduler {
     /// nobody is here.
     pub fn step(&mut self, now_ns: u64) -> Option<u64> {
         let planned_ns = self.look_and_decide(now_ns);
-        self.planned_ns = planned_ns;
+        self.time.plan(planned_ns);
         planned_ns
     }
 
     fn look_and_decide(&mut self, now_ns: u64) -> Option<u64> {
         // A planned turn has happened when it was due, however late it is confirmed.
-        let now_ns = match (self.pre_woken, self.coming) {
+        let now_ns = match (self.hand_over.pre_woken(), self.hand_over.coming()) {
             (Some((tenant, Some(turn_ns))), Some(slice))
                 if turn_ns <= now_ns && slice.tenant == tenant =>
             {
                 self.enter(turn_ns, slice);
                 now_ns
             }
-            (Some((_, Some(turn_ns))), _) if turn_ns <= now_ns => turn_ns.max(self.charged_ns),
+            (Some((_, Some(turn_ns))), _) if turn_ns <= now_ns => {
+                turn_ns.max(self.time.charged_ns())
+            }
             _ => now_ns,
         };
         self.charge(now_ns);
-        if self.entities.iter().all(|entity| entity.clients.is_empty()) {
+        if self.roster.is_deserted() {
             return None;
         }
         self.look(now_ns);
@@ -368,8 +306,8 @@ impl DeviceScheduler {
         if self.at_once() {
             self.let_all_in(now_ns);
         } else {
-            if std::mem::take(&mut self.all_in) {
-                (0..self.entities.len()).for_each(|at| self.take(now_ns, at));
+            if self.mode.take_all_in() {
+                (0..self.roster.len()).for_each(|at| self.take(now_ns, at));
             }
             let decision = self.decide(now_ns);
             sooner(self.pre_wake(now_ns, &decision));
@@ -378,18 +316,15 @@ impl DeviceScheduler {
         self.set_windows(now_ns);
         self.mark_busy(now_ns);
 
-        let contended = self.is_contended(now_ns);
-        let drains = self
-            .entities
-            .iter()
-            .any(|entity| entity.drain_since_ns.is_some());
+        let contended = self.roster.is_contended(now_ns);
+        let drains = self.roster.is_draining();
         let next_ns = if self.at_once() {
             now_ns + self.pace.tick_ns
         } else if contended && self.gap {
             now_ns + self.pace.gap_look_ns
         } else if contended || drains {
             now_ns + self.pace.look_ns
-        } else if self.entities.iter().any(|entity| entity.busy) {
+        } else if self.roster.iter().any(|entity| entity.busy) {
             now_ns + self.pace.tick_ns
         } else {
             now_ns + IDLE_TICK_NS
@@ -402,47 +337,36 @@ impl DeviceScheduler {
 
     /// When to look for the end of drains that nobody waits for, but that are learnt from.
     fn look_for_ends(&self, now_ns: u64) -> Option<u64> {
-        if self.handover.is_none() || self.pre_woken.is_some() {
+        if !self.hand_over.learns_from_drains() {
             return None;
         }
-        let drains = self.entities.iter();
+        let drains = self.roster.iter();
         drains
             .filter_map(|entity| entity.drain.look_ns(entity.drain_since_ns?, now_ns))
             .min()
     }
 
-    /// Somebody wants the device and does not have it.
-    fn is_contended(&self, now_ns: u64) -> bool {
-        let mut entities = self.entities.iter();
-        entities.any(|entity| entity.hold.is_none() && entity.wants(now_ns) && entity.may_run())
-    }
-
     /// Charges the time since the last look to those that were busy then.
     fn charge(&mut self, now_ns: u64) {
-        let stall_ns = host_stall::stall_ns(self.planned_ns, self.charged_ns, now_ns);
-        // What nobody supervised is in no account.
-        let unsupervised_ns = host_stall::unsupervised_ns(stall_ns);
-        let stall_ns = stall_ns - unsupervised_ns;
-        let until_ns = now_ns.saturating_sub(unsupervised_ns);
-        let dt_ns = until_ns.saturating_sub(self.charged_ns);
-        self.charged_ns = now_ns.max(self.charged_ns);
-        if dt_ns == 0 {
+        let Some(passed) = self.time.pass(now_ns) else {
             return;
-        }
+        };
+        let Passed {
+            until_ns,
+            dt_ns,
+            stall_ns,
+        } = passed;
         let slices = self.slices();
-        let drains = self
-            .entities
-            .iter()
-            .any(|entity| entity.drain_since_ns.is_some());
+        let drains = self.roster.is_draining();
         let uses =
             |entity: &RunEntity| entity.busy && !(drains && now_ns <= entity.behind_until_ns);
-        let busy = self.entities.iter().filter(|entity| uses(entity)).count() as u64;
+        let busy = self.roster.iter().filter(|entity| uses(entity)).count() as u64;
         let wanting = self
-            .entities
+            .roster
             .iter()
             .filter(|entity| entity.busy || entity.waits);
         let contended = wanting.count() >= 2;
-        for entity in &mut self.entities {
+        for entity in self.roster.iter_mut() {
             let got_ns = if uses(entity) { dt_ns / busy.max(1) } else { 0 };
             entity.stand(got_ns, stall_ns);
             let got_ns = entity.forgive(got_ns);
@@ -452,43 +376,43 @@ impl DeviceScheduler {
                 got_ns
             };
             if got_ns > 0 {
-                self.policy.charge(entity.tenant, got_ns);
+                self.choice.charge(entity.tenant, got_ns);
             }
             entity.charge(now_ns, dt_ns, got_ns, contended, slices);
         }
         if busy > 0 {
-            self.busy.add(now_ns, dt_ns);
+            self.time.add_busy(now_ns, dt_ns);
         }
     }
 
     /// Copies out what the clients claim.
     fn look(&mut self, now_ns: u64) {
         let mut waiting = self
-            .entities
+            .roster
             .iter()
             .filter(|entity| entity.waits && entity.hold.is_none())
             .map(|entity| entity.class(now_ns))
             .peekable();
         self.gap = waiting.peek().is_some() && waiting.all(|class| class == Class::Opportunistic);
-        self.drained_ns = None;
-        for entity in &mut self.entities {
+        self.hand_over.begin_step();
+        for entity in self.roster.iter_mut() {
             let gap = self.gap && entity.terms.class == Class::Guaranteed;
             let drained_ns = entity.look(now_ns, self.device, &self.pace, gap);
-            self.drained_ns = self.drained_ns.max(drained_ns);
+            self.hand_over.note_drained(drained_ns);
         }
-        self.learn_cost(now_ns);
+        self.hand_over.learn(now_ns, self.device, &self.roster);
     }
 
     /// Takes the device from those that may not run. Returns when one of them may again, or one
     /// that runs may not.
     fn bar(&mut self, now_ns: u64) -> Option<u64> {
         let slices = self.slices();
-        for at in 0..self.entities.len() {
-            if self.entities[at].hold.is_some() && !self.entities[at].may_run() {
+        for at in 0..self.roster.len() {
+            if self.roster[at].hold.is_some() && !self.roster[at].may_run() {
                 self.take(now_ns, at);
             }
         }
-        let entities = self.entities.iter().filter(|entity| !entity.terms.paused);
+        let entities = self.roster.iter().filter(|entity| !entity.terms.paused);
         let active = entities.filter(|entity| entity.hold.is_some() || entity.waits);
         active
             .filter_map(|entity| Some(now_ns + entity.bounds.change_ns(slices)?))
@@ -497,12 +421,11 @@ impl DeviceScheduler {
 
     /// Chooses between slices and all at once, where that is left to us.
     fn choose(&mut self, now_ns: u64) -> Option<u64> {
-        if self.mode != Mode::Auto {
+        if !self.mode.is_auto() {
             return None;
         }
-        let before = self.auto.running();
         let at_work: Vec<Sample> = self
-            .entities
+            .roster
             .iter()
             .filter(|entity| !entity.terms.paused && entity.usage.was_at_work(now_ns, AT_WORK_NS))
             .map(|entity| Sample {
@@ -513,24 +436,25 @@ impl DeviceScheduler {
             })
             .collect();
         let peak = |entity: &RunEntity| entity.memory.peak_bytes();
-        let needed = self.entities.iter().map(peak).fold(0, u64::saturating_add);
-        let fits = self.memory_bytes == 0 || needed <= self.memory_bytes;
+        let needed = self.roster.iter().map(peak).fold(0, u64::saturating_add);
+        let fits = self.choice.fits(needed);
         // A gang is conducted, and its ranks on other devices may be in slices.
-        let fits = fits && !self.entities.iter().any(|entity| entity.gang);
-        let after = self.auto.step(now_ns, &at_work, fits);
-        if before != after {
-            tracing::info!("device {}: {}", self.device, self.auto.reason());
+        let fits = fits && !self.roster.iter().any(|entity| entity.gang);
+        let (again_ns, changed) = self.mode.step(now_ns, &at_work, fits);
+        if changed {
+            tracing::info!("device {}: {}", self.device, self.mode.reason());
         }
-        Some(self.auto.again_ns())
+        Some(again_ns)
     }
 
     /// Everybody who may holds the device.
     fn let_all_in(&mut self, now_ns: u64) {
         self.tell(None);
-        (self.turn, self.floor, self.coming) = (None, None, None);
-        self.all_in = true;
-        for at in 0..self.entities.len() {
-            let entity = &self.entities[at];
+        self.precedence.clear();
+        self.hand_over.none_is_coming();
+        self.mode.note_all_in();
+        for at in 0..self.roster.len() {
+            let entity = &self.roster[at];
             let there = entity.standing.is_in() && !entity.clients.is_empty();
             if entity.hold.is_none() && entity.may_run() && there {
                 self.begin(now_ns, at, self.pace.quantum.promised_us, false);
@@ -541,18 +465,18 @@ impl DeviceScheduler {
     /// A holder is charged for all of its slice while others wait: nobody else could use that time.
     /// Without others it is charged for what it uses.
     fn mark_busy(&mut self, now_ns: u64) {
-        if self.at_once() || !self.is_contended(now_ns) {
+        if self.at_once() || !self.roster.is_contended(now_ns) {
             return;
         }
-        for entity in &mut self.entities {
+        for entity in self.roster.iter_mut() {
             entity.busy |= entity.hold.is_some();
         }
     }
 
     fn set_windows(&mut self, now_ns: u64) {
-        for at in 0..self.entities.len() {
-            let window_us = self.window_of(&self.entities[at], now_ns);
-            let entity = &mut self.entities[at];
+        for at in 0..self.roster.len() {
+            let window_us = self.window_of(&self.roster[at], now_ns);
+            let entity = &mut self.roster[at];
             if window_us != entity.window_us {
                 entity.window_us = window_us;
                 for (_, pages) in &entity.clients {
@@ -570,7 +494,7 @@ impl DeviceScheduler {
                 && other.class(now_ns) == Class::Guaranteed
                 && !other.terms.paused
         };
-        if entity.class(now_ns) == Class::Opportunistic && self.entities.iter().any(guaranteed) {
+        if entity.class(now_ns) == Class::Opportunistic && self.roster.iter().any(guaranteed) {
             self.pace.gap_window_us
         } else if now_ns < self.crowded_until_ns {
             self.pace.window_us
@@ -595,7 +519,7 @@ impl DeviceScheduler {
     }
 
     fn slices(&self) -> Slices {
-        let QuantumBounds { min_us, max_us } = self.quantum;
+        let QuantumBounds { min_us, max_us } = self.choice.quantum();
         Slices {
             min_ns: i64::from(min_us) * 1000,
             max_ns: i64::from(max_us) * 1000,
@@ -603,21 +527,23 @@ impl DeviceScheduler {
     }
 
     fn at_once(&self) -> bool {
-        match self.mode {
-            Mode::Exclusive => false,
-            Mode::Concurrent => true,
-            Mode::Auto => self.auto.running() == Running::AtOnce,
-        }
+        self.mode.at_once()
     }
 
-    fn entity(&self, tenant: TenantId) -> Option<&RunEntity> {
-        self.entities.iter().find(|entity| entity.tenant == tenant)
+    /// How long slices are from here on.
+    fn adapt(&mut self, now_ns: u64) {
+        let promised = self
+            .roster
+            .iter()
+            .any(|entity| entity.competes(now_ns) && entity.class(now_ns) == Class::Guaranteed);
+        let cost_ns = self.hand_over.whole_cost_ns();
+        self.choice.adapt(self.pace.quantum, cost_ns, promised);
     }
 
-    fn entity_mut(&mut self, tenant: TenantId) -> Option<&mut RunEntity> {
-        self.entities
-            .iter_mut()
-            .find(|entity| entity.tenant == tenant)
+    /// Until when a hand-over is under way or near, where one is: other work of the arbiter waits
+    /// until then.
+    pub fn hands_over_until(&self, now_ns: u64) -> Option<u64> {
+        self.hand_over.busy_until(now_ns)
     }
 }
 

@@ -18,8 +18,8 @@ impl DeviceScheduler {
     /// silent holder counts as idle, the threads look at their gate. Returns when to decide again,
     /// or to do this.
     pub(super) fn pre_wake(&mut self, now_ns: u64, decision: &Decision) -> Option<u64> {
-        let turn_ns = match self.coming {
-            Some(_) => self.entry_ns,
+        let turn_ns = match self.hand_over.coming() {
+            Some(_) => self.hand_over.entry_ns(),
             None => decision.again_ns,
         };
         let (idle_ns, successor) = self.expect_idle(now_ns);
@@ -31,7 +31,9 @@ impl DeviceScheduler {
             .map(|turn_ns| turn_ns.saturating_sub(self.pace.lead_ns));
         if let Some(early_ns) = early_ns.filter(|early_ns| now_ns < *early_ns) {
             self.tell(successor);
-            let look_ns = decision.again_ns.filter(|_| self.coming.is_some());
+            let look_ns = decision
+                .again_ns
+                .filter(|_| self.hand_over.coming().is_some());
             return Some(sooner(look_ns.map_or(early_ns, |ns| ns.min(early_ns))));
         }
         self.tell(next.map(|next| (next, turn_ns)).or(successor));
@@ -46,16 +48,19 @@ impl DeviceScheduler {
     /// tenant waits.
     fn expect_idle(&self, now_ns: u64) -> (Option<u64>, Option<TenantId>) {
         let nothing = (None, None);
-        if self.holders > 1 || self.turn.is_some() || self.coming.is_some() {
+        if !self.choice.is_exclusive()
+            || self.precedence.turn().is_some()
+            || self.hand_over.coming().is_some()
+        {
             return nothing;
         }
-        let mut waiting = self.entities.iter().filter(|entity| {
+        let mut waiting = self.roster.iter().filter(|entity| {
             entity.hold.is_none() && entity.waits && entity.may_run() && !entity.gang
         });
         let Some(first) = waiting.next() else {
             return nothing;
         };
-        let holder = self.entities.iter().find(|entity| entity.hold.is_some());
+        let holder = self.roster.iter().find(|entity| entity.hold.is_some());
         let idle_ns = holder.and_then(|entity| entity.idle_ns);
         let Some(idle_ns) = idle_ns.filter(|idle_ns| now_ns < *idle_ns) else {
             return nothing;
@@ -70,22 +75,20 @@ impl DeviceScheduler {
     /// When a gate opens in front of threads that sleep until then, as far as that is known.
     pub fn wakes_at(&self) -> Option<u64> {
         let waits = self
-            .entities
+            .roster
             .iter()
             .any(|entity| entity.hold.is_none() && entity.waits);
         let scheduled = self.pace.lead_ns > 0 || !waits || self.at_once();
-        let holds = self.entities.iter().filter_map(|entity| entity.hold);
-        holds.map(|hold| hold.due_ns()).min().filter(|_| !scheduled)
+        self.roster.first_due_ns().filter(|_| !scheduled)
     }
 
     /// Writes to the gates who comes next, and takes back what was written before.
     pub(super) fn tell(&mut self, pre_woken: Option<(TenantId, Option<u64>)>) {
-        if pre_woken == self.pre_woken {
+        let Some(before) = self.hand_over.pre_wake(pre_woken) else {
             return;
-        }
-        let before = std::mem::replace(&mut self.pre_woken, pre_woken);
+        };
         let device = self.device;
-        for entity in &mut self.entities {
+        for entity in self.roster.iter_mut() {
             let holds = entity.hold.is_some();
             let scheduled = pre_woken.filter(|(next, _)| holds || *next == entity.tenant);
             let was_scheduled = before.is_some_and(|(next, _)| holds || next == entity.tenant);

@@ -6,7 +6,7 @@ use policy::{QuantumBounds, TenantId};
 
 use super::DeviceScheduler;
 use super::entity::RunEntity;
-use super::pace::{Answer, Mode};
+use super::pace::Answer;
 use super::violation::Violation;
 use crate::usage::Usage;
 
@@ -19,10 +19,10 @@ impl DeviceScheduler {
         excused: &mut dyn FnMut(TenantId) -> bool,
     ) -> Vec<TenantId> {
         let slices = !self.at_once();
-        for at in 0..self.entities.len() {
-            let violation = self.entities[at].inspect(now_ns, self.device);
+        for at in 0..self.roster.len() {
+            let violation = self.roster[at].inspect(now_ns, self.device);
             if let Some(violation) = violation.filter(|_| slices) {
-                let tenant = self.entities[at].tenant;
+                let tenant = self.roster[at].tenant;
                 let by_host = matches!(
                     violation,
                     Violation::Unresponsive | Violation::Endless { .. }
@@ -32,7 +32,7 @@ impl DeviceScheduler {
                 }
             }
         }
-        let entities = self.entities.iter_mut();
+        let entities = self.roster.iter_mut();
         entities
             .filter_map(|entity| entity.record.forgive(now_ns).then_some(entity.tenant))
             .collect()
@@ -41,7 +41,7 @@ impl DeviceScheduler {
     /// A tenant was found to harm the others.
     pub fn find(&mut self, now_ns: u64, tenant: TenantId, violation: Violation) {
         let answer = self.answer;
-        if let Some(entity) = self.entity_mut(tenant)
+        if let Some(entity) = self.roster.find_mut(tenant)
             && entity.find(now_ns, violation, answer)
         {
             self.violations.push((tenant, violation));
@@ -60,7 +60,7 @@ impl DeviceScheduler {
 
     /// Why a tenant runs after all others, and how often it was found out.
     pub fn record(&self, tenant: TenantId, now_ns: u64) -> (Option<Violation>, u64) {
-        let entity = self.entity(tenant);
+        let entity = self.roster.find(tenant);
         entity.map_or((None, 0), |entity| {
             (entity.record.demoted(now_ns), entity.record.count)
         })
@@ -70,16 +70,12 @@ impl DeviceScheduler {
 
     /// Whether it runs all at once now, and why, where that is left to us.
     pub fn running(&self) -> (bool, &str) {
-        let reason = match self.mode {
-            Mode::Auto => self.auto.reason(),
-            _ => "",
-        };
-        (self.at_once(), reason)
+        (self.at_once(), self.mode.reason())
     }
 
     /// Between what a slice lasts now.
     pub fn quantum(&self) -> QuantumBounds {
-        self.quantum
+        self.choice.quantum()
     }
 
     /// What a slice may last.
@@ -90,32 +86,29 @@ impl DeviceScheduler {
     /// What the last slice was given in microseconds, and what a hand-over costs in nanoseconds; 0:
     /// not known.
     pub fn slice(&self) -> (u32, u64) {
-        (self.slice_us, self.cost.ns())
+        (self.choice.slice_us(), self.hand_over.cost_ns())
     }
 
     /// Who holds the device. All at once, those who use it.
     pub fn holding(&self) -> impl Iterator<Item = TenantId> {
         let at_once = self.at_once();
         let holds = move |entity: &&RunEntity| entity.hold.is_some() && (!at_once || entity.busy);
-        self.entities
-            .iter()
-            .filter(holds)
-            .map(|entity| entity.tenant)
+        self.roster.iter().filter(holds).map(|entity| entity.tenant)
     }
 
     /// Part of the last second in which the device was in use.
     pub fn busy_part(&self, now_ns: u64) -> f64 {
-        self.busy.part(now_ns)
+        self.time.busy_part(now_ns)
     }
 
     /// What a tenant used.
     pub fn usage(&self, tenant: TenantId) -> Option<&Usage> {
-        Some(&self.entity(tenant)?.usage)
+        Some(&self.roster.find(tenant)?.usage)
     }
 
     /// Whether a tenant uses the device, and whether it waits for it.
     pub fn standing(&self, tenant: TenantId) -> (bool, bool) {
-        let entity = self.entity(tenant);
+        let entity = self.roster.find(tenant);
         entity.map_or((false, false), |entity| {
             (entity.busy, entity.waits && entity.hold.is_none())
         })

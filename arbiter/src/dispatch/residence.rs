@@ -1,5 +1,5 @@
 //! The scheduler's side of residency: a tenant whose memory is away does not run, and a slice that
-//! is granted to it begins with its switch. The [`ResidencyManager`] knows who is away and what is
+//! is granted to it begins with its switch. The [`ResidencyManager`](crate::residency::ResidencyManager) knows who is away and what is
 //! moved.
 
 use std::cell::RefCell;
@@ -10,7 +10,8 @@ use policy::{Decision, TenantId};
 
 use super::DeviceScheduler;
 use super::entity::RunEntity;
-use crate::residency::{Crowd, HostBooks, JobView, News, ResidencyManager, ResidencyStatus};
+use super::roster::Roster;
+use crate::residency::{Crowd, HostBooks, JobView, News, ResidencyStatus};
 
 impl DeviceScheduler {
     /// Looks where everybody's memory is and what may follow. Returns when to look again.
@@ -21,7 +22,7 @@ impl DeviceScheduler {
         let device = self.device;
         let again_ns = {
             let jobs: Vec<JobView<'_>> = self
-                .entities
+                .roster
                 .iter()
                 .map(|entity| entity.job(now_ns, device))
                 .collect();
@@ -31,7 +32,7 @@ impl DeviceScheduler {
         if self.at_once() && again_ns.is_some() {
             // Nobody grants slices here: every tenant that may come and wants to does.
             let coming: Vec<TenantId> = self
-                .entities
+                .roster
                 .iter()
                 .filter(|entity| entity.standing == Standing::MayCome && entity.competes(now_ns))
                 .map(|entity| entity.tenant)
@@ -45,7 +46,7 @@ impl DeviceScheduler {
     }
 
     fn stand(&mut self) {
-        for entity in &mut self.entities {
+        for entity in self.roster.iter_mut() {
             entity.standing = self.residency.standing(entity.tenant);
         }
     }
@@ -53,17 +54,18 @@ impl DeviceScheduler {
     /// Slices for those that are out become switches. Those that hold the device keep it until
     /// then, unless their own memory gives way.
     pub(super) fn switch_first(&mut self, now_ns: u64, decision: Decision) -> Decision {
-        let out = |entities: &[RunEntity], id: TenantId| {
-            let entity = entities.iter().find(|entity| entity.tenant == id);
-            entity.is_some_and(|entity| entity.standing != Standing::In)
+        let out = |roster: &Roster, id: TenantId| {
+            roster
+                .find(id)
+                .is_some_and(|entity| entity.standing != Standing::In)
         };
         // A gate that opens by the clock would open for one that has nothing on the device.
-        let next = decision.next.filter(|id| !out(&self.entities, *id));
+        let next = decision.next.filter(|id| !out(&self.roster, *id));
         let switches: Vec<TenantId> = decision
             .grant
             .iter()
             .map(|slice| slice.tenant)
-            .filter(|id| out(&self.entities, *id))
+            .filter(|id| out(&self.roster, *id))
             .collect();
         if switches.is_empty() {
             return Decision { next, ..decision };
@@ -72,8 +74,8 @@ impl DeviceScheduler {
             self.residency.begin_switch(now_ns, tenant);
         }
         self.stand();
-        for at in 0..self.entities.len() {
-            if self.entities[at].hold.is_some() && !self.entities[at].may_run() {
+        for at in 0..self.roster.len() {
+            if self.roster[at].hold.is_some() && !self.roster[at].may_run() {
                 self.take(now_ns, at);
             }
         }
@@ -83,7 +85,7 @@ impl DeviceScheduler {
             ..Decision::default()
         };
         for slice in &decision.grant {
-            if !out(&self.entities, slice.tenant) {
+            if !out(&self.roster, slice.tenant) {
                 kept.grant.push(*slice);
             }
         }
@@ -103,7 +105,7 @@ impl DeviceScheduler {
 
     /// What a tenant is charged here, and its limit, in bytes.
     pub fn note_memory(&mut self, tenant: TenantId, used_bytes: u64, limit_bytes: Option<u64>) {
-        if let Some(entity) = self.entity_mut(tenant) {
+        if let Some(entity) = self.roster.find_mut(tenant) {
             entity.terms.residency.used_bytes = used_bytes;
             entity.terms.residency.limit_bytes = limit_bytes;
         }
@@ -127,7 +129,7 @@ impl DeviceScheduler {
 
     /// Where a tenant's memory is; `None`: none of it can be moved.
     pub fn residency_status(&self, tenant: TenantId) -> Option<ResidencyStatus> {
-        let entity = self.entity(tenant)?;
+        let entity = self.roster.find(tenant)?;
         self.residency.residency_status(tenant, &entity.clients)
     }
 
@@ -145,11 +147,6 @@ impl DeviceScheduler {
     /// News about residency, once.
     pub fn take_residency_news(&mut self) -> Vec<News> {
         self.residency.take_news()
-    }
-
-    /// The residency manager of the device.
-    pub(super) fn residency(device: usize) -> ResidencyManager {
-        ResidencyManager::new(device)
     }
 }
 

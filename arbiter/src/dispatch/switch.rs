@@ -1,7 +1,7 @@
 //! Who holds the device, and how it passes from one tenant to the next: gates close, work drains,
 //! gates open.
 
-use policy::{Class, Decision, Device, QuantumBounds, Slice, TenantId, View};
+use policy::{Class, Decision, QuantumBounds, Slice, TenantId};
 
 use super::entity::{Hold, RunEntity};
 use super::{CROWDED_NS, DeviceScheduler, drain};
@@ -9,55 +9,37 @@ use super::{CROWDED_NS, DeviceScheduler, drain};
 impl DeviceScheduler {
     /// Who holds the device, when to decide again, and who comes next.
     pub(super) fn decide(&mut self, now_ns: u64) -> Decision {
-        let competing = self
-            .entities
-            .iter()
-            .filter(|entity| entity.competes(now_ns));
+        let competing = self.roster.iter().filter(|entity| entity.competes(now_ns));
         let contended = competing.count() >= 2;
         if contended {
             self.crowded_until_ns = now_ns + CROWDED_NS;
         }
-        if let Some(slice) = self.coming {
+        if let Some(slice) = self.hand_over.coming() {
             // Who has gone in the meantime, or been stopped, does not keep the others waiting.
             let there = |entity: &RunEntity| {
-                let its_turn = match self.turn {
+                let its_turn = match self.precedence.turn() {
                     Some(turn) => turn.tenant == entity.tenant && entity.may_run(),
                     None => !entity.gang && entity.competes(now_ns),
                 };
                 entity.tenant == slice.tenant && !entity.clients.is_empty() && its_turn
             };
-            if self.entities.iter().any(there) {
+            if self.roster.iter().any(there) {
                 return self.begin_after_drains(now_ns, slice);
             }
-            self.coming = None;
+            self.hand_over.none_is_coming();
         }
-        if let Some(turn) = self.turn {
+        if let Some(turn) = self.precedence.turn() {
             return self.hand_to(now_ns, turn.tenant, turn.quantum_us, turn.contended);
         }
-        for at in 0..self.entities.len() {
-            if self.entities[at].gang && self.entities[at].hold.is_some() {
+        for at in 0..self.roster.len() {
+            if self.roster[at].gang && self.roster[at].hold.is_some() {
                 self.take(now_ns, at);
             }
         }
         if let Some(decision) = self.serve_floor(now_ns) {
             return decision;
         }
-        self.view.clear();
-        self.held.clear();
-        let views = self.entities.iter().map(|entity| entity.view(now_ns));
-        self.view.extend(views);
-        self.held
-            .extend(self.entities.iter().filter_map(RunEntity::holder));
-        let decision = self.policy.decide(&View {
-            now_ns,
-            tenants: &self.view,
-            holders: &self.held,
-            quantum: self.quantum,
-            device: Device {
-                holders: self.holders,
-                memory_bytes: self.memory_bytes,
-            },
-        });
+        let decision = self.choice.decide(now_ns, &self.roster);
         self.carry_out(now_ns, decision, contended)
     }
 
@@ -65,26 +47,26 @@ impl DeviceScheduler {
     fn carry_out(&mut self, now_ns: u64, decision: Decision, contended: bool) -> Decision {
         let decision = self.switch_first(now_ns, decision);
         for id in &decision.revoke {
-            if let Some(at) = self.entities.iter().position(|entity| entity.tenant == *id) {
+            if let Some(at) = self.roster.position(*id) {
                 self.take(now_ns, at);
             }
         }
         // Of several holders nobody can say whose work is in flight anyway.
-        let drains = self.holders == 1 && !decision.revoke.is_empty();
+        let drains = self.choice.is_exclusive() && !decision.revoke.is_empty();
         for slice in &decision.grant {
-            let at = self.entities.iter().position(|s| s.tenant == slice.tenant);
-            let Some(at) = at.filter(|at| self.entities[*at].may_run()) else {
+            let at = self.roster.position(slice.tenant);
+            let Some(at) = at.filter(|at| self.roster[*at].may_run()) else {
                 continue;
             };
             // A tenant that knows when to come is there already; the drain before it is short.
-            let there = self.pre_woken == Some((slice.tenant, Some(now_ns)));
+            let there = self.hand_over.turn_of(slice.tenant) == Some(now_ns);
             if drains && !there {
                 return self.begin_after_drains(now_ns, *slice);
             }
             self.begin(now_ns, at, slice.quantum_us, contended);
         }
         let holds = self
-            .entities
+            .roster
             .iter()
             .filter_map(|entity| Some((entity, entity.hold?)));
         // Where a drain is to be waited for there is time to wake the next tenant after the end of
@@ -103,7 +85,7 @@ impl DeviceScheduler {
             // With several holders nobody knows whose slice it is that ends then.
             next: decision
                 .next
-                .filter(|_| self.holders == 1 && drain_ns < self.pace.lead_ns),
+                .filter(|_| self.choice.is_exclusive() && drain_ns < self.pace.lead_ns),
             ..decision
         }
     }
@@ -119,14 +101,17 @@ impl DeviceScheduler {
     /// guaranteed tenant waits for an opportunistic one's no longer than the window, and nobody
     /// waits for that of a gang, whose kernels may be waiting for others of the same gang.
     fn begin_after_drains(&mut self, now_ns: u64, slice: Slice) -> Decision {
-        let class = self.entity(slice.tenant).map(|entity| entity.class(now_ns));
+        let class = self
+            .roster
+            .find(slice.tenant)
+            .map(|entity| entity.class(now_ns));
         let window_ns = u64::from(self.pace.window_us) * 1000;
         let patience_ns = |entity: &RunEntity| match (class, entity.class(now_ns)) {
             _ if entity.gang || entity.record.demoted(now_ns).is_some() => window_ns,
             (Some(Class::Guaranteed), Class::Opportunistic) => window_ns,
             _ => self.pace.drain_ns,
         };
-        let waited_for = self.entities.iter().filter(|entity| {
+        let waited_for = self.roster.iter().filter(|entity| {
             let waits = |since_ns| now_ns < since_ns + patience_ns(entity);
             entity.tenant != slice.tenant && entity.drain_since_ns.is_some_and(waits)
         });
@@ -147,21 +132,16 @@ impl DeviceScheduler {
                 .zip(own)
                 .map(|(all, own): ((u64, u64), (u64, u64))| (all.0.max(own.0), all.1.min(own.1)));
         }
-        self.entry_ns = None;
-        let entry = entry.filter(|_| self.turn.is_none());
+        let entry = entry.filter(|_| self.precedence.turn().is_none());
         if let Some(ends_ns) = ends_ns {
             let look_ns = drain::look_again_ns(now_ns, ends_ns, self.pace.drain_look_ns);
             // A planned time holds, whatever the next marks say.
-            let reported_ns = match self.pre_woken {
-                Some((tenant, Some(turn_ns))) if tenant == slice.tenant => Some(turn_ns),
-                _ => None,
-            };
+            let planned_ns = self.hand_over.turn_of(slice.tenant);
             let entry_ns =
                 entry.and_then(|(entry_ns, ends_ns)| (now_ns <= ends_ns).then_some(entry_ns));
-            let entry_ns = reported_ns.or(entry_ns);
+            let entry_ns = planned_ns.or(entry_ns);
             if entry_ns.is_none_or(|entry_ns| now_ns < entry_ns) {
-                self.coming = Some(slice);
-                self.entry_ns = entry_ns;
+                self.hand_over.wait_to_begin(slice, entry_ns);
                 let soon = look_out_ns <= now_ns;
                 return Decision {
                     again_ns: Some(entry_ns.map_or(look_ns, |entry_ns| look_ns.min(entry_ns))),
@@ -170,11 +150,11 @@ impl DeviceScheduler {
                 };
             }
         }
-        self.coming = None;
+        self.hand_over.none_is_coming();
         let mut again_ns = None;
-        if let Some(at) = self.entities.iter().position(|s| s.tenant == slice.tenant) {
+        if let Some(at) = self.roster.position(slice.tenant) {
             self.begin(now_ns, at, slice.quantum_us, true);
-            again_ns = self.entities[at].hold.map(|hold| hold.due_ns());
+            again_ns = self.roster[at].hold.map(|hold| hold.due_ns());
         }
         Decision {
             again_ns,
@@ -185,13 +165,13 @@ impl DeviceScheduler {
     /// The time has come at which the next tenant was to go in, before the end of the
     /// drains.
     pub(super) fn enter(&mut self, turn_ns: u64, slice: Slice) {
-        let turn_ns = turn_ns.max(self.charged_ns);
+        let turn_ns = turn_ns.max(self.time.charged_ns());
         self.charge(turn_ns);
-        let at = self.entities.iter().position(|entity| {
+        let at = self.roster.iter().position(|entity| {
             entity.tenant == slice.tenant && !entity.clients.is_empty() && entity.competes(turn_ns)
         });
         if let Some(at) = at {
-            self.coming = None;
+            self.hand_over.none_is_coming();
             self.begin(turn_ns, at, slice.quantum_us, true);
         }
     }
@@ -205,7 +185,7 @@ impl DeviceScheduler {
         contended: bool,
     ) -> Decision {
         let mut decision = Decision::default();
-        for entity in &self.entities {
+        for entity in self.roster.iter() {
             if entity.hold.is_some() && entity.tenant != tenant {
                 decision.revoke.push(entity.tenant);
             }
@@ -219,7 +199,7 @@ impl DeviceScheduler {
     /// Begins and sees through a slice for one that is owed its floor; `None`: there is none.
     fn serve_floor(&mut self, now_ns: u64) -> Option<Decision> {
         let slices = self.slices();
-        if let Some(entity) = self.floor.and_then(|id| self.entity(id)) {
+        if let Some(entity) = self.precedence.floor().and_then(|id| self.roster.find(id)) {
             let due_ns = entity.hold.map_or(0, |hold| hold.due_ns());
             if entity.competes(now_ns) && entity.bounds.is_owed() && now_ns < due_ns {
                 return Some(Decision {
@@ -228,26 +208,26 @@ impl DeviceScheduler {
                 });
             }
         }
-        self.floor = None;
+        self.precedence.set_floor(None);
         // A slice that has begun goes on to its end.
         let begun = |entity: &RunEntity| entity.hold.is_some_and(|hold| now_ns < hold.due_ns());
         if self
-            .entities
+            .roster
             .iter()
             .any(|entity| begun(entity) && entity.busy)
         {
             return None;
         }
         let (tenant, owed_ns) = self
-            .entities
+            .roster
             .iter()
             .filter(|entity| entity.hold.is_none() && !entity.gang && entity.competes(now_ns))
             .filter_map(|entity| Some((entity.tenant, entity.bounds.due_ns(slices)?)))
             .max_by_key(|(_, owed_ns)| *owed_ns)?;
         let owed_us = u32::try_from(owed_ns / 1000).unwrap_or(u32::MAX);
-        let QuantumBounds { min_us, max_us } = self.quantum;
+        let QuantumBounds { min_us, max_us } = self.choice.quantum();
         let quantum_us = owed_us.clamp(min_us.min(max_us), max_us);
-        self.floor = Some(tenant);
+        self.precedence.set_floor(Some(tenant));
         let decision = self.hand_to(now_ns, tenant, quantum_us, true);
         let due_ns = now_ns + u64::from(quantum_us) * 1000;
         Some(Decision {
@@ -259,7 +239,7 @@ impl DeviceScheduler {
     /// Opens the gates of a tenant, or begins its slice anew.
     pub(super) fn begin(&mut self, now_ns: u64, at: usize, quantum_us: u32, contended: bool) {
         self.grants += 1;
-        let entity = &self.entities[at];
+        let entity = &self.roster[at];
         let grace_ns = if entity.hold.is_none() {
             entity.grace_ns()
         } else {
@@ -270,22 +250,23 @@ impl DeviceScheduler {
         } else {
             0
         };
-        let grant = self.grant_of(&self.entities[at], now_ns, quantum_us, deadline_ns);
-        let handed_over = contended && self.entities[at].hold.is_none();
-        self.woken |= self.entities[at].begin(now_ns, self.device, &grant);
+        let grant = self.grant_of(&self.roster[at], now_ns, quantum_us, deadline_ns);
+        let handed_over = contended && self.roster[at].hold.is_none();
+        self.woken |= self.roster[at].begin(now_ns, self.device, &grant);
         if contended {
-            self.slice_us = quantum_us;
+            self.choice.note_slice(quantum_us);
         }
         if handed_over {
-            self.entities[at].behind_until_ns = self.behind_until_ns(now_ns, at);
-            self.note_handover(now_ns, at);
+            self.roster[at].behind_until_ns = self.behind_until_ns(now_ns, at);
+            let (tenant, drains) = (self.roster[at].tenant, self.roster.is_draining());
+            self.roster[at].forgiven_ns = self.hand_over.begin(now_ns, tenant, drains);
         }
     }
 
     /// Until when the device is expected to be busy with the work that was there before this
     /// entity's slice; 0: unknown, and the device turns from the one to the other as it likes.
     fn behind_until_ns(&self, now_ns: u64, at: usize) -> u64 {
-        let others = self.entities.iter().enumerate().filter(|(n, _)| *n != at);
+        let others = self.roster.iter().enumerate().filter(|(n, _)| *n != at);
         let ends =
             others.filter_map(|(_, entity)| Some(entity.drain.ends_ns(entity.drain_since_ns?)));
         let ends_ns = ends.max().unwrap_or(0);
@@ -298,15 +279,15 @@ impl DeviceScheduler {
 
     /// Takes the device from a tenant that holds it.
     pub(super) fn take(&mut self, now_ns: u64, at: usize) {
-        if self.entities[at].hold.is_some()
-            && let Some(hold) = self.entities[at].end(now_ns, self.device)
+        if self.roster[at].hold.is_some()
+            && let Some(hold) = self.roster[at].end(now_ns, self.device)
         {
             self.note_drain(now_ns, at, hold);
         }
     }
 
     fn note_drain(&mut self, now_ns: u64, at: usize, hold: Hold) {
-        let entity = &mut self.entities[at];
+        let entity = &mut self.roster[at];
         if entity.begin_drain(now_ns, self.device, hold) {
             entity.suspected_unresponsive = true;
         }

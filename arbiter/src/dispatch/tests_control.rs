@@ -2,7 +2,7 @@
 //! time, on real pages.
 
 use policy::quantum::Lengths;
-use policy::{Class, Decision, Few, View};
+use policy::{Class, Decision, Few, Slice, SlicePolicy, View};
 
 use super::tests::{Bench, MS, US, greedy, setup};
 use super::*;
