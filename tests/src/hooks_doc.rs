@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use shim_ffi::{Action, ENTRIES, Entry, Role, StreamAt, Variant};
+use shim_ffi::{Action, ENTRIES, Entry, Role, StreamAt};
 
 /// All actions with their name in the classification and what they mean, in the order of the page.
 pub const ACTIONS: [(Action, &str, &str); 8] = [
     (
         Action::MeterAlloc,
         "meter-alloc",
-        "Reserves the size in the job's quota before the driver is asked; over the limit the program is told `CUDA_ERROR_OUT_OF_MEMORY`. What the driver refuses is given back. Pinned host memory is counted, not limited.",
+        "Reserves the size in the job's quota before the driver is asked; over the limit the program gets `CUDA_ERROR_OUT_OF_MEMORY`. What the driver refuses is given back. Pinned host memory is counted, not limited.",
     ),
     (
         Action::MeterFree,
@@ -58,26 +58,40 @@ pub fn page() -> String {
 
 fn text(out: &mut String) {
     let simulated = ENTRIES.iter().filter(|entry| entry.simulated).count();
-    line(
+    line(out, "# Hooks\n");
+    paragraph(
         out,
         &format!(
-            "# Hooks\n\n\
-             What `libsublet.so` does with each of the {} symbols that the CUDA driver exports on Linux x86-64. {simulated} of them are\n\
-             implemented by the simulated driver (column *sim*); the others answer `CUDA_ERROR_NOT_SUPPORTED` there and are counted.\n\n\
-             Written by `scripts/hooks-doc` from the table in `shim-ffi/src/table.rs`; a test compares. A new hook is a change of\n\
-             that table and, where its shape is `hook`, a function of the symbol's name in `interposer/src/memory/`.\n",
+            "This page says what `libsublet.so` does with each of the {} symbols that the CUDA driver \
+             exports on Linux x86-64. The simulated driver implements {simulated} of them (column \
+             *sim*); the others answer `CUDA_ERROR_NOT_SUPPORTED` there and are counted.",
             ENTRIES.len()
         ),
     );
-    line(out, "| action | symbols | what happens |\n|---|---|---|");
+    paragraph(
+        out,
+        "`scripts/hooks-doc` writes it from the table in `shim-ffi/src/table.rs`, and a test compares \
+         the two. A new hook is a change of that table and, where its shape is `hook`, a function of \
+         the symbol's name in `interposer/src/memory/`.",
+    );
+    paragraph(
+        out,
+        "`_v2` and the like name later versions of a function, `_ptsz` and `_ptds` the variant for \
+         per-thread streams; `cuGetProcAddress` is asked for the name without them. *stream* is the \
+         argument that names the stream, or `structure` where a structure holds it.",
+    );
     for (action, name, meaning) in ACTIONS {
-        line(
+        item(
             out,
-            &format!("| [{name}](#{name}) | {} | {meaning} |", of(action).count()),
+            &format!(
+                "[{name}](#{name}), {} symbols: {meaning}",
+                of(action).count()
+            ),
         );
     }
     for (action, name, meaning) in ACTIONS {
-        line(out, &format!("\n## {name}\n\n{meaning}\n"));
+        line(out, &format!("\n## {name}\n"));
+        paragraph(out, meaning);
         if action == Action::PassThrough {
             by_category(out);
         } else {
@@ -93,25 +107,21 @@ fn of(action: Action) -> impl Iterator<Item = &'static Entry> {
 fn table(out: &mut String, action: Action) {
     line(
         out,
-        "| symbol | asked for as | since CUDA | category | role | stream | sim |\n|---|---|---|---|---|---|---|",
+        "| symbol | CUDA | category | role | stream | sim |\n|---|---|---|---|---|---|",
     );
     for entry in of(action) {
-        let name = match entry.variant {
-            Variant::Legacy => entry.base_name.to_owned(),
-            _ => format!("{}, per-thread streams", entry.base_name),
-        };
         line(
             out,
             &format!(
-                "| `{}` | {name} | {} | {} | {} | {} | {} |",
+                "| `{}` | {} | {} | {} | {} | {} |",
                 entry.name(),
                 version(entry.introduced),
                 entry.category,
                 role(entry.role),
                 match entry.stream {
                     StreamAt::Implicit => "-".to_owned(),
-                    StreamAt::Param(at) => format!("argument {}", at + 1),
-                    StreamAt::InStruct => "in its structure".to_owned(),
+                    StreamAt::Param(at) => (at + 1).to_string(),
+                    StreamAt::InStruct => "structure".to_owned(),
                 },
                 if entry.simulated { "yes" } else { "" },
             ),
@@ -119,7 +129,7 @@ fn table(out: &mut String, action: Action) {
     }
 }
 
-/// Hundreds of jumps: a paragraph per category will do.
+/// Hundreds of jumps: an item per category will do.
 fn by_category(out: &mut String) {
     let mut categories: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for entry in of(Action::PassThrough) {
@@ -130,13 +140,13 @@ fn by_category(out: &mut String) {
     }
     for (category, names) in categories {
         let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
-        line(out, &format!("**{category}**: {}\n", names.join(", ")));
+        item(out, &format!("**{category}**: {}", names.join(", ")));
     }
 }
 
 fn version(introduced: u32) -> String {
     if introduced == 0 {
-        return "not documented".to_owned();
+        return "?".to_owned();
     }
     format!("{}.{}", introduced / 1000, introduced % 1000 / 10)
 }
@@ -153,7 +163,63 @@ fn role(role: Role) -> &'static str {
     }
 }
 
+/// Lines of Markdown are this wide at most.
+const COLUMNS: usize = 100;
+
+fn paragraph(out: &mut String, text: &str) {
+    wrapped(out, "", "", text);
+    line(out, "");
+}
+
+fn item(out: &mut String, text: &str) {
+    wrapped(out, "- ", "  ", text);
+}
+
+fn wrapped(out: &mut String, first: &str, rest: &str, text: &str) {
+    let mut row = first.to_owned();
+    let mut begun = false;
+    for word in text.split_whitespace() {
+        if begun && row.chars().count() + 1 + word.chars().count() > COLUMNS {
+            line(out, &row);
+            row = rest.to_owned();
+            begun = false;
+        }
+        if begun {
+            row.push(' ');
+        }
+        row.push_str(word);
+        begun = true;
+    }
+    line(out, &row);
+}
+
 fn line(out: &mut String, text: &str) {
     // Writing to memory does not fail.
     let _ = writeln!(out, "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_symbol_is_asked_for_without_its_version_and_variant() {
+        for entry in ENTRIES {
+            let name = entry.name();
+            let name = name.strip_suffix("_ptsz").unwrap_or(name);
+            let name = name.strip_suffix("_ptds").unwrap_or(name);
+            let name = name
+                .rsplit_once("_v")
+                .filter(|(_, version)| version.chars().all(|digit| digit.is_ascii_digit()))
+                .map_or(name, |(name, _)| name);
+            assert_eq!(name, entry.base_name, "{}", entry.name());
+        }
+    }
+
+    #[test]
+    fn no_line_of_the_page_is_wider_than_the_others_may_be() {
+        for line in page().lines() {
+            assert!(line.chars().count() <= COLUMNS, "{line}");
+        }
+    }
 }
