@@ -28,7 +28,7 @@ pub struct LinkMap {
 }
 
 /// Answers the version of the interface: the linker's own, of which the functions here are a part since the first.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn la_version(version: c_uint) -> c_uint {
     // SAFETY: the callback matches the prototype.
     unsafe { libc::dl_iterate_phdr(Some(find_path), std::ptr::null_mut()) };
@@ -59,7 +59,7 @@ fn path() -> Option<&'static CStr> {
 ///
 /// # Safety
 /// As the dynamic linker calls it.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn la_objopen(map: *mut LinkMap, _lmid: isize, cookie: *mut usize) -> c_uint {
     if map.is_null() || cookie.is_null() {
         return 0;
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn la_objopen(map: *mut LinkMap, _lmid: isize, cookie: *mu
 ///
 /// # Safety
 /// As the dynamic linker calls it.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn la_objsearch(
     name: *const c_char,
     cookie: *mut usize,

@@ -90,7 +90,7 @@ macro_rules! hooked {
     ($symbol:ident ($($arg:ident: $ty:ty),*)) => {
         /// # Safety
         /// As the driver's function.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
             // SAFETY: the caller's own arguments, in both.
@@ -103,7 +103,7 @@ macro_rules! observed_sync {
     ($symbol:ident [$($arg:ident)*]) => {
         /// # Safety
         /// As the driver's function.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             let _ = std::panic::catch_unwind(gate::before_sync);
             let result = call_words!($symbol $($arg)*);
@@ -125,7 +125,7 @@ macro_rules! observed_query {
     ($symbol:ident [$($arg:ident)*]) => {
         /// # Safety
         /// As the driver's function.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             let _ = std::panic::catch_unwind(gate::before_sync);
             let result = call_words!($symbol $($arg)*);
@@ -141,7 +141,7 @@ macro_rules! observed_context {
     ($symbol:ident [$($arg:ident)*]) => {
         /// # Safety
         /// As the driver's function.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             const MEANING: Context = Symbol::$symbol.traits().context;
             let _ = std::panic::catch_unwind(|| {
@@ -163,7 +163,7 @@ macro_rules! tracked {
     ($symbol:ident [$($arg:ident)*]) => {
         /// # Safety
         /// As the driver's function.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             const TRAITS: Traits = Symbol::$symbol.traits();
@@ -199,7 +199,7 @@ macro_rules! initialise {
     ($symbol:ident) => {
         /// # Safety
         /// As the driver's function.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $symbol(flags: u32) -> CUresult {
             // SAFETY: the caller's own argument.
             let result = unsafe { real::$symbol(flags) };
@@ -275,7 +275,7 @@ pub(crate) fn own(symbol: Symbol) -> *mut c_void {
 }
 
 /// Version of this library, for tools and for telling ourselves from a driver.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn sublet_version() -> u32 {
     (channel::LAYOUT_MAJOR << 16) | channel::LAYOUT_MINOR
 }

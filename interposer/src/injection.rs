@@ -18,7 +18,7 @@ use crate::{client, exports, real, trace};
 static DUE: AtomicBool = AtomicBool::new(false);
 
 /// What the driver calls, once. Answers 1, for "go on".
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn InitializeInjection() -> c_int {
     let _errno = crate::errno::Preserve::new();
     let _ = std::panic::catch_unwind(|| {

@@ -12,6 +12,15 @@
 //! thread of ours, and a latch that calls of the program wait at; nowhere else.
 
 #![allow(non_snake_case, reason = "hooks bear the driver's names")]
+// The crate's own tests are a program like any other. Built for them nothing is exported: it would
+// stand in for the C library's functions and the driver's.
+#![cfg_attr(
+    test,
+    allow(
+        dead_code,
+        reason = "what only the exports use, or other processes call"
+    )
+)]
 
 mod audit;
 mod capture;
@@ -30,6 +39,7 @@ mod marks;
 mod memory;
 mod net;
 mod nvml;
+#[cfg(not(test))]
 mod old_libc;
 mod pace;
 mod pipeline;

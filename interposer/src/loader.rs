@@ -317,7 +317,7 @@ fn belongs_to_a_driver(address: *mut c_void) -> bool {
 ///
 /// # Safety
 /// As the C library says; every argument is passed on as it came.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(
@@ -348,7 +348,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
 ///
 /// # Safety
 /// As the C library says; every argument is passed on as it came.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlvsym(
     handle: *mut c_void,

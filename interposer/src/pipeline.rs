@@ -8,7 +8,7 @@ use crate::residency;
 ///
 /// Returns 1 where that was noted, 0 where nothing of this process is ever moved, -1 for a range or a number that makes no
 /// sense. Callable from any thread, at any time.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn sublet_pipeline_add(group: u32, address: u64, bytes: u64) -> i32 {
     std::panic::catch_unwind(|| residency::pipeline::add(group, address, bytes)).unwrap_or(0)
 }
@@ -18,7 +18,7 @@ pub extern "C" fn sublet_pipeline_add(group: u32, address: u64, bytes: u64) -> i
 ///
 /// Returns 1 where it is there, 0 where nothing of this process is ever moved, -1 where it could not be brought back: calls that
 /// follow are answered with the error.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn sublet_pipeline_begin(group: u32) -> i32 {
     std::panic::catch_unwind(|| residency::pipeline::begin(group)).unwrap_or(0)
 }
@@ -26,7 +26,7 @@ pub extern "C" fn sublet_pipeline_begin(group: u32) -> i32 {
 /// Forgets all groups.
 ///
 /// Returns 1, or 0 where nothing of this process is ever moved.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn sublet_pipeline_clear() -> i32 {
     std::panic::catch_unwind(residency::pipeline::clear).unwrap_or(0)
 }

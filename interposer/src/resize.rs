@@ -22,7 +22,7 @@ fn requested() -> Option<(&'static Attached, Resize)> {
 /// With how many GPUs the job is to go on, once it has been stopped and started again: 0 for none for now. Below 0: nobody asks.
 ///
 /// Callable from any thread, at any time.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn sublet_resize_requested() -> i32 {
     let asked = std::panic::catch_unwind(|| requested().map(|(_, resize)| i32::from(resize.gpus)));
     asked.ok().flatten().unwrap_or(-1)
@@ -32,7 +32,7 @@ pub extern "C" fn sublet_resize_requested() -> i32 {
 /// goes on where nobody asks any more ([`sublet_resize_requested`] below 0).
 ///
 /// Returns 1 where that was noted, 0 where nothing is asked for.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn sublet_resize_ready() -> i32 {
     let noted = std::panic::catch_unwind(|| {
         let (attached, resize) = requested()?;

@@ -164,7 +164,7 @@ pub(crate) fn learn_rate(line: &channel::ThreadSlot, seen: Seen, begun_ns: u64) 
 /// stores, and does nothing where no arbiter asks.
 ///
 /// Returns 1 where the step was noted, else 0.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn sublet_step() -> i32 {
     let noted = std::panic::catch_unwind(|| {
         let attached = client::current()?;

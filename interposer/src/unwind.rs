@@ -76,6 +76,7 @@ extern "C" fn bind(index: u32) -> *mut c_void {
 }
 
 // A jump leaves the frame of whoever calls as the one that the unwinder begins with.
+#[cfg(not(test))]
 std::arch::global_asm!(
     ".text",
     ".macro sublet_unwind name, index",

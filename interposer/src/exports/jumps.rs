@@ -11,7 +11,7 @@ macro_rules! jump {
     ($symbol:ident [$($first:literal)*] [$($operand:tt)*]) => {
         /// # Safety
         /// As the driver's function.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $symbol() -> CUresult {
             std::arch::naked_asm!(

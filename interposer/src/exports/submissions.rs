@@ -49,7 +49,7 @@ macro_rules! gated {
     ($symbol:ident $variant:ident $stream:tt [$($arg:ident)*]) => {
         /// # Safety
         /// As the driver's function.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             const TRAITS: Traits = Symbol::$symbol.traits();
@@ -144,7 +144,7 @@ macro_rules! gated_list {
     ($symbol:ident [$list:ident $count:ident $flags:ident]) => {
         /// # Safety
         /// As the driver's function.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $symbol($list: usize, $count: usize, $flags: usize) -> CUresult {
             let stream = if $list == 0 || $count as u32 == 0 {
                 gate::LEGACY

@@ -260,7 +260,7 @@ macro_rules! exports {
             ///
             /// # Safety
             /// As NVML says.
-            #[unsafe(no_mangle)]
+            #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C-unwind" fn $symbol($($arg: $ty),*) -> Status {
                 body!($symbol $($arg)*)
             }
