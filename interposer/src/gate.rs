@@ -62,19 +62,44 @@ pub(crate) enum Ticket {
 #[inline(always)]
 pub(crate) fn open(stream: usize, seen: Seen) -> bool {
     let thread = thread();
+    // First, for a thread that goes from stream to stream comes here twice.
+    if thread.stream.get() != stream {
+        return false;
+    }
     // Below zero also where the credit is, see `open_latched`.
     let left = thread.credit.get() - cost::quickly(seen.signature, thread.unknown_ns.get());
-    if left < 0 || thread.stream.get() != stream || capture::any() {
+    if left < 0 || capture::any() {
         return false;
     }
     counted(thread, seen, left)
 }
 
-/// Turns to another stream that the thread has submitted to lately: then the fast path is open for it as for the one before.
+/// The same for another stream that the thread has submitted to lately: turns to it.
 #[inline(always)]
-pub(crate) fn turn_to(stream: usize) -> bool {
+pub(crate) fn open_turning(stream: usize, seen: Seen) -> bool {
     let thread = thread();
-    thread.stream.get() != stream && marks::turn_to(thread, stream)
+    let Some(turn) = marks::turn_to::<false>(thread, stream) else {
+        return false;
+    };
+    let granted = turn.left;
+    let left = granted - cost::quickly(seen.signature, thread.unknown_ns.get());
+    if left < 0 || thread.stream.get() == stream || capture::any() || !counted(thread, seen, left) {
+        return false;
+    }
+    thread.granted.set(granted);
+    turn.made(thread);
+    true
+}
+
+/// Turns to another stream that the thread has submitted to lately, where memory may be moved.
+pub(crate) fn turn_to(stream: usize) {
+    let thread = thread();
+    if thread.stream.get() != stream
+        && let Some(turn) = marks::turn_to::<true>(thread, stream)
+    {
+        thread.set_credit(-turn.left);
+        turn.made(thread);
+    }
 }
 
 /// The same where memory may be moved: the call passes the latch as well. There credit is counted below zero, so that the way

@@ -22,8 +22,9 @@ use shim_ffi::*;
 
 use crate::client::{self, Attached, now_ns, pause};
 use crate::gate::{LEGACY, PER_THREAD};
-use crate::pace::{Alone, RING};
+use crate::pace::{Alone, Private, RING};
 use crate::signature::Seen;
+use crate::slots::Slot;
 use crate::thread::{BATCH, MOST_CREDIT, Thread, thread};
 use crate::{capture, cost, follow, process, real, registration, slots};
 
@@ -109,36 +110,73 @@ pub(crate) fn leave_all(thread: &Thread) {
     thread.entered_ns.set(0);
 }
 
-/// On the launch path: turns to another stream of the batch, if `stream` is one. The same as [`switch_stream`], with less to look at.
+/// What it takes to turn to another stream of the batch.
+pub(crate) struct Turn {
+    stream: usize,
+    index: usize,
+    before: &'static Slot,
+    spent_ns: u64,
+    /// Credit for it.
+    pub(crate) left: i32,
+}
+
+/// On the launch path: how the thread turns to `stream`, if that is in the batch and has an
+/// allowance left. The same as [`switch_stream`], with less to look at. `BELOW`: credit is counted
+/// below zero.
 #[inline(always)]
-pub(crate) fn turn_to(thread: &Thread, stream: usize) -> bool {
-    let (credit, who) = (thread.credit.get(), thread.who.get());
-    if credit == 0 {
-        return false;
+pub(crate) fn turn_to<const BELOW: bool>(thread: &Thread, stream: usize) -> Option<Turn> {
+    let sign = if BELOW { -1 } else { 1 };
+    let (credit, granted) = (sign * thread.credit.get(), sign * thread.granted.get());
+    if credit <= 0 {
+        return None;
     }
-    let Some(index) = slots::find(who, stream, thread.context.get()) else {
-        return false;
-    };
-    if slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get() {
-        return false;
-    }
-    thread.give_credit(credit);
-    let spent_ns = thread.spent_ns.get();
-    // With credit there is one. What is another's by now is not marked by us any more.
+    let (who, context) = (thread.who.get(), thread.context.get());
+    // With credit there is one. Programs use their streams in the same order again and again.
     let before = slots::at((thread.stream_slot_plus_one.get() as usize).wrapping_sub(1));
-    if before.owner.is(who) {
-        let here_ns = spent_ns.wrapping_sub(thread.entered_ns.get());
-        let sum_ns = before
-            .spent_ns
-            .load(Ordering::Relaxed)
-            .wrapping_add(here_ns);
-        before.spent_ns.store(sum_ns, Ordering::Relaxed);
+    let mut index = before.next.load(Ordering::Relaxed) as usize;
+    if !slots::is(index, who, stream, context) {
+        index = slots::find(who, stream, context)?;
+        before.next.store(index as u32, Ordering::Relaxed); // CAST: below the number of slots.
     }
-    thread.entered_ns.set(spent_ns);
-    thread.stream.set(stream);
-    // CAST: below the number of slots.
-    thread.stream_slot_plus_one.set(index as u32 + 1);
-    true
+    let slot = slots::at(index);
+    if slot.batch.load(Ordering::Relaxed) != thread.batch.get() {
+        return None;
+    }
+    // CAST: what was used is not negative, in all; and sums of nanoseconds that are left fit.
+    let spent_ns = (thread.spent_ns.get()).wrapping_add((granted - credit) as u64);
+    let of_all = thread.limit_ns.get().wrapping_sub(spent_ns) as i64;
+    let of_one = (slot.allowance_ns.load(Ordering::Relaxed))
+        .wrapping_sub(slot.spent_ns.load(Ordering::Relaxed)) as i64;
+    let left_ns = of_all.min(of_one);
+    (left_ns > 0).then_some(Turn {
+        stream,
+        index,
+        before,
+        spent_ns,
+        // CAST: at most `MOST_CREDIT`, as the allowance is.
+        left: left_ns as i32,
+    })
+}
+
+impl Turn {
+    /// Books what went to the stream before. The credit is given by the caller.
+    #[inline(always)]
+    pub(crate) fn made(self, thread: &Thread) {
+        let spent_ns = self.spent_ns;
+        // What is another's by now is not marked by us any more.
+        if self.before.owner.is(thread.who.get()) {
+            let here_ns = spent_ns.wrapping_sub(thread.entered_ns.get());
+            let before_ns = self.before.spent_ns.load(Ordering::Relaxed);
+            self.before
+                .spent_ns
+                .store(before_ns.wrapping_add(here_ns), Ordering::Relaxed);
+        }
+        thread.spent_ns.set(spent_ns);
+        thread.entered_ns.set(spent_ns);
+        thread.stream.set(self.stream);
+        // CAST: below the number of slots.
+        thread.stream_slot_plus_one.set(self.index as u32 + 1);
+    }
 }
 
 /// Before a submission to it: makes `stream` the thread's current one, and one of the batch.
@@ -185,6 +223,12 @@ fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
         holding.set_open(true);
         slot.batch.store(thread.batch.get(), Ordering::Relaxed);
         slot.spent_ns.store(0, Ordering::Relaxed);
+        let allowance_ns = slot.private.weight_of(aim_ns(thread, attached));
+        let most_ns = MOST_CREDIT as u64; // CAST: not negative.
+        slot.allowance_ns.store(
+            allowance_ns.clamp(LEAST_BUDGET_NS, most_ns),
+            Ordering::Relaxed,
+        );
         slot.private
             .let_in_ns
             .fetch_max(thread.let_in_ns.get(), Ordering::Relaxed);
@@ -320,8 +364,9 @@ fn take_again(thread: &Thread, attached: &'static Attached) {
 pub(crate) fn weigh(thread: &Thread, attached: &'static Attached, seen: Seen) -> Weight {
     let known = cost::of(seen);
     let ns = known.map_or_else(|| guess_ns(thread, attached), u64::from);
+    let most_ns = own(thread).map_or(0, |at| slots::at(at).allowance_ns.load(Ordering::Relaxed));
     let telling = known.is_none()
-        || ns > thread.budget_ns.get() / 2
+        || ns > thread.budget_ns.get().min(most_ns) / 2
         || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE;
     if !telling || behind(thread, attached) >= RING / 2 {
         return Weight { ns, alone: None };
@@ -380,8 +425,24 @@ pub(crate) fn credit_ns(thread: &Thread, attached: &Attached) -> i32 {
         .budget_ns
         .get()
         .saturating_sub(thread.spent_ns.get())
-        .min(until_turn(thread, attached));
-    i32::try_from(left_ns).map_or(MOST_CREDIT, |ns| ns.min(MOST_CREDIT))
+        .min(until_turn(thread, attached))
+        .min(MOST_CREDIT as u64); // CAST: not negative.
+    thread.limit_ns.set(thread.spent_ns.get() + left_ns);
+    // CAST: at most `MOST_CREDIT`.
+    left_ns.min(allowance_ns(thread)) as i32
+}
+
+/// Weight that may still go to the thread's stream before it is marked.
+fn allowance_ns(thread: &Thread) -> u64 {
+    let here_ns = (thread.spent_ns.get()).saturating_sub(thread.entered_ns.get());
+    own(thread).map_or(0, |index| {
+        let slot = slots::at(index);
+        let spent_ns = slot
+            .spent_ns
+            .load(Ordering::Relaxed)
+            .saturating_add(here_ns);
+        (slot.allowance_ns.load(Ordering::Relaxed)).saturating_sub(spent_ns)
+    })
 }
 
 /// After a wait at the gate: the first marks come soon, so that the device's pace is learnt anew.
@@ -410,29 +471,28 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, alone: Option
     {
         enter(thread, attached, index);
     }
-    if alone.is_none() && !due(thread, line(thread, attached)) {
+    let all = due(thread, line(thread, attached)) && alone.is_none();
+    if !all && alone.is_none() && (own(thread).is_none() || allowance_ns(thread) != 0) {
         return;
     }
     book(thread);
     thread.give_credit(0);
-    if alone.is_some() {
-        if let Some(index) = own(thread) {
-            mark(thread, attached, index, alone, false);
-            adapt(thread, attached);
-            bound(thread, attached, [index].into_iter());
-        }
-        thread.marks_since_apart.set(0);
-    } else {
+    if all {
         for index in batch(thread) {
             mark(thread, attached, index, None, true);
         }
         adapt(thread, attached);
         bound(thread, attached, batch(thread));
         end_batch(thread, attached, true);
-        thread
-            .marks_since_apart
-            .set(thread.marks_since_apart.get() + 1);
+    } else if let Some(index) = own(thread) {
+        mark(thread, attached, index, alone, alone.is_none());
+        adapt(thread, attached);
+        bound(thread, attached, [index].into_iter());
     }
+    thread.marks_since_apart.set(match alone {
+        Some(_) => 0,
+        None => thread.marks_since_apart.get() + 1,
+    });
     if let Some(index) = own(thread)
         && slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get()
     {
@@ -444,6 +504,7 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, alone: Option
 /// What went to a slot that is gone was marked by whoever took it.
 fn end_batch(thread: &Thread, attached: &Attached, keep: bool) {
     let before = batch(thread);
+    thread.last_streams.set(thread.streams.get());
     thread.batch.set(thread.batch.get().wrapping_add(1));
     thread.streams.set(0);
     let mut left_ns = 0;
@@ -621,26 +682,36 @@ fn adopt(attached: &Attached, index: usize, word: &'static StreamSlot) {
     }
 }
 
-/// One mark per eighth of the window: few enough to cost nothing, often enough to bound what is in flight.
-/// Budgets grow only while the device keeps up: looks are rare where they are large, and a kernel may take what its grid does not
-/// tell. Where many streams have work in flight their batches share the window.
+/// Sets the weight of a batch: what its streams do together in the time that is aimed at. A single
+/// one is marked earlier, when it has its part of that (`allowance_ns` of its slot).
+///
+/// Budgets grow only while the device keeps up: looks are rare where they are large, and a kernel
+/// may take what its grid does not tell.
 fn adapt(thread: &Thread, attached: &Attached) {
     let Some((index, slot)) = current(thread, attached) else {
         return;
     };
-    let private = &slots::at(index).private;
     // Whether the device has passed every mark before the last one: it keeps up with the program.
     let keeps_up = slot.issued().wrapping_sub(slot.done()) <= 1;
-    let aim_ns = match u64::from(window_us(thread, attached)) * 125 {
-        0 => UNBOUND_NS,
-        eighth_ns => eighth_ns / u64::from(thread.crowd.get() / 8).max(1),
-    };
+    let aim_ns = aim_ns(thread, attached);
+    let others = batch(thread).filter(|other| *other != index);
+    let streams = others.chain([index]).map(|at| &slots::at(at).private);
+    let weight_ns = Private::weight_together(streams, aim_ns);
     let before_ns = thread.budget_ns.get().max(LEAST_BUDGET_NS);
     let most_ns = if keeps_up { before_ns * 2 } else { before_ns };
-    let budget_ns = private
-        .weight_of(aim_ns)
-        .clamp(LEAST_BUDGET_NS, most_ns.min(UNBOUND_NS * 1024));
-    thread.budget_ns.set(budget_ns);
+    thread
+        .budget_ns
+        .set(weight_ns.clamp(LEAST_BUDGET_NS, most_ns.min(UNBOUND_NS * 1024)));
+}
+
+/// Time between two marks of a stream: an eighth of the window, few enough to cost nothing, often
+/// enough to bound what is in flight. Where many streams have work in flight their batches share
+/// the window. Where there is none the marks of many streams are as many as those of eight.
+fn aim_ns(thread: &Thread, attached: &Attached) -> u64 {
+    match u64::from(window_us(thread, attached)) * 125 {
+        0 => UNBOUND_NS * u64::from(thread.last_streams.get() / 8).max(1),
+        eighth_ns => eighth_ns / u64::from(thread.crowd.get() / 8).max(1),
+    }
 }
 
 fn window_us(thread: &Thread, attached: &Attached) -> u32 {

@@ -248,6 +248,15 @@ impl Private {
         }
     }
 
+    /// Weight that streams in use together may be given in so much device time.
+    ///
+    /// They share the device, and the thread that submits to them. So each of them looks slow, and
+    /// work on all of them gets on faster than work on any.
+    pub(crate) fn weight_together<'a>(of: impl Iterator<Item = &'a Self>, ns: u64) -> u64 {
+        of.map(|private| private.weight_of(ns))
+            .fold(0, u64::saturating_add)
+    }
+
     /// Whether what is in flight fits `window_ns`.
     pub(crate) fn fits(&self, slot: &StreamSlot, window_ns: u64, now_ns: u64) -> bool {
         let behind = slot.issued().wrapping_sub(slot.done());
@@ -375,6 +384,36 @@ mod tests {
         }
         assert_eq!(private.expected_ns(MS), 2 * MS);
         assert_eq!(private.weight_of(2 * MS), MS);
+    }
+
+    #[test]
+    fn streams_that_share_the_device_need_no_more_marks_than_one() {
+        const AIM: u64 = MS / 4;
+        for streams in [1, 8, 64] {
+            let all: Vec<_> = (0..streams).map(|_| begun()).collect();
+            let (mut now_ns, mut budget_ns) = (10 * MS, AIM / 16);
+            for _ in 0..40 {
+                let part_ns = budget_ns / streams;
+                for (private, slot) in &all {
+                    private.issued(slot.issue(), part_ns, None, now_ns);
+                }
+                // The device takes twice the weight, for one stream after another.
+                now_ns += 2 * part_ns * streams;
+                for (private, slot) in &all {
+                    slot.settle();
+                    private.observe(slot, now_ns, true);
+                }
+                budget_ns = Private::weight_together(all.iter().map(|(private, _)| private), AIM);
+            }
+            let takes_ns = 2 * budget_ns;
+            assert!(
+                (AIM * 9 / 10..=AIM * 11 / 10).contains(&takes_ns),
+                "{streams} streams: a batch for {AIM} ns takes {takes_ns}"
+            );
+            // Each of them has its part of that, and no more if the others have nothing.
+            let part_ns = all[0].0.weight_of(AIM);
+            assert!(part_ns <= budget_ns / streams + 1, "{streams} streams");
+        }
     }
 
     #[test]

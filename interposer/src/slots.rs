@@ -30,9 +30,13 @@ pub(crate) struct Slot {
     context: AtomicUsize,
     /// Batch of its thread that it is in, see [`crate::marks`].
     pub(crate) batch: AtomicU32,
+    /// The slot that its thread turned to from here the last time.
+    pub(crate) next: AtomicU32,
     /// Weight of what went to the stream in this batch, in nanoseconds, but for what went there
     /// since the thread turned to it.
     pub(crate) spent_ns: AtomicU64,
+    /// Weight that may go to the stream between two of its marks, in nanoseconds.
+    pub(crate) allowance_ns: AtomicU64,
     pub(crate) private: Private,
 }
 
@@ -42,7 +46,9 @@ static SLOTS: [Slot; STREAM_SLOTS] = [const {
         key: AtomicUsize::new(0),
         context: AtomicUsize::new(0),
         batch: AtomicU32::new(0),
+        next: AtomicU32::new(0),
         spent_ns: AtomicU64::new(0),
+        allowance_ns: AtomicU64::new(0),
         private: Private::new(),
     }
 }; STREAM_SLOTS];
@@ -156,6 +162,7 @@ pub(crate) fn take(
     slot.context.store(context, Ordering::Relaxed);
     slot.batch.store(0, Ordering::Relaxed);
     slot.spent_ns.store(0, Ordering::Relaxed);
+    slot.allowance_ns.store(0, Ordering::Relaxed);
     slot.private.reset(word, now_ns);
     follow::begin(index);
     KEYS[index % STREAM_SLOTS].store(stream, Ordering::Release); // PANIC: the modulus is the length.

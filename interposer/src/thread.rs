@@ -62,7 +62,9 @@ pub(crate) struct Thread {
     pub(crate) budget_ns: Cell<u64>,
     /// Device time of the submissions that no mark covers yet and that the credit does not show, in nanoseconds; all streams.
     pub(crate) spent_ns: Cell<u64>,
-    /// What that was when the thread turned to its current stream.
+    /// Up to where that may grow by the fast path.
+    pub(crate) limit_ns: Cell<u64>,
+    /// What `spent_ns` was when the thread turned to its current stream.
     pub(crate) entered_ns: Cell<u64>,
     /// Submissions on the thread's line when all were marked last.
     pub(crate) marked: Cell<u64>,
@@ -82,6 +84,8 @@ pub(crate) struct Thread {
     pub(crate) crowd: Cell<u32>,
     /// Streams of the batch.
     pub(crate) streams: Cell<u32>,
+    /// Streams of the batch before.
+    pub(crate) last_streams: Cell<u32>,
     /// When the arbiter was last looked after, `CLOCK_MONOTONIC` nanoseconds.
     pub(crate) last_check_ns: Cell<u64>,
     /// Consecutive times that waiting for the device has run out.
@@ -133,6 +137,12 @@ impl Thread {
         let used = self.granted.get().abs() - self.credit.get().abs();
         // CAST: not negative.
         self.spent_ns.set(self.spent_ns.get() + used.max(0) as u64);
+        self.set_credit(ns);
+    }
+
+    /// The same where what was used is booked already.
+    #[inline(always)]
+    pub(crate) fn set_credit(&self, ns: i32) {
         self.granted.set(ns);
         self.credit.set(ns);
     }

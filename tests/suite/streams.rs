@@ -1,6 +1,8 @@
 //! Streams come and go, threads as well, and what is in flight is followed and bounded as ever.
 
-use channel::{Event, Following, Grant, OrderState, Reason, ResidencyMode, STREAM_SLOTS, Verb};
+use channel::{
+    Event, Following, Grant, OrderState, Reason, ResidencyMode, STREAM_SLOTS, StreamSlot, Verb,
+};
 use tests::fake::{Attached, Listening, TOKEN};
 use tests::{Artefacts, Outcome, ProgramRun, Sandbox, programs, wait_until};
 
@@ -77,6 +79,13 @@ impl Host {
             seen.last().is_some_and(|most| *most < bound)
         });
         assert!(bounded, "{line}: {seen:?} in flight, not below {bound}");
+    }
+
+    /// Completion marks that were ever asked for.
+    fn marks(&self) -> u64 {
+        let client = &self.arbiter.pages.client;
+        let words = (0..client.streams_used()).filter_map(|index| client.stream(index));
+        words.map(StreamSlot::issued).sum()
     }
 
     #[track_caller]
@@ -169,6 +178,26 @@ fn what_is_in_flight_on_many_streams_is_bounded_as_on_one() {
     let mut host = Host::start(&[], false);
     host.bound(2000);
     host.keeps_below(100, "spread 64 200 200");
+    host.run.ended_well();
+}
+
+#[test]
+fn marks_are_few_on_many_streams_as_on_one() {
+    const KERNELS: u64 = 12_800;
+    let mut host = Host::start(&[], false);
+    host.bound(0);
+    // Many at first, until it is known what the kernels take; and where the machine is busy.
+    let mut seen = Vec::new();
+    let few = (0..6).any(|_| {
+        let before = host.marks();
+        host.says(&format!("turns 64 {KERNELS} 1"), "0");
+        host.says("sync", "0");
+        let marks = host.marks() - before;
+        seen.push(marks);
+        marks < KERNELS / 8
+    });
+    assert!(few, "{seen:?} marks for {KERNELS} kernels each time");
+    host.has_nothing_in_flight();
     host.run.ended_well();
 }
 

@@ -62,11 +62,13 @@ macro_rules! gated {
                 if residency::active()
                     && !blocks!($stream)
                     && !TRAITS.allocates
-                    && let Some(_pass) = gate::open_latched(stream, seen)
                 {
-                    let result = call_words!($symbol $($arg)*);
-                    residency::used(TRAITS.operands, &[$($arg),*], result);
-                    return result;
+                    gate::turn_to(stream);
+                    if let Some(_pass) = gate::open_latched(stream, seen) {
+                        let result = call_words!($symbol $($arg)*);
+                        residency::used(TRAITS.operands, &[$($arg),*], result);
+                        return result;
+                    }
                 }
                 let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream), seen));
                 let ticket = admitted.unwrap_or(gate::Ticket::Pass);
@@ -113,9 +115,8 @@ macro_rules! gated {
                 let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = slow;
                 if !blocks!($stream)
                     && !TRAITS.allocates
-                    && gate::turn_to(stream)
                     && !function.is_null()
-                    && gate::open(stream, signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream))
+                    && gate::open_turning(stream, signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream))
                 {
                     // SAFETY: as below.
                     next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
