@@ -10,7 +10,6 @@ use channel::{Accounts, MAX_DEVICES};
 use policy::TenantId;
 use serde_json::Value;
 
-use crate::clock::{mono_ns, unix_ms};
 use crate::convert::{self, NotIn};
 use crate::descriptors::Descriptors;
 use crate::peer::{self, Client, Greeting};
@@ -29,21 +28,24 @@ const MAX_GREETINGS: usize = 128;
 const MAX_GREETINGS_PER_USER: usize = 64;
 
 /// Pages that an earlier arbiter made.
-type Kept = Option<(OwnedFd, OwnedFd)>;
+pub(crate) type Kept = Option<(OwnedFd, OwnedFd)>;
+
+/// The index of each of a client's devices in the arbiter's table; `None`: not its job's.
+type DeviceMap = [Option<u8>; MAX_DEVICES];
 
 /// What to do with a hello.
-enum Verdict {
+pub(crate) enum Verdict {
     In(Box<Terms>),
     Hold,
     Out(NotIn),
 }
 
 /// Under which a client is let in.
-struct Terms {
+pub(crate) struct Terms {
     tenant: TenantId,
     pages: ClientPages,
     slot: u32,
-    device_map: [Option<u8>; MAX_DEVICES],
+    device_map: DeviceMap,
     journal_next: u64,
     came_back: bool,
 }
@@ -51,7 +53,10 @@ struct Terms {
 impl Arbiter {
     pub(crate) fn accept_clients(&mut self, now_ns: u64) -> std::io::Result<()> {
         for _ in 0..16 {
-            let Some(connection) = self.listener.try_accept()? else {
+            let Some(listener) = &self.listener else {
+                return Ok(());
+            };
+            let Some(connection) = listener.try_accept()? else {
                 return Ok(());
             };
             if !self.descriptors.suffice() {
@@ -208,7 +213,15 @@ impl Arbiter {
         let may_hold = now_ns < deadline_ns;
         let who = (identity.pid, identity.uid);
         match self.judge(&hello, &kept, who, may_hold, now_ns) {
-            Verdict::In(terms) => self.let_in(connection, identity.process, who.0, hello, *terms),
+            Verdict::In(terms) => {
+                self.let_in(
+                    identity.process,
+                    who.0,
+                    hello,
+                    *terms,
+                    |pages, memory, map| connection.welcome(pages, memory, map).map(Some),
+                );
+            }
             Verdict::Hold => {
                 let greeting = Greeting {
                     connection,
@@ -239,7 +252,7 @@ impl Arbiter {
         job: Option<TenantId>,
         not_in: &NotIn,
     ) {
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let mut name = String::new();
         let left_out = match job.and_then(|id| self.ledger.get_mut(id)) {
             Some(tenant) => {
@@ -269,7 +282,9 @@ impl Arbiter {
         self.journal.write("refused", &name, message, &fields);
     }
 
-    fn judge(
+    /// What becomes of a process that has said hello, and what its job is promised with it. No
+    /// socket is touched.
+    pub(crate) fn judge(
         &mut self,
         hello: &Hello,
         kept: &Kept,
@@ -549,15 +564,17 @@ impl Arbiter {
         })
     }
 
-    fn let_in(
+    /// Lets a process in. `welcome` hands it its pages and returns the socket on which it rings,
+    /// where it has one. The number of the client; `None`: it could not be welcomed.
+    pub(crate) fn let_in(
         &mut self,
-        connection: Connection,
         process: OwnedFd,
         pid: u32,
         hello: Hello,
         terms: Terms,
-    ) {
-        let now_ns = mono_ns();
+        welcome: impl FnOnce(&ClientPages, &TenantMemory, DeviceMap) -> std::io::Result<Option<OwnedFd>>,
+    ) -> Option<u64> {
+        let now_ns = self.clock.mono_ns();
         let id = self.new_id();
         let Terms {
             tenant: tenant_id,
@@ -608,7 +625,7 @@ impl Arbiter {
             other_devices,
             ungoverned: ungoverned.clone(),
             command: hello.command,
-            attached_unix_ms: unix_ms(),
+            attached_unix_ms: self.clock.unix_ms(),
             journal_next,
             rings: 0,
             muted: false,
@@ -633,7 +650,7 @@ impl Arbiter {
         // Before the welcome, so that a client alone finds its gate open.
         self.enter_schedulers(id, now_ns);
         let welcomed = match self.ledger.get(tenant_id).and_then(|t| t.memory.as_ref()) {
-            Some(memory) => connection.welcome(&pages, memory, device_map),
+            Some(memory) => welcome(&pages, memory, device_map),
             None => Err(std::io::Error::other("the job has ended")),
         };
         let watched = welcomed.and_then(|socket| {
@@ -642,9 +659,11 @@ impl Arbiter {
             };
             // After the welcome: the client waits for that, and nobody asks for this before.
             client.started_ticks = peer::started_ticks(pid).unwrap_or(0);
-            let socket = client.socket.insert(socket);
-            self.poller
-                .add(&*socket, Event::Doorbell(id), Interest::Bell)?;
+            if let Some(socket) = socket {
+                let socket = client.socket.insert(socket);
+                self.poller
+                    .add(&*socket, Event::Doorbell(id), Interest::Bell)?;
+            }
             self.poller
                 .add(&client.process, Event::ClientEnded(id), Interest::Read)
         });
@@ -652,11 +671,9 @@ impl Arbiter {
             self.warn_of_stranger(&format!("process {pid} could not be let in: {error}"));
             self.drop_client(id, now_ns);
             self.reap_if_dead(tenant_id);
-            return;
+            return None;
         }
-        let Some(tenant) = self.ledger.get_mut(tenant_id) else {
-            return;
-        };
+        let tenant = self.ledger.get_mut(tenant_id)?;
         tenant.clients.push(id);
         let (kind, verb) = if came_back {
             ("reattached", "is back")
@@ -681,6 +698,7 @@ impl Arbiter {
             self.journal.write("ungoverned", name, message, &fields);
         }
         self.state_is_old = true;
+        Some(id)
     }
 }
 

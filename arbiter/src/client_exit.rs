@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 use channel::arbiter::Bell;
 use serde_json::Value;
 
-use crate::clock::mono_ns;
 use crate::peer::RINGS_PER_PERIOD;
 use crate::reactor::{Event, Interest};
 use crate::serve::Arbiter;
@@ -50,7 +49,7 @@ impl Arbiter {
         let Some(tenant) = self.ledger.get_mut(client.tenant) else {
             return;
         };
-        if tenant.allowance.spend(mono_ns()).is_some() {
+        if tenant.allowance.spend(self.clock.mono_ns()).is_some() {
             let (pid, name) = (client.pid, &tenant.spec.name);
             let message = format!(
                 "process {pid} ({}) of job `{name}` cannot be governed: {why}",
@@ -110,7 +109,7 @@ impl Arbiter {
     }
 
     fn end_client(&mut self, id: u64, how: &str) {
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let Some((client, held_bytes)) = self.drop_client(id, now_ns) else {
             return;
         };

@@ -28,3 +28,109 @@ pub fn unix_ms() -> u64 {
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     })
 }
+
+/// What the loop takes from the host besides events: the time, and randomness. Everything on the
+/// loop asks the one that its arbiter was started with, so that a test can step a whole arbiter in
+/// virtual time.
+pub trait Source: std::fmt::Debug {
+    /// Monotonic time in nanoseconds.
+    fn mono_ns(&self) -> u64;
+
+    /// Milliseconds since 1970.
+    fn unix_ms(&self) -> u64;
+
+    /// Clock ticks since boot, in which start times of processes are given.
+    fn boot_ticks(&self) -> u64;
+
+    /// Random bytes.
+    ///
+    /// # Errors
+    /// The host has none.
+    fn fill_random(&self, bytes: &mut [u8]) -> std::io::Result<()>;
+}
+
+/// The source of one arbiter.
+pub type Clock = std::rc::Rc<dyn Source>;
+
+/// The host's own clocks and random numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Host;
+
+impl Source for Host {
+    fn mono_ns(&self) -> u64 {
+        mono_ns()
+    }
+
+    fn unix_ms(&self) -> u64 {
+        unix_ms()
+    }
+
+    fn boot_ticks(&self) -> u64 {
+        crate::peer::now_ticks()
+    }
+
+    fn fill_random(&self, bytes: &mut [u8]) -> std::io::Result<()> {
+        getrandom::fill(bytes).map_err(std::io::Error::other)
+    }
+}
+
+/// The host's own.
+pub fn host() -> Clock {
+    std::rc::Rc::new(Host)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::{Clock, Source};
+
+    /// A time that the test sets, and numbers that follow from those before.
+    #[derive(Debug, Default)]
+    pub struct Virtual {
+        now_ns: Cell<u64>,
+        drawn: Cell<u64>,
+    }
+
+    impl Virtual {
+        /// Sets the time.
+        pub fn set(&self, now_ns: u64) {
+            assert!(now_ns >= self.now_ns.get(), "time never goes back");
+            self.now_ns.set(now_ns);
+        }
+    }
+
+    impl Source for Virtual {
+        fn mono_ns(&self) -> u64 {
+            self.now_ns.get()
+        }
+
+        fn unix_ms(&self) -> u64 {
+            self.now_ns.get() / 1_000_000
+        }
+
+        fn boot_ticks(&self) -> u64 {
+            self.now_ns.get() / 10_000_000
+        }
+
+        fn fill_random(&self, bytes: &mut [u8]) -> std::io::Result<()> {
+            for byte in bytes {
+                self.drawn.set(self.drawn.get() + 1);
+                *byte = self
+                    .drawn
+                    .get()
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .to_be_bytes()[0];
+            }
+            Ok(())
+        }
+    }
+
+    /// A clock that stands at that time.
+    pub fn at(now_ns: u64) -> Clock {
+        let clock = Virtual::default();
+        clock.set(now_ns);
+        Rc::new(clock)
+    }
+}

@@ -75,7 +75,8 @@ pub enum Turn {
 /// The listening socket and its connections.
 #[derive(Debug)]
 pub struct ControlServer {
-    listener: UnixListener,
+    /// `None`: nobody can connect.
+    listener: Option<UnixListener>,
     connections: BTreeMap<u64, Connection>,
     next: u64,
     /// Of our time, what each user has taken lately, and when that was added up.
@@ -116,19 +117,32 @@ enum Line {
 
 impl ControlServer {
     /// Serves a bound socket.
+    ///
+    /// # Errors
+    /// It cannot be made not to block.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self {
+        Ok(Self::with(Some(listener)))
+    }
+
+    /// Serves no socket: nobody can connect.
+    #[cfg(test)]
+    pub fn closed() -> Self {
+        Self::with(None)
+    }
+
+    fn with(listener: Option<UnixListener>) -> Self {
+        Self {
             listener,
             connections: BTreeMap::new(),
             next: 1,
             taken: BTreeMap::new(),
-        })
+        }
     }
 
     /// The listening socket, to poll.
-    pub fn listener(&self) -> &UnixListener {
-        &self.listener
+    pub fn listener(&self) -> Option<&UnixListener> {
+        self.listener.as_ref()
     }
 
     /// Accepts a few newcomers at a time. False where no more can be taken now: every connection is
@@ -141,7 +155,10 @@ impl ControlServer {
             if self.connections.len() >= MAX_CONNECTIONS && !self.make_space(now_ns) {
                 return Ok(false);
             }
-            let stream = match self.listener.accept() {
+            let Some(listener) = &self.listener else {
+                return Ok(true);
+            };
+            let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(true),

@@ -9,7 +9,6 @@ use control::{
 };
 use serde_json::Value;
 
-use crate::clock::mono_ns;
 use crate::control_server::Peer;
 use crate::convert;
 use crate::dispatch::Setup;
@@ -164,7 +163,7 @@ impl Arbiter {
             *before = chosen;
         }
         if let Some(scheduler) = self.schedulers.get_mut(index) {
-            scheduler.run_as(mono_ns(), setup);
+            scheduler.run_as(self.clock.mono_ns(), setup);
             self.dirty |= 1 << index;
         }
     }

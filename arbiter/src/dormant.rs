@@ -11,7 +11,6 @@ use policy::TenantId;
 use serde_json::Value;
 
 use crate::census::{Answer, Known, Living, Process};
-use crate::clock::{mono_ns, unix_ms};
 use crate::convert::{self, NotIn};
 use crate::serve::Arbiter;
 use crate::tenant::{Dormant, Tenant};
@@ -55,7 +54,7 @@ impl Arbiter {
 
     /// Nothing of a job is attached, and its launcher is gone: what lives of it is counted.
     pub(crate) fn fall_asleep(&mut self, id: TenantId) {
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let Some(tenant) = self.ledger.get_mut(id) else {
             return;
         };
@@ -63,7 +62,7 @@ impl Arbiter {
             return;
         }
         tenant.dormant = Some(Dormant {
-            since_unix_ms: unix_ms(),
+            since_unix_ms: self.clock.unix_ms(),
             since_ns: now_ns,
             living: None,
             status: None,
@@ -150,7 +149,7 @@ impl Arbiter {
 
     /// Processes of the job live: it keeps its token, and nothing else.
     fn doze(&mut self, id: TenantId) {
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let status = self.status_of(id);
         let usages = (0..self.schedulers.len()).filter_map(|index| {
             let usage = self.schedulers.get_mut(index)?.retire(now_ns, id)?;

@@ -15,7 +15,6 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
 use crate::census::{Found, Living, Process};
-use crate::clock::{mono_ns, unix_ms};
 use crate::peer;
 use crate::serve::Arbiter;
 
@@ -162,7 +161,7 @@ impl Arbiter {
             devices: indices.clone(),
             used_bytes,
             reason: reason.into(),
-            since_unix_ms: unix_ms(),
+            since_unix_ms: self.clock.unix_ms(),
         };
         if tenant.escaped.len() < MAX_REPORTED {
             tenant.escaped.push(reported);
@@ -174,7 +173,7 @@ impl Arbiter {
             found.command,
             on.join(", ")
         );
-        if tenant.allowance.spend(mono_ns()).is_some() {
+        if tenant.allowance.spend(self.clock.mono_ns()).is_some() {
             let fields = [
                 ("pid", Value::from(pid)),
                 ("devices", Value::from(indices)),
@@ -220,7 +219,7 @@ impl Arbiter {
         for process in &living.members {
             self.end_process(*process);
         }
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         self.census_due_ns = Some(now_ns);
         self.look_after_dormant(now_ns);
     }

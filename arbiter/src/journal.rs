@@ -16,6 +16,7 @@ use std::time::Duration;
 use control::Event;
 use serde_json::{Map, Value};
 
+use crate::clock::Clock;
 use crate::writer::{Sink, Writer};
 
 /// Lines kept in memory.
@@ -26,6 +27,7 @@ const ROTATE_BYTES: u64 = 8 << 20;
 /// The journal of one arbiter.
 #[derive(Debug)]
 pub struct Journal {
+    clock: Clock,
     path: PathBuf,
     lines: Writer,
     seq: u64,
@@ -69,11 +71,11 @@ impl Lines {
 
 impl Journal {
     /// Opens or begins the file, and finds the number of its last line.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        Self::with_limit(path, ROTATE_BYTES)
+    pub fn open(path: &Path, clock: Clock) -> io::Result<Self> {
+        Self::with_limit(path, ROTATE_BYTES, clock)
     }
 
-    fn with_limit(path: &Path, rotate_bytes: u64) -> io::Result<Self> {
+    fn with_limit(path: &Path, rotate_bytes: u64, clock: Clock) -> io::Result<Self> {
         let mut file = append(path)?;
         let mut bytes = file.metadata()?.len();
         let (mut seq, whole) = last_seq(&mut file, bytes)?;
@@ -95,11 +97,12 @@ impl Journal {
             torn: false,
         };
         let sink = Box::new(move |line: &[u8]| lines.write(line));
-        Self::with_sink(path, seq, sink)
+        Self::with_sink(path, seq, sink, clock)
     }
 
-    fn with_sink(path: &Path, seq: u64, sink: Sink) -> io::Result<Self> {
+    fn with_sink(path: &Path, seq: u64, sink: Sink, clock: Clock) -> io::Result<Self> {
         Ok(Self {
+            clock,
             path: path.to_owned(),
             lines: Writer::start("journal", sink)?,
             seq,
@@ -117,7 +120,7 @@ impl Journal {
 
     /// Tells how many lines could not be written, once in a while.
     pub fn tell_lost(&mut self) {
-        let now_ns = crate::clock::mono_ns();
+        let now_ns = self.clock.mono_ns();
         if now_ns < self.quiet_until_ns {
             return;
         }
@@ -144,7 +147,7 @@ impl Journal {
             .collect();
         let event = Event {
             seq: self.seq,
-            unix_ms: crate::clock::unix_ms(),
+            unix_ms: self.clock.unix_ms(),
             kind: kind.to_owned(),
             job: job.to_owned(),
             message,
@@ -280,7 +283,7 @@ mod tests {
     fn numbers_continue_over_restarts_rotation_and_a_torn_line() {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("journal.jsonl");
-        let mut journal = Journal::with_limit(&path, 2000).expect("new");
+        let mut journal = Journal::with_limit(&path, 2000, crate::clock::host()).expect("new");
         fill(&mut journal, 30);
         assert_eq!(journal.since(27, 0).len(), 3);
         assert_eq!(journal.since(0, 2).first().map(|event| event.seq), Some(1));
@@ -291,7 +294,7 @@ mod tests {
         append(&path)
             .and_then(|mut file| file.write_all(b"{\"seq\":99"))
             .expect("tear");
-        let mut journal = Journal::with_limit(&path, 2000).expect("again");
+        let mut journal = Journal::with_limit(&path, 2000, crate::clock::host()).expect("again");
         fill(&mut journal, 1);
         let events = journal.since(0, 0);
         assert_eq!(events.len(), 1);
@@ -307,7 +310,8 @@ mod tests {
             let _ = opened.recv_timeout(PATIENCE);
             Err(io::ErrorKind::StorageFull.into())
         });
-        let mut journal = Journal::with_sink(Path::new("/j"), 0, sink).expect("a thread");
+        let mut journal =
+            Journal::with_sink(Path::new("/j"), 0, sink, crate::clock::host()).expect("a thread");
         fill(&mut journal, 10_000);
         assert_eq!(
             journal.since(0, 0).len(),

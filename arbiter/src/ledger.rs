@@ -523,7 +523,7 @@ mod tests {
         let plain = |name| with(name, |_| ());
         let ledger = ledger(&[share("a", 0.5), plain("b"), plain("c")]);
         let weights: Vec<u32> = ledger
-            .terms(&devices, 0)
+            .terms(&devices, 0, &crate::clock::host())
             .iter()
             .map(|t| t.1.weight_ppm)
             .collect();
@@ -565,7 +565,11 @@ mod tests {
             assert!(ledger.keep_promises(KEPT_NS + 1));
             let kept = ledger.iter().filter(|t| t.promises).count();
             assert_eq!(kept, KEPT_FOR);
-            let weight = |ledger: &Ledger| ledger.terms(&devices, 0)[97].1.weight_ppm;
+            let weight = |ledger: &Ledger| {
+                ledger.terms(&devices, 0, &crate::clock::host())[97]
+                    .1
+                    .weight_ppm
+            };
             assert_eq!(
                 weight(&ledger),
                 if each.is_none() { 250_000 } else { 10_000 }

@@ -24,6 +24,7 @@ mod devices;
 mod dispatch;
 mod dormant;
 mod escaped;
+mod ground;
 mod journal;
 mod ledger;
 mod lifecycle;
@@ -50,6 +51,9 @@ pub use ledger::Ceiling;
 pub use options::{DeviceRule, JOB_PROCESSES, Options, Reload, ResidencyRule, Rules};
 pub use serve::{Arbiter, Error, Stopper, run};
 pub use writer::{Lost, Sink, Writer};
+
+#[cfg(test)]
+mod tests_virtual_time;
 
 #[cfg(test)]
 testbed::starts_clean!();

@@ -10,7 +10,6 @@ use policy::TenantId;
 use serde_json::Value;
 
 use crate::census::Process;
-use crate::clock::{mono_ns, unix_ms};
 use crate::convert;
 use crate::device_control;
 use crate::dispatch::DeviceScheduler;
@@ -42,7 +41,7 @@ impl Arbiter {
             let name = saved.job.name.clone();
             let spec = convert::spec(saved.job, name);
             let user = convert::user_name(saved.uid);
-            let mut tenant = Tenant::new(id, spec, token, (saved.uid, user), now_ns);
+            let mut tenant = Tenant::new(id, spec, token, (saved.uid, user), &self.clock);
             tenant.started_unix_ms = saved.started_unix_ms;
             // Whether it ever came is not known, and what it was promised stays so.
             tenant.has_attached = true;
@@ -78,7 +77,7 @@ impl Arbiter {
                 self.fall_asleep(id);
                 let dormant = self.ledger.get_mut(id).and_then(|t| t.dormant.as_mut());
                 if let Some(dormant) = dormant.filter(|_| saved.dormant_unix_ms != 0) {
-                    let slept_ms = unix_ms().saturating_sub(saved.dormant_unix_ms);
+                    let slept_ms = self.clock.unix_ms().saturating_sub(saved.dormant_unix_ms);
                     dormant.since_unix_ms = saved.dormant_unix_ms;
                     dormant.since_ns = dormant.since_ns.saturating_sub(slept_ms * 1_000_000);
                 }
@@ -133,7 +132,7 @@ impl Arbiter {
     /// Lets a job go; `why` where processes of it may live, empty where none does.
     pub(crate) fn reap(&mut self, id: TenantId, why: &str) {
         let status = self.status_of(id);
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         for scheduler in &mut self.schedulers {
             scheduler.retire(now_ns, id);
         }
@@ -160,7 +159,7 @@ impl Arbiter {
         if let Some(mut status) = status {
             convert::at_rest(&mut status, control::JobState::Gone);
             status.dormant_processes = None;
-            let now_ms = unix_ms();
+            let now_ms = self.clock.unix_ms();
             self.gone.push_back((now_ms, status));
             while self.gone.len() > GONE_KEPT
                 || self
@@ -186,7 +185,7 @@ impl Arbiter {
             return Some(self.save_again_ns);
         }
         self.save_state();
-        let took_ns = mono_ns().saturating_sub(now_ns);
+        let took_ns = self.clock.mono_ns().saturating_sub(now_ns);
         self.save_again_ns = now_ns + SAVE_NS.max(took_ns.saturating_mul(20));
         None
     }
@@ -194,6 +193,14 @@ impl Arbiter {
     /// Has what a successor needs to know written, beside the loop.
     pub(crate) fn save_state(&mut self) {
         self.state_is_old = false;
+        let number = self.state_file.save(self.state());
+        for tenant in self.ledger.iter_mut().filter(|t| t.saved_as == 0) {
+            tenant.saved_as = number;
+        }
+    }
+
+    /// What a successor needs to know.
+    pub(crate) fn state(&self) -> State {
         let tenants = self.ledger.iter().map(|tenant| SavedTenant {
             id: tenant.id.0,
             token: convert::token_text(&tenant.token),
@@ -208,16 +215,13 @@ impl Arbiter {
             members: saved_members(tenant),
             dormant_unix_ms: tenant.dormant.as_ref().map_or(0, |one| one.since_unix_ms),
         });
-        let number = self.state_file.save(State {
+        State {
             epoch: self.epoch,
             next_id: self.next_id,
             tenants: tenants.collect(),
             baselines: self.profiles.saved(),
             devices: self.saved_devices(),
             ..State::default()
-        });
-        for tenant in self.ledger.iter_mut().filter(|t| t.saved_as == 0) {
-            tenant.saved_as = number;
         }
     }
 
@@ -243,7 +247,7 @@ impl Arbiter {
         for scheduler in &mut self.schedulers {
             scheduler.open_all();
         }
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let ids: Vec<u64> = self.clients.keys().copied().collect();
         for id in ids {
             self.read_journal_of(id, now_ns);
@@ -265,15 +269,29 @@ impl Arbiter {
     /// Begins or ceases to listen.
     pub(crate) fn listen(&self, on: bool) -> io::Result<()> {
         if on {
-            self.poller
-                .add(&self.listener, Event::ChannelAccept, Interest::Read)?;
-            let listener = self.control.listener();
-            self.poller
-                .add(listener, Event::ControlAccept, Interest::Read)
+            if let Some(listener) = &self.listener {
+                self.poller
+                    .add(listener, Event::ChannelAccept, Interest::Read)?;
+            }
+            self.listen_to_operators()
         } else {
-            self.poller.remove(&self.listener);
-            self.poller.remove(self.control.listener());
+            if let Some(listener) = &self.listener {
+                self.poller.remove(listener);
+            }
+            if let Some(listener) = self.control.listener() {
+                self.poller.remove(listener);
+            }
             Ok(())
+        }
+    }
+
+    /// Lets operators ring.
+    pub(crate) fn listen_to_operators(&self) -> io::Result<()> {
+        match self.control.listener() {
+            Some(listener) => self
+                .poller
+                .add(listener, Event::ControlAccept, Interest::Read),
+            None => Ok(()),
         }
     }
 
@@ -287,7 +305,7 @@ impl Arbiter {
 
     /// Tells about a peer that is not (yet) a client; not as often as it likes.
     pub(crate) fn warn_of_stranger(&mut self, text: &str) {
-        match self.strangers.spend(mono_ns()) {
+        match self.strangers.spend(self.clock.mono_ns()) {
             Some(0) => tracing::warn!("{text}"),
             Some(left_out) => tracing::warn!("{text} ({left_out} such lines left out before)"),
             None => {}
@@ -313,7 +331,7 @@ impl Arbiter {
                 );
             }
             self.schedulers
-                .push(DeviceScheduler::new(index, setup, mono_ns()));
+                .push(DeviceScheduler::new(index, setup, self.clock.mono_ns()));
             self.scheduler_due_ns.push(None);
             self.set_up_residency_of(index);
         }
@@ -356,7 +374,7 @@ impl Arbiter {
 
     /// Another device has the place of one that nobody uses any more.
     pub(crate) fn remake_scheduler(&mut self, index: usize) {
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         if index >= self.schedulers.len() {
             return;
         }
@@ -399,7 +417,7 @@ impl Arbiter {
     /// Shares have changed: passes them to the device schedulers.
     pub(crate) fn publish_terms(&mut self) {
         for (index, scheduler) in self.schedulers.iter_mut().enumerate() {
-            for (tenant, terms) in self.ledger.terms(&self.devices, index) {
+            for (tenant, terms) in self.ledger.terms(&self.devices, index, &self.clock) {
                 scheduler.set_terms(tenant, terms);
             }
         }
@@ -452,7 +470,7 @@ impl Arbiter {
         };
         let (tenant, pages) = (client.tenant, Rc::clone(&client.pages));
         for index in client.device_indices() {
-            let terms = self.ledger.terms(&self.devices, index);
+            let terms = self.ledger.terms(&self.devices, index, &self.clock);
             let terms = terms.iter().find(|(id, _)| *id == tenant);
             if let (Some((_, terms)), Some(scheduler)) = (terms, self.schedulers.get_mut(index)) {
                 scheduler.add(now_ns, tenant, *terms, id, Rc::clone(&pages));

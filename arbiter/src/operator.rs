@@ -8,7 +8,7 @@ use policy::TenantId;
 use serde_json::Value;
 
 use crate::census;
-use crate::clock::mono_ns;
+use crate::clock::Clock;
 use crate::control_server::{Ask, Peer};
 use crate::convert;
 use crate::descriptors::Descriptors;
@@ -58,13 +58,13 @@ impl Arbiter {
                         peer,
                         request: Request::Register(job),
                     };
-                    self.parked.push((ask, mono_ns() + DISCOVERY_NS));
+                    self.parked.push((ask, self.clock.mono_ns() + DISCOVERY_NS));
                     return;
                 }
             }
         };
         self.control
-            .reply(connection, &result, mono_ns(), &self.poller);
+            .reply(connection, &result, self.clock.mono_ns(), &self.poller);
     }
 
     /// Whether the devices of the job's driver have been asked for and the answer is there; asks
@@ -160,7 +160,7 @@ impl Arbiter {
         }
     }
 
-    fn register(&mut self, mut job: JobSpec, peer: Peer) -> Result<Reply, ControlError> {
+    pub(crate) fn register(&mut self, mut job: JobSpec, peer: Peer) -> Result<Reply, ControlError> {
         if peer.pid == 0 {
             let message = format!(
                 "the arbiter is process {} of another PID namespace, which does not see yours: it could not tell the job's processes apart",
@@ -193,10 +193,11 @@ impl Arbiter {
             .admit(&spec, None, (peer.uid, &user, ceiling), &self.devices)
             .map_err(|refusal| convert::refusal(&refusal))?;
         let failed = |message: String| ControlError::new(ErrorCode::Internal, message);
-        let token = new_token().map_err(|error| failed(format!("no random numbers: {error}")))?;
+        let token = new_token(&self.clock)
+            .map_err(|error| failed(format!("no random numbers: {error}")))?;
         let id = TenantId(self.new_id());
-        let now_ns = mono_ns();
-        let mut tenant = Tenant::new(id, spec, token, (peer.uid, user), now_ns);
+        let now_ns = self.clock.mono_ns();
+        let mut tenant = Tenant::new(id, spec, token, (peer.uid, user), &self.clock);
         let ticks = peer::started_ticks(peer.pid);
         self.watch_job(&mut tenant, ticks.unwrap_or(0))
             .map_err(|error| {
@@ -356,7 +357,7 @@ impl Arbiter {
             // CAST: far below 2^53.
             let iteration_ns = (us > 0).then_some(us as f64 * 1000.0);
             self.profiles
-                .set_baseline(job, iteration_ns, crate::clock::unix_ms());
+                .set_baseline(job, iteration_ns, self.clock.unix_ms());
         }
         self.publish_limits();
         self.publish_terms();
@@ -381,9 +382,9 @@ impl Arbiter {
 }
 
 /// 128 random bits as hexadecimal digits.
-fn new_token() -> Result<[u8; TOKEN_BYTES], getrandom::Error> {
+fn new_token(clock: &Clock) -> std::io::Result<[u8; TOKEN_BYTES]> {
     let mut random = [0u8; TOKEN_BYTES / 2];
-    getrandom::fill(&mut random)?;
+    clock.fill_random(&mut random)?;
     let mut token = [0; TOKEN_BYTES];
     for (digits, byte) in token.chunks_exact_mut(2).zip(random) {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -400,7 +401,8 @@ mod tests {
 
     #[test]
     fn tokens_are_hexadecimal_and_never_the_same() {
-        let tokens = [new_token(), new_token()].map(|token| token.expect("random"));
+        let clock = crate::clock::host();
+        let tokens = [new_token(&clock), new_token(&clock)].map(|token| token.expect("random"));
         assert_ne!(tokens[0], tokens[1]);
         assert!(tokens[0].iter().all(u8::is_ascii_hexdigit));
     }

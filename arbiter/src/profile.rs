@@ -376,7 +376,7 @@ impl Arbiter {
                     || off(learnt.launches, old.launches))
         });
         if worth && learnt.launches > 0.0 {
-            self.profiles.keep(&name, learnt, crate::clock::unix_ms());
+            self.profiles.keep(&name, learnt, self.clock.unix_ms());
             self.state_is_old = true;
         }
     }

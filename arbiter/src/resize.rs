@@ -7,7 +7,6 @@ use channel::arbiter::ClientPages;
 use control::ResizeStatus;
 use policy::TenantId;
 
-use crate::clock::unix_ms;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
 
@@ -20,7 +19,7 @@ impl Arbiter {
     /// Asks a job for another size, or takes that back. Asking for the same once more is asking
     /// once.
     pub(crate) fn ask_resize(&mut self, id: TenantId, asked: control::Resize) {
-        let now_unix_ms = unix_ms();
+        let now_unix_ms = self.clock.unix_ms();
         let Some(tenant) = self.ledger.get_mut(id) else {
             return;
         };
@@ -47,7 +46,7 @@ impl Arbiter {
 
     /// Takes back what was asked for long ago.
     pub(crate) fn expire_resizes(&mut self) {
-        let now_unix_ms = unix_ms();
+        let now_unix_ms = self.clock.unix_ms();
         let old = |tenant: &&Tenant| {
             let since = tenant.resize.map(|(_, since)| since);
             since.is_some_and(|since| now_unix_ms.saturating_sub(since) > EXPIRES_MS)

@@ -3,27 +3,26 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use channel::arbiter::Listener;
-use control::paths::Source;
 use control::{DeviceSettings, JobStatus, PolicyChoice};
 use policy::TenantId;
 use serde_json::Value;
 
 use crate::census::Census;
-use crate::clock::{mono_ns, unix_ms};
+use crate::clock::{self, Clock};
 use crate::control_server::{Ask, ControlServer, Turn};
 use crate::descriptors::Descriptors;
 use crate::devices::Devices;
 use crate::dispatch::{DeviceScheduler, GangScheduler};
 use crate::escaped::Suspect;
+pub use crate::ground::Error;
+use crate::ground::Ground;
 use crate::journal::{Allowance, Journal};
 use crate::ledger::Ledger;
 use crate::nvml::Watcher;
@@ -59,36 +58,6 @@ pub(crate) const ADOPT_NS: u64 = 10_000_000_000;
 /// Jobs that have ended and are still shown, and for how long.
 pub(crate) const GONE_KEPT: usize = 64;
 pub(crate) const GONE_MS: u64 = 600_000;
-
-/// Why an arbiter did not start, or ended.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Somebody else holds the lock.
-    #[error("an arbiter{} already serves {}: use it, or stop it with `sublet arbiter --stop` or SIGTERM first", pid.map_or_else(String::new, |pid| format!(" (process {pid})")), dir.display())]
-    AlreadyRunning {
-        /// The directory.
-        dir: PathBuf,
-        /// Its process, as it wrote down.
-        pid: Option<u32>,
-    },
-    /// A system call failed.
-    #[error("cannot {what}")]
-    Io {
-        /// At what.
-        what: String,
-        /// Why.
-        source: io::Error,
-    },
-}
-
-impl Error {
-    fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io {
-            what: what.into(),
-            source,
-        }
-    }
-}
 
 /// Serves until SIGTERM, SIGINT, a request to shut down, or the end of an idle time. Every gate is
 /// left open. SIGHUP has the quota file read again.
@@ -147,9 +116,11 @@ impl Hangups {
 
 /// The daemon.
 pub struct Arbiter {
+    pub(crate) clock: Clock,
     pub(crate) options: Options,
     pub(crate) poller: Poller,
-    pub(crate) listener: Listener,
+    /// `None`: nobody can connect.
+    pub(crate) listener: Option<Listener>,
     pub(crate) control: ControlServer,
     pub(crate) watcher: Watcher,
     pub(crate) census: Census,
@@ -222,7 +193,7 @@ pub struct Arbiter {
     hangups: Hangups,
     /// Settings of devices that were made by hand, over those of the quota file.
     pub(crate) by_hand: BTreeMap<[u8; 16], DeviceSettings>,
-    _lock: File,
+    _lock: Option<File>,
 }
 
 impl Arbiter {
@@ -232,45 +203,47 @@ impl Arbiter {
     /// # Errors
     /// [`Error`]
     pub fn start(options: Options) -> Result<Self, Error> {
-        let dir = options.dir.clone();
-        let lock = lock(&options)?;
-        raise_descriptor_limit();
-        let poller = Poller::new().map_err(Error::io("make an epoll set"))?;
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let stop = rustix::event::eventfd(0, flags)
-            .map_err(|errno| Error::io("make an eventfd")(errno.into()))?;
-        let journal_path = dir.journal_file();
-        let journal = Journal::open(&journal_path)
-            .map_err(Error::io(format!("write {}", journal_path.display())))?;
-        let (mut state, damage) = State::load(&dir.state_file());
-        let state_file = StateFile::start(dir.state_file()).map_err(Error::io("start a thread"))?;
-
-        let path = dir.channel_socket();
-        let listen = |path: &std::path::Path| format!("listen at {}", path.display());
-        let listener = Listener::bind(&path).map_err(Error::io(listen(&path)))?;
-        let _ = std::fs::remove_file(dir.control_socket());
-        let path = dir.control_socket();
-        let control = UnixListener::bind(&path)
-            .and_then(ControlServer::new)
-            .map_err(Error::io(listen(&path)))?;
-        // The host's arbiter serves every user, distinguished by SO_PEERCRED; any other serves its
-        // own.
-        let mode = if dir.source() == Source::System {
-            0o666
-        } else {
-            0o600
-        };
-        for path in [dir.channel_socket(), dir.control_socket()] {
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
-                .map_err(Error::io(format!("set the mode of {}", path.display())))?;
+        let clock = clock::host();
+        let ground = Ground::take(&options, &clock)?;
+        let (state, damage) = State::load(&options.dir.state_file());
+        let mut arbiter = Self::on(ground, options, state, clock)?;
+        if let Some(damage) = damage {
+            let file = arbiter.options.dir.state_file();
+            tracing::warn!(
+                "{} is of no use, jobs that run are not known: {damage}",
+                file.display()
+            );
         }
-        let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
-        let census = Census::start().map_err(Error::io("start a thread"))?;
+        // The number of this incarnation is used up before anybody is served.
+        arbiter.save_state();
+        arbiter.state_file.settle(state::IN_THE_END);
+        Ok(arbiter)
+    }
+
+    /// An arbiter that stands on `ground` and goes on from `state`.
+    pub(crate) fn on(
+        ground: Ground,
+        options: Options,
+        mut state: State,
+        clock: Clock,
+    ) -> Result<Self, Error> {
         let profiles = Profiles::new(std::mem::take(&mut state.baselines))
             .map_err(Error::io("start a thread"))?;
-
-        let now_ns = mono_ns();
+        let now_ns = clock.mono_ns();
+        let Ground {
+            lock,
+            poller,
+            listener,
+            control,
+            watcher,
+            census,
+            journal,
+            state_file,
+            stop,
+        } = ground;
         let mut arbiter = Self {
+            started_unix_ms: clock.unix_ms(),
+            clock,
             options,
             poller,
             listener,
@@ -303,7 +276,6 @@ impl Arbiter {
             move_requests: Vec::new(),
             epoch: state.epoch + 1,
             next_id: state.next_id.max(1),
-            started_unix_ms: unix_ms(),
             state_is_old: true,
             operators_ns: 0,
             control_full: false,
@@ -320,7 +292,7 @@ impl Arbiter {
             idle_since_ns: Some(now_ns),
             watching: false,
             stopping: false,
-            stop: Arc::new(stop),
+            stop,
             hangups: Hangups::default(),
             by_hand: BTreeMap::new(),
             _lock: lock,
@@ -348,20 +320,13 @@ impl Arbiter {
             format!(
                 "arbiter {} serves {}",
                 std::process::id(),
-                dir.path().display()
+                arbiter.options.dir.path().display()
             ),
             &[
                 ("pid", Value::from(std::process::id())),
                 ("epoch", Value::from(arbiter.epoch)),
             ],
         );
-        if let Some(damage) = damage {
-            let file = dir.state_file();
-            tracing::warn!(
-                "{} is of no use, jobs that run are not known: {damage}",
-                file.display()
-            );
-        }
         if arbiter.options.host_nvml {
             arbiter.drivers.insert(None, false);
             arbiter.watcher.discover(None);
@@ -369,9 +334,6 @@ impl Arbiter {
         arbiter.set_up_residency();
         arbiter.descriptors.keep();
         arbiter.restore(state, now_ns);
-        // The number of this incarnation is used up before anybody is served.
-        arbiter.save_state();
-        arbiter.state_file.settle(state::IN_THE_END);
         Ok(arbiter)
     }
 
@@ -387,12 +349,12 @@ impl Arbiter {
     pub fn serve(mut self) -> Result<(), Error> {
         be_prompt();
         let mut events = Vec::new();
-        let mut deadline_ns = Some(mono_ns());
+        let mut deadline_ns = Some(self.clock.mono_ns());
         while !self.stopping {
             self.poller
                 .wait(deadline_ns, &mut events)
                 .map_err(Error::io("wait for events"))?;
-            let woken_ns = mono_ns();
+            let woken_ns = self.clock.mono_ns();
             let stall_ns = woken_ns.saturating_sub(deadline_ns.unwrap_or(woken_ns));
             let mut failed = false;
             for event in &events {
@@ -402,11 +364,11 @@ impl Arbiter {
             let turn_ns = self.contained(Self::serve_operators);
             failed |= step_ns.is_none() || turn_ns.is_none();
             deadline_ns = step_ns.flatten().into_iter().chain(turn_ns.flatten()).min();
-            self.report_stall(stall_ns.max(mono_ns().saturating_sub(woken_ns)));
+            self.report_stall(stall_ns.max(self.clock.mono_ns().saturating_sub(woken_ns)));
             if failed {
                 self.on_failure()?;
                 // What could not say when to look again is looked at soon, and not without end.
-                let soon_ns = mono_ns() + HOUSEKEEPING_NS;
+                let soon_ns = self.clock.mono_ns() + HOUSEKEEPING_NS;
                 deadline_ns = Some(deadline_ns.map_or(soon_ns, |ns| ns.min(soon_ns)));
             }
             self.step_aside(deadline_ns);
@@ -443,7 +405,7 @@ impl Arbiter {
     /// # Errors
     /// That happens all the time: a successor does better.
     fn on_failure(&mut self) -> Result<(), Error> {
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let (count, since_ns) = &mut self.failures;
         if now_ns.saturating_sub(*since_ns) > FAILURES_NS {
             (*count, *since_ns) = (0, now_ns);
@@ -483,7 +445,7 @@ impl Arbiter {
     /// timer fires.
     fn step_aside(&mut self, deadline_ns: Option<u64>) {
         if std::mem::take(&mut self.woke) {
-            let now_ns = mono_ns();
+            let now_ns = self.clock.mono_ns();
             let until_ns = now_ns + ASIDE_NS;
             let until_ns = deadline_ns.map_or(until_ns, |ns| ns.min(until_ns));
             if until_ns > now_ns {
@@ -501,8 +463,8 @@ impl Arbiter {
         }
     }
 
-    fn on_event(&mut self, event: Event) {
-        let now_ns = mono_ns();
+    pub(crate) fn on_event(&mut self, event: Event) {
+        let now_ns = self.clock.mono_ns();
         match event {
             Event::Stop => self.stopping = true,
             Event::Doorbell(id) => self.on_doorbell(id),
@@ -537,7 +499,9 @@ impl Arbiter {
                     Ok(true) => {}
                     // Peers that are not taken now would ring until then.
                     Ok(false) => {
-                        self.poller.remove(self.control.listener());
+                        if let Some(listener) = self.control.listener() {
+                            self.poller.remove(listener);
+                        }
                         self.control_full = true;
                     }
                     Err(error) => self.stop_accepting(&error, now_ns),
@@ -564,8 +528,8 @@ impl Arbiter {
 
     /// Steps the device schedulers that are due and does the housekeeping. Returns when to wake up
     /// at the latest.
-    fn step(&mut self) -> Option<u64> {
-        let now_ns = mono_ns();
+    pub(crate) fn step(&mut self) -> Option<u64> {
+        let now_ns = self.clock.mono_ns();
         for at in 0..self.schedulers.len() {
             if self.scheduler_due_ns[at].is_some_and(|next_ns| next_ns <= now_ns) {
                 self.dirty |= 1 << at;
@@ -577,7 +541,7 @@ impl Arbiter {
         self.step_dirty_schedulers();
         // The slow things are not in the way of a hand-over: the core is left to the threads that
         // were just woken, and to the turn that is near.
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let later_ns = self
             .schedulers
             .iter()
@@ -598,8 +562,8 @@ impl Arbiter {
         }
         // Housekeeping may have changed what opens gates.
         self.step_dirty_schedulers();
-        let move_requests_ns = self.step_moves(mono_ns());
-        let save_ns = self.save_soon(mono_ns());
+        let move_requests_ns = self.step_moves(self.clock.mono_ns());
+        let save_ns = self.save_soon(self.clock.mono_ns());
         let schedulers = self
             .scheduler_due_ns
             .iter()
@@ -645,7 +609,9 @@ impl Arbiter {
         if self.gang_scheduler.is_idle() {
             self.gangs_due_ns = None;
         } else if dirty & self.gang_scheduler.schedulers() != 0 {
-            let (touched, again_ns) = self.gang_scheduler.step(mono_ns(), &mut self.schedulers);
+            let (touched, again_ns) = self
+                .gang_scheduler
+                .step(self.clock.mono_ns(), &mut self.schedulers);
             self.gangs_due_ns = again_ns;
             self.step_schedulers(touched);
         }
@@ -654,7 +620,7 @@ impl Arbiter {
     /// Answers operators, for a moment and at most a quarter of the time: slices are looked at in
     /// between. Returns when to go on, where one waits.
     fn serve_operators(&mut self) -> Option<u64> {
-        let begun_ns = mono_ns();
+        let begun_ns = self.clock.mono_ns();
         if begun_ns < self.operators_ns {
             return self.control.has_turn().then_some(self.operators_ns);
         }
@@ -667,7 +633,7 @@ impl Arbiter {
                 Turn::Ask(ask) => Some((ask.connection, ask.peer, self.answer(*ask))),
                 Turn::Refused => None,
             };
-            let before_ns = std::mem::replace(&mut now_ns, mono_ns());
+            let before_ns = std::mem::replace(&mut now_ns, self.clock.mono_ns());
             if let Some((connection, peer, ())) = asked {
                 let took_ns = now_ns.saturating_sub(before_ns);
                 self.control.spent(connection, peer, now_ns, took_ns);
@@ -681,17 +647,14 @@ impl Arbiter {
 
     fn step_schedulers(&mut self, schedulers: u32) {
         for at in (0..self.schedulers.len()).filter(|at| schedulers & (1 << at) != 0) {
-            self.scheduler_due_ns[at] = self.schedulers[at].step(mono_ns());
+            self.scheduler_due_ns[at] = self.schedulers[at].step(self.clock.mono_ns());
             self.woke |= self.schedulers[at].take_woken();
         }
     }
 
     fn do_housekeeping(&mut self, now_ns: u64) {
         if std::mem::take(&mut self.control_full) && self.not_accepting_until_ns.is_none() {
-            let listener = self.control.listener();
-            let listening = self
-                .poller
-                .add(listener, Event::ControlAccept, Interest::Read);
+            let listening = self.listen_to_operators();
             if let Err(error) = listening {
                 self.stop_accepting(&error, now_ns);
             }
@@ -748,45 +711,6 @@ impl Arbiter {
             self.stopping = true;
         }
     }
-}
-
-/// Takes the lock of the directory, which the kernel gives back when this process ends, however it
-/// does.
-fn lock(options: &Options) -> Result<File, Error> {
-    let path = options.dir.lock_file();
-    let what = format!("take {}", path.display());
-    let mut file = std::fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .map_err(Error::io(what.clone()))?;
-    let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-    match rustix::fs::flock(&file, operation) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let pid = std::fs::read_to_string(&path).unwrap_or_default();
-            return Err(Error::AlreadyRunning {
-                dir: options.dir.path().to_owned(),
-                pid: pid.trim().parse().ok(),
-            });
-        }
-        Err(errno) => return Err(Error::io(what)(errno.into())),
-    }
-    file.set_len(0)
-        .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(Error::io(what))?;
-    Ok(file)
-}
-
-/// A client takes four descriptors; the usual soft limit of 1024 would end at some 200 of them.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use control::{
 };
 use policy::TenantId;
 
-use crate::clock::{mono_ns, unix_ms};
 use crate::convert;
 use crate::residency;
 use crate::serve::Arbiter;
@@ -21,7 +20,7 @@ impl Arbiter {
             pid: std::process::id(),
             uid: rustix::process::geteuid().as_raw(),
             started_unix_ms: self.started_unix_ms,
-            uptime_ms: unix_ms().saturating_sub(self.started_unix_ms),
+            uptime_ms: self.clock.unix_ms().saturating_sub(self.started_unix_ms),
             runtime_dir: self.options.dir.path().to_owned(),
             control_socket: self.options.dir.control_socket(),
             channel_socket: self.options.dir.channel_socket(),
@@ -43,7 +42,7 @@ impl Arbiter {
     }
 
     pub(crate) fn device_statuses(&self) -> Vec<DeviceStatus> {
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let statuses = self.devices.iter().map(|(index, device)| {
             let scheduler = self.schedulers.get(index);
             let there: Vec<&Tenant> = self
@@ -141,7 +140,7 @@ impl Arbiter {
             status.escaped_count = tenant.escaped_count;
             return Some(status);
         }
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let devices: Vec<JobDevice> = (0..self.schedulers.len())
             .filter(|index| {
                 let scheduler = &self.schedulers[*index];
@@ -347,7 +346,7 @@ impl Arbiter {
         }
         tenant.spec.share.unwrap_or_else(|| {
             let shares = self.devices.iter().filter_map(|(index, _)| {
-                let terms = self.ledger.terms(&self.devices, index);
+                let terms = self.ledger.terms(&self.devices, index, &self.clock);
                 let own = terms.iter().find(|(tenant, _)| *tenant == id)?;
                 Some(f64::from(own.1.weight_ppm) / 1e6)
             });

@@ -10,6 +10,7 @@ use control::{DeviceSelector, EscapedProcess, FailMode, JobStatus, MemLimit, Ove
 use policy::{Class, TenantId};
 
 use crate::census::Process;
+use crate::clock::Clock;
 use crate::journal::Allowance;
 use crate::peer;
 use crate::usage::Usage;
@@ -170,8 +171,9 @@ impl Tenant {
         spec: Spec,
         token: [u8; TOKEN_BYTES],
         (uid, user): (u32, String),
-        now_ns: u64,
+        clock: &Clock,
     ) -> Self {
+        let now_ns = clock.mono_ns();
         Self {
             id,
             spec,
@@ -180,7 +182,7 @@ impl Tenant {
             user,
             process: None,
             started_ticks: 0,
-            started_unix_ms: crate::clock::unix_ms(),
+            started_unix_ms: clock.unix_ms(),
             memory: None,
             accounts: Accounts::new(),
             slots: Vec::new(),
@@ -197,7 +199,7 @@ impl Tenant {
             allowance: Allowance::new(now_ns),
             resize: None,
             resized: 0,
-            since_ticks: peer::now_ticks(),
+            since_ticks: clock.boot_ticks(),
             session: 0,
             members: Vec::new(),
             dormant: None,
@@ -360,7 +362,7 @@ pub(crate) fn example(id: u64, name: &str) -> Tenant {
         spec,
         [b'0'; TOKEN_BYTES],
         (1, "one".into()),
-        0,
+        &crate::clock::tests::at(0),
     )
 }
 

@@ -7,7 +7,7 @@
 use control::Overflow;
 use policy::{Class, TenantId};
 
-use crate::clock::{mono_ns, unix_ms};
+use crate::clock::Clock;
 use crate::devices::Devices;
 use crate::ledger::{LEAST_SHARE, Ledger, Refusal};
 use crate::residency::ResidencyTerms;
@@ -66,8 +66,8 @@ fn promised(spec: &Spec) -> Option<f64> {
 
 impl Ledger {
     /// The terms of every job on a device.
-    pub fn terms(&self, devices: &Devices, device: usize) -> Vec<(TenantId, Terms)> {
-        let (now_unix_ms, now_ns) = (unix_ms(), mono_ns());
+    pub fn terms(&self, devices: &Devices, device: usize, clock: &Clock) -> Vec<(TenantId, Terms)> {
+        let (now_unix_ms, now_ns) = (clock.unix_ms(), clock.mono_ns());
         let mono = |at_ms: u64| {
             now_ns.saturating_add(at_ms.saturating_sub(now_unix_ms).saturating_mul(1_000_000))
         };
@@ -279,7 +279,7 @@ mod tests {
             spec.gang = Some(false);
         }));
         ledger.insert(tenant(3, |_| ()));
-        let terms = ledger.terms(&devices, 0);
+        let terms = ledger.terms(&devices, 0, &crate::clock::host());
         let weights: Vec<u32> = terms.iter().map(|(_, terms)| terms.weight_ppm).collect();
         assert_eq!(weights, [500_000, 375_000, 250_000]);
         let second = terms[1].1;

@@ -321,8 +321,8 @@ impl ClientHalf {
             .any(|thread| thread.unmarked() != 0 && thread.device.load(Relaxed) as usize == device)
     }
 
-    /// Streams of `device` with marked work that is not finished: each slot, and the mark that the device has passed. The search begins at
-    /// slot `first`, modulo the slots there are.
+    /// Streams of `device` with marked work that is not finished: each slot, and the mark that the
+    /// device has passed. The search begins at slot `first`, modulo the slots there are.
     pub fn outstanding(
         &self,
         device: usize,
@@ -334,7 +334,8 @@ impl ClientHalf {
         slots.filter_map(move |slot| Some((slot, self.stands_at(device, slot)?)))
     }
 
-    /// The mark that `device` has passed on the stream of slot `slot`, while there are others that it has not.
+    /// The mark that `device` has passed on the stream of slot `slot`, while there are others that
+    /// it has not.
     pub fn stands_at(&self, device: usize, slot: usize) -> Option<u64> {
         let stream = self.streams.get(slot)?;
         let done = stream.done.load(Acquire);

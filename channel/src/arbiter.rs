@@ -245,6 +245,15 @@ impl ClientPages {
         Self::with_client(client, client_fd)
     }
 
+    /// Descriptors of the pages that the client brings to the next arbiter: its own half, and the
+    /// page of its tenant.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn to_bring(&self, tenant: &TenantMemory) -> io::Result<(OwnedFd, OwnedFd)> {
+        Ok((self.client_fd.try_clone()?, tenant.fd.try_clone()?))
+    }
+
     fn with_client(client: Mapped<ClientHalf>, client_fd: OwnedFd) -> Result<Self, PageError> {
         let (arbiter, arbiter_fd) = Mapped::<ArbiterHalf>::create(Writers::OnlyUs)?;
         for device in 0..MAX_DEVICES {

@@ -7,9 +7,9 @@
 //! way between them. The time that the device itself needs to turn from one context to the other
 //! cannot be seen, and is taken to be [`TURN_NS`].
 //!
-//! Invariants: one slice at most waits to begin (`coming`), and only it has a time at which it begins
-//! although the drains before it have not ended; one tenant at most is pre-woken; the cost of one
-//! hand-over at a time is looked for.
+//! Invariants: one slice at most waits to begin (`coming`), and only it has a time at which it
+//! begins although the drains before it have not ended; one tenant at most is pre-woken; the cost
+//! of one hand-over at a time is looked for.
 
 use policy::quantum::SwitchCost;
 use policy::{Slice, TenantId};
@@ -105,8 +105,8 @@ impl HandOver {
     }
 
     /// A slice begins at `now_ns` after somebody else's; `drains`: in-flight work is left of that.
-    /// Returns what the new holder is not charged for: what nobody can use is nobody's, or those with
-    /// many hand-overs would pay for more of them.
+    /// Returns what the new holder is not charged for: what nobody can use is nobody's, or those
+    /// with many hand-overs would pay for more of them.
     pub fn begin(&mut self, now_ns: u64, tenant: TenantId, drains: bool) -> u64 {
         let drained_ns = self.drained_ns.take();
         self.under_way = Some(UnderWay {

@@ -81,9 +81,9 @@ const IDLE_TICK_NS: u64 = 100_000_000;
 
 /// One device.
 ///
-/// Its parts keep their own invariants: `roster` has the tenants, `mode` the change between slices and
-/// all at once, `hand_over` the passing of the device, `precedence` what comes before the policy,
-/// `choice` the policy itself, `time` what is accounted, `residency` where memory is.
+/// Its parts keep their own invariants: `roster` has the tenants, `mode` the change between slices
+/// and all at once, `hand_over` the passing of the device, `precedence` what comes before the
+/// policy, `choice` the policy itself, `time` what is accounted, `residency` where memory is.
 #[derive(Debug)]
 pub struct DeviceScheduler {
     device: usize,

@@ -1,8 +1,8 @@
 //! Slices or all at once: which of the two a device runs in, and the change between them.
 //!
 //! Invariants: `auto` is asked in the mode [`Mode::Auto`] only, and starts over with each change of
-//! the mode. `all_in` is true from the step that let everybody in to the first step in slices, which
-//! takes the device from all of them.
+//! the mode. `all_in` is true from the step that let everybody in to the first step in slices,
+//! which takes the device from all of them.
 
 use super::auto::{Auto, Running, Sample};
 use super::pace::Mode;
@@ -60,8 +60,8 @@ impl ModeSwitch {
         }
     }
 
-    /// Chooses between slices and all at once, where that is left to us. Returns when to do it again,
-    /// and whether the choice has changed.
+    /// Chooses between slices and all at once, where that is left to us. Returns when to do it
+    /// again, and whether the choice has changed.
     pub fn step(&mut self, now_ns: u64, at_work: &[Sample], fits: bool) -> (u64, bool) {
         let before = self.auto.running();
         let changed = self.auto.step(now_ns, at_work, fits) != before;

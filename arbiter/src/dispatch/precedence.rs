@@ -1,4 +1,5 @@
-//! What comes before the slice policy: a gang's turn, and a slice for a tenant that is owed its floor.
+//! What comes before the slice policy: a gang's turn, and a slice for a tenant that is owed its
+//! floor.
 //!
 //! Invariants: a turn ends by the gang scheduler's word, or with its tenant; a turn comes before a
 //! floor; neither holds while everybody runs at once.

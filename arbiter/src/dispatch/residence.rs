@@ -1,6 +1,6 @@
 //! The scheduler's side of residency: a tenant whose memory is away does not run, and a slice that
-//! is granted to it begins with its switch. The [`ResidencyManager`](crate::residency::ResidencyManager) knows who is away and what is
-//! moved.
+//! is granted to it begins with its switch. The
+//! [`ResidencyManager`](crate::residency::ResidencyManager) knows who is away and what is moved.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,8 +1,8 @@
 //! Which tenants a device has: their run entities, in the order in which they came.
 //!
 //! Invariants: a tenant has one run entity at most, from the arrival of its first client until the
-//! tenant is gone; one whose clients have all gone keeps its account. Places (`usize`) hold until the
-//! next [`remove`](Roster::remove), which no step of the scheduler calls.
+//! tenant is gone; one whose clients have all gone keeps its account. Places (`usize`) hold until
+//! the next [`remove`](Roster::remove), which no step of the scheduler calls.
 
 use std::ops::{Index, IndexMut};
 

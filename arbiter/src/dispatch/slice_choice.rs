@@ -1,8 +1,8 @@
 //! Asking the slice policy: the one place where a device's tenants become a policy's view.
 //!
-//! Invariants: the policy sees what this device charges, and nothing else; it is asked once a step at
-//! most, with the bounds of a slice that hold then. The scratch lists keep their capacity, so that a
-//! decision allocates nothing.
+//! Invariants: the policy sees what this device charges, and nothing else; it is asked once a step
+//! at most, with the bounds of a slice that hold then. The scratch lists keep their capacity, so
+//! that a decision allocates nothing.
 
 use policy::quantum::Lengths;
 use policy::{Decision, Device, Holder, QuantumBounds, SlicePolicy, TenantId, TenantView, View};

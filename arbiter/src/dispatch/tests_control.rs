@@ -305,8 +305,9 @@ fn work_that_never_ends_costs_the_others_its_own_time_and_its_place() {
     assert!(got[0] > 450 * MS, "{got:?}");
 }
 
-/// A tenant with a kernel that loops on one stream, or with kernels of 0.3 s there, and short work on another stream, of which it submits
-/// more whenever it is let in. What is reported of it in 6 s, and how often it was let in.
+/// A tenant with a kernel that loops on one stream, or with kernels of 0.3 s there, and short work
+/// on another stream, of which it submits more whenever it is let in. What is reported of it in 6
+/// s, and how often it was let in.
 fn beside_a_loop(gets_on: bool) -> (Vec<(TenantId, Violation)>, u64) {
     let mut bench = Bench::new(&[800_000, 200_000]);
     let client = Rc::clone(&bench.pages[0]);

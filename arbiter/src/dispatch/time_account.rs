@@ -1,7 +1,7 @@
 //! Up to when the time of a device is accounted, and how much of it the arbiter has not watched.
 //!
-//! Invariants: each moment is accounted once (`charged_ns` never goes back); the time beyond a planned
-//! look is a host stall (`host_stall`), and most of a long stall is in no account.
+//! Invariants: each moment is accounted once (`charged_ns` never goes back); the time beyond a
+//! planned look is a host stall (`host_stall`), and most of a long stall is in no account.
 
 use super::host_stall;
 use crate::usage::Recent;

@@ -9,7 +9,6 @@ use policy::residency::Standing;
 use serde_json::Value;
 
 use super::{ResidencyStatus, State};
-use crate::clock::mono_ns;
 use crate::control_server::Peer;
 use crate::serve::Arbiter;
 
@@ -67,7 +66,7 @@ impl Arbiter {
             }
             jobs.push((tenant.id, *evict));
         }
-        let now_ns = mono_ns();
+        let now_ns = self.clock.mono_ns();
         let patience_ns = match moves.deadline_ms {
             0 => PATIENCE_NS,
             ms => ms.saturating_mul(1_000_000),

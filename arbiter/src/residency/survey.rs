@@ -207,7 +207,7 @@ impl Arbiter {
             return;
         };
         // A job that cannot be moved is tried again and again.
-        if tenant.allowance.spend(crate::clock::mono_ns()).is_some() {
+        if tenant.allowance.spend(self.clock.mono_ns()).is_some() {
             let name = tenant.spec.name.clone();
             let message = format!("job `{name}` {reported}");
             self.journal.write(kind, &name, message, &fields);

@@ -1,0 +1,184 @@
+//! What an arbiter stands on: its directory and the lock of it, its sockets, its threads, and the
+//! files that they write.
+//!
+//! Everything here touches the host, and nothing here decides anything; [`Arbiter::on`] takes it
+//! apart.
+//!
+//! [`Arbiter::on`]: crate::serve::Arbiter::on
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use channel::arbiter::Listener;
+use control::paths::Source;
+
+use crate::census::Census;
+use crate::clock::Clock;
+use crate::control_server::ControlServer;
+use crate::journal::Journal;
+use crate::nvml::Watcher;
+use crate::options::Options;
+use crate::reactor::Poller;
+use crate::state::StateFile;
+
+/// Why an arbiter did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Somebody else holds the lock.
+    #[error("an arbiter{} already serves {}: use it, or stop it with `sublet arbiter --stop` or SIGTERM first", pid.map_or_else(String::new, |pid| format!(" (process {pid})")), dir.display())]
+    AlreadyRunning {
+        /// The directory.
+        dir: PathBuf,
+        /// Its process, as it wrote down.
+        pid: Option<u32>,
+    },
+    /// A system call failed.
+    #[error("cannot {what}")]
+    Io {
+        /// At what.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io {
+            what: what.into(),
+            source,
+        }
+    }
+}
+
+/// See the module's documentation.
+pub(crate) struct Ground {
+    /// `None`: nobody else can know of the directory.
+    pub lock: Option<File>,
+    pub poller: Poller,
+    /// `None`: nobody can connect.
+    pub listener: Option<Listener>,
+    pub control: ControlServer,
+    pub watcher: Watcher,
+    pub census: Census,
+    pub journal: Journal,
+    pub state_file: StateFile,
+    /// Asks the arbiter to end.
+    pub stop: Arc<OwnedFd>,
+}
+
+impl Ground {
+    /// Takes the directory and binds its sockets, where no other arbiter has it.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub fn take(options: &Options, clock: &Clock) -> Result<Self, Error> {
+        let dir = &options.dir;
+        let lock = lock(options)?;
+        raise_descriptor_limit();
+        let poller = Poller::new().map_err(Error::io("make an epoll set"))?;
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let stop = rustix::event::eventfd(0, flags)
+            .map_err(|errno| Error::io("make an eventfd")(errno.into()))?;
+        let journal_path = dir.journal_file();
+        let journal = Journal::open(&journal_path, Rc::clone(clock))
+            .map_err(Error::io(format!("write {}", journal_path.display())))?;
+        let state_file = StateFile::start(dir.state_file()).map_err(Error::io("start a thread"))?;
+
+        let path = dir.channel_socket();
+        let listen = |path: &std::path::Path| format!("listen at {}", path.display());
+        let listener = Listener::bind(&path).map_err(Error::io(listen(&path)))?;
+        let _ = std::fs::remove_file(dir.control_socket());
+        let path = dir.control_socket();
+        let control = UnixListener::bind(&path)
+            .and_then(ControlServer::new)
+            .map_err(Error::io(listen(&path)))?;
+        // The host's arbiter serves every user, distinguished by SO_PEERCRED; any other serves its
+        // own.
+        let mode = if dir.source() == Source::System {
+            0o666
+        } else {
+            0o600
+        };
+        for path in [dir.channel_socket(), dir.control_socket()] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
+                .map_err(Error::io(format!("set the mode of {}", path.display())))?;
+        }
+        let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
+        let census = Census::start().map_err(Error::io("start a thread"))?;
+        Ok(Self {
+            lock: Some(lock),
+            poller,
+            listener: Some(listener),
+            control,
+            watcher,
+            census,
+            journal,
+            state_file,
+            stop: Arc::new(stop),
+        })
+    }
+
+    /// Stands in an empty directory without a lock or a socket: nobody can connect.
+    #[cfg(test)]
+    pub fn closed(dir: &control::paths::RuntimeDir, clock: &Clock) -> Self {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let stop = rustix::event::eventfd(0, flags).expect("an eventfd");
+        Self {
+            lock: None,
+            poller: Poller::new().expect("an epoll set"),
+            listener: None,
+            control: ControlServer::closed(),
+            watcher: Watcher::start().expect("a thread"),
+            census: Census::start().expect("a thread"),
+            journal: Journal::open(&dir.journal_file(), Rc::clone(clock)).expect("a journal"),
+            state_file: StateFile::start(dir.state_file()).expect("a thread"),
+            stop: Arc::new(stop),
+        }
+    }
+}
+
+/// Takes the lock of the directory, which the kernel gives back when this process ends, however it
+/// does.
+fn lock(options: &Options) -> Result<File, Error> {
+    let path = options.dir.lock_file();
+    let what = format!("take {}", path.display());
+    let mut file = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(Error::io(what.clone()))?;
+    let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    match rustix::fs::flock(&file, operation) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let pid = std::fs::read_to_string(&path).unwrap_or_default();
+            return Err(Error::AlreadyRunning {
+                dir: options.dir.path().to_owned(),
+                pid: pid.trim().parse().ok(),
+            });
+        }
+        Err(errno) => return Err(Error::io(what)(errno.into())),
+    }
+    file.set_len(0)
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
+        .map_err(Error::io(what))?;
+    Ok(file)
+}
+
+/// A client takes four descriptors; the usual soft limit of 1024 would end at some 200 of them.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+}
