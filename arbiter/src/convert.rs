@@ -204,6 +204,21 @@ pub fn refusal(refusal: &Refusal) -> ControlError {
             format!("a share of {share} makes no sense"),
             "write a part of the device above 0 and up to 1, such as 0.5".into(),
         ),
+        Refusal::MemRange(what, limit) => error(
+            ErrorCode::Invalid,
+            format!("a {what} of {limit} is out of range"),
+            "write a size above zero such as 8GiB, or a part such as 50%".into(),
+        ),
+        Refusal::TooLong(what, length, most) => error(
+            ErrorCode::Invalid,
+            format!("the job names {length} {what}, and may name {most}"),
+            "name fewer".into(),
+        ),
+        Refusal::DeadlineAlone => error(
+            ErrorCode::Invalid,
+            "a deadline needs the device time that the work takes".into(),
+            "give --work as well, such as --work 40m".into(),
+        ),
         Refusal::Bounds { min, share, max } => {
             let reported = [("at least", min), ("", share), ("at most", max)]
                 .into_iter()

@@ -15,6 +15,8 @@ use crate::dispatch::Setup;
 use crate::serve::Arbiter;
 use crate::state::SavedDevice;
 
+/// Bytes of a policy with its parameters, as people write it.
+const MAX_POLICY_BYTES: usize = 1024;
 /// Bounds of a slice in microseconds: shorter ones are all hand-over, longer ones no slices.
 const QUANTUM_US: std::ops::RangeInclusive<u64> = 500..=1_000_000;
 
@@ -217,6 +219,13 @@ pub(crate) fn check(settings: &DeviceSettings) -> Result<(), ControlError> {
         );
     }
     if let Some(policy) = &settings.policy {
+        let bytes = policy.to_string().len();
+        if bytes > MAX_POLICY_BYTES {
+            return invalid(
+                format!("a policy of {bytes} bytes is longer than {MAX_POLICY_BYTES}"),
+                "write its name and the parameters that it has",
+            );
+        }
         convert::policy(policy)
             .map_err(|error| ControlError::new(ErrorCode::Invalid, error.to_string()))?;
     }

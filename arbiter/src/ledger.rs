@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use control::{MemLimit, Overflow};
+use control::{DeviceSelector, MemLimit, Overflow};
 use policy::TenantId;
 
 use crate::devices::Devices;
@@ -50,6 +50,12 @@ pub enum Refusal {
     NameTaken(String),
     /// Not in (0, 1].
     ShareRange(f64),
+    /// No size: what is limited, and the limit.
+    MemRange(&'static str, MemLimit),
+    /// More of something than a job can need: what, how much, and the most there may be.
+    TooLong(&'static str, usize, usize),
+    /// A deadline without the device time that the work takes.
+    DeadlineAlone,
     /// They exclude each other.
     Bounds {
         min: Option<f64>,
@@ -88,6 +94,13 @@ pub enum Refusal {
         available: u64,
     },
 }
+
+/// Devices that a job may name.
+const MAX_SELECTORS: usize = 64;
+/// Bytes of a UUID as people write it; those of MIG devices are the longest.
+const MAX_UUID_BYTES: usize = 128;
+/// Bytes of a path, as the kernel takes it.
+const MAX_PATH_BYTES: usize = 4096;
 
 /// All living jobs, and what is kept from quotas.
 #[derive(Debug, Default)]
@@ -278,12 +291,15 @@ impl Ledger {
         devices: &Devices,
     ) -> Result<(), Refusal> {
         if control::check_name(&spec.name).is_err() {
-            return Err(Refusal::BadName(spec.name.clone()));
+            // It is as long as a line may be.
+            let shown = spec.name.chars().take(2 * control::NAME_MAX_BYTES);
+            return Err(Refusal::BadName(shown.collect()));
         }
         let taken = |t: &Tenant| Some(t.id) != own && t.spec.name == spec.name;
         if self.awake().any(taken) {
             return Err(Refusal::NameTaken(spec.name.clone()));
         }
+        admit_sizes(spec)?;
         admit_bounds(spec)?;
         self.admit_host(spec)?;
         if own.is_none() {
@@ -421,6 +437,40 @@ impl Ledger {
             _ => Ok(()),
         }
     }
+}
+
+/// Refuses what no job can need: the arbiter keeps it for as long as the job lives, and writes it to
+/// a file.
+fn admit_sizes(spec: &Spec) -> Result<(), Refusal> {
+    for (what, limit) in [
+        ("memory limit", spec.mem),
+        ("limit on host memory", spec.host_memory),
+    ] {
+        if let Some(limit) = limit.filter(|limit| !limit.is_valid()) {
+            return Err(Refusal::MemRange(what, limit));
+        }
+    }
+    let uuids = spec.devices.iter().map(|selector| match selector {
+        DeviceSelector::Uuid(uuid) => uuid.len(),
+        DeviceSelector::Index(_) => 0,
+    });
+    for (what, length, most) in [
+        ("devices", spec.devices.len(), MAX_SELECTORS),
+        ("bytes in a UUID", uuids.max().unwrap_or(0), MAX_UUID_BYTES),
+        (
+            "bytes in the driver's path",
+            spec.driver.as_os_str().len(),
+            MAX_PATH_BYTES,
+        ),
+    ] {
+        if length > most {
+            return Err(Refusal::TooLong(what, length, most));
+        }
+    }
+    if spec.deadline_unix_ms.is_some() && spec.work_ns.is_none() {
+        return Err(Refusal::DeadlineAlone);
+    }
+    Ok(())
 }
 
 /// Where a job may meet others. Before any device is known, all jobs of the same driver are taken

@@ -270,7 +270,10 @@ impl Arbiter {
             } else {
                 format!("running: {}", names.join(", "))
             };
-            let error = ControlError::new(ErrorCode::NoSuchJob, format!("no job is named `{job}`"));
+            // The name is as long as a line may be.
+            let shown: String = job.chars().take(control::NAME_MAX_BYTES).collect();
+            let message = format!("no job is named `{shown}`");
+            let error = ControlError::new(ErrorCode::NoSuchJob, message);
             return Err(error.with_hint(hint));
         };
         let ours = rustix::process::geteuid().as_raw();
@@ -307,11 +310,6 @@ impl Arbiter {
         spec.paused = change.paused.unwrap_or(spec.paused);
         spec.overflow = change.overflow.unwrap_or(spec.overflow);
         spec.host_memory = change.host_memory.or(spec.host_memory);
-        if spec.deadline_unix_ms.is_some() && spec.work_ns.is_none() {
-            let message = "a deadline is no use without the device time that the work takes";
-            return Err(ControlError::new(ErrorCode::Invalid, message)
-                .with_hint("give --work as well, such as --work 40m"));
-        }
         // Root may go beyond what the configuration allows a user.
         let ceiling = if peer.uid == 0 && uid != 0 {
             crate::Ceiling::default()

@@ -18,6 +18,14 @@ pub enum MemLimit {
 }
 
 impl MemLimit {
+    /// Whether it is a limit at all: more than nothing, and at most the whole device.
+    pub fn is_valid(self) -> bool {
+        match self {
+            Self::Bytes(bytes) => bytes > 0,
+            Self::Percent(percent) => percent > 0.0 && percent <= 100.0,
+        }
+    }
+
     /// The limit on a device of `total_bytes`, percentages rounded down.
     pub fn resolve(self, total_bytes: u64) -> u64 {
         match self {

@@ -2,5 +2,6 @@
 //! else.
 
 mod disk;
+mod extremes;
 mod floods;
 mod pages;

@@ -1,0 +1,283 @@
+//! Values that nobody means, in what jobs and operators ask for: each is refused with the reason or
+//! taken for what it says, and the arbiter goes on.
+
+use control::{
+    Change, Client, DeviceSelector, DeviceSettings, JobSpec, MemLimit, Moves, PolicyChoice, Resize,
+};
+
+use crate::bench::{Daemon, Worker, attach, named, refusal, until};
+
+const NUMBERS: [f64; 9] = [
+    0.0,
+    -0.0,
+    -1.0,
+    f64::MIN_POSITIVE,
+    1.0 + f64::EPSILON,
+    1e300,
+    f64::NAN,
+    f64::INFINITY,
+    f64::NEG_INFINITY,
+];
+const WORDS: [u64; 4] = [0, 1, 1 << 63, u64::MAX];
+
+fn changes() -> Vec<Change> {
+    let none = Change::default();
+    let mut changes = Vec::new();
+    for number in NUMBERS {
+        changes.extend([
+            Change {
+                share: Some(number),
+                ..none
+            },
+            Change {
+                share_min: Some(number),
+                ..none
+            },
+            Change {
+                share_max: Some(number),
+                ..none
+            },
+            Change {
+                mem: Some(MemLimit::Percent(number)),
+                ..none
+            },
+            Change {
+                host_memory: Some(MemLimit::Percent(number)),
+                ..none
+            },
+        ]);
+    }
+    for word in WORDS {
+        changes.extend([
+            Change {
+                mem: Some(MemLimit::Bytes(word)),
+                ..none
+            },
+            Change {
+                host_memory: Some(MemLimit::Bytes(word)),
+                ..none
+            },
+            Change {
+                solo_iteration_us: Some(word),
+                ..none
+            },
+            Change {
+                work_ns: Some(word),
+                ..none
+            },
+            Change {
+                deadline_unix_ms: Some(word),
+                work_ns: Some(word),
+                ..none
+            },
+        ]);
+    }
+    changes.push(Change {
+        resize: Some(Resize::To(u16::MAX)),
+        ..none
+    });
+    changes
+}
+
+/// Whether its numbers are in their ranges.
+fn may_be_taken(change: &Change) -> bool {
+    let shares = [change.share, change.share_min, change.share_max];
+    let sizes = [change.mem, change.host_memory];
+    shares
+        .into_iter()
+        .flatten()
+        .all(|share| share > 0.0 && share <= 1.0)
+        && sizes.into_iter().flatten().all(|size| match size {
+            MemLimit::Bytes(bytes) => bytes > 0,
+            MemLimit::Percent(percent) => percent > 0.0 && percent <= 100.0,
+        })
+}
+
+/// Not one check of the arbiter's own has failed.
+fn unhurt(operator: &mut Client) {
+    let events = operator.events(0, 0).expect("served");
+    let failures: Vec<_> = events
+        .iter()
+        .filter(|event| event.kind == "failure")
+        .collect();
+    assert!(failures.is_empty(), "{failures:?}");
+}
+
+#[test]
+fn extreme_terms_of_a_job_are_refused_or_taken_and_nothing_stands_still() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let jobs = ["a", "b"].map(|name| operator.register(named(name, 0.25)).expect("registered"));
+    let workers = jobs.each_ref().map(|job| Worker::start(attach(job)));
+    let goes_on = || {
+        let before = workers.each_ref().map(Worker::launches);
+        until("both go on", || {
+            let now = workers.each_ref().map(Worker::launches);
+            (now[0] > before[0] && now[1] > before[1]).then_some(())
+        });
+    };
+    let (mut taken, mut refused) = (0, 0);
+    for change in changes() {
+        // What is no number on the wire is nothing that was asked for.
+        match operator.set("a", change) {
+            Ok(_) => {
+                taken += 1;
+                assert!(may_be_taken(&change), "{change:?}");
+            }
+            Err(error) => {
+                refused += 1;
+                let error = error.to_string();
+                assert!(
+                    error.len() < 1000 && !error.is_empty(),
+                    "{change:?}: {error}"
+                );
+            }
+        }
+        operator.status().expect("served");
+        unhurt(&mut operator);
+    }
+    // A cap of a millionth is one that can be meant; here it is not.
+    let usual = Change {
+        share_max: Some(1.0),
+        share: Some(0.25),
+        share_min: Some(0.1),
+        ..Change::default()
+    };
+    operator.set("a", usual).expect("as before");
+    println!("now: {taken} extreme changes taken, {refused} refused, 0 failures");
+    goes_on();
+    let settings = WORDS.into_iter().flat_map(|word| {
+        let none = DeviceSettings::default();
+        let few = u32::try_from(word).unwrap_or(u32::MAX);
+        [
+            DeviceSettings {
+                quantum_min_us: Some(word),
+                ..none.clone()
+            },
+            DeviceSettings {
+                quantum_max_us: Some(word),
+                ..none.clone()
+            },
+            DeviceSettings {
+                holders: Some(few),
+                ..none.clone()
+            },
+            DeviceSettings {
+                policy: Some(PolicyChoice::named("x".repeat(1 << 18))),
+                ..none
+            },
+        ]
+    });
+    for settings in settings {
+        if let Err(error) = operator.set_device(None, settings.clone()) {
+            assert!(
+                error.to_string().len() < 2000,
+                "{} bytes",
+                error.to_string().len()
+            );
+        }
+        unhurt(&mut operator);
+    }
+    goes_on();
+    // Whatever the terms, each policy can live with them.
+    let extreme = Change {
+        deadline_unix_ms: Some(u64::MAX),
+        work_ns: Some(u64::MAX),
+        solo_iteration_us: Some(u64::MAX),
+        ..Change::default()
+    };
+    operator.set("a", extreme).expect("far away, and no lie");
+    for policy in policy::POLICIES {
+        let settings = DeviceSettings {
+            policy: Some(PolicyChoice::named(policy.name)),
+            ..DeviceSettings::default()
+        };
+        operator.set_device(None, settings).expect("a policy");
+        let before = workers.each_ref().map(Worker::launches);
+        until("one of them goes on", || {
+            let now = workers.each_ref().map(Worker::launches);
+            (now[0] + now[1] > before[0] + before[1] + 20).then_some(())
+        });
+        unhurt(&mut operator);
+    }
+}
+
+#[test]
+fn what_a_job_says_of_itself_is_bounded() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let long = "x".repeat(100 << 10);
+    let uuid = DeviceSelector::Uuid(format!("GPU-{long}"));
+    let none = || named("job", 0.1);
+    let specs = [
+        JobSpec {
+            name: long.clone(),
+            ..none()
+        },
+        JobSpec {
+            driver: format!("/{long}").into(),
+            ..none()
+        },
+        JobSpec {
+            devices: vec![uuid],
+            ..none()
+        },
+        JobSpec {
+            devices: vec![DeviceSelector::Index(u32::MAX); 10_000],
+            ..none()
+        },
+        JobSpec {
+            mem: Some(MemLimit::Bytes(0)),
+            ..none()
+        },
+        JobSpec {
+            mem: Some(MemLimit::Percent(-5.0)),
+            ..none()
+        },
+        JobSpec {
+            deadline_unix_ms: Some(u64::MAX),
+            ..none()
+        },
+        JobSpec {
+            pid: u32::MAX,
+            ..none()
+        },
+        JobSpec {
+            share: Some(f64::MAX),
+            ..none()
+        },
+    ];
+    for (at, spec) in specs.into_iter().enumerate() {
+        let error = refusal(operator.register(spec)).to_string();
+        assert!(error.len() < 1000, "{at}: {} bytes", error.len());
+        assert!(operator.list().expect("served").is_empty(), "{at}: {error}");
+    }
+    let words = JobSpec {
+        command: vec![long.clone(); 3],
+        ..none()
+    };
+    operator
+        .register(words)
+        .expect("what is shown of it is cut");
+    let shown: usize = operator.list().expect("served")[0]
+        .command
+        .iter()
+        .map(String::len)
+        .sum();
+    assert!(shown < 10_000, "{shown}");
+    let error = refusal(operator.set(
+        &long,
+        Change {
+            paused: Some(true),
+            ..Change::default()
+        },
+    ));
+    assert!(error.to_string().len() < 2000);
+    let moves = Moves {
+        evict: vec![long; 3],
+        deadline_ms: u64::MAX,
+        ..Moves::default()
+    };
+    assert!(refusal(operator.move_jobs(&moves)).to_string().len() < 2000);
+    unhurt(&mut operator);
+}
