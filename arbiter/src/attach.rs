@@ -4,7 +4,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use channel::arbiter::{ClientPages, Connection, HandshakeError, Identity, TenantMemory};
+use channel::arbiter::{
+    ClientPages, Connection, HandshakeError, Identity, PageFiles, TenantMemory,
+};
 use channel::wire::{Hello, Outcome, PROTOCOL_MAJOR};
 use channel::{Accounts, MAX_DEVICES};
 use policy::TenantId;
@@ -211,6 +213,10 @@ impl Arbiter {
             return;
         };
         let may_hold = now_ns < deadline_ns;
+        // The client's pages are files until they have been sent.
+        if Descriptors::are_few() {
+            self.descriptors.give_up();
+        }
         let who = (identity.pid, identity.uid);
         match self.judge(&hello, &kept, who, may_hold, now_ns) {
             Verdict::In(terms) => {
@@ -219,10 +225,11 @@ impl Arbiter {
                     who.0,
                     hello,
                     *terms,
-                    |pages, memory, map| connection.welcome(pages, memory, map).map(Some),
+                    |files, memory, map| connection.welcome(files, memory, map).map(Some),
                 );
             }
             Verdict::Hold => {
+                self.descriptors.keep();
                 let greeting = Greeting {
                     connection,
                     identity,
@@ -572,18 +579,19 @@ impl Arbiter {
         pid: u32,
         hello: Hello,
         terms: Terms,
-        welcome: impl FnOnce(&ClientPages, &TenantMemory, DeviceMap) -> std::io::Result<Option<OwnedFd>>,
+        welcome: impl FnOnce(PageFiles, &TenantMemory, DeviceMap) -> std::io::Result<Option<OwnedFd>>,
     ) -> Option<u64> {
         let now_ns = self.clock.mono_ns();
         let id = self.new_id();
         let Terms {
             tenant: tenant_id,
-            pages,
+            mut pages,
             slot,
             device_map,
             journal_next,
             came_back,
         } = terms;
+        let files = pages.take_files();
         pages.arbiter.set_tenant_slot(slot);
         pages.arbiter.set_epoch(self.epoch);
         pages.arbiter.beat(now_ns);
@@ -649,10 +657,12 @@ impl Arbiter {
         self.clients.insert(id, client);
         // Before the welcome, so that a client alone finds its gate open.
         self.enter_schedulers(id, now_ns);
-        let welcomed = match self.ledger.get(tenant_id).and_then(|t| t.memory.as_ref()) {
-            Some(memory) => welcome(&pages, memory, device_map),
+        let memory = self.ledger.get(tenant_id).and_then(|t| t.memory.as_ref());
+        let welcomed = match memory.zip(files) {
+            Some((memory, files)) => welcome(files, memory, device_map),
             None => Err(std::io::Error::other("the job has ended")),
         };
+        self.descriptors.keep();
         let watched = welcomed.and_then(|socket| {
             let Some(client) = self.clients.get_mut(&id) else {
                 return Ok(());

@@ -9,9 +9,11 @@ use rustix::process::{Resource, getrlimit};
 /// Kept back: for a connection, what is known of its process, and the files that are opened for a
 /// moment (state, journal, `/proc`).
 const RESERVE: usize = 6;
-/// What a client takes: its connection's process, four pages and a doorbell, and what a new job's
-/// page takes.
-const OF_CLIENT: usize = 7;
+/// What a client takes beside its connection, which is open already: its process and its job's
+/// page. Its own pages are open for a moment only, while the reserve is given up.
+const OF_CLIENT: usize = 2;
+/// Where there are fewer, no pages are kept ready for the next client.
+const FEW: u64 = 256;
 /// Above it nobody is counted: there are enough for as many clients as memory has space for.
 const PLENTY: u64 = 1 << 17;
 
@@ -50,7 +52,12 @@ impl Descriptors {
                 .is_ok()
     }
 
-    /// The reason that is given to a refused peer.
+    /// Whether there are so few that none should be taken before they are needed.
+    pub fn are_few() -> bool {
+        limit().is_some_and(|limit| limit < FEW)
+    }
+
+    /// What a refused client is sent.
     pub fn lack() -> String {
         let limit = limit().map_or("no limit".into(), |limit| format!("a limit of {limit}"));
         format!(

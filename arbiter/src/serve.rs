@@ -692,7 +692,7 @@ impl Arbiter {
         self.gang_scheduler.form(&mut self.schedulers);
         self.look_for_offenders(now_ns);
         self.descriptors.keep();
-        if self.descriptors.suffice() {
+        if !Descriptors::are_few() && self.descriptors.suffice() {
             self.spare.fill();
         }
         self.survey_residency(now_ns);

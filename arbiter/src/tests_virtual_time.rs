@@ -150,8 +150,8 @@ impl World {
         let mut brings = None;
         let client = self
             .arbiter
-            .let_in(pidfd(), own_pid(), hello, *terms, |pages, memory, _| {
-                brings = Some(pages.to_bring(memory)?);
+            .let_in(pidfd(), own_pid(), hello, *terms, |files, memory, _| {
+                brings = Some(files.to_bring(memory)?);
                 Ok(None)
             });
         let client = client.expect("welcomed");

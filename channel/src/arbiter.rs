@@ -147,18 +147,18 @@ impl Connection {
     /// Sends the pages. From here on the client is attached.
     pub fn welcome(
         self,
-        pages: &ClientPages,
+        files: PageFiles,
         tenant: &TenantMemory,
         device_map: [Option<u8>; MAX_DEVICES],
     ) -> io::Result<OwnedFd> {
         let welcome = welcome(Outcome::Attached, device_map, "");
         let fds = [
-            pages.arbiter_fd.as_fd(),
-            pages.client_fd.as_fd(),
+            files.arbiter.as_fd(),
+            files.client.as_fd(),
             tenant.fd.as_fd(),
         ];
         // A client that has not asked for a fourth descriptor expects exactly three.
-        let signatures = pages.signatures.as_ref().map(|(_, fd)| fd.as_fd());
+        let signatures = files.signatures.as_ref().map(OwnedFd::as_fd);
         let fds: Vec<BorrowedFd<'_>> = fds.into_iter().chain(signatures).collect();
         handshake::send(self.socket.as_fd(), &welcome.encode(), &fds)?;
         Ok(self.socket)
@@ -224,9 +224,30 @@ pub struct ClientPages {
     pub arbiter: Mapped<ArbiterHalf>,
     /// client --> arbiter.
     pub client: Mapped<ClientHalf>,
-    signatures: Option<(Mapped<SignaturePage>, OwnedFd)>,
-    arbiter_fd: OwnedFd,
-    client_fd: OwnedFd,
+    signatures: Option<Mapped<SignaturePage>>,
+    /// The file of the client's half: its file system and its inode number.
+    client_file: (u64, u64),
+    /// Until they are taken to be sent to the client.
+    files: Option<PageFiles>,
+}
+
+/// The files of one client's pages. The arbiter has the pages mapped and closes the files once they are sent.
+#[derive(Debug)]
+pub struct PageFiles {
+    arbiter: OwnedFd,
+    client: OwnedFd,
+    signatures: Option<OwnedFd>,
+}
+
+impl PageFiles {
+    /// Descriptors of the pages that the client brings to the next arbiter: its own half, and the
+    /// page of its tenant.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn to_bring(&self, tenant: &TenantMemory) -> io::Result<(OwnedFd, OwnedFd)> {
+        Ok((self.client.try_clone()?, tenant.fd.try_clone()?))
+    }
 }
 
 impl ClientPages {
@@ -245,15 +266,6 @@ impl ClientPages {
         Self::with_client(client, client_fd)
     }
 
-    /// Descriptors of the pages that the client brings to the next arbiter: its own half, and the
-    /// page of its tenant.
-    ///
-    /// # Errors
-    /// There are no descriptors left.
-    pub fn to_bring(&self, tenant: &TenantMemory) -> io::Result<(OwnedFd, OwnedFd)> {
-        Ok((self.client_fd.try_clone()?, tenant.fd.try_clone()?))
-    }
-
     fn with_client(client: Mapped<ClientHalf>, client_fd: OwnedFd) -> Result<Self, PageError> {
         let (arbiter, arbiter_fd) = Mapped::<ArbiterHalf>::create(Writers::OnlyUs)?;
         for device in 0..MAX_DEVICES {
@@ -261,12 +273,18 @@ impl ClientPages {
             arbiter.set_physical(device, 0, None);
         }
         arbiter.publish();
+        let file = rustix::fs::fstat(&client_fd)
+            .map_err(|errno| PageError::Io("look at", errno.into()))?;
         Ok(Self {
             arbiter,
             client,
             signatures: None,
-            arbiter_fd,
-            client_fd,
+            client_file: (file.st_dev, file.st_ino),
+            files: Some(PageFiles {
+                arbiter: arbiter_fd,
+                client: client_fd,
+                signatures: None,
+            }),
         })
     }
 
@@ -275,20 +293,28 @@ impl ClientPages {
     pub fn ask_for_signatures(&mut self) -> Result<(), PageError> {
         let (page, fd) = Mapped::<SignaturePage>::create(Writers::Holders)?;
         page.publish();
-        self.signatures = Some((page, fd));
+        self.signatures = Some(page);
+        if let Some(files) = &mut self.files {
+            files.signatures = Some(fd);
+        }
         Ok(())
+    }
+
+    /// The files to send to the client, once.
+    pub fn take_files(&mut self) -> Option<PageFiles> {
+        self.files.take()
     }
 
     /// client --what it submits--> arbiter; `None` for a client that does not tell.
     pub fn signatures(&self) -> Option<&SignaturePage> {
-        self.signatures.as_ref().map(|(page, _)| &**page)
+        self.signatures.as_deref()
     }
 
     /// Whether the process has the client's half mapped, as proc_pid_maps(5) says: one that has
     /// executed another program has not, though it is the same process. `None`: that cannot be
     /// read, or the process is on its way out.
     pub fn are_mapped_by(&self, pid: u32) -> Option<bool> {
-        let ours = rustix::fs::fstat(&self.client_fd).ok()?;
+        let (file_system, inode) = self.client_file;
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
         let is_ours = |line: &str| {
             let mut fields = line.split_ascii_whitespace().skip(3);
@@ -296,11 +322,11 @@ impl ClientPages {
             let number = |digits| u32::from_str_radix(digits, 16).ok();
             let device = device.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
             let (major, minor) = (
-                rustix::fs::major(ours.st_dev),
-                rustix::fs::minor(ours.st_dev),
+                rustix::fs::major(file_system),
+                rustix::fs::minor(file_system),
             );
             device == Some((major, minor))
-                && fields.next().and_then(|inode| inode.parse().ok()) == Some(ours.st_ino)
+                && fields.next().and_then(|inode| inode.parse().ok()) == Some(inode)
         };
         (!maps.is_empty()).then(|| maps.lines().any(is_ours))
     }

@@ -64,12 +64,14 @@ fn attach(
             connection.identity().expect("identity").pid,
             std::process::id()
         );
-        let pages = ClientPages::create().expect("pages");
+        let mut pages = ClientPages::create().expect("pages");
+        let files = pages.take_files().expect("files");
+        assert!(pages.take_files().is_none(), "they are sent once");
         let tenant = TenantMemory::create().expect("tenant");
         tenant.page.use_slots(1);
         let mut map = [None; MAX_DEVICES];
         map[0] = Some(0);
-        let socket = connection.welcome(&pages, &tenant, map).expect("welcome");
+        let socket = connection.welcome(files, &tenant, map).expect("welcome");
         (client.join().expect("client"), pages, tenant, socket)
     })
 }
@@ -267,10 +269,11 @@ fn a_second_arbiter_takes_over_the_pages_with_what_they_hold() {
             (Some(0), 1_000_000_000)
         );
         let (client_fd, tenant_fd) = kept.expect("pages come along");
-        let pages = ClientPages::adopt(client_fd).expect("client half");
+        let mut pages = ClientPages::adopt(client_fd).expect("client half");
+        let files = pages.take_files().expect("files");
         let tenant = TenantMemory::adopt(tenant_fd).expect("tenant page");
         connection
-            .welcome(&pages, &tenant, [None; MAX_DEVICES])
+            .welcome(files, &tenant, [None; MAX_DEVICES])
             .expect("welcome");
         (again.join().expect("client"), tenant)
     });

@@ -76,7 +76,8 @@ impl Listening {
             "the token of the environment"
         );
         assert_eq!(hello.devices.len(), 1, "{:?}", hello.devices);
-        let pages = ClientPages::create().expect("pages");
+        let mut pages = ClientPages::create().expect("pages");
+        let files = pages.take_files().expect("files");
         let tenant = TenantMemory::create().expect("a tenant's page");
         tenant.page.use_slots(1);
         pages.arbiter.set_tenant_slot(0);
@@ -84,7 +85,7 @@ impl Listening {
         let mut map = [None; MAX_DEVICES];
         map[0] = Some(0);
         let mut attached = Attached {
-            _socket: connection.welcome(&pages, &tenant, map).expect("welcomed"),
+            _socket: connection.welcome(files, &tenant, map).expect("welcomed"),
             pages,
             tenant,
             journal_seen: 0,

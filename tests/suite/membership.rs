@@ -440,6 +440,30 @@ fn devices_that_nobody_uses_any_more_give_their_places_to_others() {
 }
 
 #[test]
+fn two_jobs_run_beside_an_arbiter_with_32_descriptors() {
+    let sandbox = Sandbox::new();
+    let sublet = sandbox.sublet(["arbiter"]);
+    let mut command = sandbox.command("sh");
+    command.args(["-c", "ulimit -n 32; exec \"$1\" arbiter", "sh"]);
+    let _arbiter = Running::start(command.arg(sublet.get_program()));
+    wait_until("the arbiter answers", || {
+        sandbox.control().ok()?.status().ok()
+    });
+    let mut jobs = ["one", "other"].map(|name| {
+        let flags = ["--name", name, "--mem", "1GiB"];
+        let mut job = ProgramRun::start(&mut sandbox.job(&flags, programs::program("memory")));
+        assert_eq!(job.ask("init"), "0");
+        job
+    });
+    for job in &mut jobs {
+        assert_eq!(job.ask("alloc plain 2147483648"), "2 -1");
+    }
+    for job in jobs {
+        job.finish().succeeded();
+    }
+}
+
+#[test]
 fn an_arbiter_with_few_descriptors_refuses_with_the_reason_and_recovers() {
     let sandbox = Sandbox::new();
     let sublet = sandbox.sublet(["arbiter"]);
