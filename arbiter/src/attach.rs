@@ -392,10 +392,10 @@ impl Arbiter {
         for index in client.device_indices() {
             if let Some(scheduler) = self.schedulers.get_mut(index) {
                 scheduler.remove(now_ns, id);
-                self.dirty |= 1 << index;
+                self.schedulers.mark(1 << index);
             }
         }
-        self.gang_scheduler.form(&mut self.schedulers);
+        self.schedulers.form_gangs();
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);
             tenant.missing.push(Missing {

@@ -37,7 +37,7 @@ impl Arbiter {
             let pid = client.pid;
             tracing::debug!("process {pid} rings without end; it is looked at ten times a second");
         }
-        self.dirty |= client.devices;
+        self.schedulers.mark(client.devices);
     }
 
     /// The process has refused itself, by its own word: that is reported, and nothing else follows
@@ -69,13 +69,13 @@ impl Arbiter {
         client.floods = if client.muted { client.floods + 1 } else { 0 };
         if client.hung_up {
             // It has no bell any more. Where it waits it is seen here.
-            self.dirty |= client.devices;
+            self.schedulers.mark(client.devices);
         } else if client.muted {
             client.muted = false;
             if let Some(socket) = &client.socket {
                 let _ = self.poller.add(socket, Event::Doorbell(id), Interest::Bell);
             }
-            self.dirty |= client.devices;
+            self.schedulers.mark(client.devices);
         }
     }
 

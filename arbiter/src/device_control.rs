@@ -159,14 +159,12 @@ impl Arbiter {
         let mut setup = self.setup_of(index);
         // The policy that is there goes on with its accounts, unless another one was chosen.
         let chosen = settings.policy.unwrap_or_else(default_policy);
-        if self.policies.get(index) == Some(&chosen) {
+        if !self.schedulers.choose(index, chosen) {
             setup.policy = None;
-        } else if let Some(before) = self.policies.get_mut(index) {
-            *before = chosen;
         }
         if let Some(scheduler) = self.schedulers.get_mut(index) {
             scheduler.run_as(self.clock.mono_ns(), setup);
-            self.dirty |= 1 << index;
+            self.schedulers.mark(1 << index);
         }
     }
 

@@ -36,6 +36,7 @@ mod profile;
 mod reactor;
 mod residency;
 mod resize;
+mod schedulers;
 mod serve;
 mod spare;
 mod state;

@@ -133,7 +133,7 @@ impl Arbiter {
     pub(crate) fn reap(&mut self, id: TenantId, why: &str) {
         let status = self.status_of(id);
         let now_ns = self.clock.mono_ns();
-        for scheduler in &mut self.schedulers {
+        for scheduler in self.schedulers.iter_mut() {
             scheduler.retire(now_ns, id);
         }
         let Some(tenant) = self.ledger.remove(id) else {
@@ -244,9 +244,7 @@ impl Arbiter {
 
     /// Leaves: gates open, sockets gone, state kept for a successor.
     pub(crate) fn finish(&mut self) {
-        for scheduler in &mut self.schedulers {
-            scheduler.open_all();
-        }
+        self.schedulers.open_all();
         let now_ns = self.clock.mono_ns();
         let ids: Vec<u64> = self.clients.keys().copied().collect();
         for id in ids {
@@ -318,8 +316,7 @@ impl Arbiter {
             self.reserve_memory(index);
             let setup = self.setup_of(index);
             let chosen = self.settings_of(index).policy;
-            self.policies
-                .push(chosen.unwrap_or_else(device_control::default_policy));
+            let chosen = chosen.unwrap_or_else(device_control::default_policy);
             let device = self.devices.get(index);
             let total = device.map_or(0, |device| device.total_bytes);
             if let Some(device) = device {
@@ -330,9 +327,8 @@ impl Arbiter {
                     control::short_bytes(total)
                 );
             }
-            self.schedulers
-                .push(DeviceScheduler::new(index, setup, self.clock.mono_ns()));
-            self.scheduler_due_ns.push(None);
+            let scheduler = DeviceScheduler::new(index, setup, self.clock.mono_ns());
+            self.schedulers.push(scheduler, chosen);
             self.set_up_residency_of(index);
         }
     }
@@ -381,9 +377,9 @@ impl Arbiter {
         self.reserve_memory(index);
         let setup = self.setup_of(index);
         let chosen = self.settings_of(index).policy;
-        self.policies[index] = chosen.unwrap_or_else(device_control::default_policy);
-        self.schedulers[index] = DeviceScheduler::new(index, setup, now_ns);
-        self.scheduler_due_ns[index] = None;
+        let chosen = chosen.unwrap_or_else(device_control::default_policy);
+        let scheduler = DeviceScheduler::new(index, setup, now_ns);
+        self.schedulers.replace(index, scheduler, chosen);
         self.overhead_bytes[index] = 0;
         self.set_up_residency_of(index);
         let uuid = self.devices.get(index).map(|device| device.uuid);
@@ -391,8 +387,8 @@ impl Arbiter {
             let text = convert::uuid_text(&uuid);
             tracing::info!("device {index}: {text}, in the place of one that nobody uses");
         }
-        self.gang_scheduler.form(&mut self.schedulers);
-        self.dirty |= 1 << index;
+        self.schedulers.form_gangs();
+        self.schedulers.mark(1 << index);
     }
 
     /// Keeps memory of a device from all quotas, as its rule says.
@@ -421,8 +417,8 @@ impl Arbiter {
                 scheduler.set_terms(tenant, terms);
             }
         }
-        self.gang_scheduler.form(&mut self.schedulers);
-        self.dirty = u32::MAX;
+        self.schedulers.form_gangs();
+        self.schedulers.mark(u32::MAX);
     }
 
     /// Limits or devices have changed: tells the clients.
@@ -482,10 +478,10 @@ impl Arbiter {
                 if let Some(usage) = before {
                     scheduler.carry_over(tenant, usage);
                 }
-                self.dirty |= 1 << index;
+                self.schedulers.mark(1 << index);
             }
         }
-        self.gang_scheduler.form(&mut self.schedulers);
+        self.schedulers.form_gangs();
     }
 
     /// A client is gone: its memory is free, its gates are no more, and tenants that wait go on.
@@ -498,10 +494,10 @@ impl Arbiter {
         for index in client.device_indices() {
             if let Some(scheduler) = self.schedulers.get_mut(index) {
                 scheduler.remove(now_ns, id);
-                self.dirty |= 1 << index;
+                self.schedulers.mark(1 << index);
             }
         }
-        self.gang_scheduler.form(&mut self.schedulers);
+        self.schedulers.form_gangs();
         let mut held = 0;
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);

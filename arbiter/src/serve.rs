@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use channel::arbiter::Listener;
-use control::{DeviceSettings, JobStatus, PolicyChoice};
+use control::{DeviceSettings, JobStatus};
 use policy::TenantId;
 use serde_json::Value;
 
@@ -19,7 +19,6 @@ use crate::clock::{self, Clock};
 use crate::control_server::{Ask, ControlServer, Turn};
 use crate::descriptors::Descriptors;
 use crate::devices::Devices;
-use crate::dispatch::{DeviceScheduler, GangScheduler};
 use crate::escaped::Suspect;
 pub use crate::ground::Error;
 use crate::ground::Ground;
@@ -31,6 +30,7 @@ use crate::peer::{Client, Greeting};
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{HostBooks, MoveRequest};
+use crate::schedulers::Schedulers;
 use crate::spare::Spare;
 use crate::state::{self, State, StateFile};
 use crate::violations::Suspicion;
@@ -136,16 +136,7 @@ pub struct Arbiter {
     pub(crate) whose_asked: bool,
     pub(crate) ledger: Ledger,
     pub(crate) devices: Devices,
-    pub(crate) schedulers: Vec<DeviceScheduler>,
-    pub(crate) scheduler_due_ns: Vec<Option<u64>>,
-    /// The slice policy of each device, as it was chosen.
-    pub(crate) policies: Vec<PolicyChoice>,
-    pub(crate) gang_scheduler: GangScheduler,
-    gangs_due_ns: Option<u64>,
-    /// Devices to be stepped at any time.
-    pub(crate) dirty: u32,
-    /// Threads of a client were woken since the last wait.
-    woke: bool,
+    pub(crate) schedulers: Schedulers,
     pub(crate) clients: BTreeMap<u64, Client>,
     pub(crate) greetings: BTreeMap<u64, Greeting>,
     /// Registrations that wait for word of their driver's devices.
@@ -257,13 +248,7 @@ impl Arbiter {
             whose_asked: false,
             ledger: Ledger::default(),
             devices: Devices::default(),
-            schedulers: Vec::new(),
-            scheduler_due_ns: Vec::new(),
-            policies: Vec::new(),
-            gang_scheduler: GangScheduler::default(),
-            gangs_due_ns: None,
-            dirty: 0,
-            woke: false,
+            schedulers: Schedulers::default(),
             clients: BTreeMap::new(),
             greetings: BTreeMap::new(),
             parked: Vec::new(),
@@ -421,9 +406,7 @@ impl Arbiter {
         if count < FAILURES {
             return Ok(());
         }
-        for scheduler in &mut self.schedulers {
-            scheduler.open_all();
-        }
+        self.schedulers.open_all();
         Err(Error::Io {
             what: "go on: checks inside the arbiter fail again and again".into(),
             source: io::Error::other("see its log"),
@@ -444,7 +427,7 @@ impl Arbiter {
     /// is not given a core again before the scheduler's next tick, one that sleeps is when its
     /// timer fires.
     fn step_aside(&mut self, deadline_ns: Option<u64>) {
-        if std::mem::take(&mut self.woke) {
+        if self.schedulers.take_woke() {
             let now_ns = self.clock.mono_ns();
             let until_ns = now_ns + ASIDE_NS;
             let until_ns = deadline_ns.map_or(until_ns, |ns| ns.min(until_ns));
@@ -452,12 +435,7 @@ impl Arbiter {
                 self.poller.rest(now_ns, until_ns);
             }
         }
-        if let Some(turn_ns) = self
-            .schedulers
-            .iter()
-            .filter_map(DeviceScheduler::wakes_at)
-            .min()
-        {
+        if let Some(turn_ns) = self.schedulers.wakes_at() {
             // Without one, resting takes a little longer to begin.
             let _ = self.poller.set_alarm(turn_ns + ASIDE_NS / 2);
         }
@@ -530,23 +508,12 @@ impl Arbiter {
     /// at the latest.
     pub(crate) fn step(&mut self) -> Option<u64> {
         let now_ns = self.clock.mono_ns();
-        for at in 0..self.schedulers.len() {
-            if self.scheduler_due_ns[at].is_some_and(|next_ns| next_ns <= now_ns) {
-                self.dirty |= 1 << at;
-            }
-        }
-        if self.gangs_due_ns.is_some_and(|next_ns| next_ns <= now_ns) {
-            self.dirty |= self.gang_scheduler.schedulers();
-        }
+        self.schedulers.mark_due(now_ns);
         self.step_dirty_schedulers();
         // The slow things are not in the way of a hand-over: the core is left to the threads that
         // were just woken, and to the turn that is near.
         let now_ns = self.clock.mono_ns();
-        let later_ns = self
-            .schedulers
-            .iter()
-            .filter_map(|scheduler| scheduler.hands_over_until(now_ns));
-        let later_ns = later_ns.max().unwrap_or(0);
+        let later_ns = self.schedulers.hands_over_until(now_ns).unwrap_or(0);
         let waits = |due_ns: u64| now_ns < later_ns && now_ns < due_ns + PUT_OFF_NS;
         let (housekeeping_waits, profiles_wait) = (
             now_ns >= self.housekeeping_ns && waits(self.housekeeping_ns),
@@ -564,12 +531,6 @@ impl Arbiter {
         self.step_dirty_schedulers();
         let move_requests_ns = self.step_moves(self.clock.mono_ns());
         let save_ns = self.save_soon(self.clock.mono_ns());
-        let schedulers = self
-            .scheduler_due_ns
-            .iter()
-            .copied()
-            .chain([self.gangs_due_ns]);
-        let schedulers = schedulers.flatten().min();
         let quiet = self.clients.is_empty()
             && self.greetings.is_empty()
             && self.parked.is_empty()
@@ -589,7 +550,8 @@ impl Arbiter {
         };
         let profiles = self.profiles_ns;
         let profiles = profiles.map(|due_ns| put_off(due_ns, profiles_wait));
-        schedulers
+        self.schedulers
+            .due_ns()
             .into_iter()
             .chain(housekeeping)
             .chain(profiles)
@@ -601,20 +563,7 @@ impl Arbiter {
     /// Steps the device schedulers in which something has changed or that are due, then deals the
     /// turns of gangs.
     pub(crate) fn step_dirty_schedulers(&mut self) {
-        let dirty = std::mem::take(&mut self.dirty);
-        if dirty == 0 {
-            return;
-        }
-        self.step_schedulers(dirty);
-        if self.gang_scheduler.is_idle() {
-            self.gangs_due_ns = None;
-        } else if dirty & self.gang_scheduler.schedulers() != 0 {
-            let (touched, again_ns) = self
-                .gang_scheduler
-                .step(self.clock.mono_ns(), &mut self.schedulers);
-            self.gangs_due_ns = again_ns;
-            self.step_schedulers(touched);
-        }
+        self.schedulers.step(&self.clock);
     }
 
     /// Answers operators, for a moment and at most a quarter of the time: slices are looked at in
@@ -643,13 +592,6 @@ impl Arbiter {
         self.operators_ns = now_ns + took_ns.saturating_mul(3);
         // What they have changed is carried out at once, and says itself when to look at it again.
         (took_ns > 0).then_some(now_ns)
-    }
-
-    fn step_schedulers(&mut self, schedulers: u32) {
-        for at in (0..self.schedulers.len()).filter(|at| schedulers & (1 << at) != 0) {
-            self.scheduler_due_ns[at] = self.schedulers[at].step(self.clock.mono_ns());
-            self.woke |= self.schedulers[at].take_woken();
-        }
     }
 
     fn do_housekeeping(&mut self, now_ns: u64) {
@@ -689,7 +631,7 @@ impl Arbiter {
         self.look_for_missing(now_ns);
         self.read_accounts();
         self.look_after_dormant(now_ns);
-        self.gang_scheduler.form(&mut self.schedulers);
+        self.schedulers.form_gangs();
         self.look_for_offenders(now_ns);
         self.descriptors.keep();
         if !Descriptors::are_few() && self.descriptors.suffice() {

@@ -154,7 +154,7 @@ impl Arbiter {
             .filter_map(|scheduler| scheduler.usage(id))
             .collect();
         let (mut busy, mut waits) = (false, false);
-        for scheduler in &self.schedulers {
+        for scheduler in self.schedulers.iter() {
             let standing = scheduler.standing(id);
             busy |= standing.0;
             waits |= standing.1;

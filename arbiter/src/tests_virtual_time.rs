@@ -174,10 +174,11 @@ impl World {
             let waiting = || -> u32 { ends.iter().map(|end| end.pages.client.waiting(0)).sum() };
             let before = waiting();
             ends.iter().for_each(|end| end.live());
-            if waiting() > before {
-                self.arbiter.dirty |= 1;
+            let rang = waiting() > before;
+            if rang {
+                self.arbiter.schedulers.mark(1);
             }
-            if self.arbiter.dirty != 0 || self.due_ns.is_none_or(|due_ns| due_ns <= self.now_ns) {
+            if rang || self.due_ns.is_none_or(|due_ns| due_ns <= self.now_ns) {
                 self.due_ns = self.arbiter.step();
             }
         }

@@ -79,9 +79,9 @@ impl Arbiter {
             for (at, scheduler) in self.schedulers.iter_mut().enumerate() {
                 if devices & (1 << at) != 0 {
                     scheduler.find(now_ns, tenant, violation);
-                    self.dirty |= 1 << at;
                 }
             }
+            self.schedulers.mark(devices);
         }
         self.suspicions
             .retain(|_, suspicion| now_ns.saturating_sub(suspicion.at_ns) <= LOOK_AGAIN_NS);
@@ -102,11 +102,11 @@ impl Arbiter {
             });
             for tenant in forgiven {
                 self.tell_forgiven(at, tenant);
-                self.dirty |= 1 << at;
+                self.schedulers.mark(1 << at);
             }
             for (tenant, violation) in self.schedulers[at].take_violations() {
                 self.on_violation(at, tenant, violation);
-                self.dirty |= 1 << at;
+                self.schedulers.mark(1 << at);
             }
         }
     }

@@ -1,10 +1,11 @@
 //! Work that was on the device when a slice of its job ended, and whether it gets on.
 //!
-//! A kernel that never ends stays on the device in everybody's slices. It is told from a long one,
-//! and from a host that stands still, by the device time that its *stream* is given without passing
-//! a completion mark: other streams of the job may get on meanwhile, and submit more. Time past the
-//! job's slices counts always, for then nothing else of it is let in. Time within its own slices
-//! counts where nothing of the job gets on: else the device may have been busy with that.
+//! A kernel that never ends stays on the device in everybody's slices. It is distinguished from a
+//! long one, and from a host that stands still, by the device time that its *stream* is given
+//! without passing a completion mark: other streams of the job may get on meanwhile, and submit
+//! more. Time past the job's slices counts always, for then nothing else of it is let in. Time
+//! within its own slices counts where nothing of the job gets on: else the device may have been
+//! busy with that.
 
 use std::rc::Rc;
 
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_gone_leaves_nothing_and_a_call_ends_when_it_returns() {
+    fn nothing_of_a_client_that_is_gone_stays_and_a_call_ends_when_it_returns() {
         let clients = clients();
         clients[1].1.client.claim_stream(0).expect("slot").1.issue();
         let want = clients[0].1.client.want(0).expect("device");

@@ -76,7 +76,7 @@ impl Arbiter {
             if let Some(tenant) = self.ledger.get_mut(*id) {
                 tenant.spec.evicted = *evict;
             }
-            for scheduler in &mut self.schedulers {
+            for scheduler in self.schedulers.iter_mut() {
                 if scheduler.residency_status(*id).is_some() {
                     scheduler.call(now_ns, *id, !*evict);
                 }
