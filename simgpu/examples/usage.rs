@@ -1,5 +1,6 @@
-//! Prints what the simulated devices say of themselves, one JSON object: an account that owes nothing to the arbiter.
-//! Where the devices live is told by `SUBLET_SIM_STATE`, as to every program that uses them.
+//! Prints what the simulated devices say of themselves, one JSON object: an account that owes
+//! nothing to the arbiter. `SUBLET_SIM_STATE` says where the devices live, as to every program that
+//! uses them.
 //!
 //!     usage [MILLISECONDS]
 //!

@@ -1,8 +1,9 @@
-// Part of the kernel library of sublet, version 1. Compiled to PTX for compute_75 and later by scripts/kernels.
-// The native twins, with the same names and parameters, are in simgpu/src/kernels/elementwise.rs.
+// Part of the kernel library of sublet, version 1. Compiled to PTX for compute_75 and later by
+// scripts/kernels. The native host_kernels, with the same names and parameters, are in
+// simgpu/src/kernels/elementwise.rs.
 //
-// One output element from a few inputs. Every kernel strides over its elements by the size of the grid, so any
-// one-dimensional launch computes the whole.
+// One output element from a few inputs. Every kernel strides over its elements by the size of the
+// grid, so any one-dimensional launch computes the whole.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -42,7 +43,8 @@ extern "C" __global__ void sublet_bias_act_grad_f32(float *dx, const float *dy, 
     }
 }
 
-// out[r][c] = x[index[r]][c] for elements of 32 bits; an index that is not below source_rows gives zeros.
+// out[r][c] = x[index[r]][c] for elements of 32 bits; an index that is not below source_rows gives
+// zeros.
 extern "C" __global__ void sublet_gather_rows_b32(u32 *out, const u32 *x, const u32 *index, u32 rows, u32 cols, u32 source_rows) {
     u64 n = (u64)rows * cols;
     for (u64 i = first(); i < n; i += stride()) {

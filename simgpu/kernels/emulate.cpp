@@ -1,7 +1,9 @@
-// Runs one launch of a CUDA source of this folder on the CPU: every thread of a block is a thread here, blocks run one after
-// the other. A test of the twins builds it (simgpu/src/kernels/tests/source.rs) and compares; no GPU is needed.
+// Runs one launch of a CUDA source of this folder on the CPU: every thread of a block is a thread
+// here, blocks run one after the other. A test of the host_kernels builds it
+// (simgpu/src/kernels/tests/source.rs) and compares; no GPU is needed.
 //
-// stdin: the request below, then the memory it is about. stdout: the memory afterwards. A __trap() aborts.
+// stdin: the request below, then the memory it is about. stdout: the memory afterwards. A __trap()
+// aborts.
 
 #include <atomic>
 #include <barrier>
@@ -48,14 +50,14 @@ namespace matmul {
 namespace loss {
 #include "loss.cu"
 }
-#undef LANES
+#undef THREADS
 namespace reduce {
 #include "reduce.cu"
 }
 namespace optim {
 #include "optim.cu"
 }
-#undef LANES
+#undef THREADS
 namespace hash {
 #include "hash.cu"
 }

@@ -1,14 +1,16 @@
-// Part of the kernel library of sublet, version 1. Compiled to PTX for compute_75 and later by scripts/kernels.
-// The native twins, with the same names and parameters, are in simgpu/src/kernels/loss.rs.
+// Part of the kernel library of sublet, version 1. Compiled to PTX for compute_75 and later by
+// scripts/kernels. The native host_kernels, with the same names and parameters, are in
+// simgpu/src/kernels/loss.rs.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-#define LANES 256
+#define THREADS 256
 
-// For every row of logits: the cross-entropy with its label, whether the largest logit (the first of equal ones) is the
-// label's, and the gradient of the batch's mean loss. dlogits may be null (forward only) or be logits. A label that is not
-// below cols makes its row's loss and gradient NaN; cols == 0 traps. One thread per row, rows strided over the grid.
+// For every row of logits: the cross-entropy with its label, whether the largest logit (the first
+// of equal ones) is the label's, and the gradient of the batch's mean loss. dlogits may be null
+// (forward only) or be logits. A label that is not below cols makes its row's loss and gradient
+// NaN; cols == 0 traps. One thread per row, rows strided over the grid.
 extern "C" __global__ void sublet_softmax_xent_f32(
     float *dlogits, float *row_loss, u32 *row_correct, const float *logits, const u32 *labels, u32 rows, u32 cols) {
     const float nan = __int_as_float(0x7fc00000);
@@ -38,30 +40,31 @@ extern "C" __global__ void sublet_softmax_xent_f32(
     }
 }
 
-// The mean of the rows' losses and the number of correct rows. One block of 256 threads; another shape traps.
-extern "C" __global__ void __launch_bounds__(LANES)
+// The mean of the rows' losses and the number of correct rows. One block of 256 threads; another
+// shape traps.
+extern "C" __global__ void __launch_bounds__(THREADS)
     sublet_xent_mean_f32(float *mean_loss, u32 *correct, const float *row_loss, const u32 *row_correct, u32 rows) {
-    __shared__ float losses[LANES];
-    __shared__ u32 hits[LANES];
-    if (blockDim.x != LANES || blockDim.y != 1 || blockDim.z != 1) __trap();
+    __shared__ float losses[THREADS];
+    __shared__ u32 hits[THREADS];
+    if (blockDim.x != THREADS || blockDim.y != 1 || blockDim.z != 1) __trap();
     if (gridDim.x != 1 || gridDim.y != 1 || gridDim.z != 1) __trap();
-    u32 lane = threadIdx.x;
+    u32 thread = threadIdx.x;
     float loss = 0.0f;
     u32 hit = 0;
-    for (u64 i = lane; i < rows; i += LANES) {
+    for (u64 i = thread; i < rows; i += THREADS) {
         loss += row_loss[i];
         hit += row_correct[i];
     }
-    losses[lane] = loss;
-    hits[lane] = hit;
-    for (u32 half = LANES / 2; half > 0; half /= 2) {
+    losses[thread] = loss;
+    hits[thread] = hit;
+    for (u32 half = THREADS / 2; half > 0; half /= 2) {
         __syncthreads();
-        if (lane < half) {
-            losses[lane] += losses[lane + half];
-            hits[lane] += hits[lane + half];
+        if (thread < half) {
+            losses[thread] += losses[thread + half];
+            hits[thread] += hits[thread + half];
         }
     }
-    if (lane == 0) {
+    if (thread == 0) {
         *mean_loss = losses[0] / (float)rows;
         *correct = hits[0];
     }

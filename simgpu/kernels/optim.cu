@@ -1,5 +1,6 @@
-// Part of the kernel library of sublet, version 1. Compiled to PTX for compute_75 and later by scripts/kernels.
-// The native twins, with the same names and parameters, are in simgpu/src/kernels/optim.rs.
+// Part of the kernel library of sublet, version 1. Compiled to PTX for compute_75 and later by
+// scripts/kernels. The native host_kernels, with the same names and parameters, are in
+// simgpu/src/kernels/optim.rs.
 //
 // Parameter updates. Every kernel strides over its elements by the size of the grid.
 
@@ -18,7 +19,8 @@ extern "C" __global__ void sublet_sgd_f32(
     }
 }
 
-// Adam with decoupled weight decay; correction1 = 1 - beta1^t and correction2 = 1 - beta2^t come from the caller.
+// Adam with decoupled weight decay; correction1 = 1 - beta1^t and correction2 = 1 - beta2^t come
+// from the caller.
 extern "C" __global__ void sublet_adam_f32(
     float *w, float *m, float *v, const float *g, float lr, float beta1, float beta2, float eps, float weight_decay,
     float correction1, float correction2, u64 n) {

@@ -1,5 +1,6 @@
-//! Gives the library the driver's SONAME, and binds its own calls to itself: without `-Bsymbolic` a preloaded library of the
-//! same names would be called from inside, and a broken hook would look complete.
+//! Gives the library the driver's SONAME, and binds its own calls to itself: without `-Bsymbolic` a
+//! preloaded library of the same names would be called from inside, and a broken hook would look
+//! complete.
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");

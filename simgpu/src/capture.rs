@@ -1,7 +1,8 @@
 //! Stream capture: what streams would do becomes nodes of a graph.
 //!
-//! A capture starts in one stream and spreads to others through events. Calls that could wait for captured work, or that a
-//! device might turn into synchronisation, are refused and invalidate the captures that they endanger.
+//! A capture starts in one stream and spreads to others through events. Calls that could wait for
+//! captured work, or that a device might turn into synchronisation, are refused and invalidate the
+//! captures that they endanger.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -60,7 +61,7 @@ struct State {
     /// Over: nothing can be added, and nobody can join.
     ended: bool,
     /// What the next node of each stream waits for.
-    tails: BTreeMap<u64, Vec<u64>>,
+    frontiers: BTreeMap<u64, Vec<u64>>,
     /// Lists that the program was shown.
     shown: BTreeMap<u64, Vec<usize>>,
 }
@@ -76,7 +77,8 @@ impl Capture {
     /// Starts capturing a stream.
     ///
     /// # Errors
-    /// `STREAM_CAPTURE_UNSUPPORTED` for the legacy stream, `ILLEGAL_STATE` when it is being captured already.
+    /// `STREAM_CAPTURE_UNSUPPORTED` for the legacy stream, `ILLEGAL_STATE` when it is being
+    /// captured already.
     pub fn begin(
         driver: &Driver,
         stream: &Stream,
@@ -94,7 +96,7 @@ impl Capture {
             return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
         }
         let foreign_graph = into.is_some();
-        let (graph, tail) = into.unwrap_or_else(|| (Graph::create(driver), Vec::new()));
+        let (graph, frontier) = into.unwrap_or_else(|| (Graph::create(driver), Vec::new()));
         let capture = Arc::new(Self {
             id: registry::fresh(),
             graph,
@@ -104,7 +106,7 @@ impl Capture {
             thread: thread_number(),
             foreign_graph,
             state: Mutex::new(State {
-                tails: BTreeMap::from([(stream.id, tail)]),
+                frontiers: BTreeMap::from([(stream.id, frontier)]),
                 ..State::default()
             }),
         });
@@ -117,8 +119,8 @@ impl Capture {
     /// Ends the capture of its origin stream.
     ///
     /// # Errors
-    /// `ILLEGAL_STATE` without a capture, `STREAM_CAPTURE_UNMATCHED` for a stream that joined it, `STREAM_CAPTURE_WRONG_THREAD`,
-    /// `STREAM_CAPTURE_INVALIDATED`, `STREAM_CAPTURE_UNJOINED`.
+    /// `ILLEGAL_STATE` without a capture, `STREAM_CAPTURE_UNMATCHED` for a stream that joined it,
+    /// `STREAM_CAPTURE_WRONG_THREAD`, `STREAM_CAPTURE_INVALIDATED`, `STREAM_CAPTURE_UNJOINED`.
     pub fn end(driver: &Driver, stream: &Stream) -> Result<Arc<Graph>> {
         let capture = stream
             .capture
@@ -134,11 +136,11 @@ impl Capture {
         }
         let outcome = {
             let state = capture.state.lock();
-            let tail = state.tails.get(&stream.id).cloned().unwrap_or_default();
-            let joined = state.tails.iter().all(|(_, nodes)| {
+            let frontier = state.frontiers.get(&stream.id).cloned().unwrap_or_default();
+            let joined = state.frontiers.iter().all(|(_, nodes)| {
                 nodes
                     .iter()
-                    .all(|node| capture.graph.precedes(*node, &tail))
+                    .all(|node| capture.graph.precedes(*node, &frontier))
             });
             match (state.invalid, joined) {
                 (true, _) => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
@@ -153,9 +155,10 @@ impl Capture {
         outcome
     }
 
-    /// A stream goes that is being captured: with the one in which the capture began the capture is over, and nobody has its graph.
-    /// What another one has captured stays, and has to be joined before the end as ever.
-    pub fn leave(&self, driver: &Driver, stream: &Stream) {
+    /// A stream goes that is being captured: with the one in which the capture began the capture is
+    /// over, and nobody has its graph. What another one has captured stays, and has to be joined
+    /// before the end as ever.
+    pub fn detach(&self, driver: &Driver, stream: &Stream) {
         if self.origin != stream.id {
             *stream.capture.lock() = None;
             return;
@@ -172,7 +175,7 @@ impl Capture {
         let streams: Vec<u64> = {
             let mut state = self.state.lock();
             state.ended = true;
-            state.tails.keys().copied().collect()
+            state.frontiers.keys().copied().collect()
         };
         for stream in streams {
             if let Some(stream) = driver.streams.get(stream) {
@@ -204,9 +207,9 @@ impl Capture {
         if state.invalid {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
-        let after = state.tails.get(&stream).cloned().unwrap_or_default();
+        let after = state.frontiers.get(&stream).cloned().unwrap_or_default();
         let node = self.graph.add(driver, &after, action)?;
-        state.tails.insert(stream, vec![node.id]);
+        state.frontiers.insert(stream, vec![node.id]);
         Ok(())
     }
 
@@ -215,7 +218,7 @@ impl Capture {
         let nodes = self
             .state
             .lock()
-            .tails
+            .frontiers
             .get(&stream)
             .cloned()
             .unwrap_or_default();
@@ -225,11 +228,12 @@ impl Capture {
         }
     }
 
-    /// What the next node of a stream waits for, as a list of handles that stays until the next question.
-    pub fn show_tail(&self, stream: u64) -> (*const CUgraphNode, usize) {
+    /// What the next node of a stream waits for, as a list of handles that stays until the next
+    /// question.
+    pub fn show_frontier(&self, stream: u64) -> (*const CUgraphNode, usize) {
         let mut state = self.state.lock();
         let nodes: Vec<usize> = state
-            .tails
+            .frontiers
             .get(&stream)
             .into_iter()
             .flatten()
@@ -245,7 +249,7 @@ impl Capture {
     ///
     /// # Errors
     /// `INVALID_VALUE` for a node of another graph.
-    pub fn set_tail(&self, stream: u64, nodes: &[u64], replace: bool) -> Result<()> {
+    pub fn set_frontier(&self, stream: u64, nodes: &[u64], replace: bool) -> Result<()> {
         let known = self.graph.nodes();
         if !nodes
             .iter()
@@ -254,19 +258,19 @@ impl Capture {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let mut state = self.state.lock();
-        let tail = state.tails.entry(stream).or_default();
+        let frontier = state.frontiers.entry(stream).or_default();
         if replace {
-            tail.clear();
+            frontier.clear();
         }
-        join(tail, nodes);
+        join(frontier, nodes);
         Ok(())
     }
 }
 
-fn join(tail: &mut Vec<u64>, nodes: &[u64]) {
+fn join(frontier: &mut Vec<u64>, nodes: &[u64]) {
     for node in nodes {
-        if !tail.contains(node) {
-            tail.push(*node);
+        if !frontier.contains(node) {
+            frontier.push(*node);
         }
     }
 }
@@ -275,8 +279,9 @@ impl Point {
     /// Lets a stream go on from here, joining the capture if it is not in one.
     ///
     /// # Errors
-    /// `STREAM_CAPTURE_MERGE` from another capture, `STREAM_CAPTURE_IMPLICIT` for the legacy stream, `CAPTURED_EVENT` once
-    /// the capture has ended: a stream that joined it then could never leave.
+    /// `STREAM_CAPTURE_MERGE` from another capture, `STREAM_CAPTURE_IMPLICIT` for the legacy
+    /// stream, `CAPTURED_EVENT` once the capture has ended: a stream that joined it then could
+    /// never leave.
     pub fn join(&self, stream: &Stream) -> Result<()> {
         if self.capture.state.lock().ended {
             return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
@@ -299,7 +304,7 @@ impl Point {
         if state.invalid {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
-        join(state.tails.entry(stream.id).or_default(), &self.nodes);
+        join(state.frontiers.entry(stream.id).or_default(), &self.nodes);
         Ok(())
     }
 }
@@ -360,7 +365,8 @@ pub fn forbid_synchronisation(driver: &Driver, context: u64) -> Result<()> {
     invalidate_where(driver, |capture| capture.context == context)
 }
 
-/// Refuses work on a context's legacy stream while a stream that synchronises with it is being captured.
+/// Refuses work on a context's legacy stream while a stream that synchronises with it is being
+/// captured.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_IMPLICIT`.
@@ -375,7 +381,7 @@ pub fn forbid_implicit(driver: &Driver, stream: &Stream) -> Result<()> {
             .is_some_and(|other| other.info.ordering == Ordering::Blocking)
     };
     invalidate_where(driver, |capture| {
-        capture.context == stream.context && capture.state.lock().tails.keys().any(blocking)
+        capture.context == stream.context && capture.state.lock().frontiers.keys().any(blocking)
     })
     .map_err(|_| CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
 }

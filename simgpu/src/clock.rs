@@ -1,4 +1,5 @@
-//! Time as the simulated device sees it: CLOCK_MONOTONIC nanoseconds, the same for all processes of the host.
+//! Time as the simulated device sees it: CLOCK_MONOTONIC nanoseconds, the same for all processes of
+//! the host.
 
 /// Now, in ns of CLOCK_MONOTONIC.
 pub fn now_ns() -> u64 {
@@ -22,10 +23,12 @@ pub fn wait_until(until_ns: u64) {
     }
 }
 
-/// A thread that sleeps for a few microseconds on a busy host is let on hundreds later: shorter waits are spun whole.
+/// A thread that sleeps for a few microseconds on a busy host is let on hundreds later: shorter
+/// waits are spun whole.
 const WORTH_SLEEPING_NS: u64 = 100_000;
 
-/// Returns at `until_ns`, where the thread itself is at work until then: it keeps its core for a short while.
+/// Returns at `until_ns`, where the thread itself is at work until then: it keeps its core for a
+/// short while.
 pub fn work_until(until_ns: u64) {
     if until_ns.saturating_sub(now_ns()) > WORTH_SLEEPING_NS {
         wait_until(until_ns);

@@ -46,8 +46,8 @@ pub struct Context {
 }
 
 thread_local! {
-    // Never dropped: destructors of a thread's other data, and exit handlers, still have their context. A few bytes per
-    // thread stay behind.
+    // Never dropped: destructors of a thread's other data, and exit handlers, still have their
+    // context. A few bytes per thread stay behind.
     static STACK: ManuallyDrop<RefCell<Vec<u64>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     static THREAD: Cell<u64> = const { Cell::new(0) };
 }
@@ -136,14 +136,14 @@ impl Context {
             let mut count = driver.context_counts[device].lock();
             if *count == 0
                 && !driver
-                    .card
-                    .reserve(device, driver.card.profile().context_bytes)
+                    .device_state
+                    .reserve(device, driver.device_state.profile().context_bytes)
             {
                 return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
             }
             *count += 1;
         }
-        driver.card.context_created(device);
+        driver.device_state.context_created(device);
         let id = registry::fresh();
         let failure = Arc::new(AtomicU32::new(0));
         let info = StreamInfo {
@@ -246,14 +246,14 @@ impl Context {
             driver.modules.remove(module.id);
             module.unload(driver);
         }
-        driver.memory.free_context(&driver.card, self.id);
-        driver.card.context_destroyed(self.device);
+        driver.memory.free_context(&driver.device_state, self.id);
+        driver.device_state.context_destroyed(self.device);
         let mut count = driver.context_counts[self.device].lock();
         *count -= 1;
         if *count == 0 {
             driver
-                .card
-                .release(self.device, driver.card.profile().context_bytes);
+                .device_state
+                .release(self.device, driver.device_state.profile().context_bytes);
         }
     }
 }

@@ -1,13 +1,14 @@
 //! What calls of the driver cost that manage memory, in time of the calling thread.
 //!
-//! The driver carries such calls out one after another, whatever thread they come from: a call takes its time on a timeline of
-//! the process, behind those before it. Costs go with the number of handles, not with their bytes; locking pages goes with
-//! bytes. Where the figures of the profiles come from is said in `docs/reference/simgpu.md`.
+//! The driver carries such calls out one after another, whatever thread they come from: a call
+//! takes its time on a timeline of the process, behind those before it. Costs go with the number of
+//! handles, not with their bytes; locking pages goes with bytes. Where the figures of the profiles
+//! come from is said in `docs/reference/simgpu.md`.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use crate::card::Card;
 use crate::clock;
+use crate::device_state::DeviceState;
 use crate::profile::BadConfig;
 
 /// The costs of a profile. All zero: calls take what the host takes for them.
@@ -82,15 +83,15 @@ fn at_rate(bytes: u64, gbps: f64) -> u64 {
 
 /// The process's timeline of such calls.
 #[derive(Debug, Default)]
-pub struct Clerk {
+pub struct MemoryTimeline {
     busy_until_ns: AtomicU64,
 }
 
-impl Clerk {
-    /// Takes `ns` of the profile's time of the calling thread, from `began_ns` on, or behind calls that other threads are in. What the host has
-    /// done for the call since then is a part of it.
-    pub fn spend(&self, card: &Card, began_ns: u64, ns: u64) {
-        let ns = card.scaled(ns);
+impl MemoryTimeline {
+    /// Takes `ns` of the profile's time of the calling thread, from `began_ns` on, or behind calls
+    /// that other threads are in. What the host has done for the call since then is a part of it.
+    pub fn spend(&self, device_state: &DeviceState, began_ns: u64, ns: u64) {
+        let ns = device_state.scaled(ns);
         if ns == 0 {
             return;
         }
@@ -114,12 +115,12 @@ mod tests {
 
     #[test]
     fn calls_take_their_time_from_when_they_began_one_behind_the_other() {
-        let clerk = Clerk::default();
-        assert_eq!(clerk.reserve(1000, 50), 1050);
-        assert_eq!(clerk.reserve(1020, 30), 1080);
-        assert_eq!(clerk.reserve(2000, 30), 2030);
+        let memory_timeline = MemoryTimeline::default();
+        assert_eq!(memory_timeline.reserve(1000, 50), 1050);
+        assert_eq!(memory_timeline.reserve(1020, 30), 1080);
+        assert_eq!(memory_timeline.reserve(2000, 30), 2030);
         // Began before the last one, came behind it.
-        assert_eq!(clerk.reserve(1990, 30), 2060);
+        assert_eq!(memory_timeline.reserve(1990, 30), 2060);
     }
 
     #[test]

@@ -8,9 +8,9 @@ use shim_ffi::CUresult;
 
 use crate::api::{Array, Link, Texture};
 use crate::capture::Capture;
-use crate::card::{Card, CardError, state_dir};
 use crate::context::Context;
-use crate::costs::Clerk;
+use crate::costs::MemoryTimeline;
+use crate::device_state::{DeviceState, DeviceStateError, state_dir};
 use crate::event::Event;
 use crate::exec::engine::Engine;
 use crate::faults::Faults;
@@ -40,13 +40,13 @@ pub struct Primary {
 /// Everything of a process.
 pub struct Driver {
     /// What the host's processes share.
-    pub card: Arc<Card>,
+    pub device_state: Arc<DeviceState>,
     /// Addresses and bytes.
     pub memory: Arc<Memory>,
     /// Streams' queues.
     pub engine: Engine,
     /// Time of calls that manage memory.
-    pub clerk: Clerk,
+    pub memory_timeline: MemoryTimeline,
     /// Contexts.
     pub contexts: Registry<Context>,
     /// Streams.
@@ -102,8 +102,8 @@ static EXITED: AtomicBool = AtomicBool::new(false);
 /// The driver, after `cuInit`.
 ///
 /// # Errors
-/// `NOT_INITIALIZED` before `cuInit` and in a forked child, `DEINITIALIZED` when the process ends, and why `cuInit`
-/// failed.
+/// `NOT_INITIALIZED` before `cuInit` and in a forked child, `DEINITIALIZED` when the process ends,
+/// and why `cuInit` failed.
 pub fn driver() -> Result<&'static Driver, CUresult> {
     if EXITED.load(Relaxed) {
         return Err(CUresult::CUDA_ERROR_DEINITIALIZED);
@@ -121,7 +121,8 @@ pub fn driver() -> Result<&'static Driver, CUresult> {
 /// What `cuInit` does.
 ///
 /// # Errors
-/// `INVALID_VALUE`, `NO_DEVICE`, `SYSTEM_NOT_READY`, after one line on standard error that says why.
+/// `INVALID_VALUE`, `NO_DEVICE`, `SYSTEM_NOT_READY`, after one line on standard error that says
+/// why.
 pub fn init() -> Result<&'static Driver, CUresult> {
     if EXITED.load(Relaxed) || FORKED.load(Relaxed) {
         return driver();
@@ -130,10 +131,10 @@ pub fn init() -> Result<&'static Driver, CUresult> {
         Driver::new().map_err(|error| {
             eprintln!("sublet simgpu: {error}");
             match error {
-                InitError::Card(CardError::Config(_))
+                InitError::DeviceState(DeviceStateError::Config(_))
                 | InitError::Config(_)
                 | InitError::Nothing(_) => CUresult::CUDA_ERROR_NO_DEVICE,
-                InitError::Card(_) => CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+                InitError::DeviceState(_) => CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
                 InitError::Memory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
             }
         })
@@ -144,7 +145,7 @@ pub fn init() -> Result<&'static Driver, CUresult> {
 #[derive(Debug)]
 enum InitError {
     Config(BadConfig),
-    Card(CardError),
+    DeviceState(DeviceStateError),
     Memory(std::io::Error),
     /// `CUDA_VISIBLE_DEVICES` names no device.
     Nothing(String),
@@ -154,7 +155,7 @@ impl std::fmt::Display for InitError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Config(error) => write!(f, "{error}"),
-            Self::Card(error) => write!(f, "{error}"),
+            Self::DeviceState(error) => write!(f, "{error}"),
             Self::Nothing(list) => {
                 write!(f, "CUDA_VISIBLE_DEVICES=`{list}` names none of the devices")
             }
@@ -172,29 +173,32 @@ pub fn env(name: &str) -> Option<String> {
 static SETTINGS: Mutex<std::collections::BTreeMap<String, String>> =
     Mutex::new(std::collections::BTreeMap::new());
 
-/// Sets a `SUBLET_SIM_*` setting for this process, for programs in Rust that link this crate. Before `cuInit`.
+/// Sets a `SUBLET_SIM_*` setting for this process, for programs in Rust that link this crate.
+/// Before `cuInit`.
 pub fn set(name: &str, value: &str) {
     SETTINGS.lock().insert(name.to_owned(), value.to_owned());
 }
 
-/// The card of this host as the environment asks for it.
+/// The device of this host as the environment asks for it.
 ///
 /// # Errors
 /// A wrong setting, or a state file that cannot be used.
-pub fn open_card() -> Result<Card, CardError> {
-    let config = Profile::text_from_env(env).map_err(CardError::Config)?;
-    Card::open(&state_dir(env), &config)
+pub fn open_device_state() -> Result<DeviceState, DeviceStateError> {
+    let config = Profile::text_from_env(env).map_err(DeviceStateError::Config)?;
+    DeviceState::open(&state_dir(env), &config)
 }
 
 impl Driver {
     fn new() -> Result<Self, InitError> {
         let faults = Faults::parse(&env("SUBLET_SIM_FAULT").unwrap_or_default())
             .map_err(InitError::Config)?;
-        let card = Arc::new(open_card().map_err(InitError::Card)?);
-        card.claim().map_err(InitError::Card)?;
-        let devices = card.profile().devices;
+        let device_state = Arc::new(open_device_state().map_err(InitError::DeviceState)?);
+        device_state.claim().map_err(InitError::DeviceState)?;
+        let devices = device_state.profile().devices;
         let list = env("CUDA_VISIBLE_DEVICES");
-        let visible = visible::devices(list.as_deref(), devices, |at| card.profile().uuid(at));
+        let visible = visible::devices(list.as_deref(), devices, |at| {
+            device_state.profile().uuid(at)
+        });
         if visible.is_empty() {
             return Err(InitError::Nothing(list.unwrap_or_default()));
         }
@@ -222,13 +226,14 @@ impl Driver {
             .iter()
             .for_each(|pool| pools.insert(pool.id, pool.clone()));
         let free = {
-            let (card, memory, pools) = (card.clone(), memory.clone(), pools.clone());
+            let (device_state, memory, pools) =
+                (device_state.clone(), memory.clone(), pools.clone());
             Box::new(move |address: u64| {
-                if let Ok(region) = memory.free(&card, address)
+                if let Ok(region) = memory.free(&device_state, address)
                     && let crate::memory::Kind::Pool(pool) | crate::memory::Kind::PoolFreeing(pool) =
                         region.kind
                     && let Some(pool) = pools.get(pool.0 as u64)
-                    && pool.give_back(&memory, &card, &region)
+                    && pool.give_back(&memory, &device_state, &region)
                 {
                     pools.remove(pool.id);
                 }
@@ -240,9 +245,9 @@ impl Driver {
             libc::atexit(exited);
         }
         Ok(Self {
-            engine: Engine::new(card.clone(), memory.clone(), free),
-            clerk: Clerk::default(),
-            card,
+            engine: Engine::new(device_state.clone(), memory.clone(), free),
+            memory_timeline: MemoryTimeline::default(),
+            device_state,
             memory,
             contexts: Registry::default(),
             streams: Registry::default(),
@@ -277,7 +282,7 @@ impl Driver {
 
     /// Number of devices of the host.
     pub fn all_devices(&self) -> usize {
-        self.card.profile().devices
+        self.device_state.profile().devices
     }
 
     /// The device of an ordinal that is one.
@@ -301,7 +306,7 @@ impl Driver {
     /// What every synchronisation does besides waiting: pools give back what they need not keep.
     pub fn synchronised(&self) {
         for pool in self.pools.all(|_| true) {
-            pool.synchronised(&self.memory, &self.card);
+            pool.synchronised(&self.memory, &self.device_state);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What every entry point does around its work: no panic leaves it, faults on demand apply, null pointers are errors.
+//! What every entry point does around its work: no panic leaves it, faults on demand apply, null
+//! pointers are errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -48,7 +49,8 @@ impl<T> Out<T> {
     /// `INVALID_VALUE` for a null pointer.
     pub fn put(self, value: T) -> Result<(), CUresult> {
         self.check()?;
-        // SAFETY: not null, and the caller of the entry point vouches for the rest. Programs need not align.
+        // SAFETY: not null, and the caller of the entry point vouches for the rest. Programs need
+        // not align.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -132,7 +134,8 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: not null, and the caller of the entry point vouches for as many elements as it says.
+        // SAFETY: not null, and the caller of the entry point vouches for as many elements as it
+        // says.
         Ok(unsafe { self.0.add(index).read_unaligned() })
     }
 
@@ -186,7 +189,8 @@ pub fn put_text(to: Out<std::ffi::c_char>, text: &str, capacity: i32) -> Result<
 
 static CALLS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
 
-/// A thread is not cancelled inside the driver, but at its next cancellation point after it: nothing here could unwind.
+/// A thread is not cancelled inside the driver, but at its next cancellation point after it:
+/// nothing here could unwind.
 struct Uncancelled(libc::c_int);
 
 unsafe extern "C" {
@@ -212,8 +216,8 @@ impl Drop for Uncancelled {
     }
 }
 
-/// The caller's `errno`, put back when dropped: what a call waited for on its way, which time decides, is not seen in it, so two runs of a
-/// program read the same there.
+/// The caller's `errno`, put back when dropped: what a call waited for on its way, which time
+/// decides, is not seen in it, so two runs of a program read the same there.
 pub struct Errno(libc::c_int);
 
 impl Errno {
@@ -269,7 +273,8 @@ pub fn unsupported_counts() -> Vec<(Symbol, u64)> {
         .collect()
 }
 
-/// Appends the counts to the file named by `SUBLET_SIM_UNSUPPORTED`, one line `PID SYMBOL COUNT` each.
+/// Appends the counts to the file named by `SUBLET_SIM_UNSUPPORTED`, one line `PID SYMBOL COUNT`
+/// each.
 pub fn dump_counts() {
     use std::io::Write;
     let Some(path) = env("SUBLET_SIM_UNSUPPORTED") else {
@@ -291,14 +296,16 @@ pub fn dump_counts() {
     }
 }
 
-/// Defines entry points. `stream fn a, a_ptsz (default; ...)` defines the two that differ in what stream 0 means.
+/// Defines entry points. `stream fn a, a_ptsz (default; ...)` defines the two that differ in what
+/// stream 0 means.
 macro_rules! api {
     () => {};
     (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block $($rest:tt)*) => {
         #[doc = concat!("`", stringify!($name), "` of the driver API.")]
         ///
         /// # Safety
-        /// As the driver API says: pointers are null or valid for what the call reads or writes through them.
+        /// As the driver API says: pointers are null or valid for what the call reads or writes
+        /// through them.
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> ::shim_ffi::CUresult {
             $crate::entry::guard(::shim_ffi::Symbol::$name, move || $body)
         }
@@ -308,7 +315,8 @@ macro_rules! api {
         #[doc = concat!("`", stringify!($legacy), "` of the driver API.")]
         ///
         /// # Safety
-        /// As the driver API says: pointers are null or valid for what the call reads or writes through them.
+        /// As the driver API says: pointers are null or valid for what the call reads or writes
+        /// through them.
         pub unsafe extern "C" fn $legacy($($arg: $ty),*) -> ::shim_ffi::CUresult {
             let $default = $crate::stream::Default::Legacy;
             $crate::entry::guard(::shim_ffi::Symbol::$legacy, move || $body)
@@ -316,7 +324,8 @@ macro_rules! api {
         #[doc = concat!("`", stringify!($per_thread), "` of the driver API.")]
         ///
         /// # Safety
-        /// As the driver API says: pointers are null or valid for what the call reads or writes through them.
+        /// As the driver API says: pointers are null or valid for what the call reads or writes
+        /// through them.
         pub unsafe extern "C" fn $per_thread($($arg: $ty),*) -> ::shim_ffi::CUresult {
             let $default = $crate::stream::Default::PerThread;
             $crate::entry::guard(::shim_ffi::Symbol::$per_thread, move || $body)

@@ -1,4 +1,5 @@
-//! Faults on demand: `SUBLET_SIM_FAULT="oom:after=10;sticky:kernel=foo;endless:kernel=foo;slow:call=cuMemAlloc_v2,us=500"`.
+//! Faults on demand:
+//! `SUBLET_SIM_FAULT="oom:after=10;sticky:kernel=foo;endless:kernel=foo;slow:call=cuMemAlloc,us=5"`
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -234,7 +235,7 @@ mod tests {
         assert_eq!(
             faults.call(Symbol::cuMemsetD8_v2),
             Err(CUresult::CUDA_SUCCESS),
-            "not carried out, and not told"
+            "not carried out, and not reported"
         );
     }
 

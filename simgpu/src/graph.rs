@@ -194,7 +194,7 @@ impl Graph {
                 Action::Graph(child) => Action::Graph(child.duplicate(driver)),
                 action => action.clone(),
             };
-            let twin = Arc::new(Node {
+            let host_kernel = Arc::new(Node {
                 id: registry::fresh(),
                 graph: copy.id,
                 local: node.local,
@@ -202,9 +202,9 @@ impl Graph {
                 shown: Mutex::default(),
                 attributes: Mutex::new(node.attributes.lock().clone()),
             });
-            driver.nodes.insert(twin.id, twin.clone());
-            copied.origins.insert(node.id, twin.id);
-            copied.nodes.push(twin);
+            driver.nodes.insert(host_kernel.id, host_kernel.clone());
+            copied.origins.insert(node.id, host_kernel.id);
+            copied.nodes.push(host_kernel);
         }
         copied.next_local = state.next_local;
         copied.objects = state.objects.clone();
@@ -223,7 +223,7 @@ impl Graph {
     }
 
     /// The node of this clone that stands for a node of the original.
-    pub fn twin_of(&self, original: u64) -> Option<u64> {
+    pub fn host_kernel_of(&self, original: u64) -> Option<u64> {
         self.state.lock().origins.get(&original).copied()
     }
 

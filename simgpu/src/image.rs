@@ -1,4 +1,5 @@
-//! Reading module images: PTX text, cubins (ELF) and fat binaries. Finds out what they export; compiles nothing.
+//! Reading module images: PTX text, cubins (ELF) and fat binaries. Finds out what they export;
+//! compiles nothing.
 
 use shim_ffi::CUresult;
 
@@ -53,7 +54,8 @@ const LIMIT: usize = 1 << 31;
 /// Reads an image whose length its own headers tell.
 ///
 /// # Safety
-/// `image` points to a complete image: NUL-terminated PTX text, an ELF file, a fat binary or the wrapper of one.
+/// `image` points to a complete image: NUL-terminated PTX text, an ELF file, a fat binary or the
+/// wrapper of one.
 ///
 /// # Errors
 /// `INVALID_IMAGE`, `INVALID_PTX` or `NO_BINARY_FOR_GPU`.
@@ -81,7 +83,8 @@ pub unsafe fn read_pointer(image: *const u8, capability: (i32, i32)) -> Result<I
         return unsafe { read_pointer(inner, capability) };
     }
     let bytes = if word == FATBIN {
-        // SAFETY: a fat binary starts with magic, version, header bytes (u16 each after the magic) and a u64 length.
+        // SAFETY: a fat binary starts with magic, version, header bytes (u16 each after the magic)
+        // and a u64 length.
         unsafe {
             image.add(6).cast::<u16>().read_unaligned() as usize
                 + image.add(8).cast::<u64>().read_unaligned() as usize
@@ -274,7 +277,8 @@ fn type_bytes(name: &str) -> Option<usize> {
     })
 }
 
-/// A declaration such as `.param .align 8 .b8 name[24]`: name, bytes, alignment, bytes of an element.
+/// A declaration such as `.param .align 8 .b8 name[24]`: name, bytes, alignment, bytes of an
+/// element.
 fn declaration(text: &str) -> Option<(String, usize, usize, usize)> {
     let mut align = None;
     let mut element = None;

@@ -1,11 +1,14 @@
 //! A simulated GPU behind the CUDA driver API.
 //!
-//! One card (or several) is shared by all processes of a host through a mapped file ([`card`]): capacity, the compute
-//! engine's turns, copy engines. Within a process, [`driver`] holds contexts, memory with real bytes ([`memory`]), streams and
-//! their execution ([`exec`]), modules ([`module`]) and graphs. [`api`] has the entry points, named as the driver's; the
-//! cdylibs next to this crate export them. [`observe`] tells what processes use, for tests and for NVML.
+//! One device_state (or several) is shared by all processes of a host through a mapped file
+//! ([`device_state`]): capacity, the compute engine's turns, copy engines. Within a process,
+//! [`driver`] holds contexts, memory with real bytes ([`memory`]), streams and their execution
+//! ([`exec`]), modules ([`module`]) and graphs. [`api`] has the entry points, named as the
+//! driver's; the cdylibs next to this crate export them. [`observe`] tells what processes use, for
+//! tests and for NVML.
 //!
-//! Every figure from here is simulated. It does not pose as NVIDIA's driver towards NVIDIA's runtime.
+//! Every figure from here is simulated. It does not pose as NVIDIA's driver towards NVIDIA's
+//! runtime.
 
 #[allow(
     non_snake_case,
@@ -15,10 +18,10 @@
 pub mod api;
 mod attributes;
 mod capture;
-pub mod card;
 pub mod clock;
 mod context;
 pub mod costs;
+pub mod device_state;
 mod driver;
 pub mod entry;
 mod event;

@@ -1,8 +1,9 @@
 //! Locks and waiting that need nothing of the thread that uses them.
 //!
-//! The shape is parking_lot's, which the rest of the host side uses. Its threads keep data with a destructor, though, and to
-//! register one glibc takes the dynamic loader's lock; so does the standard library for a thread that it starts. A program may
-//! wait for the device while it holds that lock: in the constructor of a library that is being opened. The device's threads must
+//! The shape is parking_lot's, which the rest of the host side uses. Its threads keep data with a
+//! destructor, though, and to register one glibc takes the dynamic loader's lock; so does the
+//! standard library for a thread that it starts. A program may wait for the device while it holds
+//! that lock: in the constructor of a library that is being opened. The device's threads must
 //! therefore never ask for it, and the standard library's own locks (a word and a futex) do not.
 
 use std::ops::{Deref, DerefMut};
@@ -57,7 +58,7 @@ impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     fn deref(&self) -> &T {
         match &self.held {
             Some(held) => held,
-            None => unreachable!("whoever gave it up borrows the guard"),
+            None => unreachable!("the guard is borrowed while it is given up"),
         }
     }
 }
@@ -66,7 +67,7 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         match &mut self.held {
             Some(held) => held,
-            None => unreachable!("whoever gave it up borrows the guard"),
+            None => unreachable!("the guard is borrowed while it is given up"),
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct Function {
     /// Parameters, where known.
     pub params: Option<Vec<Param>>,
     /// What computes it here.
-    pub twin: Option<&'static Kernel>,
+    pub host_kernel: Option<&'static Kernel>,
     /// Module or library that it is from.
     pub owner: u64,
     /// Static shared memory, in bytes.
@@ -36,22 +36,23 @@ pub struct Function {
     pub dynamic_shared_limit: AtomicI32,
     /// Other attributes that the program set.
     pub attributes: Mutex<BTreeMap<u32, i32>>,
-    /// The function of a library's kernel, once asked for; a kernel's own handle is valid in every context.
+    /// The function of a library's kernel, once asked for; a kernel's own handle is valid in every
+    /// context.
     pub function: Mutex<Option<u64>>,
 }
 
 impl Function {
     fn new(entry: &EntryPoint, owner: u64) -> Arc<Self> {
-        let twin = kernels::find(&entry.name);
+        let host_kernel = kernels::find(&entry.name);
         let params = entry
             .params
             .clone()
-            .or_else(|| twin.map(|twin| natural_layout(twin.param_sizes)));
+            .or_else(|| host_kernel.map(|host_kernel| natural_layout(host_kernel.param_sizes)));
         Arc::new(Self {
             id: registry::fresh(),
             name: std::ffi::CString::new(entry.name.as_str()).unwrap_or_default(),
             params,
-            twin,
+            host_kernel,
             owner,
             shared_bytes: entry.shared_bytes,
             max_threads: entry.max_threads.unwrap_or(1024).min(1024),
@@ -67,7 +68,7 @@ impl Function {
             id: registry::fresh(),
             name: self.name.clone(),
             params: self.params.clone(),
-            twin: self.twin,
+            host_kernel: self.host_kernel,
             owner: self.owner,
             shared_bytes: self.shared_bytes,
             max_threads: self.max_threads,
@@ -135,9 +136,9 @@ impl Module {
                     globals.insert(variable.name.clone(), placed);
                 }
                 Err(status) => {
-                    globals
-                        .values()
-                        .for_each(|(address, _)| drop(driver.memory.free(&driver.card, *address)));
+                    globals.values().for_each(|(address, _)| {
+                        drop(driver.memory.free(&driver.device_state, *address))
+                    });
                     return Err(status);
                 }
             }
@@ -167,7 +168,7 @@ impl Module {
         }
         for (address, _) in self.globals.values() {
             // A context that went first took them along.
-            let _ = driver.memory.free(&driver.card, *address);
+            let _ = driver.memory.free(&driver.device_state, *address);
         }
     }
 }
@@ -198,7 +199,7 @@ impl Library {
     /// Address and bytes of a variable in a context.
     ///
     /// # Errors
-    /// `NOT_FOUND`, or `OUT_OF_MEMORY` when it has to be placed and there is no room.
+    /// `NOT_FOUND`, or `OUT_OF_MEMORY` when it has to be placed and there is no space.
     pub fn global(&self, driver: &Driver, context: &Context, name: &str) -> Result<(u64, u64)> {
         let mut globals = self.globals.lock();
         if let Some(placed) = globals.get(&(context.id, name.to_owned())) {
@@ -233,7 +234,7 @@ impl Library {
             }
         }
         for (address, _) in self.globals.lock().values() {
-            let _ = driver.memory.free(&driver.card, *address);
+            let _ = driver.memory.free(&driver.device_state, *address);
         }
         for module in self.modules.lock().values() {
             if let Some(module) = driver.modules.remove(*module) {
@@ -246,7 +247,7 @@ impl Library {
 fn place(driver: &Driver, context: &Context, variable: &Variable) -> Result<(u64, u64)> {
     let bytes = variable.bytes.max(1);
     let address = driver.memory.alloc(
-        &driver.card,
+        &driver.device_state,
         context.device,
         context.id,
         bytes,
@@ -254,7 +255,8 @@ fn place(driver: &Driver, context: &Context, variable: &Variable) -> Result<(u64
     )?;
     if let Some(target) = driver.memory.translate(address, bytes, None) {
         let initial = &variable.initial[..variable.initial.len().min(bytes as usize)];
-        // SAFETY: translated for all of the variable's bytes, and nobody else knows the address yet.
+        // SAFETY: translated for all of the variable's bytes, and nobody else knows the address
+        // yet.
         unsafe {
             target.write_bytes(0, bytes as usize);
             target.copy_from_nonoverlapping(initial.as_ptr(), initial.len());

@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use crate::card::{Card, CardError, Usage};
-use crate::driver::open_card;
+use crate::device_state::{DeviceState, DeviceStateError, Usage};
+use crate::driver::open_device_state;
 
 /// One device.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,13 +22,13 @@ pub struct DeviceView {
     pub processes: Vec<Usage>,
 }
 
-/// The card, opened once per process and never closed (see [`crate::card`]).
+/// The device, opened once per process and never closed (see [`crate::device_state`]).
 ///
 /// # Errors
 /// A wrong setting, or a state file that cannot be used.
-pub fn card() -> Result<&'static Card, &'static CardError> {
-    static CARD: OnceLock<Result<Card, CardError>> = OnceLock::new();
-    CARD.get_or_init(open_card).as_ref()
+pub fn device_state() -> Result<&'static DeviceState, &'static DeviceStateError> {
+    static DEVICE_STATE: OnceLock<Result<DeviceState, DeviceStateError>> = OnceLock::new();
+    DEVICE_STATE.get_or_init(open_device_state).as_ref()
 }
 
 /// The clock of the devices' timelines: `CLOCK_MONOTONIC` in nanoseconds.
@@ -39,17 +39,17 @@ pub fn now_ns() -> u64 {
 /// All devices now.
 ///
 /// # Errors
-/// As [`card`].
-pub fn snapshot() -> Result<Vec<DeviceView>, &'static CardError> {
-    let card = card()?;
-    Ok((0..card.profile().devices)
+/// As [`device_state`].
+pub fn snapshot() -> Result<Vec<DeviceView>, &'static DeviceStateError> {
+    let device_state = device_state()?;
+    Ok((0..device_state.profile().devices)
         .map(|device| DeviceView {
-            name: card.profile().name.clone(),
-            usable_bytes: card.profile().usable_bytes(),
-            used_bytes: card.used(device),
-            peak_bytes: card.peak(device),
-            switches: card.switches(device),
-            processes: card.usages(device),
+            name: device_state.profile().name.clone(),
+            usable_bytes: device_state.profile().usable_bytes(),
+            used_bytes: device_state.used(device),
+            peak_bytes: device_state.peak(device),
+            switches: device_state.switches(device),
+            processes: device_state.usages(device),
         })
         .collect())
 }

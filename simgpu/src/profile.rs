@@ -1,7 +1,8 @@
-//! What card is simulated: a profile (key = value text) plus the environment's overrides.
+//! What device_state is simulated: a profile (key = value text) plus the environment's overrides.
 //!
-//! The result is plain text again, because the first process of a host writes it into the shared state and all others
-//! read it from there: everybody sees the same card. This file knows no device state.
+//! The result is plain text again, because the first process of a host writes it into the shared
+//! state and all others read it from there: everybody sees the same device_state. This file knows
+//! no device state.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +31,7 @@ impl fmt::Display for BadConfig {
 
 impl std::error::Error for BadConfig {}
 
-/// A simulated card, and how many of it there are.
+/// A simulated device, and how many of it there are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// Name that `cuDeviceGetName` answers; says that it is simulated.
@@ -83,7 +84,7 @@ pub struct Profile {
     pub peer_gbps: f64,
     /// What a kernel costs at least, in ns.
     pub launch_ns: u64,
-    /// What a kernel without a native twin costs, in ns.
+    /// What a kernel without a native host kernel costs, in ns.
     pub default_kernel_ns: u64,
     /// How long one process keeps the compute engine while another one waits, in ns.
     pub timeslice_ns: u64,
@@ -131,7 +132,8 @@ impl Profile {
         ];
         for (variable, key) in OVERRIDES {
             if let Some(value) = env(variable) {
-                // A capacity is what programs can have: nothing of it is the driver's unless that is asked for too.
+                // A capacity is what programs can have: nothing of it is the driver's unless that
+                // is asked for too.
                 if *key == "memory" && env("SUBLET_SIM_RESERVED").is_none() {
                     text.push_str("driver_reserved = 0B\n");
                 }

@@ -1,5 +1,5 @@
-//! Counting the calls that this driver receives from outside, where `SUBLET_SIM_CALLS` names a directory: the truth that a
-//! test of the preload library holds its own counts against.
+//! Counting the calls that this driver receives from outside, where `SUBLET_SIM_CALLS` names a
+//! directory: the truth that a test of the preload library holds its own counts against.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicPtr, Ordering};

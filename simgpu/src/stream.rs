@@ -26,8 +26,9 @@ pub enum Default {
     PerThread,
 }
 
-/// Handles of streams that were destroyed. A real driver does not look such a handle up: using one is undefined, and crashes or reaches
-/// another stream. Here it ends the process, so that it is seen.
+/// Handles of streams that were destroyed. A real driver does not look such a handle up: using one
+/// is undefined, and crashes or reaches another stream. Here it ends the process, so that it is
+/// seen.
 #[derive(Default)]
 pub struct Freed {
     handles: Mutex<(std::collections::VecDeque<u64>, NumberMap<()>)>,
@@ -71,7 +72,8 @@ impl Freed {
         }
     }
 
-    /// A handle for a new stream: that of the one destroyed last, where handles are to come again and nothing is left of it.
+    /// A handle for a new stream: that of the one destroyed last, where handles are to come again
+    /// and nothing is left of it.
     pub fn handle(&self, driver: &Driver) -> u64 {
         if self.reuse {
             let mut handles = self.handles.lock();
@@ -225,10 +227,11 @@ impl Stream {
         Ok(address)
     }
 
-    /// Takes it away; what was put into it is still carried out. A capture that began in it is over; one that it has joined goes on.
+    /// Takes it away; what was put into it is still carried out. A capture that began in it is
+    /// over; one that it has joined goes on.
     pub fn destroy(&self, driver: &'static Driver) {
         if let Some(capture) = self.captured_by() {
-            capture.leave(driver, self);
+            capture.detach(driver, self);
         }
         driver.streams.remove(self.id);
         driver.engine.remove_stream(self.id);
@@ -238,7 +241,8 @@ impl Stream {
     /// Lets what follows wait for what an event recorded last.
     ///
     /// # Errors
-    /// `STREAM_CAPTURE_ISOLATION` in a capture, for an event from outside of it, and the capture's errors.
+    /// `STREAM_CAPTURE_ISOLATION` in a capture, for an event from outside of it, and the capture's
+    /// errors.
     pub fn wait_event(&self, driver: &'static Driver, event: &Event, external: bool) -> Result<()> {
         let point = event.captured.lock().clone();
         if let Some(point) = point {

@@ -1,7 +1,9 @@
-//! Which devices a process sees: `CUDA_VISIBLE_DEVICES`, as the CUDA C++ programming guide describes it.
+//! Which devices a process sees: `CUDA_VISIBLE_DEVICES`, as the CUDA C++ programming guide
+//! describes it.
 //!
-//! A list of indices and UUIDs (or beginnings of UUIDs, `GPU-…`), parted by commas. The program counts devices in the order of the list. The first word
-//! that names no device ends it, and so does one that names a device again. Unset: all; empty: none. NVML knows nothing of it.
+//! A list of indices and UUIDs (or beginnings of UUIDs, `GPU-…`), parted by commas. The program
+//! counts devices in the order of the list. The first word that names no device ends it, and so
+//! does one that names a device again. Unset: all; empty: none. NVML knows nothing of it.
 
 use crate::nvml::uuid_text;
 

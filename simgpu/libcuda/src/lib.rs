@@ -1,5 +1,5 @@
-//! The simulated GPU as `libcuda.so.1`: one exported symbol per row of the table, each a jump to its implementation in
-//! `simgpu::api`, or to the answer "not supported", which is counted.
+//! The simulated GPU as `libcuda.so.1`: one exported symbol per row of the table, each a jump to
+//! its implementation in `simgpu::api`, or to the answer "not supported", which is counted.
 
 #![allow(non_snake_case, reason = "the driver's own names")]
 
@@ -9,7 +9,8 @@ use shim_ffi::counts::Counts;
 use shim_ffi::{CUresult, Symbol};
 use simgpu::{api, received};
 
-/// Counts one call, where counting was asked for. Only the register that the ABI leaves to linkage is touched.
+/// Counts one call, where counting was asked for. Only the register that the ABI leaves to linkage
+/// is touched.
 macro_rules! count {
     () => {
         "mov r11, qword ptr [rip + {page}]
@@ -36,8 +37,8 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $symbol() {
-            // The resolver needs to know our exports; that is told once, before anybody can have an answer. The caller's
-            // argument registers are kept meanwhile.
+            // The resolver needs to know our exports; they are handed over once, before anybody can
+            // have an answer. The caller's argument registers are kept meanwhile.
             core::arch::naked_asm!(
                 count!(),
                 "push rdi", "push rsi", "push rdx", "push rcx", "push r8",

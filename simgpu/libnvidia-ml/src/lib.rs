@@ -32,7 +32,8 @@ macro_rules! exports {
 }
 table::nvml_table!(exports);
 
-/// The mark by which a reader of NVML tells simulated devices from real ones, wherever it found the library.
+/// The mark by which a reader of NVML tells simulated devices from real ones, wherever it found the
+/// library.
 #[unsafe(no_mangle)]
 pub extern "C" fn sublet_simgpu() -> nvml::Status {
     nvml::unsupported()

@@ -1,4 +1,5 @@
-//! Arrays and texture objects. An array is pitched linear memory here; only copies see the difference.
+//! Arrays and texture objects. An array is pitched linear memory here; only copies see the
+//! difference.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -65,10 +66,13 @@ fn create(to: Out<CUarray>, descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> Done {
         .checked_mul(descriptor.Height.max(1))
         .and_then(|plane| plane.checked_mul(descriptor.Depth.max(1)))
         .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)? as u64;
-    let address =
-        driver
-            .memory
-            .alloc(&driver.card, context.device, context.id, bytes, Kind::Array)?;
+    let address = driver.memory.alloc(
+        &driver.device_state,
+        context.device,
+        context.id,
+        bytes,
+        Kind::Array,
+    )?;
     let id = registry::fresh();
     let array = Array {
         id,
@@ -173,7 +177,7 @@ api! {
         crate::capture::forbid_unsafe(driver)?;
         driver.engine.wait_streams(|stream| stream.device == context.device);
         driver.arrays.remove(array.id);
-        driver.memory.free(&driver.card, array.address).map(|_| ())
+        driver.memory.free(&driver.device_state, array.address).map(|_| ())
     }
 
     stream fn cuMemcpyHtoA_v2, cuMemcpyHtoA_v2_ptds(

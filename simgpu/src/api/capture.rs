@@ -47,7 +47,7 @@ fn info(stream: CUstream, default: Default, to: &Info) -> Done {
     if let Some(capture) = stream.capture.lock().clone() {
         to.id.put_if(capture.id);
         to.graph.put_if(CUgraph(capture.graph.id as *mut c_void));
-        let (nodes, count) = capture.show_tail(stream.id);
+        let (nodes, count) = capture.show_frontier(stream.id);
         to.nodes.put_if(nodes);
         to.count.put_if(count);
     }
@@ -75,8 +75,8 @@ fn update(
         .map(|node| node.0 as u64)
         .collect();
     match flags {
-        ADD => capture.set_tail(stream.id, &nodes, false),
-        SET => capture.set_tail(stream.id, &nodes, true),
+        ADD => capture.set_frontier(stream.id, &nodes, false),
+        SET => capture.set_frontier(stream.id, &nodes, true),
         _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     }
 }
@@ -112,8 +112,8 @@ api! {
     ) {
         let (driver, _, stream) = Stream::of(stream, default)?;
         let graph = driver.graphs.get(graph.0 as u64).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let tail = nodes.list(count)?.iter().map(|node| node.0 as u64).collect();
-        Capture::begin(driver, &stream, mode, Some((graph, tail)))
+        let frontier = nodes.list(count)?.iter().map(|node| node.0 as u64).collect();
+        Capture::begin(driver, &stream, mode, Some((graph, frontier)))
     }
 
     stream fn cuStreamEndCapture, cuStreamEndCapture_ptsz(default; stream: CUstream, to: Out<CUgraph>) {

@@ -142,8 +142,8 @@ impl Request {
     }
 }
 
-/// Submits a copy. A synchronous one returns when it is done; an asynchronous one when pageable memory, if any, is no longer
-/// needed.
+/// Submits a copy. A synchronous one returns when it is done; an asynchronous one when pageable
+/// memory, if any, is no longer needed.
 pub(super) fn copy(
     stream: CUstream,
     default: Default,

@@ -11,7 +11,7 @@ use crate::entry::{In, Out, api, put_text};
 fn uuid(to: Out<CUuuid>, device: CUdevice) -> Result<(), CUresult> {
     let driver = driver()?;
     to.put(CUuuid {
-        bytes: driver.card.profile().uuid(driver.device(device.0)?),
+        bytes: driver.device_state.profile().uuid(driver.device(device.0)?),
     })
 }
 
@@ -19,11 +19,11 @@ fn total(to: Out<usize>, device: CUdevice) -> Result<(), CUresult> {
     let driver = driver()?;
     to.check()?;
     driver.device(device.0)?;
-    to.put(driver.card.profile().usable_bytes() as usize)
+    to.put(driver.device_state.profile().usable_bytes() as usize)
 }
 
 fn attribute(driver: &crate::driver::Driver, device: usize, id: u32) -> i32 {
-    attributes::value(driver.card.profile(), device, id).unwrap_or(0)
+    attributes::value(driver.device_state.profile(), device, id).unwrap_or(0)
 }
 
 api! {
@@ -42,7 +42,7 @@ api! {
     fn cuDeviceGetName(to: Out<c_char>, length: c_int, device: CUdevice) {
         let driver = driver()?;
         driver.device(device.0)?;
-        put_text(to, &driver.card.profile().name, length)
+        put_text(to, &driver.device_state.profile().name, length)
     }
 
     fn cuDeviceGetUuid(to: Out<CUuuid>, device: CUdevice) {
@@ -57,7 +57,7 @@ api! {
         let driver = driver()?;
         to.check()?;
         driver.device(device.0)?;
-        to.put(driver.card.profile().usable_bytes().min(u64::from(u32::MAX)) as u32)
+        to.put(driver.device_state.profile().usable_bytes().min(u64::from(u32::MAX)) as u32)
     }
 
     fn cuDeviceTotalMem_v2(to: Out<usize>, device: CUdevice) {
@@ -68,14 +68,14 @@ api! {
         let driver = driver()?;
         to.check()?;
         let device = driver.device(device.0)?;
-        to.put(attributes::value(driver.card.profile(), device, id).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?)
+        to.put(attributes::value(driver.device_state.profile(), device, id).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?)
     }
 
     fn cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, device: CUdevice) {
         let driver = driver()?;
         driver.device(device.0)?;
-        major.put(driver.card.profile().major)?;
-        minor.put(driver.card.profile().minor)
+        major.put(driver.device_state.profile().major)?;
+        minor.put(driver.device_state.profile().minor)
     }
 
     fn cuDeviceGetProperties(to: Out<shim_ffi::CUdevprop>, device: CUdevice) {
@@ -99,7 +99,7 @@ api! {
     fn cuDeviceGetPCIBusId(to: Out<c_char>, length: c_int, device: CUdevice) {
         let driver = driver()?;
         let device = driver.device(device.0)?;
-        put_text(to, &format!("0000:{:02X}:00.0", driver.card.profile().pci_bus(device)), length)
+        put_text(to, &format!("0000:{:02X}:00.0", driver.device_state.profile().pci_bus(device)), length)
     }
 
     fn cuDeviceGetByPCIBusId(to: Out<CUdevice>, id: In<c_char>) {
@@ -110,7 +110,7 @@ api! {
         let wanted = wanted.and_then(|bus| u32::from_str_radix(bus, 16).ok());
         let mut ordinals = (0..).take(driver.devices());
         let found = ordinals.find(|ordinal| {
-            driver.device(*ordinal).is_ok_and(|device| Some(driver.card.profile().pci_bus(device)) == wanted)
+            driver.device(*ordinal).is_ok_and(|device| Some(driver.device_state.profile().pci_bus(device)) == wanted)
         });
         to.put(CUdevice(found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?))
     }

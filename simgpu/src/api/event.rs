@@ -58,7 +58,8 @@ fn elapsed(to: Out<f32>, from: CUevent, until: CUevent) -> Done {
         let last = event.last.lock().clone();
         last.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     };
-    // An event that was never recorded is an error at any time, also while the other one is not reached yet.
+    // An event that was never recorded is an error at any time, also while the other one is not
+    // reached yet.
     let (from, until) = (recorded(&from)?, recorded(&until)?);
     let time = |record: &Record| {
         record

@@ -1,4 +1,5 @@
-//! Graphs: making, cloning, edges and questions. Nodes are in `graph_node`, executable graphs in `graph_exec`.
+//! Graphs: making, cloning, edges and questions. Nodes are in `graph_node`, executable graphs in
+//! `graph_exec`.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -38,16 +39,17 @@ pub(super) fn ids(list: In<CUgraphNode>, count: usize) -> Result<Vec<u64>, CUres
     Ok(list.list(count)?.iter().map(|node| node.0 as u64).collect())
 }
 
-/// Gives a list the way graph queries do: without room only the count, else what fits and nothing in the rest.
+/// Gives a list the way graph queries do: without space only the count, else what fits and nothing
+/// in the rest.
 fn put_list(to: Out<CUgraphNode>, count: Out<usize>, found: &[u64]) -> Done {
     if to.is_null() {
         return count.put(found.len());
     }
-    let room = count.get()?;
+    let capacity = count.get()?;
     let mut list: Vec<_> = found.iter().map(|id| node_handle(*id)).collect();
-    list.resize(list.len().max(room), CUgraphNode::NULL);
-    to.put_all(&list, room)?;
-    count.put(found.len().min(room))
+    list.resize(list.len().max(capacity), CUgraphNode::NULL);
+    to.put_all(&list, capacity)?;
+    count.put(found.len().min(capacity))
 }
 
 fn connect(
@@ -73,11 +75,11 @@ fn edges(graph: CUgraph, from: Out<CUgraphNode>, to: Out<CUgraphNode>, count: Ou
     if from.is_null() != to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let room = if from.is_null() { 0 } else { count.get()? };
+    let capacity = if from.is_null() { 0 } else { count.get()? };
     let (starts, ends): (Vec<_>, Vec<_>) = all.into_iter().unzip();
     put_list(from, count, &starts)?;
     if !to.is_null() {
-        count.put(room)?;
+        count.put(capacity)?;
         put_list(to, count, &ends)?;
     }
     Ok(())
@@ -108,8 +110,8 @@ fn plain_edges(to: Out<CUgraphEdgeData>, count: Out<usize>) -> Done {
     if to.is_null() {
         return Ok(());
     }
-    let room = count.get()?;
-    to.put_all(&vec![CUgraphEdgeData::default(); room], room)
+    let capacity = count.get()?;
+    to.put_all(&vec![CUgraphEdgeData::default(); capacity], capacity)
 }
 
 fn user_object(handle: CUuserObject) -> Result<(&'static Driver, Arc<UserObject>), CUresult> {
@@ -147,8 +149,8 @@ api! {
 
     fn cuGraphNodeFindInClone(to: Out<CUgraphNode>, original: CUgraphNode, clone: CUgraph) {
         to.check()?;
-        let twin = self::graph(clone)?.1.twin_of(original.0 as u64);
-        to.put(node_handle(twin.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?))
+        let host_kernel = self::graph(clone)?.1.host_kernel_of(original.0 as u64);
+        to.put(node_handle(host_kernel.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?))
     }
 
     fn cuGraphNodeGetType(node: CUgraphNode, to: Out<u32>) {

@@ -57,8 +57,8 @@ fn describe(status: CUresult) -> Option<&'static CStr> {
     })
 }
 
-/// As the real driver does at its first initialisation: loads the tool that `CUDA_INJECTION64_PATH` names and calls its
-/// `InitializeInjection`. What cannot be loaded is passed over.
+/// As the real driver does at its first initialisation: loads the tool that `CUDA_INJECTION64_PATH`
+/// names and calls its `InitializeInjection`. What cannot be loaded is passed over.
 fn inject() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     let Some(path) = driver::env("CUDA_INJECTION64_PATH").filter(|path| !path.is_empty()) else {
@@ -68,7 +68,8 @@ fn inject() {
         let Ok(path) = std::ffi::CString::new(path) else {
             return;
         };
-        // SAFETY: NUL-terminated names; the tool's function takes nothing and answers a number, by its documentation.
+        // SAFETY: NUL-terminated names; the tool's function takes nothing and answers a number, by
+        // its documentation.
         unsafe {
             let tool = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             if tool.is_null() {
@@ -145,7 +146,8 @@ api! {
     }
 
     fn cuGetExportTable(table: Out<*const c_void>, id: In<CUuuid>) {
-        // Private tables are between NVIDIA's runtime and NVIDIA's driver. There are none here, whatever the id.
+        // Private tables are between NVIDIA's runtime and NVIDIA's driver. There are none here,
+        // whatever the id.
         let _ = id;
         table.put_if(std::ptr::null());
         Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)

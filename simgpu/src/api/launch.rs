@@ -35,7 +35,8 @@ pub(crate) fn arguments(
     if !params.is_null() && !extra.is_null() {
         return Err(bad);
     }
-    // Without the parameter list nothing can be copied; such a kernel has no twin that would read it.
+    // Without the parameter list nothing can be copied; such a kernel has no host kernel that would
+    // read it.
     let Some(layout) = &function.params else {
         return Ok(Vec::new());
     };
@@ -94,7 +95,7 @@ pub(crate) fn prepare(
         block,
         shared_bytes,
     } = shape;
-    let profile = driver.card.profile();
+    let profile = driver.device_state.profile();
     let threads = block.iter().map(|side| u64::from(*side)).product::<u64>();
     let bad_shape = grid.contains(&0)
         || block.contains(&0)
@@ -167,7 +168,7 @@ fn launch(
 
 /// A cooperative grid has to be resident at once.
 fn cooperative(driver: &Driver, shape: Shape) -> Done {
-    let profile = driver.card.profile();
+    let profile = driver.device_state.profile();
     let threads = shape
         .block
         .iter()

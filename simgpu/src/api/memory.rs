@@ -28,10 +28,13 @@ pub(super) fn allocating() -> Result<(&'static Driver, Arc<Context>), CUresult> 
 fn alloc(to: Out<CUdeviceptr>, bytes: usize, kind: Kind) -> Done {
     let (driver, context) = allocating()?;
     to.check()?;
-    let address =
-        driver
-            .memory
-            .alloc(&driver.card, context.device, context.id, bytes as u64, kind)?;
+    let address = driver.memory.alloc(
+        &driver.device_state,
+        context.device,
+        context.id,
+        bytes as u64,
+        kind,
+    )?;
     to.put(CUdeviceptr(address))
 }
 
@@ -79,14 +82,14 @@ fn free(address: u64) -> Done {
         // The graph keeps its node's memory for its next launch.
         return Ok(());
     }
-    let region = driver.memory.free(&driver.card, address)?;
+    let region = driver.memory.free(&driver.device_state, address)?;
     if let Kind::Pool(pool) = region.kind
         && let Some(pool) = driver.pools.get(pool.0 as u64)
     {
-        if pool.give_back(&driver.memory, &driver.card, &region) {
+        if pool.give_back(&driver.memory, &driver.device_state, &region) {
             driver.pools.remove(pool.id);
         }
-        pool.synchronised(&driver.memory, &driver.card);
+        pool.synchronised(&driver.memory, &driver.device_state);
     }
     Ok(())
 }
@@ -95,8 +98,8 @@ fn info(free: Out<usize>, total: Out<usize>) -> Done {
     let (driver, context) = current()?;
     free.check()?;
     total.check()?;
-    let usable = driver.card.profile().usable_bytes();
-    free.put(usable.saturating_sub(driver.card.used(context.device)) as usize)?;
+    let usable = driver.device_state.profile().usable_bytes();
+    free.put(usable.saturating_sub(driver.device_state.used(context.device)) as usize)?;
     total.put(usable as usize)
 }
 
@@ -117,12 +120,13 @@ fn host_alloc(to: Out<*mut c_void>, bytes: usize, flags: u32) -> Done {
     if flags & !HOST_ALLOC_FLAGS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let (card, bytes, began) = (&driver.card, bytes as u64, now_ns());
-    let address = driver
-        .memory
-        .alloc_host(card, context.device, context.id, bytes, flags)?;
-    let ns = card.profile().costs.pin_ns(bytes);
-    driver.clerk.spend(card, began, ns);
+    let (device_state, bytes, began) = (&driver.device_state, bytes as u64, now_ns());
+    let address =
+        driver
+            .memory
+            .alloc_host(device_state, context.device, context.id, bytes, flags)?;
+    let ns = device_state.profile().costs.pin_ns(bytes);
+    driver.memory_timeline.spend(device_state, began, ns);
     to.put(address as *mut c_void)
 }
 
@@ -132,17 +136,17 @@ fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Done {
     if flags & !HOST_REGISTER_FLAGS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let (card, bytes, began) = (&driver.card, bytes as u64, now_ns());
+    let (device_state, bytes, began) = (&driver.device_state, bytes as u64, now_ns());
     driver.memory.register_host(
-        card,
+        device_state,
         context.device,
         context.id,
         pointer as u64,
         bytes,
         flags,
     )?;
-    let ns = card.profile().costs.pin_ns(bytes);
-    driver.clerk.spend(card, began, ns);
+    let ns = device_state.profile().costs.pin_ns(bytes);
+    driver.memory_timeline.spend(device_state, began, ns);
     Ok(())
 }
 
@@ -212,9 +216,9 @@ api! {
         let bytes = host_region(pointer)?.bytes;
         driver.engine.wait_streams(|_| true);
         let began = now_ns();
-        driver.memory.free_host(&driver.card, pointer as u64)?;
-        let ns = driver.card.profile().costs.unpin_ns(bytes);
-        driver.clerk.spend(&driver.card, began, ns);
+        driver.memory.free_host(&driver.device_state, pointer as u64)?;
+        let ns = driver.device_state.profile().costs.unpin_ns(bytes);
+        driver.memory_timeline.spend(&driver.device_state, began, ns);
         Ok(())
     }
 
@@ -231,9 +235,9 @@ api! {
         crate::capture::forbid_unsafe(driver)?;
         driver.engine.wait_streams(|_| true);
         let (bytes, began) = (host_region(pointer).map_or(0, |region| region.bytes), now_ns());
-        driver.memory.unregister_host(&driver.card, pointer as u64)?;
-        let ns = driver.card.profile().costs.unpin_ns(bytes);
-        driver.clerk.spend(&driver.card, began, ns);
+        driver.memory.unregister_host(&driver.device_state, pointer as u64)?;
+        let ns = driver.device_state.profile().costs.unpin_ns(bytes);
+        driver.memory_timeline.spend(&driver.device_state, began, ns);
         Ok(())
     }
 

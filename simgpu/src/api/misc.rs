@@ -1,4 +1,5 @@
-//! Profiler control, the driver's log, stream attributes, batched copies, whole-context events and the PTX linker.
+//! Profiler control, the driver's log, stream attributes, batched copies, whole-context events and
+//! the PTX linker.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -265,7 +266,7 @@ api! {
         image.check()?;
         let mut text = link.parts.lock().clone();
         text.push(0);
-        let profile = driver()?.card.profile();
+        let profile = driver()?.device_state.profile();
         crate::image::read(&text, (profile.major, profile.minor))?;
         let mut complete = link.complete.lock();
         let shown = complete.insert(text.into_boxed_slice());

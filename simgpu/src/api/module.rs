@@ -26,7 +26,10 @@ const CARVEOUT: u32 = 9;
 const LAST_ATTRIBUTE: u32 = 15;
 
 fn capability(driver: &Driver) -> (i32, i32) {
-    (driver.card.profile().major, driver.card.profile().minor)
+    (
+        driver.device_state.profile().major,
+        driver.device_state.profile().minor,
+    )
 }
 
 fn load(to: Out<CUmodule>, image: *const c_void) -> Done {
@@ -86,8 +89,8 @@ pub(crate) fn function(driver: &Driver, handle: CUfunction) -> Result<Arc<Functi
         .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// The function of a handle that is asked about. A kernel's handle will not do: the vendor's driver calls it no handle (seen of
-/// `cuFuncGetAttribute` by accel-sim, pull request 521).
+/// The function of a handle that is asked about. A kernel's handle will not do: the vendor's driver
+/// calls it no handle (seen of `cuFuncGetAttribute` by accel-sim, pull request 521).
 fn known(handle: CUfunction) -> Result<(&'static Driver, Arc<Function>), CUresult> {
     let driver = driver()?;
     let function = driver
@@ -98,7 +101,7 @@ fn known(handle: CUfunction) -> Result<(&'static Driver, Arc<Function>), CUresul
 }
 
 fn attribute(driver: &Driver, function: &Function, id: u32) -> Result<i32, CUresult> {
-    let version = driver.card.profile().major * 10 + driver.card.profile().minor;
+    let version = driver.device_state.profile().major * 10 + driver.device_state.profile().minor;
     let stored = |default| {
         function
             .attributes
@@ -123,8 +126,8 @@ fn attribute(driver: &Driver, function: &Function, id: u32) -> Result<i32, CUres
 fn set_attribute(driver: &Driver, function: &Function, id: u32, value: i32) -> Done {
     match id {
         MAX_DYNAMIC_SHARED => {
-            let most =
-                driver.card.profile().shared_per_block_optin_bytes - function.shared_bytes as i32;
+            let most = driver.device_state.profile().shared_per_block_optin_bytes
+                - function.shared_bytes as i32;
             if !(0..=most).contains(&value) {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }

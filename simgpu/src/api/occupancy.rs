@@ -25,7 +25,7 @@ fn blocks(
     threads: i64,
     dynamic_bytes: usize,
 ) -> Result<i64, CUresult> {
-    let profile = driver.card.profile();
+    let profile = driver.device_state.profile();
     if threads < 1 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -84,7 +84,7 @@ fn block_size(
         threads -= WARP;
     }
     block.put(best_threads as c_int)?;
-    grid.put(best_blocks as c_int * driver.card.profile().multiprocessors)
+    grid.put(best_blocks as c_int * driver.device_state.profile().multiprocessors)
 }
 
 fn cluster(config: &CUlaunchConfig) -> Result<i64, CUresult> {
@@ -143,7 +143,7 @@ api! {
         to.check()?;
         let (driver, _) = current()?;
         let function = super::function(driver, function)?;
-        let profile = driver.card.profile();
+        let profile = driver.device_state.profile();
         if count < 1 || threads < 1 || threads > function.max_threads as c_int {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -158,7 +158,7 @@ api! {
         let (driver, _) = current()?;
         let function = super::function(driver, function)?;
         let config = config.get()?;
-        let profile = driver.card.profile();
+        let profile = driver.device_state.profile();
         if !profile.cluster_launch {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
@@ -176,7 +176,7 @@ api! {
         let (driver, _) = current()?;
         super::function(driver, function)?;
         config.get()?;
-        if !driver.card.profile().cluster_launch {
+        if !driver.device_state.profile().cluster_launch {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         to.put(MAX_CLUSTER)

@@ -110,7 +110,8 @@ fn value(
         DEVICE_POINTER => Value::Wide(address),
         HOST_POINTER if host || managed => Value::Wide(address),
         HOST_POINTER => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-        // What stands for the pages: those of another handle at the same address have another token.
+        // What stands for the pages: those of another handle at the same address have another
+        // token.
         P2P_TOKENS => match rdma_handle(driver, region) {
             Some(handle) => Value::Tokens(handle, 1),
             None => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),

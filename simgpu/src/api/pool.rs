@@ -60,7 +60,14 @@ fn alloc(
             .and_then(|address| to.put(CUdeviceptr(address)));
     }
     driver.faults.allocation()?;
-    let allocate = || pool.alloc(&driver.memory, &driver.card, context.id, bytes as u64);
+    let allocate = || {
+        pool.alloc(
+            &driver.memory,
+            &driver.device_state,
+            context.id,
+            bytes as u64,
+        )
+    };
     let address = match allocate() {
         Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if bytes > 0 => {
             // What streams are about to free may be enough.
@@ -71,7 +78,7 @@ fn alloc(
                 .pools
                 .all(|_| true)
                 .iter()
-                .for_each(|other| other.synchronised(&driver.memory, &driver.card));
+                .for_each(|other| other.synchronised(&driver.memory, &driver.device_state));
             allocate()?
         }
         other => other?,
@@ -96,10 +103,14 @@ fn free(address: CUdeviceptr, stream: CUstream, default: Default) -> Done {
         Kind::Pool(_) if driver.memory.begin_free(address.0) => {
             stream.submit(driver, Work::PoolFree { address: address.0 })
         }
-        // Plain memory may be freed in a stream's order as well; waiting for that order is correct, if slow.
+        // Plain memory may be freed in a stream's order as well; waiting for that order is correct,
+        // if slow.
         Kind::Large | Kind::Small | Kind::Managed => {
             driver.engine.wait_stream(stream.id);
-            driver.memory.free(&driver.card, address.0).map(|_| ())
+            driver
+                .memory
+                .free(&driver.device_state, address.0)
+                .map(|_| ())
         }
         // The graph keeps its node's memory for its next launch.
         Kind::Graph(_) => Ok(()),
@@ -176,7 +187,7 @@ api! {
         if current.1.lock().id == pool.id {
             *current.1.lock() = current.0.clone();
         }
-        if pool.destroy(&driver.memory, &driver.card) {
+        if pool.destroy(&driver.memory, &driver.device_state) {
             driver.pools.remove(pool.id);
         }
         Ok(())
@@ -184,7 +195,7 @@ api! {
 
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
         let (driver, pool) = find(pool)?;
-        pool.trim(&driver.memory, &driver.card, keep as u64);
+        pool.trim(&driver.memory, &driver.device_state, keep as u64);
         Ok(())
     }
 
@@ -232,7 +243,8 @@ api! {
         let (driver, pool) = find(pool)?;
         for one in list.list(count)? {
             let device = driver.device(one.location.id)?;
-            // The pool's own device cannot lose access. Other devices of the process reach all pools here.
+            // The pool's own device cannot lose access. Other devices of the process reach all
+            // pools here.
             if device == pool.device && one.flags.0 == 0 {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
@@ -297,7 +309,7 @@ api! {
 
     fn cuDeviceGraphMemTrim(device: CUdevice) {
         let driver = driver()?;
-        driver.graph_pools[driver.device(device.0)?].trim(&driver.memory, &driver.card, 0);
+        driver.graph_pools[driver.device(device.0)?].trim(&driver.memory, &driver.device_state, 0);
         Ok(())
     }
 }

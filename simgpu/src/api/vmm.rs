@@ -46,15 +46,17 @@ fn check_prop(driver: &Driver, prop: &CUmemAllocationProp) -> Result<Option<usiz
 
 /// What a call that may synchronise does first, where the profile says so.
 fn synchronise(driver: &Driver) {
-    if driver.card.profile().costs.synchronise {
+    if driver.device_state.profile().costs.synchronise {
         driver.engine.wait_streams(|_| true);
     }
 }
 
 /// Takes the time that a call takes by the profile, which began at `began_ns`.
 fn spend(driver: &Driver, began_ns: u64, ns: impl FnOnce(&Costs) -> u64) {
-    let ns = ns(&driver.card.profile().costs);
-    driver.clerk.spend(&driver.card, began_ns, ns);
+    let ns = ns(&driver.device_state.profile().costs);
+    driver
+        .memory_timeline
+        .spend(&driver.device_state, began_ns, ns);
 }
 
 fn open(to: Out<CUdeviceptr>, handle: CUipcMemHandle, flags: u32) -> Done {
@@ -94,7 +96,7 @@ api! {
         let device = check_prop(driver, &prop)?;
         let exportable = prop.requestedHandleTypes.0 & POSIX_FD != 0;
         let began = now_ns();
-        let handle = driver.memory.create_handle(&driver.card, device, bytes as u64, prop, exportable)?;
+        let handle = driver.memory.create_handle(&driver.device_state, device, bytes as u64, prop, exportable)?;
         // Pages of the host are taken and locked as well.
         let locked = if device.is_none() { bytes as u64 } else { 0 };
         spend(driver, began, |costs| costs.create_ns + costs.pin_ns(locked));
@@ -105,7 +107,7 @@ api! {
         let driver = driver()?;
         crate::capture::forbid_unsafe(driver)?;
         let began = now_ns();
-        driver.memory.release_handle(&driver.card, handle.0)?;
+        driver.memory.release_handle(&driver.device_state, handle.0)?;
         spend(driver, began, |costs| costs.release_ns);
         Ok(())
     }
@@ -154,7 +156,7 @@ api! {
         crate::capture::forbid_unsafe(driver)?;
         synchronise(driver);
         let began = now_ns();
-        let mappings = driver.memory.unmap_handles(&driver.card, address.0, bytes as u64)?;
+        let mappings = driver.memory.unmap_handles(&driver.device_state, address.0, bytes as u64)?;
         spend(driver, began, |costs| mappings * costs.unmap_ns);
         Ok(())
     }
@@ -193,7 +195,7 @@ api! {
         if kind != POSIX_FD || flags != 0 {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        let fd = driver.memory.export_handle(&driver.card, handle.0)?;
+        let fd = driver.memory.export_handle(&driver.device_state, handle.0)?;
         // SAFETY: for this kind of handle the program points to an int.
         unsafe { Out::new(to.raw().cast::<c_int>()) }.put(fd)
     }
@@ -207,7 +209,7 @@ api! {
         // CAST: the API passes the descriptor itself in the pointer.
         let fd = handle as usize as c_int;
         to.put(CUmemGenericAllocationHandle(driver.memory.import_handle(
-            &driver.card,
+            &driver.device_state,
             fd,
             driver.all_devices(),
             |device| driver.ordinal(device),

@@ -1,9 +1,11 @@
 //! Which core of the host a thread of the device computes on.
 //!
-//! A device takes no processor time from the program that feeds it. A twin that takes the host longer than its kernel takes the device does,
-//! where the scheduler has put both on one core: whoever wakes there waits for milliseconds although another core idles, on virtual
-//! machines above all, whose idle processors Linux takes for busy ones of the hypervisor's (`available_idle_cpu`, kernel/sched).
-//! So the thread of a compute engine gets off the core from which the program was last seen to call, for as long as it has such work.
+//! A device takes no processor time from the program that feeds it. A host_kernel that takes the
+//! host longer than its kernel takes the device does, where the scheduler has put both on one core:
+//! a thread that wakes there waits for milliseconds although another core idles, on virtual
+//! machines above all, whose idle processors Linux takes for busy ones of the hypervisor's
+//! (`available_idle_cpu`, kernel/sched). So the thread of a compute engine gets off the core from
+//! which the program was last seen to call, for as long as it has such work.
 
 use std::mem::zeroed;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -38,7 +40,8 @@ impl Aside {
             return;
         };
         let mut others = before;
-        // SAFETY: a set of ours. PANIC: where the kernel tells a set of this size, all cores have their place in it.
+        // SAFETY: a set of ours. PANIC: where the kernel tells a set of this size, all cores have
+        // their place in it.
         let left = unsafe {
             libc::CPU_CLR(core as usize, &mut others);
             libc::CPU_COUNT(&others)
@@ -62,9 +65,10 @@ impl Aside {
 fn allowed() -> Option<cpu_set_t> {
     // SAFETY: an empty set is all zeros.
     let mut cores: cpu_set_t = unsafe { zeroed() };
-    // SAFETY: as many bytes as are said, of the calling thread (0). A machine of more cores than fit is an error.
-    let told = unsafe { libc::sched_getaffinity(0, size_of::<cpu_set_t>(), &mut cores) };
-    (told == 0).then_some(cores)
+    // SAFETY: as many bytes as are said, of the calling thread (0). A machine of more cores than
+    // fit is an error.
+    let found = unsafe { libc::sched_getaffinity(0, size_of::<cpu_set_t>(), &mut cores) };
+    (found == 0).then_some(cores)
 }
 
 fn allow(cores: &cpu_set_t) -> bool {
@@ -79,14 +83,15 @@ mod tests {
     #[test]
     fn it_leaves_the_programs_core_and_may_return() {
         // A thread of its own: others go on where they are.
-        let told = std::thread::spawn(|| {
+        let found = std::thread::spawn(|| {
             let before = allowed().expect("cores");
             // SAFETY: a set of ours.
             if unsafe { libc::CPU_COUNT(&before) } < 2 {
                 return;
             }
             let mut aside = Aside::default();
-            // The scheduler may move the thread in between, and other tests call; one of a few tries meets the case.
+            // The scheduler may move the thread in between, and other tests call; one of a few
+            // tries meets the case.
             let stepped = (0..1000).any(|_| {
                 called();
                 let core = here();
@@ -122,6 +127,6 @@ mod tests {
             // SAFETY: as above.
             assert!(unsafe { libc::CPU_EQUAL(&allowed().expect("cores"), &one) });
         });
-        testbed::join(told);
+        testbed::join(found);
     }
 }

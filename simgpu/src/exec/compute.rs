@@ -1,22 +1,24 @@
 //! The compute engine's timeline, as one process sees it.
 //!
-//! Work takes its modelled time on a timeline that all processes of the host share. The thread that carries work out may be
-//! late, for the host's scheduler is not the device's: what follows starts where the timeline stands, not where the thread
-//! woke up. It may also be early by up to [`RUN_AHEAD_NS`], so that kernels of a few microseconds need no sleep each; whoever
-//! looks from the host compares with the clock.
+//! Work takes its modelled time on a timeline that all processes of the host share. The thread that
+//! carries work out may be late, for the host's scheduler is not the device's: what follows starts
+//! where the timeline stands, not where the thread woke up. It may also be early by up to
+//! [`RUN_AHEAD_NS`], so that kernels of a few microseconds need no sleep each; a thread that looks
+//! from the host compares with the clock.
 
 use std::sync::Arc;
 
 use shim_ffi::CUresult;
 
 use super::aside::Aside;
-use crate::card::{CATCH_UP_NS, Card};
 use crate::clock;
+use crate::device_state::{CATCH_UP_NS, DeviceState};
 
 /// How far the timeline may be ahead of the clock before the thread sleeps.
 pub const RUN_AHEAD_NS: u64 = 50_000;
 
-/// What the host may take for work beyond the device's time without getting out of the program's way for the next: about what that takes.
+/// What the host may take for work beyond the device's time without getting out of the program's
+/// way for the next: about what that takes.
 const HOST_BOUND_NS: u64 = 50_000;
 
 /// How often a kernel that spins looks for what it waits for.
@@ -24,7 +26,7 @@ const SPIN_LOOK_NS: u64 = 20_000;
 
 /// This process's hold on one device's compute engine.
 pub struct Compute {
-    card: Arc<Card>,
+    device_state: Arc<DeviceState>,
     device: usize,
     holding: bool,
     cursor_ns: u64,
@@ -36,9 +38,9 @@ pub struct Compute {
 
 impl Compute {
     /// Not holding the engine.
-    pub fn new(card: Arc<Card>, device: usize) -> Self {
+    pub fn new(device_state: Arc<DeviceState>, device: usize) -> Self {
         Self {
-            card,
+            device_state,
             device,
             holding: false,
             cursor_ns: 0,
@@ -48,8 +50,9 @@ impl Compute {
         }
     }
 
-    /// Carries `run` out on the engine; it takes `model_ns` there and what `run` says that it takes besides, or as long as it
-    /// really took. Returns when it ended on the timeline, and what came of `run`.
+    /// Carries `run` out on the engine; it takes `model_ns` there and what `run` says that it takes
+    /// besides, or as long as it really took. Returns when it ended on the timeline, and what came
+    /// of `run`.
     pub fn execute(
         &mut self,
         ready_ns: u64,
@@ -58,8 +61,8 @@ impl Compute {
         run: impl FnOnce() -> (Result<(), CUresult>, u64),
     ) -> (u64, Result<(), CUresult>) {
         let slice_ns = self
-            .card
-            .scaled(self.card.profile().timeslice_ns)
+            .device_state
+            .scaled(self.device_state.profile().timeslice_ns)
             .max(1_000);
         if !self.holding {
             self.acquire(slice_ns);
@@ -78,11 +81,13 @@ impl Compute {
         let real_ns = clock::now_ns() - began;
         self.host_bound |= real_ns > model_ns.saturating_add(HOST_BOUND_NS);
         if real_ns >= model_ns {
-            // Host code in a kernel's place cannot be stopped half way: what it took beyond the slice is owed.
+            // Host code in a kernel's place cannot be stopped half way: what it took beyond the
+            // slice is owed.
             at += real_ns;
-            self.card.computed(self.device, real_ns, launches);
-            if at > self.slice_end_ns && self.card.turn_wanted(self.device) {
-                self.card.overran(self.device, at - self.slice_end_ns);
+            self.device_state.computed(self.device, real_ns, launches);
+            if at > self.slice_end_ns && self.device_state.turn_wanted(self.device) {
+                self.device_state
+                    .overran(self.device, at - self.slice_end_ns);
             }
         } else {
             let mut left = model_ns;
@@ -91,7 +96,7 @@ impl Compute {
                 let part = left.min(self.slice_end_ns.saturating_sub(at));
                 at += part;
                 left -= part;
-                self.card.computed(self.device, part, launches);
+                self.device_state.computed(self.device, part, launches);
                 launches = 0;
                 if left == 0 {
                     break;
@@ -106,16 +111,16 @@ impl Compute {
         (at, outcome)
     }
 
-    /// Spins until `over` says so or fails: the engine is busy with it, in slices like with any kernel. Returns when it ended on the
-    /// timeline, and what came of it.
+    /// Spins until `over` says so or fails: the engine is busy with it, in slices like with any
+    /// kernel. Returns when it ended on the timeline, and what came of it.
     pub fn spin(
         &mut self,
         ready_ns: u64,
         mut over: impl FnMut() -> Result<bool, CUresult>,
     ) -> (u64, Result<(), CUresult>) {
         let slice_ns = self
-            .card
-            .scaled(self.card.profile().timeslice_ns)
+            .device_state
+            .scaled(self.device_state.profile().timeslice_ns)
             .max(1_000);
         if !self.holding {
             self.acquire(slice_ns);
@@ -134,7 +139,7 @@ impl Compute {
             }
             let part = SPIN_LOOK_NS.min(self.slice_end_ns.saturating_sub(at));
             at += part;
-            self.card.computed(self.device, part, 0);
+            self.device_state.computed(self.device, part, 0);
             self.cursor_ns = at;
             clock::sleep_until(at);
         }
@@ -147,7 +152,7 @@ impl Compute {
     }
 
     fn acquire(&mut self, slice_ns: u64) {
-        let from = self.card.take_turn(self.device);
+        let from = self.device_state.take_turn(self.device);
         self.holding = true;
         self.cursor_ns = self
             .cursor_ns
@@ -159,8 +164,8 @@ impl Compute {
     /// At the end of a slice: on with the next one, after the others' turns if anybody waits.
     fn next_slice(&mut self, at: u64, slice_ns: u64) {
         clock::sleep_until(at);
-        if self.card.turn_wanted(self.device) || !self.card.has_turn(self.device) {
-            self.card.give_turn(self.device, at);
+        if self.device_state.turn_wanted(self.device) || !self.device_state.has_turn(self.device) {
+            self.device_state.give_turn(self.device, at);
             self.acquire(slice_ns);
         } else {
             self.slice_end_ns = at + slice_ns;
@@ -169,14 +174,14 @@ impl Compute {
 
     /// True while it is held and another process waits for it.
     pub fn is_wanted(&self) -> bool {
-        self.holding && self.card.turn_wanted(self.device)
+        self.holding && self.device_state.turn_wanted(self.device)
     }
 
     /// Leaves the engine to others, since there is nothing to do.
     pub fn idle(&mut self) {
         if self.holding {
             self.holding = false;
-            self.card.give_turn(self.device, self.cursor_ns);
+            self.device_state.give_turn(self.device, self.cursor_ns);
         }
         self.host_bound = false;
         self.aside.back();

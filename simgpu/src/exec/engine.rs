@@ -1,9 +1,11 @@
-//! Streams' queues, and which operation may run when. The threads that carry them out are in [`super::threads`].
+//! Streams' queues, and which operation may run when. The threads that carry them out are in
+//! [`super::threads`].
 //!
-//! Order: operations of a stream run one after another. An operation on a context's legacy stream waits for all earlier ones
-//! of its blocking streams, and theirs wait for the legacy stream's earlier ones. Waiting for an event is waiting for its
-//! record. Every device has a thread for its compute engine and one for each copy engine; host functions have their own.
-//! All of them start with the first operation that needs them.
+//! Order: operations of a stream run one after another. An operation on a context's legacy stream
+//! waits for all earlier ones of its blocking streams, and theirs wait for the legacy stream's
+//! earlier ones. Waiting for an event is waiting for its record. Every device has a thread for its
+//! compute engine and one for each copy engine; host functions have their own. All of them start
+//! with the first operation that needs them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,8 +17,8 @@ use shim_ffi::CUresult;
 use super::aside;
 use super::threads::start_thread;
 use super::work::{Direction, Record, Work, word_reached, write_word};
-use crate::card::Card;
 use crate::clock;
+use crate::device_state::DeviceState;
 use crate::memory::Memory;
 use crate::profile::MAX_DEVICES;
 use crate::registry::NumberMap;
@@ -105,7 +107,7 @@ pub(super) struct State {
 
 /// All streams of the process.
 pub struct Engine {
-    pub(super) card: Arc<Card>,
+    pub(super) device_state: Arc<DeviceState>,
     pub(super) memory: Arc<Memory>,
     pub(super) state: Mutex<State>,
     pub(super) wake: [Condvar; THREADS],
@@ -117,7 +119,7 @@ pub struct Engine {
 impl Engine {
     /// An engine without streams.
     pub fn new(
-        card: Arc<Card>,
+        device_state: Arc<DeviceState>,
         memory: Arc<Memory>,
         pool_free: Box<dyn Fn(u64) + Send + Sync>,
     ) -> Self {
@@ -127,7 +129,7 @@ impl Engine {
             ..State::default()
         };
         Self {
-            card,
+            device_state,
             memory,
             state: Mutex::new(state),
             wake: std::array::from_fn(|_| Condvar::new()),
@@ -167,7 +169,7 @@ impl Engine {
         !self.state.lock().queues.contains_key(&id)
     }
 
-    /// Puts work into a stream, in order and as one piece. Waits while the stream is full.
+    /// Puts work into a stream, in order and as one unit. Waits while the stream is full.
     ///
     /// # Errors
     /// `INVALID_HANDLE` for an unknown stream.
@@ -340,8 +342,8 @@ impl Engine {
         state.spawned[thread] = start_thread(name, body);
     }
 
-    /// Carries out what takes no time at the head of a stream and hands the next operation to its thread. True when
-    /// something completed.
+    /// Carries out what takes no time at the head of a stream and hands the next operation to its
+    /// thread. True when something completed.
     fn pump(&self, state: &mut State, stream: u64) -> bool {
         let mut progress = false;
         while let Some(queue) = state.queues.get(&stream) {
@@ -521,7 +523,7 @@ impl Engine {
             if let Some(reached_ns) = record.reached() {
                 break reached_ns;
             }
-            // Whoever completes an operation up to the record wakes us; all active streams may be the one.
+            // Any active stream may complete an operation up to the record, and wakes us then.
             for stream in state.active.clone() {
                 if let Some(queue) = state.queues.get_mut(&stream) {
                     queue.wake_at = queue.wake_at.min(queue.completed + 1);

@@ -1,4 +1,5 @@
-//! Execution: streams' queues, the device's engines, and the timelines on which work takes its modelled time.
+//! Execution: streams' queues, the device's engines, and the timelines on which work takes its
+//! modelled time.
 
 pub mod aside;
 pub mod compute;

@@ -1,4 +1,5 @@
-//! The threads that carry operations out: one per engine of a device, one for host functions, one that looks at words in memory.
+//! The threads that carry operations out: one per engine of a device, one for host functions, one
+//! that looks at words in memory.
 
 use std::ffi::{CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,17 +11,18 @@ use shim_ffi::CUresult;
 use super::compute::{Compute, RUN_AHEAD_NS};
 use super::engine::{Engine, HOST, Op, PER_DEVICE, POLL, State, StreamInfo, fail};
 use super::work::{Copy, Direction, Work};
-use crate::card::{CATCH_UP_NS, CopyEngine};
 use crate::clock;
+use crate::device_state::{CATCH_UP_NS, CopyEngine};
 use crate::lock::MutexGuard;
 
-/// Copies reserve their engine in parts, so that processes share it fairly and a killed one leaves little behind.
+/// Copies reserve their engine in parts, so that processes share it fairly and a killed one leaves
+/// little behind.
 const COPY_PART: u64 = 4 << 20;
 /// Copy engine set-up time.
 const COPY_SETUP_NS: u64 = 1_500;
 
-/// How long a process keeps the compute engine without work while others wait for it: two launches of a busy program are not
-/// further apart.
+/// How long a process keeps the compute engine without work while others wait for it: two launches
+/// of a busy program are not further apart.
 const LINGER: Duration = Duration::from_micros(20);
 
 impl Engine {
@@ -31,7 +33,7 @@ impl Engine {
         thread: usize,
         mut compute: Option<&mut Compute>,
     ) -> (MutexGuard<'a, State>, StreamInfo, Op, u64) {
-        let mut told = false;
+        let mut reported = false;
         let mut lingered = false;
         loop {
             let best = (0..state.ready[thread].len()).min_by_key(|at| {
@@ -60,14 +62,15 @@ impl Engine {
                 continue;
             }
             if let Some(compute) = &mut compute
-                && !told
+                && !reported
             {
                 if !lingered && compute.is_wanted() {
-                    // The program is likely to be about to launch more; giving the engine away costs more than this.
+                    // The program is likely to be about to launch more; giving the engine away
+                    // costs more than this.
                     lingered = self.wake[thread].wait_for(&mut state, LINGER).timed_out();
                     continue;
                 }
-                told = true;
+                reported = true;
                 MutexGuard::unlocked(&mut state, || compute.idle());
                 continue;
             }
@@ -96,8 +99,8 @@ impl Engine {
 
     pub(super) fn run_compute(&self, device: usize) {
         let thread = device * PER_DEVICE;
-        let mut compute = Compute::new(self.card.clone(), device);
-        let profile = self.card.profile().clone();
+        let mut compute = Compute::new(self.device_state.clone(), device);
+        let profile = self.device_state.profile().clone();
         let mut state = self.state.lock();
         loop {
             let (guard, info, op, ready_ns) = self.next(state, thread, Some(&mut compute));
@@ -109,10 +112,10 @@ impl Engine {
                     let model_ns = if launch.endless {
                         u64::MAX / 2
                     } else {
-                        self.card
+                        self.device_state
                             .scaled(launch.model_ns(&profile, &self.memory, device))
                     };
-                    // A twin that panics is a kernel that failed; the device goes on.
+                    // A host kernel that panics is a kernel that failed; the device goes on.
                     const PANICKED: CUresult = CUresult::CUDA_ERROR_LAUNCH_FAILED;
                     let may_go_on = || {
                         catch_unwind(AssertUnwindSafe(|| launch.may_go_on(&self.memory, device)))
@@ -130,7 +133,7 @@ impl Engine {
                             catch_unwind(AssertUnwindSafe(|| launch.run(&self.memory, device)))
                                 .unwrap_or((Err(PANICKED), 0));
                         let link_ns = (linked as f64 / profile.copy_pinned_gbps) as u64;
-                        (outcome, self.card.scaled(link_ns))
+                        (outcome, self.device_state.scaled(link_ns))
                     })
                 }
                 Work::Fill(fill) => {
@@ -140,7 +143,7 @@ impl Engine {
                         profile.memory_gbps
                     };
                     let model_ns = profile.launch_ns + (fill.bytes() as f64 / rate) as u64;
-                    compute.execute(ready_ns, self.card.scaled(model_ns), 0, || {
+                    compute.execute(ready_ns, self.device_state.scaled(model_ns), 0, || {
                         (fill.run(&self.memory), 0)
                     })
                 }
@@ -148,7 +151,7 @@ impl Engine {
                     let model_ns = profile.launch_ns
                         + (2.0 * copy.bytes() as f64 / profile.memory_gbps) as u64;
                     let rows = copy.height * copy.depth;
-                    compute.execute(ready_ns, self.card.scaled(model_ns), 0, || {
+                    compute.execute(ready_ns, self.device_state.scaled(model_ns), 0, || {
                         (copy.run(&self.memory, 0, rows), 0)
                     })
                 }
@@ -185,7 +188,7 @@ impl Engine {
         copy: &Copy,
         ready_ns: u64,
     ) -> (u64, Result<(), CUresult>) {
-        let profile = self.card.profile();
+        let profile = self.device_state.profile();
         let rate = match copy.direction {
             Direction::Peer => profile.peer_gbps,
             _ if copy.pageable => profile.copy_pageable_gbps,
@@ -214,23 +217,26 @@ impl Engine {
             let began = clock::now_ns();
             let both = profile.copy_duplex_factor < 1.0
                 && self
-                    .card
+                    .device_state
                     .copies_the_other_way(device, engine, began.max(ended_ns));
             let rate = if both {
                 rate * profile.copy_duplex_factor
             } else {
                 rate
             };
-            let model_ns = self.card.scaled(setup_ns + (bytes as f64 / rate) as u64);
+            let model_ns = self
+                .device_state
+                .scaled(setup_ns + (bytes as f64 / rate) as u64);
             setup_ns = 0;
             let outcome = if rows == 1 {
                 copy.run_part(&self.memory, from, to)
             } else {
                 copy.run(&self.memory, from, to)
             };
-            // What the host's thread is late for, or takes for a part beyond its time, the engine makes up for, as far as it may.
+            // What the host's thread is late for, or takes for a part beyond its time, the engine
+            // makes up for, as far as it may.
             let start_ns = ended_ns.max(began.saturating_sub(CATCH_UP_NS));
-            ended_ns = self.card.copy(device, engine, start_ns, model_ns);
+            ended_ns = self.device_state.copy(device, engine, start_ns, model_ns);
             if outcome.is_err() {
                 return (ended_ns, outcome);
             }
@@ -246,7 +252,8 @@ impl Engine {
             drop(guard);
             clock::sleep_until(ready_ns);
             match op.work {
-                // SAFETY: the program gave the function to be called once, from a thread of the driver, with this pointer.
+                // SAFETY: the program gave the function to be called once, from a thread of the
+                // driver, with this pointer.
                 Work::Host(Some(function), data) => unsafe { function(data.0) },
                 Work::Callback(Some(function), stream, data) => {
                     let status = CUresult(info.failure.load(Acquire));
@@ -290,11 +297,11 @@ struct Start {
     body: Box<dyn FnOnce() + Send>,
 }
 
-/// Bytes of stack of a thread of the device; twins of kernels keep their data elsewhere.
+/// Bytes of stack of a thread of the device; host kernels of kernels keep their data elsewhere.
 const STACK: usize = 1 << 20;
 
-/// Starts a thread of the device, by the C library's hand: see [`crate::lock`]. It gets no signals: those are for the program's
-/// threads. False where there can be none.
+/// Starts a thread of the device, by the C library's hand: see [`crate::lock`]. It gets no signals:
+/// those are for the program's threads. False where there can be none.
 pub(super) fn start_thread(name: String, body: impl FnOnce() + Send + 'static) -> bool {
     extern "C" fn main(start: *mut c_void) -> *mut c_void {
         // SAFETY: made by `Box::into_raw` below, for this thread alone.
@@ -309,8 +316,9 @@ pub(super) fn start_thread(name: String, body: impl FnOnce() + Send + 'static) -
         name: CString::new(name).unwrap_or_default(),
         body: Box::new(body),
     }));
-    // SAFETY: all of these are ours; signals are blocked for this thread while the new one inherits its mask, and the mask is
-    // restored. `start` goes to the new thread, or is taken back where there is none.
+    // SAFETY: all of these are ours; signals are blocked for this thread while the new one inherits
+    // its mask, and the mask is restored. `start` goes to the new thread, or is taken back where
+    // there is none.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();

@@ -250,11 +250,11 @@ impl DeviceMemory for View<'_> {
 impl KernelLaunch {
     /// Modelled duration in ns, at speed 1.
     pub fn model_ns(&self, profile: &Profile, memory: &Memory, device: usize) -> u64 {
-        let Some(twin) = self.function.twin else {
+        let Some(host_kernel) = self.function.host_kernel else {
             return profile.default_kernel_ns;
         };
         let view = View::new(memory, device);
-        let cost = (twin.cost)(&self.launch(&view));
+        let cost = (host_kernel.cost)(&self.launch(&view));
         let arithmetic = cost.flops / profile.compute_gflops;
         let traffic = cost.bytes / profile.memory_gbps;
         cost.fixed_ns
@@ -274,7 +274,11 @@ impl KernelLaunch {
 
     /// Whether it spins until other launches have begun.
     pub fn waits(&self) -> bool {
-        self.forced.is_none() && self.function.twin.is_some_and(|twin| twin.waits.is_some())
+        self.forced.is_none()
+            && self
+                .function
+                .host_kernel
+                .is_some_and(|host_kernel| host_kernel.waits.is_some())
     }
 
     /// Whether those have begun for which it waits; asked once it has begun itself.
@@ -282,13 +286,18 @@ impl KernelLaunch {
     /// # Errors
     /// The status that the context carries from now on.
     pub fn may_go_on(&self, memory: &Memory, device: usize) -> Result<bool, CUresult> {
-        match self.function.twin.and_then(|twin| twin.waits) {
+        match self
+            .function
+            .host_kernel
+            .and_then(|host_kernel| host_kernel.waits)
+        {
             Some(waits) => waits(&self.launch(&View::new(memory, device))).map_err(status_of),
             None => Ok(true),
         }
     }
 
-    /// Computes; also returns the bytes that went over the device's link because they lie in host memory.
+    /// Computes; also returns the bytes that went over the device's link because they lie in host
+    /// memory.
     ///
     /// # Errors
     /// The status that the context carries from now on.
@@ -296,11 +305,11 @@ impl KernelLaunch {
         if let Some(status) = self.forced {
             return (Err(status), 0);
         }
-        let Some(twin) = self.function.twin else {
+        let Some(host_kernel) = self.function.host_kernel else {
             return (Ok(()), 0);
         };
         let view = View::new(memory, device);
-        let outcome = (twin.run)(&self.launch(&view)).map_err(|fault| {
+        let outcome = (host_kernel.run)(&self.launch(&view)).map_err(|fault| {
             if view.is_short.get() {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY
             } else {
@@ -363,15 +372,16 @@ impl Copy {
                 slice * self.to.slice + line * self.to.pitch,
                 self.width,
             )?;
-            // SAFETY: device sides were translated for their whole length; host sides are the program's to vouch for, as
-            // with any driver. Source and target may overlap.
+            // SAFETY: device sides were translated for their whole length; host sides are the
+            // program's to vouch for, as with any driver. Source and target may overlap.
             unsafe { self.move_bytes(memory, (slice, line, 0), from, to, self.width) };
         }
         Ok(())
     }
 
     /// # Safety
-    /// `from` and `to` are the host's addresses of `bytes` bytes of both sides, `at` slice, row and column.
+    /// `from` and `to` are the host's addresses of `bytes` bytes of both sides, `at` slice, row and
+    /// column.
     unsafe fn move_bytes(
         &self,
         memory: &Memory,
@@ -410,7 +420,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Before bytes of the target are written; what a copy takes from memory that was never written takes no pages there either.
+    /// Before bytes of the target are written; what a copy takes from memory that was never written
+    /// takes no pages there either.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` where the host has no pages for it.
@@ -446,7 +457,8 @@ impl Fill {
             }
             memory.may_fill(self.address + row * self.pitch, row_bytes)?;
             memory.will_write(self.address + row * self.pitch, row_bytes);
-            // SAFETY: translated for the whole row; addresses are multiples of the element, which the entry checked.
+            // SAFETY: translated for the whole row; addresses are multiples of the element, which
+            // the entry checked.
             unsafe {
                 match self.element {
                     1 => target.write_bytes(self.value as u8, width),
@@ -478,7 +490,8 @@ pub fn write_word(memory: &Memory, address: u64, value: u64, wide: bool) -> Resu
         memory.may_fill(address, if wide { 8 } else { 4 })?;
     }
     memory.will_write(address, 8);
-    // SAFETY: translated, and aligned as the entry checked; the program reads it while we write, hence an atomic.
+    // SAFETY: translated, and aligned as the entry checked; the program reads it while we write,
+    // hence an atomic.
     unsafe {
         if wide {
             AtomicU64::from_ptr(at.cast()).store(value, Release);

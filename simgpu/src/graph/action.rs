@@ -31,7 +31,7 @@ impl Block {
         bytes: u64,
     ) -> Result<Arc<Self>> {
         let pool = driver.graph_pools[device].clone();
-        let address = pool.alloc(&driver.memory, &driver.card, context, bytes)?;
+        let address = pool.alloc(&driver.memory, &driver.device_state, context, bytes)?;
         driver.memory.own_by_graph(address);
         Ok(Arc::new(Self {
             address,
@@ -44,9 +44,13 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if let Ok(region) = self.driver.memory.free(&self.driver.card, self.address) {
+        if let Ok(region) = self
+            .driver
+            .memory
+            .free(&self.driver.device_state, self.address)
+        {
             self.pool
-                .give_back(&self.driver.memory, &self.driver.card, &region);
+                .give_back(&self.driver.memory, &self.driver.device_state, &region);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Executable graphs.
 //!
-//! An executable graph runs its nodes one after another in an order that respects all edges. That is one of the orders a real
-//! device may choose; branches of a graph do not overlap here.
+//! An executable graph runs its nodes one after another in an order that respects all edges. That
+//! is one of the orders a real device may choose; branches of a graph do not overlap here.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,17 +1,21 @@
-//! Twin of `chunks.cu`: a 128-bit hash of the content of each of many ranges.
+//! HostKernel of `chunks.cu`: a 128-bit hash of the content of each of many ranges.
 //!
-//! It tells which chunks of a job's memory are as they were when the job last left the device, so that they need not be copied
-//! out again. A chunk's little-endian 64-bit words go round robin to 256 lanes. A lane has two states; each absorbs every word
-//! by `rotl((state ^ word) * odd, r)`, with another multiplier and another rotation. The lanes are folded pairwise, and
-//! the length is mixed in.
+//! It tells which chunks of a job's memory are as they were when the job last left the device, so
+//! that they need not be copied out again. A chunk's little-endian 64-bit words go round robin to
+//! 256 slots. A thread has two states; each absorbs every word by `rotl((state ^ word) * odd, r)`,
+//! with another multiplier and another rotation. The slots are folded pairwise, and the length is
+//! mixed in.
 //!
-//! *What it misses.* Each half by itself is a bijection of the state for a given word and of the word for a given state, so
-//! contents that differ in one word never have one hash. In more words a half can be deceived by a pattern: a difference in the
-//! top bit alone stays one bit through the multiplication, and the word 2 KiB further on can cancel it there, whatever the
-//! rest of the chunk holds. Not in both halves at once, for their rotations take that bit to different places; so a difference
-//! must meet 64 bits by chance at least. For contents that have nothing to do with each other the odds are 2^-128. At 20,000 chunks of
-//! 1 MiB that all changed, twice a second for ten years, that is 4e-26 to miss one; even at 2^-64 it would be 7e-7. It is
-//! no protection against somebody who chooses contents, who would deceive only themselves: hashes are compared within one job.
+//! *What it misses.* Each half by itself is a bijection of the state for a given word and of the
+//! word for a given state, so contents that differ in one word never have one hash. In more words a
+//! half can be deceived by a pattern: a difference in the top bit alone stays one bit through the
+//! multiplication, and the word 2 KiB further on can cancel it there, whatever the rest of the
+//! chunk holds. Not in both halves at once, for their rotations take that bit to different places;
+//! so a difference must meet 64 bits by chance at least. For contents that have nothing to do with
+//! each other the odds are 2^-128. At 20,000 chunks of 1 MiB that all changed, twice a second for
+//! ten years, that is 4e-26 to miss one; even at 2^-64 it would be 7e-7. It is no protection
+//! against somebody who chooses contents, who would deceive only themselves: hashes are compared
+//! within one job.
 
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
@@ -19,13 +23,14 @@ use std::ops::Range;
 
 use super::{Cost, Fault, Kernel, Launch, Reader, Written};
 
-/// Threads of a block, each a lane.
-const LANES: usize = 256;
+/// Threads of a block, each a thread.
+const THREADS: usize = 256;
 const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
 const SECOND: u64 = 0xC2B2_AE3D_27D4_EB4F;
 
-/// `hashes[2 i]`, `hashes[2 i + 1]` = the hash of the `chunks[2 i + 1]` bytes at the address `chunks[2 i]` —
-/// `(u64* hashes, const u64* chunks, u64 count)`. Addresses and lengths are multiples of 8; blocks of 256 threads.
+/// `hashes[2 i]`, `hashes[2 i + 1]` = the hash of the `chunks[2 i + 1]` bytes at the address
+/// `chunks[2 i]` — `(u64* hashes, const u64* chunks, u64 count)`. Addresses and lengths are
+/// multiples of 8; blocks of 256 threads.
 pub(super) const HASH_CHUNKS: Kernel = Kernel {
     name: "sublet_hash_chunks",
     waits: None,
@@ -39,7 +44,8 @@ pub(super) const HASH_CHUNKS: Kernel = Kernel {
             .map(|chunk| chunk[1].get() as f64)
             .sum();
         Cost {
-            // Two multiplications, rotations and exclusive-ors of 64 bits per word, each a few instructions.
+            // Two multiplications, rotations and exclusive-ors of 64 bits per word, each a few
+            // instructions.
             flops: 2.0 * bytes,
             bytes: bytes + 32.0 * launch.size(2),
             fixed_ns: 0,
@@ -86,12 +92,14 @@ fn hash_chunks(launch: &Launch<'_>) -> Result<(), Fault> {
 }
 
 thread_local! {
-    /// Kept from launch to launch: a thousand rows of zeros take as long as hundreds of chunks that begin with them. It does not go with
-    /// its thread, for which the thread would have to ask for the dynamic loader's lock: see [`crate::lock`].
+    /// Kept from launch to launch: a thousand rows of zeros take as long as hundreds of chunks that
+    /// begin with them. It does not go with its thread, for which the thread would have to ask for
+    /// the dynamic loader's lock: see [`crate::lock`].
     static HASHER: RefCell<ManuallyDrop<Hasher>> = RefCell::new(ManuallyDrop::new(Hasher::new()));
 }
 
-/// Where chunks lie and what of them may have been written, looked up for many neighbours at a time.
+/// Where chunks lie and what of them may have been written, looked up for many neighbours at a
+/// time.
 #[derive(Default)]
 struct Seen<'a> {
     known: Range<u64>,
@@ -163,7 +171,7 @@ impl<'a> Seen<'a> {
         }
         let words = match launch.read::<u64>(address, (upto - address) / 8) {
             Ok(words) => words,
-            // Perhaps it is one further on that is not there: that is told when its turn comes.
+            // Perhaps it is one further on that is not there: that is found when its turn comes.
             Err(_) => {
                 upto = end;
                 launch.read::<u64>(address, bytes / 8)?
@@ -208,17 +216,17 @@ fn mix(word: u64) -> u64 {
 }
 
 #[derive(Clone)]
-struct Lanes {
-    first: [u64; LANES],
-    second: [u64; LANES],
+struct States {
+    first: [u64; THREADS],
+    second: [u64; THREADS],
 }
 
-impl Lanes {
+impl States {
     fn new() -> Self {
-        // CAST: a lane is below 256.
+        // CAST: a thread is below 256.
         Self {
-            first: std::array::from_fn(|lane| mix(lane as u64 + 1)),
-            second: std::array::from_fn(|lane| mix(!(lane as u64))),
+            first: std::array::from_fn(|thread| mix(thread as u64 + 1)),
+            second: std::array::from_fn(|thread| mix(!(thread as u64))),
         }
     }
 
@@ -230,7 +238,8 @@ impl Lanes {
         }
     }
 
-    /// Absorbs what is left of a chunk, `known` and then `rows`, and folds. `written` says of each row whether it may be anything but zeros.
+    /// Absorbs what is left of a chunk, `known` and then `rows`, and folds. `written` says of each
+    /// row whether it may be anything but zeros.
     #[inline(always)]
     fn finish(
         &mut self,
@@ -239,17 +248,17 @@ impl Lanes {
         mut written: impl FnMut(usize) -> bool,
         bytes: u64,
     ) -> [u64; 2] {
-        for words in known.chunks(LANES) {
+        for words in known.chunks(THREADS) {
             self.absorb(words.iter().map(|word| u64::from_le(*word)));
         }
-        for (row, words) in rows.chunks(LANES).enumerate() {
+        for (row, words) in rows.chunks(THREADS).enumerate() {
             if written(row) {
                 self.absorb(words.iter().map(|word| u64::from_le(word.get())));
             } else {
                 self.absorb(words.iter().map(|_| 0));
             }
         }
-        let mut half = LANES / 2;
+        let mut half = THREADS / 2;
         while half > 0 {
             let (low, high) = self.first.split_at_mut(half);
             for (low, high) in low.iter_mut().zip(high) {
@@ -267,7 +276,7 @@ impl Lanes {
         ]
     }
 
-    /// [`Lanes::finish`] for processors that multiply several words at once.
+    /// [`States::finish`] for processors that multiply several words at once.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn finish_wide(
@@ -322,19 +331,19 @@ impl Width {
     }
 }
 
-/// Bytes of a row: a word for each lane.
-const ROW: u64 = 8 * LANES as u64;
+/// Bytes of a row: a word for each thread.
+const ROW: u64 = 8 * THREADS as u64;
 /// So many rows are copied together, where no more were written.
 const FEW: u64 = 32;
 
-/// Hashes one chunk after the other. What was never written is zeros and is not read; how chunks that begin with so many rows of
-/// zeros go on is remembered of the last one.
+/// Hashes one chunk after the other. What was never written is zeros and is not read; how chunks
+/// that begin with so many rows of zeros go on is remembered of the last one.
 struct Hasher {
     /// Before anything.
-    fresh: Lanes,
+    fresh: States,
     /// After so many rows of zeros.
-    zeros: (u64, Lanes),
-    lanes: Lanes,
+    zeros: (u64, States),
+    slots: States,
     /// Rows that were copied.
     known: Vec<u64>,
     width: Width,
@@ -343,15 +352,16 @@ struct Hasher {
 impl Hasher {
     fn new() -> Self {
         Self {
-            fresh: Lanes::new(),
-            zeros: (0, Lanes::new()),
-            lanes: Lanes::new(),
-            known: vec![0; FEW as usize * LANES],
+            fresh: States::new(),
+            zeros: (0, States::new()),
+            slots: States::new(),
+            known: vec![0; FEW as usize * THREADS],
             width: Width::of_this_processor(),
         }
     }
 
-    /// Of `words` at `address`, of which nothing but `written` may be anything but zeros; `read` copies some of them, if it can.
+    /// Of `words` at `address`, of which nothing but `written` may be anything but zeros; `read`
+    /// copies some of them, if it can.
     fn hash(
         &mut self,
         address: u64,
@@ -366,11 +376,11 @@ impl Hasher {
             .first()
             .map_or(bytes / ROW, |range| row_of(range.start));
         self.skip(zeros);
-        let rows = &words[zeros as usize * LANES..];
+        let rows = &words[zeros as usize * THREADS..];
         let ends = written
             .last()
             .map_or(zeros, |range| row_of(range.end.saturating_sub(1)) + 1);
-        let few = rows.len().min((ends - zeros) as usize * LANES);
+        let few = rows.len().min((ends - zeros) as usize * THREADS);
         let copied = few > 0
             && self
                 .known
@@ -389,34 +399,34 @@ impl Hasher {
             }
             left.peek().is_some_and(|range| range.start < start + ROW)
         };
-        let lanes = &mut self.lanes;
+        let slots = &mut self.slots;
         match self.width {
-            Width::One => lanes.finish(known, rows, is_written, bytes),
+            Width::One => slots.finish(known, rows, is_written, bytes),
             // SAFETY: the processor has these instructions.
             #[cfg(target_arch = "x86_64")]
-            Width::Wide => unsafe { lanes.finish_wide(known, rows, is_written, bytes) },
+            Width::Wide => unsafe { slots.finish_wide(known, rows, is_written, bytes) },
             // SAFETY: the same.
             #[cfg(target_arch = "x86_64")]
-            Width::Widest => unsafe { lanes.finish_widest(known, rows, is_written, bytes) },
+            Width::Widest => unsafe { slots.finish_widest(known, rows, is_written, bytes) },
         }
     }
 
     /// Begins with so many rows of zeros.
     fn skip(&mut self, rows: u64) {
-        let (done, lanes) = &mut self.zeros;
+        let (done, slots) = &mut self.zeros;
         if rows == 0 {
-            self.lanes.clone_from(&self.fresh);
+            self.slots.clone_from(&self.fresh);
             return;
         }
         if *done > rows {
             *done = 0;
-            lanes.clone_from(&self.fresh);
+            slots.clone_from(&self.fresh);
         }
         while *done < rows {
-            lanes.absorb(std::iter::repeat_n(0, LANES));
+            slots.absorb(std::iter::repeat_n(0, THREADS));
             *done += 1;
         }
-        self.lanes.clone_from(lanes);
+        self.slots.clone_from(slots);
     }
 }
 
@@ -435,7 +445,7 @@ mod tests {
             Width::Wide => &[Width::One, Width::Wide],
             Width::One => &[Width::One],
         };
-        let words: Vec<Cell<u64>> = (0..40 * LANES as u64 + 7)
+        let words: Vec<Cell<u64>> = (0..40 * THREADS as u64 + 7)
             .map(|word| {
                 Cell::new(if (600..9000).contains(&word) {
                     0
@@ -447,10 +457,10 @@ mod tests {
         for length in [
             0,
             1,
-            LANES - 1,
-            LANES,
-            2 * LANES + 3,
-            36 * LANES,
+            THREADS - 1,
+            THREADS,
+            2 * THREADS + 3,
+            36 * THREADS,
             words.len(),
         ] {
             let words = &words[..length];
@@ -488,7 +498,7 @@ mod tests {
         }
         // The beginning alone was written: what follows is not looked at.
         let mut hasher = Hasher::new();
-        let start: Vec<Cell<u64>> = (0..50 * LANES as u64)
+        let start: Vec<Cell<u64>> = (0..50 * THREADS as u64)
             .map(|word| Cell::new(if word < 300 { mix(word) } else { 0 }))
             .collect();
         let plain = hasher.hash(0, &start, &one(0..start.len() as u64 * 8), |_, _| false);

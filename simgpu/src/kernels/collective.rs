@@ -1,6 +1,8 @@
-//! Twin of `collective.cu`: a collective operation whose ranks' kernels spin until all of them have begun.
+//! HostKernel of `collective.cu`: a collective operation whose ranks' kernels spin until all of
+//! them have begun.
 //!
-//! The twin does not spin itself: it says whether the others have come, and the device is busy with asking.
+//! The host_kernel does not spin itself: it says whether the others have come, and the device is
+//! busy with asking.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
@@ -8,8 +10,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::{Cost, Fault, Kernel, Launch};
 
-/// `out[i] = sum over ranks of in[i]`, in the order of ranks, `out` may be `in` —
-/// `(f32* out, const f32* in, u32* arrived, f32* parts, u64 n, u32 rank, u32 ranks, u32 round)`. One block.
+/// `out[i] = sum over ranks of in[i]`, in the order of ranks, `out` may be `in` — `(f32* out, const
+/// f32* in, u32* arrived, f32* parts, u64 n, u32 rank, u32 ranks, u32 round)`. One block.
 pub(super) const ALL_REDUCE: Kernel = Kernel {
     name: "sublet_all_reduce_f32",
     waits: Some(|launch| Ranks::of(launch)?.meet()),

@@ -1,4 +1,5 @@
-//! Twins of `elementwise.cu` and `busy.cu`: one output element from a few inputs, and a kernel that only takes time.
+//! HostKernels of `elementwise.cu` and `busy.cu`: one output element from a few inputs, and a
+//! kernel that only takes time.
 
 use std::cell::Cell;
 
@@ -119,8 +120,8 @@ pub(super) const BIAS_ACT_GRAD: Kernel = Kernel {
 };
 
 /// `out[r][c] = x[index[r]][c]` for elements of 32 bits, `rows` of them out of `source_rows` —
-/// `(u32* out, const u32* x, const u32* index, u32 rows, u32 cols, u32 source_rows)`. An index that is not below
-/// `source_rows` reads nothing and writes zeros.
+/// `(u32* out, const u32* x, const u32* index, u32 rows, u32 cols, u32 source_rows)`. An index that
+/// is not below `source_rows` reads nothing and writes zeros.
 pub(super) const GATHER_ROWS: Kernel = Kernel {
     name: "sublet_gather_rows_b32",
     waits: None,
@@ -164,7 +165,8 @@ pub(super) const BUSY: Kernel = Kernel {
     },
 };
 
-/// `out[0]` = what `steps` steps of `x = x / 2 + 1` come to from 0 on, step by step on each thread — `(f32* out, u64 steps)`.
+/// `out[0]` = what `steps` steps of `x = x / 2 + 1` come to from 0 on, step by step on each thread
+/// — `(f32* out, u64 steps)`.
 pub(super) const BUSY_STEPS: Kernel = Kernel {
     name: "sublet_busy_steps",
     waits: None,

@@ -1,30 +1,33 @@
-//! Twins of `hash.cu`: a 64-bit hash of the content of a buffer, per block of it and of the whole.
+//! HostKernels of `hash.cu`: a 64-bit hash of the content of a buffer, per block of it and of the
+//! whole.
 //!
-//! For finding unchanged memory, not for adversaries. A block's bytes are little-endian 64-bit words, the last one padded with
-//! zeros; word `i` goes to lane `i % 256`, which absorbs its words in order; the lanes are then folded pairwise and the
-//! block's length is mixed in. Every step is a bijection of the state for a given word and of the word for a given state, so
-//! two blocks that differ in one word never collide; others do with about 2^-64. The multipliers and shifts of the final
-//! mixer are those of SplitMix64 (Steele, Lea, Flood 2014).
+//! For finding unchanged memory, not for adversaries. A block's bytes are little-endian 64-bit
+//! words, the last one padded with zeros; word `i` goes to thread `i % 256`, which absorbs its
+//! words in order; the slots are then folded pairwise and the block's length is mixed in. Every
+//! step is a bijection of the state for a given word and of the word for a given state, so two
+//! blocks that differ in one word never collide; others do with about 2^-64. The multipliers and
+//! shifts of the final mixer are those of SplitMix64 (Steele, Lea, Flood 2014).
 
 use std::cell::Cell;
 
 use super::{Cost, Fault, Kernel, Launch};
 
 /// Threads of a block, each with a state of its own.
-const LANES: usize = 256;
+const THREADS: usize = 256;
 
 const ABSORB: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// `hashes[i]` = the hash of the `i`-th `block_bytes` of `data`, the last one may be shorter —
-/// `(u64* hashes, const u8* data, u64 bytes, u64 block_bytes)`. `data` is aligned to 8, `block_bytes` a multiple of 8; blocks of
-/// 256 threads.
+/// `(u64* hashes, const u8* data, u64 bytes, u64 block_bytes)`. `data` is aligned to 8,
+/// `block_bytes` a multiple of 8; blocks of 256 threads.
 pub(super) const CONTENT_HASH: Kernel = Kernel {
     name: "sublet_content_hash",
     waits: None,
     param_sizes: &[8, 8, 8, 8],
     run: content_hash,
     cost: |launch| Cost {
-        // One multiplication, one rotation and one exclusive-or of 64 bits per word, each a few instructions.
+        // One multiplication, one rotation and one exclusive-or of 64 bits per word, each a few
+        // instructions.
         flops: launch.size(2),
         bytes: launch.size(2) + 8.0 * (launch.size(2) / launch.size(3).max(8.0)).ceil(),
         fixed_ns: 0,
@@ -50,7 +53,8 @@ fn content_hash(launch: &Launch<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// One hash of `count` hashes — `(u64* out, const u64* hashes, u64 count)`. One block of 256 threads.
+/// One hash of `count` hashes — `(u64* out, const u64* hashes, u64 count)`. One block of 256
+/// threads.
 pub(super) const HASH_FOLD: Kernel = Kernel {
     name: "sublet_hash_fold",
     waits: None,
@@ -62,13 +66,13 @@ pub(super) const HASH_FOLD: Kernel = Kernel {
         let count = launch.u64(2)?;
         let out = launch.buffer::<u64>(0, 1)?;
         let hashes = launch.read::<u64>(launch.u64(1)?, count)?;
-        let mut lanes = seeds();
-        for row in hashes.chunks(LANES) {
-            for (lane, hash) in lanes.iter_mut().zip(row) {
-                *lane = absorb(*lane, hash.get());
+        let mut slots = seeds();
+        for row in hashes.chunks(THREADS) {
+            for (thread, hash) in slots.iter_mut().zip(row) {
+                *thread = absorb(*thread, hash.get());
             }
         }
-        out[0].set(finish(&mut lanes, count.wrapping_mul(8))); // PANIC: `out` has one element.
+        out[0].set(finish(&mut slots, count.wrapping_mul(8))); // PANIC: `out` has one element.
         Ok(())
     },
     cost: |launch| Cost {
@@ -79,13 +83,13 @@ pub(super) const HASH_FOLD: Kernel = Kernel {
 };
 
 fn hash_block(block: &[Cell<u8>]) -> u64 {
-    let mut lanes = seeds();
-    for row in block.chunks(8 * LANES) {
-        for (lane, word) in lanes.iter_mut().zip(row.chunks(8)) {
-            *lane = absorb(*lane, little_endian(word));
+    let mut slots = seeds();
+    for row in block.chunks(8 * THREADS) {
+        for (thread, word) in slots.iter_mut().zip(row.chunks(8)) {
+            *thread = absorb(*thread, little_endian(word));
         }
     }
-    finish(&mut lanes, block.len() as u64) // CAST: a length fits 64 bits.
+    finish(&mut slots, block.len() as u64) // CAST: a length fits 64 bits.
 }
 
 /// Up to eight bytes as a word, padded with zeros.
@@ -99,9 +103,9 @@ fn little_endian(bytes: &[Cell<u8>]) -> u64 {
         .fold(0, |word, byte| word << 8 | u64::from(byte.get()))
 }
 
-/// The lanes' first states, all different, so that words cannot change lanes unnoticed.
-fn seeds() -> [u64; LANES] {
-    std::array::from_fn(|lane| mix(lane as u64 + 1)) // CAST: `lane` is below 256.
+/// The threads' first states, all different, so that words cannot change threads unnoticed.
+fn seeds() -> [u64; THREADS] {
+    std::array::from_fn(|thread| mix(thread as u64 + 1)) // CAST: `thread` is below 256.
 }
 
 fn absorb(state: u64, word: u64) -> u64 {
@@ -114,14 +118,14 @@ fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-fn finish(lanes: &mut [u64; LANES], bytes: u64) -> u64 {
-    let mut half = LANES / 2;
+fn finish(slots: &mut [u64; THREADS], bytes: u64) -> u64 {
+    let mut half = THREADS / 2;
     while half > 0 {
-        let (low, high) = lanes.split_at_mut(half);
+        let (low, high) = slots.split_at_mut(half);
         for (low, high) in low.iter_mut().zip(high) {
             *low = absorb(mix(*low), *high);
         }
         half /= 2;
     }
-    mix(lanes[0] ^ bytes.wrapping_mul(ABSORB))
+    mix(slots[0] ^ bytes.wrapping_mul(ABSORB))
 }

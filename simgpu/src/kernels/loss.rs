@@ -1,16 +1,17 @@
-//! Twins of `loss.cu`: softmax cross-entropy with its gradient, and the mean over a batch.
+//! HostKernels of `loss.cu`: softmax cross-entropy with its gradient, and the mean over a batch.
 
 use super::operand::area;
 use super::{Cost, Fault, Kernel, Launch};
 
 /// Threads of the one block of `sublet_xent_mean_f32`.
-const MEAN_LANES: usize = 256;
+const MEAN_THREADS: usize = 256;
 
-/// For every row of `logits`: the cross-entropy with its label, whether the largest logit (the first of equal ones) is the
-/// label's, and the gradient of the batch's mean loss —
-/// `(f32* dlogits, f32* row_loss, u32* row_correct, const f32* logits, const u32* labels, u32 rows, u32 cols)`.
+/// For every row of `logits`: the cross-entropy with its label, whether the largest logit (the
+/// first of equal ones) is the label's, and the gradient of the batch's mean loss — `(f32* dlogits,
+/// f32* row_loss, u32* row_correct, const f32* logits, const u32* labels, u32 rows, u32 cols)`.
 ///
-/// `dlogits` may be null (forward only) or be `logits`. A label that is not below `cols` makes its row's loss and gradient NaN.
+/// `dlogits` may be null (forward only) or be `logits`. A label that is not below `cols` makes its
+/// row's loss and gradient NaN.
 pub(super) const SOFTMAX_XENT: Kernel = Kernel {
     name: "sublet_softmax_xent_f32",
     waits: None,
@@ -84,8 +85,8 @@ fn softmax_xent(launch: &Launch<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The mean of the rows' losses and the number of correct rows —
-/// `(f32* mean_loss, u32* correct, const f32* row_loss, const u32* row_correct, u32 rows)`. One block of 256 threads.
+/// The mean of the rows' losses and the number of correct rows — `(f32* mean_loss, u32* correct,
+/// const f32* row_loss, const u32* row_correct, u32 rows)`. One block of 256 threads.
 pub(super) const XENT_MEAN: Kernel = Kernel {
     name: "sublet_xent_mean_f32",
     waits: None,
@@ -107,11 +108,11 @@ fn xent_mean(launch: &Launch<'_>) -> Result<(), Fault> {
     let correct = launch.buffer::<u32>(1, 1)?;
     let row_loss = launch.buffer::<f32>(2, u64::from(rows))?;
     let row_correct = launch.buffer::<u32>(3, u64::from(rows))?;
-    let mut lanes = [0.0f32; MEAN_LANES];
+    let mut slots = [0.0f32; MEAN_THREADS];
     for (at, loss) in row_loss.iter().enumerate() {
-        lanes[at % MEAN_LANES] += loss.get(); // PANIC: a remainder is below the length.
+        slots[at % MEAN_THREADS] += loss.get(); // PANIC: a remainder is below the length.
     }
-    let sum = super::reduce::fold_lanes(&mut lanes);
+    let sum = super::reduce::fold_states(&mut slots);
     let hits = row_correct
         .iter()
         .fold(0u32, |hits, hit| hits.wrapping_add(hit.get()));

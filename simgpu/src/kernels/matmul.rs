@@ -1,4 +1,4 @@
-//! Twin of `matmul.cu`: a dense matrix product with transpose flags.
+//! HostKernel of `matmul.cu`: a dense matrix product with transpose flags.
 
 use std::cell::Cell;
 
@@ -10,8 +10,9 @@ const TRANSPOSE_A: u32 = 1;
 /// `b` is stored transposed, `n` rows of `k`.
 const TRANSPOSE_B: u32 = 2;
 
-/// `c = op(a) op(b) + beta c`, row-major, `op(a)` is m x k and `op(b)` is k x n; `beta == 0` does not read `c` —
-/// `(f32* c, const f32* a, const f32* b, u32 m, u32 n, u32 k, u32 flags, f32 beta)`. Blocks of 16 x 16 threads.
+/// `c = op(a) op(b) + beta c`, row-major, `op(a)` is m x k and `op(b)` is k x n; `beta == 0` does
+/// not read `c` — `(f32* c, const f32* a, const f32* b, u32 m, u32 n, u32 k, u32 flags, f32 beta)`.
+/// Blocks of 16 x 16 threads.
 pub(super) const MATMUL: Kernel = Kernel {
     name: "sublet_matmul_f32",
     waits: None,
@@ -19,8 +20,8 @@ pub(super) const MATMUL: Kernel = Kernel {
     run: matmul,
     cost: |launch| {
         let (m, n, k) = (launch.size(3), launch.size(4), launch.size(5));
-        // Every block of 16 x 16 reads its own strips of `a` and `b`; the caches keep them for its neighbours, so each
-        // matrix is counted once.
+        // Every block of 16 x 16 reads its own strips of `a` and `b`; the caches keep them for its
+        // neighbours, so each matrix is counted once.
         let passes_over_c = if launch.f32(7) == Ok(0.0) { 1.0 } else { 2.0 };
         Cost {
             flops: 2.0 * m * n * k,
@@ -30,7 +31,8 @@ pub(super) const MATMUL: Kernel = Kernel {
     },
 };
 
-/// Rows of `b` and columns of `c` that the inner loops work on at a time: 64 x 256 floats stay in the second-level cache.
+/// Rows of `b` and columns of `c` that the inner loops work on at a time: 64 x 256 floats stay in
+/// the second-level cache.
 const PANEL_K: usize = 64;
 const PANEL_N: usize = 256;
 
@@ -73,8 +75,8 @@ fn matmul(launch: &Launch<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// `out += a b`; every element's sum runs over k in ascending order, whatever the blocking, so its bits are the same for
-/// every blocking and on every machine.
+/// `out += a b`; every element's sum runs over k in ascending order, whatever the blocking, so its
+/// bits are the same for every blocking and on every machine.
 fn multiply(out: &mut [f32], a: &[f32], b: &[f32], n: usize, k: usize) {
     if k == 0 {
         return;

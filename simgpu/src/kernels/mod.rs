@@ -1,10 +1,11 @@
-//! Native twins of the kernels in `simgpu/kernels/*.cu`.
+//! Native host_kernels of the kernels in `simgpu/kernels/*.cu`.
 //!
-//! Every kernel of the shipped PTX has a twin here with the same name and the same parameter list, so a program that
-//! loads the PTX computes the same result, up to rounding, on a real GPU and on the simulated one. A twin knows nothing of
-//! contexts, streams or time: it gets a launch, translates the device addresses it touches, computes, and says what the
-//! launch would cost. Results depend only on the arguments (and for `sublet_reduce_sum_f32` on the grid), never on the
-//! machine or on scheduling, so they are equal to the bit from run to run.
+//! Every kernel of the shipped PTX has a host_kernel here with the same name and the same parameter
+//! list, so a program that loads the PTX computes the same result, up to rounding, on a real GPU
+//! and on the simulated one. A host_kernel knows nothing of contexts, streams or time: it gets a
+//! launch, translates the device addresses it touches, computes, and says what the launch would
+//! cost. Results depend only on the arguments (and for `sublet_reduce_sum_f32` on the grid), never
+//! on the machine or on scheduling, so they are equal to the bit from run to run.
 //!
 //! As on hardware, ordering accesses to memory between concurrent launches is the program's duty.
 
@@ -26,8 +27,8 @@ use std::ops::Range;
 pub trait DeviceMemory {
     /// The host pointer for `[dptr, dptr + bytes)` if that range is wholly mapped and accessible.
     ///
-    /// The pointer must be congruent to `dptr` modulo 16 and stay valid for reads and writes of `bytes` bytes until the
-    /// launch that asked for it returns.
+    /// The pointer must be congruent to `dptr` modulo 16 and stay valid for reads and writes of
+    /// `bytes` bytes until the launch that asked for it returns.
     fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8>;
 
     /// The same for who only reads.
@@ -51,7 +52,8 @@ pub struct Written<'a> {
     pub end: u64,
     /// What may hold anything but zeros, in order: what was never written is left out.
     pub ranges: Vec<Range<u64>>,
-    /// Copies words at an address of the range, where that is cheaper than a look through the address; false: they could not be had.
+    /// Copies words at an address of the range, where that is cheaper than a look through the
+    /// address; false: they could not be had.
     pub read: Option<Reader<'a>>,
 }
 
@@ -76,8 +78,8 @@ pub struct Launch<'a> {
 /// What ends a launch early. The context carries it from then on, as a sticky error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The kernel touched memory that is not mapped, or an address that is not aligned to its element:
-    /// `CUDA_ERROR_ILLEGAL_ADDRESS` (700).
+    /// The kernel touched memory that is not mapped, or an address that is not aligned to its
+    /// element: `CUDA_ERROR_ILLEGAL_ADDRESS` (700).
     IllegalAddress {
         /// The device address where the access starts.
         address: u64,
@@ -102,13 +104,14 @@ pub struct Cost {
 /// See [`Kernel::waits`].
 pub type Waits = fn(&Launch<'_>) -> Result<bool, Fault>;
 
-/// A kernel's native twin.
+/// A kernel's native host kernel.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     /// The entry's name in the PTX.
     pub name: &'static str,
-    /// For a kernel that spins until other launches have begun: whether they have. It is asked from the moment at which the launch
-    /// itself begins, again and again until it says so; then comes `run`. `None`: it waits for nobody.
+    /// For a kernel that spins until other launches have begun: whether they have. It is asked from
+    /// the moment at which the launch itself begins, again and again until it says so; then comes
+    /// `run`. `None`: it waits for nobody.
     ///
     /// # Errors
     /// As `run`.
@@ -145,13 +148,13 @@ static KERNELS: [Kernel; 18] = [
     collective::ALL_REDUCE,
 ];
 
-/// The twin of the kernel `name`, if there is one.
+/// The host kernel of the kernel `name`, if there is one.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().find(|kernel| kernel.name == name)
 }
 
-/// All twins.
+/// All host kernels.
 #[must_use]
 pub fn all() -> &'static [Kernel] {
     &KERNELS

@@ -1,7 +1,7 @@
-//! How a twin reads its parameters and reaches device memory.
+//! How a host_kernel reads its parameters and reaches device memory.
 //!
-//! Device buffers are seen as slices of `Cell`s: the caller may pass one buffer as input and output (in-place kernels), and
-//! cells may alias where `&mut` slices may not.
+//! Device buffers are seen as slices of `Cell`s: the caller may pass one buffer as input and output
+//! (in-place kernels), and cells may alias where `&mut` slices may not.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
@@ -38,18 +38,18 @@ impl<'a> Launch<'a> {
         self.u64(index).unwrap_or(0) as f64
     }
 
-    /// The `count` elements at the device address in parameter `index`. Nothing is translated for zero elements: a kernel
-    /// with no work touches no memory.
+    /// The `count` elements at the device address in parameter `index`. Nothing is translated for
+    /// zero elements: a kernel with no work touches no memory.
     pub(super) fn buffer<T: Word>(&self, index: usize, count: u64) -> Result<&'a [Cell<T>], Fault> {
         self.at(self.u64(index)?, count)
     }
 
-    /// The `count` words at the device address in parameter `index`, which other launches write meanwhile, also those of other
-    /// processes.
+    /// The `count` words at the device address in parameter `index`, which other launches write
+    /// meanwhile, also those of other processes.
     pub(super) fn words(&self, index: usize, count: u64) -> Result<&'a [AtomicU32], Fault> {
         let cells = self.buffer::<u32>(index, count)?;
-        // SAFETY: a cell and an atomic of 32 bits are laid out alike, and the cells may be aliased; kernels that share words reach
-        // them by this function alone.
+        // SAFETY: a cell and an atomic of 32 bits are laid out alike, and the cells may be aliased;
+        // kernels that share words reach them by this function alone.
         Ok(unsafe { std::slice::from_raw_parts(cells.as_ptr().cast::<AtomicU32>(), cells.len()) })
     }
 
@@ -87,8 +87,9 @@ impl<'a> Launch<'a> {
         if !host.is_aligned() {
             return Err(fault);
         }
-        // SAFETY: `translate` promises `bytes` accessible bytes at `host` until the launch returns, `'a` ends with the launch;
-        // the pointer is aligned (checked above), any bits are a `T`, and shared cells tolerate aliasing buffers.
+        // SAFETY: `translate` promises `bytes` accessible bytes at `host` until the launch returns,
+        // `'a` ends with the launch; the pointer is aligned (checked above), any bits are a `T`,
+        // and shared cells tolerate aliasing buffers.
         Ok(unsafe { std::slice::from_raw_parts(host, length) })
     }
 }

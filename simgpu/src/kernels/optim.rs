@@ -1,4 +1,4 @@
-//! Twins of `optim.cu`: parameter updates.
+//! HostKernels of `optim.cu`: parameter updates.
 
 use super::{Cost, Kernel};
 
@@ -28,9 +28,10 @@ pub(super) const SGD: Kernel = Kernel {
     },
 };
 
-/// Adam with decoupled weight decay (Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, algorithm 2) —
-/// `(f32* w, f32* m, f32* v, const f32* g, f32 lr, f32 beta1, f32 beta2, f32 eps, f32 weight_decay, f32 correction1,
-/// f32 correction2, u64 n)`. `correction1 = 1 - beta1^t` and `correction2 = 1 - beta2^t` come from the caller, who counts steps.
+/// Adam with decoupled weight decay (Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019,
+/// algorithm 2) — `(f32* w, f32* m, f32* v, const f32* g, f32 lr, f32 beta1, f32 beta2, f32 eps,
+/// f32 weight_decay, f32 correction1, f32 correction2, u64 n)`. `correction1 = 1 - beta1^t` and
+/// `correction2 = 1 - beta2^t` come from the caller, who counts steps.
 pub(super) const ADAM: Kernel = Kernel {
     name: "sublet_adam_f32",
     waits: None,

@@ -1,26 +1,27 @@
-//! Twins of `reduce.cu`: sums in a fixed order.
+//! HostKernels of `reduce.cu`: sums in a fixed order.
 
 use super::operand::area;
 use super::{Cost, Fault, Kernel, Launch};
 
 /// Threads of a block.
-const LANES: usize = 256;
+const THREADS: usize = 256;
 
-/// Adds the lanes pairwise, halving their number, as the blocks do in shared memory.
-pub(super) fn fold_lanes(lanes: &mut [f32; LANES]) -> f32 {
-    let mut half = LANES / 2;
+/// Adds the threads pairwise, halving their number, as the blocks do in shared memory.
+pub(super) fn fold_states(slots: &mut [f32; THREADS]) -> f32 {
+    let mut half = THREADS / 2;
     while half > 0 {
-        let (low, high) = lanes.split_at_mut(half);
+        let (low, high) = slots.split_at_mut(half);
         for (low, high) in low.iter_mut().zip(high) {
             *low += *high;
         }
         half /= 2;
     }
-    lanes[0]
+    slots[0]
 }
 
-/// `sums[b]` = the sum of the `b`-th of `gridDim.x` equal chunks of `x` — `(f32* sums, const f32* x, u64 n)`. Blocks of 256
-/// threads. A second launch over the sums with a grid of one gives the whole.
+/// `sums[b]` = the sum of the `b`-th of `gridDim.x` equal chunks of `x` — `(f32* sums, const f32*
+/// x, u64 n)`. Blocks of 256 threads. A second launch over the sums with a grid of one gives the
+/// whole.
 pub(super) const REDUCE_SUM: Kernel = Kernel {
     name: "sublet_reduce_sum_f32",
     waits: None,
@@ -44,13 +45,13 @@ fn reduce_sum(launch: &Launch<'_>) -> Result<(), Fault> {
     let chunk = n.div_ceil(u64::from(launch.grid[0])).max(1) as usize;
     let mut chunks = x.chunks(chunk);
     for sum in sums {
-        let mut lanes = [0.0f32; LANES];
-        for row in chunks.next().unwrap_or(&[]).chunks(LANES) {
-            for (lane, x) in lanes.iter_mut().zip(row) {
-                *lane += x.get();
+        let mut slots = [0.0f32; THREADS];
+        for row in chunks.next().unwrap_or(&[]).chunks(THREADS) {
+            for (thread, x) in slots.iter_mut().zip(row) {
+                *thread += x.get();
             }
         }
-        sum.set(fold_lanes(&mut lanes));
+        sum.set(fold_states(&mut slots));
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Where bytes of device memory, and of the host's that it reaches, lie, and which of them were written.
+//! Where bytes of device memory, and of the host's that it reaches, lie, and which of them were
+//! written.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -34,7 +35,8 @@ impl Backing {
         }
     }
 
-    /// Reads words at `start` through the file, where there is one; false: some of them were not read.
+    /// Reads words at `start` through the file, where there is one; false: some of them were not
+    /// read.
     pub(super) fn read(&self, start: u64, to: &mut [u64]) -> bool {
         // SAFETY: as many bytes as there are, which may be anything.
         unsafe { self.read_bytes(start, to.as_mut_ptr().cast(), size_of_val(to) as u64) }
@@ -53,10 +55,11 @@ impl Backing {
         })
     }
 
-    /// Writes `length` bytes at `start` through the file, where there is one; false: some of it was not written.
+    /// Writes `length` bytes at `start` through the file, where there is one; false: some of it was
+    /// not written.
     ///
-    /// To take pages that were written through their mapping out of a process again, as unmapping does, the kernel stops all of its
-    /// threads, once for every 2 MiB.
+    /// To take pages that were written through their mapping out of a process again, as unmapping
+    /// does, the kernel stops all of its threads, once for every 2 MiB.
     ///
     /// # Safety
     /// `from` is readable for `length` bytes.
@@ -122,7 +125,7 @@ impl Memory {
         }
     }
 
-    /// The pieces of a range, in order, that were written or not.
+    /// The parts of a range, in order, that were written or not.
     pub(super) fn extents(&self, backing: &Backing, address: u64, bytes: u64) -> Vec<Extent> {
         let found = match backing {
             Backing::Private => extents::of_private_memory(address, bytes),
@@ -148,7 +151,7 @@ impl Memory {
         found.unwrap_or_else(|| vec![(0, bytes, true)])
     }
 
-    /// Bytes at an address are about to be written by whoever comes by a host address to it.
+    /// Bytes at an address are about to be written through a host address of it.
     pub fn will_write(&self, address: u64, bytes: u64) {
         self.each_handle(address, bytes, |known, part| known.add(&part));
     }

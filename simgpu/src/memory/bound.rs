@@ -1,9 +1,11 @@
 //! What the simulated devices may take of the host's memory.
 //!
-//! Device memory takes pages of the host when it is written to. A card of 141 GB that a program really fills takes 141 GB, and before the host
-//! has given the last of them its kernel kills somebody. So writes are let through in allowances: a process may write so many bytes before it
-//! looks again at what the host, and its control groups, have left. Where that is too little, a write to pages that are not there yet
-//! is `CUDA_ERROR_OUT_OF_MEMORY`; what is there already can be written, and what was never written costs nothing.
+//! Device memory takes pages of the host when it is written to. A device_state of 141 GB that a
+//! program really fills takes 141 GB, and before the host has given the last of them its kernel
+//! kills somebody. So writes are let through in allowances: a process may write so many bytes
+//! before it looks again at what the host, and its control groups, have left. Where that is too
+//! little, a write to pages that are not there yet is `CUDA_ERROR_OUT_OF_MEMORY`; what is there
+//! already can be written, and what was never written costs nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -12,7 +14,8 @@ use shim_ffi::CUresult;
 
 use super::{Memory, Result};
 
-/// Bytes between two looks, at most; and this part of what is left, since other processes look as well.
+/// Bytes between two looks, at most; and this part of what is left, since other processes look as
+/// well.
 const ALLOWANCE: u64 = 256 << 20;
 const PART: u64 = 8;
 
@@ -22,7 +25,7 @@ pub(super) struct Bound {
     /// What is left to the host; `None`: as much as `host-memory` leaves.
     headroom: Option<u64>,
     allowance: AtomicU64,
-    told: AtomicBool,
+    reported: AtomicBool,
 }
 
 impl Bound {
@@ -31,13 +34,13 @@ impl Bound {
             standing: Standing::of_this_process(),
             headroom,
             allowance: AtomicU64::new(0),
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
         }
     }
 
-    fn free(&self, room: &Space) -> u64 {
-        self.headroom.map_or(room.free_bytes, |headroom| {
-            room.available_bytes.saturating_sub(headroom)
+    fn free(&self, space: &Space) -> u64 {
+        self.headroom.map_or(space.free_bytes, |headroom| {
+            space.available_bytes.saturating_sub(headroom)
         })
     }
 
@@ -53,10 +56,10 @@ impl Bound {
         if self.spend(bytes) {
             return Ok(());
         }
-        let room = self.standing.space();
-        let free = self.free(&room);
+        let space = self.standing.space();
+        let free = self.free(&space);
         if bytes > free {
-            return Err(room);
+            return Err(space);
         }
         self.allowance
             .store(((free - bytes) / PART).min(ALLOWANCE), Relaxed);
@@ -64,12 +67,12 @@ impl Bound {
     }
 
     /// One line, once in a process.
-    fn tell(&self, bytes: u64, room: &Space) {
-        if self.told.swap(true, Relaxed) {
+    fn tell(&self, bytes: u64, space: &Space) {
+        if self.reported.swap(true, Relaxed) {
             return;
         }
         let mib = |bytes: u64| bytes >> 20;
-        let whose = match room.bound {
+        let whose = match space.bound {
             By::Group { limit_bytes, .. } => format!(
                 "the control group's limit of {} MiB leaves",
                 mib(limit_bytes)
@@ -80,7 +83,7 @@ impl Bound {
             "sublet simgpu: CUDA_ERROR_OUT_OF_MEMORY: {} MiB of device memory need pages of the host and {whose} {} MiB, of which some stay free \
              (write less of the device, or lower SUBLET_SIM_HEADROOM)",
             mib(bytes).max(1),
-            mib(room.available_bytes)
+            mib(space.available_bytes)
         );
     }
 }
@@ -91,32 +94,32 @@ impl Memory {
     /// # Errors
     /// `OUT_OF_MEMORY` where the host has no pages for them.
     pub fn may_fill(&self, address: u64, bytes: u64) -> Result<()> {
-        let Err(room) = self.bound.allow(bytes) else {
+        let Err(space) = self.bound.allow(bytes) else {
             return Ok(());
         };
         let missing = self.unwritten(address, bytes, false);
-        if missing <= self.bound.free(&room) {
+        if missing <= self.bound.free(&space) {
             return Ok(());
         }
-        self.bound.tell(missing, &room);
+        self.bound.tell(missing, &space);
         Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    /// The same before they are copied from elsewhere: what was never written there takes no pages here. `private`: what is no device memory is
-    /// private memory of the process.
+    /// The same before they are copied from elsewhere: what was never written there takes no pages
+    /// here. `private`: what is no device memory is private memory of the process.
     ///
     /// # Errors
     /// As [`Memory::may_fill`].
     pub fn may_copy(&self, from: u64, to: u64, bytes: u64, private: bool) -> Result<()> {
-        let Err(room) = self.bound.allow(bytes) else {
+        let Err(space) = self.bound.allow(bytes) else {
             return Ok(());
         };
         let written = bytes.saturating_sub(self.unwritten(from, bytes, private));
         let missing = self.unwritten(to, bytes, false).min(written);
-        if missing <= self.bound.free(&room) {
+        if missing <= self.bound.free(&space) {
             return Ok(());
         }
-        self.bound.tell(missing, &room);
+        self.bound.tell(missing, &space);
         Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 

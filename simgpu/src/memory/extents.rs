@@ -7,10 +7,11 @@ use std::sync::OnceLock;
 
 use super::PAGE;
 
-/// A piece of a range: its start in it, its length, and whether it may hold anything but zeros.
+/// A part of a range: its start in it, its length, and whether it may hold anything but zeros.
 pub(super) type Extent = (u64, u64, bool);
 
-/// The extents of `range`, of which `written` is written and the rest is not. Those are in order, and may go beyond it.
+/// The extents of `range`, of which `written` is written and the rest is not. Those are in order,
+/// and may go beyond it.
 pub(super) fn of_written(written: &[Range<u64>], range: &Range<u64>) -> Vec<Extent> {
     let mut extents = Vec::with_capacity(2 * written.len() + 1);
     let mut at = range.start;
@@ -39,7 +40,7 @@ pub(super) fn of_file(fd: i32, offset: u64, bytes: u64) -> Option<Vec<Extent>> {
         let found = unsafe { libc::lseek(fd, at as i64, whence) };
         u64::try_from(found).ok()
     };
-    // No data behind it is an error of its own; any other is told apart by the file's end being far off.
+    // No data behind it is an error of its own; any other differs by the file's end being far off.
     let data_from = |at: u64| match seek(at, libc::SEEK_DATA) {
         Some(data) => Some(data.min(end)),
         None if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => Some(end),
@@ -74,7 +75,8 @@ pub(super) fn of_file(fd: i32, offset: u64, bytes: u64) -> Option<Vec<Extent>> {
     }
 }
 
-/// What the kernel knows of private pages: those neither present nor swapped were never written, or given back.
+/// What the kernel knows of private pages: those neither present nor swapped were never written, or
+/// given back.
 pub(super) fn of_private_memory(address: u64, bytes: u64) -> Option<Vec<Extent>> {
     static PAGES: OnceLock<Option<File>> = OnceLock::new();
     let pages = PAGES
@@ -105,7 +107,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::card::memfd;
+    use crate::device_state::memfd;
     use crate::random::Random;
 
     #[test]

@@ -1,7 +1,8 @@
 //! Sharing plain allocations between processes (`cuIpcGetMemHandle`).
 //!
-//! A handle names the exporting process and where in its memory file the bytes lie; the importer opens that file through
-//! /proc, which needs the same user. The bytes stay charged to the exporter.
+//! A handle names the exporting process and where in its memory file the bytes lie; the importer
+//! opens that file through /proc, which needs the same user. The bytes stay charged to the
+//! exporter.
 
 use std::os::fd::AsRawFd;
 
@@ -80,8 +81,8 @@ impl Memory {
     /// Maps the memory of another process; opening it again gives the same address.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for what is no handle, `INVALID_CONTEXT` for one of this process, `MAP_FAILED` when the other process
-    /// cannot be reached.
+    /// `INVALID_VALUE` for what is no handle, `INVALID_CONTEXT` for one of this process,
+    /// `MAP_FAILED` when the other process cannot be reached.
     pub fn open_import(&self, context: u64, devices: usize, handle: &Handle) -> Result<u64> {
         let parts = Parts::decode(handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         if parts.pid == u64::from(std::process::id()) {

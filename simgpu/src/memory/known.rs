@@ -1,7 +1,8 @@
 //! Which pages of a handle were written, where copies alone have written there.
 //!
-//! To ask the file system is a call for every piece of a range, and each looks for what no processor has in its cache. A copy knows what it
-//! writes and says so first. What a kernel writes is not known: of what it was given, the file system is asked from then on.
+//! To ask the file system is a call for every part of a range, and each looks for what no processor
+//! has in its cache. A copy knows what it writes and says so first. What a kernel writes is not
+//! known: of what it was given, the file system is asked from then on.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,8 +16,8 @@ pub struct Known {
     written: Option<BTreeMap<u64, u64>>,
 }
 
-/// More than so many pieces of one handle are not worth keeping: a look at the file is as good.
-const PIECES: usize = 1 << 16;
+/// More than so many parts of one handle are not worth keeping: a look at the file is as good.
+const MOST_PARTS: usize = 1 << 16;
 
 impl Known {
     /// Of a handle of which nothing was written yet.
@@ -52,7 +53,7 @@ impl Known {
             (start, end) = (start.min(from), end.max(upto));
         }
         ranges.insert(start, end);
-        if ranges.len() > PIECES {
+        if ranges.len() > MOST_PARTS {
             self.written = None;
         }
     }
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_stays_so_and_too_many_pieces_are() {
+    fn what_is_lost_stays_so_and_too_many_parts_are() {
         let mut known = Known::nothing_written();
         assert_eq!(known.within(&(0..PAGE)), Some(Vec::new()));
         known.lose();
@@ -128,7 +129,7 @@ mod tests {
         assert_eq!(known.within(&(0..PAGE)), None);
         assert_eq!(Known::not().within(&(0..PAGE)), None);
         let mut known = Known::nothing_written();
-        for page in 0..=PIECES as u64 {
+        for page in 0..=MOST_PARTS as u64 {
             assert!(known.within(&(0..1)).is_some());
             known.add(&(2 * page * PAGE..2 * page * PAGE + 1));
         }

@@ -1,8 +1,10 @@
-//! Memory of this process on the simulated devices: which addresses mean what, and the bytes behind them.
+//! Memory of this process on the simulated devices: which addresses mean what, and the bytes behind
+//! them.
 //!
-//! One interval map knows every device allocation, mapping and pinned host range; kernels and copies translate through
-//! it. Capacity is the card's business ([`crate::card`]): memory is charged there in granules of 2 MiB, and small
-//! allocations share them, as on real devices.
+//! One interval map knows every device allocation, mapping and pinned host range; kernels and
+//! copies translate through it. Capacity is the device_state's business ([`crate::device_state`]):
+//! memory is charged there in granules of 2 MiB, and small allocations share them, as on real
+//! devices.
 
 mod backing;
 mod bound;
@@ -22,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::lock::RwLock;
 use shim_ffi::{CUmemoryPool, CUresult};
 
-use crate::card::{Card, Holding};
+use crate::device_state::{DeviceState, Holding};
 use ranges::Ranges;
 use window::{GRANULE, Window};
 
@@ -50,8 +52,8 @@ pub enum Kind {
     PoolFreeing(CUmemoryPool),
     /// Memory of a graph's allocation node, inside a pool.
     Graph(CUmemoryPool),
-    /// A mapping of a VMM handle: handle id, devices with read (1) or read-write (3) access (-1 is the host), and whether the
-    /// handle's memory is the host's.
+    /// A mapping of a VMM handle: handle id, devices with read (1) or read-write (3) access (-1 is
+    /// the host), and whether the handle's memory is the host's.
     Mapping {
         handle: u64,
         access: Vec<(i32, u32)>,
@@ -61,7 +63,8 @@ pub enum Kind {
     Imported { handle: Vec<u8>, opens: u32 },
     /// Page-locked host memory of ours, with its flags.
     HostAlloc { flags: u32 },
-    /// The program's own host memory, registered, with its flags; and whether it is private memory without a file behind it.
+    /// The program's own host memory, registered, with its flags; and whether it is private memory
+    /// without a file behind it.
     HostRegistered { flags: u32, private: bool },
     /// A module's global variable.
     Global,
@@ -103,8 +106,8 @@ impl Region {
         )
     }
 
-    /// True for memory that the device reaches over its link: page-locked host memory, and handles whose location is the
-    /// host.
+    /// True for memory that the device reaches over its link: page-locked host memory, and handles
+    /// whose location is the host.
     pub fn is_over_the_link(&self) -> bool {
         self.is_host() || matches!(self.kind, Kind::Mapping { on_host: true, .. })
     }
@@ -136,14 +139,16 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// An empty address space. `headroom`: bytes of the host's memory that are left to it, `None` for a part of it.
+    /// An empty address space. `headroom`: bytes of the host's memory that are left to it, `None`
+    /// for a part of it.
     ///
     /// # Errors
     /// The kernel's, when no address space can be had.
     pub fn new(devices: usize, headroom: Option<u64>) -> std::io::Result<Self> {
         let window = Window::new()?;
         let mut space = Ranges::default();
-        // Address 0 of the window stays unused: an off-by-one below the first allocation must not be valid.
+        // Address 0 of the window stays unused: an off-by-one below the first allocation must not
+        // be valid.
         space.insert(window.base() + GRANULE, window.bytes() - 2 * GRANULE);
         Ok(Self {
             window,
@@ -170,10 +175,10 @@ impl Memory {
     /// Allocates device memory.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for zero bytes, `OUT_OF_MEMORY` beyond the card or the address space.
+    /// `INVALID_VALUE` for zero bytes, `OUT_OF_MEMORY` beyond the device or the address space.
     pub fn alloc(
         &self,
-        card: &Card,
+        device_state: &DeviceState,
         device: usize,
         context: u64,
         bytes: u64,
@@ -182,7 +187,7 @@ impl Memory {
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        if bytes > card.profile().usable_bytes() {
+        if bytes > device_state.profile().usable_bytes() {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         let small =
@@ -190,15 +195,15 @@ impl Memory {
         let span = bytes.next_multiple_of(if small { ALIGNMENT } else { GRANULE });
         let mut inner = self.inner.write();
         let start = if small {
-            self.take_small(&mut inner, card, device, span)?
+            self.take_small(&mut inner, device_state, device, span)?
         } else {
-            if !card.reserve(device, span) {
+            if !device_state.reserve(device, span) {
                 return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
             }
             match inner.space.take(span, GRANULE) {
                 Some(start) => start,
                 None => {
-                    card.release(device, span);
+                    device_state.release(device, span);
                     return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
                 }
             }
@@ -209,7 +214,7 @@ impl Memory {
         };
         if matches!(kind, Kind::Managed) && self.window.share_with_host(start, span).is_err() {
             inner.space.insert(start, span);
-            card.release(device, span);
+            device_state.release(device, span);
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         let region = Region {
@@ -226,15 +231,21 @@ impl Memory {
         Ok(start)
     }
 
-    fn take_small(&self, inner: &mut Inner, card: &Card, device: usize, span: u64) -> Result<u64> {
+    fn take_small(
+        &self,
+        inner: &mut Inner,
+        device_state: &DeviceState,
+        device: usize,
+        span: u64,
+    ) -> Result<u64> {
         let start = match inner.small[device].take(span, ALIGNMENT) {
             Some(start) => start,
             None => {
-                if !card.reserve(device, GRANULE) {
+                if !device_state.reserve(device, GRANULE) {
                     return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
                 }
                 let Some(granule) = inner.space.take(GRANULE, GRANULE) else {
-                    card.release(device, GRANULE);
+                    device_state.release(device, GRANULE);
                     return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
                 };
                 inner.small[device].insert(granule, GRANULE);
@@ -253,7 +264,7 @@ impl Memory {
     ///
     /// # Errors
     /// `INVALID_VALUE` when no such allocation starts at `address`.
-    pub fn free(&self, card: &Card, address: u64) -> Result<Region> {
+    pub fn free(&self, device_state: &DeviceState, address: u64) -> Result<Region> {
         let mut inner = self.inner.write();
         let freeable = inner.regions.get(&address).is_some_and(|region| {
             matches!(
@@ -279,7 +290,7 @@ impl Memory {
             // The pool keeps the bytes.
             Kind::Pool(_) | Kind::PoolFreeing(_) | Kind::Graph(_) => {}
             Kind::Small | Kind::Global if region.bytes <= SMALL_LIMIT => {
-                self.give_small(&mut inner, card, &region)
+                self.give_small(&mut inner, device_state, &region)
             }
             _ => {
                 if matches!(region.kind, Kind::Managed) {
@@ -289,13 +300,13 @@ impl Memory {
                 }
                 self.window.punch(region.start, region.span);
                 inner.space.insert(region.start, region.span);
-                card.release(region.device, region.span);
+                device_state.release(region.device, region.span);
             }
         }
         Ok(region)
     }
 
-    fn give_small(&self, inner: &mut Inner, card: &Card, region: &Region) {
+    fn give_small(&self, inner: &mut Inner, device_state: &DeviceState, region: &Region) {
         inner.small[region.device].insert(region.start, region.span);
         for granule in self.granules_of(region.start, region.span) {
             let live = inner.small_live.entry(granule).or_default();
@@ -305,7 +316,7 @@ impl Memory {
                 if inner.small[region.device].take_at(granule, GRANULE) {
                     self.window.punch(granule, GRANULE);
                     inner.space.insert(granule, GRANULE);
-                    card.release(region.device, GRANULE);
+                    device_state.release(region.device, GRANULE);
                 }
             }
         }
@@ -321,7 +332,7 @@ impl Memory {
     }
 
     /// Frees everything that a context made, mappings of VMM handles excepted, which survive it.
-    pub fn free_context(&self, card: &Card, context: u64) {
+    pub fn free_context(&self, device_state: &DeviceState, context: u64) {
         let addresses: Vec<u64> = self
             .inner
             .read()
@@ -342,10 +353,12 @@ impl Memory {
         for address in addresses {
             let kind = self.region(address).map(|region| region.kind);
             match kind {
-                Some(Kind::HostAlloc { .. }) => drop(self.free_host(card, address)),
-                Some(Kind::HostRegistered { .. }) => drop(self.unregister_host(card, address)),
+                Some(Kind::HostAlloc { .. }) => drop(self.free_host(device_state, address)),
+                Some(Kind::HostRegistered { .. }) => {
+                    let _ = self.unregister_host(device_state, address);
+                }
                 Some(Kind::Imported { .. }) => drop(self.close_import(address)),
-                Some(_) => drop(self.free(card, address)),
+                Some(_) => drop(self.free(device_state, address)),
                 None => {}
             }
         }
@@ -357,7 +370,7 @@ impl Memory {
     /// `INVALID_VALUE` for zero bytes, `OUT_OF_MEMORY` when the host has none.
     pub fn alloc_host(
         &self,
-        card: &Card,
+        device_state: &DeviceState,
         device: usize,
         context: u64,
         bytes: u64,
@@ -394,7 +407,7 @@ impl Memory {
             sync_memops: false,
         };
         self.inner.write().regions.insert(start, region);
-        card.hold(Holding::Pinned, span, true);
+        device_state.hold(Holding::Pinned, span, true);
         Ok(start)
     }
 
@@ -402,7 +415,7 @@ impl Memory {
     ///
     /// # Errors
     /// `INVALID_VALUE` for anything else.
-    pub fn free_host(&self, card: &Card, address: u64) -> Result<()> {
+    pub fn free_host(&self, device_state: &DeviceState, address: u64) -> Result<()> {
         let mut inner = self.inner.write();
         match inner.regions.get(&address) {
             Some(Region {
@@ -412,7 +425,7 @@ impl Memory {
             }) => {
                 // SAFETY: the mapping that `alloc_host` made; its region goes with it.
                 unsafe { libc::munmap(address as *mut libc::c_void, *span as usize) };
-                card.hold(Holding::Pinned, *span, false);
+                device_state.hold(Holding::Pinned, *span, false);
                 inner.regions.remove(&address);
                 Ok(())
             }
@@ -426,7 +439,7 @@ impl Memory {
     /// `INVALID_VALUE`, or `HOST_MEMORY_ALREADY_REGISTERED` where the range touches a known one.
     pub fn register_host(
         &self,
-        card: &Card,
+        device_state: &DeviceState,
         device: usize,
         context: u64,
         start: u64,
@@ -463,7 +476,7 @@ impl Memory {
             sync_memops: false,
         };
         inner.regions.insert(start, region);
-        card.hold(Holding::Pinned, bytes, true);
+        device_state.hold(Holding::Pinned, bytes, true);
         Ok(())
     }
 
@@ -471,7 +484,7 @@ impl Memory {
     ///
     /// # Errors
     /// `HOST_MEMORY_NOT_REGISTERED`.
-    pub fn unregister_host(&self, card: &Card, address: u64) -> Result<()> {
+    pub fn unregister_host(&self, device_state: &DeviceState, address: u64) -> Result<()> {
         let mut inner = self.inner.write();
         match inner.regions.get(&address) {
             Some(Region {
@@ -479,7 +492,7 @@ impl Memory {
                 span,
                 ..
             }) => {
-                card.hold(Holding::Pinned, *span, false);
+                device_state.hold(Holding::Pinned, *span, false);
                 inner.regions.remove(&address);
                 Ok(())
             }
@@ -548,8 +561,8 @@ impl Memory {
         }
     }
 
-    /// Host address of `bytes` at a device-accessible address, if all of them belong to live memory that `device` may
-    /// touch.
+    /// Host address of `bytes` at a device-accessible address, if all of them belong to live memory
+    /// that `device` may touch.
     pub fn translate(&self, address: u64, bytes: u64, device: Option<usize>) -> Option<*mut u8> {
         let inner = self.inner.read();
         let end = address.checked_add(bytes.max(1))?;

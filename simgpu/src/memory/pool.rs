@@ -1,7 +1,7 @@
 //! Stream-ordered memory pools (`cuMemAllocAsync` and friends).
 //!
-//! A pool takes memory from the card in multiples of 2 MiB and keeps what is freed until a synchronisation finds more
-//! unused than its release threshold.
+//! A pool takes memory from the device_state in multiples of 2 MiB and keeps what is freed until a
+//! synchronisation finds more unused than its release threshold.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use shim_ffi::{CUmemoryPool, CUresult};
 use super::ranges::Ranges;
 use super::window::GRANULE;
 use super::{ALIGNMENT, Kind, Memory, Region, Result};
-use crate::card::Card;
+use crate::device_state::DeviceState;
 use crate::registry;
 
 /// A pool.
@@ -46,7 +46,7 @@ struct State {
 /// What a pool has and had, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolUse {
-    /// Taken from the card now.
+    /// Taken from the device now.
     pub reserved: u64,
     /// Most ever taken since the last reset.
     pub reserved_high: u64,
@@ -81,12 +81,18 @@ impl Pool {
     /// Allocates.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for zero bytes, `OUT_OF_MEMORY` beyond card or pool.
-    pub fn alloc(&self, memory: &Memory, card: &Card, context: u64, bytes: u64) -> Result<u64> {
+    /// `INVALID_VALUE` for zero bytes, `OUT_OF_MEMORY` beyond device or pool.
+    pub fn alloc(
+        &self,
+        memory: &Memory,
+        device_state: &DeviceState,
+        context: u64,
+        bytes: u64,
+    ) -> Result<u64> {
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        if bytes > card.profile().usable_bytes() {
+        if bytes > device_state.profile().usable_bytes() {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         let span = bytes.next_multiple_of(ALIGNMENT);
@@ -94,7 +100,12 @@ impl Pool {
         let start = match state.free.take(span, ALIGNMENT) {
             Some(start) => start,
             None => {
-                self.grow(&mut state, memory, card, span.next_multiple_of(GRANULE))?;
+                self.grow(
+                    &mut state,
+                    memory,
+                    device_state,
+                    span.next_multiple_of(GRANULE),
+                )?;
                 state
                     .free
                     .take(span, ALIGNMENT)
@@ -120,19 +131,25 @@ impl Pool {
         Ok(start)
     }
 
-    fn grow(&self, state: &mut State, memory: &Memory, card: &Card, bytes: u64) -> Result<()> {
+    fn grow(
+        &self,
+        state: &mut State,
+        memory: &Memory,
+        device_state: &DeviceState,
+        bytes: u64,
+    ) -> Result<()> {
         if self.max_bytes > 0 && state.reserved + bytes > self.max_bytes {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        if !card.reserve(self.device, bytes) {
+        if !device_state.reserve(self.device, bytes) {
             // What lies unused in this pool may be in the way.
-            Self::release_unused(state, memory, card, self.device, 0);
-            if !card.reserve(self.device, bytes) {
+            Self::release_unused(state, memory, device_state, self.device, 0);
+            if !device_state.reserve(self.device, bytes) {
                 return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
             }
         }
         let Some(start) = memory.inner.write().space.take(bytes, GRANULE) else {
-            card.release(self.device, bytes);
+            device_state.release(self.device, bytes);
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         };
         state.free.insert(start, bytes);
@@ -142,19 +159,26 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes a block back whose region has been removed. True when that was the last of a destroyed pool.
-    pub fn give_back(&self, memory: &Memory, card: &Card, region: &Region) -> bool {
+    /// Takes a block back whose region has been removed. True when that was the last of a destroyed
+    /// pool.
+    pub fn give_back(&self, memory: &Memory, device_state: &DeviceState, region: &Region) -> bool {
         let mut state = self.state.lock();
         state.free.insert(region.start, region.span);
         state.used = state.used.saturating_sub(region.span);
         state.dirty = true;
         if state.destroyed {
-            Self::release_unused(&mut state, memory, card, self.device, 0);
+            Self::release_unused(&mut state, memory, device_state, self.device, 0);
         }
         state.destroyed && state.used == 0
     }
 
-    fn release_unused(state: &mut State, memory: &Memory, card: &Card, device: usize, keep: u64) {
+    fn release_unused(
+        state: &mut State,
+        memory: &Memory,
+        device_state: &DeviceState,
+        device: usize,
+        keep: u64,
+    ) {
         let mut kept = Vec::new();
         for (start, bytes) in std::mem::take(&mut state.segments) {
             if state.reserved > keep && state.free.is_free(start, bytes) {
@@ -162,7 +186,7 @@ impl Pool {
                 state.reserved -= bytes;
                 memory.window().punch(start, bytes);
                 memory.inner.write().space.insert(start, bytes);
-                card.release(device, bytes);
+                device_state.release(device, bytes);
             } else {
                 kept.push((start, bytes));
             }
@@ -172,24 +196,30 @@ impl Pool {
     }
 
     /// Releases unused memory until at most `keep` bytes are reserved.
-    pub fn trim(&self, memory: &Memory, card: &Card, keep: u64) {
-        Self::release_unused(&mut self.state.lock(), memory, card, self.device, keep);
+    pub fn trim(&self, memory: &Memory, device_state: &DeviceState, keep: u64) {
+        Self::release_unused(
+            &mut self.state.lock(),
+            memory,
+            device_state,
+            self.device,
+            keep,
+        );
     }
 
     /// What a synchronisation does.
-    pub fn synchronised(&self, memory: &Memory, card: &Card) {
+    pub fn synchronised(&self, memory: &Memory, device_state: &DeviceState) {
         let mut state = self.state.lock();
         if state.dirty {
             let keep = state.release_threshold;
-            Self::release_unused(&mut state, memory, card, self.device, keep);
+            Self::release_unused(&mut state, memory, device_state, self.device, keep);
         }
     }
 
     /// Releases everything now, and what is in use when it is freed. True when nothing is in use.
-    pub fn destroy(&self, memory: &Memory, card: &Card) -> bool {
+    pub fn destroy(&self, memory: &Memory, device_state: &DeviceState) -> bool {
         let mut state = self.state.lock();
         state.destroyed = true;
-        Self::release_unused(&mut state, memory, card, self.device, 0);
+        Self::release_unused(&mut state, memory, device_state, self.device, 0);
         state.used == 0
     }
 

@@ -1,4 +1,5 @@
-//! Free ranges of some address space: best fit, with neighbours joined on free. Knows no memory, only numbers.
+//! Free ranges of some address space: best fit, with neighbours joined on free. Knows no memory,
+//! only numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +36,8 @@ impl Ranges {
         self.by_len.remove(&(len, start));
     }
 
-    /// Takes `len` at an address that is a multiple of `align` (a power of two), from the smallest range that has it.
+    /// Takes `len` at an address that is a multiple of `align` (a power of two), from the smallest
+    /// range that has it.
     pub fn take(&mut self, len: u64, align: u64) -> Option<u64> {
         let (&(range_len, start), at) = self.by_len.range((len, 0)..).find_map(|entry| {
             let at = entry.1.checked_next_multiple_of(align)?;

@@ -1,10 +1,11 @@
 //! Copies and fills that leave untouched memory untouched.
 //!
-//! Device memory, handles and page-locked memory take pages of the host when something is written to them; until then they read
-//! as zeros. A copy of such a range would give every page of it, and of its target, to zeros. It goes by extents instead:
-//! what was never written is made so in the target as well. The result is the same to the byte. So 20 GB of which a program has
-//! written a part need that part of the host's memory only, on the device and wherever they are copied to. How long a copy
-//! takes is the engines' business, and goes with all of its bytes.
+//! Device memory, handles and page-locked memory take pages of the host when something is written
+//! to them; until then they read as zeros. A copy of such a range would give every page of it, and
+//! of its target, to zeros. It goes by extents instead: what was never written is made so in the
+//! target as well. The result is the same to the byte. So 20 GB of which a program has written a
+//! part need that part of the host's memory only, on the device and wherever they are copied to.
+//! How long a copy takes is the engines' business, and goes with all of its bytes.
 
 use std::ops::Range;
 
@@ -16,9 +17,10 @@ use crate::kernels::{Reader, Written};
 const WORTHWHILE: u64 = 256 << 10;
 
 impl Memory {
-    /// What of the range may have been written, up to the end of the range, or of the memory that it begins in. Words of it are read
-    /// through the file that they lie in: a page that is looked at through its mapping is one that unmapping takes out of the process
-    /// again, for which the kernel stops all of its threads.
+    /// What of the range may have been written, up to the end of the range, or of the memory that
+    /// it begins in. Words of it are read through the file that they lie in: a page that is looked
+    /// at through its mapping is one that unmapping takes out of the process again, for which the
+    /// kernel stops all of its threads.
     pub fn written(&self, address: u64, bytes: u64) -> Written<'_> {
         let end = address + bytes;
         let end = self
@@ -33,15 +35,17 @@ impl Memory {
             .collect();
         let read: Option<Reader<'_>> = backing.file().is_some().then(|| {
             Box::new(move |at: u64, to: &mut [u64]| {
-                let inside = at >= address && at + size_of_val(to) as u64 <= end; // CAST: a length fits.
+                // CAST: a length fits.
+                let inside = at >= address && at + size_of_val(to) as u64 <= end;
                 inside && backing.read(at - address, to)
             }) as Reader<'_>
         });
         Written { end, ranges, read }
     }
 
-    /// Copies `bytes` from the host address `from` to the host address `to`, which are those of `from_address` and
-    /// `to_address`. `private`: a side that is no memory of the device's, nor known to it, is private memory.
+    /// Copies `bytes` from the host address `from` to the host address `to`, which are those of
+    /// `from_address` and `to_address`. `private`: a side that is no memory of the device's, nor
+    /// known to it, is private memory.
     ///
     /// # Safety
     /// Both host ranges are accessible for all of the bytes; they may overlap.
@@ -109,7 +113,8 @@ impl Memory {
         }
     }
 
-    /// Copies all of `bytes` from the host address `from` to the host address `to`, which is that of `to_address`.
+    /// Copies all of `bytes` from the host address `from` to the host address `to`, which is that
+    /// of `to_address`.
     ///
     /// # Safety
     /// Both host ranges are accessible for all of the bytes; they may overlap.
@@ -144,7 +149,8 @@ impl Memory {
             Backing::Unknown => false,
             _ if self.is_empty(&backing, address, &inner) => true,
             Backing::Private => {
-                // SAFETY: whole pages of a private mapping that this library made; they read as zeros afterwards.
+                // SAFETY: whole pages of a private mapping that this library made; they read as
+                // zeros afterwards.
                 let done = unsafe {
                     libc::madvise(
                         to.add(skip).cast(),
@@ -160,8 +166,8 @@ impl Memory {
         unsafe {
             if emptied {
                 to.write_bytes(0, skip);
-                let tail = (inner.end - address) as usize;
-                to.add(tail).write_bytes(0, bytes as usize - tail);
+                let end = (inner.end - address) as usize;
+                to.add(end).write_bytes(0, bytes as usize - end);
             } else {
                 to.write_bytes(0, bytes as usize);
             }
@@ -176,8 +182,9 @@ impl Memory {
     }
 }
 
-/// True when a range is private memory of the process with no file behind it, by the kernel's list: a page of it that is not there
-/// reads as zeros. False for short ranges, which are not worth the look.
+/// True when a range is private memory of the process with no file behind it, by the kernel's list:
+/// a page of it that is not there reads as zeros. False for short ranges, which are not worth the
+/// look.
 pub(crate) fn is_private(start: u64, bytes: u64) -> bool {
     if bytes < WORTHWHILE {
         return false;
@@ -216,13 +223,14 @@ pub(crate) fn is_private(start: u64, bytes: u64) -> bool {
     false
 }
 
-/// Asks for pages of 4 KiB in private memory: one of 2 MiB around a few written bytes would make copies of it as large.
+/// Asks for pages of 4 KiB in private memory: one of 2 MiB around a few written bytes would make
+/// copies of it as large.
 pub(crate) fn small_pages(start: u64, bytes: u64) {
     let (first, end) = (start.next_multiple_of(PAGE), (start + bytes) & !(PAGE - 1));
     if first < end {
         let at = std::ptr::with_exposed_provenance_mut(first as usize);
-        // SAFETY: whole pages of a mapping of this process; the advice changes nothing of what they hold, and where the kernel does not
-        // take it nothing at all.
+        // SAFETY: whole pages of a mapping of this process; the advice changes nothing of what they
+        // hold, and where the kernel does not take it nothing at all.
         unsafe { libc::madvise(at, (end - first) as usize, libc::MADV_NOHUGEPAGE) };
     }
 }

@@ -1,7 +1,8 @@
 //! Physical memory handles and their mappings (`cuMemCreate`, `cuMemMap`, ...).
 //!
-//! Rules: sizes are multiples of 2 MiB, a mapping covers its whole handle from offset 0, fresh mappings have no access,
-//! unmapping takes whole mappings, and the memory goes when handle references, mappings and exported copies are gone.
+//! Rules: sizes are multiples of 2 MiB, a mapping covers its whole handle from offset 0, fresh
+//! mappings have no access, unmapping takes whole mappings, and the memory goes when handle
+//! references, mappings and exported copies are gone.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,7 +15,7 @@ use shim_ffi::{CUmemAllocationProp, CUresult};
 use super::known::Known;
 use super::window::GRANULE;
 use super::{Kind, Memory, Region, Result};
-use crate::card::{Card, Holding, memfd};
+use crate::device_state::{DeviceState, Holding, memfd};
 use crate::memory::ranges::Ranges;
 use crate::registry;
 
@@ -36,7 +37,8 @@ pub struct Handle {
     offset: u64,
     /// Which of its bytes were written.
     known: Known,
-    /// Number of the memory among those that processes share, once it has been exported or imported.
+    /// Number of the memory among those that processes share, once it has been exported or
+    /// imported.
     shared: Option<u64>,
 }
 
@@ -95,9 +97,10 @@ impl Handles {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Drops the memory when nothing refers to it any more. What is answered is to be emptied then, without the lock.
+    /// Drops the memory when nothing refers to it any more. What is answered is to be emptied then,
+    /// without the lock.
     #[must_use]
-    fn settle(&mut self, card: &Card, handle: u64) -> Option<Spent> {
+    fn settle(&mut self, device_state: &DeviceState, handle: u64) -> Option<Spent> {
         let gone = self
             .live
             .get(&handle)
@@ -106,11 +109,11 @@ impl Handles {
             return None;
         }
         let handle = self.live.remove(&handle)?;
-        count(card, &handle, false);
+        count(device_state, &handle, false);
         match (handle.device, handle.shared) {
-            (Some(device), None) => card.release(device, handle.bytes),
+            (Some(device), None) => device_state.release(device, handle.bytes),
             (Some(_), Some(id)) if !self.live.values().any(|one| one.shared == Some(id)) => {
-                card.unshare(id);
+                device_state.unshare(id);
             }
             _ => {}
         }
@@ -147,10 +150,10 @@ impl Spent {
 }
 
 /// Accounts a handle that comes or goes.
-fn count(card: &Card, handle: &Handle, more: bool) {
-    card.hold(Holding::Handles, 1, more);
+fn count(device_state: &DeviceState, handle: &Handle, more: bool) {
+    device_state.hold(Holding::Handles, 1, more);
     if handle.device.is_none() {
-        card.hold(Holding::HostLocated, handle.bytes, more);
+        device_state.hold(Holding::HostLocated, handle.bytes, more);
     }
 }
 
@@ -158,10 +161,10 @@ impl Memory {
     /// Makes physical memory.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a bad size, `OUT_OF_MEMORY` beyond the card.
+    /// `INVALID_VALUE` for a bad size, `OUT_OF_MEMORY` beyond the device.
     pub fn create_handle(
         &self,
-        card: &Card,
+        device_state: &DeviceState,
         device: Option<usize>,
         bytes: u64,
         prop: CUmemAllocationProp,
@@ -171,7 +174,7 @@ impl Memory {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         if let Some(device) = device
-            && !card.reserve(device, bytes)
+            && !device_state.reserve(device, bytes)
         {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -181,14 +184,14 @@ impl Memory {
             Ok((own, offset)) => {
                 let id = registry::fresh();
                 // The host's own memory and what is exported are written to without our knowledge.
-                let alone = device.is_some() && own.is_none();
+                let by_copies_only = device.is_some() && own.is_none();
                 let handle = Handle {
                     bytes,
                     device,
                     prop,
                     references: 1,
                     mappings: 0,
-                    known: if alone {
+                    known: if by_copies_only {
                         Known::nothing_written()
                     } else {
                         Known::not()
@@ -197,13 +200,13 @@ impl Memory {
                     offset,
                     shared: None,
                 };
-                count(card, &handle, true);
+                count(device_state, &handle, true);
                 handles.live.insert(id, handle);
                 Ok(id)
             }
             Err(status) => {
                 if let Some(device) = device {
-                    card.release(device, bytes);
+                    device_state.release(device, bytes);
                 }
                 Err(status)
             }
@@ -241,21 +244,22 @@ impl Memory {
     ///
     /// # Errors
     /// `INVALID_VALUE` without one.
-    pub fn release_handle(&self, card: &Card, id: u64) -> Result<()> {
+    pub fn release_handle(&self, device_state: &DeviceState, id: u64) -> Result<()> {
         let mut handles = self.handles.lock();
         let handle = handles
             .live
             .get_mut(&id)
             .filter(|handle| handle.references > 0);
         handle.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.references -= 1;
-        let spent = handles.settle(card, id);
+        let spent = handles.settle(device_state, id);
         drop(handles);
         self.empty(spent);
         Ok(())
     }
 
-    /// Makes a range ready for other handles. To take some hundred pages from the file takes the host as long as a device takes to unmap a
-    /// handle; kernels and copies that look for theirs meanwhile do not wait for it.
+    /// Makes a range ready for other handles. To take some hundred pages from the file takes the
+    /// host as long as a device takes to unmap a handle; kernels and copies that look for theirs
+    /// meanwhile do not wait for it.
     fn empty(&self, spent: Option<Spent>) {
         if let Some(spent) = spent {
             spent.punch();
@@ -285,7 +289,7 @@ impl Memory {
     /// Reserves device addresses.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a bad size or alignment, `OUT_OF_MEMORY` when there is no room.
+    /// `INVALID_VALUE` for a bad size or alignment, `OUT_OF_MEMORY` when there is no space.
     pub fn reserve_addresses(&self, bytes: u64, align: u64, hint: u64) -> Result<u64> {
         if bytes == 0 || !bytes.is_multiple_of(GRANULE) || !(align == 0 || align.is_power_of_two())
         {
@@ -426,7 +430,7 @@ impl Memory {
     ///
     /// # Errors
     /// `INVALID_VALUE` for anything else.
-    pub fn unmap_handles(&self, card: &Card, start: u64, bytes: u64) -> Result<u64> {
+    pub fn unmap_handles(&self, device_state: &DeviceState, start: u64, bytes: u64) -> Result<u64> {
         let mappings = self.whole_mappings(start, bytes)?;
         let count = mappings.len() as u64;
         for (at, span, id) in mappings {
@@ -434,8 +438,9 @@ impl Memory {
                 matches!(&region.kind, Kind::Mapping { access, on_host: true, .. }
                     if access.iter().any(|(of, flags)| *of == HOST && *flags != 0))
             });
-            // Before anything is locked: the kernel stops the threads of the process for it, and those that go on then want the lock. Nobody
-            // can map anything else here before the region is gone.
+            // Before anything is locked: the kernel stops the threads of the process for it, and
+            // those that go on then want the lock. Nobody can map anything else here before the
+            // region is gone.
             let hidden = if shown {
                 self.window.hide_from_host(at, span)
             } else {
@@ -449,15 +454,15 @@ impl Memory {
             if let Some(handle) = handles.live.get_mut(&id) {
                 handle.mappings = handle.mappings.saturating_sub(1);
             }
-            let spent = handles.settle(card, id);
+            let spent = handles.settle(device_state, id);
             drop(handles);
             self.empty(spent);
         }
         Ok(count)
     }
 
-    /// Sets a device's access (0, 1: read, 3: read and write; device -1 is the host) to a range made of whole mappings, and
-    /// returns how many they are.
+    /// Sets a device's access (0, 1: read, 3: read and write; device -1 is the host) to a range
+    /// made of whole mappings, and returns how many they are.
     ///
     /// # Errors
     /// `INVALID_VALUE` for anything else.
@@ -477,7 +482,8 @@ impl Memory {
         Ok(mappings.len() as u64)
     }
 
-    /// Lets the host follow the device addresses of memory that is the host's, or no longer. Other memory it cannot.
+    /// Lets the host follow the device addresses of memory that is the host's, or no longer. Other
+    /// memory it cannot.
     fn show_to_host(&self, start: u64, bytes: u64, id: u64, on: bool) -> Result<()> {
         let file = {
             let handles = self.handles.lock();
@@ -514,7 +520,7 @@ impl Memory {
     ///
     /// # Errors
     /// `INVALID_VALUE` unless it was made to be exported.
-    pub fn export_handle(&self, card: &Card, id: u64) -> Result<RawFd> {
+    pub fn export_handle(&self, device_state: &DeviceState, id: u64) -> Result<RawFd> {
         let mut handles = self.handles.lock();
         let handle = handles
             .live
@@ -531,19 +537,20 @@ impl Memory {
         }
         if let (Some(device), None) = (handle.device, handle.shared)
             && let Some(number) = shared_number(own.as_raw_fd())
-            && card.share_own(device, number, handle.bytes)
+            && device_state.share_own(device, number, handle.bytes)
         {
             handle.shared = Some(number);
         }
         Ok(copy)
     }
 
-    /// A descriptor of the pages behind a range, as another device's driver takes it (`cuMemGetHandleForAddressRange`). The pages are meant and
-    /// not the address: it goes on to stand for them when others are mapped there.
+    /// A descriptor of the pages behind a range, as another device's driver takes it
+    /// (`cuMemGetHandleForAddressRange`). The pages are meant and not the address: it goes on to
+    /// stand for them when others are mapped there.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for anything but whole pages of one mapping, `NOT_SUPPORTED` for memory that was not made to be exported: a
-    /// part of the common file has no descriptor of its own.
+    /// `INVALID_VALUE` for anything but whole pages of one mapping, `NOT_SUPPORTED` for memory that
+    /// was not made to be exported: a part of the common file has no descriptor of its own.
     pub fn range_descriptor(&self, address: u64, bytes: u64) -> Result<RawFd> {
         let (id, range) = self
             .mapped_at(address)
@@ -565,11 +572,11 @@ impl Memory {
     /// A handle for memory that another process exported. The descriptor stays the caller's.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a descriptor that stands for no such memory, `OUT_OF_MEMORY` where nobody has had it any more and
-    /// something else has taken its place on the card.
+    /// `INVALID_VALUE` for a descriptor that stands for no such memory, `OUT_OF_MEMORY` where
+    /// nobody has had it any more and something else has taken its place on the device.
     pub fn import_handle(
         &self,
-        card: &Card,
+        device_state: &DeviceState,
         fd: RawFd,
         devices: usize,
         ordinal: impl Fn(usize) -> i32,
@@ -608,7 +615,7 @@ impl Memory {
         let mut handles = self.handles.lock();
         if let Some(device) = device
             && !handles.live.values().any(|one| one.shared == Some(number))
-            && !card.share(device, number, bytes)
+            && !device_state.share(device, number, bytes)
         {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -623,7 +630,7 @@ impl Memory {
             known: Known::not(),
             shared: Some(number),
         };
-        count(card, &handle, true);
+        count(device_state, &handle, true);
         handles.live.insert(id, handle);
         Ok(id)
     }
@@ -632,7 +639,7 @@ impl Memory {
 /// What a memory file is known by in all processes: its inode.
 fn shared_number(fd: RawFd) -> Option<u64> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a descriptor of ours and room for the answer.
+    // SAFETY: a descriptor of ours and space for the answer.
     if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
         return None;
     }

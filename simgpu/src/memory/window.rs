@@ -1,13 +1,14 @@
 //! The device address window and its host alias.
 //!
-//! Device addresses lie in a reserved range without access: the host that dereferences one faults, as on a real machine.
-//! The same bytes are mapped a second time, readable and writable, at a constant distance. Fresh pages cost nothing
-//! until they are touched, so a 141 GB card works on a small host, and freed ones are punched out.
+//! Device addresses lie in a reserved range without access: the host that dereferences one faults,
+//! as on a real machine. The same bytes are mapped a second time, readable and writable, at a
+//! constant distance. Fresh pages cost nothing until they are touched, so a 141 GB device_state
+//! works on a small host, and freed ones are punched out.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use crate::card::memfd;
+use crate::device_state::memfd;
 
 /// Page of the simulated device; also the unit in which memory is charged.
 pub const GRANULE: u64 = 2 << 20;
@@ -28,7 +29,8 @@ fn map(
     fd: RawFd,
     offset: u64,
 ) -> io::Result<u64> {
-    // SAFETY: callers pass either no address or (with MAP_FIXED) one inside a range that this module reserved.
+    // SAFETY: callers pass either no address or (with MAP_FIXED) one inside a range that this
+    // module reserved.
     let address = unsafe {
         libc::mmap(
             at as *mut libc::c_void,
@@ -88,7 +90,8 @@ impl Window {
         };
         for (address, bytes) in [(raw, bytes + GRANULE), (alias, bytes)] {
             for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
-                // SAFETY: our own mappings; a forked child has no device, and a core dump has no use for its memory.
+                // SAFETY: our own mappings; a forked child has no device, and a core dump has no
+                // use for its memory.
                 unsafe { libc::madvise(address as *mut libc::c_void, bytes as usize, advice) };
             }
         }
@@ -176,7 +179,8 @@ impl Window {
         Ok(())
     }
 
-    /// Makes a range of device addresses readable and writable by the host as well (managed memory).
+    /// Makes a range of device addresses readable and writable by the host as well (managed
+    /// memory).
     ///
     /// # Errors
     /// The kernel's.
@@ -184,7 +188,8 @@ impl Window {
         self.show_file_to_host(address, bytes, self.arena.as_raw_fd(), self.offset(address))
     }
 
-    /// Makes `bytes` of a file readable and writable by the host at device addresses that show it to the device.
+    /// Makes `bytes` of a file readable and writable by the host at device addresses that show it
+    /// to the device.
     ///
     /// # Errors
     /// The kernel's.

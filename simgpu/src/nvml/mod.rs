@@ -1,7 +1,8 @@
-//! The management library's side of the simulated devices: identities, memory, processes and utilisation.
+//! The management library's side of the simulated devices: identities, memory, processes and
+//! utilisation.
 //!
-//! It reads the same shared state as the driver and needs no context. Power, temperature and clocks are made up from how busy
-//! a device is; nothing was measured.
+//! It reads the same shared state as the driver and needs no context. Power, temperature and clocks
+//! are made up from how busy a device is; nothing was measured.
 
 mod structs;
 
@@ -11,8 +12,8 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use crate::lock::Mutex;
 
-use crate::card::{Card, Usage};
 use crate::clock;
+use crate::device_state::{DeviceState, Usage};
 use crate::driver::VERSION;
 use crate::entry::{Errno, In, Out, put_text};
 use crate::observe;
@@ -37,7 +38,7 @@ impl Status {
     pub const NOT_FOUND: Self = Self(6);
     /// The buffer is too small; the count tells what is needed.
     pub const INSUFFICIENT_SIZE: Self = Self(7);
-    /// The card cannot be opened.
+    /// The device cannot be opened.
     pub const DRIVER_NOT_LOADED: Self = Self(9);
     /// A structure of another version.
     pub const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
@@ -59,19 +60,19 @@ static USERS: AtomicU32 = AtomicU32::new(0);
 /// Handle of a device.
 pub type Device = *mut c_void;
 
-fn card() -> Result<&'static Card, Status> {
+fn device_state() -> Result<&'static DeviceState, Status> {
     if USERS.load(Acquire) == 0 {
         return Err(Status::UNINITIALIZED);
     }
-    observe::card().map_err(|_| Status::DRIVER_NOT_LOADED)
+    observe::device_state().map_err(|_| Status::DRIVER_NOT_LOADED)
 }
 
-fn device(handle: Device) -> Result<(&'static Card, usize), Status> {
-    let card = card()?;
+fn device(handle: Device) -> Result<(&'static DeviceState, usize), Status> {
+    let device_state = device_state()?;
     let index = (handle as usize)
         .checked_sub(FIRST_HANDLE)
-        .filter(|index| *index < card.profile().devices);
-    Ok((card, index.ok_or(Status::INVALID_ARGUMENT)?))
+        .filter(|index| *index < device_state.profile().devices);
+    Ok((device_state, index.ok_or(Status::INVALID_ARGUMENT)?))
 }
 
 fn handle(index: usize) -> Device {
@@ -114,12 +115,15 @@ pub fn uuid_text(bytes: [u8; 16]) -> String {
     )
 }
 
-fn bus_id(card: &Card, index: usize) -> String {
-    format!("00000000:{:02X}:00.0", card.profile().pci_bus(index))
+fn bus_id(device_state: &DeviceState, index: usize) -> String {
+    format!(
+        "00000000:{:02X}:00.0",
+        device_state.profile().pci_bus(index)
+    )
 }
 
 fn init() -> Done {
-    observe::card().map_err(|error| {
+    observe::device_state().map_err(|error| {
         eprintln!("sublet simgpu: {error}");
         Status::DRIVER_NOT_LOADED
     })?;
@@ -128,25 +132,25 @@ fn init() -> Done {
 }
 
 fn count(to: Out<c_uint>) -> Done {
-    put(to, card()?.profile().devices as c_uint)
+    put(to, device_state()?.profile().devices as c_uint)
 }
 
 fn by_index(index: c_uint, to: Out<Device>) -> Done {
-    if index as usize >= card()?.profile().devices {
+    if index as usize >= device_state()?.profile().devices {
         return Err(Status::INVALID_ARGUMENT);
     }
     put(to, handle(index as usize))
 }
 
 fn by_bus(id: In<c_char>, to: Out<Device>) -> Done {
-    let card = card()?;
+    let device_state = device_state()?;
     let wanted = id
         .text()
         .map_err(|_| Status::INVALID_ARGUMENT)?
         .to_ascii_uppercase();
-    let found = (0..card.profile().devices).find(|index| {
+    let found = (0..device_state.profile().devices).find(|index| {
         // Domains are written with four or eight digits.
-        bus_id(card, *index).trim_start_matches('0') == wanted.trim_start_matches('0')
+        bus_id(device_state, *index).trim_start_matches('0') == wanted.trim_start_matches('0')
     });
     put(to, handle(found.ok_or(Status::NOT_FOUND)?))
 }
@@ -159,12 +163,12 @@ fn chars<const N: usize>(text: &str) -> [c_char; N] {
     out
 }
 
-fn pci(card: &Card, index: usize) -> PciInfo {
-    let id = bus_id(card, index);
+fn pci(device_state: &DeviceState, index: usize) -> PciInfo {
+    let id = bus_id(device_state, index);
     PciInfo {
         bus_id_legacy: chars(id.trim_start_matches("0000")),
         domain: 0,
-        bus: card.profile().pci_bus(index),
+        bus: device_state.profile().pci_bus(index),
         device: 0,
         device_id: 0,
         subsystem_id: 0,
@@ -172,9 +176,9 @@ fn pci(card: &Card, index: usize) -> PciInfo {
     }
 }
 
-fn memory(card: &Card, index: usize) -> MemoryInfoV2 {
-    let profile = card.profile();
-    let used = card.used(index);
+fn memory(device_state: &DeviceState, index: usize) -> MemoryInfoV2 {
+    let profile = device_state.profile();
+    let used = device_state.used(index);
     MemoryInfoV2 {
         version: MEMORY_INFO_V2,
         padding: 0,
@@ -185,11 +189,11 @@ fn memory(card: &Card, index: usize) -> MemoryInfoV2 {
     }
 }
 
-/// Processes with a context, as a list that the program has room for.
+/// Processes with a context, as a list that the program has space for.
 fn processes<T: From<Usage> + Copy>(of: Device, count: Out<c_uint>, list: Out<T>) -> Done {
-    let (card, index) = device(of)?;
+    let (device_state, index) = device(of)?;
     let capacity = count.get().map_err(|_| Status::INVALID_ARGUMENT)? as usize;
-    let found: Vec<T> = card
+    let found: Vec<T> = device_state
         .usages(index)
         .into_iter()
         .filter(|usage| usage.contexts > 0)
@@ -222,7 +226,7 @@ struct Seen {
 static SEEN: Mutex<Vec<Option<Seen>>> = Mutex::new(Vec::new());
 
 /// Percent of the compute engine, in all and by process, since the last question.
-fn utilization(card: &Card, index: usize) -> (u32, Vec<(u32, u32)>) {
+fn utilization(device_state: &DeviceState, index: usize) -> (u32, Vec<(u32, u32)>) {
     let mut seen = SEEN.lock();
     if seen.len() <= index {
         seen.resize_with(index + 1, || None);
@@ -233,7 +237,7 @@ fn utilization(card: &Card, index: usize) -> (u32, Vec<(u32, u32)>) {
     {
         return (last.percent, last.per_process.clone());
     }
-    let compute_ns: Vec<_> = card
+    let compute_ns: Vec<_> = device_state
         .usages(index)
         .iter()
         .map(|usage| (usage.pid, usage.compute_ns))
@@ -267,17 +271,18 @@ fn now_us() -> u64 {
 }
 
 /// Milliwatts: idle at a tenth of the limit, busy at all of it.
-fn power_mw(card: &Card, index: usize) -> u32 {
-    let limit = card.profile().power_limit_mw;
-    limit / 10 + (u64::from(limit) * 9 / 10 * u64::from(utilization(card, index).0) / 100) as u32
+fn power_mw(device_state: &DeviceState, index: usize) -> u32 {
+    let limit = device_state.profile().power_limit_mw;
+    limit / 10
+        + (u64::from(limit) * 9 / 10 * u64::from(utilization(device_state, index).0) / 100) as u32
 }
 
-fn temperature(card: &Card, index: usize) -> u32 {
-    30 + utilization(card, index).0 * 40 / 100
+fn temperature(device_state: &DeviceState, index: usize) -> u32 {
+    30 + utilization(device_state, index).0 * 40 / 100
 }
 
-fn architecture(card: &Card) -> c_uint {
-    match card.profile().architecture.as_str() {
+fn architecture(device_state: &DeviceState) -> c_uint {
+    match device_state.profile().architecture.as_str() {
         "turing" => 6,
         "ampere" => 7,
         "hopper" => 9,
@@ -285,11 +290,11 @@ fn architecture(card: &Card) -> c_uint {
     }
 }
 
-fn clock_mhz(card: &Card, kind: c_uint) -> Result<c_uint, Status> {
+fn clock_mhz(device_state: &DeviceState, kind: c_uint) -> Result<c_uint, Status> {
     const MEMORY: c_uint = 2;
     match kind {
-        MEMORY => Ok(card.profile().memory_clock_mhz as c_uint),
-        0 | 1 | 3 => Ok(card.profile().clock_mhz as c_uint),
+        MEMORY => Ok(device_state.profile().memory_clock_mhz as c_uint),
+        0 | 1 | 3 => Ok(device_state.profile().clock_mhz as c_uint),
         _ => Err(Status::INVALID_ARGUMENT),
     }
 }
@@ -341,12 +346,12 @@ nvml! {
     }
 
     fn nvmlSystemGetDriverVersion(to: Out<c_char>, capacity: c_uint) {
-        card()?;
+        device_state()?;
         text(to, DRIVER, capacity)
     }
 
     fn nvmlSystemGetNVMLVersion(to: Out<c_char>, capacity: c_uint) {
-        card()?;
+        device_state()?;
         text(to, NVML, capacity)
     }
 
@@ -354,7 +359,7 @@ nvml! {
     fn nvmlSystemGetCudaDriverVersion_v2(to: Out<c_int>) { put(to, VERSION) }
 
     fn nvmlSystemGetProcessName(pid: c_uint, to: Out<c_char>, capacity: c_uint) {
-        card()?;
+        device_state()?;
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).map_err(|_| Status::NOT_FOUND)?;
         put_text(to, name.trim_end(), capacity as c_int).map_err(|_| Status::INVALID_ARGUMENT)
     }
@@ -367,9 +372,9 @@ nvml! {
     fn nvmlDeviceGetHandleByPciBusId_v2(id: In<c_char>, to: Out<Device>) { by_bus(id, to) }
 
     fn nvmlDeviceGetHandleByUUID(uuid: In<c_char>, to: Out<Device>) {
-        let card = card()?;
+        let device_state = device_state()?;
         let wanted = uuid.text().map_err(|_| Status::INVALID_ARGUMENT)?;
-        let found = (0..card.profile().devices).find(|index| uuid_text(card.profile().uuid(*index)) == wanted);
+        let found = (0..device_state.profile().devices).find(|index| uuid_text(device_state.profile().uuid(*index)) == wanted);
         put(to, handle(found.ok_or(Status::NOT_FOUND)?))
     }
 
@@ -377,13 +382,13 @@ nvml! {
     fn nvmlDeviceGetMinorNumber(of: Device, to: Out<c_uint>) { put(to, device(of)?.1 as c_uint) }
 
     fn nvmlDeviceGetName(of: Device, to: Out<c_char>, capacity: c_uint) {
-        let (card, _) = device(of)?;
-        text(to, &card.profile().name, capacity)
+        let (device_state, _) = device(of)?;
+        text(to, &device_state.profile().name, capacity)
     }
 
     fn nvmlDeviceGetUUID(of: Device, to: Out<c_char>, capacity: c_uint) {
-        let (card, index) = device(of)?;
-        text(to, &uuid_text(card.profile().uuid(index)), capacity)
+        let (device_state, index) = device(of)?;
+        text(to, &uuid_text(device_state.profile().uuid(index)), capacity)
     }
 
     fn nvmlDeviceGetSerial(of: Device, to: Out<c_char>, capacity: c_uint) {
@@ -392,8 +397,8 @@ nvml! {
     }
 
     fn nvmlDeviceGetPciInfo(of: Device, to: Out<PciInfoV2>) {
-        let (card, index) = device(of)?;
-        let info = pci(card, index);
+        let (device_state, index) = device(of)?;
+        let info = pci(device_state, index);
         // The first version ends before `reserved`.
         let first = PciInfoV1 {
             bus_id: info.bus_id_legacy, domain: info.domain, bus: info.bus, device: info.device, device_id: info.device_id,
@@ -403,8 +408,8 @@ nvml! {
     }
 
     fn nvmlDeviceGetPciInfo_v2(of: Device, to: Out<PciInfoV2>) {
-        let (card, index) = device(of)?;
-        let info = pci(card, index);
+        let (device_state, index) = device(of)?;
+        let info = pci(device_state, index);
         put(to, PciInfoV2 {
             bus_id: info.bus_id_legacy, domain: info.domain, bus: info.bus, device: info.device, device_id: info.device_id,
             subsystem_id: info.subsystem_id, reserved: [0; 4],
@@ -412,23 +417,23 @@ nvml! {
     }
 
     fn nvmlDeviceGetPciInfo_v3(of: Device, to: Out<PciInfo>) {
-        let (card, index) = device(of)?;
-        put(to, pci(card, index))
+        let (device_state, index) = device(of)?;
+        put(to, pci(device_state, index))
     }
 
     fn nvmlDeviceGetMemoryInfo(of: Device, to: Out<MemoryInfo>) {
-        let (card, index) = device(of)?;
-        let info = memory(card, index);
+        let (device_state, index) = device(of)?;
+        let info = memory(device_state, index);
         // The first version counts what is reserved as used.
         put(to, MemoryInfo { total: info.total, free: info.free, used: info.used + info.reserved })
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(of: Device, to: Out<MemoryInfoV2>) {
-        let (card, index) = device(of)?;
+        let (device_state, index) = device(of)?;
         if to.get().map_err(|_| Status::INVALID_ARGUMENT)?.version != MEMORY_INFO_V2 {
             return Err(Status::ARGUMENT_VERSION_MISMATCH);
         }
-        put(to, memory(card, index))
+        put(to, memory(device_state, index))
     }
 
     fn nvmlDeviceGetComputeRunningProcesses(of: Device, count: Out<c_uint>, list: Out<ProcessInfoV1>) {
@@ -451,16 +456,16 @@ nvml! {
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(of: Device, count: Out<c_uint>, _list: *mut c_void) { no_processes(of, count) }
 
     fn nvmlDeviceGetUtilizationRates(of: Device, to: Out<Utilization>) {
-        let (card, index) = device(of)?;
-        let (gpu_percent, _) = utilization(card, index);
+        let (device_state, index) = device(of)?;
+        let (gpu_percent, _) = utilization(device_state, index);
         put(to, Utilization { gpu_percent, memory_percent: gpu_percent / 2 })
     }
 
     fn nvmlDeviceGetProcessUtilization(of: Device, list: Out<ProcessSample>, count: Out<c_uint>, _since_us: u64) {
-        let (card, index) = device(of)?;
+        let (device_state, index) = device(of)?;
         let capacity = count.get().map_err(|_| Status::INVALID_ARGUMENT)? as usize;
         let time_us = now_us();
-        let samples: Vec<_> = utilization(card, index)
+        let samples: Vec<_> = utilization(device_state, index)
             .1
             .into_iter()
             .map(|(pid, sm_percent)| ProcessSample { pid, time_us, sm_percent, ..ProcessSample::default() })
@@ -476,14 +481,14 @@ nvml! {
     }
 
     fn nvmlDeviceGetProcessesUtilizationInfo(of: Device, to: Out<ProcessesUtilization>) {
-        let (card, index) = device(of)?;
+        let (device_state, index) = device(of)?;
         let mut info = to.get().map_err(|_| Status::INVALID_ARGUMENT)?;
         if info.version != PROCESSES_UTILIZATION_V1 {
             return Err(Status::ARGUMENT_VERSION_MISMATCH);
         }
         let capacity = info.count as usize;
         let time_us = now_us();
-        let samples: Vec<_> = utilization(card, index)
+        let samples: Vec<_> = utilization(device_state, index)
             .1
             .into_iter()
             .map(|(pid, sm_percent)| ProcessUtilization { pid, time_us, sm_percent, ..ProcessUtilization::default() })
@@ -498,8 +503,8 @@ nvml! {
     }
 
     fn nvmlDeviceGetPowerUsage(of: Device, to: Out<c_uint>) {
-        let (card, index) = device(of)?;
-        put(to, power_mw(card, index))
+        let (device_state, index) = device(of)?;
+        put(to, power_mw(device_state, index))
     }
 
     fn nvmlDeviceGetPowerManagementLimit(of: Device, to: Out<c_uint>) { put(to, device(of)?.0.profile().power_limit_mw) }
@@ -507,11 +512,11 @@ nvml! {
     fn nvmlDeviceGetEnforcedPowerLimit(of: Device, to: Out<c_uint>) { put(to, device(of)?.0.profile().power_limit_mw) }
 
     fn nvmlDeviceGetTemperature(of: Device, sensor: c_uint, to: Out<c_uint>) {
-        let (card, index) = device(of)?;
+        let (device_state, index) = device(of)?;
         if sensor != 0 {
             return Err(Status::INVALID_ARGUMENT);
         }
-        put(to, temperature(card, index))
+        put(to, temperature(device_state, index))
     }
 
     fn nvmlDeviceGetClockInfo(of: Device, kind: c_uint, to: Out<c_uint>) { put(to, clock_mhz(device(of)?.0, kind)?) }
@@ -555,9 +560,9 @@ nvml! {
     }
 
     fn nvmlDeviceGetCudaComputeCapability(of: Device, major: Out<c_int>, minor: Out<c_int>) {
-        let (card, _) = device(of)?;
-        put(major, card.profile().major)?;
-        put(minor, card.profile().minor)
+        let (device_state, _) = device(of)?;
+        put(major, device_state.profile().major)?;
+        put(minor, device_state.profile().minor)
     }
 
     fn nvmlDeviceGetArchitecture(of: Device, to: Out<c_uint>) { put(to, architecture(device(of)?.0)) }

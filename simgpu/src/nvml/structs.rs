@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_uint};
 
-use crate::card::Usage;
+use crate::device_state::Usage;
 
 /// Version word of [`MemoryInfoV2`]: its size and 2.
 pub(super) const MEMORY_INFO_V2: u32 = 0x0200_0028;

@@ -12,7 +12,7 @@ use crate::support::*;
 const LEGACY: CUstream = CUstream::NULL;
 
 #[test]
-fn a_kernel_computes_what_its_twin_computes() {
+fn a_kernel_computes_what_its_host_kernel_computes() {
     driver();
     let module = module(&[("sublet_fill_f32", &["u64", "f32", "u64"])]);
     let address = alloc(64);
@@ -162,7 +162,8 @@ fn host_functions_run_in_stream_order() {
 fn pinned_words_can_be_written_and_awaited_by_a_stream() {
     driver();
     let stream = stream(1);
-    // SAFETY: out-parameters are locals; the pinned word is read as an atomic while the stream writes it.
+    // SAFETY: out-parameters are locals; the pinned word is read as an atomic while the stream
+    // writes it.
     unsafe {
         let pinned: u64 = out(|to: Out<u64>| api::cuMemHostAlloc(Out::new(to.raw().cast()), 64, 0));
         let word = AtomicU64::from_ptr(pinned as *mut u64);

@@ -172,7 +172,7 @@ fn an_event_of_an_ended_capture_draws_nobody_into_it() {
 #[test]
 fn unsafe_calls_invalidate_a_capture() {
     // Global captures endanger, and are endangered by, every other thread: alone in a process.
-    if !alone("graphs::unsafe_calls_invalidate_a_capture") {
+    if !in_own_process("graphs::unsafe_calls_invalidate_a_capture") {
         return;
     }
     driver();
@@ -251,13 +251,13 @@ fn built_graphs_respect_their_edges_and_take_new_parameters() {
         let (first_params, second_params, third_params) =
             (params(&first), params(&second), params(&third));
         // Made in the wrong order; the edge puts it right.
-        let late = out(|to| {
+        let last = out(|to| {
             api::cuGraphAddKernelNode_v2(to, graph, none, 0, In::new(&raw const second_params))
         });
         let early = out(|to| {
             api::cuGraphAddKernelNode_v2(to, graph, none, 0, In::new(&raw const first_params))
         });
-        let (from, to) = (early, late);
+        let (from, to) = (early, last);
         ok(api::cuGraphAddDependencies(
             graph,
             In::new(&raw const from),
@@ -273,22 +273,22 @@ fn built_graphs_respect_their_edges_and_take_new_parameters() {
 
         ok(api::cuGraphExecKernelNodeSetParams_v2(
             exec,
-            late,
+            last,
             In::new(&raw const third_params),
         ));
         run(exec, stream);
         assert_eq!(download::<f32>(address, 1), [3.0]);
-        ok(api::cuGraphNodeSetEnabled(exec, late, 0));
+        ok(api::cuGraphNodeSetEnabled(exec, last, 0));
         run(exec, stream);
         assert_eq!(download::<f32>(address, 1), [1.0]);
 
-        let got: CUDA_KERNEL_NODE_PARAMS = out(|to| api::cuGraphKernelNodeGetParams_v2(late, to));
+        let got: CUDA_KERNEL_NODE_PARAMS = out(|to| api::cuGraphKernelNodeGetParams_v2(last, to));
         assert_eq!((got.func, got.blockDimX), (fill, 32));
         assert_eq!(got.kernelParams.add(1).read().cast::<f32>().read(), 2.0);
 
         let clone = out(|to| api::cuGraphClone(to, graph));
-        let twin: CUgraphNode = out(|to| api::cuGraphNodeFindInClone(to, late, clone));
-        assert_ne!(twin, late);
+        let copy: CUgraphNode = out(|to| api::cuGraphNodeFindInClone(to, last, clone));
+        assert_ne!(copy, last);
         let parent = out(|to| api::cuGraphCreate(to, 0));
         out(|to| api::cuGraphAddChildGraphNode(to, parent, none, 0, clone));
         run(instantiate(parent), stream);

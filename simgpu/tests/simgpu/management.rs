@@ -22,7 +22,7 @@ fn text(call: impl FnOnce(Out<std::ffi::c_char>) -> Status) -> String {
 #[test]
 fn it_tells_the_same_story_as_the_driver() {
     // In a process of its own: other tests allocate meanwhile.
-    if !alone("management::it_tells_the_same_story_as_the_driver") {
+    if !in_own_process("management::it_tells_the_same_story_as_the_driver") {
         return;
     }
     // SAFETY: pointers are to locals of the types that NVML names.
@@ -78,7 +78,7 @@ fn it_tells_the_same_story_as_the_driver() {
         assert_eq!(running, 1);
         assert_eq!(ask(&mut running, list.as_mut_ptr()), Status::SUCCESS);
 
-        let seen = observe::snapshot().expect("a card");
+        let seen = observe::snapshot().expect("a device");
         assert_eq!(seen[1].used_bytes, (64 + 32) << 20);
         assert_eq!(
             seen[1]
@@ -96,7 +96,7 @@ fn it_tells_the_same_story_as_the_driver() {
 
 #[test]
 fn errno_is_the_callers() {
-    if !alone("management::errno_is_the_callers") {
+    if !in_own_process("management::errno_is_the_callers") {
         return;
     }
     // SAFETY: the thread's own errno; an out-parameter that is a local of `out`.

@@ -1,6 +1,6 @@
 //! What processes share: capacity, the compute engine, and nothing else after one is killed.
 //!
-//! A test starts this binary again in a role; the role talks over its standard streams.
+//! A test starts this binary again in a role; the role answers over its standard streams.
 
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use shim_ffi::CUresult;
 use simgpu::api;
-use simgpu::card::Card;
+use simgpu::device_state::DeviceState;
 use simgpu::profile::Profile;
 
 use crate::support::*;
@@ -61,7 +61,7 @@ impl Member {
     }
 
     /// Lets a role that waits for a line go on.
-    fn go(&mut self) {
+    fn proceed(&mut self) {
         self.tell("go");
     }
 
@@ -89,13 +89,13 @@ impl Drop for Member {
     }
 }
 
-fn card(dir: &Path) -> Card {
+fn device_state(dir: &Path) -> DeviceState {
     let config = Profile::text_from_env(|name| match name {
         "SUBLET_SIM_CAPACITY" => Some("1GiB".to_owned()),
         "SUBLET_SIM_CONTEXT" => Some("16MiB".to_owned()),
         _ => None,
     });
-    Card::open(dir, &config.expect("a valid configuration")).expect("a card")
+    DeviceState::open(dir, &config.expect("a valid configuration")).expect("a device")
 }
 
 fn dir(name: &str) -> PathBuf {
@@ -201,7 +201,7 @@ fn in_a_role() {
                 println!("role:{}", seen.iter().all(|byte| *byte == 0x5a));
             }
         }
-        // Rank 0 has the memory that both see; rank 1 is told by a handle.
+        // Rank 0 has the memory that both see; rank 1 gets it by a handle.
         "rank 0" | "rank 1" => {
             const ROUNDS: u32 = 200;
             let rank = u32::from(role == "rank 1");
@@ -276,55 +276,55 @@ fn in_a_role() {
 #[test]
 fn a_killed_process_frees_its_memory_at_once() {
     let dir = dir("killed");
-    let card = card(&dir);
+    let device_state = device_state(&dir);
     let mut member = Member::start(&dir, "hold");
     assert_eq!(member.hear(), "holding");
-    assert_eq!(card.used(0), 528 * MIB);
-    assert_eq!(card.usages(0)[0].pid, member.pid());
+    assert_eq!(device_state.used(0), 528 * MIB);
+    assert_eq!(device_state.usages(0)[0].pid, member.pid());
     member.kill();
-    assert_eq!(card.used(0), 0);
-    assert_eq!(card.usages(0), []);
+    assert_eq!(device_state.used(0), 0);
+    assert_eq!(device_state.usages(0), []);
 }
 
 #[test]
 fn racing_processes_never_exceed_the_capacity() {
     let dir = dir("race");
-    let card = card(&dir);
+    let device_state = device_state(&dir);
     let mut members: Vec<_> = (0..4).map(|_| Member::start(&dir, "grab")).collect();
     // Everybody has a context before the first one takes memory.
     members
         .iter_mut()
         .for_each(|member| assert_eq!(member.hear(), "ready"));
-    members.iter_mut().for_each(Member::go);
+    members.iter_mut().for_each(Member::proceed);
     let mut taken = 0;
     for member in &mut members {
         let said = member.hear();
         let (mib, status) = said.split_once(' ').expect("two words");
         assert_eq!(status, "2");
         taken += mib.parse::<u64>().expect("a number") * MIB + 16 * MIB;
-        assert!(card.used(0) <= CAPACITY);
+        assert!(device_state.used(0) <= CAPACITY);
     }
-    assert_eq!(taken, card.used(0));
+    assert_eq!(taken, device_state.used(0));
     assert!(taken <= CAPACITY && taken > CAPACITY - 4 * MIB, "{taken}");
     // One dies; another can have what it had.
     members[0].kill();
-    let mut late = Member::start(&dir, "grab");
-    assert_eq!(late.hear(), "ready");
-    late.go();
-    late.hear();
-    assert!(card.used(0) <= CAPACITY && card.used(0) > CAPACITY - 4 * MIB);
+    let mut second = Member::start(&dir, "grab");
+    assert_eq!(second.hear(), "ready");
+    second.proceed();
+    second.hear();
+    assert!(device_state.used(0) <= CAPACITY && device_state.used(0) > CAPACITY - 4 * MIB);
 }
 
 #[test]
 fn two_busy_processes_get_equal_compute_time() {
     let dir = dir("slices");
-    let card = card(&dir);
+    let device_state = device_state(&dir);
     let mut members = [Member::start(&dir, "busy"), Member::start(&dir, "busy")];
     members
         .iter_mut()
         .for_each(|member| assert_eq!(member.hear(), "running"));
     let times = || {
-        let usages = card.usages(0);
+        let usages = device_state.usages(0);
         let of = |pid| {
             usages
                 .iter()
@@ -334,7 +334,7 @@ fn two_busy_processes_get_equal_compute_time() {
         [of(members[0].pid()), of(members[1].pid())]
     };
     wait_until("both compute", || times().iter().all(|ns| *ns > 20_000_000));
-    let (from, switches) = (times(), card.switches(0));
+    let (from, switches) = (times(), device_state.switches(0));
     wait_until("half a second of compute", || {
         times().iter().sum::<u64>() > from.iter().sum::<u64>() + 500_000_000
     });
@@ -342,24 +342,26 @@ fn two_busy_processes_get_equal_compute_time() {
     let share =
         (until[0] - from[0]) as f64 / (until.iter().sum::<u64>() - from.iter().sum::<u64>()) as f64;
     assert!((0.4..=0.6).contains(&share), "share {share}");
-    assert!(card.switches(0) > switches + 50, "slices of 2 ms");
+    assert!(device_state.switches(0) > switches + 50, "slices of 2 ms");
 }
 
 #[test]
 fn a_long_kernel_is_sliced_and_its_death_frees_the_engine() {
     let dir = dir("long");
-    let card = card(&dir);
+    let device_state = device_state(&dir);
     let mut long = Member::start(&dir, "long");
     assert_eq!(long.hear(), "running");
     wait_until("the long kernel runs", || {
-        card.usages(0)
+        device_state
+            .usages(0)
             .iter()
             .any(|usage| usage.compute_ns > 5_000_000)
     });
     let mut busy = Member::start(&dir, "busy");
     assert_eq!(busy.hear(), "running");
     let of = |pid| {
-        card.usages(0)
+        device_state
+            .usages(0)
             .iter()
             .find(|usage| usage.pid == pid)
             .map_or(0, |usage| usage.compute_ns)
@@ -369,7 +371,7 @@ fn a_long_kernel_is_sliced_and_its_death_frees_the_engine() {
     });
     long.kill();
     let before = of(busy.pid());
-    wait_until("the other goes on alone", || {
+    wait_until("the other goes on in_own_process", || {
         of(busy.pid()) > before + 100_000_000
     });
 }
@@ -384,37 +386,38 @@ fn a_forked_child_has_no_device_and_takes_nothing_from_its_parent() {
 #[test]
 fn memory_is_shared_by_handle_and_charged_once() {
     let dir = dir("ipc");
-    let card = card(&dir);
+    let device_state = device_state(&dir);
     let mut owner = Member::start(&dir, "share");
     let handle = owner.hear();
-    let used = card.used(0);
-    let mut guest = Member::start(&dir, "open");
-    assert_eq!(guest.hear(), "ready");
-    let with_context = card.used(0);
-    guest.tell(&handle);
-    assert_eq!(guest.hear(), "true");
+    let used = device_state.used(0);
+    let mut other = Member::start(&dir, "open");
+    assert_eq!(other.hear(), "ready");
+    let with_context = device_state.used(0);
+    other.tell(&handle);
+    assert_eq!(other.hear(), "true");
     assert_eq!(with_context, used + 16 * MIB);
-    owner.go();
+    owner.proceed();
     assert_eq!(owner.hear(), 0x77.to_string());
 }
 
 #[test]
 fn a_program_that_executes_another_gives_its_memory_back() {
     let dir = dir("exec");
-    let card = card(&dir);
+    let device_state = device_state(&dir);
     let mut member = Member::start(&dir, "exec");
     assert_eq!(member.hear(), "holding");
-    assert_eq!(card.used(0), 528 * MIB);
+    assert_eq!(device_state.used(0), 528 * MIB);
 }
 
 #[test]
 fn kernels_of_two_processes_meet_although_one_runs_at_a_time() {
     let dir = dir("meet");
-    let card = card(&dir);
+    let device_state = device_state(&dir);
     let mut first = Member::start(&dir, "rank 0");
     let handle = first.hear();
     wait_until("the first spins", || {
-        card.usages(0)
+        device_state
+            .usages(0)
             .iter()
             .any(|usage| usage.compute_ns > 5_000_000)
     });
@@ -422,7 +425,7 @@ fn kernels_of_two_processes_meet_although_one_runs_at_a_time() {
     let mut busy = Member::start(&dir, "busy");
     assert_eq!(busy.hear(), "running");
     let of = |pid| {
-        let usages = card.usages(0);
+        let usages = device_state.usages(0);
         let usage = usages.iter().find(|usage| usage.pid == pid);
         usage.map_or(0, |usage| usage.compute_ns)
     };

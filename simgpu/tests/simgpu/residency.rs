@@ -1,11 +1,12 @@
-//! What moving memory in and out costs, where it lies meanwhile, and that untouched memory stays untouched on the way.
+//! What moving memory in and out costs, where it lies meanwhile, and that untouched memory stays
+//! untouched on the way.
 
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
 use shim_ffi::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult};
 use simgpu::api;
-use simgpu::card::Usage;
+use simgpu::device_state::Usage;
 use simgpu::entry::{In, Out};
 
 use crate::random::Random;
@@ -62,7 +63,7 @@ pub fn pinned(bytes: usize) -> *mut u8 {
 
 fn own_usage() -> Usage {
     let pid = std::process::id();
-    simgpu::observe::snapshot().expect("a card")[0]
+    simgpu::observe::snapshot().expect("a device")[0]
         .processes
         .iter()
         .find(|usage| usage.pid == pid)
@@ -100,7 +101,9 @@ fn handles_cost_what_the_profile_says() {
 
 #[test]
 fn host_located_memory_is_the_host_s_and_keeps_its_bytes_when_it_moves() {
-    if !alone("residency::host_located_memory_is_the_host_s_and_keeps_its_bytes_when_it_moves") {
+    if !in_own_process(
+        "residency::host_located_memory_is_the_host_s_and_keeps_its_bytes_when_it_moves",
+    ) {
         return;
     }
     driver();
@@ -125,12 +128,14 @@ fn host_located_memory_is_the_host_s_and_keeps_its_bytes_when_it_moves() {
     ok(unsafe { api::cuMemcpyDtoD_v2(range, other, bytes) });
     assert_eq!(download::<u32>(range, data.len()), data);
 
-    // What lies there is the host's by the pointer's own account, and the host may follow it once it is allowed to.
+    // What lies there is the host's by the pointer's own account, and the host may follow it once
+    // it is allowed to.
     let mut kind = 0_u32;
     let mut access = CUmemAccessDesc::default();
     access.location.r#type.0 = HOST;
     access.flags.0 = 3;
-    // SAFETY: pointers are to locals; the address is the host's to read after the call that says so.
+    // SAFETY: pointers are to locals; the address is the host's to read after the call that says
+    // so.
     unsafe {
         ok(api::cuPointerGetAttribute(
             Out::new((&raw mut kind).cast()),
@@ -164,7 +169,9 @@ fn host_located_memory_is_the_host_s_and_keeps_its_bytes_when_it_moves() {
 
 #[test]
 fn copies_of_untouched_memory_take_no_host_memory_and_read_as_zeros() {
-    if !alone("residency::copies_of_untouched_memory_take_no_host_memory_and_read_as_zeros") {
+    if !in_own_process(
+        "residency::copies_of_untouched_memory_take_no_host_memory_and_read_as_zeros",
+    ) {
         return;
     }
     driver();
@@ -173,25 +180,25 @@ fn copies_of_untouched_memory_take_no_host_memory_and_read_as_zeros() {
     for at in (0..bytes).step_by(chunk) {
         map(CUdeviceptr(range.0 + at as u64), chunk, DEVICE);
     }
-    // One page in every chunk, and in the shadow something that has to go.
+    // One page in every chunk, and in the host_copy something that has to go.
     let page = |at: usize| vec![(at / chunk) as u8 + 1; 4096];
     for at in (0..bytes).step_by(chunk) {
         upload(CUdeviceptr(range.0 + (at + 12_288) as u64), &page(at));
     }
-    let shadow = pinned(bytes);
+    let host_copy = pinned(bytes);
     // SAFETY: as allocated.
-    unsafe { shadow.write_bytes(0xee, 2 * MIB) };
+    unsafe { host_copy.write_bytes(0xee, 2 * MIB) };
     let before = resident_bytes();
     // SAFETY: as allocated and mapped.
     unsafe {
-        ok(api::cuMemcpyDtoH_v2(shadow.cast(), range, bytes));
+        ok(api::cuMemcpyDtoH_v2(host_copy.cast(), range, bytes));
         unmap(range, bytes);
         for at in (0..bytes).step_by(chunk) {
             map(CUdeviceptr(range.0 + at as u64), chunk, DEVICE);
         }
-        // Dirty where the shadow has nothing.
+        // Dirty where the host_copy has nothing.
         upload(CUdeviceptr(range.0 + (8 * MIB) as u64), &[0x55_u8; 4096]);
-        ok(api::cuMemcpyHtoD_v2(range, shadow.cast(), bytes));
+        ok(api::cuMemcpyHtoD_v2(range, host_copy.cast(), bytes));
     }
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < 64 * MIB, "3 GiB of zeros took {grown} bytes");
@@ -206,14 +213,14 @@ fn copies_of_untouched_memory_take_no_host_memory_and_read_as_zeros() {
     assert!(download::<u8>(dirty, 4096).iter().all(|byte| *byte == 0));
     assert_eq!(own_usage().pinned_bytes, bytes as u64);
     // SAFETY: as allocated.
-    ok(unsafe { api::cuMemFreeHost(shadow.cast()) });
+    ok(unsafe { api::cuMemFreeHost(host_copy.cast()) });
     assert_eq!(own_usage().pinned_bytes, 0);
     unmap(range, bytes);
 }
 
 #[test]
 fn registered_memory_stays_untouched_too_unless_it_is_a_file_s() {
-    if !alone("residency::registered_memory_stays_untouched_too_unless_it_is_a_file_s") {
+    if !in_own_process("residency::registered_memory_stays_untouched_too_unless_it_is_a_file_s") {
         return;
     }
     driver();
@@ -258,7 +265,7 @@ fn registered_memory_stays_untouched_too_unless_it_is_a_file_s() {
 fn large_copies_keep_every_byte_whatever_was_written_before() {
     driver();
     let bytes = 6 * MIB;
-    let (range, shadow) = (reserve(bytes), pinned(bytes));
+    let (range, host_copy) = (reserve(bytes), pinned(bytes));
     map(range, bytes, DEVICE);
     let mut expected = vec![0_u8; bytes];
     let mut numbers = Random::new(7);
@@ -275,12 +282,12 @@ fn large_copies_keep_every_byte_whatever_was_written_before() {
         // SAFETY: inside the mapping and the allocation.
         unsafe {
             ok(api::cuMemcpyDtoH_v2(
-                shadow.add(from).cast(),
+                host_copy.add(from).cast(),
                 at_from,
                 count,
             ));
             assert_eq!(
-                std::slice::from_raw_parts(shadow.add(from), count),
+                std::slice::from_raw_parts(host_copy.add(from), count),
                 &expected[from..from + count],
                 "round {round}"
             );
@@ -292,7 +299,7 @@ fn large_copies_keep_every_byte_whatever_was_written_before() {
             }
             ok(api::cuMemcpyHtoD_v2(
                 at_from,
-                shadow.add(from).cast(),
+                host_copy.add(from).cast(),
                 count,
             ));
         }
@@ -300,5 +307,5 @@ fn large_copies_keep_every_byte_whatever_was_written_before() {
     }
     unmap(range, bytes);
     // SAFETY: as allocated.
-    ok(unsafe { api::cuMemFreeHost(shadow.cast()) });
+    ok(unsafe { api::cuMemFreeHost(host_copy.cast()) });
 }

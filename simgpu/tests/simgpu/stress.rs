@@ -1,4 +1,5 @@
-//! Many threads, streams and events at once: everything ends, and every byte is what the order says.
+//! Many threads, streams and events at once: everything ends, and every byte is what the order
+//! says.
 
 use shim_ffi::{CUdeviceptr, CUstream};
 use simgpu::api;

@@ -53,7 +53,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("SUBLET_SIM_FAULT", "sticky:kernel=poison"),
 ];
 
-/// Initialises the driver of this process once, with state of its own, and makes device 0's context current.
+/// Initialises the driver of this process once, with state of its own, and makes device 0's context
+/// current.
 pub fn driver() -> CUcontext {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -196,7 +197,7 @@ pub fn busy() -> CUfunction {
 }
 
 /// True in a process that runs this test only; otherwise starts one and waits for it.
-pub fn alone(test: &str) -> bool {
+pub fn in_own_process(test: &str) -> bool {
     const MARK: &str = "SIMGPU_TEST_ALONE";
     if std::env::var(MARK).is_ok() {
         return true;

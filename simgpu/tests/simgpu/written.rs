@@ -1,5 +1,5 @@
-//! Of a handle's memory the device knows what copies have written, and asks for the rest. Whoever writes, in whatever way: hashes and
-//! copies see all of it.
+//! Of a handle's memory the device knows what copies have written, and asks for the rest. However
+//! memory is written, hashes and copies see all of it.
 
 use shim_ffi::{CUDA_MEMCPY2D, CUdeviceptr, CUfunction, CUmemorytype, CUstream};
 use simgpu::api;
@@ -21,7 +21,7 @@ struct Range {
     random: Random,
     fill: CUfunction,
     hash: CUfunction,
-    shadow: *mut u8,
+    host_copy: *mut u8,
 }
 
 impl Range {
@@ -37,7 +37,7 @@ impl Range {
             random: Random::new(seed),
             fill: function(module, "sublet_fill_f32"),
             hash: function(module, "sublet_hash_chunks"),
-            shadow: pinned(BYTES),
+            host_copy: pinned(BYTES),
         };
         range.make();
         range
@@ -57,7 +57,8 @@ impl Range {
         self.random.below(limit as u64) as usize
     }
 
-    /// Somewhere in it: a start that is a multiple of `align`, and a length that is one, often short and seldom long.
+    /// Somewhere in it: a start that is a multiple of `align`, and a length that is one, often
+    /// short and seldom long.
     fn part(&mut self, align: usize) -> (usize, usize) {
         let longest = [5000, 300_000, 2_500_000][self.below(3)];
         let length = (1 + self.below(longest)).next_multiple_of(align);
@@ -139,13 +140,13 @@ impl Range {
                 }
                 7 => {
                     // Out, and back from page-locked memory that is empty here and there.
-                    ok(api::cuMemcpyDtoH_v2(self.shadow.cast(), self.at, BYTES));
+                    ok(api::cuMemcpyDtoH_v2(self.host_copy.cast(), self.at, BYTES));
                     let (at, length) = self.part(1);
-                    self.shadow.add(at).write_bytes(value, length);
+                    self.host_copy.add(at).write_bytes(value, length);
                     self.expected[at..at + length].fill(value);
                     unmap(self.at, BYTES);
                     self.make();
-                    ok(api::cuMemcpyHtoD_v2(self.at, self.shadow.cast(), BYTES));
+                    ok(api::cuMemcpyHtoD_v2(self.at, self.host_copy.cast(), BYTES));
                 }
                 _ => {
                     let (at, length) = self.part(4);
@@ -179,7 +180,7 @@ impl Range {
 }
 
 #[test]
-fn whoever_writes_hashes_and_copies_see_it() {
+fn hashes_and_copies_see_every_write() {
     for seed in 1..=4 {
         let mut range = Range::new(seed);
         let plain = alloc(BYTES);
@@ -199,6 +200,6 @@ fn whoever_writes_hashes_and_copies_see_it() {
         free(plain);
         unmap(range.at, BYTES);
         // SAFETY: as allocated.
-        ok(unsafe { api::cuMemFreeHost(range.shadow.cast()) });
+        ok(unsafe { api::cuMemFreeHost(range.host_copy.cast()) });
     }
 }

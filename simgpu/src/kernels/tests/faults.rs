@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Arguments under which the kernel touches all of its buffers, and how many of the first ones are addresses.
+/// Arguments under which the kernel touches all of its buffers, and how many of the first ones are
+/// addresses.
 fn sound_arguments(name: &str) -> (Vec<u64>, [u32; 3], usize) {
     let line = [256, 1, 1];
     let one = bits(1.0);
@@ -37,7 +38,8 @@ fn sound_arguments(name: &str) -> (Vec<u64>, [u32; 3], usize) {
         }
         "sublet_content_hash" => (vec![slot(0), slot(1), 64, 64], line, 2),
         "sublet_hash_fold" => (vec![slot(0), slot(1), 4], line, 2),
-        // The other rank's word is 0, which says that it has come to the last round before they wrap round.
+        // The other rank's word is 0, which says that it has come to the last round before they
+        // wrap round.
         "sublet_all_reduce_f32" => {
             let last = u64::from(u32::MAX);
             (

@@ -61,11 +61,11 @@ fn content_hash_matches_its_definition() {
         (got, fold),
         (reference_hashes(&data, 2048), reference_fold(&data, 2048))
     );
-    // With another definition all memory would look changed to whoever kept older hashes.
+    // With another definition all memory would look changed against older hashes.
     assert_eq!(fold, 0x87c1_eb8d_7b3e_9fd2, "{fold:#018x}");
 }
 
-/// The definition of the hash, written down once more without lanes in lockstep.
+/// The definition of the hash, written down once more without threads in lockstep.
 fn reference_hash(words: &[u64], bytes: u64) -> u64 {
     let mix = |word: u64| {
         let word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -77,22 +77,22 @@ fn reference_hash(words: &[u64], bytes: u64) -> u64 {
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
             .rotate_left(29)
     };
-    let mut lanes: Vec<u64> = (0..256)
-        .map(|lane| {
+    let mut slots: Vec<u64> = (0..256)
+        .map(|thread| {
             words
                 .iter()
-                .skip(lane)
+                .skip(thread)
                 .step_by(256)
-                .fold(mix(lane as u64 + 1), |state, word| absorb(state, *word))
+                .fold(mix(thread as u64 + 1), |state, word| absorb(state, *word))
         })
         .collect();
-    while lanes.len() > 1 {
-        let half = lanes.len() / 2;
-        lanes = (0..half)
-            .map(|at| absorb(mix(lanes[at]), lanes[at + half]))
+    while slots.len() > 1 {
+        let half = slots.len() / 2;
+        slots = (0..half)
+            .map(|at| absorb(mix(slots[at]), slots[at + half]))
             .collect();
     }
-    mix(lanes[0] ^ bytes.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    mix(slots[0] ^ bytes.wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
 fn reference_hashes(data: &[u8], block: usize) -> Vec<u64> {
@@ -147,7 +147,8 @@ fn a_chunk_s_hash_tells_every_bit_and_the_pattern_that_deceives_one_half() {
         }
         arena.write(slot(0) + 8 * at as u64, &data[at..=at]);
     }
-    // The top bit of a word and the bit that the first half rotates it to, in the lane's next word.
+    // The top bit of a word and the bit that the first half rotates it to, in the thread's next
+    // word.
     arena.write(slot(0) + 8 * 5, &[data[5] ^ 1 << 63]);
     arena.write(slot(0) + 8 * 261, &[data[261] ^ 1 << 28]);
     let after = chunk_hashes(&arena, &chunks);
@@ -162,7 +163,7 @@ fn a_chunk_s_hash_keeps_its_definition_and_untouched_memory_is_zeros() {
     arena.write(slot(0), &data);
     arena.write(slot(1), &[0_u64; 1000]);
     let found = chunk_hashes(&arena, &[[slot(0), 8000], [slot(1), 8000]]);
-    // With another definition all memory would look changed to whoever kept older hashes.
+    // With another definition all memory would look changed against older hashes.
     assert_eq!(
         found,
         [

@@ -1,4 +1,4 @@
-//! Tests of the twins: the memory they run on, and what all of them share.
+//! Tests of the host_kernels: the memory they run on, and what all of them share.
 
 mod faults;
 mod hash;
@@ -24,7 +24,8 @@ impl DeviceMemory for Arena {
         if offset.checked_add(bytes)? > self.length {
             return None;
         }
-        // SAFETY: the offset is inside the vector, which is never resized; the tests are single-threaded per arena.
+        // SAFETY: the offset is inside the vector, which is never resized; the tests are
+        // single-threaded per arena.
         Some(unsafe {
             (*self.bytes.get())
                 .as_mut_ptr()
@@ -49,7 +50,8 @@ impl Arena {
         let host = self
             .translate(dptr, size_of_val(values) as u64)
             .expect("the test's buffer is mapped");
-        // SAFETY: the range was just translated, it holds `values.len()` elements and nothing else refers to it now.
+        // SAFETY: the range was just translated, it holds `values.len()` elements and nothing else
+        // refers to it now.
         unsafe {
             std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), host, size_of_val(values))
         }
@@ -59,7 +61,8 @@ impl Arena {
         let host = self
             .translate(dptr, (count * size_of::<T>()) as u64)
             .expect("the test's buffer is mapped");
-        // SAFETY: as in `write`; the elements are plain numbers, valid for any bits, read without assuming alignment.
+        // SAFETY: as in `write`; the elements are plain numbers, valid for any bits, read without
+        // assuming alignment.
         (0..count)
             .map(|at| unsafe { host.cast::<T>().add(at).read_unaligned() })
             .collect()

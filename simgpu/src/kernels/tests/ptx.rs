@@ -1,4 +1,4 @@
-//! The committed PTX against the twins' parameter lists.
+//! The committed PTX against the host_kernels' parameter lists.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ fn entries(ptx: &str) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn the_committed_ptx_has_the_twins_entries_and_parameters() {
+fn the_committed_ptx_has_the_host_kernels_entries_and_parameters() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let mut shipped = BTreeMap::new();
     for file in std::fs::read_dir(&folder).expect("the kernels' folder is there") {
@@ -59,11 +59,11 @@ fn the_committed_ptx_has_the_twins_entries_and_parameters() {
         );
         shipped.append(&mut entries(&ptx));
     }
-    let twins: BTreeMap<String, Vec<u8>> = all()
+    let host_kernels: BTreeMap<String, Vec<u8>> = all()
         .iter()
         .map(|kernel| (kernel.name.to_owned(), kernel.param_sizes.to_vec()))
         .collect();
-    assert_eq!(shipped, twins);
+    assert_eq!(shipped, host_kernels);
 }
 
 /// FNV-1a in 64 bits, as in scripts/kernels.

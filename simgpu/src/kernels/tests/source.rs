@@ -1,4 +1,5 @@
-//! The CUDA sources, run on the CPU thread by thread, against the twins: that both compute the same is known without a GPU.
+//! The CUDA sources, run on the CPU thread by thread, against the host_kernels: that both compute
+//! the same is known without a GPU.
 //!
 //! Needs a C++20 compiler as `c++`; without one there is nothing to run, and the test says so.
 
@@ -8,7 +9,8 @@ use std::process::{Command, Stdio};
 
 use super::*;
 
-/// Where the arena lies in the emulator. `BASE` may be taken there; these addresses are free in any small process.
+/// Where the arena lies in the emulator. `BASE` may be taken there; these addresses are free in any
+/// small process.
 const EMULATED: u64 = 0x10_0000_0000;
 
 /// How an output compares.
@@ -38,7 +40,7 @@ impl Emulator {
             .stdout(Stdio::null())
             .status();
         if !compiler.is_ok_and(|status| status.success()) {
-            eprintln!("no C++ compiler: the CUDA sources are not compared with the twins");
+            eprintln!("no C++ compiler: the CUDA sources are not compared with the host_kernels");
             return None;
         }
         let folder = std::env::temp_dir().join(format!("sublet-emulate-{}", std::process::id()));
@@ -122,7 +124,8 @@ impl Emulator {
     }
 }
 
-/// Launches twin and source on the same memory and compares all of it; `outputs` are the slots that the kernel writes.
+/// Launches host kernel and source on the same memory and compares all of it; `outputs` are the
+/// slots that the kernel writes.
 fn compare(
     emulator: &Emulator,
     arena: &Arena,
@@ -144,16 +147,17 @@ fn compare(
         let word = |bytes: &[u8]| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
-        let (twin, source) = (word(&after), word(&emulated));
+        let (host_kernel, source) = (word(&after), word(&emulated));
         let slot_of_word = slot(at as u64 / 65536);
         let floats = outputs.contains(&(slot_of_word, Output::Floats));
-        let (twin_value, source_value) = (f32::from_bits(twin), f32::from_bits(source));
-        let close =
-            floats && (twin_value - source_value).abs() <= 2e-5 * source_value.abs().max(1.0);
-        let both_nan = floats && twin_value.is_nan() && source_value.is_nan();
+        let (host_kernel_value, source_value) =
+            (f32::from_bits(host_kernel), f32::from_bits(source));
+        let close = floats
+            && (host_kernel_value - source_value).abs() <= 2e-5 * source_value.abs().max(1.0);
+        let both_nan = floats && host_kernel_value.is_nan() && source_value.is_nan();
         assert!(
-            twin == source || close || both_nan,
-            "{name}{args:x?} at {:#x}: the twin has {twin_value} ({twin:#x}), the source {source_value} ({source:#x})",
+            host_kernel == source || close || both_nan,
+            "{name}{args:x?} at {:#x}: the host_kernel has {host_kernel_value} ({host_kernel:#x}), the source {source_value} ({source:#x})",
             BASE + at as u64
         );
     }
@@ -167,7 +171,7 @@ fn numbers(random: &mut Random) -> Arena {
 }
 
 #[test]
-fn the_cuda_sources_compute_what_the_twins_compute() {
+fn the_cuda_sources_compute_what_the_host_kernels_compute() {
     use Output::{Bits, Floats};
     let Some(emulator) = Emulator::build() else {
         return;
@@ -340,7 +344,7 @@ fn the_cuda_sources_compute_what_the_twins_compute() {
         );
     }
 
-    // What the twins refuse as InvalidValue is a trap there.
+    // What the host kernels refuse as InvalidValue is a trap there.
     for name in [
         "sublet_matmul_f32",
         "sublet_xent_mean_f32",
@@ -361,7 +365,8 @@ fn the_cuda_sources_compute_what_the_twins_compute() {
     }
 }
 
-/// The hash of many ranges: addresses in memory, which the arena's move does not reach, are moved here.
+/// The hash of many ranges: addresses in memory, which the arena's move does not reach, are moved
+/// here.
 fn chunks_agree(emulator: &Emulator, random: &mut Random, count: u64) {
     let arena = arena();
     let data: Vec<u64> = (0..6000).map(|_| random.next()).collect();

@@ -1,4 +1,4 @@
-//! Every twin against a plain reference in double precision, on random shapes and values.
+//! Every host_kernel against a plain reference in double precision, on random shapes and values.
 
 use super::*;
 
@@ -431,7 +431,8 @@ fn a_rank_goes_on_when_all_have_come_and_sums_what_they_brought() {
             arena.write(args(rank, round)[1], &numbers);
             numbers
         });
-        // Whoever comes first waits, however often it asks; the other one may be a whole round ahead by the time it sums.
+        // The first to come waits, however often it asks; the other one may be a whole round ahead
+        // by the time it sums.
         let (first, second) = (args(round % 2, round), args(1 - round % 2, round));
         assert_eq!(
             (may_go_on(&first), may_go_on(&first)),

@@ -1,4 +1,5 @@
-//! What the card needs from the kernel: record locks, futexes between processes, memory files.
+//! What the device_state needs from the kernel: record locks, futexes between processes, memory
+//! files.
 
 use std::ffi::CString;
 use std::io;
@@ -43,19 +44,22 @@ pub(super) fn locked_by_another(fd: RawFd, at: i64) -> bool {
     answered && record.l_type != libc::F_UNLCK as libc::c_short
 }
 
-/// Whether a process was stopped by a signal or a tracer (field 3 of `/proc/PID/stat`, see proc_pid_stat(5)).
+/// Whether a process was stopped by a signal or a tracer (field 3 of `/proc/PID/stat`, see
+/// proc_pid_stat(5)).
 pub(super) fn is_stopped(pid: u32) -> bool {
     let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    // The second field is the name in parentheses and may contain anything; the state comes after the last one.
+    // The second field is the name in parentheses and may contain anything; the state comes after
+    // the last one.
     let name_ends = stat.iter().rposition(|byte| *byte == b')');
     name_ends.is_some_and(|at| matches!(stat.get(at + 2), Some(b'T' | b't')))
 }
 
 /// A number that the kernel draws for every executed program, the same for all libraries in it.
 pub(super) fn image_number() -> u64 {
-    // SAFETY: getauxval has no preconditions; AT_RANDOM points to 16 bytes that live as long as the program.
+    // SAFETY: getauxval has no preconditions; AT_RANDOM points to 16 bytes that live as long as the
+    // program.
     unsafe {
         let random = libc::getauxval(libc::AT_RANDOM) as *const u64;
         if random.is_null() {
@@ -71,7 +75,8 @@ pub(super) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
         tv_sec: 0,
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    // SAFETY: the word is mapped and outlives the call; a shared (not private) futex, since processes meet on it.
+    // SAFETY: the word is mapped and outlives the call; a shared (not private) futex, since
+    // processes meet on it.
     unsafe {
         libc::syscall(
             libc::SYS_futex,

@@ -62,7 +62,8 @@ pub(super) struct SlotDevice {
 pub(super) struct Slot {
     pub(super) pid: AtomicU32,
     padding0: u32,
-    /// The kernel's random number for the program's image: tells it from a later one with its pid, after exec as well.
+    /// The kernel's random number for the program's image: tells it from a later one with its pid,
+    /// after exec as well.
     pub(super) image: AtomicU64,
     /// Bumped at every claim, never reset.
     pub(super) generation: AtomicU64,
@@ -80,7 +81,8 @@ pub(super) struct Slot {
     pub(super) shared: [SharedBlock; SHARED_BLOCKS],
 }
 
-/// A block of memory that processes share: it is there as long as any live process lists it, and counts once.
+/// A block of memory that processes share: it is there as long as any live process lists it, and
+/// counts once.
 #[repr(C, align(32))]
 pub(super) struct SharedBlock {
     /// The same in all processes; 0: no block.

@@ -1,15 +1,16 @@
-//! Memory that processes share by exported handles. It is there until the last of them has given it back or is dead, so it
-//! is no single process's: each that holds it lists it, and it counts once.
+//! Memory that processes share by exported handles. It is there until the last of them has given it
+//! back or is dead, so it is no single process's: each that holds it lists it, and it counts once.
 //!
-//! Lists grow under the device's record lock, in which sums are taken; they shrink without it. A block that nobody holds but a
-//! descriptor on its way is not counted: nobody tells the card of those.
+//! Lists grow under the device's record lock, in which sums are taken; they shrink without it. A
+//! block that nobody holds but a descriptor on its way is not counted: nobody tells the
+//! device_state of those.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::host::{lock, unlock};
 use super::layout::{SHARED_BLOCKS, Slot};
-use super::{Card, LOCK_MEMORY, Own, SLOTS};
+use super::{DeviceState, LOCK_MEMORY, Own, SLOTS};
 
 impl Slot {
     fn listed(&self) -> impl Iterator<Item = (u64, usize, u64)> {
@@ -51,9 +52,9 @@ impl Slot {
     }
 }
 
-impl Card {
-    /// Lists memory of this process as shared; its bytes are no longer its own. False where no more can be listed: then it stays
-    /// the process's own.
+impl DeviceState {
+    /// Lists memory of this process as shared; its bytes are no longer its own. False where no more
+    /// can be listed: then it stays the process's own.
     pub fn share_own(&self, device: usize, id: u64, bytes: u64) -> bool {
         self.locked(device, |own| {
             let listed = self.state().slots[own.slot].list(id, device, bytes);
@@ -68,7 +69,8 @@ impl Card {
         .unwrap_or(false)
     }
 
-    /// Lists memory that another process shares. False where it is nobody's any more and does not fit, or no more can be listed.
+    /// Lists memory that another process shares. False where it is nobody's any more and does not
+    /// fit, or no more can be listed.
     pub fn share(&self, device: usize, id: u64, bytes: u64) -> bool {
         self.locked(device, |own| {
             let known = (0..SLOTS)
@@ -132,7 +134,8 @@ impl Card {
         sum
     }
 
-    /// Shared memory that counts for one process: that which no live process in a lower slot has, in bytes.
+    /// Shared memory that counts for one process: that which no live process in a lower slot has,
+    /// in bytes.
     pub(super) fn shared_bytes_of(&self, slot: usize, device: usize, own: Option<Own>) -> u64 {
         let slots = &self.state().slots;
         let mut lower = HashSet::new();

@@ -1,14 +1,15 @@
 //! Turns on the compute engine, between the processes of a host.
 //!
-//! One word says who holds it. A process that waits sets its bit, and the holder hands the word on, round robin, when its slice is
-//! over or it has nothing to do. Anybody may take the word from a holder that died, or whose process was stopped by a signal: a device
-//! does not stop with its host.
+//! One word says who holds it. A process that waits sets its bit, and the holder hands the word on,
+//! round robin, when its slice is over or it has nothing to do. Anybody may take the word from a
+//! holder that died, or whose process was stopped by a signal: a device does not stop with its
+//! host.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
-use super::Card;
+use super::DeviceState;
 use super::host::{futex_wait, futex_wake, is_stopped};
 use super::layout::{SLOTS, WAITER_WORDS, turn_word};
 use crate::clock;
@@ -17,10 +18,11 @@ use crate::clock;
 const HOLDER_CHECK: Duration = Duration::from_millis(1);
 /// How long the same holder is waited for before it is looked whether its process was stopped.
 const STOPPED_CHECK: Duration = Duration::from_millis(20);
-/// How far back in time work may start when its process was late: the host's scheduler is not the device's fault.
+/// How far back in time work may start when its process was late: the host's scheduler is not the
+/// device's fault.
 pub const CATCH_UP_NS: u64 = 1_000_000;
 
-impl Card {
+impl DeviceState {
     /// Waits for the compute engine; returns from when on it is ours (CLOCK_MONOTONIC ns).
     ///
     /// Returns at once when it is free or held by a dead process.
@@ -54,8 +56,8 @@ impl Card {
             }
             if !waiting {
                 waiting = true;
-                // SYNC(turn): the bit is set before the word is looked at again; `give_turn` looks at the bits after it
-                // freed the word. One of the two sees the other.
+                // SYNC(turn): the bit is set before the word is looked at again; `give_turn` looks
+                // at the bits after it freed the word. One of the two sees the other.
                 shared.waiters[own.slot / 64].fetch_or(1 << (own.slot % 64), SeqCst);
                 fence(SeqCst);
                 continue;
@@ -79,7 +81,8 @@ impl Card {
         self.next_waiter(device, own.slot).is_some()
     }
 
-    /// Hands the compute engine, busy until `until_ns`, to the next waiting process, or leaves it free.
+    /// Hands the compute engine, busy until `until_ns`, to the next waiting process, or leaves it
+    /// free.
     pub fn give_turn(&self, device: usize, until_ns: u64) {
         let Some(own) = self.own() else { return };
         let shared = &self.state().devices[device];
@@ -114,8 +117,8 @@ impl Card {
         }
     }
 
-    /// Notes that this process used the engine for longer than its slice, because host code that stands for a kernel
-    /// cannot be stopped half way.
+    /// Notes that this process used the engine for longer than its slice, because host code that
+    /// stands for a kernel cannot be stopped half way.
     pub fn overran(&self, device: usize, ns: u64) {
         if let Some(own) = self.own() {
             self.slot_device(own.slot, device)
@@ -164,7 +167,8 @@ impl Card {
             })
     }
 
-    /// Whether the engine is this process's: it may have been taken away while the process stood still.
+    /// Whether the engine is this process's: it may have been taken away while the process stood
+    /// still.
     pub fn has_turn(&self, device: usize) -> bool {
         self.own()
             .is_some_and(|own| self.state().devices[device].turn.load(Acquire) == own.word)

@@ -1,16 +1,19 @@
-//! The card: what all processes of a host share about the simulated devices, in one mapped file.
+//! The device_state: what all processes of a host share about the simulated devices, in one mapped
+//! file.
 //!
-//! * A header with the profile text, so that everybody sees the same card.
-//! * Per device: who holds the compute engine, who waits for it, and until when each engine is busy.
+//! * A header with the profile text, so that everybody sees the same device_state.
+//! * Per device: who holds the compute engine, who waits for it, and until when each engine is
+//!   busy.
 //! * Per process: a slot with its use of every device.
 //!
-//! Nothing here can be left stuck by a process that is killed at any instruction. A slot is alive while its process holds a
-//! POSIX record lock on it, which the kernel drops at death and does not hand to a forked child; sums count live slots
-//! only. Critical sections are record locks as well. The compute engine's holder is a word that names slot and
-//! generation, and anybody may take it from a dead one.
+//! Nothing here can be left stuck by a process that is killed at any instruction. A slot is alive
+//! while its process holds a POSIX record lock on it, which the kernel drops at death and does not
+//! hand to a forked child; sums count live slots only. Critical sections are record locks as well.
+//! The compute engine's holder is a word that names slot and generation, and anybody may take it
+//! from a dead one.
 //!
-//! A record lock goes away with *any* descriptor of the file that the process closes, so the one descriptor is never
-//! closed. This file knows nothing of contexts, streams or memory contents.
+//! A record lock goes away with *any* descriptor of the file that the process closes, so the one
+//! descriptor is never closed. This file knows nothing of contexts, streams or memory contents.
 
 mod host;
 mod layout;
@@ -49,9 +52,9 @@ pub enum CopyEngine {
     Out,
 }
 
-/// Why the card cannot be used.
+/// Why the device cannot be used.
 #[derive(Debug)]
-pub enum CardError {
+pub enum DeviceStateError {
     /// A setting is wrong.
     Config(BadConfig),
     /// The state file cannot be opened, locked or mapped.
@@ -62,7 +65,7 @@ pub enum CardError {
     Full,
 }
 
-impl std::fmt::Display for CardError {
+impl std::fmt::Display for DeviceStateError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Config(error) => write!(f, "{error}"),
@@ -81,7 +84,7 @@ impl std::fmt::Display for CardError {
     }
 }
 
-impl std::error::Error for CardError {}
+impl std::error::Error for DeviceStateError {}
 
 /// One process's use of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,11 +123,12 @@ pub enum Holding {
 }
 
 /// The mapped state. Never unmapped, never closed.
-pub struct Card {
+pub struct DeviceState {
     state: *mut State,
     fd: RawFd,
     profile: Profile,
-    /// Own slot, once claimed. Also serialises the threads of this process in critical sections, which record locks don't.
+    /// Own slot, once claimed. Also serialises the threads of this process in critical sections,
+    /// which record locks don't.
     own: Mutex<Option<Own>>,
 }
 
@@ -137,9 +141,9 @@ struct Own {
 }
 
 // SAFETY: the mapping lives as long as the process, and everything in it is an atomic.
-unsafe impl Send for Card {}
+unsafe impl Send for DeviceState {}
 // SAFETY: as above.
-unsafe impl Sync for Card {}
+unsafe impl Sync for DeviceState {}
 
 /// Directory of the state file, from the environment.
 pub fn state_dir(env: impl Fn(&str) -> Option<String>) -> PathBuf {
@@ -153,14 +157,14 @@ pub fn state_dir(env: impl Fn(&str) -> Option<String>) -> PathBuf {
     }
 }
 
-impl Card {
-    /// Opens the host's card, creating it with `config` if nobody uses it.
+impl DeviceState {
+    /// Opens the host's device, creating it with `config` if nobody uses it.
     ///
     /// # Errors
     /// A wrong setting, or a state file that cannot be used.
-    pub fn open(dir: &Path, config: &str) -> Result<Self, CardError> {
+    pub fn open(dir: &Path, config: &str) -> Result<Self, DeviceStateError> {
         let path = dir.join("state");
-        let io_error = |error| CardError::Io(path.clone(), error);
+        let io_error = |error| DeviceStateError::Io(path.clone(), error);
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -183,8 +187,8 @@ impl Card {
     }
 
     /// Maps the locked file and settles which configuration holds.
-    fn map(fd: RawFd, path: &Path, config: &str) -> Result<Self, CardError> {
-        let io_error = |error| CardError::Io(path.to_owned(), error);
+    fn map(fd: RawFd, path: &Path, config: &str) -> Result<Self, DeviceStateError> {
+        let io_error = |error| DeviceStateError::Io(path.to_owned(), error);
         let bytes = size_of::<State>();
         // SAFETY: fstat and ftruncate on a descriptor that we opened, with a local out-structure.
         let state = unsafe {
@@ -206,27 +210,29 @@ impl Card {
         if state == libc::MAP_FAILED {
             return Err(io_error(io::Error::last_os_error()));
         }
-        // SAFETY: the file is at least this long, page-aligned, shared; all fields are atomics, valid for any bytes.
+        // SAFETY: the file is at least this long, page-aligned, shared; all fields are atomics,
+        // valid for any bytes.
         let shared = unsafe { &*state.cast::<State>() };
         let found = shared.header.layout.load(Acquire);
         if found != 0 && found != LAYOUT {
-            return Err(CardError::Layout(path.to_owned(), found));
+            return Err(DeviceStateError::Layout(path.to_owned(), found));
         }
-        let mut card = Self {
+        let mut device_state = Self {
             state: state.cast(),
             fd,
-            profile: Profile::parse(config).map_err(CardError::Config)?,
+            profile: Profile::parse(config).map_err(DeviceStateError::Config)?,
             own: Mutex::new(None),
         };
-        let in_use = found == LAYOUT && (0..SLOTS).any(|slot| card.alive(slot));
+        let in_use = found == LAYOUT && (0..SLOTS).any(|slot| device_state.alive(slot));
         if in_use {
-            card.profile = Profile::parse(&shared.header.config()).map_err(CardError::Config)?;
+            device_state.profile =
+                Profile::parse(&shared.header.config()).map_err(DeviceStateError::Config)?;
         } else {
             shared.header.layout.store(0, Relaxed);
             shared
                 .header
                 .set_config(config)
-                .map_err(CardError::Config)?;
+                .map_err(DeviceStateError::Config)?;
             for device in &shared.devices {
                 device.turn.store(0, Relaxed);
                 device.peak_bytes.store(0, Relaxed);
@@ -235,10 +241,11 @@ impl Card {
                     .iter()
                     .for_each(|word| word.store(0, Relaxed));
             }
-            // SYNC(layout): pairs with the Acquire load above, under the same record lock; marks the header as complete.
+            // SYNC(layout): pairs with the Acquire load above, under the same record lock; marks
+            // the header as complete.
             shared.header.layout.store(LAYOUT, Release);
         }
-        Ok(card)
+        Ok(device_state)
     }
 
     fn state(&self) -> &State {
@@ -246,7 +253,7 @@ impl Card {
         unsafe { &*self.state }
     }
 
-    /// The card that all processes of the host agreed on.
+    /// The device that all processes of the host agreed on.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
@@ -255,18 +262,19 @@ impl Card {
     ///
     /// # Errors
     /// All slots are taken, or the lock failed.
-    pub fn claim(&self) -> Result<(), CardError> {
+    pub fn claim(&self) -> Result<(), DeviceStateError> {
         let mut own = self.own.lock();
         if own.is_some() {
             return Ok(());
         }
         lock(self.fd, LOCK_INIT, libc::F_SETLKW)
-            .map_err(|error| CardError::Io(PathBuf::new(), error))?;
+            .map_err(|error| DeviceStateError::Io(PathBuf::new(), error))?;
         let claimed = (0..SLOTS).find(|slot| {
             if self.alive_without_own(*slot, None) {
                 return false;
             }
-            // While the slot is still a dead one's: from the lock on it is alive, and whatever it says then counts.
+            // While the slot is still a dead one's: from the lock on it is alive, and whatever it
+            // says then counts.
             let shared = &self.state().slots[*slot];
             for device in &shared.devices {
                 for counter in [
@@ -306,7 +314,7 @@ impl Card {
         if claimed.is_some() {
             Ok(())
         } else {
-            Err(CardError::Full)
+            Err(DeviceStateError::Full)
         }
     }
 
@@ -328,14 +336,16 @@ impl Card {
         if own.is_some_and(|own| own.slot == slot && own.pid == std::process::id()) {
             return true;
         }
-        // Own locks never conflict with the question, and another copy of this library in our process may hold the slot.
+        // Own locks never conflict with the question, and another copy of this library in our
+        // process may hold the slot.
         if pid == std::process::id() && shared.image.load(Relaxed) == image_number() {
             return true;
         }
         locked_by_another(self.fd, LOCK_SLOT + slot as i64)
     }
 
-    /// Takes `bytes` of a device for this process, unless the sum over live processes would exceed the card.
+    /// Takes `bytes` of a device for this process, unless the sum over live processes would exceed
+    /// the device.
     pub fn reserve(&self, device: usize, bytes: u64) -> bool {
         let own = self.own.lock();
         let Some(mine) = *own else { return false };
@@ -365,8 +375,8 @@ impl Card {
         }
     }
 
-    /// Most bytes of a device that live processes ever had together. Exact, for it is noted where memory is taken and
-    /// nobody else takes any.
+    /// Most bytes of a device that live processes ever had together. Exact, for it is noted where
+    /// memory is taken and nobody else takes any.
     pub fn peak(&self, device: usize) -> u64 {
         self.state().devices[device].peak_bytes.load(Relaxed)
     }
@@ -377,7 +387,8 @@ impl Card {
     }
 
     fn used_with(&self, device: usize, own: Option<Own>) -> u64 {
-        // Asked in this order: a slot that a new process has just taken from a dead one is empty by then.
+        // Asked in this order: a slot that a new process has just taken from a dead one is empty by
+        // then.
         let held: u64 = (0..SLOTS)
             .map(|slot| (slot, &self.slot_device(slot, device).used_bytes))
             .filter(|(slot, used)| used.load(Relaxed) > 0 && self.alive_without_own(*slot, own))
@@ -474,7 +485,8 @@ impl Card {
         self.state().devices[device].copy_until_ns[other as usize].load(Acquire) > at_ns
     }
 
-    /// Takes a copy engine for `duration_ns`, from `ready_ns` on at the earliest; returns when the copy ends.
+    /// Takes a copy engine for `duration_ns`, from `ready_ns` on at the earliest; returns when the
+    /// copy ends.
     pub fn copy(&self, device: usize, engine: CopyEngine, ready_ns: u64, duration_ns: u64) -> u64 {
         let until = &self.state().devices[device].copy_until_ns[engine as usize];
         let mut end = 0;
