@@ -214,7 +214,7 @@ pub fn refusal(refusal: &Refusal) -> ControlError {
             format!("the job names {length} {what}, and may name {most}"),
             "name fewer".into(),
         ),
-        Refusal::DeadlineAlone => error(
+        Refusal::DeadlineWithoutWork => error(
             ErrorCode::Invalid,
             "a deadline needs the device time that the work takes".into(),
             "give --work as well, such as --work 40m".into(),

@@ -55,7 +55,7 @@ pub enum Refusal {
     /// More of something than a job can need: what, how much, and the most there may be.
     TooLong(&'static str, usize, usize),
     /// A deadline without the device time that the work takes.
-    DeadlineAlone,
+    DeadlineWithoutWork,
     /// They exclude each other.
     Bounds {
         min: Option<f64>,
@@ -439,8 +439,8 @@ impl Ledger {
     }
 }
 
-/// Refuses what no job can need: the arbiter keeps it for as long as the job lives, and writes it to
-/// a file.
+/// Refuses what no job can need: the arbiter keeps it for as long as the job lives, and writes it
+/// to a file.
 fn admit_sizes(spec: &Spec) -> Result<(), Refusal> {
     for (what, limit) in [
         ("memory limit", spec.mem),
@@ -468,7 +468,7 @@ fn admit_sizes(spec: &Spec) -> Result<(), Refusal> {
         }
     }
     if spec.deadline_unix_ms.is_some() && spec.work_ns.is_none() {
-        return Err(Refusal::DeadlineAlone);
+        return Err(Refusal::DeadlineWithoutWork);
     }
     Ok(())
 }

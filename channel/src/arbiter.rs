@@ -231,7 +231,8 @@ pub struct ClientPages {
     files: Option<PageFiles>,
 }
 
-/// The files of one client's pages. The arbiter has the pages mapped and closes the files once they are sent.
+/// The files of one client's pages. The arbiter has the pages mapped and closes the files once they
+/// are sent.
 #[derive(Debug)]
 pub struct PageFiles {
     arbiter: OwnedFd,
