@@ -1,4 +1,4 @@
-"""sublet.Pipeline with a model that has the methods of a torch.nn.Module and nothing else; what the library is told is written down."""
+"""sublet.Pipeline with a model that has the methods of a torch.nn.Module and nothing else; what the library hears is written down."""
 
 import sublet
 from sublet import pipeline
@@ -104,7 +104,7 @@ def layers(count, size):
     return {str(at): Module(Tensor(4096 + at * size, size // 4)) for at in range(count)}
 
 
-def alone():
+def without_library():
     model = Module(blocks=Sequential(**layers(2, MIB)))
     with sublet.Pipeline(model) as pipe:
         pipe.begin()
@@ -136,8 +136,8 @@ def a_pass():
         head=Module(shared, Tensor(0, 0)),
     )
     pipe = sublet.Pipeline(model, groups=[[model.children["embed"]], list(model.children["blocks"].children.values()), [model.children["head"]]])
-    told = [("clear",), ("add", 0, 1 << 30, 400), ("add", 1, 1 << 31, 32), ("add", 1, 1 << 32, 4), ("add", 1, 1 << 33, 32), ("add", 2, 1 << 30, 400)]
-    assert taken() == told
+    expected = [("clear",), ("add", 0, 1 << 30, 400), ("add", 1, 1 << 31, 32), ("add", 1, 1 << 32, 4), ("add", 1, 1 << 33, 32), ("add", 2, 1 << 30, 400)]
+    assert taken() == expected
     model()
     assert taken() == [("begin", group) for group in (0, 0, 1, 1, 2, 2)]
     # A module that is called again does not lower what the pass may use.
@@ -145,7 +145,7 @@ def a_pass():
     model.children["head"]()
     model.children["embed"]()
     assert taken() == [("begin", 0), ("begin", 2), ("begin", 2)]
-    # It has moved: all is told anew, before the pass begins.
+    # It has moved: all is reported anew, before the pass begins.
     shared.address = 1 << 34
     pipe.begin()
     moved = taken()
@@ -177,7 +177,7 @@ def nonsense():
 
 if __name__ == "__main__":
     if pipeline._begin is None:
-        alone()
+        without_library()
     library()
     for test in (groups_follow_sizes, a_pass, storages, nonsense):
         test()

@@ -1,7 +1,8 @@
 //! The state of a training run in a file that is either whole or refused.
 //!
-//! The file is the magic, a version, the fields below in little-endian order, and at its end the FNV-1a hash of all before
-//! it. It is written beside its place, synced, and renamed into it, so a reader sees the old or the new one, never a part.
+//! The file is the magic, a version, the fields below in little-endian order, and at its end the
+//! FNV-1a hash of all before it. It is written beside its place, synced, and renamed into it, so a
+//! reader sees the old or the new one, never a part.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -92,7 +93,8 @@ impl Checkpoint {
             })
             .and_then(|()| std::fs::rename(&temporary, path));
         if written.is_err() {
-            // The error that matters is the first one; a file that was never created cannot be removed.
+            // The error that matters is the first one; a file that was never created cannot be
+            // removed.
             let _ = std::fs::remove_file(&temporary);
         }
         written.map_err(fail("write"))?;
@@ -165,7 +167,8 @@ impl Checkpoint {
         if fnv1a(body) != u64::from_le_bytes(*sum) {
             return Err("its content does not match its checksum".to_owned());
         }
-        // PANIC: the magic and the version were read above and the checksum comes after them, or it did not match.
+        // PANIC: the magic and the version were read above and the checksum comes after them, or it
+        // did not match.
         let mut fields = Reader {
             rest: body.get(MAGIC.len() + 4..).ok_or_else(short)?,
         };

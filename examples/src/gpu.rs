@@ -1,7 +1,8 @@
 //! One CUDA device through cudarc's driver API, with the kernel library loaded.
 //!
-//! Memory comes from `cuMemAlloc` and work goes to the default stream unless a program asks for streams of its own: what most
-//! programs do. The library is found by the dynamic linker, so a preload or `LD_LIBRARY_PATH` decides which driver it is.
+//! Memory comes from `cuMemAlloc` and work goes to the default stream unless a program asks for
+//! streams of its own: what most programs do. The library is found by the dynamic linker, so a
+//! preload or `LD_LIBRARY_PATH` decides which driver it is.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -119,7 +120,8 @@ impl Shape {
         block: (1, 1, 1),
     };
 
-    /// Blocks of 256 threads, one thread per element up to 1024 blocks; the kernels stride over the rest.
+    /// Blocks of 256 threads, one thread per element up to 1024 blocks; the kernels stride over the
+    /// rest.
     #[must_use]
     pub fn elements(count: u64) -> Shape {
         // CAST: clamped to 1024.
@@ -129,7 +131,8 @@ impl Shape {
         }
     }
 
-    /// Blocks of 16 x 16 threads, one block per tile of 64 x 64 elements of a matrix; the kernel strides over the rest.
+    /// Blocks of 16 x 16 threads, one block per tile of 64 x 64 elements of a matrix; the kernel
+    /// strides over the rest.
     #[must_use]
     pub fn tiles(rows: u32, cols: u32) -> Shape {
         let side = |extent: u32| extent.div_ceil(64).clamp(1, 1024);
@@ -154,7 +157,8 @@ impl Gpu {
     /// # Errors
     /// When there is no driver or no such device, or when the driver refuses the kernels.
     pub fn open(ordinal: usize, names: &[&'static str]) -> Result<Rc<Gpu>, GpuError> {
-        // SAFETY: loads the driver's library by name and unloads it again; its initialisers are the driver's own.
+        // SAFETY: loads the driver's library by name and unloads it again; its initialisers are the
+        // driver's own.
         if !unsafe { sys::is_culib_present() } {
             return Err(GpuError::NoDriver);
         }
@@ -204,7 +208,7 @@ impl Gpu {
     /// Allocates `count` elements of unknown content.
     ///
     /// # Errors
-    /// [`GpuError::OutOfMemory`] when the device, or the job's quota, has no room.
+    /// [`GpuError::OutOfMemory`] when the device, or the job's quota, has no space.
     pub fn alloc<T: Element>(
         self: &Rc<Gpu>,
         what: &'static str,
@@ -215,8 +219,9 @@ impl Gpu {
             .saturating_mul(size_of::<T>() as u64)
             .max(size_of::<T>() as u64);
         // CAST: pointers have 64 bits on every platform with CUDA.
-        // SAFETY: the context was made current on this thread by `open`, and `Gpu` cannot leave it. What the memory holds is
-        // not read before it is written: buffers are `Element`s, valid for all bits anyway.
+        // SAFETY: the context was made current on this thread by `open`, and `Gpu` cannot leave it.
+        // What the memory holds is not read before it is written: buffers are `Element`s, valid for
+        // all bits anyway.
         let dptr = unsafe { result::malloc_sync(bytes as usize) }.map_err(|error| {
             if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
                 GpuError::OutOfMemory {
@@ -321,9 +326,10 @@ impl Gpu {
         let mut pointers = bits
             .each_mut()
             .map(|bits| std::ptr::from_mut(bits).cast::<c_void>());
-        // SAFETY: the function's module is loaded as long as `self`; the driver copies the parameters, each at least as
-        // long as the kernel's own, before it returns; the callers in this crate pass the addresses of living buffers with
-        // the lengths that the kernel expects, and `Buffer`'s drop waits for the device.
+        // SAFETY: the function's module is loaded as long as `self`; the driver copies the
+        // parameters, each at least as long as the kernel's own, before it returns; the callers in
+        // this crate pass the addresses of living buffers with the lengths that the kernel expects,
+        // and `Buffer`'s drop waits for the device.
         unsafe {
             result::launch_kernel(
                 function,
@@ -351,7 +357,8 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         for module in self.modules.drain(..) {
-            // SAFETY: loaded by `open`, unloaded once. Nothing more can be done about a failure on the way out.
+            // SAFETY: loaded by `open`, unloaded once. Nothing more can be done about a failure on
+            // the way out.
             let _ = unsafe { result::module::unload(module) };
         }
     }
@@ -437,7 +444,8 @@ impl<T: Element> Buffer<T> {
             return Ok(());
         }
         let to = self.dptr + index * size_of::<T>() as u64; // CAST: an element has a few bytes.
-        // SAFETY: the buffer has room for `values` there, and the copy has read them when the call returns.
+        // SAFETY: the buffer has space for `values` there, and the copy has read them when the call
+        // returns.
         unsafe { result::memcpy_htod_sync(to, values) }
             .map_err(|error| failed(format!("copying {} to the device", self.what), error))
     }
@@ -470,7 +478,8 @@ impl<T: Element> Buffer<T> {
         let from = self.dptr + index * size_of::<T>() as u64; // CAST: an element has a few bytes.
         let mut values = vec![T::default(); count];
         if count > 0 {
-            // SAFETY: the buffer has `count` elements, `values` has room for them, and the copy is done when the call returns.
+            // SAFETY: the buffer has `count` elements, `values` has space for them, and the copy is
+            // done when the call returns.
             unsafe { result::memcpy_dtoh_sync(&mut values, from) }
                 .map_err(|error| failed(format!("copying {} from the device", self.what), error))?;
         }
@@ -483,8 +492,8 @@ impl<T> Drop for Buffer<T> {
         self.gpu
             .allocated_bytes
             .set(self.gpu.allocated_bytes.get() - self.bytes);
-        // SAFETY: allocated by `Gpu::alloc` and freed once; cuMemFree waits for work that uses the memory. Nothing more can
-        // be done about a failure on the way out.
+        // SAFETY: allocated by `Gpu::alloc` and freed once; cuMemFree waits for work that uses the
+        // memory. Nothing more can be done about a failure on the way out.
         let _ = unsafe { result::free_sync(self.dptr) };
     }
 }

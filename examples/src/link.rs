@@ -1,4 +1,5 @@
-//! How fast the link between host and device is, by itself: the floor that moving a job's memory is measured against.
+//! How fast the link between host and device is, by itself: the floor that moving a job's memory is
+//! measured against.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -48,7 +49,8 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` and freed once. Nothing more can be done about a failure on the way out.
+        // SAFETY: allocated by `new` and freed once. Nothing more can be done about a failure on
+        // the way out.
         let _ = unsafe { result::free_host(self.pointer.cast()) };
     }
 }
@@ -80,10 +82,12 @@ impl Way {
                     .min(self.host.bytes - at)
                     .min(usize::try_from(left).unwrap_or(PART));
                 let device = self.device.address() + at as u64; // CAST: an offset fits.
-                // SAFETY: the range lies in the allocation, which lives until `wait` has returned: `Way` is dropped later.
+                // SAFETY: the range lies in the allocation, which lives until `wait` has returned:
+                // `Way` is dropped later.
                 let host =
                     unsafe { std::slice::from_raw_parts_mut(self.host.pointer.add(at), count) };
-                // SAFETY: both sides have `count` bytes and stay until the stream has been waited for.
+                // SAFETY: both sides have `count` bytes and stay until the stream has been waited
+                // for.
                 unsafe {
                     if out {
                         result::memcpy_dtoh_async(host, device, self.stream)
@@ -108,7 +112,8 @@ impl Way {
 
 impl Drop for Way {
     fn drop(&mut self) {
-        // SAFETY: created by `open` and destroyed once, after its copies. Nothing more can be done about a failure.
+        // SAFETY: created by `open` and destroyed once, after its copies. Nothing more can be done
+        // about a failure.
         unsafe {
             let _ = result::stream::synchronize(self.stream);
             let _ = result::stream::destroy(self.stream);
@@ -116,7 +121,8 @@ impl Drop for Way {
     }
 }
 
-/// Measures copies of `bytes` each way, one direction at a time and both at once; the best of three.
+/// Measures copies of `bytes` each way, one direction at a time and both at once; the best of
+/// three.
 ///
 /// # Errors
 /// What the driver says.

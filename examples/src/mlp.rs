@@ -1,6 +1,8 @@
-//! A network of one hidden layer, `softmax(relu(x W1 + b1) W2 + b2)`, on the kernels of the library.
+//! A network of one hidden layer, `softmax(relu(x W1 + b1) W2 + b2)`, on the kernels of the
+//! library.
 //!
-//! All weights lie in one buffer, as do their gradients and Adam's moments: W1 (64 x hidden), b1, W2 (hidden x 10), b2.
+//! All weights lie in one buffer, as do their gradients and Adam's moments: W1 (64 x hidden), b1,
+//! W2 (hidden x 10), b2.
 
 use std::rc::Rc;
 
@@ -106,7 +108,7 @@ impl Mlp {
     /// A network with the given weights and moments of 0, for up to `rows` rows at a time.
     ///
     /// # Errors
-    /// When the device has no room, or refuses.
+    /// When the device has no space, or refuses.
     ///
     /// # Panics
     /// When the number of weights is not that of a network with `hidden` units.
@@ -163,8 +165,9 @@ impl Mlp {
         self.bias_act(&self.logits, b2, [rows, CLASSES], ACT_NONE)
     }
 
-    /// Queues the loss of the logits of `rows` rows: the mean goes to element `at` of `mean`, the number of right answers to
-    /// that of `correct`; with `gradient` the logits' gradient is kept for [`Mlp::backward`].
+    /// Queues the loss of the logits of `rows` rows: the mean goes to element `at` of `mean`, the
+    /// number of right answers to that of `correct`; with `gradient` the logits' gradient is kept
+    /// for [`Mlp::backward`].
     ///
     /// # Errors
     /// What the driver says.
@@ -267,8 +270,9 @@ impl Mlp {
             .launch("sublet_adam_f32", Shape::elements(count), &args)
     }
 
-    /// Queues `gradients += decay * slot` and then `slot = gradients`, with the slot of `history` that begins at `element`: what
-    /// was learnt when the slot was last in turn has a say once more.
+    /// Queues `gradients += decay * slot` and then `slot = gradients`, with the slot of `history`
+    /// that begins at `element`: what was learnt when the slot was last in turn has a say once
+    /// more.
     ///
     /// # Errors
     /// What the driver says.

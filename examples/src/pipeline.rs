@@ -1,4 +1,5 @@
-//! Saying which memory a part of the program needs, where sublet's library is there to hear it (`docs/explanation/residency.md`, "Hints").
+//! Saying which memory a part of the program needs, where sublet's library is there to hear it
+//! (`docs/explanation/residency.md`, "Hints").
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 

@@ -1,5 +1,5 @@
-//! What sublet, where there is one, wants of the job's size. Its functions are looked up by name in the running program: nothing is linked, and without them
-//! nothing is ever wanted.
+//! What sublet, where there is one, wants of the job's size. Its functions are looked up by name in
+//! the running program: nothing is linked, and without them nothing is ever wanted.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ type Function = unsafe extern "C" fn() -> c_int;
 
 /// How often a program that is ready to be stopped looks whether it still is to be.
 const LOOK: Duration = Duration::from_millis(10);
-/// TIMEOUT: whoever asks stops a program within seconds of its being ready; one that is forgotten goes on.
+/// TIMEOUT: the asker stops a program within seconds of its being ready; one that is forgotten goes
+/// on.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The way to ask.

@@ -1,7 +1,7 @@
 //! Sizes in bytes as people write them.
 
-/// Parses `512M`, `8GiB` and the like: 1024-based, whole numbers or fractions. A bare number is refused: it is bytes to some and
-/// megabytes to others.
+/// Parses `512M`, `8GiB` and the like: 1024-based, whole numbers or fractions. A bare number is
+/// refused: it is bytes to some and megabytes to others.
 ///
 /// # Errors
 /// A sentence that names the text and what is expected.

@@ -1,8 +1,10 @@
-//! Device memory whose content is known: stripes of random words spread over blocks, and the hash of each.
+//! Device memory whose content is known: stripes of random words spread over blocks, and the hash
+//! of each.
 //!
-//! A job of many gigabytes is stood for by a part of its bytes: one stripe at the end of every span is written, what lies between is left
-//! alone. Copies move all of it; what a copy loses or puts elsewhere shows in a stripe. The hashes are computed by the
-//! device (`sublet_hash_chunks`), so that a check reads what kernels read.
+//! A job of many gigabytes is stood for by a part of its bytes: one stripe at the end of every span
+//! is written, what lies between is left alone. Copies move all of it; what a copy loses or puts
+//! elsewhere shows in a stripe. The hashes are computed by the device (`sublet_hash_chunks`), so
+//! that a check reads what kernels read.
 
 use std::rc::Rc;
 
@@ -44,7 +46,7 @@ impl Stripes {
     /// Allocates `bytes` and writes all stripes.
     ///
     /// # Errors
-    /// When the device has no room, or refuses.
+    /// When the device has no space, or refuses.
     pub fn new(gpu: &Rc<Gpu>, bytes: u64, layout: Layout, seed: u64) -> Result<Stripes, GpuError> {
         let mut blocks = Vec::new();
         let mut stripes = Vec::new();
@@ -112,8 +114,8 @@ impl Stripes {
         Ok(range.len())
     }
 
-    /// The first words of a stripe as the program wrote them, and as they are on the device, to tell a wrong copy from a wrong
-    /// hash.
+    /// The first words of a stripe as the program wrote them, and as they are on the device, to
+    /// tell a wrong copy from a wrong hash.
     ///
     /// # Errors
     /// What the driver says.
@@ -154,7 +156,8 @@ impl Stripes {
         }
     }
 
-    /// As [`wrong`](Self::wrong), block by block as their memory is there. `first` is called when the device has done the first one.
+    /// As [`wrong`](Self::wrong), block by block as their memory is there. `first` is called when
+    /// the device has done the first one.
     ///
     /// # Errors
     /// What the driver says.

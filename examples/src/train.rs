@@ -1,7 +1,9 @@
-//! Training on the digits: the order of images, steps, evaluation, and saving and restoring all of it.
+//! Training on the digits: the order of images, steps, evaluation, and saving and restoring all of
+//! it.
 //!
-//! The device computes everything; the host draws the order of images, and reads the losses of an epoch at its end. A run is a
-//! function of its [`Config`] alone: its losses have the same bits every time, also when it was saved and restored.
+//! The device computes everything; the host draws the order of images, and reads the losses of an
+//! epoch at its end. A run is a function of its [`Config`] alone: its losses have the same bits
+//! every time, also when it was saved and restored.
 
 use std::rc::Rc;
 
@@ -29,8 +31,9 @@ const SLOTS: u64 = 128;
 /// What is left of a slot's content when it is in turn again.
 const DECAY: f32 = 0.125;
 
-/// Gradients of earlier steps, in slots spread evenly over a buffer that stands for the state of a larger model: every step adds
-/// what it finds in its slot and leaves its own there. So a loss depends on every slot, and on bytes written 128 steps before.
+/// Gradients of earlier steps, in slots spread evenly over a buffer that stands for the state of a
+/// larger model: every step adds what it finds in its slot and leaves its own there. So a loss
+/// depends on every slot, and on bytes written 128 steps before.
 struct History {
     slots: Buffer<f32>,
     /// Elements from one slot to the next.
@@ -89,10 +92,11 @@ impl Device {
 }
 
 impl Trainer {
-    /// A run at its start. `extra_us` microseconds of device time are added to every step, to stand for a larger model.
+    /// A run at its start. `extra_us` microseconds of device time are added to every step, to stand
+    /// for a larger model.
     ///
     /// # Errors
-    /// When the device has no room, or refuses.
+    /// When the device has no space, or refuses.
     pub fn new(
         gpu: &Rc<Gpu>,
         config: Config,
@@ -132,11 +136,12 @@ impl Trainer {
         })
     }
 
-    /// Gives the run a history of its gradients in `bytes` of device memory, all of which has a part in the losses. They are
-    /// those of another run than without it. It is not part of a checkpoint.
+    /// Gives the run a history of its gradients in `bytes` of device memory, all of which has a
+    /// part in the losses. They are those of another run than without it. It is not part of a
+    /// checkpoint.
     ///
     /// # Errors
-    /// When the device has no room, or refuses.
+    /// When the device has no space, or refuses.
     pub fn keep_history(&mut self, bytes: u64) -> Result<(), GpuError> {
         let weights = mlp::weight_count(self.config.hidden);
         self.history = Some(History::new(&self.gpu, bytes, weights)?);

@@ -1,5 +1,5 @@
-//! The programs from start to end on the simulated GPU: what they compute, what they refuse, and that they go on where they were
-//! stopped.
+//! The programs from start to end on the simulated GPU: what they compute, what they refuse, and
+//! that they go on where they were stopped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -222,7 +222,7 @@ fn checkpoints_of_other_runs_and_damaged_ones_are_refused() {
 }
 
 #[test]
-fn no_room_is_one_line_and_exit_code_2() {
+fn no_space_is_one_line_and_exit_code_2() {
     let host = Host::new();
     for (program, flag) in [
         (TRAIN_MLP, "--ballast"),

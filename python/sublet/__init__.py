@@ -52,7 +52,7 @@ def step():
 
 
 def resize_requested():
-    """With how many GPUs the job is to go on (0: with none for now); None where nobody asks for a change.
+    """With how many GPUs the job is to continue (0: with none for now); None where nobody asks for a change.
 
     To be looked at where an iteration ends, in one process of the job. Save then, and call resize_ready().
     """
@@ -63,7 +63,7 @@ def resize_requested():
 def resize_ready(patience=60.0):
     """Says that all is saved, and waits to be stopped. The job is started again from what it has saved, in its new size.
 
-    Returns where it is to go on after all: True, because nobody asks any more or nobody has stopped it for `patience` seconds; False, because
+    Returns where it is to continue after all: True, because nobody asks any more or nobody has stopped it for `patience` seconds; False, because
     nobody asked in the first place.
     """
     if _ready is None or _ready() != 1:

@@ -1,6 +1,6 @@
 """Lets a model's computation start as soon as its first layers are back on the device, see docs/explanation/residency.md, "Hints".
 
-Whoever is in a group is known for certain, or is in none: a module is a unit where its parent does nothing but call it (the children of the
+What is in a group is known for certain, or is in none: a module is a unit where its parent does nothing but call it (the children of the
 model, and the elements of Sequential, ModuleList and ModuleDict), or where the caller says so. What a unit holds belongs to its
 group, everything else to none, and that comes back first.
 
@@ -49,7 +49,7 @@ def _region(tensor):
 
 
 def _regions(module):
-    """What a module and everything in it lies in; parameters and buffers of the host are told as well, and mean nothing."""
+    """What a module and everything in it lies in; parameters and buffers of the host are reported as well, and mean nothing."""
     found = [_region(tensor) for tensor in [*module.parameters(), *module.buffers()]]
     return [region for region in found if region[0] and region[1]]
 
@@ -119,7 +119,7 @@ class Pipeline:
                     raise ValueError(f"sublet.Pipeline: group {at}: (a part of) a {type(unit).__name__} is listed twice")
                 seen |= inside
         self._model, self._groups, self._hooks = model, groups, []
-        self._told, self._open = None, _begin is not None
+        self._reported, self._open = None, _begin is not None
         # Promises are each thread's own.
         self._lock, self._pass = threading.Lock(), threading.local()
         if not self._open:
@@ -161,13 +161,13 @@ class Pipeline:
         """Says where everything lies, where that is not as it was."""
         regions = [[region for unit in group for region in _regions(unit)] for group in self._groups]
         with self._lock:
-            if regions == self._told:
+            if regions == self._reported:
                 return
             _clear()
             for number, group in enumerate(regions):
                 for address, size in dict.fromkeys(group):
                     _add(number, address, size)
-            self._told = regions
+            self._reported = regions
 
     def close(self):
         """The model is an ordinary one again."""

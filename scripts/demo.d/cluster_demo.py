@@ -21,19 +21,19 @@ SOLO_S = 1.5
 # Work of the jobs: steps of training; seconds of serving.
 STEPS = 3500
 SERVE_S = 12
-LATE_S = 4.5
+SECOND_BATCH_S = 4.5
 
 # What is shown; whatever is found wrong names the one that it breaks.
 CLAIMS = {
     "nodes": "three arbiters, each with a simulated GPU of its own, and jobs ran on every one",
-    "jobs": "twelve jobs, each known once, under the number that its submitter was told",
+    "jobs": "twelve jobs, each known once, under the number that its submitter got",
     "packed": "the trial packer put jobs together",
     "measured": "pairs were measured against the speed of each alone, and a good one was found and kept",
     "split": "a bad pair was split within two windows",
     "remembered": "a pair that was split was not put together again",
     "killed": "the hook was killed in the middle, with jobs running and pairs made, and the next one on its state went on",
     "finished": "every job ended well, in both runs",
-    "once": "no job was in two places: each go of a job was started once, and jobs that cannot be moved had one go",
+    "once": "no job was in two places: each attempt of a job was started once, and jobs that cannot be moved had one attempt",
     "same_result": "training ended with the same loss to the bit, packed or not, and however often it was stopped",
     "compared": "the same jobs in the same sequence, from the same seed, ran without packing as well",
 }
@@ -86,10 +86,10 @@ def example_jobs(target, directory, scale):
         return (f"{kind}-{at}", kind, False, [*command, "--for-ms", int(SERVE_S * 1000 * scale), "--json"])
 
     first = [train(1), train(2), train(3)]
-    late = [train(4)]
-    late += [infer(1), load(1, "light", 2, 60), infer(2), load(2, "light", 2, 60), infer(3), load(1, "bursty", 6, 120)]
-    late += [infer(4), load(2, "bursty", 6, 120)]
-    return first, late
+    second = [train(4)]
+    second += [infer(1), load(1, "light", 2, 60), infer(2), load(2, "light", 2, 60), infer(3), load(1, "bursty", 6, 120)]
+    second += [infer(4), load(2, "bursty", 6, 120)]
+    return first, second
 
 
 class Cluster:
@@ -133,12 +133,12 @@ class Cluster:
         with open(log, "a") as out:
             self.hook = subprocess.Popen(list(map(str, command)), env=self.environment, stderr=out, start_new_session=True)
 
-        def told():
+        def hook_address():
             if self.hook.poll() is not None:
                 raise Failure(f"the hook ended: {log.read_text().strip().splitlines()[-1:]}")
             return re.search(r"http://[\d.]+:(\d+)", log.read_text()[offset:])
 
-        found = self.wait_for("the hook listens", told)
+        found = self.wait_for("the hook listens", hook_address)
         self.url, self.port = found.group(0), int(found.group(1))
 
     def ask(self, *words):
@@ -148,9 +148,10 @@ class Cluster:
             done = subprocess.run(list(map(str, command)), env=self.environment, capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 return done.stdout
-            # A hook that lives and answers late is asked again: nothing is submitted twice, each job has a word against that.
-            late = "is not reached" in done.stderr and self.hook.poll() is None and time.monotonic() < deadline
-            if not late:
+            # A hook that lives and answers late is asked again: nothing is submitted twice, each
+            # job has a word against that.
+            starting = "is not reached" in done.stderr and self.hook.poll() is None and time.monotonic() < deadline
+            if not starting:
                 raise Failure(done.stderr.strip())
             time.sleep(0.5)
 
@@ -187,10 +188,10 @@ class Cluster:
         self.hook.wait()
         self.start_hook()
 
-    def output(self, job, go):
-        """The last line of a go's output, wherever it ran, as JSON."""
+    def output(self, job, attempt):
+        """The last line of an attempt's output, wherever it ran, as JSON."""
         for name in NODES:
-            for file in (self.directory / name / "run/cluster/jobs").glob(f"*/{job}.{go}/stdout"):
+            for file in (self.directory / name / "run/cluster/jobs").glob(f"*/{job}.{attempt}/stdout"):
                 return json.loads(file.read_text().strip().splitlines()[-1])
         raise Failure(f"job {job} has no output")
 
@@ -230,11 +231,11 @@ def play(target, packer, seed, scale, kill, say, wrong):
     keep = False
     try:
         order = random.Random(seed)
-        first, late = example_jobs(target, cluster.directory, scale)
+        first, second = example_jobs(target, cluster.directory, scale)
         begun = time.time()
         ids = [cluster.submit(job) for job in first]
-        time.sleep(LATE_S)
-        for job in late:
+        time.sleep(SECOND_BATCH_S)
+        for job in second:
             ids.append(cluster.submit(job))
             time.sleep(order.uniform(0.1, 0.5))
         if kill:

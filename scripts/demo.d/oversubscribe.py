@@ -14,7 +14,8 @@ MIB = 1 << 20
 JOBS = ("one", "two", "three")
 # Sum of the quotas, in devices.
 OVER = 2.2
-# Of the simulated device: large enough that moving takes time, and nothing that a small host could not hold a part of.
+# Of the simulated device: large enough that moving takes time, and nothing that a small host could
+# not hold a part of.
 SIM_DEVICE = 6 * GIB
 # What a job leaves of its quota to its context's and network's small things.
 SPARE = 160 * MIB
@@ -74,7 +75,7 @@ def wait_all(stage, names, deadline_s):
 
 def link_rates(stage, demo):
     """Bytes per second out and in, by copies of their own on the idle device."""
-    process = stage.start("link", [], [demo.TARGET / "tenant", "--link", "--bytes", "1GiB"], alone=True)
+    process = stage.start("link", [], [demo.TARGET / "tenant", "--link", "--bytes", "1GiB"], solo_run=True)
     process.wait()
     out, err = stage.said("link")
     if process.returncode != 0:
@@ -109,7 +110,7 @@ def oversubscribe(stage, demo, arguments):
     solo, serial_s = {}, 0.0
     for name in JOBS:
         begun = time.monotonic()
-        stage.start(f"solo-{name}", [], program(demo, name, history, steps), alone=True)
+        stage.start(f"solo-{name}", [], program(demo, name, history, steps), solo_run=True)
         solo[name] = stage.report(f"solo-{name}")
         serial_s += time.monotonic() - begun
         demo.say(f"  {name} alone: {solo[name]['steps_per_s']:.0f} steps/s, loss bits {solo[name]['loss_bits']}")
@@ -117,7 +118,7 @@ def oversubscribe(stage, demo, arguments):
 
     demo.say("all three without sublet ...")
     for name in JOBS:
-        stage.start(f"plain-{name}", [], program(demo, name, history, steps), alone=True)
+        stage.start(f"plain-{name}", [], program(demo, name, history, steps), solo_run=True)
     plain = {name: stage.jobs[f"plain-{name}"][0].wait() for name in JOBS}
     refused = sum(code == OUT_OF_MEMORY_EXIT for code in plain.values())
     demo.say(f"  out of memory: {refused} of {len(JOBS)}")
@@ -127,10 +128,10 @@ def oversubscribe(stage, demo, arguments):
     begun = time.monotonic()
     for name in JOBS:
         stage.start(name, flags, program(demo, name, history, steps))
-    last, late = wait_all(stage, JOBS, 10 * serial_s + 60)
+    last, timed_out = wait_all(stage, JOBS, 10 * serial_s + 60)
     makespan_s = time.monotonic() - begun
-    if late:
-        raise demo.Failure(f"not at the end after {makespan_s:.0f} s: {', '.join(late)}; ps said {json.dumps(last)}")
+    if timed_out:
+        raise demo.Failure(f"not at the end after {makespan_s:.0f} s: {', '.join(timed_out)}; ps said {json.dumps(last)}")
     together = {name: stage.report(name) for name in JOBS}
 
     differ = [name for name in JOBS if together[name]["loss_bits"] != solo[name]["loss_bits"]]

@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE))
 
 from validation import place, runner, sections  # noqa: E402
 from validation.context import Context, Skip, Worker, last_json, read_line  # noqa: E402
-from validation.processes import Failure, Late, Processes  # noqa: E402
+from validation.processes import Failure, TimedOut, Processes  # noqa: E402
 from validation.report import FAILED, PASSED, SKIPPED, Report, Result, cell, number  # noqa: E402
 from validation.sections import turns  # noqa: E402
 
@@ -89,7 +89,7 @@ class ProcessesTest(Directory):
         wait_until("the script's start", pids.exists)
         parent, child = map(int, pids.read_text().split())
         self.assertTrue(alive(parent) and alive(child))
-        with self.assertRaisesRegex(Late, "did not end within 0 s.*stuck here"):
+        with self.assertRaisesRegex(TimedOut, "did not end within 0 s.*stuck here"):
             started.wait(0.05)
         self.assertFalse(alive(parent) or alive(child))
 
@@ -124,9 +124,9 @@ class DialogueTest(Directory):
 
     def worker(self, context, body, timeout_s=LONG_S):
         script = "import json, sys, time\nanswer = lambda **m: print(json.dumps(m), flush=True)\n" + textwrap.dedent(body)
-        return Worker(context, context.start([sys.executable, "-c", script], "stand-in", talk=True), timeout_s)
+        return Worker(context, context.start([sys.executable, "-c", script], "stand-in", piped=True), timeout_s)
 
-    def test_it_answers_what_it_is_told(self):
+    def test_it_answers_commands(self):
         worker = self.worker(self.context(), """
             answer(ready=True)
             for line in sys.stdin:
@@ -156,14 +156,14 @@ class DialogueTest(Directory):
         context = self.context()
         worker = self.worker(context, "answer(ready=True); print('deep in thought', file=sys.stderr, flush=True); time.sleep(1000)")
         wait_until("its words", lambda: "thought" in worker.process.stderr())
-        with self.assertRaisesRegex(Late, "did not answer within 0 s.*deep in thought"):
+        with self.assertRaisesRegex(TimedOut, "did not answer within 0 s.*deep in thought"):
             worker.ask("train", 0.05)
         self.assertFalse(alive(worker.process.pid))
 
     def test_half_a_line_is_no_answer(self):
         context = self.context()
-        process = context.start([sys.executable, "-c", "print('half', end='', flush=True); import time; time.sleep(1000)"], "half", talk=True)
-        with self.assertRaises(Late):
+        process = context.start([sys.executable, "-c", "print('half', end='', flush=True); import time; time.sleep(1000)"], "half", piped=True)
+        with self.assertRaises(TimedOut):
             read_line(process, 0.2)
 
     def test_no_json_is_a_failure(self):
@@ -175,10 +175,10 @@ class DialogueTest(Directory):
         context = self.context(seconds=LONG_S)
         context.deadline = time.monotonic() + 0.3
         # On a machine that is very busy the time may be over before the program has been started.
-        with self.assertRaisesRegex(Late, "did not end within 0 s|time is over"):
+        with self.assertRaisesRegex(TimedOut, "did not end within 0 s|time is over"):
             context.run(["sleep", "1000"], "sleep", timeout_s=LONG_S)
         wait_until("the end of the section's time", lambda: context.left() <= 0)
-        with self.assertRaisesRegex(Late, "time is over"):
+        with self.assertRaisesRegex(TimedOut, "time is over"):
             context.run(["true"], "true")
 
     def test_the_environment_has_nothing_of_the_caller_s_sublet(self):
@@ -192,7 +192,7 @@ class DialogueTest(Directory):
     def test_the_torch_worker_repeats_itself_on_the_processor(self):
         context = self.context(300)
         words = [sys.executable, context.place.jobs / "torch_worker.py", "--device", "cpu"]
-        worker = Worker(context, context.start(words, "torch", talk=True), 200)
+        worker = Worker(context, context.start(words, "torch", piped=True), 200)
         losses = []
         for _ in range(2):
             worker.ask("setup", model="gpt", small=True)
@@ -347,7 +347,8 @@ class ReportTest(Directory):
 
 class ArithmeticTest(unittest.TestCase):
     def test_turns_are_paired_with_the_other_s_nearest_end(self):
-        # Turns of 5 ms in ns; each of the two resumes 30 us after the other paused, and once 10 us before it.
+        # Turns of 5 ms in ns; each of the two resumes 30 us after the other paused, and once 10 us
+        # before it.
         one = [[5_000_000, 10_030_000], [15_000_000, 20_000_000 - 10_000]]
         other = [[10_000_000, 15_030_000], [20_000_000, 25_000_000]]
         hands = turns.paired([{"host_gaps": one}, {"host_gaps": other}], "host_gaps")
@@ -375,7 +376,8 @@ class RehearsalTest(Directory):
         report = running.run()
         self.assertEqual([result.name for result in report.results], [section.name for section in made])
         for result in report.results:
-            # Shares are figures of time, and this machine has other work: they are shown, not judged here.
+            # Shares are figures of time, and this machine has other work: they are shown, not
+            # judged here.
             wrong = [check for check in result.checks if not check["ok"] and "share" not in check["name"]]
             self.assertEqual(wrong, [], result.name)
             self.assertTrue(result.checks, f"{result.name}: {result.reason}")
@@ -408,7 +410,7 @@ class CommandLineTest(Directory):
     def validate(self, *words):
         return subprocess.run([sys.executable, HERE / "validate", *words], capture_output=True, text=True, timeout=LONG_S)
 
-    def test_wrong_arguments_are_told_and_nothing_is_written(self):
+    def test_wrong_arguments_are_reported_and_nothing_is_written(self):
         done = self.validate("--section", "device,nonsense", "--out", str(self.directory / "out"))
         self.assertEqual(done.returncode, 2)
         self.assertIn("unknown section nonsense", done.stderr)

@@ -1,6 +1,7 @@
-// Calls driver functions as it is told on stdin, one line per call, and answers one line per call on stdout.
+// Calls driver functions as stdin says, one line per call, and answers one line per call on stdout.
 //
-//   call SYMBOL KINDS          KINDS has a letter per argument: p pointer to a page, h 32-bit, w 64-bit, v a value, 0 zero
+//   call SYMBOL KINDS  KINDS has a letter per argument: p pointer to a page, h 32-bit, w 64-bit, v
+//       a value, 0 zero
 //     -> returned STATUS a0 .. a15 (what was passed, hexadecimal)
 //   value HEX                  what the letter v stands for
 //     -> noted
@@ -65,7 +66,8 @@ int main(void) {
                 W tag = 0x5ab1000000000000u + ((W)(at + 1) << 40) + 0x1357u * (at + 1);
                 char kind = at < (int)strlen(kinds) ? kinds[at] : 'w';
                 if (kind == 'p') {
-                    // Ones: one element, one byte, the first device, where a hook looks into a structure.
+                    // Ones: one element, one byte, the first device, where a hook looks into a
+                    // structure.
                     for (size_t word = 0; word < PAGE / sizeof(W); word++) pages[at][word] = 1;
                     a[at] = (W)pages[at];
                 } else if (kind == 'h') {

@@ -1,7 +1,8 @@
-// One rank of a job that computes and then sums over all ranks, round after round. Ranks are processes; they meet in a file that all of
-// them map and register, as the shared-memory transport of collective libraries has it. Prints one line at its end: ROUNDS WRONG.
+// One rank of a job that computes and then sums over all ranks, round after round. Ranks are
+// processes; they meet in a file that all of them map and register, as the shared-memory transport
+// of collective libraries has it. Prints one line at its end: ROUNDS WRONG.
 //
-//   collective KERNELS RANK RANKS DEVICE ROUNDS BUSY_US FILE     KERNELS: the folder of the PTX files
+//   collective KERNELS RANK RANKS DEVICE ROUNDS BUSY_US FILE  KERNELS: the folder of the PTX files
 #define _GNU_SOURCE
 #include "driver.h"
 #include <fcntl.h>

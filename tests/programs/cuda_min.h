@@ -1,4 +1,5 @@
-// The few declarations that the host programs need, in plain C types: handles are words, statuses are ints.
+// The few declarations that the host programs need, in plain C types: handles are words, statuses
+// are ints.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

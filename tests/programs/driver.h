@@ -1,4 +1,5 @@
-// How the host programs reach the driver: function by function, by name, in the libcuda.so.1 that the dynamic linker finds.
+// How the host programs reach the driver: function by function, by name, in the libcuda.so.1 that
+// the dynamic linker finds.
 #pragma once
 #include "cuda_min.h"
 #include <dlfcn.h>
@@ -17,7 +18,8 @@ static inline void *find(const char *name) {
     return at;
 }
 
-// The status of the driver's function of that name. Arguments go by their own types: cast what is no int.
+// The status of the driver's function of that name. Arguments go by their own types: cast what is
+// no int.
 #define CALL(name, ...) ((cu_status(*)())find(name))(__VA_ARGS__)
 
 // Opens the library; the program's exit code, where that fails.

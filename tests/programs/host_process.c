@@ -1,5 +1,5 @@
-// What programs do around their driver calls. The argument says which; exit code 0 (or the one named) means that it went as it
-// does without anybody in between.
+// What programs do around their driver calls. The argument says which; exit code 0 (or the one
+// named) means that it went as it does without anybody in between.
 #define _GNU_SOURCE
 #include "driver.h"
 #include <errno.h>
@@ -23,7 +23,7 @@ static int work(void) {
     return status;
 }
 
-static void late(void) {
+static void at_end(void) {
     // Exit has begun: calls must still come back, whatever they answer.
     W memory = 0;
     CALL("cuMemAlloc_v2", &memory, (size_t)4096);
@@ -73,7 +73,7 @@ int main(int count, char **words) {
         return now == mask ? same_signals(before) : 2;
     }
     if (!strcmp(way, "atexit")) {
-        atexit(late);
+        atexit(at_end);
         return work() ? 1 : 0;
     }
     if (!strcmp(way, "thread") || !strcmp(way, "exit-in-thread") || !strcmp(way, "small-stack")) {

@@ -1,5 +1,5 @@
-// A library whose constructor uses the driver while another thread does so for the first time, and says what both were told.
-// IN_CONSTRUCTOR says how: "call" or "look-up".
+// A library whose constructor uses the driver while another thread does so for the first time, and
+// says what both got. IN_CONSTRUCTOR says how: "call" or "look-up".
 #define _GNU_SOURCE
 #include "cuda_min.h"
 #include <dlfcn.h>

@@ -1,21 +1,24 @@
-// Layers of known content that say which memory they are, as it is told on stdin, one command per line; answers one line each.
+// Layers of known content that say which memory they are, as stdin says, one command per line;
+// answers one line each.
 //
-//   init PTX                cuInit, the first device, its primary context, the kernel           -> STATUS
-//   make COUNT BYTES        so many layers, memory of their own each, filled                    -> STATUS
-//   declare                 layer g is group g                                                  -> ANSWER (of the last one)
-//   add GROUP LAYER         a layer is of that group as well                                    -> ANSWER
-//   clear                   no groups                                                           -> ANSWER
-//   begin GROUP             sublet_pipeline_begin                                               -> ANSWER
-//   layer G                 the hash of layer G's content goes to its place in memory of no group, in a stream -> STATUS
-//   spinner PTX             the kernel that only takes time                                     -> STATUS
-//   spin MS                 a kernel that takes so long, in a stream                            -> STATUS
-//   set G VALUE             all words of layer G, by cuMemsetD32Async                           -> STATUS
-//   wait                    for the stream                                                      -> STATUS
-//   hashes                  what lies there, read by copying                                    -> STATUS HASH...
-//   first G                 the first word of layer G, by copying                               -> STATUS WORD
-//   free G                  a layer's memory                                                    -> STATUS
-//   address G                                                                                   -> ADDRESS
-//   thread COMMAND          the rest in another thread; its answer comes when it comes, after "thread " -> 0
+//   init PTX  cuInit, the first device, its primary context, the kernel  -> STATUS
+//   make COUNT BYTES  so many layers, memory of their own each, filled  -> STATUS
+//   declare  layer g is group g  -> ANSWER (of the last one)
+//   add GROUP LAYER  a layer is of that group as well  -> ANSWER
+//   clear  no groups  -> ANSWER
+//   begin GROUP  sublet_pipeline_begin  -> ANSWER
+//   layer G  the hash of layer G's content goes to its place in memory of no group, in a stream ->
+//       STATUS
+//   spinner PTX  the kernel that only takes time  -> STATUS
+//   spin MS  a kernel that takes so long, in a stream  -> STATUS
+//   set G VALUE  all words of layer G, by cuMemsetD32Async  -> STATUS
+//   wait  for the stream  -> STATUS
+//   hashes  what lies there, read by copying  -> STATUS HASH...
+//   first G  the first word of layer G, by copying  -> STATUS WORD
+//   free G  a layer's memory  -> STATUS
+//   address G  -> ADDRESS
+//   thread COMMAND  the rest in another thread; its answer comes when it comes, after "thread " ->
+//       0
 #define _GNU_SOURCE
 #include "driver.h"
 #include <pthread.h>
@@ -119,12 +122,13 @@ static void obey(const char *line, char *out, size_t size) {
 }
 
 static void *another(void *line) {
-    static char out[4096], told[4200];
+    static char out[4096], row[4200];
     CALL("cuCtxSetCurrent", context);
     obey(line, out, sizeof out);
-    // Not by stdio: at exit its buffers are flushed without their locks, and a line may be written twice.
-    int length = snprintf(told, sizeof told, "thread %s\n", out);
-    if (write(1, told, (size_t)length) != length) abort();
+    // Not by stdio: at exit its buffers are flushed without their locks, and a line may be written
+    // twice.
+    int length = snprintf(row, sizeof row, "thread %s\n", out);
+    if (write(1, row, (size_t)length) != length) abort();
     free(line);
     return NULL;
 }

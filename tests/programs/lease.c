@@ -1,9 +1,9 @@
-// Has work on the device, and does what must not leave it to nobody, as it is told on stdin, one command per line; answers each with one
-// line. Started again by itself it goes on with the next command.
+// Has work on the device, and does what must not leave it to nobody, as stdin says, one command per
+// line; answers each with one line. Started again by itself it goes on with the next command.
 //
 //   init KERNELS          the first device and kernels of the folder of PTX files  -> STATUS
 //   run                   a thread from here on submits and waits in turns         -> 0
-//   rest                  it ends                                                  -> STATUS (its last one)
+//   rest  it ends  -> STATUS (its last one)
 //   queue COUNT           kernels of 0.2 ms, not waited for                        -> STATUS
 //   most COUNT            the same; how many were in flight at once, at most       -> STATUS MOST
 //   memsets COUNT         of 4 KiB each, not waited for                            -> STATUS
@@ -12,7 +12,7 @@
 //   bad | trap            a kernel with an address of nobody's | that traps        -> STATUS
 //   thread COUNT          a thread queues kernels and ends                         -> STATUS
 //   child                 a forked child exits at once                             -> its exit code
-//   parent                a forked child goes on with the commands, we exit        -> PID (of the child)
+//   parent  a forked child goes on with the commands, we exit  -> PID (of the child)
 //   exec                  starts itself anew in its place                          -> (nothing)
 //   replace FILE          closes all descriptors, and has the file under their numbers -> STATUS
 //   pid                                                                            -> PID
@@ -102,7 +102,7 @@ static cu_status most(int count, int *found) {
 }
 
 static cu_status capture(void) {
-    // Relaxed: other calls of this program are no offence.
+    // Relaxed: other calls of this program are no violation.
     cu_status status = CALL("cuStreamBeginCapture_v2", capturing, 2u);
     return status ? status : work(capturing);
 }
@@ -115,7 +115,8 @@ static cu_status wrong(int trap) {
     return trap ? launch(all_reduce, 1, stream, reduces) : launch(fill, 1, stream, fills);
 }
 
-// As daemons and sandboxes do: whatever is open is closed, and the numbers are used for something else.
+// As daemons and sandboxes do: whatever is open is closed, and the numbers are used for something
+// else.
 static int replace(const char *path) {
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     if (file < 0 || dup2(file, 3) != 3) return 1;
@@ -127,7 +128,7 @@ static int replace(const char *path) {
 int main(int count, char **words) {
     if (open_driver()) return 3;
     char line[4096], text[4096];
-    setvbuf(stdin, NULL, _IONBF, 0); // whoever goes on must not find that we have read ahead
+    setvbuf(stdin, NULL, _IONBF, 0); // the next reader must not find that we have read ahead
     while (fgets(line, sizeof line, stdin)) {
         char verb[16] = "";
         int number = 0;

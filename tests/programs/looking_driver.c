@@ -1,4 +1,5 @@
-// A driver in front of the real one (LOOKING_DRIVER_REAL), whose constructor looks up a driver's names: as wrappers and tools do.
+// A driver in front of the real one (LOOKING_DRIVER_REAL), whose constructor looks up a driver's
+// names: as wrappers and tools do.
 #define _GNU_SOURCE
 #include "cuda_min.h"
 #include <dlfcn.h>

@@ -1,14 +1,15 @@
-// Takes and gives back device memory as it is told on stdin, one command per line, and answers each with one line.
+// Takes and gives back device memory as stdin says, one command per line, and answers each with one
+// line.
 //
 //   init                  cuInit, the first device, its primary context           -> STATUS
 //   alloc KIND BYTES      plain pitch managed async vmm host                     -> STATUS ID
 //   free ID               the way that fits the kind                             -> STATUS
 //   map ID | unmap ID     a vmm allocation at an address of its own              -> STATUS
 //   release ID            the handle of a vmm allocation, its mapping stays      -> STATUS
-//   info                  cuMemGetInfo                                           -> STATUS FREE TOTAL
+//   info  cuMemGetInfo  -> STATUS FREE TOTAL
 //   total                 cuDeviceTotalMem                                       -> STATUS TOTAL
 //   push | destroy        a context of its own, made current | destroyed         -> STATUS
-//   fork                  a child goes on reading commands, the parent waits     -> PID (of the child)
+//   fork  a child goes on reading commands, the parent waits  -> PID (of the child)
 //   pid                                                                          -> PID
 #define _GNU_SOURCE
 #include "driver.h"

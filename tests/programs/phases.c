@@ -1,6 +1,6 @@
-// Phases of short kernels and of long ones, by the same program, the last of them as launches of a graph: how many long ones were in
-// flight at once, at most, in each long phase, as far as the program can tell. Arguments: the PTX of sublet_busy_us, and
-// microseconds of a long kernel.
+// Phases of short kernels and of long ones, by the same program, the last of them as launches of a
+// graph: how many long ones were in flight at once, at most, in each long phase, as far as the
+// program can tell. Arguments: the PTX of sublet_busy_us, and microseconds of a long kernel.
 #define _GNU_SOURCE
 #include "cuda_min.h"
 #include <dlfcn.h>

@@ -1,6 +1,7 @@
-// Uses the driver as a program does that looks at no status, and says each; arguments are done in their order.
+// Uses the driver as a program does that looks at no status, and says each; arguments are done in
+// their order.
 //
-//   look             functions are looked up before cuInit (by cuGetProcAddress), as the runtime does
+//   look  functions are looked up before cuInit (by cuGetProcAddress), as the runtime does
 //   deny NUMBER      that system call fails from here on with EPERM (a seccomp filter)
 //   descriptors N    at most N of them from here on
 //   stderr FILE      descriptor 2 is that file from here on

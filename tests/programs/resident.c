@@ -1,18 +1,19 @@
-// Holds device memory with known contents, as it is told on stdin, one command per line, and answers each with one line.
+// Holds device memory with known contents, as stdin says, one command per line, and answers each
+// with one line.
 //
 //   init [CONTEXTS]       cuInit, the first device, its primary context              -> STATUS
 //   alloc BYTES           cuMemAlloc                                                 -> STATUS ID
 //   free ID               cuMemFree                                                  -> STATUS
 //   fill ID SEED          words that depend on seed and place, by copies             -> STATUS
-//   check ID SEED         how many words are different                               -> STATUS COUNT
-//   range ID OFFSET       cuMemGetAddressRange of an address inside                  -> STATUS DISTANCE BYTES
-//   attribute ID WHICH    cuPointerGetAttribute, as a word                           -> STATUS VALUE
+//   check ID SEED  how many words are different  -> STATUS COUNT
+//   range ID OFFSET  cuMemGetAddressRange of an address inside  -> STATUS DISTANCE BYTES
+//   attribute ID WHICH  cuPointerGetAttribute, as a word  -> STATUS VALUE
 //   address ID                                                                       -> ADDRESS
-//   info                  cuMemGetInfo                                               -> STATUS FREE TOTAL
+//   info  cuMemGetInfo  -> STATUS FREE TOTAL
 //   capture | captured    a capture begins on a stream of its own | ends             -> STATUS
 //   graph ID VALUE        a graph that sets all words of ID to VALUE                 -> STATUS
 //   replay                launches it and waits                                      -> STATUS
-//   words ID VALUE        how many words of ID are not VALUE                         -> STATUS COUNT
+//   words ID VALUE  how many words of ID are not VALUE  -> STATUS COUNT
 //   write ID VALUE        cuStreamWriteValue32 to the first word, and waits          -> STATUS
 //   await VALUE           a stream waits for VALUE in host memory                    -> STATUS
 //   signal VALUE          that word gets VALUE                                       -> STATUS
@@ -28,7 +29,7 @@
 //                         with pointers (0) or packed parameters (1), by
 //                         cuLaunchKernelEx (2), of a library (3); and waits. The kernel
 //                         is of the file of PTX that RESIDENT_KERNELS names
-//   card BYTES            as vmm, made for network cards to reach                    -> STATUS ID
+//   adapter BYTES  as vmm, made for network adapters to reach  -> STATUS ID
 //   hold ID | let ID      cuMemRetainAllocationHandle of its address | its release   -> STATUS
 //   tokens ID             its tokens for other devices' drivers                      -> STATUS
 //   descriptor ID         cuMemGetHandleForAddressRange of all of it                 -> STATUS
@@ -37,10 +38,10 @@
 //   expect ID VALUE       a stream waits for VALUE in the first word                 -> STATUS
 //   reached               cuStreamQuery of it                                        -> STATUS
 //   poke ID VALUE         VALUE is copied to the first word                          -> STATUS
-//   word ID               the first word                                             -> STATUS VALUE
+//   word ID  the first word  -> STATUS VALUE
 //   where ID              the kind of location of a vmm allocation: 1 is the device  -> STATUS KIND
 //   host BYTES            pinned host memory of the program's own                    -> STATUS
-//   churn COUNT           so many pairs of cuMemAlloc and cuMemFree of 4 KiB         -> STATUS NANOSECONDS
+//   churn COUNT  so many pairs of cuMemAlloc and cuMemFree of 4 KiB  -> STATUS NANOSECONDS
 #define _GNU_SOURCE
 #include "driver.h"
 #include <string.h>
@@ -78,7 +79,8 @@ static unsigned expected(unsigned seed, size_t at) {
     return (unsigned)(mixed >> 32);
 }
 
-// Contents go through one small buffer, so that a program of gigabytes needs no gigabytes of its own.
+// Contents go through one small buffer, so that a program of gigabytes needs no gigabytes of its
+// own.
 enum { PART = 1 << 20 };
 static unsigned buffer[PART / 4];
 
@@ -118,7 +120,7 @@ static cu_status vmm(struct held *what, int rdma) {
     return status ? status : map(what);
 }
 
-// What an eviction does, by hand: what knows the pages and not the address is not told.
+// What an eviction does, by hand: what knows the pages and not the address does not learn of it.
 static cu_status remap(struct held *what) {
     struct properties properties = {.type = 1, .handle_types = 1, .location = {1, 0}};
     void *contents = malloc(what->bytes);
@@ -226,7 +228,7 @@ int main(void) {
         size_t wrong = 0;
         if (!strcmp(verb, "init")) {
             printf("%d\n", use_device(0));
-        } else if (!strcmp(verb, "alloc") || !strcmp(verb, "vmm") || !strcmp(verb, "card")) {
+        } else if (!strcmp(verb, "alloc") || !strcmp(verb, "vmm") || !strcmp(verb, "adapter")) {
             struct held *new = &held[count];
             memset(new, 0, sizeof *new);
             new->bytes = first;

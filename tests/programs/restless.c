@@ -1,6 +1,6 @@
-// Threads that never rest: each fills buffers of its own by copies, memsets and a graph, reads them back, allocates and frees, until
-// stdin closes. Answers each line of it with the number of iterations so far, and its end with one line: ITERATIONS WRONG_WORDS ERRORS
-// LAST_ERROR.
+// Threads that never rest: each fills buffers of its own by copies, memsets and a graph, reads them
+// back, allocates and frees, until stdin closes. Answers each line of it with the number of
+// iterations so far, and its end with one line: ITERATIONS WRONG_WORDS ERRORS LAST_ERROR.
 //
 //   restless [THREADS]
 #define _GNU_SOURCE

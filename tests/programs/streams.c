@@ -1,21 +1,28 @@
-// Creates, uses and destroys streams in every way that is legal, as it is told on stdin, one command per line; answers each with one line.
+// Creates, uses and destroys streams in every way that is legal, as stdin says, one command per
+// line; answers each with one line.
 //
-//   init KERNELS           the first device and kernels of the folder of PTX files                     -> STATUS
-//   drop ROUNDS            a stream with work in it is destroyed, another one goes on                  -> STATUS
-//   elsewhere ROUNDS       another thread waits for a stream and destroys it, this one goes on         -> STATUS
-//   shared ROUNDS          two threads submit to one stream; either goes on elsewhere when it is gone  -> STATUS
-//   context ROUNDS         a context with work in its default stream and one of its own is destroyed   -> STATUS
-//   turns STREAMS COUNT US kernels in turn to so many streams, not waited for                          -> STATUS
-//   threads COUNT          so many threads at once, each with a stream, some kernels, and a wait       -> STATUS
-//   one-by-one COUNT       so many threads one after another, each with a stream and some kernels      -> STATUS
-//   ahead COUNT US         a fresh thread and stream: kernels in flight at once, at most               -> STATUS MOST
-//   spread STREAMS COUNT US  the same over so many streams                                             -> STATUS MOST
-//   alloc BYTES            of device memory, to stay                                                    -> STATUS
-//   sync                                                                                               -> STATUS
-//   lost                   a stream that is being captured is destroyed                                -> STATUS
-//   forked                 a stream that has joined a capture and been joined is destroyed, the capture ends, its graph runs -> STATUS
-//   freed                  a stream is destroyed, and a kernel launched on it                          -> STATUS
-//   error                  the capture of a stream that has joined it is ended, then that of the first -> STATUS STATUS
+//   init KERNELS  the first device and kernels of the folder of PTX files  -> STATUS
+//   drop ROUNDS  a stream with work in it is destroyed, another one goes on  -> STATUS
+//   elsewhere ROUNDS  another thread waits for a stream and destroys it, this one goes on  ->
+//       STATUS
+//   shared ROUNDS  two threads submit to one stream; either goes on elsewhere when it is gone  ->
+//       STATUS
+//   context ROUNDS  a context with work in its default stream and one of its own is destroyed  ->
+//       STATUS
+//   turns STREAMS COUNT US kernels in turn to so many streams, not waited for  -> STATUS
+//   threads COUNT  so many threads at once, each with a stream, some kernels, and a wait  -> STATUS
+//   one-by-one COUNT  so many threads one after another, each with a stream and some kernels  ->
+//       STATUS
+//   ahead COUNT US  a fresh thread and stream: kernels in flight at once, at most  -> STATUS MOST
+//   spread STREAMS COUNT US  the same over so many streams  -> STATUS MOST
+//   alloc BYTES  of device memory, to stay  -> STATUS
+//   sync  -> STATUS
+//   lost  a stream that is being captured is destroyed  -> STATUS
+//   forked  a stream that has joined a capture and been joined is destroyed, the capture ends, its
+//       graph runs -> STATUS
+//   freed  a stream is destroyed, and a kernel launched on it  -> STATUS
+//   error  the capture of a stream that has joined it is ended, then that of the first -> STATUS
+//       STATUS
 #define _GNU_SOURCE
 #include "driver.h"
 #include <pthread.h>
@@ -202,7 +209,7 @@ static struct ahead in_a_thread(int streams, int count, uint64_t us) {
     return what;
 }
 
-// Relaxed: other calls of this program are no offence.
+// Relaxed: other calls of this program are no violation.
 static cu_status begin(W *stream) {
     cu_status status = CALL("cuStreamCreate", stream, 1u);
     if (!status) status = CALL("cuStreamBeginCapture_v2", *stream, 2u);

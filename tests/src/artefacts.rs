@@ -1,5 +1,5 @@
-//! The libraries and programs under test, as `sublet` finds them: `libsublet.so` next to the binary, the simulated driver
-//! in `sim/`.
+//! The libraries and programs under test, as `sublet` finds them: `libsublet.so` next to the
+//! binary, the simulated driver in `sim/`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,8 +16,8 @@ pub struct Artefacts {
 }
 
 impl Artefacts {
-    /// Builds and stages with the profile that the tests were built with, once per test process. Where
-    /// `SUBLET_TEST_ARTEFACTS` names a directory, what lies there is tested as it is.
+    /// Builds and stages with the profile that the tests were built with, once per test process.
+    /// Where `SUBLET_TEST_ARTEFACTS` names a directory, what lies there is tested as it is.
     ///
     /// # Panics
     /// When something cannot be built.

@@ -41,7 +41,8 @@ pub fn runner(record: &Path) -> Option<u32> {
     u32::try_from(started["pid"].as_u64()?).ok()
 }
 
-/// Has the runners of all attempts end them. Those whose runner was killed are left alone: they have ended, or are the agent's.
+/// Has the runners of all attempts end them. Those whose runner was killed are left alone: they
+/// have ended, or are the agent's.
 pub fn end_all(runtime: &Path) {
     for record in begun(runtime) {
         let over = || record.join("exit.json").exists();

@@ -1,4 +1,5 @@
-//! Which of the driver's symbols are in the table, in the preload library and in the simulated driver.
+//! Which of the driver's symbols are in the table, in the preload library and in the simulated
+//! driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 

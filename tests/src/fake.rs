@@ -1,4 +1,5 @@
-//! An arbiter that does what the test says, and only that: for looking at one client from the other side of the channel.
+//! An arbiter that does what the test says, and only that: for looking at one client from the other
+//! side of the channel.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

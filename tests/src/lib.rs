@@ -1,8 +1,9 @@
-//! The harness of the suite: builds and stages what is tested, gives every test a directory of its own, starts and ends
-//! its processes.
+//! The harness of the suite: builds and stages what is tested, gives every test a directory of its
+//! own, starts and ends its processes.
 //!
-//! Nothing here waits by sleeping for a fixed time: [`wait_until`] asks again until a deadline that only a failure reaches.
-//! Only processes that a test has started are ended, through their own handle.
+//! Nothing here waits by sleeping for a fixed time: [`wait_until`] asks again until a deadline that
+//! only a failure reaches. Only processes that a test has started are ended, through their own
+//! handle.
 
 pub mod artefacts;
 pub mod attempts;
@@ -26,7 +27,8 @@ pub use outcome::Outcome;
 pub use program_run::ProgramRun;
 pub use sandbox::{Running, Sandbox};
 
-/// TIMEOUT: how long a test waits for something that happens at once on an idle machine. Only failures wait this long.
+/// TIMEOUT: how long a test waits for something that happens at once on an idle machine. Only
+/// failures wait this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Asks `attempt` until it answers, at most [`PATIENCE`].

@@ -1,4 +1,5 @@
-//! What the recording driver has seen: a file that it maps and the test reads while the host program runs.
+//! What the recording driver has seen: a file that it maps and the test reads while the host
+//! program runs.
 //!
 //! ```text
 //!  0  u64  number of records

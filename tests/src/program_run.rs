@@ -83,7 +83,8 @@ impl ProgramRun {
         outcome
     }
 
-    /// Ends the program as [`finish`](Self::finish) does; it and everything in it must have been silent and well.
+    /// Ends the program as [`finish`](Self::finish) does; it and everything in it must have been
+    /// silent and well.
     ///
     /// # Panics
     /// When it was not.

@@ -119,7 +119,8 @@ impl Drop for Running {
 }
 
 impl Sandbox {
-    /// An empty place with a small simulated device: 8 GiB, no overhead per context, fast to create.
+    /// An empty place with a small simulated device: 8 GiB, no overhead per context, fast to
+    /// create.
     ///
     /// # Panics
     /// When there is no temporary directory.

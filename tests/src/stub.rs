@@ -1,5 +1,6 @@
-//! The recording driver: a `libcuda.so.1` in C, generated from the one table, in which every function writes down what it
-//! was called with. It computes nothing, so whatever a program gets past the preload library is seen here as it came.
+//! The recording driver: a `libcuda.so.1` in C, generated from the one table, in which every
+//! function writes down what it was called with. It computes nothing, so whatever a program gets
+//! past the preload library is seen here as it came.
 
 use std::fmt::Write;
 use std::path::PathBuf;

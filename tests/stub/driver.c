@@ -1,6 +1,7 @@
-// The recording driver. Every function of the table writes its row and its first sixteen argument words into a file that
-// the test reads, and returns what the test has asked for. Where the test says so, the few functions that the preload
-// library itself needs answer like a driver that works: one device of 16 GiB, one context, marks that arrive at once.
+// The recording driver. Every function of the table writes its row and its first sixteen argument
+// words into a file that the test reads, and returns what the test has asked for. Where the test
+// says so, the few functions that the preload library itself needs answer like a driver that works:
+// one device of 16 GiB, one context, marks that arrive at once.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -103,7 +104,8 @@ static int record(uint32_t row, const W *words) {
         memcpy(log_page->records[at].words, words, sizeof log_page->records[at].words);
     }
     if (row == atomic_load(&log_page->subject)) {
-        // Marks of the preload library go through the subject too where the subject is the function that it marks with.
+        // Marks of the preload library go through the subject too where the subject is the function
+        // that it marks with.
         if ((row == ROW_cuStreamWriteValue64 || row == ROW_cuStreamWriteValue64_v2) && words[1] >> 47 == 0)
             return work(row, words);
         return (int)atomic_load(&log_page->status);
@@ -127,8 +129,9 @@ static const struct entry {
     void *function;
 } entries[] = {ROWS(ENTRY)};
 
-// The rule that real drivers were seen to follow, written down a second time: newest ABI of the base name that is not newer
-// than the version asked for; per-thread twins where flag 2 asks for them and there is one.
+// The rule that real drivers were seen to follow, written down a second time: newest ABI of the
+// base name that is not newer than the version asked for; per-thread variants where flag 2 asks for
+// them and there is one.
 static int resolve(const char *base, void **answer, uint32_t version, uint64_t flags) {
     const struct entry *best = NULL;
     for (unsigned at = 0; at < ROW_COUNT; at++) {

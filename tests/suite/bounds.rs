@@ -1,4 +1,5 @@
-//! What is in flight is bounded in time: by what each kernel takes, and not by what most of them take.
+//! What is in flight is bounded in time: by what each kernel takes, and not by what most of them
+//! take.
 
 use tests::{Artefacts, Outcome, Running, Sandbox, programs, wait_until};
 
@@ -29,8 +30,9 @@ fn long_kernels_after_thousands_of_short_ones_are_held_back_at_once() {
             .collect();
         most.try_into().expect("three phases")
     };
-    // By a mean over the stream all twelve are in flight, each time. The first phase meets the long ones for the first time, and where the
-    // machine is so busy that a wait of 50 ms runs out one more passes: then it is asked again.
+    // By a mean over the stream all twelve are in flight, each time. The first phase meets the long
+    // ones for the first time, and where the machine is so busy that a wait of 50 ms runs out one
+    // more passes: then it is asked again.
     let mut seen = Vec::new();
     let held = (0..3).any(|round| {
         let [first, second, graphs] = in_flight(round);

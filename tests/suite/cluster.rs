@@ -133,7 +133,8 @@ impl Hook {
         self.node_in(sandbox, name, "root", &[])
     }
 
-    /// One in a place of its own, whose jobs run as `user` where it is root's; `around`: the command that starts it.
+    /// One in a place of its own, whose jobs run as `user` where it is root's; `around`: the
+    /// command that starts it.
     fn node_in(&self, sandbox: Sandbox, name: &str, user: &str, around: &[&str]) -> Node {
         let mut sublet = sandbox.sublet([
             "arbiter",
@@ -281,7 +282,7 @@ fn a_hook_that_is_killed_loses_no_job_and_an_arbiter_that_is_killed_finds_its_ow
     let names = |node: &Node| {
         node.runs()
             .iter()
-            .filter_map(|go| go.file_name().map(|name| name.to_owned()))
+            .filter_map(|attempt| attempt.file_name().map(|name| name.to_owned()))
             .collect::<Vec<_>>()
     };
     let attempts = [names(&a), names(&b)].concat();
@@ -392,8 +393,8 @@ fn a_job_that_has_to_make_way_saves_first_and_goes_on_from_there() {
         (&2.into(), &1.into()),
         "{long}"
     );
-    let said = |go: u32| {
-        let attempt = format!("{}.{go}", long["id"]);
+    let said = |attempt: u32| {
+        let attempt = format!("{}.{attempt}", long["id"]);
         let places = node.places().into_iter();
         let found = places
             .filter(|place| place.ends_with(&attempt))

@@ -1,4 +1,5 @@
-//! Ranks of a collective operation, whose kernels spin until all of them have begun: never kept apart by the gate.
+//! Ranks of a collective operation, whose kernels spin until all of them have begun: never kept
+//! apart by the gate.
 
 use control::JobStatus;
 use tests::{Artefacts, Running, Sandbox, programs, wait_until};
@@ -70,7 +71,8 @@ fn violations(sandbox: &Sandbox) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A sandbox whose hardware gives its slices in quick succession: ranks that share a device meet by nothing else.
+/// A sandbox whose hardware gives its slices in quick succession: ranks that share a device meet by
+/// nothing else.
 fn sandbox() -> Sandbox {
     let mut sandbox = Sandbox::new();
     sandbox.set("SUBLET_SIM_TIMESLICE_US", "200");
@@ -105,10 +107,11 @@ fn ranks_of_a_job_on_two_devices_have_their_turns_together() {
     assert_eq!(violations(&sandbox), []);
 }
 
-/// First come, first served keeps a rank's device from the other one for good where the two are jobs of their own. That a kernel goes
-/// on and on is told after a second, and whoever does it runs last from then on: the other rank comes, and both go on.
+/// First come, first served keeps a rank's device from the other one for good where the two are
+/// jobs of their own. That a kernel goes on and on is reported after a second, and the job that
+/// does it runs last from then on: the other rank comes, and both go on.
 #[test]
-fn ranks_that_are_jobs_of_their_own_are_kept_apart_until_that_is_told() {
+fn ranks_that_are_jobs_of_their_own_are_kept_apart_until_that_is_reported() {
     let mut sandbox = sandbox();
     let file = sandbox.path("sublet.toml");
     std::fs::write(&file, "[[device]]\ndevice = \"*\"\npolicy = \"fifo\"\n").expect("a file");
@@ -127,7 +130,7 @@ fn ranks_that_are_jobs_of_their_own_are_kept_apart_until_that_is_told() {
         (job(&sandbox, "first").device_time_ns > 5_000_000).then_some(())
     });
     let second = start("second", 1);
-    wait_until("it is told that its kernel does not end", || {
+    wait_until("the journal says that its kernel does not end", || {
         let endless = ("first".to_owned(), "\"endless\"".to_owned());
         violations(&sandbox).contains(&endless).then_some(())
     });

@@ -1,4 +1,5 @@
-//! Descriptors that are kept in a program: never written to unless they are ours, and no more of them than there were.
+//! Descriptors that are kept in a program: never written to unless they are ours, and no more of
+//! them than there were.
 
 use std::fs;
 

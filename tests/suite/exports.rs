@@ -53,7 +53,7 @@ const BESIDES: [(&str, &str); 13] = [
     ("sublet_pipeline_clear", "the same"),
     (
         "InitializeInjection",
-        "the driver, where it is told to inject us",
+        "the driver, where its variable names us",
     ),
     ("la_version", "the dynamic linker, where we are an auditor"),
     ("la_objopen", "the same"),

@@ -28,7 +28,7 @@ struct Returned {
 }
 
 impl Host {
-    fn alone() -> Self {
+    fn without_arbiter() -> Self {
         Self::start(Sandbox::new(), &[])
     }
 
@@ -114,7 +114,8 @@ fn kinds(symbol: Symbol) -> String {
                 _ => 'w',
             })
             .collect(),
-        // Unknown, or with a structure in it: as many words as are recorded, of which a plain jump keeps all.
+        // Unknown, or with a structure in it: as many words as are recorded, of which a plain jump
+        // keeps all.
         _ => "w".repeat(WORDS),
     }
 }
@@ -161,7 +162,7 @@ fn reaches(host: &mut Host, symbol: Symbol, status: u32, works: bool) -> Result<
     }
     if returned.status != status {
         return Err(format!(
-            "{name}: the driver answered {status}, the program was told {}",
+            "{name}: the driver answered {status}, the program got {}",
             returned.status
         ));
     }
@@ -180,7 +181,7 @@ fn none_wrong(wrong: Vec<String>) {
 
 #[test]
 fn without_an_arbiter_every_call_reaches_the_driver_as_it_was_made() {
-    let mut host = Host::alone();
+    let mut host = Host::without_arbiter();
     let mut wrong = Vec::new();
     for symbol in SYMBOLS {
         if let Err(why) = reaches(&mut host, symbol, ODD_STATUS, false) {
@@ -198,7 +199,7 @@ fn without_an_arbiter_every_call_reaches_the_driver_as_it_was_made() {
 
 #[test]
 fn without_an_arbiter_every_success_is_the_programs_too() {
-    let mut host = Host::alone();
+    let mut host = Host::without_arbiter();
     let wrong = SYMBOLS
         .iter()
         // The answer would be looked at: `resolver_answers_are_ours` has these two.
@@ -346,7 +347,8 @@ fn what_is_freed_is_given_back() {
         |attached: &Attached| attached.used_bytes() + attached.tenant.page.slot_pinned_bytes(0);
     for (allocates, frees) in PAIRS {
         let (allocate, free) = (symbol(allocates), symbol(frees));
-        // The driver's answer: a handle of ones, as the page has it, in as many bytes as the ABI gives it.
+        // The driver's answer: a handle of ones, as the page has it, in as many bytes as the ABI
+        // gives it.
         host.log.begin(allocate, 0, true);
         let returned = host.call(&format!("call {allocates} {}", kinds(allocate)));
         assert_eq!(returned.status, 0, "{allocates}");
@@ -431,7 +433,7 @@ fn reports_of_memory_tell_the_quota() {
 
 #[test]
 fn resolver_answers_are_ours() {
-    let mut host = Host::alone();
+    let mut host = Host::without_arbiter();
     let requests = table::framework_requests();
     assert!(requests.len() > 300, "only {} requests", requests.len());
     host.log.begin(symbol("cuDriverGetVersion"), 0, true);
@@ -456,7 +458,7 @@ fn resolver_answers_are_ours() {
 
 #[test]
 fn the_resolver_covers_the_whole_table() {
-    let mut host = Host::alone();
+    let mut host = Host::without_arbiter();
     host.log.begin(symbol("cuDriverGetVersion"), 0, true);
     let mut wrong = Vec::new();
     for symbol in SYMBOLS {
@@ -505,7 +507,7 @@ fn the_resolver_covers_the_whole_table() {
 
 #[test]
 fn every_way_of_looking_a_symbol_up_finds_ours() {
-    let mut host = Host::alone();
+    let mut host = Host::without_arbiter();
     for symbol in SYMBOLS {
         let name = name(symbol);
         for how in ["soname", "path", "default", "next"] {

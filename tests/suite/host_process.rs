@@ -159,7 +159,7 @@ fn a_program_in_python_finds_the_driver_by_its_name() {
 }
 
 #[test]
-fn a_program_in_python_is_told_to_change_its_size() {
+fn a_program_in_python_is_asked_to_change_its_size() {
     if !tests::programs::exists("python3") {
         return;
     }
@@ -171,13 +171,13 @@ fn a_program_in_python_is_told_to_change_its_size() {
         \x20   time.sleep(0.01)\n\
         print(sublet.resize_requested(), sublet.resize_ready(), sublet.resize_requested())\n";
     let sandbox = Sandbox::new();
-    let mut alone = sandbox.bare("python3");
-    alone.env("PYTHONPATH", &module).args([
+    let mut bare = sandbox.bare("python3");
+    bare.env("PYTHONPATH", &module).args([
         "-c",
         "import sublet; print(sublet.active(), sublet.resize_requested(), sublet.resize_ready())",
     ]);
-    let alone = Outcome::of(&mut alone).succeeded();
-    assert_eq!(alone.stdout, "False None False\n");
+    let bare = Outcome::of(&mut bare).succeeded();
+    assert_eq!(bare.stdout, "False None False\n");
 
     let _arbiter = sandbox.arbiter();
     let mut command = sandbox.job(&["--name", "elastic"], "python3");
@@ -209,9 +209,9 @@ fn a_model_in_python_says_which_memory_its_layers_need() {
     }
     let module = Artefacts::get().root().join("python");
     let sandbox = Sandbox::new();
-    let mut alone = sandbox.bare("python3");
-    let alone = Outcome::of(alone.arg(module.join("test_pipeline.py"))).succeeded();
-    assert_eq!(alone.stdout, "well\n");
+    let mut bare = sandbox.bare("python3");
+    let bare = Outcome::of(bare.arg(module.join("test_pipeline.py"))).succeeded();
+    assert_eq!(bare.stdout, "well\n");
     let script = "import ctypes\n\
         from sublet import pipeline\n\
         print(pipeline._add(0, 4096, 4096), pipeline._begin(0), pipeline._clear())\n\

@@ -36,19 +36,19 @@ fn goes_on(sandbox: &Sandbox, name: &str) {
 }
 
 #[test]
-fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part() {
+fn a_kernel_that_never_ends_is_reported_and_costs_the_others_no_more_than_its_part() {
     let sandbox = Sandbox::new();
     let honest = spin(&sandbox, "honest", None);
     goes_on(&sandbox, "honest");
     let mut endless = spin(&sandbox, "endless", Some("endless:kernel=sublet_busy_us"));
-    let told = wait_until("it is told", || {
+    let reported = wait_until("it is reported", || {
         sandbox
             .events()
             .into_iter()
             .find(|event| event.kind == "misbehaviour")
     });
     assert_eq!(
-        (told.job.as_str(), &told.fields["violation"]),
+        (reported.job.as_str(), &reported.fields["violation"]),
         ("endless", &"endless".into())
     );
     goes_on(&sandbox, "honest");
@@ -59,8 +59,8 @@ fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part()
         "{ps:?}"
     );
     assert!(!endless.has_ended(), "nobody asked to have it ended");
-    // It may try again after its penance of ten seconds. Turn and turn about, in slices of 50 ms at most, it would be let in once
-    // in 100 ms.
+    // It may try again after its penalty of ten seconds. Turn and turn about, in slices of 50 ms at
+    // most, it would be let in once in 100 ms.
     let (grants, since) = (job(&sandbox, "endless").grants, Instant::now());
     for _ in 0..12 {
         goes_on(&sandbox, "honest");
@@ -74,7 +74,7 @@ fn a_kernel_that_never_ends_is_told_and_costs_the_others_no_more_than_its_part()
 }
 
 #[test]
-fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_was() {
+fn a_stopped_job_is_reported_costs_the_others_next_to_nothing_and_goes_on_where_it_was() {
     let sandbox = Sandbox::new();
     let honest = spin(&sandbox, "honest", None);
     let stopped = spin(&sandbox, "stopped", None);
@@ -92,7 +92,7 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
         holder.as_deref() == Some(name)
     };
     // Between two launches it wants nothing, and being stopped is no violation: then once more.
-    let told = wait_until("it is told", || {
+    let reported = wait_until("it is reported", || {
         stopped.signal(Signal::SIGCONT);
         wait_until("it holds the device", || holds("stopped").then_some(()));
         stopped.signal(Signal::SIGSTOP);
@@ -107,8 +107,8 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
         None
     });
     goes_on(&sandbox, "honest");
-    let violation = told.fields["violation"].as_str().expect("a word");
-    assert_eq!(told.job, "stopped");
+    let violation = reported.fields["violation"].as_str().expect("a word");
+    assert_eq!(reported.job, "stopped");
     assert!(
         matches!(violation, "unresponsive" | "endless"),
         "{violation}"
@@ -124,8 +124,9 @@ fn a_stopped_job_is_told_costs_the_others_next_to_nothing_and_goes_on_where_it_w
         .map(|(now, then)| now.grants - then.grants)
         .collect::<Vec<_>>();
     assert!(grants[1] <= grants[0] + 1, "{grants:?}");
-    // What it cost the other one, by the arbiter's account: to wait for a slice each time, with its kernel and the time for which it is
-    // waited for; never more than the longest slice that there is.
+    // What it cost the other one, by the arbiter's account: to wait for a slice each time, with its
+    // kernel and the time for which it is waited for; never more than the longest slice that there
+    // is.
     let waited_ns = job(&sandbox, "honest").wait_time_ns - before[0].wait_time_ns;
     let most_ns = (grants[1] + 1) * 52_000_000;
     assert!(
@@ -229,7 +230,7 @@ fn a_job_with_a_sticky_error_leaves_its_turns_to_the_others() {
 }
 
 #[test]
-fn a_job_on_two_devices_is_a_gang_until_it_is_told_otherwise() {
+fn a_job_on_two_devices_is_a_gang_until_it_is_set_otherwise() {
     let mut sandbox = Sandbox::new();
     sandbox.set("SUBLET_SIM_DEVICES", "2");
     let spin = Artefacts::get().program("spin");

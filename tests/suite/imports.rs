@@ -358,7 +358,7 @@ fn every_test_program_starts_clean() {
     assert_eq!(
         missing,
         Vec::<String>::new(),
-        "these inherit signals, limits and variables from whoever starts them: add testbed::starts_clean!();"
+        "these inherit signals, limits and variables from their caller: add testbed::starts_clean!();"
     );
 }
 

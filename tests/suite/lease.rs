@@ -1,4 +1,5 @@
-//! What a program may do in the middle of its slice: whatever it is, the others go on, and have the device when it wants it no more.
+//! What a program may do in the middle of its slice: whatever it is, the others go on, and have the
+//! device when it wants it no more.
 
 use control::JobStatus;
 use tests::{Artefacts, ProgramRun, Running, Sandbox, programs, wait_until};
@@ -14,9 +15,9 @@ fn honest(sandbox: &Sandbox) -> Running {
     running
 }
 
-/// One that does what it is told, ready to work.
-fn told(sandbox: &Sandbox) -> ProgramRun {
-    let flags = ["--name", "told", "--share", "0.5", "--mem", "1GiB"];
+/// A program that follows commands, ready to work.
+fn commanded(sandbox: &Sandbox) -> ProgramRun {
+    let flags = ["--name", "commanded", "--share", "0.5", "--mem", "1GiB"];
     let mut run = ProgramRun::start(&mut sandbox.job(&flags, programs::program("lease")));
     init(&mut run);
     run
@@ -47,7 +48,7 @@ fn has_it_alone(sandbox: &Sandbox) {
         (job(sandbox, "honest").share_got_recent > 0.9).then_some(())
     });
     // One that is gone is forgotten some time.
-    let charged = || job(sandbox, "told").device_time_ns;
+    let charged = || job(sandbox, "commanded").device_time_ns;
     let before = charged();
     goes_on(sandbox, "honest");
     assert!(charged() <= before, "it is charged for what it does not do");
@@ -60,7 +61,7 @@ fn has_it_alone(sandbox: &Sandbox) {
 fn a_capture_that_never_ends_bounds_what_is_in_flight_as_ever() {
     let sandbox = Sandbox::new();
     let _honest = honest(&sandbox);
-    let mut run = told(&sandbox);
+    let mut run = commanded(&sandbox);
     // What such a kernel takes is learnt first.
     assert_eq!(
         (run.ask("queue 32"), run.ask("sync")),
@@ -71,7 +72,8 @@ fn a_capture_that_never_ends_bounds_what_is_in_flight_as_ever() {
     let most = answer
         .strip_prefix("0 ")
         .and_then(|most| most.parse::<u32>().ok());
-    // Two milliseconds of them are ten. On a busy machine a wait of 50 ms that ran out lets one more pass.
+    // Two milliseconds of them are ten. On a busy machine a wait of 50 ms that ran out lets one
+    // more pass.
     assert!(most.is_some_and(|most| most < 50), "{answer}");
     assert_eq!(run.ask("sync"), "0");
     has_it_alone(&sandbox);
@@ -82,15 +84,15 @@ fn a_capture_that_never_ends_bounds_what_is_in_flight_as_ever() {
 fn a_process_that_dies_in_a_capture_leaves_nothing_behind() {
     let sandbox = Sandbox::new();
     let _honest = honest(&sandbox);
-    let mut run = told(&sandbox);
+    let mut run = commanded(&sandbox);
     assert_eq!(
         (run.ask("run"), run.ask("capture")),
         ("0".into(), "0".into())
     );
-    goes_on(&sandbox, "told");
+    goes_on(&sandbox, "commanded");
     goes_on(&sandbox, "honest");
     wait_until("it holds the device", || {
-        job(&sandbox, "told").holding.then_some(())
+        job(&sandbox, "commanded").holding.then_some(())
     });
     assert_eq!(run.kill().signal, Some(9));
     has_it_alone(&sandbox);
@@ -101,9 +103,9 @@ fn a_process_whose_context_is_lost_and_that_stays_wants_nothing_more() {
     for (what, status) in [("bad", "700"), ("trap", "719")] {
         let sandbox = Sandbox::new();
         let _honest = honest(&sandbox);
-        let mut run = told(&sandbox);
+        let mut run = commanded(&sandbox);
         assert_eq!(run.ask("run"), "0");
-        goes_on(&sandbox, "told");
+        goes_on(&sandbox, "commanded");
         // Work before the error and behind it, of this thread and of the other one.
         assert_eq!(run.ask("queue 20"), "0");
         run.ask(what);
@@ -122,13 +124,13 @@ fn a_process_whose_context_is_lost_and_that_stays_wants_nothing_more() {
 fn a_child_that_exits_ends_nothing_of_its_parents() {
     let sandbox = Sandbox::new();
     let _honest = honest(&sandbox);
-    let mut run = told(&sandbox);
+    let mut run = commanded(&sandbox);
     assert_eq!(run.ask("run"), "0");
-    goes_on(&sandbox, "told");
+    goes_on(&sandbox, "commanded");
     for _ in 0..5 {
         assert_eq!(run.ask("child"), "7");
     }
-    goes_on(&sandbox, "told");
+    goes_on(&sandbox, "commanded");
     goes_on(&sandbox, "honest");
     assert_eq!(run.ask("rest"), "0");
     has_it_alone(&sandbox);
@@ -139,11 +141,11 @@ fn a_child_that_exits_ends_nothing_of_its_parents() {
 fn a_parent_that_exits_takes_its_work_along() {
     let sandbox = Sandbox::new();
     let _honest = honest(&sandbox);
-    let mut run = told(&sandbox);
+    let mut run = commanded(&sandbox);
     assert_eq!(run.ask("run"), "0");
-    goes_on(&sandbox, "told");
+    goes_on(&sandbox, "commanded");
     wait_until("it holds the device", || {
-        job(&sandbox, "told").holding.then_some(())
+        job(&sandbox, "commanded").holding.then_some(())
     });
     let child = run.ask("parent");
     assert_ne!(child, run.running.pid().to_string());
@@ -157,7 +159,7 @@ fn a_parent_that_exits_takes_its_work_along() {
 fn a_thread_that_ends_with_work_in_flight_leaves_the_device_when_that_is_done() {
     let sandbox = Sandbox::new();
     let _honest = honest(&sandbox);
-    let mut run = told(&sandbox);
+    let mut run = commanded(&sandbox);
     for _ in 0..20 {
         assert_eq!(run.ask("thread 12"), "0");
     }
@@ -170,11 +172,11 @@ fn a_thread_that_ends_with_work_in_flight_leaves_the_device_when_that_is_done() 
 fn a_process_that_executes_another_program_begins_anew() {
     let sandbox = Sandbox::new();
     let _honest = honest(&sandbox);
-    let mut run = told(&sandbox);
+    let mut run = commanded(&sandbox);
     assert_eq!(run.ask("run"), "0");
-    goes_on(&sandbox, "told");
+    goes_on(&sandbox, "commanded");
     wait_until("it holds the device", || {
-        job(&sandbox, "told").holding.then_some(())
+        job(&sandbox, "commanded").holding.then_some(())
     });
     let pid = run.ask("pid");
     run.send("exec");
@@ -182,7 +184,7 @@ fn a_process_that_executes_another_program_begins_anew() {
     has_it_alone(&sandbox);
     init(&mut run);
     assert_eq!(run.ask("run"), "0");
-    goes_on(&sandbox, "told");
+    goes_on(&sandbox, "commanded");
     goes_on(&sandbox, "honest");
     assert_eq!(run.ask("rest"), "0");
     run.finish().succeeded();

@@ -1,4 +1,5 @@
-//! The dynamic linker's lock: whoever holds it may use the driver, and nobody waits for somebody who waits for it.
+//! The dynamic linker's lock: its holder may use the driver, and nobody waits for somebody who
+//! waits for it.
 
 use tests::{Artefacts, Outcome, Running, Sandbox, programs, wait_until};
 
@@ -18,9 +19,9 @@ fn a_constructor_uses_the_driver_while_another_thread_begins_to() {
     );
     for way in ["call", "look-up"] {
         let sandbox = Sandbox::new();
-        let mut alone = sandbox.preloaded(&program);
+        let mut lonely = sandbox.preloaded(&program);
         let mut job = sandbox.job(&["--mem", "1GiB"], &program);
-        for command in [&mut alone, &mut job] {
+        for command in [&mut lonely, &mut job] {
             let outcome = ends(command.arg(&library).env("IN_CONSTRUCTOR", way));
             let mut lines: Vec<&str> = outcome.stdout.lines().collect();
             lines.sort_unstable();

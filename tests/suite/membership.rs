@@ -1,15 +1,16 @@
-//! Who belongs to a job: processes that outlive its launcher, many of them at once, and those that get out of its limits.
+//! Who belongs to a job: processes that outlive its launcher, many of them at once, and those that
+//! get out of its limits.
 
 use control::{JobState, JobStatus};
 use nix::sys::signal::Signal;
 use tests::{Outcome, ProgramRun, Running, Sandbox, programs, wait_until};
 
-/// A shell that leaves a process behind and ends: that one waits for the file `go`, and then is told to use the device by `words`;
-/// what it is answered lies in `said` in the end.
+/// A shell that leaves a process behind and ends: that one waits for the file `start`, and then
+/// gets the command to use the device by `words`; what it is answered lies in `said` in the end.
 fn left_behind(sandbox: &Sandbox, words: &str) -> String {
     std::fs::write(sandbox.path("words"), words).expect("a file");
     format!(
-        "(n=0; while [ ! -e go ] && [ $n -lt 2000 ]; do n=$((n+1)); sleep 0.05; done; {} <words >answers 2>&1; mv answers said) \
+        "(n=0; while [ ! -e start ] && [ $n -lt 2000 ]; do n=$((n+1)); sleep 0.05; done; {} <words >answers 2>&1; mv answers said) \
          </dev/null >/dev/null 2>&1 & exit 0",
         programs::program("memory").display()
     )
@@ -54,7 +55,7 @@ fn a_process_that_outlives_its_launcher_has_the_jobs_limits() {
         assert!(job.dormant_processes.unwrap_or(0) >= 1, "{job:?}");
         let ps = Outcome::of(&mut sandbox.sublet(["ps"])).succeeded();
         assert!(ps.stdout.contains("left is dormant"), "{ps:?}");
-        std::fs::write(sandbox.path("go"), "").expect("a file");
+        std::fs::write(sandbox.path("start"), "").expect("a file");
         assert_eq!(said(&sandbox), REFUSED_AND_GIVEN);
         wait_until("nothing of it is left", || {
             sandbox
@@ -62,7 +63,7 @@ fn a_process_that_outlives_its_launcher_has_the_jobs_limits() {
                 .is_none_or(|job| job.state == JobState::Gone)
                 .then_some(())
         });
-        let kinds = wait_until("its end is told", || {
+        let kinds = wait_until("its end is reported", || {
             let kinds = kinds(&sandbox);
             kinds.contains(&"ended".into()).then_some(kinds)
         });
@@ -87,7 +88,7 @@ fn a_dormant_job_outlives_its_arbiter() {
     arbiter.wait();
     let _next = sandbox.arbiter();
     dormant(&sandbox, "left");
-    std::fs::write(sandbox.path("go"), "").expect("a file");
+    std::fs::write(sandbox.path("start"), "").expect("a file");
     assert_eq!(said(&sandbox), REFUSED_AND_GIVEN);
 }
 
@@ -111,7 +112,7 @@ fn an_arbiter_does_not_end_while_a_dormant_job_has_living_processes() {
         (started_ms + uptime_ms > event.unix_ms + 3000).then_some(event.unix_ms)
     });
     assert!(since_ms > 0 && !arbiter.has_ended());
-    std::fs::write(sandbox.path("go"), "").expect("a file");
+    std::fs::write(sandbox.path("start"), "").expect("a file");
     assert_eq!(said(&sandbox), REFUSED_AND_GIVEN);
     wait_until("it ends once nothing is left", || {
         arbiter.has_ended().then_some(())
@@ -134,7 +135,7 @@ fn what_a_dormant_job_was_promised_is_free_for_others_until_it_wakes() {
             .filter(|job| job.state == JobState::Starting)
     });
     assert_eq!(dormant(&sandbox, "left-2").share_asked, Some(0.8));
-    std::fs::write(sandbox.path("go"), "").expect("a file");
+    std::fs::write(sandbox.path("start"), "").expect("a file");
     let refused = wait_until("the sleeper is refused", || {
         sandbox
             .events()
@@ -162,7 +163,7 @@ const CLEANED: &str = "env -i LD_LIBRARY_PATH=\"$LD_LIBRARY_PATH\" SUBLET_SIM_ST
      SUBLET_SIM_CAPACITY=8GiB SUBLET_SIM_CONTEXT=0B \"$1\"; exit 0";
 
 #[test]
-fn a_process_that_lost_the_library_is_told_in_ps_the_journal_and_at_the_end_of_run() {
+fn a_process_that_lost_the_library_is_reported_in_ps_the_journal_and_at_the_end_of_run() {
     for script in [REPLACED, CLEANED] {
         let sandbox = Sandbox::new();
         let _arbiter = sandbox.arbiter();
@@ -171,10 +172,10 @@ fn a_process_that_lost_the_library_is_told_in_ps_the_journal_and_at_the_end_of_r
         assert_eq!(run.ask("init"), "0");
         assert_eq!(run.ask("alloc plain 2147483648"), "0 0");
         let since = std::time::Instant::now();
-        let escaped = wait_until("it is told", || {
+        let escaped = wait_until("it is reported", || {
             sandbox.job_status("out")?.escaped.into_iter().next()
         });
-        println!("now: told after {} ms", since.elapsed().as_millis());
+        println!("now: reported after {} ms", since.elapsed().as_millis());
         assert_eq!(escaped.pid.to_string(), pid);
         assert_eq!(escaped.devices, [0]);
         assert!(escaped.used_bytes >= 2 << 30, "{escaped:?}");
@@ -186,11 +187,11 @@ fn a_process_that_lost_the_library_is_told_in_ps_the_journal_and_at_the_end_of_r
         let line = format!("escaped: process {pid} (");
         assert!(ps.stdout.contains(&line), "{ps:?}");
         assert!(!ps.stdout.contains("not managed"), "{ps:?}");
-        let told = sandbox
+        let reported = sandbox
             .events()
             .into_iter()
             .find(|event| event.kind == "escaped");
-        assert_eq!(told.map(|event| event.job).as_deref(), Some("out"));
+        assert_eq!(reported.map(|event| event.job).as_deref(), Some("out"));
         let outcome = run.finish().succeeded();
         let line = format!("sublet: warning:  {line}");
         assert!(outcome.stderr.contains(&line), "{outcome:?}");
@@ -317,7 +318,7 @@ fn processes_beyond_the_bound_are_refused_with_the_reason_and_slots_come_back_af
     }
     tell(3, "init\n");
     assert_eq!(said(3), "802");
-    let refused = wait_until("it is told", || {
+    let refused = wait_until("it is reported", || {
         sandbox
             .events()
             .into_iter()
@@ -484,7 +485,7 @@ fn an_arbiter_with_few_descriptors_refuses_with_the_reason_and_recovers() {
     };
     let mut jobs: Vec<_> = (0..16).map(job).collect();
     let lacking = "has no descriptors left";
-    let reason = wait_until("somebody is told that there are none left", || {
+    let reason = wait_until("the journal says that there are none left", || {
         let refused = sandbox
             .events()
             .into_iter()
@@ -498,7 +499,7 @@ fn an_arbiter_with_few_descriptors_refuses_with_the_reason_and_recovers() {
         Some(job.take_stderr())
     });
     assert!(reason.contains(lacking), "{reason}");
-    // Who asks is answered, and told no nonsense.
+    // Who asks is answered, and gets no nonsense.
     wait_until("who asks is answered", || {
         let ps = Outcome::of(&mut sandbox.sublet(["ps"]));
         (ps.code == Some(0) && ps.stdout.contains("job-")).then_some(())
@@ -510,10 +511,10 @@ fn an_arbiter_with_few_descriptors_refuses_with_the_reason_and_recovers() {
         jobs.iter().all(gone).then_some(())
     });
     let flags = ["--name", "late", "--mem", "1GiB"];
-    let mut late = ProgramRun::start(&mut sandbox.job(&flags, programs::program("memory")));
-    assert_eq!(late.ask("init"), "0");
-    assert_eq!(late.ask("alloc plain 2147483648"), "2 -1");
-    late.finish().succeeded();
+    let mut last = ProgramRun::start(&mut sandbox.job(&flags, programs::program("memory")));
+    assert_eq!(last.ask("init"), "0");
+    assert_eq!(last.ask("alloc plain 2147483648"), "2 -1");
+    last.finish().succeeded();
     assert!(!arbiter.has_ended());
 }
 

@@ -1,5 +1,5 @@
-//! Nodes on hosts of their own, as far as a network can tell: each in a network namespace, joined to the hook's by a pair of virtual interfaces
-//! that can be cut.
+//! Nodes on hosts of their own, as far as a network can tell: each in a network namespace, joined
+//! to the hook's by a pair of virtual interfaces that can be cut.
 
 use std::ffi::OsString;
 use std::process::{Child, Command, Stdio};

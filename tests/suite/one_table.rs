@@ -1,4 +1,5 @@
-//! What is known of a driver symbol is known from its row of the table: nothing in the preload library tells symbols apart by lists.
+//! What is known of a driver symbol is known from its row of the table: nothing in the preload
+//! library tells symbols apart by lists.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +32,7 @@ fn code(text: &str) -> String {
 }
 
 /// Driver symbols that stand in patterns, and imports that would hide them.
-fn told_apart(text: &str) -> Vec<String> {
+fn symbols_of(text: &str) -> Vec<String> {
     let code = code(text);
     let mut found = Vec::new();
     if code.contains("use Symbol::") || code.contains("::Symbol::{") || code.contains("::Symbol::*")
@@ -75,7 +76,7 @@ fn lists_of_symbols_are_seen() {
         ("real::exported(Symbol::cuCtxRecordEvent) || known", 0),
         ("// Symbol::cuInit | Symbol::cuMemMap", 0),
     ] {
-        assert_eq!(told_apart(text).len(), count, "{text}");
+        assert_eq!(symbols_of(text).len(), count, "{text}");
     }
 }
 
@@ -92,7 +93,7 @@ fn the_preload_library_tells_symbols_apart_by_the_table_alone() {
         .iter()
         .filter_map(|path| {
             let text = std::fs::read_to_string(path).expect("a source");
-            let found = told_apart(&text);
+            let found = symbols_of(&text);
             (!found.is_empty()).then(|| format!("{}: {found:?}", path.display()))
         })
         .collect();

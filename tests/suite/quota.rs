@@ -11,7 +11,7 @@ const GRANULE: u64 = 2 * MIB;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A process that takes memory as it is told, inside a job of this name.
+/// A process that takes memory on command, inside a job of this name.
 fn job(sandbox: &Sandbox, name: &str, mem: &str) -> ProgramRun {
     let mut run = ProgramRun::start(&mut sandbox.job(&["--name", name, "--mem", mem], memory()));
     assert_eq!(run.ask("init"), "0", "cuInit of {name}");
@@ -146,7 +146,7 @@ fn small_allocations_fill_the_granules_that_are_paid_for() {
 }
 
 #[test]
-fn what_the_program_is_told_is_its_quota() {
+fn what_the_program_sees_is_its_quota() {
     let sandbox = Sandbox::new();
     let mut run = job(&sandbox, "reader", "3GiB");
     assert_eq!(run.ask("info"), format!("0 {} {}", 3 * GIB, 3 * GIB));

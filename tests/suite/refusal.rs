@@ -1,4 +1,5 @@
-//! A limit that was asked for is enforced, or the process gets no device; and somebody is told.
+//! A limit that was asked for is enforced, or the process gets no device; and somebody learns of
+//! it.
 
 use std::fs;
 
@@ -83,7 +84,7 @@ fn a_limit_on_share_or_strictness_refuses_too() {
 }
 
 #[test]
-fn whoever_wants_otherwise_runs_without_limits_and_is_told() {
+fn on_refusal_open_runs_without_limits_and_says_so() {
     for flags in [
         &["--mem", "1GiB", "--on-refusal", "open"][..],
         &["--share", "0.5"],
@@ -149,8 +150,8 @@ fn few_descriptors_are_enough_or_the_process_is_refused() {
                 // Where the arbiter could be reached at all, it knows.
                 if line.contains("could be taken") {
                     wait_until("the journal says so", || {
-                        let told = |event: &control::Event| event.kind == "refused";
-                        sandbox.events().iter().any(told).then_some(())
+                        let reported = |event: &control::Event| event.kind == "refused";
+                        sandbox.events().iter().any(reported).then_some(())
                     });
                     journaled += 1;
                 }

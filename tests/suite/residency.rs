@@ -104,7 +104,7 @@ impl Host {
 
     /// What the simulated device has given to anybody, as it tells a stranger.
     #[track_caller]
-    fn on_the_card(&mut self) -> u64 {
+    fn on_the_device(&mut self) -> u64 {
         let answer = self.witness.ask("info");
         let words: Vec<u64> = answer
             .split(' ')

@@ -116,7 +116,7 @@ fn a_job_saves_at_the_end_of_an_iteration_and_goes_on_without_losing_a_step() {
 }
 
 #[test]
-fn who_is_asked_before_it_comes_is_told_and_nonsense_is_refused() {
+fn who_is_asked_before_it_comes_is_asked_then_and_nonsense_is_refused() {
     let sandbox = Sandbox::new();
     let _arbiter = sandbox.arbiter();
     let nobody = Outcome::of(&mut sandbox.sublet(["set", "nobody", "--resize", "2"]));

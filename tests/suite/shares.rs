@@ -1,7 +1,7 @@
 //! Shares of the device's time, by the arbiter's account and by the device's own.
 //!
-//! Bounds are generous: the machine that runs the suite may be busy with other things, and the jobs then do not want the
-//! device all the time. `scripts/demo` holds the arbiter to two points.
+//! Bounds are generous: the machine that runs the suite may be busy with other things, and the jobs
+//! then do not want the device all the time. `scripts/demo` holds the arbiter to two points.
 
 use std::process::Command;
 
@@ -13,7 +13,8 @@ const OFF: f64 = 0.06;
 /// Device time that both together must have had before shares mean something, in nanoseconds.
 const ENOUGH_NS: u64 = 2_000_000_000;
 
-/// Device time by process id, as the simulated device counts it. Asks in a process of its own: the device belongs to the sandbox.
+/// Device time by process id, as the simulated device counts it. Asks in a process of its own: the
+/// device belongs to the sandbox.
 fn device_time(sandbox: &Sandbox) -> std::collections::BTreeMap<u64, u64> {
     let program = Artefacts::get().program("examples/usage");
     let usage: Value = Outcome::of(&mut sandbox.command(program))
@@ -80,8 +81,8 @@ fn shares(sandbox: &Sandbox, jobs: &[(&str, &Running)]) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// By both accounts each job gets what was asked for it. A machine so busy that jobs miss their turns is asked again: what is wrong with the
-/// shares is so each time.
+/// By both accounts each job gets what was asked for it. A machine so busy that jobs miss their
+/// turns is asked again: what is wrong with the shares is so each time.
 #[track_caller]
 fn agree(sandbox: &Sandbox, jobs: &[(&str, &Running)], asked: &[f64]) {
     let near = |got: f64, asked: f64| (got - asked).abs() < OFF;
@@ -109,7 +110,8 @@ fn busy_jobs_get_the_shares_they_asked_for() {
     let jobs = [("a", &a), ("b", &b)];
     agree(&sandbox, &jobs, &[0.75, 0.25]);
 
-    // And the other way round, on the running jobs: the smaller one first, the sum may not exceed 1.
+    // And the other way round, on the running jobs: the smaller one first, the sum may not exceed
+    // 1.
     for (name, share) in [("a", "0.25"), ("b", "0.75")] {
         Outcome::of(&mut sandbox.sublet(["set", name, "--share", share])).succeeded();
     }
@@ -165,8 +167,9 @@ fn shares_above_the_whole_are_refused() {
     assert!(outcome.stderr.contains("0.5"), "{outcome:?}");
 }
 
-/// A driver that refuses completion marks, loses them, or refuses our page: without them a job was charged nothing at all. How near the shares
-/// come to 55 and 45 says the machine's load as well, so that is printed and not asserted.
+/// A driver that refuses completion marks, loses them, or refuses our page: without them a job was
+/// charged nothing at all. How near the shares come to 55 and 45 says the machine's load as well,
+/// so that is printed and not asserted.
 #[test]
 fn a_job_without_completion_marks_is_charged_like_any_other() {
     for fault in [
@@ -193,15 +196,15 @@ fn a_job_without_completion_marks_is_charged_like_any_other() {
         });
         println!("now: {fault}: charged and given by the device {seen:?}, asked 0.55 and 0.45");
         assert!(charged, "{fault}: {seen:?}");
-        // The people are told, in every place.
+        // It is reported, in every place.
         let followed_by = |name: &str| {
             let job = sandbox.job_status(name)?;
             job.processes.first()?.followed_by.clone()
         };
         assert_eq!(followed_by("b").as_deref(), Some("events"), "{fault}");
         assert_eq!(followed_by("a"), None);
-        let told = |event: &control::Event| event.kind == "following" && event.job == "b";
-        assert!(sandbox.events().iter().any(told), "{fault}");
+        let reported = |event: &control::Event| event.kind == "following" && event.job == "b";
+        assert!(sandbox.events().iter().any(reported), "{fault}");
         let said = Outcome::of(&mut sandbox.sublet(["ps"]));
         assert!(
             said.stdout.contains("gives no completion marks"),

@@ -1,4 +1,5 @@
-//! Jobs that are evicted, restored and killed again and again, and nonsense for the daemons: short runs of `scripts/soak`.
+//! Jobs that are evicted, restored and killed again and again, and nonsense for the daemons: short
+//! runs of `scripts/soak`.
 
 use std::process::Command;
 
@@ -6,7 +7,8 @@ use serde_json::Value;
 use testbed::CommandWithin;
 use tests::Artefacts;
 
-/// Runs a script of `scripts/soak` on what was built and answers its report, whether it was content or not, and all that it said.
+/// Runs a script of `scripts/soak` on what was built and answers its report, whether it was content
+/// or not, and all that it said.
 fn run(script: &str, words: &[&str]) -> (bool, Value, String) {
     let artefacts = Artefacts::get();
     let done = Command::new("python3")

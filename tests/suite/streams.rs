@@ -163,7 +163,7 @@ fn a_thread_with_many_streams_leaves_slots_for_others() {
 }
 
 #[test]
-fn slots_are_used_again_by_whoever_needs_one() {
+fn slots_are_used_again_by_threads_that_need_one() {
     let mut host = Host::start(&[], false);
     host.bound(2000);
     host.says("one-by-one 700", "0");
@@ -236,8 +236,8 @@ fn work_is_followed_where_the_driver_gives_no_marks() {
         }
         host.says("sync", "0");
         assert_eq!(host.arbiter.pages.client.following(), way, "{fault}");
-        let told = |event: &Event| matches!(event, Event::Following { way: told, status } if *told == way && *status == refusal);
-        assert!(host.arbiter.records().iter().any(told), "{fault}");
+        let reported = |event: &Event| matches!(event, Event::Following { way: found, status } if *found == way && *status == refusal);
+        assert!(host.arbiter.records().iter().any(reported), "{fault}");
         // Without a call of the program's: somebody looks.
         host.has_nothing_in_flight();
         if way == Following::Events {

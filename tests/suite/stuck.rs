@@ -1,4 +1,5 @@
-//! An arbiter that lives and does nothing (stopped, or busy) is no worse than one that is gone: who waits for it waits once.
+//! An arbiter that lives and does nothing (stopped, or busy) is no worse than one that is gone: who
+//! waits for it waits once.
 
 use std::time::Duration;
 

@@ -6,7 +6,8 @@ use tests::{Artefacts, Outcome, ProgramRun, Running, Sandbox, programs, wait_unt
 
 const MIB: u64 = 1 << 20;
 
-/// A training job that ends by itself after a few seconds of work, with the same loss whenever it is run.
+/// A training job that ends by itself after a few seconds of work, with the same loss whenever it
+/// is run.
 fn training(sandbox: &Sandbox, name: &str, share: &str) -> Running {
     let mut command = sandbox.job(
         &["--name", name, "--share", share, "--mem", "1GiB"],
@@ -182,7 +183,8 @@ fn a_fork_after_initialisation_holds_nothing_and_ends_quietly() {
     assert_eq!(run.ask(&format!("alloc plain {}", 512 * MIB)), "0 0");
     let child: u32 = run.ask("fork").parse().expect("a process id");
     assert_ne!(child, parent);
-    // The child has the driver's state of before the fork, which is of no use; that it runs on and exits is what counts.
+    // The child has the driver's state of before the fork, which is of no use; that it runs on and
+    // exits is what counts.
     assert_eq!(run.ask("pid"), child.to_string());
     let job = sandbox.job_status("late").expect("the job");
     let pids: Vec<u32> = job.processes.iter().map(|process| process.pid).collect();

@@ -1,4 +1,5 @@
-//! Prints how much of the driver is covered. `--json` adds one object as the last line. See `scripts/coverage`.
+//! Prints how much of the driver is covered. `--json` adds one object as the last line. See
+//! `scripts/coverage`.
 
 use std::process::ExitCode;
 

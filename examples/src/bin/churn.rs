@@ -1,5 +1,5 @@
-//! A job that allocates, frees, computes on several streams and replays graphs without end, and checks every byte that it owns:
-//! what a soak test of moving memory needs of a tenant.
+//! A job that allocates, frees, computes on several streams and replays graphs without end, and
+//! checks every byte that it owns: what a soak test of moving memory needs of a tenant.
 
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
@@ -19,14 +19,14 @@ const ADD: &str = "sublet_axpy_f32";
 const FILL: &str = "sublet_fill_f32";
 const HASH: &str = "sublet_hash_chunks";
 /// Elements of the buffers that graphs work on.
-const LANE: u64 = 1 << 14;
+const COUNTERS: u64 = 1 << 14;
 const STREAMS: usize = 3;
 
-/// Allocates and frees blocks of random sizes with random content, adds on several streams and by a replayed graph to counters
-/// whose values it knows, and compares all of it with what it must be.
+/// Allocates and frees blocks of random sizes with random content, adds on several streams and by a
+/// replayed graph to counters whose values it knows, and compares all of it with what it must be.
 ///
-/// Goes on until standard input says `quit` or ends; `rest` makes it free everything but its counters and say so, `go` lets
-/// it go on.
+/// Goes on until standard input says `quit` or ends; `rest` makes it free everything but its
+/// counters and say so, `go` lets it go on.
 ///
 /// Exit codes: 0 done, 1 failed or a byte was wrong, 2 out of device memory, 64 wrong arguments.
 #[derive(Parser)]
@@ -72,7 +72,7 @@ impl Block {
 }
 
 /// Counters that a stream, or a graph, adds one to.
-struct Lane {
+struct CountedStream {
     stream: sys::CUstream,
     counters: Buffer<f32>,
     ones: Buffer<f32>,
@@ -81,18 +81,18 @@ struct Lane {
     expected: f32,
 }
 
-impl Lane {
-    fn open(gpu: &Rc<Gpu>) -> anyhow::Result<Lane> {
+impl CountedStream {
+    fn open(gpu: &Rc<Gpu>) -> anyhow::Result<CountedStream> {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
-        let counters = gpu.alloc("counters", LANE)?;
-        let ones = gpu.alloc("ones", LANE)?;
+        let counters = gpu.alloc("counters", COUNTERS)?;
+        let ones = gpu.alloc("ones", COUNTERS)?;
         for (buffer, value) in [(&counters, 0.0), (&ones, 1.0)] {
-            let args = [buffer.arg(), F32(value), U64(LANE)];
-            gpu.launch(FILL, Shape::elements(LANE), &args)?;
+            let args = [buffer.arg(), F32(value), U64(COUNTERS)];
+            gpu.launch(FILL, Shape::elements(COUNTERS), &args)?;
         }
         gpu.wait()?;
         let graph = capture(gpu, stream, &add(&counters, &ones))?;
-        Ok(Lane {
+        Ok(CountedStream {
             stream,
             counters,
             ones,
@@ -111,18 +111,18 @@ impl Lane {
 
     fn work(&mut self, gpu: &Rc<Gpu>, rng: &mut Rng) -> anyhow::Result<()> {
         if self.expected > 1e6 {
-            let args = [self.counters.arg(), F32(0.0), U64(LANE)];
-            gpu.launch_into(self.stream, FILL, Shape::elements(LANE), &args)?;
+            let args = [self.counters.arg(), F32(0.0), U64(COUNTERS)];
+            gpu.launch_into(self.stream, FILL, Shape::elements(COUNTERS), &args)?;
             self.expected = 0.0;
         }
         for _ in 0..=rng.below(4) {
             if rng.below(2) == 0 {
-                // SAFETY: graph and stream are this lane's.
+                // SAFETY: graph and stream are this one's.
                 unsafe { result::graph::launch(self.graph, self.stream)? };
                 self.expected += 2.0;
             } else {
                 let args = add(&self.counters, &self.ones);
-                gpu.launch_into(self.stream, ADD, Shape::elements(LANE), &args)?;
+                gpu.launch_into(self.stream, ADD, Shape::elements(COUNTERS), &args)?;
                 self.expected += 1.0;
             }
         }
@@ -131,9 +131,9 @@ impl Lane {
 
     /// How many counters are wrong.
     fn wrong(&self) -> anyhow::Result<usize> {
-        // SAFETY: the stream is this lane's.
+        // SAFETY: the stream is this one's.
         unsafe { result::stream::synchronize(self.stream)? };
-        let found = self.counters.read(LANE as usize)?; // CAST: a small constant.
+        let found = self.counters.read(COUNTERS as usize)?; // CAST: a small constant.
         Ok(found
             .iter()
             .filter(|value| value.to_bits() != self.expected.to_bits())
@@ -148,12 +148,12 @@ fn capture(
     args: &[Arg; 4],
 ) -> anyhow::Result<sys::CUgraphExec> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY: the caller's stream lives; the captured launches name buffers that live as long as the lane, and graph and
-    // executable are destroyed once.
+    // SAFETY: the caller's stream lives; the captured launches name buffers that live as long as
+    // these counters, and graph and executable are destroyed once.
     unsafe {
         result::stream::begin_capture(stream, mode)?;
         for _ in 0..2 {
-            gpu.launch_into(stream, ADD, Shape::elements(LANE), args)?;
+            gpu.launch_into(stream, ADD, Shape::elements(COUNTERS), args)?;
         }
         let captured = result::stream::end_capture(stream)?;
         let mut exec = std::ptr::null_mut();
@@ -164,14 +164,14 @@ fn capture(
 }
 
 fn add(counters: &Buffer<f32>, ones: &Buffer<f32>) -> [Arg; 4] {
-    [counters.arg(), ones.arg(), F32(1.0), U64(LANE)]
+    [counters.arg(), ones.arg(), F32(1.0), U64(COUNTERS)]
 }
 
 struct Churn {
     gpu: Rc<Gpu>,
     rng: Rng,
     blocks: Vec<Block>,
-    lanes: Vec<Lane>,
+    streams: Vec<CountedStream>,
     /// Address and length of one block, and its hash.
     list: Buffer<u64>,
     hash: Buffer<u64>,
@@ -187,10 +187,10 @@ impl Churn {
 
     fn round(&mut self) -> anyhow::Result<()> {
         self.rounds += 1;
-        for lane in &mut self.lanes {
-            lane.work(&self.gpu, &mut self.rng)?;
+        for stream in &mut self.streams {
+            stream.work(&self.gpu, &mut self.rng)?;
             if self.rng.below(400) == 0 {
-                lane.recapture(&self.gpu)?;
+                stream.recapture(&self.gpu)?;
             }
         }
         match self.rng.below(4) {
@@ -209,13 +209,13 @@ impl Churn {
             _ => {}
         }
         if self.rounds.is_multiple_of(16) {
-            for (at, lane) in self.lanes.iter().enumerate() {
-                let wrong = lane.wrong()?;
-                self.checked_bytes += LANE * 4;
+            for (at, stream) in self.streams.iter().enumerate() {
+                let wrong = stream.wrong()?;
+                self.checked_bytes += COUNTERS * 4;
                 if wrong > 0 {
                     bail!(
-                        "{wrong} of {LANE} counters of stream {at} are not {} in round {}",
-                        lane.expected,
+                        "{wrong} of {COUNTERS} counters of stream {at} are not {} in round {}",
+                        stream.expected,
                         self.rounds
                     );
                 }
@@ -247,7 +247,8 @@ impl Churn {
         Ok(())
     }
 
-    /// Compares what was written of a block, byte by byte or by the device's hash of it against a fresh copy's.
+    /// Compares what was written of a block, byte by byte or by the device's hash of it against a
+    /// fresh copy's.
     fn compare(&mut self, block: &Block, by_bytes: bool) -> anyhow::Result<()> {
         self.checked_bytes += 8 * block.words as u64; // CAST: a length fits.
         let right = if by_bytes {
@@ -279,8 +280,8 @@ impl Churn {
         for block in std::mem::take(&mut self.blocks) {
             self.compare(&block, true)?;
         }
-        for lane in &self.lanes {
-            if lane.wrong()? > 0 {
+        for stream in &self.streams {
+            if stream.wrong()? > 0 {
                 bail!("counters are wrong at rest");
             }
         }
@@ -294,8 +295,8 @@ fn run(args: Args) -> anyhow::Result<()> {
     let mut churn = Churn {
         rng: Rng::new(args.seed),
         blocks: Vec::new(),
-        lanes: (0..STREAMS)
-            .map(|_| Lane::open(&gpu))
+        streams: (0..STREAMS)
+            .map(|_| CountedStream::open(&gpu))
             .collect::<Result<_, _>>()?,
         list: gpu.alloc("the list", 2)?,
         hash: gpu.alloc("the hash", 2)?,

@@ -15,8 +15,8 @@ use examples::rng::Rng;
 use examples::train::BUSY;
 use examples::{app, digits, mlp, size};
 
-/// Classifies held-out digits in bursts of requests at a fixed rate. A request's latency counts from when it was due, so a late
-/// device makes all that wait behind it late.
+/// Classifies held-out digits in bursts of requests at a fixed rate. A request's latency counts
+/// from when it was due, so a late device makes all that wait behind it late.
 ///
 /// Exit codes: 0 done, 1 failed, 2 out of device memory, 64 wrong arguments.
 #[derive(Parser)]

@@ -43,7 +43,8 @@ struct Args {
 enum Pattern {
     /// Any kernel after any other.
     Random,
-    /// Requests with a prompt of a few kernels and an answer of random length, between them pauses and other work.
+    /// Requests with a prompt of a few kernels and an answer of random length, between them pauses
+    /// and other work.
     Requests,
 }
 

@@ -1,4 +1,5 @@
-//! A load with a shape: bursts of kernels, pauses between them, and phases in which it wants nothing at all.
+//! A load with a shape: bursts of kernels, pauses between them, and phases in which it wants
+//! nothing at all.
 
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -7,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use examples::app;
+use examples::bounded_stream::BoundedStream;
 use examples::gpu::Arg::U64;
 use examples::gpu::{Arg, Buffer, Gpu, Shape};
-use examples::lane::Lane;
 use examples::train::BUSY;
 
 /// A kernel that does steps instead of looking at the clock.
@@ -19,10 +20,11 @@ const MAX_DEPTH: u64 = 64;
 /// Device time that is queued at most, in microseconds, unless a single kernel is longer.
 const QUEUED_US: u64 = 2000;
 
-/// Runs bursts of kernels of a known length with pauses between them, and measures how they got on: what a benchmark of
-/// sharing needs of a tenant.
+/// Runs bursts of kernels of a known length with pauses between them, and measures how they got on:
+/// what a benchmark of sharing needs of a tenant.
 ///
-/// Times of phases are CLOCK_MONOTONIC in nanoseconds, so that they can be laid beside other accounts of the same host.
+/// Times of phases are CLOCK_MONOTONIC in nanoseconds, so that they can be laid beside other
+/// accounts of the same host.
 ///
 /// Exit codes: 0 done, 1 failed, 2 out of device memory, 64 wrong arguments.
 #[derive(Parser)]
@@ -31,11 +33,12 @@ struct Args {
     /// Length of a kernel in microseconds
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     kernel_us: u64,
-    /// Kernels do a fixed number of steps, so many for each microsecond of their length, instead of looking at the clock: they get on only
-    /// while they run. --calibrate says how many
+    /// Kernels do a fixed number of steps, so many for each microsecond of their length, instead of
+    /// looking at the clock: they get on only while they run. --calibrate says how many
     #[arg(long, value_name = "NUMBER")]
     steps_per_us: Option<f64>,
-    /// Measure how many steps the device does in a microsecond, print that as JSON, and end; for a device that nobody else uses
+    /// Measure how many steps the device does in a microsecond, print that as JSON, and end; for a
+    /// device that nobody else uses
     #[arg(long, conflicts_with = "steps_per_us")]
     calibrate: bool,
     /// Kernels in a burst; the program waits for the burst's end
@@ -89,7 +92,7 @@ struct Seen {
     stalls: Vec<(Duration, u64)>,
 }
 
-/// How many stalls are told.
+/// How many stalls are reported.
 const STALLS: usize = 32;
 
 impl Seen {
@@ -122,7 +125,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     };
     // CAST: at most 64.
     let depth = (QUEUED_US / args.kernel_us).clamp(2, MAX_DEPTH) as usize;
-    let mut lane = Lane::open(&gpu, depth)?;
+    let mut stream = BoundedStream::open(&gpu, depth)?;
     let mut seen = Seen::default();
     println!("{} ready", args.name);
     sleep(Duration::from_millis(args.delay_ms));
@@ -134,14 +137,14 @@ fn run(args: Args) -> anyhow::Result<()> {
             ms => end.min(Instant::now() + Duration::from_millis(ms)),
         };
         let from_ns = monotonic_ns();
-        work(&args, kernel, &mut lane, phase_end, &mut seen)?;
+        work(&args, kernel, &mut stream, phase_end, &mut seen)?;
         seen.phases_ns.push([from_ns, monotonic_ns()]);
         if args.rest_ms > 0 {
             let rest = Duration::from_millis(args.rest_ms);
             sleep(rest.min(end.saturating_duration_since(Instant::now())));
         }
     }
-    report(&args, &gpu, &lane, begun.elapsed(), seen);
+    report(&args, &gpu, &stream, begun.elapsed(), seen);
     Ok(())
 }
 
@@ -154,18 +157,18 @@ enum Kernel {
     Steps(Arg, u64),
 }
 
-/// Steps per microsecond: of two launches, one of which does twice as much, what the other half takes. The fastest of some tries,
-/// for whatever disturbs makes them slower.
+/// Steps per microsecond: of two launches, one of which does twice as much, what the other half
+/// takes. The fastest of some tries, for whatever disturbs makes them slower.
 fn calibrate(gpu: &Rc<Gpu>, out: &Buffer<f32>) -> anyhow::Result<()> {
     const STEPS_MORE: u64 = 500_000;
-    let mut lane = Lane::open(gpu, 1)?;
+    let mut stream = BoundedStream::open(gpu, 1)?;
     let mut took = [f64::INFINITY; 2];
     for _ in 0..20 {
         for (nth, took) in (1..).zip(&mut took) {
-            lane.wait()?;
+            stream.wait()?;
             let begun = Instant::now();
-            lane.launch(STEPS, Shape::THREAD, &[out.arg(), U64(nth * STEPS_MORE)])?;
-            lane.wait()?;
+            stream.launch(STEPS, Shape::THREAD, &[out.arg(), U64(nth * STEPS_MORE)])?;
+            stream.wait()?;
             *took = took.min(begun.elapsed().as_secs_f64() * 1e6);
         }
     }
@@ -188,17 +191,18 @@ fn calibrate(gpu: &Rc<Gpu>, out: &Buffer<f32>) -> anyhow::Result<()> {
 fn work(
     args: &Args,
     kernel: Kernel,
-    lane: &mut Lane,
+    stream: &mut BoundedStream,
     end: Instant,
     seen: &mut Seen,
 ) -> anyhow::Result<()> {
-    let launch = |lane: &mut Lane| match kernel {
-        Kernel::Us(us) => lane.launch(BUSY, Shape::THREAD, &[U64(us)]),
-        Kernel::Steps(out, steps) => lane.launch(STEPS, Shape::THREAD, &[out, U64(steps)]),
+    let launch = |stream: &mut BoundedStream| match kernel {
+        Kernel::Us(us) => stream.launch(BUSY, Shape::THREAD, &[U64(us)]),
+        Kernel::Steps(out, steps) => stream.launch(STEPS, Shape::THREAD, &[out, U64(steps)]),
     };
     let every = Duration::from_micros(args.every_us);
     let mut due = Instant::now();
-    // A launch waits until an earlier one has ended, so the time from one to the next is how long nothing of ours ended.
+    // A launch waits until an earlier one has ended, so the time from one to the next is how long
+    // nothing of ours ended.
     let mut last = Instant::now();
     let mut note = |seen: &mut Seen| {
         let now = Instant::now();
@@ -208,7 +212,7 @@ fn work(
     };
     while Instant::now() < end {
         if args.burst == 0 {
-            launch(lane)?;
+            launch(stream)?;
             note(seen);
             continue;
         }
@@ -219,9 +223,9 @@ fn work(
         }
         note(seen);
         for _ in 0..args.burst {
-            launch(lane)?;
+            launch(stream)?;
         }
-        lane.wait()?;
+        stream.wait()?;
         let now = note(seen);
         seen.bursts += 1;
         seen.latencies_us.push((now - due).as_secs_f64() * 1e6);
@@ -231,11 +235,11 @@ fn work(
             note(seen);
         }
     }
-    lane.wait()?;
+    stream.wait()?;
     Ok(())
 }
 
-fn report(args: &Args, gpu: &Gpu, lane: &Lane, elapsed: Duration, mut seen: Seen) {
+fn report(args: &Args, gpu: &Gpu, stream: &BoundedStream, elapsed: Duration, mut seen: Seen) {
     let seconds = elapsed.as_secs_f64();
     seen.latencies_us.sort_by(f64::total_cmp);
     let part = |part| match seen.latencies_us.is_empty() {
@@ -253,7 +257,7 @@ fn report(args: &Args, gpu: &Gpu, lane: &Lane, elapsed: Duration, mut seen: Seen
         "{} done on {}: {} kernels and {} bursts in {seconds:.2} s, longest stall {stall_us:.0} us",
         args.name,
         gpu.name(),
-        lane.launches(),
+        stream.launches(),
         seen.bursts,
     );
     if args.json {
@@ -261,7 +265,7 @@ fn report(args: &Args, gpu: &Gpu, lane: &Lane, elapsed: Duration, mut seen: Seen
             "job": args.name,
             "device": gpu.name(),
             "seconds": seconds,
-            "kernels": lane.launches(),
+            "kernels": stream.launches(),
             "bursts": seen.bursts,
             "bursts_per_s": seen.bursts as f64 / seconds, // CAST: far below 2^53.
             "latency_us": { "p50": part(0.5), "p90": part(0.9), "p99": part(0.99), "max": part(1.0) },

@@ -4,16 +4,17 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use examples::bounded_stream::BoundedStream;
 use examples::gpu::Arg::U64;
 use examples::gpu::{Buffer, Gpu, Shape};
-use examples::lane::Lane;
 use examples::train::BUSY;
 use examples::{app, size};
 
 /// Launches in flight per stream.
 const DEPTH: usize = 4;
 
-/// Keeps the device busy with kernels of a known length, and counts them: two of these side by side show how time is shared.
+/// Keeps the device busy with kernels of a known length, and counts them: two of these side by side
+/// show how time is shared.
 ///
 /// Exit codes: 0 done, 1 failed, 2 out of device memory, 64 wrong arguments.
 #[derive(Parser)]
@@ -53,18 +54,18 @@ fn run(args: Args) -> anyhow::Result<()> {
         .filter(|bytes| *bytes > 0)
         .map(|bytes| gpu.alloc("--mem", bytes))
         .transpose()?;
-    let mut lanes = (0..args.streams)
-        .map(|_| Lane::open(&gpu, DEPTH))
+    let mut streams = (0..args.streams)
+        .map(|_| BoundedStream::open(&gpu, DEPTH))
         .collect::<Result<Vec<_>, _>>()?;
     let started = Instant::now();
     let mut second = 1;
     let mut reported = 0;
     while started.elapsed() < Duration::from_secs(args.seconds) {
-        for lane in &mut lanes {
-            lane.launch(BUSY, Shape::THREAD, &[U64(args.kernel_us)])?;
+        for stream in &mut streams {
+            stream.launch(BUSY, Shape::THREAD, &[U64(args.kernel_us)])?;
         }
         if started.elapsed() >= Duration::from_secs(second) {
-            let launched = lanes.iter().map(Lane::launches).sum::<u64>();
+            let launched = streams.iter().map(BoundedStream::launches).sum::<u64>();
             println!(
                 "{} {second} s: {} kernels in the last second, {launched} in all",
                 args.name,
@@ -74,12 +75,13 @@ fn run(args: Args) -> anyhow::Result<()> {
             second = started.elapsed().as_secs() + 1;
         }
     }
-    for lane in &lanes {
-        lane.wait()?;
+    for stream in &streams {
+        stream.wait()?;
     }
     let elapsed = started.elapsed().as_secs_f64();
-    let kernels = lanes.iter().map(Lane::launches).sum::<u64>();
-    // CAST: far below 2^53 microseconds. With several streams kernels may overlap, and the part exceed 1.
+    let kernels = streams.iter().map(BoundedStream::launches).sum::<u64>();
+    // CAST: far below 2^53 microseconds. With several streams kernels may overlap, and the part
+    // exceed 1.
     let device_part = (kernels * args.kernel_us) as f64 / 1e6 / elapsed;
     println!(
         "{} done on {}: {kernels} kernels of {} us in {elapsed:.2} s, {:.1} % of one stream's time",

@@ -1,4 +1,5 @@
-//! A job of a known size and content that does what it is told: what a benchmark of moving memory needs of a tenant.
+//! A job of a known size and content that follows commands: what a benchmark of moving memory needs
+//! of a tenant.
 
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
@@ -13,9 +14,11 @@ use examples::stripes::{Layout, Stripes};
 use examples::{app, link, size, stripes};
 use serde_json::json;
 
-/// Holds device memory of a known content and obeys commands on standard input, a line each; it answers each with one line of
-/// JSON: `pass` runs a kernel over each of its allocations, in their order, and tells when the first one was done; `launch` runs a kernel over its memory and waits for it, `change FROM TO` writes that part of it anew, `check` compares all
-/// of it with what was written, `quit` ends it.
+/// Holds device memory of a known content and obeys commands on standard input, a line each; it
+/// answers each with one line of JSON: `pass` runs a kernel over each of its allocations, in their
+/// order, and tells when the first one was done; `launch` runs a kernel over its memory and waits
+/// for it, `change FROM TO` writes that part of it anew, `check` compares all of it with what was
+/// written, `quit` ends it.
 ///
 /// Times are CLOCK_MONOTONIC in nanoseconds.
 ///
@@ -29,7 +32,8 @@ struct Args {
     /// Bytes of each allocation
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1GiB")]
     block: u64,
-    /// Bytes from one written stripe to the next; what lies between is allocated, moved, and never written
+    /// Bytes from one written stripe to the next; what lies between is allocated, moved, and never
+    /// written
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "64MiB")]
     span: u64,
     /// Bytes of a stripe
@@ -38,10 +42,12 @@ struct Args {
     /// Seed of the content
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Copy so many bytes to the device first, from ordinary memory: what a program that starts anew has to do
+    /// Copy so many bytes to the device first, from ordinary memory: what a program that starts
+    /// anew has to do
     #[arg(long)]
     upload: bool,
-    /// Say which memory each kernel of `pass` needs, so that an evicted job goes on when the first one's is back
+    /// Say which memory each kernel of `pass` needs, so that an evicted job goes on when the first
+    /// one's is back
     #[arg(long)]
     pipeline: bool,
     /// Measure the link to the device with copies of --bytes, print seconds as JSON and end
@@ -80,7 +86,8 @@ fn run(args: Args) -> anyhow::Result<()> {
     if args.block < args.stripe || args.bytes < args.stripe {
         bail!("--block and --bytes hold a stripe at least");
     }
-    // What is not written is to take no memory of the host, in copies of it either: no pages of 2 MiB around a stripe.
+    // What is not written is to take no memory of the host, in copies of it either: no pages of 2
+    // MiB around a stripe.
     rustix::thread::disable_transparent_huge_pages(true)
         .context("pages of 2 MiB cannot be turned off")?;
     let gpu = Gpu::open(args.device, &stripes::KERNELS)?;
@@ -115,7 +122,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// False when it was told to end.
+/// False after a command to end.
 fn obey(gpu: &Rc<Gpu>, memory: &mut Stripes, line: &str) -> anyhow::Result<bool> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let begun_ns = now_ns();

@@ -13,8 +13,8 @@ use examples::train::{BUSY, Score, Trainer};
 use examples::{app, digits, mlp, size};
 use serde::Serialize;
 
-/// Trains a network with one hidden layer on the UCI handwritten digits, all of it on the device. The same arguments give the
-/// same losses to the bit.
+/// Trains a network with one hidden layer on the UCI handwritten digits, all of it on the device.
+/// The same arguments give the same losses to the bit.
 ///
 /// Exit codes: 0 done, 1 failed, 2 out of device memory, 64 wrong arguments.
 #[derive(Parser)]
@@ -35,7 +35,8 @@ struct Args {
     /// Adam's step size
     #[arg(long, default_value_t = 0.002, value_parser = learning_rate)]
     lr: f32,
-    /// Seed of the first weights and of the order of images; the held-out images do not depend on it
+    /// Seed of the first weights and of the order of images; the held-out images do not depend on
+    /// it
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// File to keep the state of the run in, replaced as a whole
@@ -50,14 +51,16 @@ struct Args {
     /// Device memory to allocate and leave alone, for example 2GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     ballast: Option<u64>,
-    /// Device memory that takes part in the training, for example 2GiB: a history of gradients, of which every step reads a part
-    /// and writes it anew; the losses are those of another run than without it
+    /// Device memory that takes part in the training, for example 2GiB: a history of gradients, of
+    /// which every step reads a part and writes it anew; the losses are those of another run than
+    /// without it
     #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "checkpoint")]
     history: Option<u64>,
     /// Device time to add to every step, in microseconds, standing for a larger model
     #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     extra_us: u64,
-    /// Repeat the whole run from its start until this much time has passed; every repetition must end with the same loss
+    /// Repeat the whole run from its start until this much time has passed; every repetition must
+    /// end with the same loss
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "checkpoint")]
     min_seconds: Option<f64>,
     /// Epochs from one progress line to the next; 0 for none
@@ -88,7 +91,8 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What `--json` prints. Steps, epochs and seconds are those of this process, all repetitions together.
+/// What `--json` prints. Steps, epochs and seconds are those of this process, all repetitions
+/// together.
 #[derive(Serialize)]
 struct Report<'a> {
     job: &'a str,

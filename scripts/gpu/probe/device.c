@@ -101,7 +101,7 @@ void nvml_report(void) {
   struct nvml_memory memory = nvml_memory();
   json_number("total_bytes", memory.total_bytes);
   json_number("used_bytes", memory.used_bytes);
-  /* NOT_SUPPORTED (3) on cards without MIG. */
+  /* NOT_SUPPORTED (3) on devices without MIG. */
   status = nvml.mig(device, &mig_now, &mig_next);
   json_text("mig", status ? "not supported" : mig_now ? "on" : "off");
   if (!nvml.compute_mode(device, &mode)) json_number("compute_mode", mode);

@@ -9,9 +9,9 @@ import tempfile
 import time
 
 from .place import bare_env
-from .processes import Failure, Late, Processes
+from .processes import Failure, TimedOut, Processes
 
-ENV_KEEPER = "import json, os, sys; print(json.dumps(dict(os.environ)), flush=True); sys.stdin.read()"
+ENV_PRINTER = "import json, os, sys; print(json.dumps(dict(os.environ)), flush=True); sys.stdin.read()"
 
 
 class Skip(Exception):
@@ -47,7 +47,7 @@ class Context:
         """`at_most` seconds, or what is left of the section."""
         left = self.left()
         if left <= 0:
-            raise Late("the section's time is over")
+            raise TimedOut("the section's time is over")
         return min(at_most, left)
 
     # Programs
@@ -65,13 +65,13 @@ class Context:
         try:
             return json.loads(process.stdout())
         except ValueError:
-            raise Failure(f"{name} printed no JSON; {process.tails()}") from None
+            raise Failure(f"{name} printed no JSON; {process.last_lines()}") from None
 
     def probe(self, *words, name=None, timeout_s=60, env=None):
         return self.json_of([self.place.probe(), *map(str, words)], name or f"probe-{words[0]}", timeout_s, env)
 
-    def start(self, command, name, env=None, talk=False):
-        return self.processes.start(command, env or self.bare, name, talk)
+    def start(self, command, name, env=None, piped=False):
+        return self.processes.start(command, env or self.bare, name, piped)
 
     # The governed side
 
@@ -100,7 +100,7 @@ class Arbiter:
         while self.status()["arbiter"] is None:
             if self.process.has_exited() or time.monotonic() > deadline:
                 self.process.end()
-                raise Failure(f"the arbiter does not answer: {self.process.tails()} {self.process.stdout()[-500:]}")
+                raise Failure(f"the arbiter does not answer: {self.process.last_lines()} {self.process.stdout()[-500:]}")
             time.sleep(0.05)
 
     def status(self):
@@ -132,8 +132,8 @@ class Arbiter:
         words += ["--share", f"{share:g}"] if share else []
         return [*words, *flags, "--", *command]
 
-    def start(self, command, name, mem=None, share=None, env=None, talk=False):
-        return self.context.start(self.command(command, name, mem, share), name, self._env(env), talk)
+    def start(self, command, name, mem=None, share=None, env=None, piped=False):
+        return self.context.start(self.command(command, name, mem, share), name, self._env(env), piped)
 
     def run(self, command, name, mem=None, share=None, timeout_s=60, env=None, expect=(0,)):
         return self.context.run(self.command(command, name, mem, share), name, timeout_s, self._env(env), expect)
@@ -146,8 +146,8 @@ class Arbiter:
 
     def environment(self, name, mem=None, share=None):
         """The environment of a job's processes; the job lives until the section ends. Programs started with it are of the job."""
-        keeper = self.start([sys.executable, "-c", ENV_KEEPER], name, mem, share, talk=True)
-        return json.loads(read_line(keeper, self.context.limit(20)))
+        printer = self.start([sys.executable, "-c", ENV_PRINTER], name, mem, share, piped=True)
+        return json.loads(read_line(printer, self.context.limit(20)))
 
     def _env(self, more):
         return {**self.env, **more} if more else self.env
@@ -158,11 +158,11 @@ def last_json(process):
     try:
         return json.loads(lines[-1])
     except (IndexError, ValueError):
-        raise Failure(f"{process.name} printed no JSON as its last line; {process.tails()}") from None
+        raise Failure(f"{process.name} printed no JSON as its last line; {process.last_lines()}") from None
 
 
 def read_line(process, timeout_s):
-    """One line of a program that is talked to. Late or closed is a failure with what it said last."""
+    """One line of a program that reads commands. TimedOut or closed is a failure with what it said last."""
     deadline = time.monotonic() + timeout_s
     buffer = process.__dict__.setdefault("unread", bytearray())
     pipe = process.popen.stdout
@@ -170,7 +170,7 @@ def read_line(process, timeout_s):
         left = deadline - time.monotonic()
         if left <= 0:
             process.end()
-            raise Late(f"{process.name} did not answer within {timeout_s:.0f} s: {process.tails()}")
+            raise TimedOut(f"{process.name} did not answer within {timeout_s:.0f} s: {process.last_lines()}")
         if not select.select([pipe], [], [], left)[0]:
             continue
         data = os.read(pipe.fileno(), 1 << 16)
@@ -178,7 +178,7 @@ def read_line(process, timeout_s):
             code = process.wait(5)
             from .processes import describe
 
-            raise Failure(f"{process.name} ended with {describe(code)} instead of answering: {process.tails()}")
+            raise Failure(f"{process.name} ended with {describe(code)} instead of answering: {process.last_lines()}")
         buffer += data
     line, _, rest = bytes(buffer).partition(b"\n")
     buffer[:] = rest
@@ -186,7 +186,7 @@ def read_line(process, timeout_s):
 
 
 class Worker:
-    """A program that is told what to do line by line (jobs/torch_worker.py)."""
+    """A program that takes commands line by line (jobs/torch_worker.py)."""
 
     def __init__(self, context, process, timeout_s=90):
         self.context = context
@@ -199,7 +199,7 @@ class Worker:
             self.process.popen.stdin.write(line.encode())
             self.process.popen.stdin.flush()
         except OSError as error:
-            raise Failure(f"{self.process.name} cannot be told to {do} ({error}): {self.process.tails()}") from None
+            raise Failure(f"{self.process.name} does not take the command {do} ({error}): {self.process.last_lines()}") from None
 
     def answer(self, timeout_s, what):
         line = read_line(self.process, self.context.limit(timeout_s))

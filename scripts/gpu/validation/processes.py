@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 
-TAIL_BYTES = 2000
+LAST_BYTES = 2000
 POLL_S = 0.01
 
 
@@ -19,11 +19,11 @@ class Failure(Exception):
     """Something did not do what it should. The message goes into the report."""
 
 
-class Late(Failure):
+class TimedOut(Failure):
     """A time limit ran out."""
 
 
-def tail(path, most=TAIL_BYTES):
+def last_of(path, most=LAST_BYTES):
     """The end of a text file, for a report."""
     try:
         data = pathlib.Path(path).read_bytes()
@@ -34,9 +34,9 @@ def tail(path, most=TAIL_BYTES):
 
 
 class Started:
-    """A program that runs, or ran. Its output goes to files; `stdin` and `stdout` are pipes where `talk` was asked for."""
+    """A program that runs, or ran. Its output goes to files; `stdin` and `stdout` are pipes where `piped` was asked for."""
 
-    def __init__(self, command, env, logs, name, talk=False):
+    def __init__(self, command, env, logs, name, piped=False):
         self.command = [str(word) for word in command]
         self.name = name
         self.out_path = logs / f"{name}.out"
@@ -48,8 +48,8 @@ class Started:
                 self.popen = subprocess.Popen(
                     self.command,
                     env=env,
-                    stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if talk else out,
+                    stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if piped else out,
                     stderr=err,
                     start_new_session=True,
                 )
@@ -70,7 +70,7 @@ class Started:
         while not self.has_exited():
             if time.monotonic() >= deadline:
                 self.end()
-                raise Late(f"{self.name} did not end within {timeout_s:.0f} s: {self.tails()}")
+                raise TimedOut(f"{self.name} did not end within {timeout_s:.0f} s: {self.last_lines()}")
             time.sleep(POLL_S)
         return self.end()
 
@@ -90,7 +90,8 @@ class Started:
             while not self.has_exited() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         self.signal_group(signal.SIGKILL)
-        # TIMEOUT: a killed process that does not go within seconds hangs in the kernel; leave it rather than hang with it.
+        # TIMEOUT: a killed process that does not go within seconds hangs in the kernel; leave it
+        # rather than hang with it.
         try:
             self.returncode = self.popen.wait(5)
         except subprocess.TimeoutExpired:
@@ -110,9 +111,9 @@ class Started:
     def stderr(self):
         return self.err_path.read_text("utf-8", "replace")
 
-    def tails(self):
+    def last_lines(self):
         """What it said last, for a report."""
-        said = tail(self.err_path).strip()
+        said = last_of(self.err_path).strip()
         return f"stderr ends with: {said}" if said else "nothing on stderr"
 
 
@@ -124,10 +125,10 @@ class Processes:
         self.all = []
         logs.mkdir(parents=True, exist_ok=True)
 
-    def start(self, command, env, name, talk=False):
+    def start(self, command, env, name, piped=False):
         safe = re.sub(r"[^\w.-]", "_", name)
         taken = sum(1 for process in self.all if process.name.split("~")[0] == safe)
-        started = Started(command, env, self.logs, f"{safe}~{taken + 1}" if taken else safe, talk)
+        started = Started(command, env, self.logs, f"{safe}~{taken + 1}" if taken else safe, piped)
         self.all.append(started)
         return started
 
@@ -136,11 +137,11 @@ class Processes:
         started = self.start(command, env, name)
         code = started.wait(timeout_s)
         if expect is not None and code not in expect:
-            raise Failure(f"{name} ended with {describe(code)}: {started.tails()}")
+            raise Failure(f"{name} ended with {describe(code)}: {started.last_lines()}")
         return started
 
     def end_all(self):
-        """The last started first: the arbiter, which others talk to, goes last."""
+        """The last started first: the arbiter, which others speak to, goes last."""
         for process in reversed(self.all):
             process.end()
 

@@ -12,14 +12,14 @@ import traceback
 from . import place as place_module
 from .context import Context, Skip
 from .frameworks import importable
-from .processes import Failure, Late
+from .processes import Failure, TimedOut
 from .report import FAILED, SKIPPED, Report, Result
 
-# Between what a section is told of its limit and the alarm that ends it in whatever it does.
+# Between the limit that a section knows and the alarm that ends it in whatever it does.
 GRACE_S = 3
 
 
-class Alarm(Late):
+class Alarm(TimedOut):
     """Raised out of whatever the section was doing."""
 
 

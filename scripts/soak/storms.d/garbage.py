@@ -113,7 +113,7 @@ class Garbage:
         with self.lock:
             self.counts[what] += 1
 
-    def talk(self, open_socket, messages, what):
+    def exchange(self, open_socket, messages, what):
         """Sends some messages on a connection; now and then it is left open, half a message sent, until the end."""
         rng = random.Random(f"{self.options.seed} {what} {threading.get_ident()}")
         kept = []
@@ -142,7 +142,7 @@ class Garbage:
             connection.connect(self.options.socket)
             return connection
 
-        self.talk(connect, [line + b"\n" for line in control_lines()], "control")
+        self.exchange(connect, [line + b"\n" for line in control_lines()], "control")
 
     def inside(self):
         """Bodies that are nonsense, from one that knows the token: the hook reads all of them."""
@@ -168,7 +168,7 @@ class Garbage:
             messages.append(head.encode() + body)
         # A head that promises more than ever comes.
         messages.append(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 8388608\r\n\r\n" + b"A" * 4096)
-        self.talk(lambda: socket.create_connection(("127.0.0.1", self.options.port), 2), messages, "http")
+        self.exchange(lambda: socket.create_connection(("127.0.0.1", self.options.port), 2), messages, "http")
 
     def run(self):
         threads = [threading.Thread(target=self.control) for _ in range(2)]

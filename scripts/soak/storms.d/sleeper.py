@@ -4,13 +4,13 @@ import sys
 import time
 
 NAP_S = 0.02
-LATE_S = 0.05
+OVERSLEPT_S = 0.05
 
 before = time.monotonic()
 while True:
     time.sleep(NAP_S)
     now = time.monotonic()
-    if now - before > NAP_S + LATE_S:
+    if now - before > NAP_S + OVERSLEPT_S:
         try:
             print(before, now, flush=True)
         except OSError:

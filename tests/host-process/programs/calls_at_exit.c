@@ -10,12 +10,12 @@ static void handler(const char *when) {
     fflush(stdout);
 }
 static void early(void) { handler("registered before"); }
-static void late(void) { handler("registered after"); }
+static void at_end(void) { handler("registered after"); }
 __attribute__((destructor)) static void last(void) { handler("destructor"); }
 int main(void) {
     atexit(early);
     printf("init %d\n", init_driver());
-    atexit(late);
+    atexit(at_end);
     printf("alloc %d\n", cu("cuMemAlloc_v2", (uintptr_t)&memory, 4096, 0, 0));
     return 6;
 }

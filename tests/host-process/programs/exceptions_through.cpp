@@ -1,4 +1,5 @@
-// Catches exceptions that the driver throws through every shape of entry, and cancels a thread that waits in one.
+// Catches exceptions that the driver throws through every shape of entry, and cancels a thread that
+// waits in one.
 #include <pthread.h>
 #include <stdexcept>
 #include "host.h"

@@ -81,29 +81,29 @@ int main(int argc, char **argv) {
         printf("memory2 %lu %lu %lu %lu\n", two.total, two.reserved, two.free, two.used);
         printf("mistakes %d %d %d\n", CALL(nvmlDeviceGetMemoryInfo)(device, (struct memory *)0), CALL(nvmlDeviceGetMemoryInfo_v2)(device, &bad),
                CALL(nvmlDeviceGetMemoryInfo)((device_t)0, &one));
-        uint32_t none = 0, room = 32;
+        uint32_t none = 0, space = 32;
         printf("asked %d", CALL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &none, (struct process2 *)0));
         printf(" for %u\n", none);
         struct process1 list1[32];
         struct process2 list2[32];
         memset(list1, 0, sizeof list1);
-        if (CALL(nvmlDeviceGetComputeRunningProcesses)(device, &room, list1))
+        if (CALL(nvmlDeviceGetComputeRunningProcesses)(device, &space, list1))
             return 4;
-        for (uint32_t p = 0; p < room; p++)
+        for (uint32_t p = 0; p < space; p++)
             printf("process1 %u %lu\n", list1[p].pid, list1[p].used);
-        room = 32;
-        if (CALL(nvmlDeviceGetComputeRunningProcesses_v2)(device, &room, list2))
+        space = 32;
+        if (CALL(nvmlDeviceGetComputeRunningProcesses_v2)(device, &space, list2))
             return 5;
-        for (uint32_t p = 0; p < room; p++)
+        for (uint32_t p = 0; p < space; p++)
             printf("process2 %u %lu %u\n", list2[p].pid, list2[p].used, list2[p].gpu);
-        room = 32;
-        if (CALL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &room, list2))
+        space = 32;
+        if (CALL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &space, list2))
             return 6;
-        for (uint32_t p = 0; p < room; p++)
+        for (uint32_t p = 0; p < space; p++)
             printf("process3 %u %lu %u\n", list2[p].pid, list2[p].used, list2[p].compute);
-        room = 32;
-        printf("graphics %d", CALL(nvmlDeviceGetGraphicsRunningProcesses_v3)(device, &room, list2));
-        printf(" of %u\n", room);
+        space = 32;
+        printf("graphics %d", CALL(nvmlDeviceGetGraphicsRunningProcesses_v3)(device, &space, list2));
+        printf(" of %u\n", space);
         printf("rates %d\n", CALL(nvmlDeviceGetUtilizationRates)(device, &rates));
     }
     printf("shut down %d\n", CALL(nvmlShutdown)());

@@ -1,4 +1,4 @@
-/* Several processes of one job allocate; all that they are told of memory, by the driver and by NVML, must agree: with each
+/* Several processes of one job allocate; all that they learn of memory, by the driver and by NVML, must agree: with each
  * other, with what they hold, and with the quota, which is the first argument (bytes). A monitor, which never uses the driver,
  * looks on. Exit 0: it did. */
 #include "host.h"
@@ -171,7 +171,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < WORKERS; i++)
         if ((child[i] = fork()) == 0) {
             int r = work_on(i);
-            board->phase[i] = 100; /* whoever fails holds nobody up */
+            board->phase[i] = 100; /* a process that fails holds nobody up */
             _exit(r);
         }
     int bad = find_device(0);

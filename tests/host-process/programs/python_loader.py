@@ -26,7 +26,7 @@ if __name__ == "__main__":
         if use():
             sys.exit("the driver failed")
         if turn == 10 and len(sys.argv) > 1:
-            # Whoever watches sees the workers' processes while all of them live.
+            # The watcher sees the workers' processes while all of them live.
             print("watch", os.getpid(), flush=True)
             sys.stdin.readline()
     for process in workers:

@@ -1,6 +1,6 @@
 """Workers of multiprocessing, by the start method that is named: they use the driver, or never touch it.
 
-The parent has used the driver before. A forked worker cannot use CUDA and is told so; a spawned one can.
+The parent has used the driver before. A forked worker cannot use CUDA and gets an error; a spawned one can.
 """
 
 import ctypes

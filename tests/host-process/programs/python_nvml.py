@@ -31,7 +31,7 @@ ok(nvml.nvmlInit_v2())
 ok(nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)))
 
 
-def told():
+def memory_info():
     one, two = Memory(), MemoryV2(version=ctypes.sizeof(MemoryV2) | 2 << 24)
     ok(nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(one)))
     ok(nvml.nvmlDeviceGetMemoryInfo_v2(device, ctypes.byref(two)))
@@ -52,8 +52,8 @@ def processes():
 
 
 # Before the process uses the driver.
-assert told().used == 0 and processes() == {}, (told().used, processes())
-assert quota in (0, told().total), told().total
+assert memory_info().used == 0 and processes() == {}, (memory_info().used, processes())
+assert quota in (0, memory_info().total), memory_info().total
 
 cuda = ctypes.CDLL("libcuda.so.1")
 context, at = ctypes.c_void_p(), ctypes.c_ulonglong()
@@ -63,10 +63,11 @@ ok(cuda.cuCtxSetCurrent(context))
 ok(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(40 << 20)))
 free, total, whole = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_size_t()
 ok(cuda.cuDeviceTotalMem_v2(ctypes.byref(whole), 0))
-# Where the device itself is nearly full, the driver's answer is as old as the arbiter's last look at it.
+# Where the device itself is nearly full, the driver's answer is as old as the arbiter's last look
+# at it.
 for _ in range(1000):
     ok(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
-    now = told()
+    now = memory_info()
     if not quota or now.free == free.value:
         break
     time.sleep(0.02)
@@ -79,9 +80,9 @@ if quota:
 # A child that is forked has no context, and reads what the job holds all the same.
 child = os.fork()
 if child == 0:
-    assert told().used == now.used and list(processes()) == [os.getppid()]
+    assert memory_info().used == now.used and list(processes()) == [os.getppid()]
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 ok(cuda.cuMemFree_v2(at))
-assert told().free == told().total - told().used - told().reserved
+assert memory_info().free == memory_info().total - memory_info().used - memory_info().reserved
 print("agreed")

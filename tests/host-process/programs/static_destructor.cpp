@@ -11,13 +11,13 @@ struct Holder {
     }
 };
 static Holder early("early");
-static Holder &late() {
+static Holder &made_late_on() {
     static Holder holder("late");
     return holder;
 }
 int main() {
     printf("init %d\n", init_driver());
     early.fill();
-    late().fill();
+    made_late_on().fill();
     return 3;
 }

@@ -7,6 +7,6 @@ int main(void) {
     printf("static\n");
     fflush(stdout);
     if (getenv("WAYS_LINGER"))
-        usleep(300000); /* so that whoever watches can look */
+        usleep(300000); /* so that the watcher can look */
     return system("exit 4") == 4 << 8 ? 5 : 6;
 }

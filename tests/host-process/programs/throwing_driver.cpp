@@ -1,4 +1,5 @@
-// A driver that ends some of its calls by a C++ exception or by cancelling the thread, to see it pass through frames of ours.
+// A driver that ends some of its calls by a C++ exception or by cancelling the thread, to see it
+// pass through frames of ours.
 #include <pthread.h>
 #include <unistd.h>
 #include <stdexcept>

@@ -1,4 +1,5 @@
-//! What is under test, built: `libsublet.so`, the simulated driver, `sublet`; and the host programs, compiled.
+//! What is under test, built: `libsublet.so`, the simulated driver, `sublet`; and the host
+//! programs, compiled.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,8 @@ pub struct Artefacts {
 }
 
 impl Artefacts {
-    /// Builds and stages with the profile that the tests were built with, once per test process. Where
-    /// `SUBLET_TEST_ARTEFACTS` names a directory, what lies there is tested as it is.
+    /// Builds and stages with the profile that the tests were built with, once per test process.
+    /// Where `SUBLET_TEST_ARTEFACTS` names a directory, what lies there is tested as it is.
     ///
     /// # Panics
     /// When something cannot be built.
@@ -82,8 +83,8 @@ impl Artefacts {
         self.root.join("tests/host-process/programs").join(name)
     }
 
-    /// Compiles `source` (C or C++ by its ending) with `compiler` (`None`: `$CC`/`$CXX` or `cc`/`c++`), once; the output is
-    /// called `name`.
+    /// Compiles `source` (C or C++ by its ending) with `compiler` (`None`: `$CC`/`$CXX` or
+    /// `cc`/`c++`), once; the output is called `name`.
     ///
     /// # Errors
     /// What the compiler says, or that there is none.

@@ -11,7 +11,8 @@ use testbed::CommandWithin;
 
 use crate::Artefacts;
 
-/// TIMEOUT: after which a program counts as hung. Far beyond what any needs, also on a busy machine.
+/// TIMEOUT: after which a program counts as hung. Far beyond what any needs, also on a busy
+/// machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How a program is run.
@@ -38,7 +39,8 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-/// A program in a place of its own: a simulated device, a runtime directory, an arbiter that ends with it.
+/// A program in a place of its own: a simulated device, a runtime directory, an arbiter that ends
+/// with it.
 #[derive(Debug)]
 pub struct Host {
     dir: tempfile::TempDir,
@@ -159,7 +161,8 @@ impl Host {
         finish(&mut self.command(way))
     }
 
-    /// Runs it in all ways; all outcomes are the same, and silent on standard error. Answers that outcome.
+    /// Runs it in all ways; all outcomes are the same, and silent on standard error. Answers that
+    /// outcome.
     ///
     /// # Panics
     /// When they differ.

@@ -44,8 +44,8 @@ fn workers_that_never_touch_cuda_register_nowhere() {
     assert!(within::wait(&mut child, "the program", testbed::PATIENCE).success());
 }
 
-/// What it costs to start a program that has nothing to do with CUDA. Reported, not judged: a busy machine may do
-/// anything.
+/// What it costs to start a program that has nothing to do with CUDA. Reported, not judged: a busy
+/// machine may do anything.
 #[test]
 fn cost_of_a_child_that_never_touches_cuda() {
     let host = Host::new::<&str>("/bin/true", &[]);

@@ -1,4 +1,5 @@
-//! Processes whose devices the job may not use: they are told of, and where a limit would hold on no device, refused.
+//! Processes whose devices the job may not use: they are reported, and where a limit would hold on
+//! no device, refused.
 
 use std::io::BufReader;
 use std::path::PathBuf;
@@ -50,25 +51,25 @@ fn ungoverned(host: &Host) -> Vec<Value> {
 }
 
 /// Waits until `ps` names a device of the first job's first process.
-fn until_told(host: &Host) -> Vec<Value> {
-    let told = (0..1000).find_map(|_| {
-        let told = ungoverned(host);
+fn until_reported(host: &Host) -> Vec<Value> {
+    let reported = (0..1000).find_map(|_| {
+        let reported = ungoverned(host);
         std::thread::sleep(std::time::Duration::from_millis(10));
-        (!told.is_empty()).then_some(told)
+        (!reported.is_empty()).then_some(reported)
     });
-    told.expect("ps tells of the device")
+    reported.expect("ps tells of the device")
 }
 
 #[test]
-fn a_process_on_a_device_that_is_not_the_jobs_is_told_of() {
+fn a_process_on_a_device_that_is_not_the_jobs_is_reported() {
     let host = on_device(0);
     let mut command = host.job(&["--device", "1", "--mem", "64MiB"]);
     command.env("SUBLET_SIM_DEVICES", "2").stderr(Stdio::null());
     let job = Started::new(command);
-    let told = until_told(&host);
-    assert_eq!(told.len(), 1, "{told:?}");
-    let uuid = told[0].as_str().unwrap();
-    assert!(uuid.starts_with("GPU-"), "{told:?}");
+    let reported = until_reported(&host);
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    let uuid = reported[0].as_str().unwrap();
+    assert!(uuid.starts_with("GPU-"), "{reported:?}");
 
     let ps = host.sublet().arg("ps").output_within(testbed::PATIENCE);
     let ps = String::from_utf8_lossy(&ps.stdout).into_owned();
@@ -99,8 +100,8 @@ fn a_process_on_the_jobs_own_device_is_not() {
     assert!(!journal.contains("\"kind\":\"ungoverned\""), "{journal}");
 }
 
-/// A copy of the simulated driver that the command takes for a real one, while its NVML says that it is simulated: the two
-/// disagree about the device.
+/// A copy of the simulated driver that the command takes for a real one, while its NVML says that
+/// it is simulated: the two disagree about the device.
 fn disagreeing(host: &Host) -> PathBuf {
     let to = host.at("driver");
     std::fs::create_dir_all(&to).unwrap();
@@ -126,14 +127,14 @@ fn a_limit_that_would_hold_on_no_device_is_refused() {
 }
 
 #[test]
-fn without_a_limit_such_a_job_runs_and_is_told_of() {
+fn without_a_limit_such_a_job_runs_and_is_reported() {
     let host = on_device(0);
     let driver = disagreeing(&host);
     let host = host.on(&driver);
     let mut command = host.job(&[]);
     command.stderr(Stdio::null());
     let job = Started::new(command);
-    assert_eq!(until_told(&host).len(), 1);
+    assert_eq!(until_reported(&host).len(), 1);
     drop(job);
 }
 

@@ -48,7 +48,8 @@ fn it_runs_nothing_when_it_is_loaded() {
     let sections = header.sections(endian, &*data).unwrap();
     for section in sections.iter() {
         let name = sections.section_name(endian, section).unwrap();
-        // Of the C start-up files: frame_dummy and the like, one word. Rust's standard library notes argc and argv.
+        // Of the C start-up files: frame_dummy and the like, one word. Rust's standard library
+        // notes argc and argv.
         if name == b".init_array" {
             assert!(section.sh_size(endian) <= 16, "constructors of our own");
         }
@@ -75,7 +76,8 @@ fn it_exports_no_more_than_the_driver_and_its_entries() {
         "la_objsearch",
         "InitializeInjection",
     ];
-    // Those that docs/reference/memory.md lists, and none by which a program asks whether there is an NVML.
+    // Those that docs/reference/memory.md lists, and none by which a program asks whether there is
+    // an NVML.
     let reports: Vec<&str> = shim_ffi::nvml::FUNCTIONS
         .iter()
         .map(|(_, name)| *name)

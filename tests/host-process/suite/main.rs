@@ -1,4 +1,5 @@
-//! The host programs, one test each: what they print and how they end is the same with and without us.
+//! The host programs, one test each: what they print and how they end is the same with and without
+//! us.
 
 mod children;
 mod doctor;

@@ -1,5 +1,5 @@
-//! One story about memory: what NVML says inside a job, in whatever way it is reached, and that it says the same as ever where
-//! there is no limit.
+//! One story about memory: what NVML says inside a job, in whatever way it is reached, and that it
+//! says the same as ever where there is no limit.
 
 use std::path::PathBuf;
 
@@ -162,10 +162,11 @@ fn a_job_sees_its_own_processes_and_never_more_than_is_free() {
     let free = physical[1];
     assert!(physical[0] == 4 << 30 && free < 1 << 30, "{true_story:?}");
     assert_eq!(numbers(&true_story, "process3").len(), 3, "{true_story:?}");
-    // Of the 2 GiB that it was promised, the device has less than one at present; the rest is kept from it.
+    // Of the 2 GiB that it was promised, the device has less than one at present; the rest is kept
+    // from it.
     let (quota, kept) = (2 << 30, (2 << 30) - free);
-    let told = numbers(&own_story, "memory2");
-    assert_eq!(told, [quota, kept, free, 0], "{own_story:?}");
+    let reported = numbers(&own_story, "memory2");
+    assert_eq!(reported, [quota, kept, free, 0], "{own_story:?}");
     assert_eq!(numbers(&own_story, "memory"), [quota, free, kept]);
     assert_eq!(numbers(&own_story, "process3").len(), 0, "{own_story:?}");
     assert!(own_story.stdout.contains("asked 0 for 0"), "{own_story:?}");
@@ -186,7 +187,7 @@ fn nvml_absent() {
 }
 
 #[test]
-fn a_deepbound_library_is_told_the_quota_once_the_driver_is_in_use() {
+fn a_deepbound_library_sees_the_quota_once_the_driver_is_in_use() {
     let artefacts = Artefacts::get();
     let source = "deepbound_nvml.c";
     let flags = ["-DLIBRARY", "-shared", "-fPIC"];
@@ -207,7 +208,8 @@ fn a_deepbound_library_is_told_the_quota_once_the_driver_is_in_use() {
         format!("total {QUOTA_BYTES} used 0\n"),
         "{job:?}"
     );
-    // Before anything else has asked, nothing of ours is in the way: documented, and no more than the truth is told.
+    // Before anything else has asked, nothing of ours is in the way: documented, and no more than
+    // the truth is reported.
     let first = Host::new(&program, &[library, "0"]);
     assert_eq!(first.run_job(&["--mem", QUOTA]), first.run(Way::Bare));
 }

@@ -11,7 +11,8 @@ fn state_of_the_process_is_left_alone() {
     let outcome = same("leaves_state_alone.c");
     assert_eq!(outcome.code, Some(0));
     let lines: Vec<&str> = outcome.stdout.lines().collect();
-    // The program's own errno, after calls that opened files and waited: neither the simulated driver nor we leave a trace in it.
+    // The program's own errno, after calls that opened files and waited: neither the simulated
+    // driver nor we leave a trace in it.
     assert!(lines[1].starts_with("attached: errno 34 "), "{outcome:?}");
     assert!(lines[3].starts_with("worked: errno 18 "), "{outcome:?}");
     // Apart from its name and its errno, a line of state says the same before and after.

@@ -24,7 +24,8 @@ fn multiprocessing_by_fork() {
         outcome.stdout.contains("plain [0, 1, 4, 9, 16, 25]"),
         "{outcome:?}"
     );
-    // CUDA cannot be used in a forked child of a process that has used it: CUDA_ERROR_NOT_INITIALIZED.
+    // CUDA cannot be used in a forked child of a process that has used it:
+    // CUDA_ERROR_NOT_INITIALIZED.
     assert!(outcome.stdout.contains("(0, 3)"), "{outcome:?}");
     assert!(outcome.stdout.ends_with("parent 0\n"), "{outcome:?}");
 }

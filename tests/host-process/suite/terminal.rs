@@ -40,7 +40,8 @@ impl Terminal {
         let pair = openpty(Some(&window(40, 100)), None).expect("a pseudoterminal");
         let slave = || pair.slave.try_clone().expect("a descriptor");
         command.stdin(slave()).stdout(slave()).stderr(slave());
-        // SAFETY: between fork and exec only these two system calls are made; descriptor 0 is the terminal by then.
+        // SAFETY: between fork and exec only these two system calls are made; descriptor 0 is the
+        // terminal by then.
         unsafe {
             command.pre_exec(|| {
                 if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
@@ -195,7 +196,8 @@ fn ctrl_c_ends_a_job_as_it_would_the_program() {
     }
 }
 
-/// `nohup scripts/test &` leaves Ctrl-C ignored in everything that it starts, and hung here for ever.
+/// `nohup scripts/test &` leaves Ctrl-C ignored in everything that it starts, and hung here for
+/// ever.
 #[test]
 fn ctrl_c_ends_a_job_also_where_the_tests_were_started_by_nohup() {
     let mut again = Command::new("nohup");

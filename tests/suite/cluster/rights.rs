@@ -13,7 +13,8 @@ fn open_to_all(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("its mode");
 }
 
-/// A node of root's whose jobs run as `nobody`; `None` where this test is not root's, or that user cannot reach what was built.
+/// A node of root's whose jobs run as `nobody`; `None` where this test is not root's, or that user
+/// cannot reach what was built.
 fn node_of_another_user(hook: &Hook) -> Option<Node> {
     let sublet = Artefacts::get().program("sublet");
     let reached = nix::unistd::geteuid().is_root() && {
@@ -66,7 +67,8 @@ fn a_job_s_user_reaches_nothing_of_root_s_through_the_job_s_directory() {
     std::fs::write(&victim, "root's own words").expect("a file");
     open_to_all(&victim, 0o600);
     let made = node.sandbox.path("made");
-    // Every name that agent and runner write, as links to a file of root's and to one that is not there.
+    // Every name that agent and runner write, as links to a file of root's and to one that is not
+    // there.
     let script = format!(
         "id -u; env; for place in . ..; do for name in exit.json exit.new settled settled.new pid pid.new started job.json job.new asked \
          traces.json traces.new spec.json spec.new runner.log stdout stderr stdout.1 stderr.1; do \

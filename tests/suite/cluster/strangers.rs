@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::*;
 
-/// Takes the address of a hook that is gone and gives everybody who asks the same answer; what it has heard.
+/// Takes the address of a hook that is gone and gives everybody who asks the same answer; what it
+/// has heard.
 fn impostor(address: &str, answer: &str) -> (Arc<Mutex<String>>, impl FnOnce() + use<>) {
     let listener = wait_until("the address is free", || TcpListener::bind(address).ok());
     let heard = Arc::new(Mutex::new(String::new()));
@@ -51,7 +52,8 @@ fn who_takes_the_hook_s_address_learns_nothing_is_not_obeyed_and_disables_no_nod
     let id = hook.json(&["status", "--json"])["hook"].clone();
     let token = std::fs::read_to_string(hook.token_file()).expect("the token");
     hook.kill();
-    // What an agent took for a hook's answer: an order to make a file, under a number that later ones never reach.
+    // What an agent took for a hook's answer: an order to make a file, under a number that later
+    // ones never reach.
     let made = node.sandbox.path("made");
     let start = serde_json::json!({"name": "x", "command": ["touch", made], "simulated": true});
     let answer = serde_json::json!({
@@ -76,7 +78,7 @@ fn who_takes_the_hook_s_address_learns_nothing_is_not_obeyed_and_disables_no_nod
     assert!(!heard.contains(token.trim()), "the token was handed over");
     assert!(
         !heard.contains("\"instance\""),
-        "it was told of the node: {heard}"
+        "it learnt of the node: {heard}"
     );
     hook.start();
     wait_until("the node reports again", || hook.is_up(&node).then_some(()));

@@ -1,7 +1,7 @@
 //! Programs that say which memory their parts need, and go on before all of it is back.
 //!
-//! A witness holds so much of the device that a restore stops where the test wants it: what happens before the rest is back is
-//! a matter of order, not of time.
+//! A witness holds so much of the device that a restore stops where the test wants it: what happens
+//! before the rest is back is a matter of order, not of time.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tests::{Artefacts, ProgramRun, Sandbox, programs, wait_until};
 
 use super::{MIB, evictable, welcome};
 
-/// Layers of the program, each of so many bytes: two pieces.
+/// Layers of the program, each of so many bytes: two chunks.
 const LAYERS: u64 = 5;
 const LAYER: u64 = 8 * MIB;
 
@@ -84,7 +84,7 @@ impl Net {
         assert_eq!(self.arbiter.answered(), (OrderState::Evicted, Reason::None));
     }
 
-    fn on_the_card(&mut self) -> u64 {
+    fn on_the_device(&mut self) -> u64 {
         let answer = self.witness.ask("info");
         let words: Vec<u64> = answer
             .split(' ')
@@ -95,9 +95,9 @@ impl Net {
 
     /// Others have all of the device but for what is not of a group, and so many layers.
     #[track_caller]
-    fn leave_space(&mut self, layers: u64) {
+    fn keep_space_for(&mut self, layers: u64) {
         let ungrouped = self.arbiter.footprint().evictable_bytes - LAYERS * LAYER;
-        let taken = self.on_the_card();
+        let taken = self.on_the_device();
         let bytes = self.capacity - taken - ungrouped - layers * LAYER;
         let answer = format!("0 {}", self.held);
         assert_eq!(self.witness.ask(&format!("alloc plain {bytes}")), answer);
@@ -158,7 +158,7 @@ fn computation_begins_when_its_own_group_is_in() {
     for rounds in 0..3u64 {
         net.says("begin 0", "1");
         net.evict();
-        net.leave_space(2);
+        net.keep_space_for(2);
         net.run.send("begin 0");
         wait_until("it wants its memory", || {
             (net.arbiter.pages.client.waiting(0) > 0).then_some(())
@@ -212,7 +212,7 @@ fn a_thread_that_does_not_ask_waits_for_everything_and_so_does_what_is_not_known
         "thread free 3",
     ] {
         net.evict();
-        net.leave_space(2);
+        net.keep_space_for(2);
         net.run.send("begin 1");
         net.arbiter.order(Verb::Restore, 0);
         assert_eq!(net.run.answer(), "1");
@@ -237,7 +237,7 @@ fn a_thread_that_does_not_ask_waits_for_everything_and_so_does_what_is_not_known
 }
 
 #[test]
-fn a_call_that_names_memory_that_is_away_waits_although_its_thread_has_leave() {
+fn a_call_that_names_memory_that_is_away_waits_although_its_thread_has_a_permit() {
     let mut net = Net::start();
     net.says("declare", "1");
     for (call, answer) in [
@@ -248,7 +248,7 @@ fn a_call_that_names_memory_that_is_away_waits_although_its_thread_has_leave() {
     ] {
         net.evict();
         let kept = net.arbiter.footprint().evictable_bytes;
-        net.leave_space(2);
+        net.keep_space_for(2);
         net.run.send("begin 0");
         net.arbiter.order(Verb::Restore, 0);
         assert_eq!(net.run.answer(), "1");
@@ -276,7 +276,7 @@ fn without_begin_it_is_all_or_nothing() {
     let mut net = Net::start();
     net.says("declare", "1");
     net.evict();
-    net.leave_space(4);
+    net.keep_space_for(4);
     net.arbiter.open();
     net.run.send("layer 0");
     net.arbiter.order(Verb::Restore, 0);
@@ -288,7 +288,7 @@ fn without_begin_it_is_all_or_nothing() {
     net.says("clear", "1");
     // Nor where nothing is declared.
     net.evict();
-    net.leave_space(4);
+    net.keep_space_for(4);
     net.run.send("begin 0");
     net.arbiter.order(Verb::Restore, 0);
     wait_until("as much is back as fits", || {
@@ -308,7 +308,7 @@ fn memory_of_several_groups_is_the_firsts_and_what_was_freed_is_nobodys() {
     // Needed by the first group, although it is the last layer.
     net.says("add 0 4", "1");
     net.evict();
-    net.leave_space(2);
+    net.keep_space_for(2);
     net.run.send("begin 0");
     net.arbiter.order(Verb::Restore, 0);
     assert_eq!(net.run.answer(), "1");
@@ -331,7 +331,7 @@ fn memory_of_several_groups_is_the_firsts_and_what_was_freed_is_nobodys() {
 fn half_back(net: &mut Net) {
     net.says("declare", "1");
     net.evict();
-    net.leave_space(2);
+    net.keep_space_for(2);
     net.run.send("begin 0");
     net.arbiter
         .order_within(Verb::Restore, 0, Duration::from_secs(3600));
@@ -441,9 +441,11 @@ fn killed_in_the_middle_of_an_early_start_it_leaves_nothing_on_the_device() {
     assert_eq!(net.run.answer(), "0");
     net.run.running.kill();
     wait_until("the device is the witness's again", || {
-        let bytes = net.on_the_card();
+        let bytes = net.on_the_device();
         (bytes < net.capacity - LAYER).then_some(())
     });
     net.give_space();
-    wait_until("nothing is left", || (net.on_the_card() == 0).then_some(()));
+    wait_until("nothing is left", || {
+        (net.on_the_device() == 0).then_some(())
+    });
 }

@@ -9,7 +9,8 @@ use super::{Host, MIB};
 
 #[test]
 fn a_capture_that_begins_while_an_eviction_waits_for_the_device_stays_valid() {
-    // The call that invalidates captures takes a while, and one begins after the look whether there is any.
+    // The call that invalidates captures takes a while, and one begins after the look whether there
+    // is any.
     let fault = [("SUBLET_SIM_FAULT", "slow:call=cuCtxRecordEvent,us=1500000")];
     let mut host = Host::with(&fault, false, None);
     let id = host.take(&format!("alloc {}", 4 * MIB));
@@ -57,10 +58,11 @@ fn one_failed_load_of_the_hashing_kernel_is_not_for_ever() {
         copied = now;
         said.extend(host.arbiter.records());
     }
-    // Two failures, one eviction without a try, one that takes the hashes; from then on nothing has changed.
+    // Two failures, one eviction without a try, one that takes the hashes; from then on nothing has
+    // changed.
     let all = 12 * MIB;
     assert_eq!(by_round, [all, all, all, all, 0, 0]);
-    assert_eq!(said, [Event::NoHashes { status: 2 }], "told once");
+    assert_eq!(said, [Event::NoHashes { status: 2 }], "reported once");
     host.says(&format!("check {id} 4"), "0 0");
     host.ended_well();
 }
@@ -180,24 +182,24 @@ fn a_context_takes_its_memory_with_it() {
     let stays = host.take(&format!("alloc {}", 2 * MIB));
     host.says(&format!("fill {stays} 1"), "0");
     host.says("push", "0");
-    let before = host.on_the_card();
+    let before = host.on_the_device();
     let goes = host.take(&format!("alloc {}", 80 * MIB));
     let small = host.take("alloc 100");
     host.says(&format!("fill {goes} 2"), "0");
     host.evict();
-    assert_eq!(host.on_the_card(), 0);
+    assert_eq!(host.on_the_device(), 0);
     host.restore();
     host.says(&format!("check {goes} 2"), "0 0");
     host.says(&format!("check {stays} 1"), "0 0");
     host.says("destroy", "0");
-    assert_eq!(host.on_the_card(), before);
+    assert_eq!(host.on_the_device(), before);
     assert_eq!(host.arbiter.used_bytes(), before);
     for id in [&goes, &small] {
         assert_ne!(host.run.ask(&format!("free {id}")), "0");
     }
     host.says("init", "0");
     host.evict();
-    assert_eq!(host.on_the_card(), 0);
+    assert_eq!(host.on_the_device(), 0);
     host.restore();
     host.says(&format!("check {stays} 1"), "0 0");
     host.ended_well();
@@ -259,15 +261,16 @@ fn a_failure_at_any_step_leaves_the_job_resident_or_says_so() {
         }
         host.ended_well();
     }
-    // A restore that cannot be carried out: nothing is lost, and calls are told instead of waiting for ever.
+    // A restore that cannot be carried out: nothing is lost, and calls fail instead of waiting for
+    // ever.
     for call in [
         "cuMemMap",
         "cuMemSetAccess",
         "cuMemcpyHtoDAsync_v2",
         "cuMemCreate",
     ] {
-        let pieces = if call == "cuMemcpyHtoDAsync_v2" { 2 } else { 8 };
-        let fault = fails(call, 999, pieces);
+        let chunks = if call == "cuMemcpyHtoDAsync_v2" { 2 } else { 8 };
+        let fault = fails(call, 999, chunks);
         let vars = [
             ("SUBLET_SIM_FAULT", fault.as_str()),
             ("SUBLET_RESIDENCY", "chunk=2097152,reuse=0"),
@@ -283,7 +286,7 @@ fn a_failure_at_any_step_leaves_the_job_resident_or_says_so() {
             "{fault}"
         );
         host.arbiter.open();
-        assert_eq!(host.on_the_card(), 0, "{fault}");
+        assert_eq!(host.on_the_device(), 0, "{fault}");
         host.says(&format!("fill {id} 4"), "999");
         host.ended_well();
     }
@@ -297,6 +300,6 @@ fn a_job_whose_arbiter_is_silent_brings_itself_back() {
     host.evict();
     host.arbiter.pages.arbiter.beat(1);
     host.says(&format!("check {id} 6"), "0 0");
-    assert_eq!(host.on_the_card(), 6 * MIB);
+    assert_eq!(host.on_the_device(), 6 * MIB);
     host.ended_well();
 }

@@ -64,12 +64,12 @@ fn an_eviction_beyond_the_limit_of_a_control_group_is_refused_and_says_so() {
         host.arbiter.records(),
         [Event::HostShort {
             needed_bytes: 80 * MIB,
-            // A part of the limit is left to whoever does not ask.
+            // A part of the limit is left to those that do not ask.
             available_bytes: 68 * MIB,
             group_limit_bytes: 100 * MIB,
         }]
     );
-    assert_eq!(host.on_the_card(), 80 * MIB, "nothing has moved");
+    assert_eq!(host.on_the_device(), 80 * MIB, "nothing has moved");
     assert_eq!(host.arbiter.footprint().host_bytes, 0);
     host.says(&format!("check {id} 3"), "0 0");
     files.group("pod", &(1000 * MIB).to_string());
@@ -89,7 +89,8 @@ fn peak_bytes(pid: u32) -> u64 {
 
 #[test]
 fn host_copies_have_their_pages_before_anything_moves() {
-    // Nothing was written on the device, so that the simulated one takes no pages for the copies, and gives these back afterwards.
+    // Nothing was written on the device, so that the simulated one takes no pages for the copies,
+    // and gives these back afterwards.
     for (words, there) in [("reuse=0,pin=0", true), ("reuse=0,pin=0,touch=0", false)] {
         let mut host = Host::with(&[("SUBLET_RESIDENCY", words)], false, None);
         host.take(&format!("alloc {}", 64 * MIB));
@@ -163,7 +164,8 @@ fn a_job_in_a_real_control_group_is_not_killed_for_its_eviction() {
         host.ended_well();
         return;
     }
-    // Nothing was written to it: the simulated device has no pages for it, and all that it takes is its host copy.
+    // Nothing was written to it: the simulated device has no pages for it, and all that it takes is
+    // its host copy.
     host.take(&format!("alloc {}", 400 * MIB));
     host.arbiter.close();
     host.arbiter.order(Verb::Evict, 0);

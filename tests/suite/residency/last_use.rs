@@ -7,8 +7,8 @@ use super::{Host, MIB};
 
 const ON_THE_DEVICE: &str = "0 1";
 
-/// A job of two blocks that it uses, made first, and two that it does not; so by the order in which they were made it
-/// would be the wrong ones that leave.
+/// A job of two blocks that it uses, made first, and two that it does not; so by the order in which
+/// they were made it would be the wrong ones that leave.
 struct Job {
     host: Host,
     hot: String,
@@ -29,7 +29,7 @@ impl Job {
             ("RESIDENT_KERNELS", kernels),
         ];
         let mut host = Host::with(&vars, true, None);
-        // Three pieces, of which a kernel is told the first one's address.
+        // Three chunks, of which a kernel gets the first one's address.
         let hot = host.take(&format!("alloc {}", 12 * MIB));
         let hot_mapped = host.take(&format!("vmm {}", 4 * MIB));
         let cold_mapped = host.take(&format!("vmm {}", 4 * MIB));
@@ -54,7 +54,8 @@ impl Job {
         assert_eq!(self.host.arbiter.answered(), (state, Reason::None));
     }
 
-    /// The limit is lowered to half, and raised again; whether what the job uses has stayed on the device meanwhile.
+    /// The limit is lowered to half, and raised again; whether what the job uses has stayed on the
+    /// device meanwhile.
     #[track_caller]
     fn keeps_what_it_uses(&mut self) -> bool {
         self.fit(16 * MIB);
@@ -74,7 +75,8 @@ impl Job {
             uses(self);
             self.keeps_what_it_uses().then_some(())
         });
-        // What tells both blocks apart is known of one of them; the other one was used while that was looked for.
+        // What tells both blocks apart is known of one of them; the other one was used while that
+        // was looked for.
         uses(self);
     }
 
@@ -84,23 +86,24 @@ impl Job {
         }
     }
 
-    /// Lowers the limit for good, frees one block that leaves the device with nothing less and one that was on it.
+    /// Lowers the limit for good, frees one block that leaves the device with nothing less and one
+    /// that was on it.
     #[track_caller]
     fn ends_with_the_second_on_the_device(mut self, [away, there]: [String; 2]) {
         self.fit(16 * MIB);
         assert_eq!(self.host.arbiter.footprint().resident_bytes, 16 * MIB);
-        let card = self.host.on_the_card();
+        let before = self.host.on_the_device();
         self.host.says(&format!("free {away}"), "0");
-        assert_eq!(self.host.on_the_card(), card, "it lay in host memory");
+        assert_eq!(self.host.on_the_device(), before, "it lay in host memory");
         self.host.says(&format!("free {there}"), "0");
-        let left = card - self.host.on_the_card();
+        let left = before - self.host.on_the_device();
         assert_eq!(left, 12 * MIB, "all of it lay on the device");
         self.host.ended_well();
     }
 }
 
 #[test]
-fn what_kernels_are_told_stays_on_the_device() {
+fn what_kernels_name_stays_on_the_device() {
     for how in 0..4 {
         let mut job = Job::start("");
         job.until_it_is_known(|job| job.launch(how));
@@ -129,8 +132,8 @@ fn where_nobody_looks_what_was_made_first_leaves_first() {
         assert!(!job.keeps_what_it_uses());
     }
     job.fit(16 * MIB);
-    let card = job.host.on_the_card();
+    let before = job.host.on_the_device();
     job.host.says(&format!("free {}", job.hot), "0");
-    assert_eq!(job.host.on_the_card(), card, "it lay in host memory");
+    assert_eq!(job.host.on_the_device(), before, "it lay in host memory");
     job.host.ended_well();
 }

@@ -45,7 +45,7 @@ fn a_job_is_fitted_into_fewer_bytes_and_uses_all_of_them() {
         let footprint = host.arbiter.footprint();
         assert_eq!(footprint.resident_bytes, resident, "{target}");
         assert_eq!(footprint.host_bytes, 32 * MIB - resident, "{target}");
-        assert_eq!(host.on_the_card(), resident, "{target}");
+        assert_eq!(host.on_the_device(), resident, "{target}");
         for (seed, id) in ids.iter().enumerate() {
             host.says(&format!("check {id} {seed}"), "0 0");
         }
@@ -54,7 +54,7 @@ fn a_job_is_fitted_into_fewer_bytes_and_uses_all_of_them() {
     host.arbiter.order(Verb::Fit, 16 * MIB);
     assert_eq!(host.arbiter.answered().0, OrderState::Partly);
     host.evict();
-    assert_eq!(host.on_the_card(), 0);
+    assert_eq!(host.on_the_device(), 0);
     host.arbiter.order(Verb::Restore, 0);
     assert_eq!(host.arbiter.answered(), (OrderState::Partly, Reason::None));
     host.arbiter.open();
@@ -64,7 +64,7 @@ fn a_job_is_fitted_into_fewer_bytes_and_uses_all_of_them() {
     for id in &ids {
         host.says(&format!("free {id}"), "0");
     }
-    assert_eq!(host.on_the_card(), 0);
+    assert_eq!(host.on_the_device(), 0);
     assert_eq!(host.arbiter.footprint().host_bytes, 0);
     host.ended_well();
 }
@@ -85,7 +85,7 @@ fn what_is_beyond_the_quota_lives_in_host_memory_if_it_may() {
         let second = host.take(&format!("alloc {}", 20 * MIB));
         host.says(&format!("fill {second} 9"), "0");
         host.says(&format!("fill {first} 8"), "0");
-        assert_eq!(host.on_the_card(), 64 * MIB);
+        assert_eq!(host.on_the_device(), 64 * MIB);
         assert_eq!(host.arbiter.footprint().host_bytes, 20 * MIB);
         host.says("info", &format!("0 0 {}", 64 * MIB));
         // The host budget is an end as well.
@@ -94,7 +94,7 @@ fn what_is_beyond_the_quota_lives_in_host_memory_if_it_may() {
         host.says(&format!("free {first}"), "0");
         let third = host.take(&format!("alloc {}", 64 * MIB));
         assert_eq!(
-            host.on_the_card(),
+            host.on_the_device(),
             64 * MIB,
             "space within the quota is space on the device"
         );

@@ -1,4 +1,4 @@
-//! What a program and its arbiter are told of memory that can move.
+//! What a program and its arbiter learn of memory that can move.
 
 use tests::{ProgramRun, Sandbox, programs, wait_until};
 
@@ -51,7 +51,7 @@ fn an_address_is_what_it_would_be_of_plain_memory() {
 }
 
 #[test]
-fn kinds_of_memory_that_stay_are_told() {
+fn kinds_of_memory_that_stay_are_reported() {
     const MANAGED: u8 = 8;
     const POOLS: u8 = 1;
     let sandbox = Sandbox::new();

@@ -21,7 +21,7 @@ fn memory_leaves_the_device_and_comes_back_as_it_was() {
     }
     let held = host.arbiter.used_bytes();
     assert!(held >= sizes.iter().sum::<u64>(), "{held}");
-    assert_eq!(host.on_the_card(), held);
+    assert_eq!(host.on_the_device(), held);
     let before: Vec<String> = ids
         .iter()
         .map(|id| host.run.ask(&format!("address {id}")))
@@ -29,7 +29,7 @@ fn memory_leaves_the_device_and_comes_back_as_it_was() {
 
     for _ in 0..3 {
         host.evict();
-        assert_eq!(host.on_the_card(), 0, "all of it has left");
+        assert_eq!(host.on_the_device(), 0, "all of it has left");
         let footprint = host.arbiter.footprint();
         assert_eq!(
             (footprint.evictable_bytes, footprint.resident_bytes),
@@ -38,7 +38,7 @@ fn memory_leaves_the_device_and_comes_back_as_it_was() {
         assert_eq!(footprint.host_bytes, held);
         assert_eq!(host.arbiter.used_bytes(), held, "the quota is still taken");
         host.restore();
-        assert_eq!(host.on_the_card(), held);
+        assert_eq!(host.on_the_device(), held);
         assert_eq!(host.arbiter.footprint().resident_bytes, held);
         for (seed, id) in ids.iter().enumerate() {
             host.says(&format!("check {id} {seed}"), "0 0");
@@ -54,7 +54,7 @@ fn memory_leaves_the_device_and_comes_back_as_it_was() {
     }
     let left = host.arbiter.footprint();
     assert!(left.evictable_bytes <= 64 * MIB, "one empty chunk at most");
-    assert_eq!(host.on_the_card(), left.evictable_bytes);
+    assert_eq!(host.on_the_device(), left.evictable_bytes);
     host.ended_well();
 }
 
@@ -79,8 +79,9 @@ fn calls_that_touch_memory_wait_while_it_is_out() {
         wait_until("somebody wants the memory back", || {
             (host.arbiter.pages.client.waiting(0) > 0).then_some(())
         });
-        assert_eq!(host.on_the_card(), 0, "{call}");
-        // What needs no memory is answered meanwhile, by another thread or later; here the one thread waits.
+        assert_eq!(host.on_the_device(), 0, "{call}");
+        // What needs no memory is answered meanwhile, by another thread or later; here the one
+        // thread waits.
         host.restore();
         assert_eq!(host.run.answer(), answer, "{call}");
     }
@@ -101,7 +102,7 @@ fn memory_that_the_program_maps_itself_moves_with_its_handles() {
     assert_eq!(host.arbiter.footprint().evictable_bytes, 10 * MIB);
     for _ in 0..2 {
         host.evict();
-        assert_eq!(host.on_the_card(), 0);
+        assert_eq!(host.on_the_device(), 0);
         host.restore();
         for (id, seed) in [(&first, 1), (&second, 2)] {
             host.says(&format!("check {id} {seed}"), "0 0");
@@ -116,13 +117,13 @@ fn memory_that_the_program_maps_itself_moves_with_its_handles() {
         "what is mapped nowhere cannot be copied"
     );
     host.evict();
-    assert_eq!(host.on_the_card(), 6 * MIB);
+    assert_eq!(host.on_the_device(), 6 * MIB);
     host.restore();
     host.says(&format!("map {first}"), "0");
     host.says(&format!("check {first} 1"), "0 0");
     host.says(&format!("retain {first}"), "0");
     host.says(&format!("unmap {second}"), "0");
-    assert_eq!(host.on_the_card(), 6 * MIB);
+    assert_eq!(host.on_the_device(), 6 * MIB);
     // Another process may have it: it stays.
     host.says(&format!("export {first}"), "0");
     assert_eq!(host.arbiter.footprint().evictable_bytes, 0);

@@ -14,14 +14,15 @@ fn other_pages_at_the_same_address_leave_a_registration_waiting_for_ever() {
     says("init", "0");
     says(&format!("vmm {}", 2 * MIB), "0 0");
     says("poke 0 3", "0");
-    // As another process has it, or a network card.
+    // As another process has it, or a network adapter.
     says("alias 0", "0 1");
     says("word 1", "0 3");
     says("remap 0", "0");
     says("word 0", "0 3");
     says("expect 0 7", "0");
     says("poke 1 7", "0");
-    // The stream waits for a word that was written, to pages that nobody sees at this address any more.
+    // The stream waits for a word that was written, to pages that nobody sees at this address any
+    // more.
     says("word 1", "0 7");
     says("word 0", "0 3");
     says("reached", "600");
@@ -41,7 +42,7 @@ fn what_another_process_has_is_reached_after_an_eviction() {
     let alias = host.take(&format!("alias {own}"));
     for round in 5..8 {
         host.evict();
-        assert_eq!(host.on_the_card(), 2 * MIB, "it stays, the rest leaves");
+        assert_eq!(host.on_the_device(), 2 * MIB, "it stays, the rest leaves");
         host.restore();
         host.says(&format!("expect {own} {round}"), "0");
         host.says(&format!("poke {alias} {round}"), "0");
@@ -53,7 +54,8 @@ fn what_another_process_has_is_reached_after_an_eviction() {
     host.ended_well();
 }
 
-/// What is evictable before and after `calls` are made of a new handle of 2 MiB, which are answered 0.
+/// What is evictable before and after `calls` are made of a new handle of 2 MiB, which are answered
+/// 0.
 fn evictable_after(host: &mut Host, make: &str, calls: &[&str]) -> u64 {
     let id = host.take(&format!("{make} {}", 2 * MIB));
     for call in calls {
@@ -75,10 +77,10 @@ fn every_way_to_be_known_by_more_than_an_address_keeps_memory_on_the_device() {
         // For as long as it is held.
         ("reuse=0", "vmm", &["hold", "let"], true),
         ("reuse=0", "vmm", &["hold", "hold", "let"], false),
-        ("reuse=0,rdma=0", "card", &[], true),
-        ("reuse=0,rdma=0", "card", &["tokens"], false),
-        // Where a network card's driver can be told of it without a call that we see.
-        ("reuse=0,rdma=1", "card", &[], false),
+        ("reuse=0,rdma=0", "adapter", &[], true),
+        ("reuse=0,rdma=0", "adapter", &["tokens"], false),
+        // Where a network adapter's driver can learn of it without a call that we see.
+        ("reuse=0,rdma=1", "adapter", &[], false),
         ("reuse=0,rdma=1", "vmm", &[], true),
     ] {
         let mut host = Host::with(&[("SUBLET_RESIDENCY", words)], false, None);

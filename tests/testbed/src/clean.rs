@@ -1,8 +1,9 @@
 //! Nothing of the caller's reaches the tests.
 //!
-//! A program started by `nohup`, from a script's background or by a build server inherits ignored signals, a mask, limits,
-//! variables and descriptors, and hands them on to every process that it starts. A test that waits for Ctrl-C to end a job
-//! then waits for ever. All of that is reset before `main`, in one place, because no test can be trusted to think of it.
+//! A program started by `nohup`, from a script's background or by a build server inherits ignored
+//! signals, a mask, limits, variables and descriptors, and hands them on to every process that it
+//! starts. A test that waits for Ctrl-C to end a job then waits for ever. All of that is reset
+//! before `main`, in one place, because no test can be trusted to think of it.
 
 use std::ffi::{CStr, CString, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -11,8 +12,8 @@ use std::process::{Command, Stdio};
 
 use crate::within::CommandWithin;
 
-/// TIMEOUT: after which a test program ends itself, whatever it waits for: beyond what the longest of them needs on a
-/// machine that is busy with other things.
+/// TIMEOUT: after which a test program ends itself, whatever it waits for: beyond what the longest
+/// of them needs on a machine that is busy with other things.
 const PROGRAM_S: libc::c_uint = 2 * 3600;
 
 /// Variables that change what is tested, by the beginnings of their names.
@@ -33,7 +34,8 @@ const KEPT: &str = "SUBLET_TEST_";
 /// Names the process that has cleaned up already.
 const CLEANED: &CStr = c"SUBLET_TEST_CLEANED_BY";
 
-/// Whoever only wants to hang up on the caller's terminal, or be left alone by it, ignores one of these.
+/// A program that only wants to hang up on the caller's terminal, or be left alone by it, ignores
+/// one of these.
 const OF_THE_TERMINAL: [libc::c_int; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT];
 
 const UMASK: libc::mode_t = 0o022;
@@ -51,7 +53,8 @@ const WIDE: [libc::__rlimit_resource_t; 6] = [
 ];
 
 #[used]
-// SAFETY: the section holds pointers to functions of this type, which the C library calls before `main`, on the only thread.
+// SAFETY: the section holds pointers to functions of this type, which the C library calls before
+// `main`, on the only thread.
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
@@ -71,7 +74,8 @@ extern "C" fn start() {
 
 /// Whether this process was started by one that has cleaned up.
 fn cleaned() -> bool {
-    // SAFETY: no other thread exists yet that could change the environment; the string is only read.
+    // SAFETY: no other thread exists yet that could change the environment; the string is only
+    // read.
     unsafe {
         let by = libc::getenv(CLEANED.as_ptr());
         !by.is_null() && libc::atoi(by) == libc::getppid()
@@ -96,7 +100,8 @@ fn descriptors() {
     }
 }
 
-/// As the kernel has it: the C library keeps two signals to itself, which are inherited like the others.
+/// As the kernel has it: the C library keeps two signals to itself, which are inherited like the
+/// others.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Action {
@@ -118,8 +123,8 @@ fn signals() {
     for signal in 1..=libc::SIGRTMAX() {
         let mut was = usual;
         let size = size_of_val(&was.mask);
-        // SAFETY: both structures are the kernel's own of this architecture and outlive the calls; a signal that cannot be changed
-        // is refused without effect.
+        // SAFETY: both structures are the kernel's own of this architecture and outlive the calls;
+        // a signal that cannot be changed is refused without effect.
         unsafe {
             let none = std::ptr::null::<Action>();
             libc::syscall(libc::SYS_rt_sigaction, signal, none, &raw mut was, size);
@@ -135,7 +140,8 @@ fn signals() {
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-        // `nohup` is still obeyed: a session of its own gets no signals from the terminal that was to leave it alone.
+        // `nohup` is still obeyed: a session of its own gets no signals from the terminal that was
+        // to leave it alone.
         if detached {
             libc::setsid();
         }
@@ -144,7 +150,8 @@ fn signals() {
 
 fn limits() {
     let set = |resource, wanted: libc::rlim_t| {
-        // SAFETY: one structure of plain data that outlives both calls; the hard limit stays what it is.
+        // SAFETY: one structure of plain data that outlives both calls; the hard limit stays what
+        // it is.
         unsafe {
             let mut limit: libc::rlimit = std::mem::zeroed();
             if libc::getrlimit(resource, &mut limit) == 0 {
@@ -169,8 +176,9 @@ fn removed(variable: &[u8]) -> bool {
 }
 
 fn environment() {
-    // SAFETY: no other thread exists yet that could look at the environment while it changes; `environ` is a list of
-    // strings that ends with a null pointer, and names are copied before anything is removed.
+    // SAFETY: no other thread exists yet that could look at the environment while it changes;
+    // `environ` is a list of strings that ends with a null pointer, and names are copied before
+    // anything is removed.
     unsafe {
         let mut names = Vec::new();
         let mut at = libc::environ;
@@ -194,7 +202,8 @@ fn environment() {
     }
 }
 
-/// The last limit, for waits that nobody has thought of. A child has no alarm, and does not inherit the handler.
+/// The last limit, for waits that nobody has thought of. A child has no alarm, and does not inherit
+/// the handler.
 fn watch() {
     extern "C" fn over(_: libc::c_int) {
         let said = b"testbed: this test program has not ended within its limit; a test waits for something that does not come\n";
@@ -219,7 +228,8 @@ const OF_THE_C_LIBRARY: u64 = 3 << 31;
 /// Set for the program that is looked at.
 const LOOK: &str = "SUBLET_TEST_LOOK_AT_INHERITED";
 
-/// Starts this test program again as badly as can be, and in it a child that says what it has inherited.
+/// Starts this test program again as badly as can be, and in it a child that says what it has
+/// inherited.
 ///
 /// # Panics
 /// Where anything of it has got through.
@@ -272,10 +282,12 @@ pub fn prove(module: &str) {
     );
 }
 
-/// In the program that was started badly: a child of its, as tests start them, has inherited nothing.
+/// In the program that was started badly: a child of its, as tests start them, has inherited
+/// nothing.
 fn look() {
     let own = std::fs::read_to_string("/proc/self/status").expect("our own state");
-    // The alarm's handler is ours; the others are the language's, and SIGPIPE is ignored by its start.
+    // The alarm's handler is ours; the others are the language's, and SIGPIPE is ignored by its
+    // start.
     let ignored = field(&own, "SigIgn:") & !(1 << (libc::SIGPIPE - 1));
     assert_eq!(ignored, 0, "signals that the test program ignores");
 

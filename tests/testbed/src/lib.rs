@@ -1,9 +1,10 @@
-//! What every test program of the workspace starts from: nothing that its caller happened to leave behind, and no wait
-//! without a limit.
+//! What every test program of the workspace starts from: nothing that its caller happened to leave
+//! behind, and no wait without a limit.
 //!
-//! A test program says `testbed::starts_clean!();` once, at its root. From then on signals, environment, `umask`, limits
-//! and descriptors are the same whether it was started from a terminal, by `nohup`, or by a build server ([`clean`]), and
-//! a test of its own shows it. [`within`] has the waits.
+//! A test program says `testbed::starts_clean!();` once, at its root. From then on signals,
+//! environment, `umask`, limits and descriptors are the same whether it was started from a
+//! terminal, by `nohup`, or by a build server ([`clean`]), and a test of its own shows it.
+//! [`within`] has the waits.
 //!
 //! It knows nothing of sublet and imports none of its crates.
 

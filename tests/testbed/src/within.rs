@@ -1,6 +1,7 @@
 //! Waits with limits, for processes, threads and lines of text.
 //!
-//! Only failures wait so long. What was started is ended, through its own handle, before a test fails because of it.
+//! Only failures wait so long. What was started is ended, through its own handle, before a test
+//! fails because of it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, AsRawFd};
@@ -60,10 +61,12 @@ pub fn wait(child: &mut Child, what: &str, limit: Duration) -> ExitStatus {
     })
 }
 
-/// The end of a process and what it has said on the pipes that are left, as [`Child::wait_with_output`].
+/// The end of a process and what it has said on the pipes that are left, as
+/// [`Child::wait_with_output`].
 ///
 /// # Panics
-/// Where it has not ended, or somebody else still holds its pipes, after `limit`; it is killed then.
+/// Where it has not ended, or somebody else still holds its pipes, after `limit`; it is killed
+/// then.
 #[track_caller]
 pub fn output(mut child: Child, what: &str, limit: Duration) -> Output {
     drop(child.stdin.take());
@@ -73,7 +76,8 @@ pub fn output(mut child: Child, what: &str, limit: Duration) -> Output {
     if status.is_none() {
         reap(&mut child);
     }
-    // A child of its may hold the pipes for longer than it lives; what was said is with the thread that reads.
+    // A child of its may hold the pipes for longer than it lives; what was said is with the thread
+    // that reads.
     let rest = match status {
         Some(_) => limit
             .saturating_sub(begun.elapsed())
@@ -110,7 +114,8 @@ pub fn join<T>(thread: JoinHandle<T>) -> T {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// As [`join`], where a failure may not panic: in a `drop`. `None` where the thread has not ended in time.
+/// As [`join`], where a failure may not panic: in a `drop`. `None` where the thread has not ended
+/// in time.
 pub fn joined<T>(thread: JoinHandle<T>) -> Option<std::thread::Result<T>> {
     let end = Instant::now() + PATIENCE;
     while !thread.is_finished() {

@@ -4,7 +4,8 @@ use std::ffi::{CStr, c_void};
 
 use shim_ffi::*;
 
-/// What a call answers here when the driver has no such function; an older driver lacks the newer ones.
+/// What a call answers here when the driver has no such function; an older driver lacks the newer
+/// ones.
 const MISSING: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 
 /// Every driver function by two ways.
@@ -16,7 +17,8 @@ pub struct Api {
     by_resolver: std::cell::Cell<bool>,
 }
 
-// SAFETY: addresses of code, and a flag that only the thread with the turn touches (see `sequence`).
+// SAFETY: addresses of code, and a flag that only the thread with the turn touches (see
+// `sequence`).
 unsafe impl Send for Api {}
 
 impl Api {
@@ -53,8 +55,9 @@ impl Api {
         self.preloaded
     }
 
-    /// Looks every function up by `cuGetProcAddress_v2` as well, in the version that its symbol was introduced with.
-    /// Answers what the driver said for each: status, query result, and the index of the export at the same address.
+    /// Looks every function up by `cuGetProcAddress_v2` as well, in the version that its symbol was
+    /// introduced with. Answers what the driver said for each: status, query result, and the index
+    /// of the export at the same address.
     pub fn resolve(&mut self) -> Vec<(Symbol, CUresult, u32, Option<usize>)> {
         let mut answers = Vec::new();
         for symbol in SYMBOLS {
@@ -92,8 +95,9 @@ impl Api {
         answers
     }
 
-    /// Lets the following calls go through the addresses that `cuGetProcAddress` gave, or through the exported ones.
-    pub fn go_by_resolver(&self, yes: bool) {
+    /// Lets the following calls go through the addresses that `cuGetProcAddress` gave, or through
+    /// the exported ones.
+    pub fn use_resolver(&self, yes: bool) {
         self.by_resolver.set(yes);
     }
 

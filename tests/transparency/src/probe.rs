@@ -1,8 +1,10 @@
-//! Every symbol of a known signature, called with nothing (null pointers, zeros), with empty memory in place of pointers,
-//! and, for drivers that check their handles, with handles that never were; before `cuInit`, without and with a context.
+//! Every symbol of a known signature, called with nothing (null pointers, zeros), with empty memory
+//! in place of pointers, and, for drivers that check their handles, with handles that never were;
+//! before `cuInit`, without and with a context.
 //!
-//! Some of these calls are valid and change the state, so the state is put back before each of them. Where a driver does
-//! not survive a call, the process ends and the parent goes on behind it: that the driver crashes is an answer, too.
+//! Some of these calls are valid and change the state, so the state is put back before each of
+//! them. Where a driver does not survive a call, the process ends and the parent goes on behind it:
+//! that the driver crashes is an answer, too.
 
 use shim_ffi::*;
 
@@ -55,8 +57,8 @@ impl Scratch {
     /// An argument of any type that the driver's functions take.
     fn argument<T>(&mut self) -> T {
         let name = std::any::type_name::<T>();
-        // SAFETY: the table's types are integers, pointers, nullable functions, and structures and newtypes of those;
-        // zero is valid for each.
+        // SAFETY: the table's types are integers, pointers, nullable functions, and structures and
+        // newtypes of those; zero is valid for each.
         let mut value: T = unsafe { std::mem::zeroed() };
         let filled = match self.round {
             Round::Memory | Round::Handles if name.starts_with('*') => {
@@ -76,7 +78,8 @@ impl Scratch {
 macro_rules! probes {
     ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
        $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
-        /// Calls `symbol` with the round's arguments; `None` where the table does not spell out its parameters.
+        /// Calls `symbol` with the round's arguments; `None` where the table does not spell out its
+        /// parameters.
         fn probe(api: &Api, symbol: Symbol, scratch: &mut Scratch) -> Option<CUresult> {
             match symbol { $(Symbol::$symbol => probe_one!(api scratch $symbol $signature),)* }
         }
@@ -87,14 +90,15 @@ macro_rules! probe_one {
         None
     };
     ($api:ident $scratch:ident $symbol:ident ($($arg:ident: $ty:ty),*)) => {{
-        // SAFETY: what an argument is in each round is what drivers document errors for, or harmless; a driver that
-        // crashes here ends a process that the parent expects to end.
+        // SAFETY: what an argument is in each round is what drivers document errors for, or
+        // harmless; a driver that crashes here ends a process that the parent expects to end.
         Some(unsafe { $api.$symbol($($scratch.argument::<$ty>()),*) })
     }};
 }
 shim_ffi::driver_table!(probes);
 
-/// Symbols that are not called this way at all: they would end or stop the process, write files, or need other hardware.
+/// Symbols that are not called this way at all: they would end or stop the process, write files, or
+/// need other hardware.
 fn left_out(symbol: Symbol) -> bool {
     matches!(
         symbol.entry().category,

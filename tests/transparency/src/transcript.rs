@@ -1,8 +1,9 @@
 //! What was called and what was answered, in a form that two runs can be compared by.
 //!
-//! Addresses and handles differ between runs of a correct driver: each becomes the number of its first appearance. What may
-//! differ for other reasons (times, free memory, opaque bytes) is left out by the caller as [`Word::Hidden`]. Each block
-//! of calls is folded into one hash; a range of calls can be written out in full.
+//! Addresses and handles differ between runs of a correct driver: each becomes the number of its
+//! first appearance. What may differ for other reasons (times, free memory, opaque bytes) is left
+//! out by the caller as [`Word::Hidden`]. Each block of calls is folded into one hash; a range of
+//! calls can be written out in full.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -154,7 +155,8 @@ impl Transcript {
         self.block = 0;
     }
 
-    /// Ends the transcript: hashes by block (the last one may be short), calls per symbol, and the calls written out.
+    /// Ends the transcript: hashes by block (the last one may be short), calls per symbol, and the
+    /// calls written out.
     pub fn end(mut self) -> (Vec<u64>, Vec<u64>, String) {
         if !self.calls.is_multiple_of(BLOCK_CALLS) {
             self.close();

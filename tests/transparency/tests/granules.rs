@@ -1,5 +1,5 @@
-//! The preload library's table of live memory, tested apart from its exports, which would stand in for the driver's here: its
-//! own tests are in the file.
+//! The preload library's table of live memory, tested apart from its exports, which would stand in
+//! for the driver's here: its own tests are in the file.
 
 #[allow(dead_code, reason = "the library uses all of it, its tests a part")]
 #[path = "../../../interposer/src/memory/live.rs"]
@@ -42,7 +42,8 @@ fn what_went_with_its_context_is_given_back_when_the_driver_gives_its_address_aw
         live::insert(at, plain(3 * live::GRANULE, 1)),
         3 * live::GRANULE
     );
-    // Its context is being destroyed by another thread, whose call has not come back; the driver has the memory already.
+    // Its context is being destroyed by another thread, whose call has not come back; the driver
+    // has the memory already.
     live::context_dies(1);
     assert_eq!(live::insert(at, plain(4096, 2)), live::GRANULE);
     assert_eq!(GIVEN_BACK.get(), 3 * live::GRANULE);

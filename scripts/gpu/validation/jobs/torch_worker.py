@@ -1,6 +1,6 @@
-"""A PyTorch program that does what it is told: one JSON object per line in, one per line out.
+"""A PyTorch program that follows commands: one JSON object per line in, one per line out.
 
-It is run bare and governed, told the same, and must answer the same. It knows nothing of sublet. With `--device cpu` all but
+It is run bare and governed, gets the same commands, and must answer the same. It knows nothing of sublet. With `--device cpu` all but
 the commands about device memory and graphs work, which is how it is tested without a GPU.
 """
 

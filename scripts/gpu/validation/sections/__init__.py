@@ -7,7 +7,8 @@ import collections
 
 from . import calls, frameworks, host, memory, residency, shares, torch_jobs, turns
 
-# needs: "torch", "cupy" or "jax": a module that must be importable and see a GPU; None: also on the simulated GPU.
+# needs: "torch", "cupy" or "jax": a module that must be importable and see a GPU; None: also on the
+# simulated GPU.
 Section = collections.namedtuple("Section", "name run limit_s needs what")
 
 ALL = [

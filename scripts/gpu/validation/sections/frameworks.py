@@ -26,7 +26,8 @@ def cupy(ctx):
 def jax(ctx):
     words = [sys.executable, ctx.place.jobs / "jax_job.py"]
     arbiter = ctx.arbiter()
-    # Autotuning by time may choose other algorithms in another run. XLA ends at a flag that it does not know.
+    # Autotuning by time may choose other algorithms in another run. XLA ends at a flag that it does
+    # not know.
     flags = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"}
     try:
         bare = ctx.json_of(words, "bare", 40, {**ctx.bare, **flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})

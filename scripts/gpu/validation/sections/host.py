@@ -62,7 +62,8 @@ def transparency(ctx):
     if ctx.simulated:
         words += ["--driver", ctx.place.sim_dir / "libcuda.so.1"]
     else:
-        # Without calls that vendors' drivers do not survive: they do not check handles that never were.
+        # Without calls that vendors' drivers do not survive: they do not check handles that never
+        # were.
         found = ctx.run([sys.executable, "-c", FIND_DRIVER], "find-driver", 20).stdout().strip()
         ctx.result.note(f"driver library {os.path.basename(found)}")
         words += ["--driver", found, "--gentle"]
@@ -76,7 +77,7 @@ def transparency(ctx):
 def run_transparency(ctx, words, calls, name):
     done = ctx.run([*words, "--calls", calls], name, 55, expect=None)
     if done.returncode not in (0, 1):
-        raise Failure(f"transparency ended with {describe(done.returncode)}: {done.tails()}")
+        raise Failure(f"transparency ended with {describe(done.returncode)}: {done.last_lines()}")
     said = last_json(done)
     metrics = {row["name"]: row["value"] for row in said["metrics"]}
     differing = [line.removeprefix("DIFFERENCE ") for line in done.stdout().splitlines() if line.startswith("DIFFERENCE ")]
@@ -129,7 +130,7 @@ def judge_doctor(ctx, name, done):
     watched = said.get("command") or {}
     findings = [f"{row.get('level')}: {row.get('text')}" for row in said.get("findings", []) if row.get("level") != "note"]
     ended = watched.get("exit_code")
-    ctx.result.check(f"{name}: doctor saw the command through", ended == 0, "" if ended == 0 else f"exit code {ended}; {done.tails()}")
+    ctx.result.check(f"{name}: doctor saw the command through", ended == 0, "" if ended == 0 else f"exit code {ended}; {done.last_lines()}")
     ctx.result.check(f"{name}: doctor finds nothing that escapes", watched.get("complete") is True, " // ".join(findings)[:1200])
     ctx.result.figure(f"{name}_calls_seen", watched.get("calls_seen"), "calls")
     ctx.result.figure(f"{name}_functions_seen", watched.get("functions_seen"), "functions")

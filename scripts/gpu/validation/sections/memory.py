@@ -89,12 +89,12 @@ def context_memory(ctx):
         ctx.result.figure(f"{side}_create_context", (stages["context"]["at_ns"] - stages["cuInit"]["at_ns"]) / 1e6, "ms")
     total = {row["stage"]: row for row in sides["governed"]["stages"]}["launch"]["total_bytes"]
     bare_total = {row["stage"]: row for row in sides["bare"]["stages"]}["launch"]["total_bytes"]
-    # The percentage is of the card; the driver shows a little less, having kept some for itself.
+    # The percentage is of the device; the driver shows a little less, having kept some for itself.
     ctx.result.check("under a quota of 50% the device is half as large", 0.49 <= total / bare_total <= 0.51, f"{total} of {bare_total} bytes")
     if ctx.simulated or importable(ctx, "torch"):
         return
     before = used_bytes(ctx)
-    worker = Worker(ctx, ctx.start([sys.executable, ctx.place.jobs / "torch_worker.py"], "torch", talk=True))
+    worker = Worker(ctx, ctx.start([sys.executable, ctx.place.jobs / "torch_worker.py"], "torch", piped=True))
     ready = used_bytes(ctx)
     worker.ask("setup", model="gpt")
     worker.ask("train", model="gpt", steps=5)

@@ -32,7 +32,7 @@ def host_bytes():
     return 4 * GIB
 
 
-def arbiter_with_room(ctx, bytes_):
+def arbiter_with_space(ctx, bytes_):
     # The simulated device's copies take what was really written, a small part.
     return ctx.arbiter(config=CONFIG.format(bytes_ if not ctx.simulated else 64 * GIB))
 
@@ -45,7 +45,7 @@ class Tenant:
         words = [program(ctx, "tenant"), "--name", name, "--bytes", f"{bytes_}B", "--seed", str(seed)]
         flags = ["--evictable", "--host-memory", f"{bytes_ + GIB}B"] if evictable else []
         mem = f"{bytes_ + GIB}B"
-        self.process = ctx.start(arbiter.command(words, name, mem, flags=flags), name, arbiter.env, talk=True)
+        self.process = ctx.start(arbiter.command(words, name, mem, flags=flags), name, arbiter.env, piped=True)
         self.answer(60)
 
     def answer(self, timeout_s=30):
@@ -73,7 +73,7 @@ def move(ctx, arbiter, verb, *names):
 def residency(ctx):
     size = 2 * GIB if ctx.simulated else max(GIB, min(16 * GIB, host_bytes() // 6)) // (2 * MIB) * 2 * MIB
     link = ctx.json_of([program(ctx, "tenant"), "--link", "--bytes", f"{size}B"], "link", 40)
-    arbiter = arbiter_with_room(ctx, 3 * size)
+    arbiter = arbiter_with_space(ctx, 3 * size)
     a = Tenant(ctx, arbiter, "a", size, 1)
     first, _ = move(ctx, arbiter, "evict", "a")
     ctx.result.figure("size", size / GIB, "GiB")
@@ -90,7 +90,7 @@ def residency(ctx):
         part = times[verb][-1]["copied_bytes"] / size
         ctx.result.figure(verb, took_ns / 1e6, "ms")
         ctx.result.figure(f"{verb}_link_fraction", link[floor] * 1e9 * part / took_ns, "x", at_least=0.85)
-    alone_ms = max(statistics.median(one["elapsed_ns"] for one in taken) for taken in times.values()) / 1e6
+    solo_ms = max(statistics.median(one["elapsed_ns"] for one in taken) for taken in times.values()) / 1e6
     move(ctx, arbiter, "evict", "a")
     b = Tenant(ctx, arbiter, "b", size, 2)
     switches = []
@@ -101,7 +101,7 @@ def residency(ctx):
         switches.append(said["elapsed_ns"] / 1e6)
     duplex_ms = statistics.median(switches[1:])
     ctx.result.figure("duplex", duplex_ms, "ms")
-    ctx.result.figure("duplex_over_longer", duplex_ms / alone_ms, "x", at_most=1.2)
+    ctx.result.figure("duplex_over_longer", duplex_ms / solo_ms, "x", at_most=1.2)
     ctx.result.figure("duplex_over_link", duplex_ms / (link["both_s"] * 1e3), "x", "the link with both directions at once")
     wrong, stripes = b.wrong()
     move(ctx, arbiter, "switch", "b", "a")
@@ -112,10 +112,10 @@ def residency(ctx):
 def pytorch(ctx):
     """A training evicted and restored in its middle, against the same steps bare."""
     steps = 40 if small(ctx) else 300
-    arbiter = arbiter_with_room(ctx, host_bytes() // 2)
+    arbiter = arbiter_with_space(ctx, host_bytes() // 2)
     flags = ["--evictable"]
-    bare = Worker(ctx, ctx.start(torch_command(ctx), "bare", talk=True))
-    governed = Worker(ctx, ctx.start(arbiter.command(torch_command(ctx), "governed", "50%", flags=flags), "governed", arbiter.env, talk=True))
+    bare = Worker(ctx, ctx.start(torch_command(ctx), "bare", piped=True))
+    governed = Worker(ctx, ctx.start(arbiter.command(torch_command(ctx), "governed", "50%", flags=flags), "governed", arbiter.env, piped=True))
     for model in ("cnn", "gpt"):
         losses = {}
         for name, worker in (("bare", bare), ("governed", governed)):
@@ -150,16 +150,16 @@ def oversubscribe(ctx):
     total = ctx.probe("device")["memory"]["total_bytes"] if not ctx.simulated else None
     if ctx.simulated:
         # Contexts do not move: three of them have to lie beside one job's memory.
-        room = 6 * GIB
-        ctx.bare["SUBLET_SIM_CAPACITY"] = f"{room}B"
+        space = 6 * GIB
+        ctx.bare["SUBLET_SIM_CAPACITY"] = f"{space}B"
     else:
-        room = int(min(total * 0.9, host_bytes() / 3))
-    quota = int(room * 2.2 / 3) // (2 * MIB) * 2 * MIB
+        space = int(min(total * 0.9, host_bytes() / 3))
+    quota = int(space * 2.2 / 3) // (2 * MIB) * 2 * MIB
     history = quota - 160 * MIB
     words = [train, "--json", "--progress-every", "0", "--steps", "3000", "--extra-us", "1000", "--history", f"{history}B", "--seed"]
-    arbiter = arbiter_with_room(ctx, 4 * quota)
+    arbiter = arbiter_with_space(ctx, 4 * quota)
     if not ctx.simulated:
-        Tenant(ctx, arbiter, "ballast", int(total * 0.97) - room, 9, evictable=False)
+        Tenant(ctx, arbiter, "ballast", int(total * 0.97) - space, 9, evictable=False)
     solo, serial_s = {}, 0.0
     for seed in ("1", "2", "3"):
         begun = time.monotonic()
@@ -182,7 +182,7 @@ def oversubscribe(ctx):
     for seed, process in running.items():
         code = process.wait(ctx.limit(10))
         if code:
-            raise Failure(f"job{seed} ended with {code}: {process.tails()}")
+            raise Failure(f"job{seed} ended with {code}: {process.last_lines()}")
         bits[seed] = last_json(process)["loss_bits"]
     differ = [seed for seed in solo if solo[seed] != bits[seed]]
     ctx.result.check("losses are those of the runs alone", not differ, {"alone": solo, "together": bits})

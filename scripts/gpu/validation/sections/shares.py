@@ -45,7 +45,7 @@ def ended(ctx, running):
     for name, process in running.items():
         code = process.wait(ctx.limit(20))
         if code:
-            raise Failure(f"{name} ended with {code}: {process.tails()}")
+            raise Failure(f"{name} ended with {code}: {process.last_lines()}")
         found[name] = last_json(process)
     return found
 
@@ -117,19 +117,19 @@ def protect(ctx):
         def governed(command, name):
             return ctx.start(arbiter.command(command, name, flags=flags[name]), f"{case}_{name}", arbiter.env)
 
-        alone = ended(ctx, {"guaranteed": governed(words, "guaranteed")})["guaranteed"]
-        left = 1 - busy(alone)
+        solo_run = ended(ctx, {"guaranteed": governed(words, "guaranteed")})["guaranteed"]
+        left = 1 - busy(solo_run)
         for how, start in (("", governed), ("_unmanaged", lambda command, name: ctx.start(command, f"{case}_{name}_unmanaged"))):
             # The opportunistic one is at work before the other begins, and ends after it.
             other = start(greedy, "opportunistic")
             time.sleep(ctx.limit(0.5))
             found = ended(ctx, {"guaranteed": start(words, "guaranteed"), "opportunistic": other})
-            kept = found["guaranteed"]["bursts_per_s"] / alone["bursts_per_s"]
+            kept = found["guaranteed"]["bursts_per_s"] / solo_run["bursts_per_s"]
             # The opportunistic one was alone for what it ran longer.
             longer_s = max(found["opportunistic"]["seconds"] - found["guaranteed"]["seconds"], 0)
             did_s = busy(found["opportunistic"]) * found["opportunistic"]["seconds"] - longer_s
             got = did_s / found["guaranteed"]["seconds"] / left
-            p99, own = found["guaranteed"]["latency_us"]["p99"], alone["latency_us"]["p99"]
+            p99, own = found["guaranteed"]["latency_us"]["p99"], solo_run["latency_us"]["p99"]
             ours = how == ""
             ctx.result.figure(f"{case}{how}_vs_solo", kept, "x", at_least=0.98 if ours else None)
             ctx.result.figure(f"{case}{how}_of_leftover", got, "x", at_least=0.8 if ours else None)

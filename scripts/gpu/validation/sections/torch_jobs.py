@@ -1,4 +1,4 @@
-"""PyTorch, bare and governed. The workers (jobs/torch_worker.py) are told the same and must answer the same."""
+"""PyTorch, bare and governed. The workers (jobs/torch_worker.py) get the same commands and must answer the same."""
 
 import statistics
 import sys
@@ -22,8 +22,8 @@ def small(ctx):
 
 def both(ctx, arbiter, mem, env=None):
     """A bare worker and a governed one, started together."""
-    bare = ctx.start(command(ctx), "bare", {**ctx.bare, **(env or {})}, talk=True)
-    governed = arbiter.start(command(ctx), "governed", mem=mem, env=env, talk=True)
+    bare = ctx.start(command(ctx), "bare", {**ctx.bare, **(env or {})}, piped=True)
+    governed = arbiter.start(command(ctx), "governed", mem=mem, env=env, piped=True)
     return {"bare": Worker(ctx, bare), "governed": Worker(ctx, governed)}
 
 
@@ -37,7 +37,7 @@ def ask_all(workers, do, timeout_s, **arguments):
 def close_all(ctx, workers):
     for name, worker in workers.items():
         code = worker.close()
-        ctx.result.check(f"{name} ends with exit code 0", code == 0, f"exit code {code}: {worker.process.tails()}" if code else "")
+        ctx.result.check(f"{name} ends with exit code 0", code == 0, f"exit code {code}: {worker.process.last_lines()}" if code else "")
 
 
 def solo(ctx):
@@ -89,13 +89,13 @@ def pair(ctx):
     seconds = 1 if small(ctx) else 6
     arbiter = ctx.arbiter()
     names = ("a", "b")
-    started = {name: arbiter.start(command(ctx), name, mem="40%", share=0.5, talk=True) for name in names}
+    started = {name: arbiter.start(command(ctx), name, mem="40%", share=0.5, piped=True) for name in names}
     workers = {name: Worker(ctx, process) for name, process in started.items()}
     ask_all(workers, "setup", 60, model="gpt", small=small(ctx))
     ask_all(workers, "train", 60, model="gpt", steps=20)
-    alone = {name: worker.ask("train_for", model="gpt", seconds=seconds / 2)["steps_per_s"] for name, worker in workers.items()}
+    solo_run = {name: worker.ask("train_for", model="gpt", seconds=seconds / 2)["steps_per_s"] for name, worker in workers.items()}
     for name in names:
-        ctx.result.figure(f"alone_{name}", alone[name], "steps/s")
+        ctx.result.figure(f"alone_{name}", solo_run[name], "steps/s")
     for shares in ({"a": 0.5, "b": 0.5}, {"a": 0.75, "b": 0.25}):
         if shares["b"] != 0.5:
             arbiter.set("b", shares["b"])
@@ -107,21 +107,21 @@ def pair(ctx):
         rates = {name: worker.answer(60, "train_for")["steps_per_s"] for name, worker in workers.items()}
         for name in names:
             judge_share(ctx, f"{label}_share_got_{name}", got[name], shares[name])
-            ctx.result.figure(f"{label}_slowdown_{name}", alone[name] / rates[name], "x", f"about {1 / shares[name]:.2f} for a job that fills the device")
-        ctx.result.figure(f"{label}_sum_of_speeds", sum(rates[name] / alone[name] for name in names), "x", ">= 0.98; above 1 where one alone leaves the device idle")
+            ctx.result.figure(f"{label}_slowdown_{name}", solo_run[name] / rates[name], "x", f"about {1 / shares[name]:.2f} for a job that fills the device")
+        ctx.result.figure(f"{label}_sum_of_speeds", sum(rates[name] / solo_run[name] for name in names), "x", ">= 0.98; above 1 where one alone leaves the device idle")
     close_all(ctx, workers)
     # TIMEOUT: two starts of PyTorch, warm now, and a few seconds of training.
     if ctx.left() < 25:
         ctx.result.note("No time was left for the same pair without us.")
         return
-    started = {name: ctx.start(command(ctx), f"unmanaged_{name}", talk=True) for name in names}
+    started = {name: ctx.start(command(ctx), f"unmanaged_{name}", piped=True) for name in names}
     workers = {name: Worker(ctx, process) for name, process in started.items()}
     ask_all(workers, "setup", 60, model="gpt", small=small(ctx))
     ask_all(workers, "train", 60, model="gpt", steps=20)
     rates = {name: row["steps_per_s"] for name, row in ask_all(workers, "train_for", 60, model="gpt", seconds=seconds * 0.6).items()}
     for name in names:
-        ctx.result.figure(f"unmanaged_slowdown_{name}", alone[name] / rates[name], "x", "without us: the hardware's own slices")
-    ctx.result.figure("unmanaged_sum_of_speeds", sum(rates[name] / alone[name] for name in names), "x")
+        ctx.result.figure(f"unmanaged_slowdown_{name}", solo_run[name] / rates[name], "x", "without us: the hardware's own slices")
+    ctx.result.figure("unmanaged_sum_of_speeds", sum(rates[name] / solo_run[name] for name in names), "x")
     close_all(ctx, workers)
 
 
@@ -130,17 +130,17 @@ def quota(ctx):
     limit = 3 * GIB
     arbiter = ctx.arbiter()
     started = {
-        "a": arbiter.start(command(ctx), "a", mem="4GiB", share=0.4, talk=True),
-        "b": arbiter.start(command(ctx), "b", mem="4GiB", share=0.4, talk=True),
-        "hog": arbiter.start(command(ctx), "hog", mem="3GiB", share=0.2, talk=True),
+        "a": arbiter.start(command(ctx), "a", mem="4GiB", share=0.4, piped=True),
+        "b": arbiter.start(command(ctx), "b", mem="4GiB", share=0.4, piped=True),
+        "hog": arbiter.start(command(ctx), "hog", mem="3GiB", share=0.2, piped=True),
     }
     workers = {name: Worker(ctx, process) for name, process in started.items()}
     trainers = {"a": "gpt", "b": "cnn"}
     steps = 10 if small(ctx) else 150
-    alone, beside = {}, {}
+    solo_run, beside = {}, {}
     for name, model in trainers.items():
         workers[name].ask("setup", model=model, small=small(ctx))
-        alone[name] = workers[name].ask("train", model=model, steps=steps)["losses"]
+        solo_run[name] = workers[name].ask("train", model=model, steps=steps)["losses"]
     for name, model in trainers.items():
         workers[name].ask("setup", model=model, small=small(ctx))
     for name, model in trainers.items():
@@ -149,14 +149,14 @@ def quota(ctx):
     for name in trainers:
         beside[name] = workers[name].answer(60, "train")["losses"]
     for name in trainers:
-        ctx.result.check(f"{name}: losses are those of a run alone", alone[name] == beside[name], first_difference({"bare": alone[name], "governed": beside[name]}) if alone[name] != beside[name] else "")
+        ctx.result.check(f"{name}: losses are those of a run alone", solo_run[name] == beside[name], first_difference({"bare": solo_run[name], "governed": beside[name]}) if solo_run[name] != beside[name] else "")
     judge_hog(ctx, taken, limit)
     refused = arbiter.refusals("hog")
     ctx.result.check("the arbiter counted the refusal", refused >= 1, f"{refused} refusals")
     job = arbiter.job("hog")
     ctx.result.check("its peak is within the quota", job["mem_peak_bytes"] <= limit, f"{job['mem_peak_bytes']} of {limit} bytes")
     memory = workers["hog"].ask("memory")
-    ctx.result.check("PyTorch sees the quota as the card's memory", memory["total_bytes"] <= limit and memory["properties_total_bytes"] <= limit,
+    ctx.result.check("PyTorch sees the quota as the device's memory", memory["total_bytes"] <= limit and memory["properties_total_bytes"] <= limit,
                      f"cuMemGetInfo {memory['total_bytes']}, properties {memory['properties_total_bytes']} bytes")
     for name in trainers:
         ctx.result.check(f"{name} was refused nothing", arbiter.job(name)["oom_count"] == 0)
@@ -228,7 +228,7 @@ def example(ctx, script, *words):
     for name, process in running.items():
         code = process.wait(ctx.limit(60))
         if code:
-            raise Failure(f"{script} {' '.join(words)} {name} ended with exit code {code}: {process.tails()}")
+            raise Failure(f"{script} {' '.join(words)} {name} ended with exit code {code}: {process.last_lines()}")
         reports[name] = last_json(process)
         ctx.result.figure(f"{name}_steps_per_s", reports[name]["steps_per_s"], "steps/s", "both ran at once")
     bits = {name: row["loss_bits"] for name, row in reports.items()}
@@ -252,8 +252,8 @@ def compiled(ctx):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(ctx.directory / "inductor"), "TRITON_CACHE_DIR": str(ctx.directory / "triton")}
     arbiter = ctx.arbiter()
     sides = {
-        "governed": lambda: arbiter.start(command(ctx), "governed", mem="8GiB", env=env, talk=True),
-        "bare": lambda: ctx.start(command(ctx), "bare", {**ctx.bare, **env}, talk=True),
+        "governed": lambda: arbiter.start(command(ctx), "governed", mem="8GiB", env=env, piped=True),
+        "bare": lambda: ctx.start(command(ctx), "bare", {**ctx.bare, **env}, piped=True),
     }
     losses, failures = {}, []
     for name, begin in sides.items():

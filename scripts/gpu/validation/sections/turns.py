@@ -24,7 +24,7 @@ def mlp(ctx):
     for name, process in running.items():
         code = process.wait(ctx.limit(40))
         if code:
-            raise Failure(f"train_mlp {name} ended with {code}: {process.tails()}")
+            raise Failure(f"train_mlp {name} ended with {code}: {process.last_lines()}")
         reports[name] = last_json(process)
     losses = {"bare": bare["loss_bits"], "solo": solo["loss_bits"], **{name: report["loss_bits"] for name, report in reports.items()}}
     ctx.result.check("losses are equal to the bit", len(set(losses.values())) == 1, losses)
@@ -73,14 +73,14 @@ def handover(ctx):
     arbiter = ctx.arbiter(quantum_ms=QUANTUM_MS)
     stamped = [] if not ctx.simulated else ["host"]
     words = [ctx.place.probe(), "turns", "4", str(KERNEL_US), "1500", *stamped]
-    alone = arbiter.json_of([ctx.place.probe(), "turns", "2", str(KERNEL_US), "1500", *stamped], "alone")
+    solo_run = arbiter.json_of([ctx.place.probe(), "turns", "2", str(KERNEL_US), "1500", *stamped], "alone")
     running = [arbiter.start(words, f"tenant{n}", mem="1GiB", share=0.5) for n in range(2)]
     got = measured_shares(ctx, arbiter, ["tenant0", "tenant1"], 2)
     found = []
     for process in running:
         code = process.wait(ctx.limit(20))
         if code:
-            raise Failure(f"{process.name} ended with {code}: {process.tails()}")
+            raise Failure(f"{process.name} ended with {code}: {process.last_lines()}")
         found.append(last_json(process))
     judge_share(ctx, "share_got", got["tenant0"], 0.5)
     hands = paired(found, "host_gaps")
@@ -95,12 +95,13 @@ def handover(ctx):
         if idle:
             ctx.result.figure("handover_device_idle", statistics.median(idle), "us", "device idle from one's last kernel to the other's first; negative: they overlap")
             ctx.result.figure("handover_device_idle_p90", sorted(idle)[len(idle) * 9 // 10], "us")
-    rate = [row["kernels"] / (row["end_mono_ns"] - row["begun_mono_ns"]) for row in (*found, alone)]
+    rate = [row["kernels"] / (row["end_mono_ns"] - row["begun_mono_ns"]) for row in (*found, solo_run)]
     ctx.result.figure("pair_against_alone", (rate[0] + rate[1]) / rate[2], "x", ">= 0.98 while both run; their start and end are in it")
     if not ctx.simulated:
         unmanaged(ctx)
     host, _ = ctx.place.stub_bench()
-    # The units of scripts/bench/overhead: two sleepers that share a core, and one that is woken on another core after a turn.
+    # The units of scripts/bench/overhead: two sleepers that share a core, and one that is woken on
+    # another core after a turn.
     units = {"futex": ("futex_wake", "handover_wakes_shared_core"), "futex-busy": ("futex_wake_busy", "handover_wakes")}
     for mode, (unit, name) in units.items():
         took = [float(line) / 1000 for line in ctx.run([host, mode, "300"], mode, 30).stdout().split()]
@@ -115,7 +116,7 @@ def unmanaged(ctx):
     running = [ctx.start(words, f"unmanaged{n}") for n in range(2)]
     for process in running:
         if process.wait(ctx.limit(15)):
-            raise Failure(f"{process.name} failed: {process.tails()}")
+            raise Failure(f"{process.name} failed: {process.last_lines()}")
     found = [last_json(process) for process in running]
     away = [(after - before) / 1000 for row in found for before, after in row.get("device_gaps", [])]
     if away:
@@ -131,7 +132,8 @@ def paired(found, name):
     for mine, theirs in ((found[0], found[1]), (found[1], found[0])):
         ends = [begin for begin, _ in theirs.get(name, [])]
         for _, resumed in mine.get(name, []):
-            # Theirs began to pause closest to our resuming: that turn ended for us. The tail of it may overlap our begin.
+            # Theirs began to pause closest to our resuming: that turn ended for us. Its end may
+            # overlap our begin.
             nearest = min(ends, key=lambda end: abs(resumed - end), default=None)
             if nearest is not None and abs(resumed - nearest) < 2_000_000:
                 hands.append((resumed - nearest) / 1000)

@@ -1,4 +1,5 @@
-//! A Rust host: scoped threads that use the driver, panics that are caught around calls, and a panic that ends a thread.
+//! A Rust host: scoped threads that use the driver, panics that are caught around calls, and a
+//! panic that ends a thread.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +11,8 @@ unsafe extern "C" {
 
 /// Calls the driver with words.
 fn cu(name: &CStr, words: [usize; 4]) -> i32 {
-    // SAFETY: NUL-terminated names; the driver's functions take integers and pointers, which are valid where this program
-    // passes them.
+    // SAFETY: NUL-terminated names; the driver's functions take integers and pointers, which are
+    // valid where this program passes them.
     unsafe {
         let handle = dlopen(c"libcuda.so.1".as_ptr(), 2);
         let at = dlsym(handle, name.as_ptr());

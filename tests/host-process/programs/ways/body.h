@@ -61,7 +61,7 @@ static int body(lookup_fn get) {
     printf("%d\n", made);
     fflush(stdout);
     if (getenv("WAYS_LINGER"))
-        usleep(200000); /* so that whoever watches can look */
+        usleep(200000); /* so that the watcher can look */
     return bad;
 }
 #endif

@@ -7,7 +7,7 @@
 static void *handle;
 static void *by_dlsym(const char *name) { return dlsym(handle, name); }
 
-int helper_go(const char *driver) {
+int helper_uses_driver(const char *driver) {
     if (!(handle = dlopen(driver, RTLD_NOW))) {
         fprintf(stderr, "%s\n", dlerror());
         return 8;

@@ -82,8 +82,8 @@ static int helper(const char *library, int flags, const char *driver) {
         fprintf(stderr, "%s\n", dlerror());
         return 8;
     }
-    int (*go)(const char *) = (int (*)(const char *))dlsym(lib, "helper_go");
-    return go ? go(driver) : 7;
+    int (*use)(const char *) = (int (*)(const char *))dlsym(lib, "helper_uses_driver");
+    return use ? use(driver) : 7;
 }
 
 static int without_preload(char **argv, const char *way) {

@@ -16,7 +16,7 @@ struct Worker {
     from: BufReader<ChildStdout>,
 }
 
-/// What the workers told of themselves.
+/// What the workers reported.
 #[derive(Default)]
 struct Sums {
     ops: u64,
@@ -46,7 +46,7 @@ impl Worker {
         Ok(Self { child, to, from })
     }
 
-    fn go(&mut self, ops: u64) -> std::io::Result<()> {
+    fn work(&mut self, ops: u64) -> std::io::Result<()> {
         writeln!(self.to, "{ops}")
     }
 
@@ -154,7 +154,7 @@ pub fn run(options: &Options) -> std::io::Result<bool> {
     );
     for round in 0..options.rounds {
         for worker in &mut workers {
-            worker.go(per_round)?;
+            worker.work(per_round)?;
         }
         if round % 3 == 2 && options.processes > 1 {
             // In the middle of its work, at whatever instruction.
@@ -164,7 +164,7 @@ pub fn run(options: &Options) -> std::io::Result<bool> {
             next += 1;
             std::mem::replace(&mut workers[which], worker).kill()?;
             kills += 1;
-            workers[which].go(per_round)?;
+            workers[which].work(per_round)?;
         }
         for worker in &mut workers {
             worker.wait(&mut sums)?;

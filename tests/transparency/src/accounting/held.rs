@@ -51,13 +51,14 @@ impl Held {
         }
     }
 
-    /// Gives it back. `own` is the calling thread's context, `stream` the one that pools are used in.
+    /// Gives it back. `own` is the calling thread's context, `stream` the one that pools are used
+    /// in.
     ///
     /// # Errors
     /// What the driver says.
     pub fn give_back(self, api: &Api, own: CUcontext, stream: CUstream) -> Result<(), CUresult> {
-        // SAFETY: handles and addresses that the driver gave and that nobody else gives back; work on them is over or
-        // ordered in `stream`.
+        // SAFETY: handles and addresses that the driver gave and that nobody else gives back; work
+        // on them is over or ordered in `stream`.
         unsafe {
             match self {
                 Self::Plain { at, .. } => api.cuMemFree_v2(at).ok(),

@@ -1,8 +1,9 @@
-//! Exactness: after any operations from many threads and processes of one job, what its quota has been charged is what the
-//! device says that it has; and the device never had more than the quota.
+//! Exactness: after any operations from many threads and processes of one job, what its quota has
+//! been charged is what the device says that it has; and the device never had more than the quota.
 //!
-//! `supervise` starts a job of `sublet run` whose command is the crew; the crew starts worker processes, lets them run in
-//! rounds, kills one now and then, and between rounds, when nothing moves, compares the arbiter's figure with the device's.
+//! `supervise` starts a job of `sublet run` whose command is the crew; the crew starts worker
+//! processes, lets them run in rounds, kills one now and then, and between rounds, when nothing
+//! moves, compares the arbiter's figure with the device's.
 
 mod crew;
 mod held;
@@ -71,7 +72,8 @@ impl Options {
     }
 }
 
-/// Runs the crew as a job with a limit on a simulated device of its own. Answers the job's exit status.
+/// Runs the crew as a job with a limit on a simulated device of its own. Answers the job's exit
+/// status.
 ///
 /// # Errors
 /// The job cannot be started.

@@ -1,7 +1,8 @@
-//! What processes of the job hand to each other: descriptors of exported handles, and addresses for other processes to open.
+//! What processes of the job hand to each other: descriptors of exported handles, and addresses for
+//! other processes to open.
 //!
-//! One pair of sockets for all of them, made by the crew: everybody writes into one end and takes from the other. What lies
-//! there when nothing moves is held by nobody.
+//! One pair of sockets for all of them, made by the crew: everybody writes into one end and takes
+//! from the other. What lies there when nothing moves is held by nobody.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixDatagram;
@@ -26,7 +27,7 @@ const LENGTH: usize = 72;
 const PHYSICAL: u64 = 1;
 const ADDRESS: u64 = 2;
 
-/// Room for one descriptor in a control message, aligned as its header must be.
+/// Space for one descriptor in a control message, aligned as its header must be.
 #[repr(C, align(8))]
 struct Control([u8; 24]);
 
@@ -97,7 +98,7 @@ impl Post {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
-        // SAFETY: the control buffer has room for one descriptor; the message outlives the call.
+        // SAFETY: the control buffer has space for one descriptor; the message outlives the call.
         unsafe {
             if let Some(descriptor) = descriptor {
                 message.msg_control = (&raw mut control).cast();
@@ -120,7 +121,8 @@ impl Post {
             iov_len: LENGTH,
         };
         let mut control = Control([0; 24]);
-        // SAFETY: all zeros is an empty header; buffers outlive the call; what the kernel wrote is read by its own macros.
+        // SAFETY: all zeros is an empty header; buffers outlive the call; what the kernel wrote is
+        // read by its own macros.
         let (read, descriptor) = unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
             message.msg_iov = &raw mut part;

@@ -13,8 +13,9 @@
 //! | `c` | contexts destroyed with memory in them |
 //! | `x` | requests beyond the quota |
 //!
-//! The parent writes a number of operations; each thread does its part; when nothing moves any more, three figures come
-//! back: operations, refusals for want of memory, and errors that should not have been.
+//! The parent writes a number of operations; each thread does its part; when nothing moves any
+//! more, three figures come back: operations, refusals for want of memory, and errors that should
+//! not have been.
 
 use std::io::{BufRead, Write};
 use std::sync::Barrier;
@@ -59,7 +60,8 @@ struct Thread<'a> {
     post: &'a Post,
 }
 
-/// Serves the parent until its pipe ends. `words`: seed, threads, MiB that a thread wants, families, the post's two ends.
+/// Serves the parent until its pipe ends. `words`: seed, threads, MiB that a thread wants,
+/// families, the post's two ends.
 ///
 /// # Errors
 /// Wrong words, or no driver.

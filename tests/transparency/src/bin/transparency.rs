@@ -1,4 +1,5 @@
-//! `transparency`: runs the same driver calls bare and under the preload library and compares every answer.
+//! `transparency`: runs the same driver calls bare and under the preload library and compares every
+//! answer.
 //!
 //! ```text
 //! transparency [--calls N] [--per-sequence N] [--seed S] [--threads N] [--jobs N] [--driver PATH] [--preload PATH]
@@ -117,7 +118,8 @@ fn parse(words: &[String]) -> Result<(Options, String, bool), String> {
         .file_name()
         .is_none_or(|name| name != "libcuda.so.1")
     {
-        // A vendor's file has its version in its name; the link beside it has the name that programs open.
+        // A vendor's file has its version in its name; the link beside it has the name that
+        // programs open.
         let link = options.driver.with_file_name("libcuda.so.1");
         if !link.exists() {
             return Err(format!(

@@ -1,4 +1,5 @@
-//! Runs the same calls bare and interposed, in processes of their own, and compares what was answered.
+//! Runs the same calls bare and interposed, in processes of their own, and compares what was
+//! answered.
 
 pub mod run;
 pub mod worker;
@@ -345,7 +346,8 @@ fn compare(
     ))
 }
 
-/// Runs a sequence again, with the calls of the differing block (and the ones before it) written out.
+/// Runs a sequence again, with the calls of the differing block (and the ones before it) written
+/// out.
 fn replay(options: &Options, place: &Place, task: Task, mode: Mode, block: u64) -> String {
     const BEFORE: usize = 12;
     const REPLAYS: u64 = 20;
@@ -362,7 +364,8 @@ fn replay(options: &Options, place: &Place, task: Task, mode: Mode, block: u64) 
         (0..bare.len().max(other.len())).find(|at| bare.get(*at) != other.get(*at))
     };
     let bare = text(Mode::Bare);
-    // What depends on time differs in one run of many; what else the machine was doing then it may still do now.
+    // What depends on time differs in one run of many; what else the machine was doing then it may
+    // still do now.
     let runs = (1..=REPLAYS).map(|run| (run, text(mode), text(Mode::Bare)));
     let found = runs
         .map(|(run, other, again)| {

@@ -1,4 +1,5 @@
-//! One run in a process of its own: what the parent starts bare and interposed. It writes lines to standard output.
+//! One run in a process of its own: what the parent starts bare and interposed. It writes lines to
+//! standard output.
 //!
 //! | line | what |
 //! |---|---|
@@ -32,8 +33,8 @@ fn say(out: &mut impl Write, line: std::fmt::Arguments<'_>) {
     }
 }
 
-/// Does `task`, writing out the calls of `shown`. `preloaded`: whether the preload library has to be there; `governed`:
-/// whether an arbiter has to.
+/// Does `task`, writing out the calls of `shown`. `preloaded`: whether the preload library has to
+/// be there; `governed`: whether an arbiter has to.
 ///
 /// # Errors
 /// The driver cannot be opened, or is not the one that it should be.
@@ -119,7 +120,7 @@ fn attached() -> bool {
 fn device_name(api: &Api) -> String {
     let mut name = [0 as c_char; 128];
     let mut device = CUdevice(0);
-    // SAFETY: outputs are locals of the lengths told.
+    // SAFETY: outputs are locals of the lengths given.
     let result = unsafe {
         let _ = api.cuInit(0);
         let _ = api.cuDeviceGet(&raw mut device, 0);

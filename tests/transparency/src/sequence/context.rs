@@ -95,8 +95,8 @@ fn forget(world: &mut World) {
     {
         world.gone(*number);
     }
-    for lane in &context.streams {
-        if let super::world::Lane::Created { handle, .. } = lane {
+    for queue in &context.streams {
+        if let super::world::Queue::Created { handle, .. } = queue {
             world.gone(*handle);
         }
     }

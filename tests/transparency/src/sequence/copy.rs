@@ -49,11 +49,11 @@ fn between(world: &mut World) {
     let Some((to, from, target, source, bytes)) = two_parts(world) else {
         return;
     };
-    let lane = world.any_lane();
-    world.order(from, lane);
-    world.order(to, lane);
+    let queue = world.any_queue();
+    world.order(from, queue);
+    world.order(to, queue);
     let (a, b) = (CUdeviceptr(target), CUdeviceptr(source));
-    let (handle, by_thread) = world.form(lane);
+    let (handle, by_thread) = world.form(queue);
     let noted = [
         Name(world.contexts[world.here].buffers[to].at),
         Raw(target - world.contexts[world.here].buffers[to].at),
@@ -90,9 +90,9 @@ fn to_device(world: &mut World) {
     };
     let buffer = world.context().buffers[which];
     let (at, bytes) = part(world, &buffer, 16 << 10);
-    let lane = world.any_lane();
-    world.order(which, lane);
-    let (handle, by_thread) = world.form(lane);
+    let queue = world.any_queue();
+    world.order(which, queue);
+    let (handle, by_thread) = world.form(queue);
     let offset = world.rng.below(SCRATCH_BYTES - bytes + 1);
     // The source is never written to, so the copy may take its time.
     let from = world.source[offset..].as_ptr().cast::<c_void>();
@@ -111,10 +111,10 @@ fn peer(world: &mut World) {
     let Some((to, from, target, source, bytes)) = two_parts(world) else {
         return;
     };
-    let lane = world.any_lane();
-    world.order(from, lane);
-    world.order(to, lane);
-    let (handle, by_thread) = world.form(lane);
+    let queue = world.any_queue();
+    world.order(from, queue);
+    world.order(to, queue);
+    let (handle, by_thread) = world.form(queue);
     let context = CUcontext(world.context().handle as *mut c_void);
     let (a, b) = (CUdeviceptr(target), CUdeviceptr(source));
     let (n0, n1) = (
@@ -181,10 +181,10 @@ pub fn rectangle(world: &mut World) {
     } else if world.rng.one_in(4) {
         (copy.srcMemoryType, copy.dstMemoryType) = (CUmemorytype(4), CUmemorytype(4));
     }
-    let lane = world.any_lane();
-    world.order(from, lane);
-    world.order(to, lane);
-    let (handle, by_thread) = world.form(lane);
+    let queue = world.any_queue();
+    world.order(from, queue);
+    world.order(to, queue);
+    let (handle, by_thread) = world.form(queue);
     let noted = mix(copy.srcXInBytes as u64
         ^ mix(copy.srcY as u64 ^ mix(copy.dstXInBytes as u64 ^ mix(copy.dstY as u64))));
     let shape = [
@@ -296,9 +296,9 @@ pub fn set(world: &mut World) {
         return;
     };
     let buffer = world.context().buffers[which];
-    let lane = world.any_lane();
-    world.order(which, lane);
-    let (handle, by_thread) = world.form(lane);
+    let queue = world.any_queue();
+    world.order(which, queue);
+    let (handle, by_thread) = world.form(queue);
     let implicit = handle == 0 && world.rng.one_in(2);
     let value = world.rng.word();
     let element = world.rng.pick(&[1usize, 2, 4]);
@@ -349,8 +349,8 @@ pub fn set(world: &mut World) {
     };
 }
 
-/// The first bytes of a buffer, whose hash goes into the transcript. Fresh bytes beyond what was written hold anything on
-/// a real device, but every buffer is set as a whole when it is made.
+/// The first bytes of a buffer, whose hash goes into the transcript. Fresh bytes beyond what was
+/// written hold anything on a real device, but every buffer is set as a whole when it is made.
 pub fn read_back(world: &mut World) {
     let Some(which) = world.any_buffer() else {
         return;
@@ -368,16 +368,16 @@ pub fn read_back(world: &mut World) {
     }
     let to = world.scratch.as_mut_ptr().cast::<c_void>();
     let source = CUdeviceptr(from);
-    let lane = world.any_lane();
-    world.order(which, lane);
-    let (handle, by_thread) = world.form(lane);
+    let queue = world.any_queue();
+    world.order(which, queue);
+    let (handle, by_thread) = world.form(queue);
     if handle == 0 && world.rng.one_in(2) {
         let _ = call_on!(world, by_thread, cuMemcpyDtoH_v2 | cuMemcpyDtoH_v2_ptds(to, source, bytes)
             [Name(buffer.at), distance, Raw(bytes as u64)] => [Raw(hash(&world.scratch[..bytes]))]);
     } else {
         let _ = call_on!(world, by_thread, cuMemcpyDtoHAsync_v2 | cuMemcpyDtoHAsync_v2_ptsz(
             to, source, bytes, stream(handle)) [Name(buffer.at), distance, Raw(bytes as u64), Name(handle)] => []);
-        let (handle, by_thread) = world.form(lane);
+        let (handle, by_thread) = world.form(queue);
         let _ = call_on!(world, by_thread, cuStreamSynchronize | cuStreamSynchronize_ptsz(stream(handle))
             [Name(handle)] => [Raw(hash(&world.scratch[..bytes]))]);
     }

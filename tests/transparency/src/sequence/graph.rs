@@ -1,13 +1,15 @@
-//! Graphs: captured from streams (with calls that a capture forbids), built by hand, instantiated, launched, updated.
+//! Graphs: captured from streams (with calls that a capture forbids), built by hand, instantiated,
+//! launched, updated.
 
 use shim_ffi::*;
 
-use super::world::{Lane, World};
+use super::world::{Queue, World};
 use super::{call, call_on, stream};
 use crate::transcript::Word::{Hidden, Name, New, Raw};
 
-/// Buffers of one graph, ordered into a created stream and at rest, so that a capture needs no synchronisation.
-fn stage(world: &mut World) -> Option<(Lane, u64, usize, usize)> {
+/// Buffers of one graph, ordered into a created stream and at rest, so that a capture needs no
+/// synchronisation.
+fn stage(world: &mut World) -> Option<(Queue, u64, usize, usize)> {
     let to = world.buffer_where(|buffer| buffer.bytes >= 1024 && buffer.at.is_multiple_of(4))?;
     let from = world.buffer_where(|buffer| buffer.bytes >= 1024 && buffer.at.is_multiple_of(4))?;
     let count = world.context().streams.len();
@@ -15,19 +17,19 @@ fn stage(world: &mut World) -> Option<(Lane, u64, usize, usize)> {
         return None;
     }
     let which = world.rng.below(count);
-    let lane = world.context().streams[which];
-    let Lane::Created { handle, .. } = lane else {
+    let queue = world.context().streams[which];
+    let Queue::Created { handle, .. } = queue else {
         return None;
     };
-    world.order(to, lane);
-    world.order(from, lane);
+    world.order(to, queue);
+    world.order(from, queue);
     world.settle(to);
-    Some((lane, handle, to, from))
+    Some((queue, handle, to, from))
 }
 
 /// Captures a few operations, and what the driver makes of them.
 pub fn captured(world: &mut World) {
-    let Some((lane, handle, to, from)) = stage(world) else {
+    let Some((queue, handle, to, from)) = stage(world) else {
         return;
     };
     let (s, n) = (stream(handle), Name(handle));
@@ -60,7 +62,7 @@ pub fn captured(world: &mut World) {
         => [New(graph.0 as u64)]);
     let _ = status(world, handle);
     if ended.is_ok() && !graph.is_null() {
-        use_graph(world, graph, lane, &[to, from]);
+        use_graph(world, graph, queue, &[to, from]);
     }
 }
 
@@ -103,10 +105,10 @@ fn fork(world: &mut World, handle: u64, to: usize) {
         world.context().streams.clone(),
         world.context().events.clone(),
     );
-    let Some(Lane::Created { handle: other, .. }) = streams
+    let Some(Queue::Created { handle: other, .. }) = streams
         .iter()
         .copied()
-        .find(|lane| !matches!(lane, Lane::Created { handle: one, .. } if *one == handle))
+        .find(|queue| !matches!(queue, Queue::Created { handle: one, .. } if *one == handle))
     else {
         return;
     };
@@ -157,9 +159,10 @@ fn forbidden(world: &mut World, handle: u64) {
             }
         }
         4 => {
-            // In the legacy stream, where the capture's mode lets it run: on a buffer that was last used there.
+            // In the legacy stream, where the capture's mode lets it run: on a buffer that was last
+            // used there.
             let Some(which) = world
-                .buffer_where(|buffer| buffer.lane == Lane::Legacy && buffer.before == [None; 2])
+                .buffer_where(|buffer| buffer.queue == Queue::Legacy && buffer.before == [None; 2])
             else {
                 return;
             };
@@ -204,7 +207,7 @@ fn status(world: &mut World, handle: u64) -> bool {
 
 /// Builds a chain of nodes by hand.
 pub fn built(world: &mut World) {
-    let Some((lane, _, to, from)) = stage(world) else {
+    let Some((queue, _, to, from)) = stage(world) else {
         return;
     };
     let mut graph = CUgraph::NULL;
@@ -286,11 +289,11 @@ pub fn built(world: &mut World) {
             last = Some(node);
         }
     }
-    use_graph(world, graph, lane, &[to, from]);
+    use_graph(world, graph, queue, &[to, from]);
 }
 
 /// Asks, instantiates, uploads, launches and destroys a graph.
-fn use_graph(world: &mut World, graph: CUgraph, lane: Lane, touched: &[usize]) {
+fn use_graph(world: &mut World, graph: CUgraph, queue: Queue, touched: &[usize]) {
     let g = Name(graph.0 as u64);
     let none = std::ptr::null_mut::<c_void>();
     let mut count = 0;
@@ -318,7 +321,7 @@ fn use_graph(world: &mut World, graph: CUgraph, lane: Lane, touched: &[usize]) {
     };
     if result.is_ok() {
         let x = Name(exec.0 as u64);
-        let mut queue = lane;
+        let mut queue = queue;
         for _ in 0..world.rng.between(1, 3) {
             for buffer in touched {
                 world.order(*buffer, queue);
@@ -330,11 +333,12 @@ fn use_graph(world: &mut World, graph: CUgraph, lane: Lane, touched: &[usize]) {
             }
             let _ = call_on!(world, by_thread, cuGraphLaunch | cuGraphLaunch_ptsz(exec, stream(handle))
                 [x, Name(handle)] => []);
-            // Launches of one executable graph are ordered by the driver; its buffers follow the last one.
+            // Launches of one executable graph are ordered by the driver; its buffers follow the
+            // last one.
             for buffer in touched {
                 world.settle(*buffer);
             }
-            queue = world.any_lane();
+            queue = world.any_queue();
         }
         if world.rng.one_in(2) {
             let mut info = CUgraphExecUpdateResultInfo::default();

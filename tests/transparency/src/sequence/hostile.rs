@@ -1,9 +1,10 @@
-//! Calls that are wrong: null pointers, sizes of zero and beyond all measure, values that no enumeration has, and, for
-//! drivers that check their handles, handles that were destroyed or never made.
+//! Calls that are wrong: null pointers, sizes of zero and beyond all measure, values that no
+//! enumeration has, and, for drivers that check their handles, handles that were destroyed or never
+//! made.
 
 use shim_ffi::*;
 
-use super::world::{Lane, World};
+use super::world::{Queue, World};
 use super::{call, stream};
 use crate::transcript::Word::{Name, New, Raw};
 
@@ -62,8 +63,8 @@ fn values(world: &mut World) {
     let (mut other, mut text) = (CUdevice(0), std::ptr::null());
     let device = CUdevice(world.device);
     let wrong_device = CUdevice(world.rng.pick(&[-1, 9999]));
-    let lane = world.any_lane();
-    let (handle, _) = world.form(lane);
+    let queue = world.any_queue();
+    let (handle, _) = world.form(queue);
     let (s, n) = (stream(handle), Name(handle));
     let mut context = CUcontext::NULL;
     let mut made = CUstream::NULL;
@@ -136,12 +137,13 @@ fn handles(world: &mut World) {
     // A freed number may have been given away again.
     let number = stale;
     let in_use = world.contexts.iter().any(|context| {
-        let lanes = |lane: &Lane| matches!(lane, Lane::Created { handle, .. } if *handle == number);
+        let queues =
+            |queue: &Queue| matches!(queue, Queue::Created { handle, .. } if *handle == number);
         context
             .buffers
             .iter()
             .any(|buffer| buffer.at == number || buffer.host == number)
-            || context.streams.iter().any(lanes)
+            || context.streams.iter().any(queues)
             || context.events.contains(&number)
             || context.functions.contains(&number)
             || context.pools.contains(&number)

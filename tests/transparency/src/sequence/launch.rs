@@ -1,4 +1,5 @@
-//! Modules, libraries, and what runs: kernels by every way of launching, host functions, words written and awaited.
+//! Modules, libraries, and what runs: kernels by every way of launching, host functions, words
+//! written and awaited.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -78,8 +79,8 @@ impl Arguments {
     }
 }
 
-/// A kernel with its arguments and the buffers that it touches, ordered into `lane` already.
-pub fn prepare(world: &mut World, lane: super::world::Lane) -> Option<(u64, Arguments, u64)> {
+/// A kernel with its arguments and the buffers that it touches, ordered into `queue` already.
+pub fn prepare(world: &mut World, queue: super::world::Queue) -> Option<(u64, Arguments, u64)> {
     let which = world.rng.below(world.contexts[world.here].functions.len());
     let function = *world.context().functions.get(which)?;
     let (to, from) = (world.any_buffer()?, world.any_buffer()?);
@@ -92,8 +93,8 @@ pub fn prepare(world: &mut World, lane: super::world::Lane) -> Option<(u64, Argu
     if n < 4 {
         return None;
     }
-    world.order(from, lane);
-    world.order(to, lane);
+    world.order(from, queue);
+    world.order(to, queue);
     let factor = (world.rng.between(1, 9) as f32 / 4.0).to_bits().into();
     let words = world.rng.between(1, n) as u64;
     let arguments = match which {
@@ -118,11 +119,11 @@ pub fn prepare(world: &mut World, lane: super::world::Lane) -> Option<(u64, Argu
 
 /// A kernel launch by one of the four calls, with parameters by pointer or packed.
 pub fn kernel(world: &mut World) {
-    let lane = world.any_lane();
-    let Some((function, mut arguments, shape)) = prepare(world, lane) else {
+    let queue = world.any_queue();
+    let Some((function, mut arguments, shape)) = prepare(world, queue) else {
         return;
     };
-    let (handle, by_thread) = world.form(lane);
+    let (handle, by_thread) = world.form(queue);
     let (grid, block) = (
         world.rng.between(1, 8) as u32,
         world.rng.pick(&[32u32, 64, 256, 1024]),
@@ -278,14 +279,14 @@ fn hash_kernel(world: &mut World, kernel: CUkernel, function: CUfunction) {
     if to == from {
         return;
     }
-    let lane = world.any_lane();
-    world.order(from, lane);
-    world.order(to, lane);
+    let queue = world.any_queue();
+    world.order(from, queue);
+    world.order(to, queue);
     let (a, b) = (world.context().buffers[to], world.context().buffers[from]);
     let bytes = b.bytes.min(32 << 10) as u64;
     let mut arguments = Arguments::new(&[a.at, b.at, bytes, 4096], &[8, 8, 8, 8]);
     let mut pointers = arguments.pointers();
-    let (handle, by_thread) = world.form(lane);
+    let (handle, by_thread) = world.form(queue);
     let f = if world.rng.one_in(2) {
         CUfunction(kernel.0)
     } else {
@@ -308,12 +309,12 @@ unsafe extern "C" fn tell_status(_stream: CUstream, status: CUresult, at: *mut c
     word.fetch_add(1 + u64::from(status.0), Ordering::Relaxed);
 }
 
-/// A host function or callback, and what it has told after a synchronisation.
+/// A host function or callback, and what it has noted after a synchronisation.
 pub fn host_function(world: &mut World) {
-    let lane = world.any_lane();
-    let (handle, by_thread) = world.form(lane);
+    let queue = world.any_queue();
+    let (handle, by_thread) = world.form(queue);
     let which = world.rng.below(2);
-    let data = (&raw const world.told[which]).cast_mut().cast::<c_void>();
+    let data = (&raw const world.noted[which]).cast_mut().cast::<c_void>();
     let (s, n) = (stream(handle), Name(handle));
     let _ = match world.rng.below(4) {
         0 => call_on!(world, by_thread, cuStreamAddCallback | cuStreamAddCallback_ptsz(
@@ -326,7 +327,7 @@ pub fn host_function(world: &mut World) {
         }
     };
     let _ = call_on!(world, by_thread, cuStreamSynchronize | cuStreamSynchronize_ptsz(s) [n] => []);
-    let seen = world.told[which].load(Ordering::Relaxed);
+    let seen = world.noted[which].load(Ordering::Relaxed);
     // Others of this word are at rest only after the whole context: shown there.
     let _ = seen;
     if world.rng.one_in(4) {
@@ -334,8 +335,8 @@ pub fn host_function(world: &mut World) {
             world.enter(which);
             let _ = call!(world, cuCtxSynchronize() [] => []);
         }
-        let told = [0, 1].map(|at: usize| world.told[at].load(Ordering::Relaxed));
-        let _ = call!(world, cuCtxSynchronize() [] => [Raw(told[0]), Raw(told[1])]);
+        let noted = [0, 1].map(|at: usize| world.noted[at].load(Ordering::Relaxed));
+        let _ = call!(world, cuCtxSynchronize() [] => [Raw(noted[0]), Raw(noted[1])]);
     }
 }
 
@@ -346,9 +347,9 @@ pub fn word(world: &mut World) {
     else {
         return;
     };
-    let lane = world.any_lane();
-    world.order(which, lane);
-    let (handle, by_thread) = world.form(lane);
+    let queue = world.any_queue();
+    world.order(which, queue);
+    let (handle, by_thread) = world.form(queue);
     let buffer = world.context().buffers[which];
     let offset = world.rng.below(8) as u64 * 8;
     let at = CUdeviceptr(buffer.at + offset);

@@ -2,7 +2,7 @@
 
 use shim_ffi::*;
 
-use super::world::{BUFFERS, Buffer, Kind, Lane, SCRATCH_BYTES, World};
+use super::world::{BUFFERS, Buffer, Kind, Queue, SCRATCH_BYTES, World};
 use super::{call, call_on, stream};
 use crate::transcript::Word::{Hidden, Name, New, Raw};
 
@@ -19,10 +19,10 @@ pub fn size(world: &mut World) -> usize {
 
 /// Adds a buffer and gives its first bytes a known value: fresh memory holds anything.
 pub fn keep(world: &mut World, buffer: Buffer) {
-    let lane = buffer.lane;
+    let queue = buffer.queue;
     world.context().buffers.push(buffer);
     let (value, bytes) = (world.rng.word() as u8, buffer.bytes);
-    let (handle, by_thread) = world.form(lane);
+    let (handle, by_thread) = world.form(queue);
     let at = CUdeviceptr(buffer.at);
     let _ = call_on!(world, by_thread, cuMemsetD8Async | cuMemsetD8Async_ptsz(at, value, bytes, stream(handle))
         [Name(at.0), Raw(value.into()), Raw(bytes as u64), Name(handle)] => []);
@@ -65,7 +65,7 @@ pub fn allocate(world: &mut World) {
         return;
     }
     let host = if kind == Kind::Managed { at.0 } else { 0 };
-    let lane = world.any_lane();
+    let queue = world.any_queue();
     keep(
         world,
         Buffer {
@@ -73,7 +73,7 @@ pub fn allocate(world: &mut World) {
             host,
             bytes,
             kind,
-            lane,
+            queue,
             before: [None; 2],
         },
     );
@@ -99,9 +99,9 @@ pub fn free_at(world: &mut World, which: usize) {
                 world.settle(which);
                 let _ = call!(world, cuMemFree_v2(at) [Name(at.0)] => []);
             } else {
-                let lane = world.any_lane();
-                world.order(which, lane);
-                let (handle, by_thread) = world.form(lane);
+                let queue = world.any_queue();
+                world.order(which, queue);
+                let (handle, by_thread) = world.form(queue);
                 let _ = call_on!(world, by_thread, cuMemFreeAsync | cuMemFreeAsync_ptsz(at, stream(handle))
                     [Name(at.0), Name(handle)] => []);
             }
@@ -171,7 +171,7 @@ pub fn host(world: &mut World) {
     let mut flags = 0;
     let _ = call!(world, cuMemHostGetFlags(&raw mut flags, host) [Name(host as u64)] => [Raw(flags.into())]);
     let at = if mapped.is_ok() { at.0 } else { host as u64 };
-    let lane = world.any_lane();
+    let queue = world.any_queue();
     keep(
         world,
         Buffer {
@@ -179,7 +179,7 @@ pub fn host(world: &mut World) {
             host: host as u64,
             bytes,
             kind,
-            lane,
+            queue,
             before: [None; 2],
         },
     );
@@ -286,9 +286,9 @@ pub fn advise(world: &mut World) {
                 [Name(at.0), Raw(bytes as u64), Raw(advice.into()), Raw(device.0 as u64)] => []);
         }
         2 => {
-            let lane = world.any_lane();
-            world.order(which, lane);
-            let (handle, by_thread) = world.form(lane);
+            let queue = world.any_queue();
+            world.order(which, queue);
+            let (handle, by_thread) = world.form(queue);
             if world.rng.one_in(2) {
                 let _ = call_on!(world, by_thread, cuMemPrefetchAsync | cuMemPrefetchAsync_ptsz(
                     at, bytes, device, stream(handle)) [Name(at.0), Raw(device.0 as u64), Name(handle)] => []);
@@ -300,7 +300,8 @@ pub fn advise(world: &mut World) {
         _ => {
             let _ = call!(world, cuCtxSynchronize() [] => []);
             let count = bytes.min(64).min(SCRATCH_BYTES);
-            // SAFETY: managed memory of this many bytes, at rest: the context has been synchronised.
+            // SAFETY: managed memory of this many bytes, at rest: the context has been
+            // synchronised.
             unsafe {
                 let bytes = std::slice::from_raw_parts_mut(buffer.host as *mut u8, count);
                 bytes
@@ -308,7 +309,7 @@ pub fn advise(world: &mut World) {
                     .for_each(|byte| *byte = byte.wrapping_add(3));
             }
             let buffer = &mut world.context().buffers[which];
-            (buffer.lane, buffer.before) = (Lane::Legacy, [None; 2]);
+            (buffer.queue, buffer.before) = (Queue::Legacy, [None; 2]);
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Random sequences of driver calls, chosen by a seed alone: the same seed makes the same calls, whoever answers.
+//! Random sequences of driver calls, chosen by a seed alone: the same seed makes the same calls,
+//! for any driver.
 //!
-//! Programs made here are free of races: two accesses to one buffer are always ordered (same stream, an event, a
-//! synchronisation, or the legacy stream's own rule), so that contents are the same in every run. Several threads take
-//! turns; which thread is next is a choice of the generator as well.
+//! Programs made here are free of races: two accesses to one buffer are always ordered (same
+//! stream, an event, a synchronisation, or the legacy stream's own rule), so that contents are the
+//! same in every run. Several threads take turns; which thread is next is a choice of the generator
+//! as well.
 
 mod array;
 mod context;
@@ -35,7 +37,8 @@ pub struct Plan {
     pub calls: u64,
     /// Threads that take turns.
     pub threads: usize,
-    /// Destroyed handles and handles that never were may be used. Only drivers that check their handles bear it.
+    /// Destroyed handles and handles that never were may be used. Only drivers that check their
+    /// handles bear it.
     pub hostile: bool,
 }
 
@@ -148,8 +151,9 @@ fn choose(rng: &mut Rng) -> Step {
 /// Makes a driver call and notes it: `call!(world, cuMemFree_v2(address) [Name(address)] => [])`.
 macro_rules! call {
     ($world:expr, $symbol:ident($($arg:expr),* $(,)?) [$($noted:expr),* $(,)?] => [$($out:expr),* $(,)?]) => {{
-        // SAFETY: the arguments are valid for this call, or wrong in a way that the driver documents an error for;
-        // memory that they point to outlives the call, and what the driver keeps lives in the world.
+        // SAFETY: the arguments are valid for this call, or wrong in a way that the driver
+        // documents an error for; memory that they point to outlives the call, and what the driver
+        // keeps lives in the world.
         let result = unsafe { $world.api.$symbol($($arg),*) };
         $world.log.note(shim_ffi::Symbol::$symbol, &[$($noted),*], result, &[$($out),*]);
         result

@@ -2,7 +2,7 @@
 
 use shim_ffi::*;
 
-use super::world::{Lane, World};
+use super::world::{Queue, World};
 use super::{call, call_on, stream as as_stream};
 use crate::transcript::Word::{Hidden, Name, Raw};
 
@@ -40,8 +40,8 @@ pub fn stream(world: &mut World) {
         }
         2 if world.context().streams.len() > 2 => destroy(world),
         3..=5 => {
-            let lane = world.any_lane();
-            let (handle, by_thread) = world.form(lane);
+            let queue = world.any_queue();
+            let (handle, by_thread) = world.form(queue);
             if by_thread {
                 query!(world, cuStreamQuery_ptsz(as_stream(handle)) [Name(handle)] => []);
             } else {
@@ -56,19 +56,19 @@ pub fn stream(world: &mut World) {
 fn destroy(world: &mut World) {
     let count = world.context().streams.len();
     let which = world.rng.below(count);
-    let lane = world.context().streams[which];
-    let Lane::Created { handle, .. } = lane else {
+    let queue = world.context().streams[which];
+    let Queue::Created { handle, .. } = queue else {
         return;
     };
-    let uses = |buffer: &super::world::Buffer| buffer.users().any(|user| user == lane);
+    let uses = |buffer: &super::world::Buffer| buffer.users().any(|user| user == queue);
     if world.context().buffers.iter().any(uses) {
-        world.synchronise(lane);
+        world.synchronise(queue);
         for buffer in &mut world.context().buffers {
-            if buffer.lane == lane {
-                buffer.lane = Lane::Legacy;
+            if buffer.queue == queue {
+                buffer.queue = Queue::Legacy;
             }
             for before in &mut buffer.before {
-                *before = before.filter(|user| *user != lane);
+                *before = before.filter(|user| *user != queue);
             }
         }
     }
@@ -82,8 +82,8 @@ fn destroy(world: &mut World) {
 }
 
 fn ask(world: &mut World) {
-    let lane = world.any_lane();
-    let (handle, by_thread) = world.form(lane);
+    let queue = world.any_queue();
+    let (handle, by_thread) = world.form(queue);
     let (s, n) = (as_stream(handle), Name(handle));
     let _ = match world.rng.below(7) {
         0 => {
@@ -146,8 +146,8 @@ pub fn event(world: &mut World) {
             world.gone(event.0 as u64);
         }
         2..=4 => {
-            let lane = world.any_lane();
-            let (handle, by_thread) = world.form(lane);
+            let queue = world.any_queue();
+            let (handle, by_thread) = world.form(queue);
             if world.rng.one_in(3) {
                 let _ = call_on!(world, by_thread, cuEventRecordWithFlags | cuEventRecordWithFlags_ptsz(
                     event, as_stream(handle), 0) [e, Name(handle)] => []);
@@ -157,8 +157,8 @@ pub fn event(world: &mut World) {
             }
         }
         5 | 6 => {
-            let lane = world.any_lane();
-            let (handle, by_thread) = world.form(lane);
+            let queue = world.any_queue();
+            let (handle, by_thread) = world.form(queue);
             let _ = call_on!(world, by_thread, cuStreamWaitEvent | cuStreamWaitEvent_ptsz(
                 as_stream(handle), event, 0) [Name(handle), e] => []);
         }
@@ -185,12 +185,12 @@ pub fn synchronise(world: &mut World) {
             let _ = call!(world, cuCtxSynchronize_v2(context) [Name(context.0 as u64)] => []);
         }
         _ => {
-            let lane = world.any_lane();
-            world.synchronise(lane);
-            // Nobody else submits meanwhile, so a created stream is idle now: the answer counts as it is. The legacy
-            // stream's answer may depend on others.
-            if matches!(lane, Lane::Created { .. }) {
-                let (handle, _) = world.form(lane);
+            let queue = world.any_queue();
+            world.synchronise(queue);
+            // Nobody else submits meanwhile, so a created stream is idle now: the answer counts as
+            // it is. The legacy stream's answer may depend on others.
+            if matches!(queue, Queue::Created { .. }) {
+                let (handle, _) = world.form(queue);
                 let _ = call!(world, cuStreamQuery(as_stream(handle)) [Name(handle)] => []);
             }
         }

@@ -12,8 +12,8 @@ pub fn asynchronous(world: &mut World) {
         return super::memory::free(world);
     }
     let bytes = super::memory::size(world);
-    let lane = world.any_lane();
-    let (handle, by_thread) = world.form(lane);
+    let queue = world.any_queue();
+    let (handle, by_thread) = world.form(queue);
     let mut at = CUdeviceptr(0);
     let pools = world.context().pools.len();
     let result = if pools > 0 && world.rng.one_in(2) {
@@ -34,7 +34,7 @@ pub fn asynchronous(world: &mut World) {
                 host: 0,
                 bytes,
                 kind: Kind::Async,
-                lane,
+                queue,
                 before: [None; 2],
             },
         );

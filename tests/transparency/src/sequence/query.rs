@@ -32,7 +32,8 @@ pub fn device(world: &mut World) {
         }
         3 => {
             let (mut free, mut total) = (0usize, 0usize);
-            // What is free is other processes' business too; that it is no more than everything is ours.
+            // What is free is other processes' business too; that it is no more than everything is
+            // ours.
             let _ = call!(world, cuMemGetInfo_v2(&raw mut free, &raw mut total) []
                 => [Raw(u64::from(free <= total)), Raw(total as u64)]);
         }

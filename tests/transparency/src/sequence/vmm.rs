@@ -80,7 +80,7 @@ pub fn physical(world: &mut World) {
     if early {
         release(world, handle);
     }
-    let lane = world.any_lane();
+    let queue = world.any_queue();
     super::memory::keep(
         world,
         Buffer {
@@ -91,7 +91,7 @@ pub fn physical(world: &mut World) {
                 handle: if early { 0 } else { handle.0 },
                 reserved,
             },
-            lane,
+            queue,
             before: [None; 2],
         },
     );

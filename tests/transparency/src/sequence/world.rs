@@ -1,4 +1,5 @@
-//! What exists in a sequence: contexts, streams, events, buffers, and which stream used each buffer last.
+//! What exists in a sequence: contexts, streams, events, buffers, and which stream used each buffer
+//! last.
 
 use shim_ffi::*;
 
@@ -19,7 +20,7 @@ pub const CONTEXTS: usize = 2;
 
 /// A queue of a context: the legacy stream, a thread's stream, or a created one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lane {
+pub enum Queue {
     Legacy,
     PerThread(usize),
     Created { handle: u64, blocking: bool },
@@ -46,16 +47,16 @@ pub struct Buffer {
     pub bytes: usize,
     pub kind: Kind,
     /// Who used it last.
-    pub lane: Lane,
-    /// Who used it before, where only the legacy stream's rule orders that and `lane`: the rule holds for work, and the
-    /// last use may have been refused.
-    pub before: [Option<Lane>; 2],
+    pub queue: Queue,
+    /// Who used it before, where only the legacy stream's rule orders that and `queue`: the rule
+    /// holds for work, and the last use may have been refused.
+    pub before: [Option<Queue>; 2],
 }
 
 impl Buffer {
     /// Everybody whose work on it may not be over.
-    pub fn users(&self) -> impl Iterator<Item = Lane> + use<> {
-        self.before.into_iter().flatten().chain([self.lane])
+    pub fn users(&self) -> impl Iterator<Item = Queue> + use<> {
+        self.before.into_iter().flatten().chain([self.queue])
     }
 }
 
@@ -67,7 +68,7 @@ pub struct Context {
     pub handle: u64,
     pub primary: bool,
     /// Created streams.
-    pub streams: Vec<Lane>,
+    pub streams: Vec<Queue>,
     pub events: Vec<u64>,
     pub buffers: Vec<Buffer>,
     pub module: u64,
@@ -95,7 +96,7 @@ pub struct World {
     /// Handles and addresses that were valid once.
     pub stale: Vec<u64>,
     /// Two words that host functions write to.
-    pub told: Box<[std::sync::atomic::AtomicU64; 2]>,
+    pub noted: Box<[std::sync::atomic::AtomicU64; 2]>,
 }
 
 impl World {
@@ -121,7 +122,7 @@ impl World {
             source,
             registrable,
             stale: Vec::new(),
-            told: Box::default(),
+            noted: Box::default(),
         };
         let _ = call!(world, cuInit(0) [Raw(0)] => []);
         let mut device = CUdevice(-1);
@@ -170,7 +171,7 @@ impl World {
     pub fn begin_turn(&mut self, thread: usize) {
         self.thread = thread;
         let resolver = self.rng.one_in(2);
-        self.api.go_by_resolver(resolver);
+        self.api.use_resolver(resolver);
         let which = self.rng.below(self.contexts.len());
         self.enter(which);
     }
@@ -204,11 +205,11 @@ impl World {
             }
         };
         if result.is_ok() {
-            let lane = Lane::Created {
+            let queue = Queue::Created {
                 handle: handle.0 as u64,
                 blocking: flags & 1 == 0,
             };
-            self.context().streams.push(lane);
+            self.context().streams.push(queue);
         }
     }
 
@@ -234,68 +235,69 @@ impl World {
     }
 
     /// Some queue that the calling thread can submit to.
-    pub fn any_lane(&mut self) -> Lane {
+    pub fn any_queue(&mut self) -> Queue {
         let created = self.context().streams.len();
         match self.rng.below(created + 3) {
-            0 | 1 => Lane::Legacy,
-            2 => Lane::PerThread(self.thread),
+            0 | 1 => Queue::Legacy,
+            2 => Queue::PerThread(self.thread),
             at => self.context().streams[at - 3],
         }
     }
 
-    /// One of the ways to name a queue: the handle, and whether the symbol has to be the per-thread one.
-    pub fn form(&mut self, lane: Lane) -> (u64, bool) {
-        match lane {
-            Lane::Legacy if self.rng.one_in(3) => (1, self.rng.one_in(2)),
-            Lane::Legacy => (0, false),
-            Lane::PerThread(_) if self.rng.one_in(2) => (2, self.rng.one_in(2)),
-            Lane::PerThread(_) => (0, true),
-            Lane::Created { handle, .. } => (handle, self.rng.one_in(2)),
+    /// One of the ways to name a queue: the handle, and whether the symbol has to be the per-thread
+    /// one.
+    pub fn form(&mut self, queue: Queue) -> (u64, bool) {
+        match queue {
+            Queue::Legacy if self.rng.one_in(3) => (1, self.rng.one_in(2)),
+            Queue::Legacy => (0, false),
+            Queue::PerThread(_) if self.rng.one_in(2) => (2, self.rng.one_in(2)),
+            Queue::PerThread(_) => (0, true),
+            Queue::Created { handle, .. } => (handle, self.rng.one_in(2)),
         }
     }
 
     /// True where the driver itself lets work of `next` wait for work of `last`.
-    fn ordered(last: Lane, next: Lane) -> bool {
-        let blocking = |lane| {
+    fn ordered(last: Queue, next: Queue) -> bool {
+        let blocking = |queue| {
             !matches!(
-                lane,
-                Lane::Created {
+                queue,
+                Queue::Created {
                     blocking: false,
                     ..
                 }
             )
         };
         last == next
-            || (last == Lane::Legacy && blocking(next))
-            || (next == Lane::Legacy && blocking(last))
+            || (last == Queue::Legacy && blocking(next))
+            || (next == Queue::Legacy && blocking(last))
     }
 
-    /// Orders what `lane` does next after what was done to a buffer, and notes it as its user.
-    pub fn order(&mut self, buffer: usize, lane: Lane) {
+    /// Orders what `queue` does next after what was done to a buffer, and notes it as its user.
+    pub fn order(&mut self, buffer: usize, queue: Queue) {
         let now = self.context().buffers[buffer];
         let mut before = now.before;
-        if now.lane == lane && before == [None; 2] {
+        if now.queue == queue && before == [None; 2] {
             return;
         }
-        let room = before.iter_mut().find(|place| place.is_none());
-        match room {
-            Some(place) if now.users().all(|user| Self::ordered(user, lane)) => {
-                *place = Some(now.lane);
+        let free = before.iter_mut().find(|place| place.is_none());
+        match free {
+            Some(place) if now.users().all(|user| Self::ordered(user, queue)) => {
+                *place = Some(now.queue);
             }
             _ => {
-                for user in now.users().filter(|user| *user != lane) {
-                    self.wait_between(user, lane);
+                for user in now.users().filter(|user| *user != queue) {
+                    self.wait_between(user, queue);
                 }
                 before = [None; 2];
             }
         }
         let buffer = &mut self.context().buffers[buffer];
-        (buffer.lane, buffer.before) = (lane, before);
+        (buffer.queue, buffer.before) = (queue, before);
     }
 
     /// Lets `next` wait for everything submitted to `last`.
-    pub fn wait_between(&mut self, last: Lane, next: Lane) {
-        let foreign = matches!(last, Lane::PerThread(thread) if thread != self.thread);
+    pub fn wait_between(&mut self, last: Queue, next: Queue) {
+        let foreign = matches!(last, Queue::PerThread(thread) if thread != self.thread);
         let events = self.context().events.len();
         if foreign || events == 0 || self.rng.one_in(8) {
             let _ = call!(self, cuCtxSynchronize() [] => []);
@@ -313,8 +315,8 @@ impl World {
         }
     }
 
-    pub fn synchronise(&mut self, lane: Lane) {
-        let (handle, by_thread) = self.form(lane);
+    pub fn synchronise(&mut self, queue: Queue) {
+        let (handle, by_thread) = self.form(queue);
         let _ = call_on!(self, by_thread, cuStreamSynchronize | cuStreamSynchronize_ptsz(stream(handle))
             [Name(handle)] => []);
     }
@@ -322,12 +324,12 @@ impl World {
     /// Waits on the host until a buffer is at rest.
     pub fn settle(&mut self, buffer: usize) {
         let me = self.thread;
-        for lane in self.context().buffers[buffer].users() {
-            match lane {
-                Lane::PerThread(thread) if thread != me => {
+        for queue in self.context().buffers[buffer].users() {
+            match queue {
+                Queue::PerThread(thread) if thread != me => {
                     let _ = call!(self, cuCtxSynchronize() [] => []);
                 }
-                lane => self.synchronise(lane),
+                queue => self.synchronise(queue),
             }
         }
         self.context().buffers[buffer].before = [None; 2];

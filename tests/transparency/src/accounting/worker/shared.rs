@@ -31,7 +31,8 @@ impl Thread<'_> {
         }
     }
 
-    /// Hands something over to whichever process comes first, or takes what another has handed over.
+    /// Hands something over to whichever process comes first, or takes what another has handed
+    /// over.
     pub(super) fn shared(&mut self) {
         match self.rng.below(4) {
             0 => self.hand_over_physical(),
@@ -54,7 +55,8 @@ impl Thread<'_> {
             return self.physical();
         };
         let mut fd = -1i32;
-        // SAFETY: a handle of this thread's own and a valid output; the descriptor is ours to close.
+        // SAFETY: a handle of this thread's own and a valid output; the descriptor is ours to
+        // close.
         unsafe {
             let kind = CUmemAllocationHandleType(1);
             let exported =
@@ -105,7 +107,8 @@ impl Thread<'_> {
             }
             Some(Letter::Address(handle)) => {
                 let mut at = CUdeviceptr(0);
-                // SAFETY: a valid output. The allocation may be gone, its process may be dead or this one.
+                // SAFETY: a valid output. The allocation may be gone, its process may be dead or
+                // this one.
                 let opened = unsafe { self.api.cuIpcOpenMemHandle_v2(&raw mut at, handle, 1) };
                 if opened.is_ok() {
                     self.keep(Held::Opened { at });
