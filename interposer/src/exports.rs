@@ -178,6 +178,9 @@ macro_rules! tracked {
             if let Some(status) = track::answered(TRAITS, &[$($arg),*]) {
                 return status;
             }
+            let turn = matches!(TRAITS.tracks, Tracks::PoolAttribute)
+                .then(|| memory::turn_at([$($arg),*].first().copied().unwrap_or(0)))
+                .flatten();
             let _ = std::panic::catch_unwind(|| track::before(TRAITS, &[$($arg),*]));
             let result = if TRAITS.physical.is_some() {
                 let mut told = [$($arg),*];
@@ -187,6 +190,7 @@ macro_rules! tracked {
             } else {
                 call_words!($symbol $($arg)*)
             };
+            drop(turn);
             let _ = std::panic::catch_unwind(|| track::after(Symbol::$symbol, TRAITS, &[$($arg),*], result));
             drop(pass);
             result

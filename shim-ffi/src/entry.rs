@@ -165,6 +165,8 @@ pub enum Tracks {
     StreamEnd,
     /// A pool, written to 0, of the properties at 1.
     PoolCreate,
+    /// The pool at 0 has another attribute.
+    PoolAttribute,
     /// An executable graph, written to 0, of the graph at 1.
     GraphInstantiate,
     /// The executable graph at 0 is now what the graph at 1 is.

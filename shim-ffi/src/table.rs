@@ -454,7 +454,7 @@ macro_rules! driver_table {
             cuMemPoolImportFromShareableHandle "cuMemPoolImportFromShareableHandle" 11020 legacy track_handle tracked none device "ipc" 4 0 nosim {} (a0: *mut CUmemoryPool, a1: *mut c_void, a2: CUmemAllocationHandleType, a3: u64);
             cuMemPoolImportPointer "cuMemPoolImportPointer" 11020 legacy track_handle tracked none device "ipc" 3 0 nosim {} (a0: *mut CUdeviceptr, a1: CUmemoryPool, a2: *mut CUmemPoolPtrExportData);
             cuMemPoolSetAccess "cuMemPoolSetAccess" 11020 legacy pass_through jump none device "pool" 3 0 sim {} (a0: CUmemoryPool, a1: *const CUmemAccessDesc, a2: usize);
-            cuMemPoolSetAttribute "cuMemPoolSetAttribute" 11020 legacy track_handle tracked none device "pool" 3 0 sim {} (a0: CUmemoryPool, a1: CUmemPool_attribute, a2: *mut c_void);
+            cuMemPoolSetAttribute "cuMemPoolSetAttribute" 11020 legacy track_handle tracked none device "pool" 3 0 sim {tracks: Tracks::PoolAttribute} (a0: CUmemoryPool, a1: CUmemPool_attribute, a2: *mut c_void);
             cuMemPoolTrimTo "cuMemPoolTrimTo" 11020 legacy meter_free hook counts_memory_minus device "pool" 2 0 sim {} (a0: CUmemoryPool, a1: usize);
             cuMemPrefetchAsync "cuMemPrefetchAsync" 8000 legacy gate_submission gated submits_work managed "managed/prefetch" 4 4 sim {} (a0: CUdeviceptr, a1: usize, a2: CUdevice, a3: CUstream);
             cuMemPrefetchAsync_ptsz "cuMemPrefetchAsync" 8000 ptsz gate_submission gated submits_work managed "managed/prefetch" 4 4 sim {} (a0: CUdeviceptr, a1: usize, a2: CUdevice, a3: CUstream);

@@ -166,7 +166,7 @@ fn positions(traits: Traits) -> Vec<u8> {
     .collect();
     all.extend(match traits.tracks {
         Tracks::Nothing => vec![],
-        Tracks::StreamEnd | Tracks::GraphExecEnd => vec![0],
+        Tracks::StreamEnd | Tracks::PoolAttribute | Tracks::GraphExecEnd => vec![0],
         Tracks::PoolCreate | Tracks::GraphInstantiate | Tracks::GraphExecUpdate => vec![0, 1],
         Tracks::MemoryRetain => vec![0, 1],
         Tracks::GraphNode { parameters } => vec![parameters],

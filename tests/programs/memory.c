@@ -4,6 +4,8 @@
 //   init                  cuInit, the first device, its primary context           -> STATUS
 //   alloc KIND BYTES      plain pitch managed async vmm host                     -> STATUS ID
 //   free ID               the way that fits the kind                             -> STATUS
+//   drop ID               the same for async, without waiting                    -> STATUS
+//   keep                  the default pool keeps what is given back              -> STATUS
 //   map ID | unmap ID     a vmm allocation at an address of its own              -> STATUS
 //   release ID            the handle of a vmm allocation, its mapping stays      -> STATUS
 //   info  cuMemGetInfo  -> STATUS FREE TOTAL
@@ -100,6 +102,12 @@ int main(void) {
             printf("%d %d\n", status, status ? -1 : count++);
         } else if (!strcmp(verb, "free")) {
             printf("%d\n", give(&held[id]));
+        } else if (!strcmp(verb, "drop")) {
+            printf("%d\n", CALL("cuMemFreeAsync", held[id].handle, (W)0));
+        } else if (!strcmp(verb, "keep")) {
+            W pool = 0, all = ~(W)0;
+            cu_status status = CALL("cuDeviceGetDefaultMemPool", &pool, 0);
+            printf("%d\n", status ? status : CALL("cuMemPoolSetAttribute", pool, 4u, &all));
         } else if (!strcmp(verb, "map")) {
             printf("%d\n", map(&held[id]));
         } else if (!strcmp(verb, "unmap")) {

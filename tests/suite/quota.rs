@@ -188,6 +188,75 @@ fn every_family_is_charged_and_given_back() {
     ended_well(run);
 }
 
+/// Of 64 MiB, 32 in the pool, which keeps them, 30 elsewhere; the numbers of the pool's blocks.
+fn nearly_full_with_a_pool(run: &mut ProgramRun) -> Vec<String> {
+    assert_eq!(run.ask("keep"), "0");
+    let blocks = (0..8).map(|_| take(run, "async", 4 * MIB)).collect();
+    take(run, "plain", 30 * MIB);
+    blocks
+}
+
+#[test]
+fn a_pool_serves_what_it_has_space_for_where_the_quota_has_none_for_growth() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.job(&["--name", "pool", "--mem", "64MiB"], memory());
+    // Nothing is had by trimming.
+    command.env("SUBLET_SIM_FAULT", "fail:call=cuMemPoolTrimTo,status=999");
+    let mut run = ProgramRun::start(&mut command);
+    assert_eq!(run.ask("init"), "0");
+    let mut blocks = nearly_full_with_a_pool(&mut run);
+    for _ in 0..3 {
+        for id in blocks.drain(..) {
+            assert_eq!(run.ask(&format!("drop {id}")), "0");
+        }
+        blocks = (0..8).map(|_| take(&mut run, "async", 4 * MIB)).collect();
+        assert_eq!(used(&sandbox, "pool"), 62 * MIB);
+        refused(&mut run, "async", 4 * MIB);
+    }
+    for id in blocks {
+        assert_eq!(run.ask(&format!("free {id}")), "0");
+    }
+    ended_well(run);
+}
+
+#[test]
+fn a_pool_whose_space_does_not_lie_together_is_trimmed_and_stays_within_the_quota() {
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "parts", "64MiB");
+    let blocks = nearly_full_with_a_pool(&mut run);
+    for id in blocks.iter().step_by(2) {
+        assert_eq!(run.ask(&format!("drop {id}")), "0");
+    }
+    // 16 MiB are unused, in parts of 4.
+    let id = take(&mut run, "async", 8 * MIB);
+    assert_eq!(used(&sandbox, "parts"), (30 + 16 + 8) * MIB);
+    refused(&mut run, "async", 12 * MIB);
+    assert!(used(&sandbox, "parts") <= 64 * MIB);
+    assert_eq!(run.ask(&format!("free {id}")), "0");
+    ended_well(run);
+}
+
+#[test]
+fn a_pool_serves_a_small_block_beside_another_one_where_the_quota_is_used_up() {
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "beside", "64MiB");
+    assert_eq!(run.ask("keep"), "0");
+    let first = take(&mut run, "async", MIB);
+    take(&mut run, "plain", 62 * MIB);
+    assert_eq!(used(&sandbox, "beside"), 64 * MIB);
+    let second = take(&mut run, "async", MIB / 2);
+    let third = take(&mut run, "async", MIB / 2);
+    refused(&mut run, "async", 4096);
+    assert_eq!(run.ask(&format!("drop {second}")), "0");
+    let again = take(&mut run, "async", MIB / 4);
+    refused(&mut run, "async", MIB);
+    assert_eq!(used(&sandbox, "beside"), 64 * MIB);
+    for id in [first, third, again] {
+        assert_eq!(run.ask(&format!("free {id}")), "0");
+    }
+    ended_well(run);
+}
+
 #[test]
 fn mapped_memory_is_held_until_the_last_mapping_is_gone() {
     let sandbox = Sandbox::new();

@@ -49,6 +49,7 @@ pub(super) fn translate(traits: Traits, words: &mut [usize]) {
 pub(super) fn before(traits: Traits, args: &[usize]) {
     if matches!(traits.tracks, Tracks::StreamEnd) {
         marks::stream_goes(args.first().copied().unwrap_or(0));
+        memory::stream_goes(args.first().copied().unwrap_or(0));
     }
     if matches!(traits.capture, Capture::Begins) {
         // What was submitted so far is marked now: a stream that is captured is not marked any more.
@@ -89,7 +90,7 @@ pub(super) fn after(symbol: Symbol, traits: Traits, args: &[usize], result: CUre
         residency::noted(traits, args);
     }
     match traits.tracks {
-        Tracks::Nothing | Tracks::StreamEnd | Tracks::MemoryAccess => {}
+        Tracks::Nothing | Tracks::StreamEnd | Tracks::PoolAttribute | Tracks::MemoryAccess => {}
         Tracks::MemoryExport => memory::exported(arg(1) as u64, arg(0), arg(2) as u32),
         Tracks::MemoryMap => memory::mapped(arg(0) as u64, arg(1) as u64, arg(3) as u64),
         Tracks::MemoryRetain => {

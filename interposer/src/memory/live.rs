@@ -358,6 +358,11 @@ pub(crate) fn remove(key: u64) -> Option<(Live, u64)> {
     Some((live, freed))
 }
 
+/// What is live at `key`.
+pub(crate) fn peek(key: u64) -> Option<Live> {
+    shard(key).live.get_mut(key).copied()
+}
+
 /// Bytes of the device that are no longer taken when `live` at `key`, whose entry is gone, is gone.
 fn uncover(key: u64, live: &Live) -> u64 {
     let Cover {

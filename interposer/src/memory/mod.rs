@@ -6,6 +6,7 @@
 
 mod array;
 mod graph;
+mod holes;
 mod host;
 mod live;
 mod narrow;
@@ -362,6 +363,7 @@ pub(crate) fn kinds(attached: &Attached) -> [u8; channel::MAX_DEVICES] {
 /// Before the driver is asked to destroy a context.
 pub(crate) fn context_dies(context: usize) {
     if client::current().is_some() {
+        pool::context_dies();
         live::context_dies(context);
     }
 }
