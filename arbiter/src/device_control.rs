@@ -298,7 +298,7 @@ mod tests {
                     policy: Some(PolicyChoice::named("strid")),
                     ..DeviceSettings::default()
                 },
-                ["\"strid\"", "did you mean \"stride\"?"],
+                ["`strid`", "did you mean `stride`?"],
             ),
             (
                 DeviceSettings {

@@ -382,8 +382,8 @@ pub struct SimRun {
     /// The cluster: 96xV100, 16x4xT4 (nodes x GPUs x type), several by comma, or a file
     #[arg(long, value_name = "SPEC")]
     pub cluster: Option<String>,
-    /// Who is next; name[:key=value,...]; repeat for a sweep
-    #[arg(long, value_name = "NAME", default_value = "fifo")]
+    /// Who is next; name[:key=value,...]; repeat for a sweep [default: fifo, or the sizer decides]
+    #[arg(long, value_name = "NAME")]
     pub order: Vec<String>,
     /// Who shares a GPU; `none` for nobody, in a sweep
     #[arg(long, value_name = "NAME")]
@@ -394,7 +394,7 @@ pub struct SimRun {
     /// Whose deadline is promised
     #[arg(long, value_name = "NAME")]
     pub admission: Option<String>,
-    /// How many GPUs a job gets; the order then has no say
+    /// How many GPUs a job gets, in place of an order and a packer; `none` for none, in a sweep
     #[arg(long, value_name = "NAME")]
     pub sizer: Vec<String>,
     /// Only this part of the trace: a virtual cluster, a cluster

@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use cluster::report::Report;
 use cluster::sim::{Config, Simulation};
 use cluster::spec::ClusterSpec;
+use cluster::sweep::context;
 use cluster::trace::{self, Options, Trace};
-use policy::cluster::Scheduler;
-use policy::cluster::catalogue::{self, Context};
+use policy::cluster::Choice;
 use serde::Serialize;
 
 /// How a measured value is compared.
@@ -61,27 +61,24 @@ struct Setting<'a> {
 impl Setting<'_> {
     /// `policies`: order, and after it any of `+packer`, `!admission`, `=sizer`, `@placer`.
     fn run(&self, policies: &str) -> Report {
-        let context = Context {
-            pairs: self.trace.pairs.clone(),
-            past_gpu_s: Vec::new(),
-            gpu_bytes: 16 << 30,
-        };
-        let known = "a policy of the catalogue";
         let mut words = policies.split(' ');
-        let order = catalogue::order(words.next().unwrap_or("fifo"), &context).expect(known);
-        let words: Vec<(&str, &str)> = words.map(|word| word.split_at(1)).collect();
-        let placer = words.iter().find(|(sign, _)| *sign == "@");
-        let placer = placer.map_or("anywhere", |(_, name)| *name);
-        let placer = catalogue::placer(placer, &context).expect(known);
-        let mut scheduler = Scheduler::new(order, placer, self.config.seed);
-        for (sign, name) in words {
-            scheduler = match sign {
-                "@" => continue,
-                "+" => scheduler.packing(catalogue::packer(name, &context).expect(known)),
-                "!" => scheduler.admitting(catalogue::admission(name, &context).expect(known)),
-                _ => scheduler.sizing(catalogue::sizer(name, &context).expect(known)),
-            };
+        let mut choice = Choice::new(words.next().unwrap_or("fifo"), "anywhere");
+        for (sign, name) in words.map(|word| word.split_at(1)) {
+            match sign {
+                "@" => choice.placer = name.into(),
+                "+" => choice.packer = Some(name.into()),
+                "!" => choice.admission = Some(name.into()),
+                _ => choice.sizer = Some(name.into()),
+            }
         }
+        if choice.sizer.is_some() {
+            // It takes the place of the order.
+            choice.order = None;
+        }
+        let context = context(self.trace, self.spec, &[], &self.config);
+        let scheduler = choice
+            .scheduler(&context, self.config.seed)
+            .expect("policies that act");
         let config = self.config.clone();
         let simulation = Simulation::new(self.trace, self.spec.state(), scheduler, config);
         let outcome = simulation.and_then(|run| run.run(|_| {})).expect("the run");

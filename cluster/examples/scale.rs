@@ -10,7 +10,7 @@ use cluster::report::Report;
 use cluster::sim::{Config, Simulation};
 use cluster::spec::ClusterSpec;
 use cluster::trace::Trace;
-use policy::cluster::catalogue::{self, Context};
+use policy::cluster::catalogue::Context;
 use policy::cluster::{Job, JobType, Random, Scheduler};
 use serde_json::{Value, json};
 
@@ -63,10 +63,8 @@ fn run(
     let spec: ClusterSpec = format!("{gpus}xV100")
         .parse()
         .map_err(|error| format!("{error}"))?;
-    let context = Context::default();
-    let order_of = catalogue::order(order, &context).map_err(|error| error.to_string())?;
-    let placer = catalogue::placer("anywhere", &context).map_err(|error| error.to_string())?;
-    let scheduler = Scheduler::new(order_of, placer, seed);
+    let scheduler = Choice::new(order, "anywhere").scheduler(&Context::default(), seed);
+    let scheduler = scheduler.map_err(|error| error.to_string())?;
     let config = Config {
         round_s,
         ..Config::default()

@@ -1,81 +1,22 @@
 //! Several runs of one trace on one cluster, in parallel.
 
-use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use policy::cluster::Scheduler;
-use policy::cluster::catalogue::{self, Context, Unknown};
+use policy::PolicyError;
+use policy::cluster::catalogue::{Busy, Context};
+use policy::cluster::{Choice, Class, Speed};
 
 use crate::sim::{Config, Outcome, SimError, Simulation};
 use crate::spec::ClusterSpec;
 use crate::trace::Trace;
 
-/// The policies of one run, as written on the command line.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Choice {
-    /// Who is next; or a round allocator, which answers for all.
-    pub order: String,
-    /// Who shares a GPU.
-    pub packer: Option<String>,
-    /// Which GPUs.
-    pub placer: String,
-    /// Whose deadline is promised.
-    pub admission: Option<String>,
-    /// How many GPUs.
-    pub sizer: Option<String>,
-}
-
-impl fmt::Display for Choice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.sizer {
-            None => f.write_str(&self.order)?,
-            Some(sizer) => write!(f, "{sizer}")?,
-        }
-        for more in [&self.packer, &self.admission].into_iter().flatten() {
-            write!(f, " + {more}")?;
-        }
-        if self.placer != "anywhere" {
-            write!(f, " @ {}", self.placer)?;
-        }
-        Ok(())
-    }
-}
-
-impl Choice {
-    /// A scheduler of these policies.
-    ///
-    /// # Errors
-    /// [`Unknown`] policy or parameter.
-    pub fn scheduler(&self, context: &Context, seed: u64) -> Result<Scheduler, Unknown> {
-        let placer = catalogue::placer(&self.placer, context)?;
-        if catalogue::is_round_allocator(&self.order) {
-            // The order is never asked.
-            let order = catalogue::order("fifo", context)?;
-            let round_allocator = catalogue::round_allocator(&self.order, context)?;
-            return Ok(Scheduler::new(order, placer, seed).with_round_allocator(round_allocator));
-        }
-        let order = catalogue::order(&self.order, context)?;
-        let mut scheduler = Scheduler::new(order, placer, seed);
-        if let Some(packer) = &self.packer {
-            scheduler = scheduler.packing(catalogue::packer(packer, context)?);
-        }
-        if let Some(admission) = &self.admission {
-            scheduler = scheduler.admitting(catalogue::admission(admission, context)?);
-        }
-        if let Some(sizer) = &self.sizer {
-            scheduler = scheduler.sizing(catalogue::sizer(sizer, context)?);
-        }
-        Ok(scheduler)
-    }
-}
-
 /// Why a run came to nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
-    /// No such policy.
-    #[error("{0}")]
-    Unknown(Unknown),
+    /// A policy is unknown or could not act.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The run failed.
     #[error("{choice}: {error}")]
     Sim {
@@ -84,6 +25,29 @@ pub enum SweepError {
         /// Why.
         error: SimError,
     },
+}
+
+/// What policies can count on in runs of this trace.
+#[must_use]
+pub fn context(trace: &Trace, spec: &ClusterSpec, past_gpu_s: &[f64], config: &Config) -> Context {
+    let smallest = spec.nodes.iter().map(|node| node.gpu_bytes).min();
+    let any = |is: &dyn Fn(&policy::cluster::Job) -> bool| trace.jobs.iter().any(is);
+    let class = |class| move |job: &policy::cluster::Job| job.profile.class == class;
+    Context {
+        pairs: trace.pairs.clone(),
+        sharing: Vec::new(),
+        past_gpu_s: past_gpu_s.to_vec(),
+        gpu_bytes: smallest.unwrap_or(0),
+        // A job of which nothing is known counts as busy all the time.
+        busy: match any(&|job| job.profile.busy < 1.0) {
+            true => Busy::FromArrival,
+            false => Busy::Unknown,
+        },
+        opportunistic: any(&class(Class::Opportunistic)) && any(&class(Class::Guaranteed)),
+        sensitivity: config.host.is_some() && any(&|job| job.host.is_some()),
+        speeds: any(&|job| matches!(job.speed, Speed::Curve(_))) || !trace.training.is_empty(),
+        speeds_by_type: true,
+    }
 }
 
 /// Makes all runs, on as many threads as there are processors. `progress` gets the jobs done and
@@ -99,16 +63,11 @@ pub fn sweep(
     config: &Config,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Vec<Outcome>, SweepError> {
-    let smallest = spec.nodes.iter().map(|node| node.gpu_bytes).min();
-    let context = Context {
-        pairs: trace.pairs.clone(),
-        past_gpu_s: past_gpu_s.to_vec(),
-        gpu_bytes: smallest.unwrap_or(0),
-    };
+    let context = context(trace, spec, past_gpu_s, config);
     let mut schedulers = Vec::new();
     for choice in choices {
         let scheduler = choice.scheduler(&context, config.seed);
-        schedulers.push(Mutex::new(Some(scheduler.map_err(SweepError::Unknown)?)));
+        schedulers.push(Mutex::new(Some(scheduler?)));
     }
     let done: Vec<AtomicUsize> = choices.iter().map(|_| AtomicUsize::new(0)).collect();
     let results: Vec<Mutex<Option<Result<Outcome, SimError>>>> =

@@ -7,10 +7,10 @@ use cluster::HostDivision;
 use cluster::report::Report;
 use cluster::sim::{Config, SimError, Simulation};
 use cluster::spec::ClusterSpec;
-use cluster::sweep::{Choice, sweep};
+use cluster::sweep::sweep;
 use cluster::trace::{self, Options, Trace};
 use policy::cluster::catalogue::{self, Context};
-use policy::cluster::{Class, Job, JobType, Random, Scheduler};
+use policy::cluster::{Choice, Class, Job, JobType, Random};
 
 fn data(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -20,11 +20,8 @@ fn data(file: &str) -> PathBuf {
 
 fn choice(order: &str, packer: Option<&str>, placer: &str) -> Choice {
     Choice {
-        order: order.into(),
         packer: packer.map(Into::into),
-        placer: placer.into(),
-        admission: None,
-        sizer: None,
+        ..Choice::new(order, placer)
     }
 }
 
@@ -147,11 +144,9 @@ fn a_job_larger_than_the_cluster_is_refused_at_once() {
     let (trace, _) = gavel("96xV100");
     let spec: ClusterSpec = "4xV100".parse().unwrap();
     let context = Context::default();
-    let scheduler = Scheduler::new(
-        catalogue::order("fifo", &context).unwrap(),
-        catalogue::placer("anywhere", &context).unwrap(),
-        0,
-    );
+    let scheduler = choice("fifo", None, "anywhere")
+        .scheduler(&context, 0)
+        .unwrap();
     let error = Simulation::new(&trace, spec.state(), scheduler, rounds()).unwrap_err();
     assert!(
         matches!(error, SimError::TooLarge { there: 4, .. }),
@@ -165,9 +160,8 @@ fn a_job_larger_than_the_cluster_is_refused_at_once() {
 #[test]
 fn every_job_ends_under_every_policy() {
     let context = Context {
-        pairs: Some(Default::default()),
         past_gpu_s: vec![10.0, 100.0, 1000.0],
-        gpu_bytes: 16 << 30,
+        ..Context::complete()
     };
     let mut random = Random::new(23);
     for case in 0..6 {

@@ -18,7 +18,7 @@
 //! Heterogeneous GPU Clusters for Deep Learning" (Gandiva-fair), EuroSys 2020.)
 
 use crate::slice::{Device, Holder, QuantumBounds, SlicePolicy, TenantId, TenantView, View};
-use crate::stride::Stride;
+use crate::slices::Stride;
 
 /// The tenants with one device, as one tenant of a group.
 pub const SINGLES: TenantId = TenantId(u64::MAX);

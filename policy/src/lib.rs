@@ -15,33 +15,27 @@
 
 #![forbid(unsafe_code)]
 
-mod altruistic;
 pub mod cluster;
-mod deadline;
 mod few;
-mod fifo;
 pub mod gangs;
-mod guard;
 pub mod iterations;
+pub mod names;
 mod partitions;
 pub mod quantum;
-mod registry;
+pub mod registry;
 pub mod residency;
-mod salus;
 mod shares;
 mod slice;
+mod slices;
 pub mod stepper;
-mod stride;
 mod turns;
 
 pub use few::Few;
 pub use partitions::{HOLD_BACK_BYTES, NoPartition, PartitionTable};
-pub use registry::{
-    Kind, POLICIES, Param, ParamSpec, PolicyError, PolicySpec, Value, by_name, spec,
-};
+pub use registry::{Kind, Param, ParamSpec, PolicyError, Registration, Value};
 pub use slice::{
     Class, Decision, Device, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy,
     TenantId, TenantView, View,
 };
-pub use stride::Stride;
+pub use slices::{POLICIES, SliceRegistration, Stride, by_name, spec};
 pub use turns::PartitionId;

@@ -1,28 +1,29 @@
-//! Slice policies by name, with parameters that were checked before the policy is built.
+//! Policies by name, with parameters that were checked before a policy is built.
 //!
-//! [`POLICIES`] is the one list: what is documented, completed, validated and built comes from it.
+//! A policy is constructed in its own file and registered by one [`Registration`] there. One list
+//! for each kind of policy names the registrations: [`POLICIES`](crate::POLICIES) for the slice
+//! policies, `ORDERS`, `PACKERS`, ... beside the slots of [`crate::cluster`]. What is documented,
+//! completed, validated and built comes from these lists.
 
 mod error;
-mod list;
 
 use std::fmt;
 
-use crate::slice::SlicePolicy;
-use crate::turns::{Order, Turns};
+use crate::names::nearest;
 
 pub use error::PolicyError;
-pub use list::POLICIES;
 
-/// A slice policy that can be chosen.
+/// A policy that can be chosen: `B` is how it is built.
 #[derive(Clone, Copy, Debug)]
-pub struct PolicySpec {
+pub struct Registration<B: 'static> {
     /// Its name.
     pub name: &'static str,
     /// What it does, in one line.
     pub summary: &'static str,
     /// Its parameters.
     pub params: &'static [ParamSpec],
-    build: fn(&Settings<'_>) -> Box<dyn Order>,
+    /// Builds it from checked parameters.
+    pub build: B,
 }
 
 /// A parameter of a policy.
@@ -48,6 +49,15 @@ pub enum Kind {
         /// When nothing is said.
         default: f64,
     },
+    /// Numbers from `min` to `max`, joined by `+`.
+    Numbers {
+        /// The smallest.
+        min: f64,
+        /// The largest.
+        max: f64,
+        /// When nothing is said.
+        default: &'static [f64],
+    },
     /// One of a few words.
     Choice {
         /// The words.
@@ -67,6 +77,8 @@ pub enum Kind {
 pub enum Value {
     /// A number.
     Number(f64),
+    /// Several numbers.
+    Numbers(Vec<f64>),
     /// A word.
     Word(String),
     /// Yes or no.
@@ -92,57 +104,89 @@ impl Param {
     }
 }
 
-/// The policy of this name.
-///
-/// # Errors
-///
-/// The name is unknown, or a parameter is, or its value makes no sense.
-pub fn by_name(name: &str, params: &[Param]) -> Result<Box<dyn SlicePolicy>, PolicyError> {
-    Ok(Box::new(Turns::new(order(name, params)?)))
-}
-
-/// The order that the policy of this name is made of.
-pub(crate) fn order(name: &str, params: &[Param]) -> Result<Box<dyn Order>, PolicyError> {
-    let spec = spec(name)?;
-    for (at, param) in params.iter().enumerate() {
-        spec.check(param)?;
-        if params[..at].iter().any(|other| other.name == param.name) {
-            return Err(PolicyError::TwiceParam {
-                policy: spec.name,
-                param: param.name.clone(),
-            });
-        }
-    }
-    Ok((spec.build)(&Settings { spec, params }))
-}
-
-/// What is known of the policy of this name.
+/// The registration of this name in a list; `what` is the kind of policy, for the message.
 ///
 /// # Errors
 ///
 /// The name is unknown.
-pub fn spec(name: &str) -> Result<&'static PolicySpec, PolicyError> {
-    POLICIES
-        .iter()
-        .find(|spec| spec.name == name)
-        .ok_or_else(|| PolicyError::UnknownPolicy {
-            name: name.to_owned(),
-            did_you_mean: nearest(name, POLICIES.iter().map(|spec| spec.name)),
-        })
+pub fn find<B>(
+    what: &'static str,
+    list: &'static [&'static Registration<B>],
+    name: &str,
+) -> Result<&'static Registration<B>, PolicyError> {
+    let known = || list.iter().map(|entry| entry.name);
+    let found = list.iter().find(|entry| entry.name == name);
+    found.copied().ok_or_else(|| PolicyError::UnknownPolicy {
+        what,
+        name: name.to_owned(),
+        did_you_mean: nearest(name, known()),
+        known: known().collect(),
+    })
 }
 
-impl PolicySpec {
+impl<B> Registration<B> {
+    /// Checks `params`, and gives them to what builds the policy.
+    ///
+    /// # Errors
+    ///
+    /// A parameter is unknown, given twice, or its value is out of bounds.
+    pub fn settings<'a>(&self, params: &'a [Param]) -> Result<Settings<'a>, PolicyError> {
+        for (at, param) in params.iter().enumerate() {
+            self.check(param)?;
+            if params[..at].iter().any(|other| other.name == param.name) {
+                return Err(PolicyError::TwiceParam {
+                    policy: self.name,
+                    param: param.name.clone(),
+                });
+            }
+        }
+        Ok(Settings {
+            policy: self.name,
+            known: self.params,
+            params,
+        })
+    }
+
+    /// Parameters as they are written on a command line, `key=value,key=value`: several numbers
+    /// for one key are joined by `+`. Values are as their parameters want them; [`Self::settings`]
+    /// refuses what does not fit.
+    #[must_use]
+    pub fn parse(&self, text: &str) -> Vec<Param> {
+        let parts = text.split(',').filter(|part| !part.is_empty());
+        let param = |part: &str| {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let known = self.params.iter().find(|known| known.name == name);
+            let word = || Value::Word(value.to_owned());
+            let value = match known.map(|known| known.kind) {
+                Some(Kind::Number { .. }) => value.parse().map_or_else(|_| word(), Value::Number),
+                Some(Kind::Numbers { .. }) => {
+                    let numbers: Result<Vec<f64>, _> = value.split('+').map(str::parse).collect();
+                    numbers.map_or_else(|_| word(), Value::Numbers)
+                }
+                Some(Kind::Flag { .. }) => value.parse().map_or_else(|_| word(), Value::Flag),
+                Some(Kind::Choice { .. }) | None => word(),
+            };
+            Param::new(name, value)
+        };
+        parts.map(param).collect()
+    }
+
     fn check(&self, param: &Param) -> Result<(), PolicyError> {
         let Some(known) = self.params.iter().find(|known| known.name == param.name) else {
             return Err(PolicyError::UnknownParam {
                 policy: self.name,
                 param: param.name.clone(),
                 did_you_mean: nearest(&param.name, self.params.iter().map(|known| known.name)),
+                known: self.params.iter().map(|known| known.name).collect(),
             });
         };
         let (fits, did_you_mean) = match (&known.kind, &param.value) {
             (Kind::Number { min, max, .. }, Value::Number(number)) => {
                 (number.is_finite() && number >= min && number <= max, None)
+            }
+            (Kind::Numbers { min, max, .. }, Value::Numbers(numbers)) => {
+                let fits = |number: &f64| number.is_finite() && number >= min && number <= max;
+                (!numbers.is_empty() && numbers.iter().all(fits), None)
             }
             (Kind::Choice { words, .. }, Value::Word(word)) => (
                 words.contains(&word.as_str()),
@@ -167,27 +211,26 @@ impl PolicySpec {
 /// Checked parameters, as a policy reads them when it is built. A name that is missing in the
 /// policy's list reads as zero, no, or nothing; a test builds every policy and reads all of them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings<'a> {
-    spec: &'static PolicySpec,
+pub struct Settings<'a> {
+    policy: &'static str,
+    known: &'static [ParamSpec],
     params: &'a [Param],
 }
 
 impl Settings<'_> {
     fn given(&self, name: &str) -> (Option<&Value>, Option<Kind>) {
         let given = self.params.iter().find(|param| param.name == name);
-        let known = self.spec.params.iter().find(|known| known.name == name);
-        debug_assert!(
-            known.is_some(),
-            "{name} is not in the list of {}",
-            self.spec.name
-        );
+        let known = self.known.iter().find(|known| known.name == name);
+        debug_assert!(known.is_some(), "{} has no {name} in its list", self.policy);
         (
             given.map(|param| &param.value),
             known.map(|known| known.kind),
         )
     }
 
-    pub(crate) fn number(&self, name: &str) -> f64 {
+    /// The number of this parameter.
+    #[must_use]
+    pub fn number(&self, name: &str) -> f64 {
         match self.given(name) {
             (Some(Value::Number(number)), _) => *number,
             (_, Some(Kind::Number { default, .. })) => default,
@@ -195,7 +238,25 @@ impl Settings<'_> {
         }
     }
 
-    pub(crate) fn flag(&self, name: &str) -> bool {
+    /// The number of this parameter, of which 0 stands for "off".
+    #[must_use]
+    pub fn some(&self, name: &str) -> Option<f64> {
+        Some(self.number(name)).filter(|number| *number > 0.0)
+    }
+
+    /// The numbers of this parameter.
+    #[must_use]
+    pub fn numbers(&self, name: &str) -> Vec<f64> {
+        match self.given(name) {
+            (Some(Value::Numbers(numbers)), _) => numbers.clone(),
+            (_, Some(Kind::Numbers { default, .. })) => default.to_vec(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether this parameter is "yes".
+    #[must_use]
+    pub fn flag(&self, name: &str) -> bool {
         match self.given(name) {
             (Some(Value::Flag(flag)), _) => *flag,
             (_, Some(Kind::Flag { default })) => default,
@@ -203,7 +264,9 @@ impl Settings<'_> {
         }
     }
 
-    pub(crate) fn is(&self, name: &str, word: &str) -> bool {
+    /// Whether this parameter is this word.
+    #[must_use]
+    pub fn is(&self, name: &str, word: &str) -> bool {
         match self.given(name) {
             (Some(Value::Word(given)), _) => given == word,
             (_, Some(Kind::Choice { default, .. })) => default == word,
@@ -212,21 +275,12 @@ impl Settings<'_> {
     }
 }
 
-/// The nearest of `names` by edit distance, if it is near enough to have been meant.
-fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
-    let lower = name.to_lowercase().replace('_', "-");
-    names
-        .map(|known| (strsim::levenshtein(&lower, &known.replace('_', "-")), known))
-        .filter(|(distance, known)| *distance <= known.len() / 3)
-        .min()
-        .map(|(_, known)| known)
-}
-
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(number) => write!(f, "{number}"),
-            Self::Word(word) => write!(f, "{word:?}"),
+            Self::Numbers(numbers) => join(f, "+", numbers.iter()),
+            Self::Word(word) => write!(f, "`{word}`"),
             Self::Flag(flag) => write!(f, "{flag}"),
         }
     }
@@ -235,72 +289,32 @@ impl fmt::Display for Value {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Number { min, max, .. } => write!(f, "a number from {min} to {max}"),
+            Self::Number { min, max, .. } if *max == f64::INFINITY => {
+                write!(f, "one number of at least {min}")
+            }
+            Self::Number { min, max, .. } => write!(f, "one number from {min} to {max}"),
+            Self::Numbers { min, max, .. } if *max == f64::INFINITY => {
+                write!(f, "numbers of at least {min}, joined by `+`")
+            }
+            Self::Numbers { min, max, .. } => {
+                write!(f, "numbers from {min} to {max}, joined by `+`")
+            }
             Self::Choice { words, .. } => {
                 write!(f, "one of ")?;
-                list(f, words.iter().copied())
+                join(f, ", ", words.iter())
             }
             Self::Flag { .. } => write!(f, "true or false"),
         }
     }
 }
 
-fn list(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'static str>) -> fmt::Result {
-    for (at, name) in names.enumerate() {
-        write!(f, "{}{name}", if at == 0 { "" } else { ", " })?;
+fn join<T: fmt::Display>(
+    f: &mut fmt::Formatter<'_>,
+    between: &str,
+    parts: impl Iterator<Item = T>,
+) -> fmt::Result {
+    for (at, part) in parts.enumerate() {
+        write!(f, "{}{part}", if at == 0 { "" } else { between })?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_policy_is_built_by_its_name_and_knows_it() {
-        for spec in POLICIES {
-            let built = by_name(spec.name, &[]).expect("built with defaults");
-            assert_eq!(built.name(), spec.name);
-        }
-    }
-
-    #[test]
-    fn every_default_is_a_value_that_is_accepted() {
-        for spec in POLICIES {
-            let defaults: Vec<Param> = spec
-                .params
-                .iter()
-                .map(|param| {
-                    let value = match param.kind {
-                        Kind::Number { default, .. } => Value::Number(default),
-                        Kind::Choice { default, .. } => Value::Word(default.to_owned()),
-                        Kind::Flag { default } => Value::Flag(default),
-                    };
-                    Param::new(param.name, value)
-                })
-                .collect();
-            by_name(spec.name, &defaults).expect("defaults are valid");
-        }
-    }
-
-    #[test]
-    fn a_misspelt_name_is_answered_with_the_right_one() {
-        let error = by_name("strid", &[]).expect_err("no such policy");
-        assert!(
-            error.to_string().contains("did you mean \"stride\"?"),
-            "{error}"
-        );
-        let error = by_name("round-robin-of-kings", &[]).expect_err("no such policy");
-        assert!(!error.to_string().contains("did you mean"), "{error}");
-        assert!(error.to_string().contains("(known: stride"), "{error}");
-        assert_eq!(error.param(), None);
-    }
-
-    #[test]
-    fn a_parameter_that_makes_no_sense_is_refused_with_its_name() {
-        let error = by_name("stride", &[Param::new("tickets", Value::Number(3.0))])
-            .expect_err("stride has none");
-        assert_eq!(error.param(), Some("tickets"));
-        assert!(error.to_string().contains("it has none"), "{error}");
-    }
 }

@@ -255,17 +255,17 @@ fn numbers_and_words_are_checked_against_the_list() {
     let text = error.expect_err("below the least").to_string();
     assert_eq!(
         text,
-        "parameter \"margin_percent\" of policy \"deadline\" is -1, and must be a number from 0 to 100"
+        "parameter `margin_percent` of `deadline` is -1, and must be one number from 0 to 100"
     );
     let error = by_name(
         "salus-fair",
         &param("measure", Value::Word("device_time".into())),
     );
     let text = error.expect_err("no such word").to_string();
-    assert!(text.ends_with("did you mean \"device-time\"?"), "{text}");
+    assert!(text.ends_with("did you mean `device-time`?"), "{text}");
     let error = by_name("deadline", &param("queu_factor", Value::Number(3.0)));
     let text = error.expect_err("no such parameter").to_string();
-    assert!(text.contains("did you mean \"queue_factor\"?"), "{text}");
+    assert!(text.contains("did you mean `queue_factor`?"), "{text}");
     let nan = by_name("antman", &param("harm_percent", Value::Number(f64::NAN)));
     nan.expect_err("not a number");
     let twice = [
@@ -282,6 +282,6 @@ fn numbers_and_words_are_checked_against_the_list() {
         ("ant-man", "antman"),
     ] {
         let text = by_name(wrong, &[]).expect_err("misspelt").to_string();
-        assert!(text.contains(&format!("did you mean {right:?}?")), "{text}");
+        assert!(text.contains(&format!("did you mean `{right}`?")), "{text}");
     }
 }

@@ -50,19 +50,20 @@ pub struct Serve {
     /// DIR/token, made if missing]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Who is next; `sublet sim policies` lists all
-    #[arg(long, value_name = "POLICY", default_value = "fifo-backfill")]
-    pub order: String,
-    /// Who shares a GPU: trial, util-sum, ..., or none
-    #[arg(long, value_name = "POLICY", default_value = "trial")]
-    pub packer: String,
+    /// Who is next; `sublet sim policies` lists all [default: fifo-backfill, or the sizer decides]
+    #[arg(long, value_name = "POLICY")]
+    pub order: Option<String>,
+    /// Who shares a GPU: trial, opportunistic, or none [default: trial, or none beside a sizer or
+    /// cells]
+    #[arg(long, value_name = "POLICY")]
+    pub packer: Option<String>,
     /// Which GPUs
     #[arg(long, value_name = "POLICY", default_value = "consolidate-relaxed")]
     pub placer: String,
     /// Whose deadline is promised
     #[arg(long, value_name = "POLICY")]
     pub admission: Option<String>,
-    /// How many GPUs
+    /// How many GPUs, in place of an order and a packer
     #[arg(long, value_name = "POLICY")]
     pub sizer: Option<String>,
     /// Seed of choices among equals

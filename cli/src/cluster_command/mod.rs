@@ -15,7 +15,7 @@ use cluster::live::http::client::Client;
 use cluster::live::http::server;
 use cluster::live::service::{self, Service};
 use cluster::live::wire::{DecisionView, HookStatus, JobView, Submission};
-use cluster::sweep::Choice;
+use policy::cluster::Choice;
 use serde_json::Value;
 
 use crate::exit::Result;
@@ -49,13 +49,7 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
         _ => Err(anyhow!("--{what} is 0: a time above 0 is expected")),
     };
     let config = Config {
-        choice: Choice {
-            order: args.order.clone(),
-            packer: Some(args.packer.clone()).filter(|packer| packer != "none"),
-            placer: args.placer.clone(),
-            admission: args.admission.clone(),
-            sizer: args.sizer.clone(),
-        },
+        choice: choice(args),
         seed: args.seed,
         round_s: seconds(args.round, "round")?,
         trial: TrialConfig {
@@ -105,6 +99,27 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
     });
     std::sync::Arc::new(Service::new(hook, &token, say)).serve(listener)?;
     Ok(String::new())
+}
+
+/// What was asked for, and the defaults beside it: a sizer takes the place of order and packer.
+fn choice(args: &Serve) -> Choice {
+    let by_default = |name: &str| Some(name.to_owned());
+    let walks = args.sizer.is_none();
+    let binds = args
+        .admission
+        .as_deref()
+        .is_some_and(|name| name.starts_with("cells"));
+    let order = args.order.clone();
+    let packer = args.packer.clone();
+    Choice {
+        order: order.or_else(|| by_default("fifo-backfill").filter(|_| walks)),
+        packer: packer
+            .or_else(|| by_default("trial").filter(|_| walks && !binds))
+            .filter(|packer| packer != "none"),
+        placer: args.placer.clone(),
+        admission: args.admission.clone(),
+        sizer: args.sizer.clone(),
+    }
 }
 
 fn client(hook: &args::Hook) -> anyhow::Result<Client> {

@@ -58,21 +58,6 @@ impl Source<'_> {
     }
 }
 
-/// The candidate that `word` was probably meant to be, if any is near enough.
-pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let word = word.to_ascii_lowercase().replace('-', "_");
-    candidates
-        .into_iter()
-        .map(|candidate| (strsim::damerau_levenshtein(&word, candidate), candidate))
-        .filter(|(distance, candidate)| {
-            *distance <= 1 + candidate.len() / 4
-                || (word.len() >= 3
-                    && (candidate.starts_with(&word) || word.starts_with(candidate)))
-        })
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,22 +72,5 @@ mod tests {
         assert_eq!(source.wrong(3..4, "m").to_string(), "f:1:3: m");
         assert_eq!(source.wrong(7..8, "m").to_string(), "f:2:1: m");
         assert_eq!(source.wrong(99..99, "m").to_string(), "f:3:1: m");
-    }
-
-    #[test]
-    fn near_words_are_found_and_far_ones_are_not() {
-        let keys = ["mem", "share", "class", "device", "on_arbiter_loss"];
-        for (word, meant) in [
-            ("shaer", Some("share")),
-            ("Share", Some("share")),
-            ("memory", Some("mem")),
-            ("devices", Some("device")),
-            ("on-arbiter-loss", Some("on_arbiter_loss")),
-            ("on_arbitre_los", Some("on_arbiter_loss")),
-            ("colour", None),
-            ("x", None),
-        ] {
-            assert_eq!(nearest(word, keys), meant, "{word}");
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::error::{ConfigError, Source, nearest};
+use super::error::{ConfigError, Source};
 use super::keys::{self, Key, Section};
 use super::value::{
     Value, device_match, devices, file_path, flag, holders, mode, node, pattern, policy, processes,
@@ -13,6 +13,7 @@ use super::value::{
 };
 use super::{ClusterRule, Config, DeviceRule, JobRule, JobSettings, ResidencyRule, TenantRule};
 use control::DeviceSettings;
+use policy::names::nearest;
 
 pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
     let source = Source { text, file };
@@ -569,11 +570,11 @@ mod tests {
             ("policy = 3", &["`3`", "name"]),
             (
                 "policy = \"strid\"",
-                &["f.toml:3:10:", "\"strid\"", "did you mean \"stride\"?"],
+                &["f.toml:3:10:", "`strid`", "did you mean `stride`?"],
             ),
             (
                 "policy = { name = \"stride\", tickets = 3 }",
-                &["f.toml:3:29:", "\"tickets\"", "it has none"],
+                &["f.toml:3:29:", "`tickets`", "it has no parameters"],
             ),
             ("policy = { tickets = 3 }", &["names no policy"]),
             ("holders = 0", &["`0`", "1 to 64"]),

@@ -7,10 +7,34 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use policy::cluster::catalogue::{Busy, Context};
 use policy::cluster::{
-    ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, Placer, Profile, Reason,
-    Tags, Verdict,
+    ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, Placer, Policies,
+    Profile, Reason, Scheduler, Tags, Verdict,
 };
+
+/// What policies can count on in a live cluster: what it meters, and no more.
+#[must_use]
+pub fn context() -> Context {
+    Context {
+        // [`LivePacker`] knows the memory of each type of GPU, and asks no packer about a pair
+        // that does not fit.
+        gpu_bytes: u64::MAX,
+        busy: Busy::WhenRunning,
+        opportunistic: true,
+        ..Context::default()
+    }
+}
+
+/// A scheduler of these policies, which sees only what is possible in a live cluster.
+#[must_use]
+pub fn scheduler(mut policies: Policies, shared: &Shared, seed: u64) -> Scheduler {
+    policies.placer = Box::new(LivePlacer::new(policies.placer, shared.clone()));
+    policies.packer = policies
+        .packer
+        .map(|packer| Box::new(LivePacker::new(packer, shared.clone())) as Box<dyn Packer>);
+    Scheduler::of(policies, seed)
+}
 
 /// What is known beside the state.
 #[derive(Clone, Debug, Default)]

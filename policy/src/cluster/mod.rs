@@ -14,10 +14,12 @@
 //!
 //! [`Scheduler`] asks them and answers with a batch of [`Decision`]s. Everything is arithmetic on a
 //! [`ClusterState`] whose clock is a number: the live hook and the simulator run the same objects,
-//! each keeping its own state. [`catalogue`] knows every policy by name.
+//! each keeping its own state. [`catalogue`] knows every policy by name, and [`Choice`] builds a
+//! scheduler of several.
 
 pub mod admission;
 pub mod catalogue;
+mod choice;
 pub mod convergence;
 mod decision;
 pub mod fair;
@@ -38,6 +40,7 @@ mod throughput;
 pub mod wait;
 
 pub use admission::{Admission, Admit};
+pub use choice::{Choice, Policies};
 pub use decision::{Decision, Reason};
 pub use free::FreeGpus;
 pub use job::{Class, Job, JobId, JobType, Phase, Profile, Run, Speed, UserId};

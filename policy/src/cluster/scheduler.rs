@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::admission::Promises;
 use super::{
     Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, Job, JobId, Key, Order,
-    Packer, Placer, Profile, Random, RoundAllocator, Sizer, Verdict,
+    Packer, Placer, Policies, Profile, Random, RoundAllocator, Sizer, Verdict,
 };
 
 /// Why jobs wait, as of the last decision.
@@ -61,13 +61,27 @@ impl Scheduler {
     /// Of an order and a placer.
     #[must_use]
     pub fn new(order: Box<dyn Order>, placer: Box<dyn Placer>, seed: u64) -> Self {
+        Self::of(Policies::new(order, placer), seed)
+    }
+
+    /// Of these policies.
+    #[must_use]
+    pub fn of(policies: Policies, seed: u64) -> Self {
+        let Policies {
+            order,
+            placer,
+            packer,
+            admission,
+            sizer,
+            round_allocator,
+        } = policies;
         Self {
             order,
             placer,
-            packer: None,
-            admission: None,
-            sizer: None,
-            round_allocator: None,
+            packer,
+            admission,
+            sizer,
+            round_allocator,
             random: Random::new(seed),
             queues: BTreeMap::new(),
             keys: Vec::new(),
@@ -75,34 +89,6 @@ impl Scheduler {
             promises: Promises::default(),
             waits: Waits::default(),
         }
-    }
-
-    /// Let jobs share GPUs.
-    #[must_use]
-    pub fn packing(mut self, packer: Box<dyn Packer>) -> Self {
-        self.packer = Some(packer);
-        self
-    }
-
-    /// Promise deadlines.
-    #[must_use]
-    pub fn admitting(mut self, admission: Box<dyn Admission>) -> Self {
-        self.admission = Some(admission);
-        self
-    }
-
-    /// Let a sizer say who gets how many GPUs; the order then has no say.
-    #[must_use]
-    pub fn sizing(mut self, sizer: Box<dyn Sizer>) -> Self {
-        self.sizer = Some(sizer);
-        self
-    }
-
-    /// Let a round allocator say who runs where; order, packer and sizer then have no say.
-    #[must_use]
-    pub fn with_round_allocator(mut self, round_allocator: Box<dyn RoundAllocator>) -> Self {
-        self.round_allocator = Some(round_allocator);
-        self
     }
 
     /// Reports that a job came, ended, started or stopped. Decisions of this scheduler that were

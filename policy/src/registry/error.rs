@@ -2,18 +2,22 @@
 
 use std::fmt;
 
-use super::{Kind, POLICIES, Value, list, spec};
+use super::{Kind, Value, join};
 
-/// Why a policy was not built. [`PolicyError::param`], or else the name, is the place to point at
-/// in a configuration file.
+/// Why a policy, or a scheduler of several, was not built. [`PolicyError::param`], or else the
+/// name, is the place to point at in a configuration file.
 #[derive(Clone, PartialEq, Debug)]
 pub enum PolicyError {
     /// There is no policy of this name.
     UnknownPolicy {
+        /// The kind of policy: `policy`, `order`, ...
+        what: &'static str,
         /// The name asked for.
         name: String,
         /// The nearest there is.
         did_you_mean: Option<&'static str>,
+        /// All there are.
+        known: Vec<&'static str>,
     },
     /// The policy has no such parameter.
     UnknownParam {
@@ -23,6 +27,8 @@ pub enum PolicyError {
         param: String,
         /// The nearest there is.
         did_you_mean: Option<&'static str>,
+        /// All there are.
+        known: Vec<&'static str>,
     },
     /// The parameter is named twice.
     TwiceParam {
@@ -31,7 +37,7 @@ pub enum PolicyError {
         /// The parameter.
         param: String,
     },
-    /// The value makes no sense.
+    /// The value is out of bounds or of another kind.
     BadValue {
         /// The policy.
         policy: &'static str,
@@ -44,13 +50,27 @@ pub enum PolicyError {
         /// The nearest word there is.
         did_you_mean: Option<&'static str>,
     },
+    /// The policy needs what this cluster or trace does not have: it could not act.
+    Needs {
+        /// The policy.
+        policy: &'static str,
+        /// What is missing, and where it could come from.
+        what: &'static str,
+    },
+    /// The policy would have no effect beside another one.
+    NoEffect {
+        /// The policy.
+        policy: String,
+        /// Why, and what to do.
+        why: String,
+    },
 }
 
 impl PolicyError {
     /// The parameter that is wrong; `None`: the policy's name is.
     pub fn param(&self) -> Option<&str> {
         match self {
-            Self::UnknownPolicy { .. } => None,
+            Self::UnknownPolicy { .. } | Self::Needs { .. } | Self::NoEffect { .. } => None,
             Self::UnknownParam { param, .. }
             | Self::TwiceParam { param, .. }
             | Self::BadValue { param, .. } => Some(param),
@@ -61,37 +81,43 @@ impl PolicyError {
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hint = |f: &mut fmt::Formatter<'_>, did_you_mean: &Option<&str>| match did_you_mean {
-            Some(name) => write!(f, "; did you mean {name:?}?"),
+            Some(name) => write!(f, "; did you mean `{name}`?"),
             None => Ok(()),
         };
+        let choices = |f: &mut fmt::Formatter<'_>, known: &[&str]| {
+            write!(f, " (known: ")?;
+            join(f, ", ", known.iter())?;
+            write!(f, ")")
+        };
         match self {
-            Self::UnknownPolicy { name, did_you_mean } => {
-                write!(f, "there is no policy {name:?}")?;
+            Self::UnknownPolicy {
+                what,
+                name,
+                did_you_mean,
+                known,
+            } => {
+                write!(f, "there is no {what} `{name}`")?;
                 hint(f, did_you_mean)?;
-                write!(f, " (known: ")?;
-                list(f, POLICIES.iter().map(|spec| spec.name))?;
-                write!(f, ")")
+                choices(f, known)
             }
             Self::UnknownParam {
                 policy,
                 param,
                 did_you_mean,
+                known,
             } => {
-                write!(f, "policy {policy:?} has no parameter {param:?}")?;
+                write!(f, "`{policy}` has no parameter `{param}`")?;
                 hint(f, did_you_mean)?;
-                match spec(policy) {
-                    Ok(spec) if !spec.params.is_empty() => {
-                        write!(f, " (known: ")?;
-                        list(f, spec.params.iter().map(|param| param.name))?;
-                        write!(f, ")")
-                    }
-                    _ => write!(f, "; it has none: remove it"),
+                if known.is_empty() {
+                    write!(f, "; it has no parameters: remove it")
+                } else {
+                    choices(f, known)
                 }
             }
             Self::TwiceParam { policy, param } => {
                 write!(
                     f,
-                    "parameter {param:?} of policy {policy:?} is given twice: remove one"
+                    "parameter `{param}` of `{policy}` is given twice: remove one"
                 )
             }
             Self::BadValue {
@@ -103,10 +129,12 @@ impl fmt::Display for PolicyError {
             } => {
                 write!(
                     f,
-                    "parameter {param:?} of policy {policy:?} is {given}, and must be {kind}"
+                    "parameter `{param}` of `{policy}` is {given}, and must be {kind}"
                 )?;
                 hint(f, did_you_mean)
             }
+            Self::Needs { policy, what } => write!(f, "`{policy}` needs {what}"),
+            Self::NoEffect { policy, why } => write!(f, "`{policy}` would have no effect: {why}"),
         }
     }
 }

@@ -27,15 +27,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 
 use control::{Class, ControlError, ErrorCode};
-use policy::cluster::catalogue::{self, Context, Unknown};
-use policy::cluster::{ClusterState, GpuType, JobId, Profile, Scheduler};
+use policy::PolicyError;
+use policy::cluster::{Choice, ClusterState, GpuType, JobId, Profile, Scheduler};
 
-use super::adapt::{LivePacker, LivePlacer, Shared};
+use super::adapt::{self, Shared};
 use super::clock::{Clock, Now, Reading};
 use super::records::{Changes, JobRecord, Kept, NodeRecord, PairRecord, Solo};
 use super::store::{Store, StoreError};
 use super::wire::{DecisionView, HookId, Order, RunId, WaitMatrix, What};
-use crate::sweep::Choice;
 use trial::{Trial, Watch};
 
 /// The assumed solo duration of a job whose owner gives none, in seconds: only orders by remaining
@@ -100,7 +99,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             choice: Choice {
-                order: "fifo-backfill".into(),
+                order: Some("fifo-backfill".into()),
                 packer: Some("trial".into()),
                 placer: "consolidate-relaxed".into(),
                 admission: None,
@@ -121,32 +120,12 @@ impl Default for Config {
 /// Why there is no hook.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No such policy.
-    #[error("{}", suggestion(.0))]
-    Policy(Unknown),
+    /// A policy is unknown or could not act.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// No state.
     #[error(transparent)]
     Store(#[from] StoreError),
-}
-
-/// The message, with the nearest name there is.
-#[must_use]
-pub fn suggestion(unknown: &Unknown) -> String {
-    let (word, known) = match unknown {
-        Unknown::Name { name, known, .. } => (name, known),
-        Unknown::Key { key, known, .. } => (key, known),
-        _ => return unknown.to_string(),
-    };
-    let near = known
-        .iter()
-        .map(|name| (strsim::jaro_winkler(word, name), *name));
-    let near = near
-        .filter(|(close, _)| *close > 0.7)
-        .max_by(|a, b| a.0.total_cmp(&b.0));
-    near.map_or_else(
-        || unknown.to_string(),
-        |(_, name)| format!("{unknown}; did you mean `{name}`?"),
-    )
 }
 
 /// A node beyond its record.
@@ -237,26 +216,14 @@ fn scheduler_of(
     config: &Config,
     shared: &Shared,
     past: impl Iterator<Item = (GpuType, Profile, Profile, [f64; 2])>,
-) -> Result<Scheduler, Unknown> {
-    let choice = &config.choice;
-    let context = Context::default();
-    let order = catalogue::order(&choice.order, &context)?;
-    let placer = LivePlacer::new(catalogue::placer(&choice.placer, &context)?, shared.clone());
-    let mut scheduler = Scheduler::new(order, Box::new(placer), config.seed);
-    if let Some(packer) = &choice.packer {
-        let mut packer = catalogue::packer(packer, &context)?;
+) -> Result<Scheduler, PolicyError> {
+    let mut policies = config.choice.policies(&adapt::context())?;
+    if let Some(packer) = &mut policies.packer {
         for (kind, host, joiner, rates) in past {
             packer.observe(&host, &joiner, kind, rates);
         }
-        scheduler = scheduler.packing(Box::new(LivePacker::new(packer, shared.clone())));
     }
-    if let Some(admission) = &choice.admission {
-        scheduler = scheduler.admitting(catalogue::admission(admission, &context)?);
-    }
-    if let Some(sizer) = &choice.sizer {
-        scheduler = scheduler.sizing(catalogue::sizer(sizer, &context)?);
-    }
-    Ok(scheduler)
+    Ok(adapt::scheduler(policies, shared, config.seed))
 }
 
 impl Hook {

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use control::ControlError;
-use policy::cluster::catalogue::{self, Context};
+use policy::cluster::catalogue;
 use policy::cluster::{GpuType, JobType, Profile};
 
 use super::jobs::no_job;
 use super::{Hook, NodeEntry};
+use crate::live::adapt;
 use crate::live::records::{JobRecord, PairRecord};
 use crate::live::wire::{DecisionView, HookStatus, JobPhase, JobView, NodeView, PairView};
 
@@ -102,10 +103,9 @@ impl Hook {
     }
 
     fn pair_view(&self, pair: &PairRecord) -> PairView {
-        let context = Context::default();
         let packer = self.config.choice.packer.as_ref();
         let refused = packer
-            .and_then(|packer| catalogue::packer(packer, &context).ok())
+            .and_then(|packer| catalogue::packer(packer, &adapt::context()).ok())
             .is_some_and(|mut packer| {
                 let profile =
                     |kind| Profile::unknown(JobType(kind), pair.gpus, policy::Class::Guaranteed);

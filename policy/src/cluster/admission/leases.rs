@@ -24,7 +24,41 @@
 use std::collections::HashMap;
 
 use super::{Admission, Admit, Promises};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, Job, JobId, Manner, Objective, Tags};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static LEASES: Entry<dyn Admission> = Registration {
+    name: "leases",
+    summary: "deadlines by leases booked backwards",
+    params: &[
+        ParamSpec {
+            name: "lease",
+            summary: "length of a lease in seconds",
+            kind: Kind::Number {
+                min: 1.0,
+                max: f64::INFINITY,
+                default: 600.0,
+            },
+        },
+        ParamSpec {
+            name: "anew",
+            summary: "1: promises are made again at every lease; 0: they are kept",
+            kind: Kind::Number {
+                min: 0.0,
+                max: 1.0,
+                default: 0.0,
+            },
+        },
+    ],
+    build: |settings, _| {
+        Ok(Box::new(Leases::new(
+            settings.number("lease"),
+            settings.number("anew") > 0.0,
+        )))
+    },
+};
 
 /// The admission.
 #[derive(Clone, Debug)]

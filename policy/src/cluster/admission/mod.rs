@@ -7,7 +7,15 @@ mod tenants;
 pub use leases::Leases;
 pub use tenants::Tenants;
 
+use super::catalogue::Entry;
 use super::{ClusterState, GpuId, Job, JobId, Tags};
+
+/// Every admission: a new one has a line here and a file of its own.
+pub(crate) static ADMISSIONS: &[&Entry<dyn Admission>] = &[
+    &leases::LEASES,
+    &tenants::CELLS,
+    &super::sizer::MINIMUM_SHARE_ADMISSION,
+];
 
 /// What a job was promised when it came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +69,10 @@ pub trait Admission: Send {
     /// The jobs whose rank may have changed since the last refresh are all active ones; otherwise
     /// ranks never change.
     fn ranks_drift(&self) -> bool {
+        false
+    }
+    /// It may refuse a job for good.
+    fn rejects(&self) -> bool {
         false
     }
     /// It binds some jobs to GPUs, as [`Self::gpus`] says.

@@ -4,7 +4,25 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::cells::{Cell, Cells, UNITS_PER_GPU};
 use super::{Admission, Admit, Promises};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, GpuId, Job, JobId, Manner, Objective, Tags, UserId};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static CELLS: Entry<dyn Admission> = Registration {
+    name: "cells",
+    summary: "users own equal virtual clusters; the others' free GPUs are lent",
+    params: &[ParamSpec {
+        name: "tenants",
+        summary: "number of virtual clusters, one each for the first users",
+        kind: Kind::Number {
+            min: 1.0,
+            max: 4096.0,
+            default: 4.0,
+        },
+    }],
+    build: |settings, _| Ok(Box::new(Tenants::new(settings.number("tenants") as usize))),
+};
 
 /// HiveD's guarantee (OSDI'20) between users: the cluster is cut into as many equal virtual private
 /// clusters as there are tenants, and the first users to come own one each. A job that finds cells

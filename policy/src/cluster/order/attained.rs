@@ -13,7 +13,68 @@
 use std::collections::HashMap;
 
 use super::{Drift, Key, Order};
+use crate::PolicyError;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, Job, JobId, Manner, Objective, Phase, Tags};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static LAS: Entry<dyn Order> = Registration {
+    name: "las",
+    summary: "least attained GPU time first",
+    params: &[],
+    build: |_, _| Ok(Box::new(Las)),
+};
+
+/// How it is chosen.
+pub(super) static TWO_D_LAS: Entry<dyn Order> = Registration {
+    name: "2d-las",
+    summary: "queues of attained GPU time, by arrival inside",
+    params: &[AT, PROMOTE],
+    build: |settings, _| {
+        Ok(Box::new(TwoDLas::new(
+            settings.numbers("at"),
+            settings.some("promote"),
+        )))
+    },
+};
+
+/// How it is chosen.
+pub(super) static GITTINS: Entry<dyn Order> = Registration {
+    name: "gittins",
+    summary: "queues of attained GPU time, by Gittins index inside",
+    params: &[AT, PROMOTE],
+    build: |settings, context| {
+        if context.past_gpu_s.is_empty() {
+            return Err(PolicyError::Needs {
+                policy: "gittins",
+                what: "the GPU times of past jobs (`--past FILE` of the simulator; a live hook has none)",
+            });
+        }
+        let queues = TwoDLas::new(settings.numbers("at"), settings.some("promote"));
+        Ok(Box::new(Gittins::new(context.past_gpu_s.clone(), queues)))
+    },
+};
+
+const AT: ParamSpec = ParamSpec {
+    name: "at",
+    summary: "queue thresholds in GPU-seconds",
+    kind: Kind::Numbers {
+        min: 0.0,
+        max: f64::INFINITY,
+        default: &[TwoDLas::DEFAULT_THRESHOLD_GPU_S],
+    },
+};
+
+const PROMOTE: ParamSpec = ParamSpec {
+    name: "promote",
+    summary: "back to the first queue after waiting this many times as long as it ran; 0: never",
+    kind: Kind::Number {
+        min: 0.0,
+        max: f64::INFINITY,
+        default: 0.0,
+    },
+};
 
 const TIRESIAS: Tags = Tags {
     objectives: &[Objective::Completion],

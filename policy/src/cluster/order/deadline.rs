@@ -1,7 +1,17 @@
 //! By deadline.
 
 use super::{Drift, Key, Order};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, Job, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static EDF: Entry<dyn Order> = Registration {
+    name: "edf",
+    summary: "earliest deadline first",
+    params: &[],
+    build: |_, _| Ok(Box::new(Edf)),
+};
 
 /// Earliest deadline first, preemptive; jobs without a deadline after all others, by arrival.
 #[derive(Clone, Copy, Debug)]

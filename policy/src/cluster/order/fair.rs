@@ -3,7 +3,41 @@
 use std::collections::HashMap;
 
 use super::{Drift, Key, Order};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, Job, Manner, Objective, Tags, UserId};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static WORST_RHO: Entry<dyn Order> = Registration {
+    name: "worst-rho",
+    summary: "worst finish-time fairness first",
+    params: &[ParamSpec {
+        name: "filter",
+        summary: "part of the jobs that stands behind the others, by remaining time",
+        kind: Kind::Number {
+            min: 0.0,
+            max: 1.0,
+            default: 0.0,
+        },
+    }],
+    build: |settings, _| Ok(Box::new(WorstRho::new(settings.number("filter")))),
+};
+
+/// How it is chosen.
+pub(super) static DRF: Entry<dyn Order> = Registration {
+    name: "drf",
+    summary: "user with the smallest dominant share first",
+    params: &[],
+    build: |_, _| Ok(Box::<Drf>::default()),
+};
+
+/// How it is chosen.
+pub(super) static TICKETS: Entry<dyn Order> = Registration {
+    name: "tickets",
+    summary: "users by stride over GPU time, one ticket each",
+    params: &[],
+    build: |_, _| Ok(Box::<Tickets>::default()),
+};
 
 const fn fair(source: &'static str) -> Tags {
     Tags {

@@ -14,7 +14,26 @@ pub use fair::{Drf, Tickets, WorstRho};
 pub use shares::{Carbyne, Hug};
 pub use simple::{Fifo, Sjf, Srsf, Srtf};
 
+use super::catalogue::Entry;
 use super::{ClusterState, Job, Tags};
+
+/// Every order: a new one has a line here and a file of its own.
+pub(crate) static ORDERS: &[&Entry<dyn Order>] = &[
+    &simple::FIFO,
+    &simple::FIFO_BACKFILL,
+    &simple::SJF,
+    &simple::SRTF,
+    &simple::SRSF,
+    &attained::LAS,
+    &attained::TWO_D_LAS,
+    &attained::GITTINS,
+    &fair::WORST_RHO,
+    &deadline::EDF,
+    &fair::DRF,
+    &shares::HUG,
+    &shares::CARBYNE,
+    &fair::TICKETS,
+];
 
 /// A place in the order. The lowest is first; equal ones by arrival, then by number.
 #[derive(Clone, Copy, Debug)]

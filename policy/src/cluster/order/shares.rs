@@ -3,8 +3,26 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Drf, Drift, Key, Order};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::fair::hug;
 use crate::cluster::{ClusterState, Job, Manner, Objective, Tags, UserId};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static HUG: Entry<dyn Order> = Registration {
+    name: "hug",
+    summary: "user with the smallest part of its guarantee and leftovers first",
+    params: &[],
+    build: |_, _| Ok(Box::<Hug>::default()),
+};
+
+/// How it is chosen.
+pub(super) static CARBYNE: Entry<dyn Order> = Registration {
+    name: "carbyne",
+    summary: "jobs at their fair time first; jobs with slack yield to the shortest",
+    params: &[],
+    build: |_, _| Ok(Box::<Carbyne>::default()),
+};
 
 /// HUG (NSDI'16) between users, over GPUs and the device memory their profiles claim. Each user's
 /// demand vector is what all its jobs ask for; [`hug`] gives each user its part of each resource,

@@ -1,7 +1,49 @@
 //! First come, first served, and the orders that know how long a job takes.
 
 use super::{Drift, Key, Order};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, Job, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static FIFO: Entry<dyn Order> = Registration {
+    name: "fifo",
+    summary: "by arrival; nothing overtakes the first that does not fit",
+    params: &[],
+    build: |_, _| Ok(Box::new(Fifo { backfill: false })),
+};
+
+/// How it is chosen.
+pub(super) static FIFO_BACKFILL: Entry<dyn Order> = Registration {
+    name: "fifo-backfill",
+    summary: "by arrival; a job that fits may overtake",
+    params: &[],
+    build: |_, _| Ok(Box::new(Fifo { backfill: true })),
+};
+
+/// How it is chosen.
+pub(super) static SJF: Entry<dyn Order> = Registration {
+    name: "sjf",
+    summary: "shortest duration first, without preemption",
+    params: &[],
+    build: |_, _| Ok(Box::new(Sjf)),
+};
+
+/// How it is chosen.
+pub(super) static SRTF: Entry<dyn Order> = Registration {
+    name: "srtf",
+    summary: "shortest remaining time first",
+    params: &[],
+    build: |_, _| Ok(Box::new(Srtf)),
+};
+
+/// How it is chosen.
+pub(super) static SRSF: Entry<dyn Order> = Registration {
+    name: "srsf",
+    summary: "least remaining time x GPUs first",
+    params: &[],
+    build: |_, _| Ok(Box::new(Srsf)),
+};
 
 const COMPLETION: Tags = Tags {
     objectives: &[Objective::Completion],

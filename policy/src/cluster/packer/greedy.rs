@@ -3,7 +3,32 @@
 use std::sync::Arc;
 
 use super::{PackScore, Packer, Verdict};
+use crate::PolicyError;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{GpuType, Manner, Objective, PairTable, Profile, Reason, Tags, Throughputs};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static GREEDY: Entry<dyn Packer> = Registration {
+    name: "greedy",
+    summary: "best sum by the table of measured pairs",
+    params: &[ParamSpec {
+        name: "least",
+        summary: "least sum of both speeds, relative to running solo",
+        kind: Kind::Number {
+            min: 0.0,
+            max: 2.0,
+            default: 1.0,
+        },
+    }],
+    build: |settings, context| {
+        let pairs = context.pairs.clone().ok_or(PolicyError::Needs {
+            policy: "greedy",
+            what: "a table of measured pairs, which some traces of the simulator come with (a live hook measures: see `trial`)",
+        })?;
+        Ok(Box::new(Greedy::new(pairs, settings.number("least"))))
+    },
+};
 
 /// The pair with the highest sum of normalised speeds, if that is at least `least`. 1.0 says
 /// "better than taking turns". Measured pairs (Gavel, OSDI'20) average 1.31 on V100, 1.19 on P100,

@@ -12,7 +12,17 @@ pub use tree::{ScoreTree, Sharing};
 pub use trial::Trial;
 pub use util::UtilSum;
 
+use super::catalogue::Entry;
 use super::{GpuType, Profile, Reason, Tags};
+
+/// Every packer: a new one has a line here and a file of its own.
+pub(crate) static PACKERS: &[&Entry<dyn Packer>] = &[
+    &trial::TRIAL,
+    &greedy::GREEDY,
+    &util::UTIL_SUM,
+    &tree::SCORE_TREE,
+    &opportunistic::OPPORTUNISTIC,
+];
 
 /// How good a pair would be. Higher is better; pairs of equal value are equally good, and one is
 /// chosen at random.

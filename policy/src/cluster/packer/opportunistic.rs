@@ -2,7 +2,50 @@
 
 use super::{PackScore, Packer, Verdict, fits};
 use crate::Class;
+use crate::PolicyError;
+use crate::cluster::catalogue::Busy;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static OPPORTUNISTIC: Entry<dyn Packer> = Registration {
+    name: "opportunistic",
+    summary: "an opportunistic job beside a guaranteed host",
+    params: &[
+        ParamSpec {
+            name: "busy",
+            summary: "a host must be less busy than this",
+            kind: Kind::Number {
+                min: 0.0,
+                max: 1.0,
+                default: 0.7,
+            },
+        },
+        ParamSpec {
+            name: "floor",
+            summary: "what the host keeps of its solo speed",
+            kind: Kind::Number {
+                min: 0.0,
+                max: 1.0,
+                default: 0.98,
+            },
+        },
+    ],
+    build: |settings, context| {
+        if context.busy == Busy::Unknown || !context.opportunistic || context.gpu_bytes == 0 {
+            return Err(PolicyError::Needs {
+                policy: "opportunistic",
+                what: "jobs of both classes with a known busy fraction, which this trace does not have",
+            });
+        }
+        Ok(Box::new(Opportunistic {
+            host_busy: settings.number("busy"),
+            host_floor: settings.number("floor"),
+            gpu_bytes: context.gpu_bytes,
+        }))
+    },
+};
 
 /// AntMan (OSDI'20): an opportunistic job may join a guaranteed one that leaves the device idle;
 /// the node's guard protects the host, and if it cannot (the host is below 0.98 of its solo speed)

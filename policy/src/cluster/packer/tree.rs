@@ -10,7 +10,28 @@
 use std::fmt::Write as _;
 
 use super::{PackScore, Packer, Verdict, fits};
+use crate::PolicyError;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static SCORE_TREE: Entry<dyn Packer> = Registration {
+    name: "score-tree",
+    summary: "sharing scores from a tree learnt from pairs",
+    params: &[],
+    build: |_, context| {
+        if context.sharing.is_empty() || context.gpu_bytes == 0 {
+            return Err(PolicyError::Needs {
+                policy: "score-tree",
+                what: "measured pairs of jobs with profiles to learn from, which neither this trace nor a live hook has (see `trial`)",
+            });
+        }
+        let mut tree = ScoreTree::new(context.gpu_bytes);
+        tree.train(context.sharing.iter().map(|(a, b, speeds)| (a, b, *speeds)));
+        Ok(Box::new(tree))
+    },
+};
 
 /// How much a job harms who shares with it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

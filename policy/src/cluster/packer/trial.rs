@@ -3,7 +3,41 @@
 use std::collections::HashMap;
 
 use super::{PackScore, Packer, Verdict};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{GpuType, JobType, Manner, Objective, Profile, Reason, Tags};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static TRIAL: Entry<dyn Packer> = Registration {
+    name: "trial",
+    summary: "try, measure, unpack what does not pay",
+    params: &[
+        ParamSpec {
+            name: "margin",
+            summary: "a pair must run at 1 + this of one job by itself",
+            kind: Kind::Number {
+                min: -1.0,
+                max: 1.0,
+                default: 0.05,
+            },
+        },
+        ParamSpec {
+            name: "floor",
+            summary: "least speed of each, relative to running solo",
+            kind: Kind::Number {
+                min: 0.0,
+                max: 1.0,
+                default: 0.0,
+            },
+        },
+    ],
+    build: |settings, _| {
+        Ok(Box::new(Trial::new(
+            settings.number("margin"),
+            settings.number("floor"),
+        )))
+    },
+};
 
 /// Gandiva's packing (OSDI'18): put two jobs together without knowing anything, measure both, and
 /// keep them together only if the sum of their normalised speeds is at least 1 + `margin` and

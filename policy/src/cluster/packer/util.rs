@@ -1,7 +1,38 @@
 //! By how busy each is alone.
 
 use super::{PackScore, Packer, Verdict, fits};
+use crate::PolicyError;
+use crate::cluster::catalogue::Busy;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static UTIL_SUM: Entry<dyn Packer> = Registration {
+    name: "util-sum",
+    summary: "both busy fractions add up to little enough",
+    params: &[ParamSpec {
+        name: "limit",
+        summary: "greatest sum of the busy fractions",
+        kind: Kind::Number {
+            min: 0.0,
+            max: 2.0,
+            default: 1.0,
+        },
+    }],
+    build: |settings, context| {
+        if context.busy != Busy::FromArrival || context.gpu_bytes == 0 {
+            return Err(PolicyError::Needs {
+                policy: "util-sum",
+                what: "the busy fraction of each job before it runs, which neither this trace nor a live hook has (see `trial`)",
+            });
+        }
+        Ok(Box::new(UtilSum {
+            limit: settings.number("limit"),
+            gpu_bytes: context.gpu_bytes,
+        }))
+    },
+};
 
 /// Pairs jobs whose solo busy fractions add up to at most `limit`, the greatest sum first. On
 /// Lucid's measurements (ASPLOS'23, RTX 3090, 1,388 pairs) a sum of at most 1.0 keeps a mean speed

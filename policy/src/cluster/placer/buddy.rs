@@ -1,7 +1,17 @@
 //! Aligned power-of-two blocks.
 
 use super::Placer;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static BUDDY: Entry<dyn Placer> = Registration {
+    name: "buddy",
+    summary: "aligned blocks of a power of two",
+    params: &[],
+    build: |_, _| Ok(Box::new(Buddy)),
+};
 
 /// Buddy placement inside a node (HiveD, OSDI'20; ElasticFlow, ASPLOS'23): the number of GPUs is
 /// rounded up to a power of two, and a block of that size starts at a multiple of it, taken from

@@ -1,7 +1,33 @@
 //! Any GPUs, or GPUs close together.
 
 use super::{Placer, Regroup};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static ANYWHERE: Entry<dyn Placer> = Registration {
+    name: "anywhere",
+    summary: "the first free GPUs",
+    params: &[],
+    build: |_, _| Ok(Box::new(Anywhere)),
+};
+
+/// How it is chosen.
+pub(super) static CONSOLIDATE: Entry<dyn Placer> = Registration {
+    name: "consolidate",
+    summary: "on as few nodes as can be, or not at all",
+    params: &[],
+    build: |_, _| Ok(Box::new(Consolidate { relaxed: false })),
+};
+
+/// How it is chosen.
+pub(super) static CONSOLIDATE_RELAXED: Entry<dyn Placer> = Registration {
+    name: "consolidate-relaxed",
+    summary: "on as few nodes as are free",
+    params: &[],
+    build: |_, _| Ok(Box::new(Consolidate { relaxed: true })),
+};
 
 /// The first free GPUs: only their number matters.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,17 @@
 //! The emptiest node first.
 
 use super::{Placer, Regroup};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static EMPTIEST: Entry<dyn Placer> = Registration {
+    name: "emptiest",
+    summary: "on the emptiest nodes",
+    params: &[],
+    build: |_, _| Ok(Box::new(Emptiest)),
+};
 
 /// As many as there are on the node with the most free GPUs, then on the next, until the gang is
 /// whole (worst fit). The schedulers that Pollux (OSDI'21) is compared with place like this: large

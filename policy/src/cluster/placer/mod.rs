@@ -12,7 +12,19 @@ pub use emptiest::Emptiest;
 pub use synergy::Synergy;
 pub use wait_time::WaitTime;
 
+use super::catalogue::Entry;
 use super::{ClusterState, FreeGpus, GpuId, Job, Tags};
+
+/// Every placer: a new one has a line here and a file of its own.
+pub(crate) static PLACERS: &[&Entry<dyn Placer>] = &[
+    &consolidate::ANYWHERE,
+    &consolidate::CONSOLIDATE,
+    &consolidate::CONSOLIDATE_RELAXED,
+    &emptiest::EMPTIEST,
+    &buddy::BUDDY,
+    &synergy::SYNERGY,
+    &wait_time::WAIT_TIME,
+];
 
 /// What becomes of the GPUs of a job whose number of them changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,8 +1,27 @@
 //! Where cores and memory are, too.
 
 use super::{Consolidate, Placer, Regroup};
+use crate::PolicyError;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::host::gain;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static SYNERGY: Entry<dyn Placer> = Registration {
+    name: "synergy",
+    summary: "where cores and memory divided by need do most work",
+    params: &[],
+    build: |_, context| {
+        if !context.sensitivity {
+            return Err(PolicyError::Needs {
+                policy: "synergy",
+                what: "to know how jobs depend on cores and memory (`--sensitivity FILE` and `--host` of the simulator; a live hook does not measure it)",
+            });
+        }
+        Ok(Box::new(Synergy))
+    },
+};
 
 /// Synergy's placement (OSDI'22): of the nodes with space, the one on which the job adds most to
 /// the work that is done, its own and its neighbours', when cores and memory are divided by need

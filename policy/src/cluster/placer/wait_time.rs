@@ -1,8 +1,18 @@
 //! Where the job is done first.
 
 use super::{Placer, Regroup};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::wait::WaitMatrix;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static WAIT_TIME: Entry<dyn Placer> = Registration {
+    name: "wait-time",
+    summary: "where the job is done first, by the waits that nodes publish",
+    params: &[],
+    build: |_, _| Ok(Box::new(WaitTime)),
+};
 
 /// Apollo's placement (OSDI'14): of the places that a job could have, the one with the earliest
 /// estimated completion, which is how long it waits there and then runs, and not the one with the

@@ -4,10 +4,64 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Left, RoundAllocator, Turn, fill};
+use crate::PolicyError;
+use crate::cluster::catalogue::{Context, Entry};
 use crate::cluster::fair::{Combination, finish_time_fairness_of_types, max_min_of_types};
 use crate::cluster::{
     ClusterState, GpuType, Job, JobType, Manner, Objective, PairTable, Tags, Throughputs,
 };
+use crate::registry::{Kind, ParamSpec, Registration, Settings};
+
+/// How it is chosen.
+pub(super) static MAX_MIN: Entry<dyn RoundAllocator> = Registration {
+    name: "gavel-max-min",
+    summary: "the least share of an even division as large as can be",
+    params: &[PARTNERS],
+    build: |settings, context| build("gavel-max-min", Goal::MaxMin, settings, context),
+};
+
+/// How it is chosen.
+pub(super) static FINISH_TIME: Entry<dyn RoundAllocator> = Registration {
+    name: "gavel-finish-time",
+    summary: "the worst finish-time fairness as low as can be",
+    params: &[PARTNERS],
+    build: |settings, context| build("gavel-finish-time", Goal::FinishTime, settings, context),
+};
+
+/// How it is chosen.
+pub(super) static MAKESPAN: Entry<dyn RoundAllocator> = Registration {
+    name: "gavel-makespan",
+    summary: "everything done as early as can be",
+    params: &[PARTNERS],
+    build: |settings, context| build("gavel-makespan", Goal::Makespan, settings, context),
+};
+
+const PARTNERS: ParamSpec = ParamSpec {
+    name: "partners",
+    summary: "with how many other types a type of job may share GPUs; 0: no sharing",
+    kind: Kind::Number {
+        min: 0.0,
+        max: 64.0,
+        default: 3.0,
+    },
+};
+
+fn build(
+    name: &'static str,
+    goal: Goal,
+    settings: &Settings<'_>,
+    context: &Context,
+) -> Result<Box<dyn RoundAllocator>, PolicyError> {
+    if !context.speeds_by_type {
+        return Err(PolicyError::Needs {
+            policy: name,
+            what: "speeds of jobs by GPU type, which a live hook does not measure yet",
+        });
+    }
+    let partners = settings.number("partners") as usize;
+    let pairs = context.pairs.clone().filter(|_| partners > 0);
+    Ok(Box::new(Gavel::new(goal, pairs, partners)))
+}
 
 /// What the program makes as good as can be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,7 +79,7 @@ type Group = (JobType, u32);
 
 /// A combination on a GPU type, and how far it is behind.
 #[derive(Clone, Debug)]
-struct Entry {
+struct Allocation {
     groups: Vec<usize>,
     kind: GpuType,
     gpus: u32,
@@ -47,7 +101,7 @@ pub struct Gavel {
     pairs: Option<Arc<PairTable>>,
     partners: usize,
     solved_for: Vec<(Group, usize)>,
-    entries: Vec<Entry>,
+    entries: Vec<Allocation>,
 }
 
 /// Pairs below this sum of relative speeds are never made: taking turns is as good.
@@ -169,7 +223,7 @@ impl Gavel {
         let Ok(division) = solved else { return };
         for (combination, time) in combinations.iter().zip(&division.time) {
             for (kind, wanted) in time.iter().enumerate().filter(|(_, x)| **x > 1e-6) {
-                self.entries.push(Entry {
+                self.entries.push(Allocation {
                     groups: combination.jobs.iter().map(|(group, _)| *group).collect(),
                     kind: GpuType(kind as u16),
                     gpus: combination.gpus as u32,
@@ -223,7 +277,7 @@ impl RoundAllocator for Gavel {
         let mut left = Left::all(state);
         let mut turns = Vec::new();
         let mut open: Vec<usize> = (0..self.entries.len()).collect();
-        let behind = |entry: &Entry| (entry.given + 0.5) / entry.wanted;
+        let behind = |entry: &Allocation| (entry.given + 0.5) / entry.wanted;
         while let Some(place) = (0..open.len()).min_by(|a, b| {
             let [a, b] = [a, b].map(|at| behind(&self.entries[open[*at]]));
             a.total_cmp(&b)

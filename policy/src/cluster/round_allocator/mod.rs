@@ -7,7 +7,16 @@ mod trades;
 pub use gavel::{Gavel, Goal};
 pub use trades::Trades;
 
+use super::catalogue::Entry;
 use super::{ClusterState, GpuType, Job, JobId, Tags};
+
+/// Every round allocator: a new one has a line here and a file of its own.
+pub(crate) static ROUND_ALLOCATORS: &[&Entry<dyn RoundAllocator>] = &[
+    &gavel::MAX_MIN,
+    &gavel::FINISH_TIME,
+    &gavel::MAKESPAN,
+    &trades::TRADES,
+];
 
 /// A gang of GPUs of one type for one round: for one job, or for two that share them, both with the
 /// same number of GPUs.

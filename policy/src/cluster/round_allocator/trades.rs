@@ -3,8 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Left, RoundAllocator, Turn, fill};
+use crate::PolicyError;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::fair::{Holding, Trader, by_tickets, trade};
 use crate::cluster::{ClusterState, GpuType, Job, Manner, Objective, Tags, UserId};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static TRADES: Entry<dyn RoundAllocator> = Registration {
+    name: "trades",
+    summary: "equal parts of two GPU types for each user, after trades",
+    params: &[],
+    build: |_, context| {
+        if !context.speeds_by_type {
+            return Err(PolicyError::Needs {
+                policy: "trades",
+                what: "speeds of jobs by GPU type, which a live hook does not measure yet",
+            });
+        }
+        Ok(Box::<Trades>::default())
+    },
+};
 
 /// How much faster the faster of two types can be taken to be, either way.
 const MOST_SPEEDUP: f64 = 100.0;

@@ -55,8 +55,20 @@ impl Scheduler {
             if missing == 0 || job.is_done() {
                 continue;
             }
-            match self.placer.place(state, &mut free, job, missing) {
-                None => self.waits.fragmented.push(*id),
+            // As many as the placer finds: an elastic job that waits for all of them may wait for
+            // ever, such as for more GPUs than a node of a live cluster has.
+            let least = match job.speed {
+                Speed::Rigid => missing,
+                Speed::Curve(_) => 1,
+            };
+            let placed = (least..=missing)
+                .rev()
+                .find_map(|gpus| self.placer.place(state, &mut free, job, gpus));
+            if placed.as_ref().map_or(0, Vec::len) < missing as usize {
+                self.waits.fragmented.push(*id);
+            }
+            match placed {
+                None => {}
                 Some(more) if held.is_empty() => batch.push(start(job, more, 1.0)),
                 Some(more) => {
                     let gpus = held.iter().copied().chain(more).collect();

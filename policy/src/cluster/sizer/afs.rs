@@ -2,7 +2,17 @@
 
 use super::{Growing, Sizer, growing, sizes};
 use crate::cluster::admission::Promises;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static AFS: Entry<dyn Sizer> = Registration {
+    name: "afs",
+    summary: "each GPU to the short, unless the long gains more",
+    params: &[],
+    build: |_, _| Ok(Box::new(Afs)),
+};
 
 /// AFS (NSDI'21): GPUs one after the other; jobs without one come first, the shortest of them before.
 ///

@@ -2,7 +2,17 @@
 
 use super::{Sizer, growing};
 use crate::cluster::admission::Promises;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static EDF_ELASTIC: Entry<dyn Sizer> = Registration {
+    name: "edf-elastic",
+    summary: "earliest deadline first, all it can use",
+    params: &[],
+    build: |_, _| Ok(Box::new(EdfElastic)),
+};
 
 /// Earliest deadline first, each with all GPUs that make it faster: the baseline of minimum shares.
 /// It wastes GPUs on the flat end of the curves.

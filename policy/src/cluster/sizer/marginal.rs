@@ -2,7 +2,29 @@
 
 use super::{Sizer, first_level, growing, sizes};
 use crate::cluster::admission::Promises;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static OPTIMUS: Entry<dyn Sizer> = Registration {
+    name: "optimus",
+    summary: "each GPU to where it saves most time",
+    params: &[ParamSpec {
+        name: "single",
+        summary: "1: looks one GPU ahead only; 0: to the next number that is faster",
+        kind: Kind::Number {
+            min: 0.0,
+            max: 1.0,
+            default: 0.0,
+        },
+    }],
+    build: |settings, _| {
+        Ok(Box::new(Marginal {
+            single: settings.number("single") > 0.0,
+        }))
+    },
+};
 
 /// Optimus' sizing (EuroSys'18): first one GPU each by arrival, then always the step that saves
 /// most remaining time per GPU, `(left / rate(now) - left / rate(next)) / step`. Long jobs gain

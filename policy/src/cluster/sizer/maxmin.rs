@@ -5,7 +5,17 @@ use std::collections::BinaryHeap;
 
 use super::{Sizer, first_level, growing, sizes};
 use crate::cluster::admission::Promises;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static MAX_MIN: Entry<dyn Sizer> = Registration {
+    name: "max-min",
+    summary: "one GPU after the other to the job that has fewest",
+    params: &[],
+    build: |_, _| Ok(Box::new(MaxMin)),
+};
 
 /// Max-min fairness over GPUs: first one each by arrival, then always the next level for the job
 /// that has fewest and can use more.

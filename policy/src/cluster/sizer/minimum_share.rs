@@ -9,7 +9,35 @@
 
 use super::{Growing, Sizer, growing, sizes};
 use crate::cluster::admission::{Admission, Promises};
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{Admit, ClusterState, Job, JobId, Manner, Objective, Tags};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How the sizer is chosen.
+pub(super) static SIZER: Entry<dyn Sizer> = Registration {
+    name: "minimum-share",
+    summary: "just enough for every deadline, the rest where it gains most",
+    params: &[SLOT],
+    build: |settings, _| Ok(Box::new(MinimumShare::new(settings.number("slot")))),
+};
+
+/// How the admission is chosen: one file for both, since they are two sides of one policy.
+pub(in crate::cluster) static ADMISSION: Entry<dyn Admission> = Registration {
+    name: "minimum-share",
+    summary: "only whose deadline can be kept",
+    params: &[SLOT],
+    build: |settings, _| Ok(Box::new(MinimumShare::new(settings.number("slot")))),
+};
+
+const SLOT: ParamSpec = ParamSpec {
+    name: "slot",
+    summary: "length of a slot in seconds",
+    kind: Kind::Number {
+        min: 1.0,
+        max: f64::INFINITY,
+        default: 240.0,
+    },
+};
 
 const TAGS: Tags = Tags {
     objectives: &[Objective::Deadline],
@@ -118,6 +146,9 @@ impl Admission for MinimumShare {
         } else {
             Admit::Reject
         }
+    }
+    fn rejects(&self) -> bool {
+        true
     }
 }
 

@@ -17,12 +17,26 @@ pub use afs::Afs;
 pub use edf::EdfElastic;
 pub use marginal::Marginal;
 pub use maxmin::MaxMin;
+pub(super) use minimum_share::ADMISSION as MINIMUM_SHARE_ADMISSION;
 pub use minimum_share::MinimumShare;
 pub use pollux::{Pollux, share};
 pub use rigid::RigidSrtf;
 pub use sia::Sia;
 
 use super::admission::Promises;
+use super::catalogue::Entry;
+
+/// Every sizer: a new one has a line here and a file of its own.
+pub(crate) static SIZERS: &[&Entry<dyn Sizer>] = &[
+    &rigid::RIGID_SRTF,
+    &maxmin::MAX_MIN,
+    &marginal::OPTIMUS,
+    &pollux::POLLUX,
+    &afs::AFS,
+    &sia::SIA,
+    &edf::EDF_ELASTIC,
+    &minimum_share::SIZER,
+];
 use super::{Admit, ClusterState, GpuType, Job, JobId, Speed, Tags};
 
 /// The slot "how many GPUs?".

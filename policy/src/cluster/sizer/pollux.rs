@@ -1,8 +1,35 @@
 //! The division of GPUs with the best mean goodput, in the harmonic sense.
 
 use super::{Sizer, levels};
+use crate::PolicyError;
 use crate::cluster::admission::Promises;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{Admit, ClusterState, Job, JobId, Manner, Objective, Tags};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static POLLUX: Entry<dyn Sizer> = Registration {
+    name: "pollux",
+    summary: "the best mean goodput against a fair share, exactly",
+    params: &[ParamSpec {
+        name: "delay",
+        summary: "what a restart is taken to cost, in seconds",
+        kind: Kind::Number {
+            min: 0.0,
+            max: f64::INFINITY,
+            default: Pollux::DELAY_S,
+        },
+    }],
+    build: |settings, context| {
+        if !context.speeds {
+            return Err(PolicyError::Needs {
+                policy: "pollux",
+                what: "speeds that jobs measured on several numbers of GPUs, which this trace or a live hook does not have",
+            });
+        }
+        Ok(Box::new(Pollux::new(settings.number("delay"))))
+    },
+};
 
 /// Pollux' objective (OSDI'21), solved exactly.
 ///

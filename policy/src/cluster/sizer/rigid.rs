@@ -2,7 +2,17 @@
 
 use super::{Sizer, growing};
 use crate::cluster::admission::Promises;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, JobId, Manner, Objective, Tags};
+use crate::registry::Registration;
+
+/// How it is chosen.
+pub(super) static RIGID_SRTF: Entry<dyn Sizer> = Registration {
+    name: "rigid-srtf",
+    summary: "as many as asked for, shortest remaining time first",
+    params: &[],
+    build: |_, _| Ok(Box::new(RigidSrtf)),
+};
 
 /// Every job gets what it asks for or nothing, the shortest remaining time first: the baseline of
 /// elastic sizers.

@@ -5,8 +5,35 @@ use std::collections::{BTreeSet, HashMap};
 use microlp::{ComparisonOp, OptimizationDirection, Problem};
 
 use super::{Sizer, share};
+use crate::PolicyError;
 use crate::cluster::admission::Promises;
+use crate::cluster::catalogue::Entry;
 use crate::cluster::{Admit, ClusterState, GpuType, Job, JobId, Manner, Objective, Speed, Tags};
+use crate::registry::{Kind, ParamSpec, Registration};
+
+/// How it is chosen.
+pub(super) static SIA: Entry<dyn Sizer> = Registration {
+    name: "sia",
+    summary: "the least sum of weighted powers of goodputs over GPU types",
+    params: &[ParamSpec {
+        name: "restart",
+        summary: "what a restart is taken to cost, in seconds",
+        kind: Kind::Number {
+            min: 0.0,
+            max: f64::INFINITY,
+            default: Sia::RESTART_S,
+        },
+    }],
+    build: |settings, context| {
+        if !context.speeds {
+            return Err(PolicyError::Needs {
+                policy: "sia",
+                what: "speeds that jobs measured on several numbers of GPUs, which this trace or a live hook does not have",
+            });
+        }
+        Ok(Box::new(Sia::new(settings.number("restart"))))
+    },
+};
 
 /// What a job may be given: so many GPUs of each type.
 pub type Configuration = Vec<u32>;

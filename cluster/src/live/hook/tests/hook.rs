@@ -49,7 +49,7 @@ fn unknown_policies_are_refused_with_what_was_meant() {
         Hook::open(dir.path(), config, 1).unwrap_err().to_string()
     };
     assert!(
-        with(&|choice| choice.order = "fifo-backfil".into())
+        with(&|choice| choice.order = Some("fifo-backfil".into()))
             .contains("did you mean `fifo-backfill`")
     );
     assert!(with(&|choice| choice.packer = Some("tral".into())).contains("did you mean `trial`"));

@@ -76,8 +76,8 @@ fn a_good_pair_stays_and_a_bad_one_is_split_within_two_windows_and_remembered() 
 #[test]
 fn a_job_that_cannot_move_is_paused_and_goes_on_where_it_was() {
     let mut world = World::new(&[1], None);
-    world.config.choice.order = "sjf".into();
-    world.config.choice.order = "srtf".into();
+    world.config.choice.order = Some("sjf".into());
+    world.config.choice.order = Some("srtf".into());
     world.kill();
     let ms = world.now();
     let asked = |work_s, command: &str| Submission {
@@ -112,7 +112,7 @@ fn a_job_that_cannot_move_is_paused_and_goes_on_where_it_was() {
 fn a_job_that_saves_and_gives_way_is_not_done_by_that() {
     let mut world = World::new(&[1], None);
     world.nodes[0].listens = true;
-    world.config.choice.order = "srtf".into();
+    world.config.choice.order = Some("srtf".into());
     world.kill();
     let ms = world.now();
     let asked = |work_s, command: &str| Submission {
@@ -162,7 +162,7 @@ fn an_elastic_job_is_asked_to_save_and_goes_on_in_its_new_size() {
     let mut world = World::new(&[4], None);
     world.nodes[0].listens = true;
     world.config.choice.sizer = Some("max-min".into());
-    world.config.choice.order = "fifo".into();
+    world.config.choice.order = Some("fifo".into());
     world.kill();
     let submit = |world: &mut World, max_gpus| {
         let ms = world.now();

@@ -9,9 +9,11 @@ use cluster::plot::{self, Series};
 use cluster::report::{Report, completion_times};
 use cluster::sim::{Config, Outcome};
 use cluster::spec::ClusterSpec;
-use cluster::sweep::{Choice, SweepError, sweep};
+use cluster::sweep::sweep;
 use cluster::trace::{self, Options, Trace};
-use policy::cluster::catalogue::{self, Unknown};
+use policy::Kind;
+use policy::cluster::Choice;
+use policy::cluster::catalogue;
 use serde_json::{Value, json};
 
 use crate::args::{Policies, Sim, SimCommand, SimRun};
@@ -127,12 +129,7 @@ fn run_all(input: &Input, choices: &[Choice]) -> Result<Vec<Outcome>> {
         config,
         ..
     } = input;
-    let outcomes = sweep(trace, spec, choices, past_gpu_s, config, &progress);
-    let outcomes = outcomes.map_err(|error| match error {
-        SweepError::Unknown(unknown) => suggest(&unknown),
-        error => error.into(),
-    })?;
-    Ok(outcomes)
+    Ok(sweep(trace, spec, choices, past_gpu_s, config, &progress)?)
 }
 
 fn simulate(args: &SimRun) -> Result<String> {
@@ -191,7 +188,7 @@ fn file_name(args: &SimRun) -> String {
     name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Every order (or sizer) with every packer and placer.
+/// Every order with every packer and placer, and every sizer with every placer.
 fn choices(args: &SimRun) -> Vec<Choice> {
     let or_none = |list: &[String]| match list {
         [] => vec![None],
@@ -200,8 +197,9 @@ fn choices(args: &SimRun) -> Vec<Choice> {
             .map(|name| Some(name.clone()).filter(|name| name != "none"))
             .collect(),
     };
+    let orders = or_none(&args.order);
     let mut choices = Vec::new();
-    for order in &args.order {
+    for order in &orders {
         for sizer in or_none(&args.sizer) {
             for packer in or_none(&args.packer) {
                 for placer in &args.placer {
@@ -217,24 +215,6 @@ fn choices(args: &SimRun) -> Vec<Choice> {
         }
     }
     choices
-}
-
-/// The mistake, with the name that was probably meant.
-fn suggest(unknown: &Unknown) -> anyhow::Error {
-    let (word, known): (&str, &[&str]) = match unknown {
-        Unknown::Name { name, known, .. } => (name, known),
-        Unknown::Key { key, known, .. } => (key, known),
-        _ => return anyhow!("{unknown}"),
-    };
-    let near = known
-        .iter()
-        .map(|name| (strsim::damerau_levenshtein(word, name), name))
-        .min()
-        .filter(|(distance, name)| *distance <= 2.max(name.len() / 3));
-    match near {
-        Some((_, name)) => anyhow!("{unknown}; did you mean `{name}`?"),
-        None => anyhow!("{unknown} (see `sublet sim policies`)"),
-    }
 }
 
 fn table(choices: &[Choice], reports: &[Report]) -> String {
@@ -285,7 +265,7 @@ fn table(choices: &[Choice], reports: &[Report]) -> String {
 /// The table of all policies, from what they say of themselves.
 fn policies(args: &Policies) -> String {
     let entries = catalogue::entries();
-    let words = |entry: &catalogue::Entry| {
+    let words = |entry: &catalogue::Description| {
         let objectives: Vec<_> = entry.tags.objectives.iter().map(|o| o.word()).collect();
         let manners: Vec<_> = entry.tags.manners.iter().map(|m| m.word()).collect();
         (objectives, manners)
@@ -296,13 +276,14 @@ fn policies(args: &Policies) -> String {
             .map(|entry| {
                 let (objectives, manners) = words(entry);
                 let parameters: BTreeMap<_, _> = entry
-                    .parameters
+                    .params
                     .iter()
-                    .map(|(key, default, _, _, about)| {
-                        (*key, json!({"default": default, "about": about}))
+                    .map(|param| {
+                        let default = default(&param.kind);
+                        (param.name, json!({"default": default, "about": param.summary}))
                     })
                     .collect();
-                json!({"slot": entry.slot.word(), "name": entry.name, "about": entry.about, "source": entry.tags.source,
+                json!({"slot": entry.slot.word(), "name": entry.name, "about": entry.summary, "source": entry.tags.source,
                     "objectives": objectives, "manners": manners, "parameters": parameters})
             })
             .collect();
@@ -312,7 +293,7 @@ fn policies(args: &Policies) -> String {
     let mut table = Table::new(&columns.map(|name| (name, Align::Left)));
     for entry in &entries {
         let (objectives, manners) = words(entry);
-        let keys: Vec<_> = entry.parameters.iter().map(|row| row.0).collect();
+        let keys: Vec<_> = entry.params.iter().map(|param| param.name).collect();
         let name = match keys[..] {
             [] => entry.name.to_owned(),
             _ => format!("{}[:{}]", entry.name, keys.join(",")),
@@ -323,10 +304,19 @@ fn policies(args: &Policies) -> String {
             objectives.join(", "),
             manners.join(", "),
             entry.tags.source.to_owned(),
-            entry.about.to_owned(),
+            entry.summary.to_owned(),
         ]);
     }
     table.render()
+}
+
+fn default(kind: &Kind) -> Value {
+    match kind {
+        Kind::Number { default, .. } => json!([default]),
+        Kind::Numbers { default, .. } => json!(default),
+        Kind::Choice { default, .. } => json!(default),
+        Kind::Flag { default } => json!(default),
+    }
 }
 
 #[cfg(test)]
@@ -408,10 +398,7 @@ mod tests {
                 &["--cluster", "8", "--order", "2d-las:aat=3"],
                 "did you mean `at`?",
             ),
-            (
-                &["--cluster", "8", "--order", "zzzzzzzzzz"],
-                "sublet sim policies",
-            ),
+            (&["--cluster", "8", "--order", "zzzzzzzzzz"], "known: fifo,"),
             (&["--cluster", "2"], "asks for 4 GPUs, the cluster has 2"),
             (&["--cluster", "0"], "at least one GPU"),
             (&["--cluster", "8", "--round", "0"], "above 0"),

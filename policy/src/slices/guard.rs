@@ -35,10 +35,83 @@
 
 use std::collections::BTreeMap;
 
-use crate::salus::{SURE_PPM, knows_iterations};
+use super::SliceRegistration;
+use super::salus::{SURE_PPM, knows_iterations};
+use super::stride::Passes;
+use crate::registry::{Kind, ParamSpec, Registration, Settings};
+use crate::slice::SlicePolicy;
 use crate::slice::{Class, TenantId, TenantView, View};
-use crate::stride::Passes;
+use crate::turns::Turns;
 use crate::turns::{Order, Rank};
+
+/// How it is chosen.
+pub(super) static ANTMAN: SliceRegistration = Registration {
+    name: "antman",
+    summary: "stride, and opportunistic tenants only as far as iterations of guaranteed ones do not suffer",
+    params: PARAMS,
+    build: build,
+};
+
+const PARAMS: &[ParamSpec] = &[
+    ParamSpec {
+        name: "harm_percent",
+        summary: "iterations of a guaranteed tenant this much longer than its baseline are harm",
+        kind: Kind::Number {
+            min: 0.1,
+            max: 100.0,
+            default: 2.0,
+        },
+    },
+    ParamSpec {
+        name: "breach_percent",
+        summary: "one this much longer stops the opportunistic tenants at once",
+        kind: Kind::Number {
+            min: 1.0,
+            max: 1000.0,
+            default: 20.0,
+        },
+    },
+    ParamSpec {
+        name: "start_percent",
+        summary: "part of the time that opportunistic tenants get at first",
+        kind: Kind::Number {
+            min: 0.0,
+            max: 100.0,
+            default: 100.0,
+        },
+    },
+    ParamSpec {
+        name: "learn_iterations",
+        summary: "iterations without opportunistic tenants to learn a baseline that the program does not report",
+        kind: Kind::Number {
+            min: 1.0,
+            max: 1000.0,
+            default: 10.0,
+        },
+    },
+    ParamSpec {
+        name: "beside",
+        summary: "opportunistic tenants run beside a guaranteed one too, where the device takes several at once",
+        kind: Kind::Flag { default: false },
+    },
+];
+
+fn build(settings: &Settings<'_>) -> Box<dyn SlicePolicy> {
+    Box::new(Turns::new(Guard {
+        passes: Passes::default(),
+        part: settings.number("start_percent") / 100.0,
+        harm: 1.0 + settings.number("harm_percent") / 100.0,
+        breach: 1.0 + settings.number("breach_percent") / 100.0,
+        present: 0.0,
+        beside: settings.flag("beside"),
+        learn_iterations: settings.number("learn_iterations") as u64,
+        at_ns: None,
+        tokens_ns: 0.0,
+        spent: false,
+        watched: BTreeMap::new(),
+        classes: BTreeMap::new(),
+    }))
+}
 
 /// Iterations above the baseline that count as harm.
 const HARM_ITERATIONS: u32 = 3;
@@ -53,7 +126,7 @@ const LEARNT_BY: f64 = 0.25;
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Guard {
+struct Guard {
     pub(crate) passes: Passes,
     /// The part of the time that opportunistic tenants get.
     pub(crate) part: f64,

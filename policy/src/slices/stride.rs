@@ -38,8 +38,18 @@
 
 use std::collections::BTreeMap;
 
+use super::SliceRegistration;
+use crate::registry::Registration;
 use crate::slice::{Class, Decision, QuantumBounds, SlicePolicy, TenantId, TenantView, View};
 use crate::turns::{Order, Rank, Turns};
+
+/// How it is chosen.
+pub(super) static STRIDE: SliceRegistration = Registration {
+    name: "stride",
+    summary: "device time in proportion to weights, exact to about a slice",
+    params: &[],
+    build: |_| Box::new(Turns::new(Passes::default())),
+};
 
 /// Weights are millionths.
 const PPM: i128 = 1_000_000;

@@ -9,12 +9,23 @@
 //! device in a pause gives it back at the end of its slice. There is no debt, since no tenant was
 //! promised a part.
 
+use super::SliceRegistration;
+use crate::registry::Registration;
 use crate::slice::{TenantId, TenantView, View};
+use crate::turns::Turns;
 use crate::turns::{Order, Rank};
+
+/// How it is chosen.
+pub(super) static FIFO: SliceRegistration = Registration {
+    name: "fifo",
+    summary: "the first that came, the others in its pauses",
+    params: &[],
+    build: |_| Box::new(Turns::new(Fifo)),
+};
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Fifo;
+struct Fifo;
 
 impl Order for Fifo {
     fn name(&self) -> &'static str {

@@ -29,16 +29,137 @@
 
 use std::collections::BTreeMap;
 
+use super::SliceRegistration;
+use crate::partitions::HOLD_BACK_BYTES;
 use crate::partitions::PartitionTable;
+use crate::registry::{Kind, ParamSpec, Registration, Settings};
+use crate::slice::SlicePolicy;
 use crate::slice::{TenantId, TenantView, View};
+use crate::turns::Turns;
 use crate::turns::{Order, PartitionId, Rank};
+
+/// How it is chosen.
+pub(super) static FAIR: SliceRegistration = Registration {
+    name: "salus-fair",
+    summary: "least device time (or memory x time) since the last arrival, switched between iterations",
+    params: FAIR_PARAMS,
+    build: |settings| build(settings, Variant::Fair),
+};
+
+/// How it is chosen.
+pub(super) static PACK: SliceRegistration = Registration {
+    name: "salus-pack",
+    summary: "one of each memory partition at once",
+    params: PACK_PARAMS,
+    build: |settings| build(settings, Variant::Pack),
+};
+
+/// How it is chosen.
+pub(super) static PREEMPT: SliceRegistration = Registration {
+    name: "salus-preempt",
+    summary: "the newest first, from the end of the running iteration on",
+    params: ONE_PARAMS,
+    build: |settings| build(settings, Variant::Preempt),
+};
+
+/// How it is chosen.
+pub(super) static SRTF: SliceRegistration = Registration {
+    name: "salus-srtf",
+    summary: "the shortest remaining time first",
+    params: ONE_PARAMS,
+    build: |settings| build(settings, Variant::Srtf),
+};
+
+const FAIR_PARAMS: &[ParamSpec] = &[
+    ParamSpec {
+        name: "measure",
+        summary: "what is shared fairly: device time, or device time x bytes held",
+        kind: Kind::Choice {
+            words: &["device-time", "memory-time"],
+            default: "device-time",
+        },
+    },
+    AT_ONCE_ONE,
+    PATIENCE,
+    HOLD_BACK,
+];
+
+const PACK_PARAMS: &[ParamSpec] = &[
+    ParamSpec {
+        name: "measure",
+        summary: "what decides between tenants of one partition: device time, or device time x bytes held",
+        kind: Kind::Choice {
+            words: &["device-time", "memory-time"],
+            default: "device-time",
+        },
+    },
+    ParamSpec {
+        name: "at_once",
+        summary: "partitions that run at once",
+        kind: Kind::Number {
+            min: 1.0,
+            max: 64.0,
+            default: 64.0,
+        },
+    },
+    PATIENCE,
+    HOLD_BACK,
+];
+
+const ONE_PARAMS: &[ParamSpec] = &[AT_ONCE_ONE, PATIENCE, HOLD_BACK];
+
+const AT_ONCE_ONE: ParamSpec = ParamSpec {
+    name: "at_once",
+    summary: "partitions that run at once",
+    kind: Kind::Number {
+        min: 1.0,
+        max: 64.0,
+        default: 1.0,
+    },
+};
+
+const PATIENCE: ParamSpec = ParamSpec {
+    name: "patience_ms",
+    summary: "how long after its slice a tenant may stay until its iteration ends",
+    kind: Kind::Number {
+        min: 0.0,
+        max: 1000.0,
+        default: 50.0,
+    },
+};
+
+const HOLD_BACK: ParamSpec = ParamSpec {
+    name: "hold_back_mib",
+    summary: "device memory that no partition gets",
+    kind: Kind::Number {
+        min: 0.0,
+        max: 1_048_576.0,
+        default: (HOLD_BACK_BYTES >> 20) as f64,
+    },
+};
+
+fn build(settings: &Settings<'_>, variant: Variant) -> Box<dyn SlicePolicy> {
+    let weighs = matches!(variant, Variant::Fair | Variant::Pack);
+    Box::new(Turns::new(Salus {
+        variant,
+        measure: if weighs && settings.is("measure", "memory-time") {
+            Measure::MemoryTime
+        } else {
+            Measure::DeviceTime
+        },
+        at_once: settings.number("at_once") as usize,
+        patience_ns: (settings.number("patience_ms") * 1e6) as u64,
+        partitions: PartitionTable::new((settings.number("hold_back_mib") as u64) << 20),
+        meters: BTreeMap::new(),
+    }))
+}
 
 /// Below this confidence a tenant's iterations count as unknown, in millionths.
 pub(crate) const SURE_PPM: u32 = 500_000;
 
 /// Which of the four.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+enum Variant {
     Fair,
     Pack,
     Preempt,
@@ -47,26 +168,26 @@ pub(crate) enum Kind {
 
 /// What an integral is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Measure {
+enum Measure {
     DeviceTime,
     MemoryTime,
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Salus {
-    pub(crate) kind: Kind,
-    pub(crate) measure: Measure,
+struct Salus {
+    variant: Variant,
+    measure: Measure,
     /// How many partitions run at once.
-    pub(crate) at_once: usize,
-    pub(crate) patience_ns: u64,
-    pub(crate) partitions: PartitionTable,
-    pub(crate) meters: BTreeMap<TenantId, Meter>,
+    at_once: usize,
+    patience_ns: u64,
+    partitions: PartitionTable,
+    meters: BTreeMap<TenantId, Meter>,
 }
 
 /// What a tenant has had.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Meter {
+struct Meter {
     /// Over its weight.
     integral: f64,
     weight: f64,
@@ -90,11 +211,11 @@ pub(crate) fn knows_iterations(tenant: &TenantView) -> bool {
 
 impl Order for Salus {
     fn name(&self) -> &'static str {
-        match self.kind {
-            Kind::Fair => "salus-fair",
-            Kind::Pack => "salus-pack",
-            Kind::Preempt => "salus-preempt",
-            Kind::Srtf => "salus-srtf",
+        match self.variant {
+            Variant::Fair => "salus-fair",
+            Variant::Pack => "salus-pack",
+            Variant::Preempt => "salus-preempt",
+            Variant::Srtf => "salus-srtf",
         }
     }
 
@@ -161,14 +282,14 @@ impl Order for Salus {
         }
         let meter = self.meters.get(&tenant.id)?;
         let arrived = i128::from(tenant.arrived_ns);
-        Some(match self.kind {
-            Kind::Fair | Kind::Pack => {
+        Some(match self.variant {
+            Variant::Fair | Variant::Pack => {
                 let integral = meter.integral + self.cost(meter, ahead_ns);
                 // In thousandths of a nanosecond over a weight of one: weights are up to a million.
                 Rank::new(0, (integral * 1e9) as i128)
             }
-            Kind::Preempt => Rank::new(0, -arrived),
-            Kind::Srtf => {
+            Variant::Preempt => Rank::new(0, -arrived),
+            Variant::Srtf => {
                 let left_ns = match tenant.remaining_ns {
                     Some(remaining_ns) => remaining_ns.saturating_sub(ahead_ns),
                     None => tenant.attained_ns.saturating_add(ahead_ns),
@@ -183,7 +304,8 @@ impl Order for Salus {
     }
 
     fn goes_for(&self, holder: &TenantView, _better: &TenantView, _view: &View<'_>) -> bool {
-        self.kind == Kind::Preempt && (holder.iterations.at_boundary || !knows_iterations(holder))
+        self.variant == Variant::Preempt
+            && (holder.iterations.at_boundary || !knows_iterations(holder))
     }
 
     fn patience_ns(&self, holder: &TenantView) -> u64 {

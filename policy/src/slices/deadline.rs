@@ -35,12 +35,81 @@
 
 use std::collections::BTreeMap;
 
+use super::SliceRegistration;
+use crate::registry::{Kind, ParamSpec, Registration, Settings};
+use crate::slice::SlicePolicy;
 use crate::slice::{TenantId, TenantView, View};
+use crate::turns::Turns;
 use crate::turns::{Order, Rank};
+
+/// How it is chosen.
+pub(super) static DEADLINE: SliceRegistration = Registration {
+    name: "deadline",
+    summary: "just enough for deadlines, the rest by least attained service",
+    params: PARAMS,
+    build: build,
+};
+
+const PARAMS: &[ParamSpec] = &[
+    ParamSpec {
+        name: "margin_percent",
+        summary: "how much more than needed a deadline gets",
+        kind: Kind::Number {
+            min: 0.0,
+            max: 100.0,
+            default: 5.0,
+        },
+    },
+    ParamSpec {
+        name: "first_queue_ms",
+        summary: "attained service up to which a tenant without a deadline is in the first queue",
+        kind: Kind::Number {
+            min: 1.0,
+            max: 86_400_000.0,
+            default: 500.0,
+        },
+    },
+    ParamSpec {
+        name: "queue_factor",
+        summary: "how many times longer each queue is than the one before",
+        kind: Kind::Number {
+            min: 2.0,
+            max: 1000.0,
+            default: 4.0,
+        },
+    },
+    ParamSpec {
+        name: "promote",
+        summary: "a tenant that waited so many times as long as it ran starts in the first queue again; 0: never",
+        kind: Kind::Number {
+            min: 0.0,
+            max: 1000.0,
+            default: 8.0,
+        },
+    },
+    ParamSpec {
+        name: "deadlines_first",
+        summary: "tenants with a deadline run as fast as they can, before all others",
+        kind: Kind::Flag { default: false },
+    },
+];
+
+fn build(settings: &Settings<'_>) -> Box<dyn SlicePolicy> {
+    Box::new(Turns::new(Deadline {
+        margin: 1.0 + settings.number("margin_percent") / 100.0,
+        first_queue_ns: (settings.number("first_queue_ms") * 1e6) as u64,
+        queue_factor: settings.number("queue_factor") as u64,
+        promote: settings.number("promote"),
+        strict: settings.flag("deadlines_first"),
+        at_ns: None,
+        members: BTreeMap::new(),
+        booked: Vec::new(),
+    }))
+}
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Deadline {
+struct Deadline {
     /// Over what is needed.
     pub(crate) margin: f64,
     pub(crate) first_queue_ns: u64,

@@ -36,9 +36,20 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::salus::knows_iterations;
+use super::SliceRegistration;
+use super::salus::knows_iterations;
+use crate::registry::Registration;
 use crate::slice::{Class, TenantId, TenantView, View};
+use crate::turns::Turns;
 use crate::turns::{Order, Rank};
+
+/// How it is chosen.
+pub(super) static ALTRUISTIC: SliceRegistration = Registration {
+    name: "altruistic",
+    summary: "no burst ends later than under fair sharing; leftover time goes to the shortest",
+    params: &[],
+    build: |_| Box::new(Turns::new(Altruistic::default())),
+};
 
 /// Most bursts that a tenant may be ahead of the reference; beyond that the reference skips the
 /// oldest.
@@ -46,7 +57,7 @@ const AHEAD_MOST: usize = 4096;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(crate) struct Altruistic {
+struct Altruistic {
     at_ns: Option<u64>,
     members: BTreeMap<TenantId, Member>,
 }
