@@ -5,6 +5,8 @@
 //! docs/explanation/simulation.md): decisions in rounds, gangs, no topology, no restart cost. Every
 //! figure printed as `measured` comes from a run made here.
 
+mod last_line;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -37,18 +39,6 @@ struct Line {
     reference: f64,
     measured: f64,
     error: f64,
-}
-
-#[derive(Serialize)]
-struct Result {
-    worst_error_pct: f64,
-    worst_error_points: f64,
-    /// Over all lines, also those that are not required.
-    worst_error_pct_all: f64,
-    worst_error_points_all: f64,
-    bounds_kept: bool,
-    seed: u64,
-    lines: Vec<Line>,
 }
 
 /// One setting to run.
@@ -94,9 +84,9 @@ fn rounds(round_s: f64, seed: u64) -> Config {
     }
 }
 
+#[derive(Default)]
 struct Lines {
     lines: Vec<Line>,
-    json: bool,
 }
 
 impl Lines {
@@ -106,11 +96,9 @@ impl Lines {
             Kind::Points => measured - reference,
             Kind::AtMost => (measured - reference).max(0.0),
         };
-        if !self.json {
-            let unit = if kind == Kind::Pct { "%" } else { "points" };
-            let star = if required { "*" } else { " " };
-            println!("{star} {what:58} {reference:>12.2} {measured:>12.2} {error:>+8.2} {unit}");
-        }
+        let unit = if kind == Kind::Pct { "%" } else { "points" };
+        let star = if required { "*" } else { " " };
+        println!("{star} {what:58} {reference:>12.2} {measured:>12.2} {error:>+8.2} {unit}");
         self.lines.push(Line {
             what: what.to_owned(),
             required,
@@ -417,15 +405,29 @@ const PARTS: [Part; 5] = [
     ("goodput", goodput),
 ];
 
+/// Parts that take seconds in a debug build too.
+const QUICK: [&str; 2] = ["QUICK_A", "QUICK_B"];
+
+/// What required rows may be off by, in per cent and in points.
+const BUDGET_PCT: f64 = 5.0;
+const BUDGET_POINTS: f64 = 1.0;
+
 fn main() -> ExitCode {
-    let mut json = false;
+    let (mut json, mut quick) = (false, false);
     let mut only = None;
     let mut seed = 1;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
-        if argument == "--json" {
-            json = true;
-            continue;
+        match argument.as_str() {
+            "--json" => {
+                json = true;
+                continue;
+            }
+            "--quick" => {
+                quick = true;
+                continue;
+            }
+            _ => {}
         }
         match (argument.as_str(), arguments.next()) {
             ("--seed", Some(value)) if value.parse::<u64>().is_ok() => {
@@ -437,54 +439,38 @@ fn main() -> ExitCode {
             _ => {
                 let parts = PARTS.map(|part| part.0).join("|");
                 eprintln!(
-                    "calibrate: `{argument}`: usage: calibrate [--seed N] [--only {parts}] [--json]"
+                    "calibrate: `{argument}`: usage: calibrate [--quick] [--only {parts}] [--seed N] [--json]"
                 );
                 return ExitCode::from(2);
             }
         }
     }
     let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data");
-    let mut lines = Lines {
-        lines: Vec::new(),
-        json,
-    };
+    let mut lines = Lines::default();
     for (name, run) in PARTS {
-        if only.as_deref().is_none_or(|only| only == name) {
+        let chosen = only.as_deref().is_none_or(|only| only == name);
+        if chosen && (!quick || QUICK.contains(&name)) {
             run(&mut lines, &data, seed);
         }
     }
     let lines = lines.lines;
-    let worst = |kind, all: bool| {
+    let worst = |kind, required: bool| {
         let such = lines
             .iter()
-            .filter(|line| line.kind == kind && (all || line.required));
+            .filter(|line| line.kind == kind && (line.required || !required));
         such.map(|line| line.error.abs()).fold(0.0, f64::max)
     };
-    let result = Result {
-        worst_error_pct: worst(Kind::Pct, false),
-        worst_error_points: worst(Kind::Points, false),
-        worst_error_pct_all: worst(Kind::Pct, true),
-        worst_error_points_all: worst(Kind::Points, true),
-        bounds_kept: worst(Kind::AtMost, true) == 0.0,
-        seed,
-        lines,
-    };
-    if json {
-        match serde_json::to_string_pretty(&result) {
-            Ok(text) => println!("{text}"),
-            Err(error) => eprintln!("calibrate: {error}"),
-        }
-    } else {
-        let Result {
-            worst_error_pct,
-            worst_error_points,
-            worst_error_pct_all,
-            worst_error_points_all,
-            ..
-        } = result;
-        println!(
-            "required (*): worst {worst_error_pct:.2} %, {worst_error_points:.2} points; all: {worst_error_pct_all:.2} %, {worst_error_points_all:.2} points"
-        );
-    }
-    ExitCode::SUCCESS
+    let metrics = [
+        last_line::metric("worst_error_pct", worst(Kind::Pct, true), "%", Some(BUDGET_PCT)),
+        last_line::metric(
+            "worst_error_points",
+            worst(Kind::Points, true),
+            "points",
+            Some(BUDGET_POINTS),
+        ),
+        last_line::metric("worst_bound_passed", worst(Kind::AtMost, true), "points", Some(0.0)),
+        last_line::metric("worst_error_pct_all", worst(Kind::Pct, false), "%", None),
+        last_line::metric("worst_error_points_all", worst(Kind::Points, false), "points", None),
+    ];
+    last_line::finish("calibrate", &metrics, &lines, json)
 }

@@ -3,6 +3,8 @@
 //! small and short, few very long ones). Arrivals are 1.3 times what the cluster can do, so that
 //! tens of thousands of jobs wait.
 
+mod last_line;
+
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -11,7 +13,7 @@ use cluster::sim::{Config, Simulation};
 use cluster::spec::ClusterSpec;
 use cluster::trace::Trace;
 use policy::cluster::catalogue::Context;
-use policy::cluster::{Job, JobType, Random, Scheduler};
+use policy::cluster::{Choice, Job, JobType, Random};
 use serde_json::{Value, json};
 
 fn synthetic(jobs: usize, gpus: u32, load: f64, seed: u64) -> Trace {
@@ -113,9 +115,7 @@ fn main() -> ExitCode {
     for (jobs, gpus, order, round_s) in settings {
         match run(jobs, gpus, order, round_s, 1) {
             Ok(run) => {
-                if !json {
-                    println!("{run}");
-                }
+                println!("{run}");
                 runs.push(run);
             }
             Err(error) => {
@@ -130,7 +130,11 @@ fn main() -> ExitCode {
         .filter(full)
         .filter_map(|run| run["wall_s"].as_f64())
         .fold(0.0, f64::max);
-    let all = json!({"jobs": 100_000, "gpus": 10_000, "wall_s": slowest, "peak_bytes": peak_bytes(), "runs": runs});
-    println!("{all:#}");
-    ExitCode::SUCCESS
+    let metrics = [
+        last_line::metric("wall_s", slowest, "s", Some(60.0)),
+        last_line::metric("peak_mb", peak_bytes().map_or(f64::NAN, |bytes| bytes as f64 / 1e6), "MB", None),
+        last_line::metric("jobs", 100_000.0, "", None),
+        last_line::metric("gpus", 10_000.0, "", None),
+    ];
+    last_line::finish("scale", &metrics, &runs, json)
 }
