@@ -51,7 +51,7 @@ pub enum Command {
     /// Run the arbiter: the daemon that decides who uses a GPU when
     Arbiter(Arbiter),
     /// Simulate a cluster: a trace of jobs under scheduling and packing policies, in virtual time
-    Sim(Sim),
+    Simulate(Simulate),
     /// The hook above the nodes: run it, submit jobs to it, look at it
     Cluster(crate::cluster_command::args::Cluster),
     /// Print the JSON Schema of the quota file
@@ -367,15 +367,15 @@ pub struct Arbiter {
 /// Several orders, packers, placers or sizers make a sweep: every combination is run, in parallel.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Sim {
+pub struct Simulate {
     #[command(subcommand)]
-    pub command: Option<SimCommand>,
+    pub command: Option<SimulateCommand>,
     #[command(flatten)]
-    pub run: SimRun,
+    pub run: SimulateRun,
 }
 
 #[derive(Debug, Args)]
-pub struct SimRun {
+pub struct SimulateRun {
     /// The trace: a CSV file of any known format, recognised by its header
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -447,7 +447,7 @@ pub struct SimRun {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum SimCommand {
+pub enum SimulateCommand {
     /// Print every policy with its tags and parameters
     Policies(Policies),
     /// What finish times would be worth under a reward curve, and with more or less slack in it
@@ -457,7 +457,7 @@ pub enum SimCommand {
 #[derive(Debug, Args)]
 pub struct WhatIf {
     #[command(flatten)]
-    pub run: SimRun,
+    pub run: SimulateRun,
     /// Reward by finish time: until:reward, several by comma; until in seconds, durations (2x) or
     /// deadlines of the trace (d). The first step is the deadline that policies see
     #[arg(long, value_name = "CURVE")]
@@ -645,7 +645,7 @@ mod tests {
                 &["run", "--overflow", "disk", "a"],
                 &["`disk`", "host or fail"],
             ),
-            (&["sim", "--round", "x"], &["'x'", "--round"]),
+            (&["simulate", "--round", "x"], &["'x'", "--round"]),
         ] {
             let message = wrong(args);
             assert!(!message.contains('\n'), "{message}");

@@ -13,7 +13,7 @@ mod ps;
 mod run;
 mod set;
 mod settings;
-mod sim;
+mod simulate;
 mod table;
 mod unmanaged;
 
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         Command::Ps(args) => ps::ps(&args),
         Command::Set(args) => set::set(&args),
         Command::Arbiter(args) => arbiter_command::run(args).map(|()| String::new()),
-        Command::Sim(args) => sim::sim(&args),
+        Command::Simulate(args) => simulate::simulate(&args),
         Command::Cluster(args) => cluster_command::cluster(&args),
         Command::Schema => Ok(config::schema::text()),
     };

@@ -1,4 +1,4 @@
-//! `sublet sim`: a trace, a cluster, policies; what came out, as a table, JSON or a picture.
+//! `sublet simulate`: a trace, a cluster, policies; what came out, as a table, JSON or a picture.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -16,7 +16,7 @@ use policy::cluster::Choice;
 use policy::cluster::catalogue;
 use serde_json::{Value, json};
 
-use crate::args::{Policies, Sim, SimCommand, SimRun};
+use crate::args::{Policies, Simulate, SimulateCommand, SimulateRun};
 use crate::exit::Result;
 use crate::table::{Align, Table};
 
@@ -26,11 +26,11 @@ mod what_if;
 ///
 /// # Errors
 /// A file, cluster, policy or parameter that is wrong; a run that cannot end.
-pub fn sim(args: &Sim) -> Result<String> {
+pub fn simulate(args: &Simulate) -> Result<String> {
     match &args.command {
-        Some(SimCommand::Policies(args)) => Ok(policies(args)),
-        Some(SimCommand::WhatIf(args)) => what_if::what_if(args),
-        None => simulate(&args.run),
+        Some(SimulateCommand::Policies(args)) => Ok(policies(args)),
+        Some(SimulateCommand::WhatIf(args)) => what_if::what_if(args),
+        None => run_trace(&args.run),
     }
 }
 
@@ -43,7 +43,7 @@ struct Input {
     config: Config,
 }
 
-fn input(args: &SimRun) -> Result<Input> {
+fn input(args: &SimulateRun) -> Result<Input> {
     let (Some(file), Some(text)) = (&args.trace, &args.cluster) else {
         return Err(anyhow!("--trace FILE and --cluster SPEC say what to simulate").into());
     };
@@ -132,7 +132,7 @@ fn run_all(input: &Input, choices: &[Choice]) -> Result<Vec<Outcome>> {
     Ok(sweep(trace, spec, choices, past_gpu_s, config, &progress)?)
 }
 
-fn simulate(args: &SimRun) -> Result<String> {
+fn run_trace(args: &SimulateRun) -> Result<String> {
     let input = input(args)?;
     let choices = choices(args);
     let outcomes = run_all(&input, &choices)?;
@@ -183,13 +183,13 @@ fn simulate(args: &SimRun) -> Result<String> {
     Ok(format!("{head}\n{}", table(&choices, &reports)))
 }
 
-fn file_name(args: &SimRun) -> String {
+fn file_name(args: &SimulateRun) -> String {
     let name = args.trace.as_ref().and_then(|file| file.file_stem());
     name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Every order with every packer and placer, and every sizer with every placer.
-fn choices(args: &SimRun) -> Vec<Choice> {
+fn choices(args: &SimulateRun) -> Vec<Choice> {
     let or_none = |list: &[String]| match list {
         [] => vec![None],
         list => list
@@ -327,9 +327,9 @@ mod tests {
     use crate::args::{self, Command};
 
     fn run(words: &[&str]) -> Result<String> {
-        let words = ["sublet", "sim"].iter().chain(words).map(OsString::from);
+        let words = ["sublet", "simulate"].iter().chain(words).map(OsString::from);
         match args::parse(words).unwrap().command {
-            Command::Sim(args) => sim(&args),
+            Command::Simulate(args) => simulate(&args),
             other => panic!("{other:?}"),
         }
     }
@@ -455,7 +455,7 @@ mod tests {
         let table = run(&words("2x:1", "1,2")).unwrap();
         assert_eq!(table.lines().count(), 1 + 4, "{table}");
         let bad = words("2x", "1");
-        let bad = ["sublet", "sim"].iter().chain(&bad).map(OsString::from);
+        let bad = ["sublet", "simulate"].iter().chain(&bad).map(OsString::from);
         assert!(args::parse(bad).is_err(), "a step without a reward");
         assert!(wrong(&words("2x:1", "0")).contains("slack"));
     }

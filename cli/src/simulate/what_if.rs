@@ -1,4 +1,4 @@
-//! `sublet sim what-if`: the reward of each policy under a curve, by slack.
+//! `sublet simulate what-if`: the reward of each policy under a curve, by slack.
 
 use anyhow::anyhow;
 use cluster::report::Report;
