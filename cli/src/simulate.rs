@@ -327,7 +327,10 @@ mod tests {
     use crate::args::{self, Command};
 
     fn run(words: &[&str]) -> Result<String> {
-        let words = ["sublet", "simulate"].iter().chain(words).map(OsString::from);
+        let words = ["sublet", "simulate"]
+            .iter()
+            .chain(words)
+            .map(OsString::from);
         match args::parse(words).unwrap().command {
             Command::Simulate(args) => simulate(&args),
             other => panic!("{other:?}"),
@@ -455,7 +458,10 @@ mod tests {
         let table = run(&words("2x:1", "1,2")).unwrap();
         assert_eq!(table.lines().count(), 1 + 4, "{table}");
         let bad = words("2x", "1");
-        let bad = ["sublet", "simulate"].iter().chain(&bad).map(OsString::from);
+        let bad = ["sublet", "simulate"]
+            .iter()
+            .chain(&bad)
+            .map(OsString::from);
         assert!(args::parse(bad).is_err(), "a step without a reward");
         assert!(wrong(&words("2x:1", "0")).contains("slack"));
     }

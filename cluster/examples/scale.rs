@@ -132,7 +132,12 @@ fn main() -> ExitCode {
         .fold(0.0, f64::max);
     let metrics = [
         last_line::metric("wall_s", slowest, "s", Some(60.0)),
-        last_line::metric("peak_mb", peak_bytes().map_or(f64::NAN, |bytes| bytes as f64 / 1e6), "MB", None),
+        last_line::metric(
+            "peak_mb",
+            peak_bytes().map_or(f64::NAN, |bytes| bytes as f64 / 1e6),
+            "MB",
+            None,
+        ),
         last_line::metric("jobs", 100_000.0, "", None),
         last_line::metric("gpus", 10_000.0, "", None),
     ];

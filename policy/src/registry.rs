@@ -172,7 +172,8 @@ impl<B> Registration<B> {
     }
 
     fn check(&self, param: &Param) -> Result<(), PolicyError> {
-        let Some(known) = self.params.iter().find(|known| known.name == param.name) else {
+        let params: &'static [ParamSpec] = self.params;
+        let Some(known) = params.iter().find(|known| known.name == param.name) else {
             return Err(PolicyError::UnknownParam {
                 policy: self.name,
                 param: param.name.clone(),
@@ -202,7 +203,7 @@ impl<B> Registration<B> {
             policy: self.name,
             param: param.name.clone(),
             given: param.value.clone(),
-            kind: known.kind,
+            kind: &known.kind,
             did_you_mean,
         })
     }

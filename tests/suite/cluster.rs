@@ -424,7 +424,7 @@ fn a_job_that_has_to_make_way_saves_first_and_goes_on_from_there() {
 
 #[test]
 fn jobs_of_a_node_with_two_gpus_use_their_own_and_an_elastic_one_gives_one_up() {
-    let hook = Hook::with(&["--order", "fifo", "--packer", "none", "--sizer", "max-min"]);
+    let hook = Hook::with(&["--sizer", "max-min"]);
     let node = hook.node_of("a", 2);
     wait_until("the node reports", || hook.is_up(&node).then_some(()));
     let load = [

@@ -46,7 +46,7 @@ pub enum PolicyError {
         /// What it was given.
         given: Value,
         /// What it may be.
-        kind: Kind,
+        kind: &'static Kind,
         /// The nearest word there is.
         did_you_mean: Option<&'static str>,
     },

@@ -47,7 +47,7 @@ pub(super) static DEADLINE: SliceRegistration = Registration {
     name: "deadline",
     summary: "just enough for deadlines, the rest by least attained service",
     params: PARAMS,
-    build: build,
+    build,
 };
 
 const PARAMS: &[ParamSpec] = &[

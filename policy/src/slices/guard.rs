@@ -49,7 +49,7 @@ pub(super) static ANTMAN: SliceRegistration = Registration {
     name: "antman",
     summary: "stride, and opportunistic tenants only as far as iterations of guaranteed ones do not suffer",
     params: PARAMS,
-    build: build,
+    build,
 };
 
 const PARAMS: &[ParamSpec] = &[

@@ -162,7 +162,7 @@ fn an_elastic_job_is_asked_to_save_and_goes_on_in_its_new_size() {
     let mut world = World::new(&[4], None);
     world.nodes[0].listens = true;
     world.config.choice.sizer = Some("max-min".into());
-    world.config.choice.order = Some("fifo".into());
+    world.config.choice.order = None;
     world.kill();
     let submit = |world: &mut World, max_gpus| {
         let ms = world.now();
