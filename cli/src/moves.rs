@@ -144,6 +144,6 @@ mod tests {
         job.evicted = false;
         job.outcome = MoveOutcome::TimedOut;
         job.reason.clear();
-        assert_eq!(line_of(&job), "a is not restored: late");
+        assert_eq!(line_of(&job), "a is not restored: timed out");
     }
 }
