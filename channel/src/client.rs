@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -391,9 +391,52 @@ fn farewell(socket: BorrowedFd<'_>, why: &str) {
     let _ = handshake::send(socket, &bytes[..bytes.len().min(TEXT_BYTES)], &[]);
 }
 
+/// The arbiter's process; `None` where it is in a PID namespace that ours does not see: then the end
+/// of the socket tells of its end.
 fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
-    let peer = rustix::net::sockopt::socket_peercred(socket).ok()?;
-    rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
+    let pid = rustix::process::Pid::from_raw(peer_pid(socket)?)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
+/// Number of the process at the other end; 0 where our PID namespace has none for it. rustix has no
+/// value for that: its type for process ids is never zero.
+fn peer_pid(socket: BorrowedFd<'_>) -> Option<i32> {
+    #[repr(C)]
+    struct Credentials {
+        pid: i32,
+        uid: u32,
+        gid: u32,
+    }
+    const SOL_SOCKET: i32 = 1;
+    const SO_PEERCRED: i32 = 17;
+    unsafe extern "C" {
+        fn getsockopt(
+            socket: i32,
+            level: i32,
+            name: i32,
+            value: *mut Credentials,
+            length: *mut u32,
+        ) -> i32;
+    }
+    let mut peer = Credentials {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    // CAST: twelve bytes.
+    let mut length = size_of::<Credentials>() as u32;
+    // SAFETY: the C library's function, with a structure of the kernel's layout and its length, both
+    // of which outlive the call.
+    let status = unsafe {
+        getsockopt(
+            socket.as_raw_fd(),
+            SOL_SOCKET,
+            SO_PEERCRED,
+            &raw mut peer,
+            &raw mut length,
+        )
+    };
+    (status == 0 && length as usize == size_of::<Credentials>()).then_some(peer.pid)
 }
 
 /// Whether `fd` is ready for `flags`, or hung up, right now.
