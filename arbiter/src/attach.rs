@@ -222,7 +222,7 @@ impl Arbiter {
             Verdict::In(terms) => {
                 self.let_in(
                     identity.process,
-                    who.0,
+                    who,
                     hello,
                     *terms,
                     |files, memory, map| connection.welcome(files, memory, map).map(Some),
@@ -321,6 +321,11 @@ impl Arbiter {
         if let Some(why) = &tenant.ending {
             let text = format!("the job is being ended, because it is strict: {why}");
             return Verdict::Out(NotIn::new(Outcome::Failed, text));
+        }
+        // Its user's ceilings go by the name.
+        let owner = tenant.uid;
+        if tenant.dormant.is_some() && !self.names.ask(owner, now_ns) && may_hold {
+            return Verdict::Hold;
         }
         if let Err(not_in) = self.wake(id) {
             return Verdict::Out(not_in);
@@ -576,7 +581,7 @@ impl Arbiter {
     pub(crate) fn let_in(
         &mut self,
         process: OwnedFd,
-        pid: u32,
+        (pid, uid): (u32, u32),
         hello: Hello,
         terms: Terms,
         welcome: impl FnOnce(PageFiles, &TenantMemory, DeviceMap) -> std::io::Result<Option<OwnedFd>>,
@@ -678,7 +683,15 @@ impl Arbiter {
                 .add(&client.process, Event::ClientEnded(id), Interest::Read)
         });
         if let Err(error) = watched {
-            self.warn_of_stranger(&format!("process {pid} could not be let in: {error}"));
+            // Most likely it has waited long enough: this arbiter, or its host, stood still.
+            let text = match error.kind() {
+                std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset => {
+                    "it hung up before it was answered".to_owned()
+                }
+                _ => error.to_string(),
+            };
+            let not_in = NotIn::new(Outcome::Failed, text);
+            self.tell_refused((pid, uid), &command, Some(tenant_id), &not_in);
             self.drop_client(id, now_ns);
             self.reap_if_dead(tenant_id);
             return None;

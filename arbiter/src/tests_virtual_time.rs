@@ -150,7 +150,7 @@ impl World {
         let mut brings = None;
         let client = self
             .arbiter
-            .let_in(pidfd(), own_pid(), hello, *terms, |files, memory, _| {
+            .let_in(pidfd(), who, hello, *terms, |files, memory, _| {
                 brings = Some(files.to_bring(memory)?);
                 Ok(None)
             });

@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use nix::sys::signal::Signal;
 use tests::{Outcome, ProgramRun, Sandbox, programs, wait_until};
 
 /// `socket`, on x86-64.
@@ -213,4 +214,101 @@ fn a_file_of_the_programs_own_is_never_written_to() {
     nothing_works(&outcome.stdout);
     assert_eq!(fs::read_to_string(&file).expect("the file"), "");
     assert!(said(&outcome).is_empty(), "{outcome:?}");
+}
+
+/// Whether a mount namespace of one's own can be made here.
+fn mounts() -> bool {
+    let mut command = std::process::Command::new("unshare");
+    let script = "mount -t tmpfs none /tmp";
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]);
+    let done = command.output();
+    done.is_ok_and(|done| done.status.success())
+}
+
+#[test]
+fn a_runtime_directory_under_another_file_system_refuses_the_process() {
+    if !mounts() {
+        return println!("now: skipped, no mount namespace can be made here");
+    }
+    for (flags, alloc) in [
+        (&["--mem", "1GiB"][..], None),
+        (&["--mem", "1GiB", "--on-refusal", "open"], Some("0")),
+    ] {
+        let sandbox = Sandbox::new();
+        let run = sandbox.path("run");
+        let script = format!(
+            "mount -t tmpfs none '{}' && exec '{}' init use",
+            run.display(),
+            programs::program("refused").display()
+        );
+        let mut job = sandbox.job(flags, "unshare");
+        job.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
+        let outcome = Outcome::of(&mut job).succeeded();
+        let [line] = said(&outcome)[..] else {
+            panic!("{flags:?}: not one line: {outcome:?}");
+        };
+        assert!(line.contains("no arbiter answers"), "{line}");
+        match alloc {
+            None => nothing_works(&outcome.stdout),
+            Some(alloc) => {
+                assert!(line.contains("without limits"), "{line}");
+                let ways = ways(&outcome.stdout);
+                assert!(ways.contains(&("alloc", alloc)), "{outcome:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_arbiter_that_stands_still_longer_than_a_handshake_governs_or_refuses() {
+    let sandbox = Sandbox::new();
+    let arbiter = sandbox.arbiter();
+    let start = |flags: &[&str]| {
+        let mut run = ProgramRun::start(&mut sandbox.job(flags, programs::program("memory")));
+        run.ask("pid");
+        run
+    };
+    let mut governed = start(&["--name", "governed", "--mem", "1GiB"]);
+    let mut refused = start(&["--name", "refused", "--mem", "1GiB"]);
+    let mut open = start(&["--name", "open", "--mem", "1GiB", "--on-refusal", "open"]);
+    arbiter.signal(Signal::SIGSTOP);
+    refused.send("init");
+    open.send("init");
+    // Longer than one handshake takes at most.
+    assert_eq!(open.answer(), "0");
+    assert_eq!(open.ask(&format!("alloc plain {}", 2u64 << 30)), "0 0");
+    // And longer than an arbiter is waited for at all.
+    std::thread::sleep(std::time::Duration::from_secs(8));
+    governed.send("init");
+    assert_eq!(refused.answer(), NOT_READY);
+    arbiter.signal(Signal::SIGCONT);
+    assert_eq!(governed.answer(), "0");
+    assert_eq!(governed.ask(&format!("alloc plain {}", 2u64 << 30)), "2 -1");
+    wait_until("it is one process, and those that gave up are none", || {
+        let processes = |name| sandbox.job_status(name).map(|job| job.processes.len());
+        (processes("governed") == Some(1)
+            && processes("refused") == Some(0)
+            && processes("open") == Some(0))
+        .then_some(())
+    });
+    let events = sandbox.events();
+    assert!(
+        events.iter().any(|event| event.kind == "stalled"),
+        "{events:?}"
+    );
+    for name in ["refused", "open"] {
+        let reported = |event: &&control::Event| event.kind == "refused" && event.job == name;
+        let event = events.iter().find(reported);
+        let event = event.unwrap_or_else(|| panic!("{name}: {events:?}"));
+        assert!(event.message.contains("hung up"), "{event:?}");
+    }
+    assert_eq!(refused.ask("init"), NOT_READY, "it stays refused");
+    for (run, word) in [(refused, "is refused"), (open, "without limits")] {
+        let outcome = run.finish();
+        let [line] = said(&outcome)[..] else {
+            panic!("not one line: {outcome:?}");
+        };
+        assert!(line.contains(word) && line.contains("in time"), "{line}");
+    }
+    governed.finish().succeeded();
 }
