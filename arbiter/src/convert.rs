@@ -347,12 +347,11 @@ fn short(share: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Login name of a user; empty where the host does not know it.
-pub fn user_name(uid: u32) -> String {
-    nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid))
-        .ok()
-        .flatten()
-        .map_or_else(String::new, |user| user.name)
+/// Login name of a user; `None` where the host does not know it. It may ask a server for it, and
+/// wait.
+pub fn user_name(uid: u32) -> std::io::Result<Option<String>> {
+    let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid))?;
+    Ok(user.map(|user| user.name))
 }
 
 /// What a client is answered when it is not let in.

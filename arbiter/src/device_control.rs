@@ -3,15 +3,20 @@
 //! What is set by hand lies over the file's rules, outlives this process (`state.json`) and gives
 //! way when the file is read again. Invalid settings are refused before anything has changed.
 
+use std::io;
+use std::os::fd::BorrowedFd;
+
 use control::{
     ControlError, DeviceSelector, DeviceSettings, DeviceStatus, ErrorCode, PolicyChoice, Reloaded,
     Reply, SliceMode,
 };
 use serde_json::Value;
 
+use crate::background::Background;
 use crate::control_server::Peer;
 use crate::convert;
 use crate::dispatch::Setup;
+use crate::options::{Reload, Rules};
 use crate::serve::Arbiter;
 use crate::state::SavedDevice;
 
@@ -19,6 +24,38 @@ use crate::state::SavedDevice;
 const MAX_POLICY_BYTES: usize = 1024;
 /// Bounds of a slice in microseconds: shorter ones are all hand-over, longer ones no slices.
 const QUANTUM_US: std::ops::RangeInclusive<u64> = 500..=1_000_000;
+
+/// Requests to read the quota file that wait at a time.
+const MAX_RELOADS: usize = 64;
+
+/// What was read, and the connection that waits for it.
+type Read = (Result<Rules, String>, Option<u64>);
+
+/// The thread that reads the quota file again.
+pub(crate) struct RulesReader {
+    reads: Background<Option<u64>, Read>,
+}
+
+impl RulesReader {
+    pub fn start(read: Reload) -> io::Result<Self> {
+        // Each request has a read of its own that begins after it.
+        let reads =
+            Background::start("rules", MAX_RELOADS, move |connection| (read(), connection))?;
+        Ok(Self { reads })
+    }
+
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.reads.bell()
+    }
+
+    fn ask(&mut self, connection: Option<u64>) -> bool {
+        self.reads.ask(connection)
+    }
+
+    fn take(&mut self) -> Vec<Read> {
+        self.reads.take()
+    }
+}
 
 impl Arbiter {
     /// The settings in force on a device: what was set by hand, then the first rule of the file
@@ -101,18 +138,50 @@ impl Arbiter {
     }
 
     /// Reads the quota file again, for an operator.
-    pub(crate) fn reload_for(&mut self, peer: Peer) -> Result<Reply, ControlError> {
+    /// It is answered when the file was read.
+    pub(crate) fn reload_for(&mut self, connection: u64, peer: Peer) -> Result<(), ControlError> {
         self.may_govern(peer)?;
-        self.reload().map(Reply::Reloaded)
+        self.ask_for_rules(Some(connection))
     }
 
-    /// Reads the quota file again; where it is wrong, everything stays as it is.
-    pub(crate) fn reload(&mut self) -> Result<Reloaded, ControlError> {
-        let Some(read) = &self.options.reload else {
+    /// Has the quota file read again, by a thread of its own. `None`: nobody waits for it.
+    pub(crate) fn ask_for_rules(&mut self, connection: Option<u64>) -> Result<(), ControlError> {
+        let Some(rules) = &mut self.rules else {
             let message = "this arbiter was not started from a quota file";
             return Err(ControlError::new(ErrorCode::Unsupported, message));
         };
-        let rules = read().and_then(|rules| {
+        if !rules.ask(connection) {
+            let message =
+                format!("{MAX_RELOADS} requests to read the quota file wait for its disk");
+            return Err(ControlError::new(ErrorCode::Refused, message)
+                .with_hint("try again when one of them has ended"));
+        }
+        Ok(())
+    }
+
+    /// The quota file was read.
+    pub(crate) fn on_rules(&mut self) {
+        let answers = self.rules.as_mut().map(RulesReader::take);
+        for (rules, connection) in answers.unwrap_or_default() {
+            let result = self.take_over(rules);
+            match connection {
+                Some(connection) => {
+                    let reply = result.map(Reply::Reloaded);
+                    self.control
+                        .reply(connection, &reply, self.clock.mono_ns(), &self.poller);
+                }
+                None => {
+                    if let Err(error) = result {
+                        tracing::error!("{error}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Goes by what the quota file says now; where it is wrong, everything stays as it is.
+    fn take_over(&mut self, rules: Result<Rules, String>) -> Result<Reloaded, ControlError> {
+        let rules = rules.and_then(|rules| {
             for rule in &rules.devices {
                 check(&rule.settings).map_err(|error| error.to_string())?;
             }
@@ -134,6 +203,7 @@ impl Arbiter {
         };
         self.options.devices = rules.devices;
         self.options.ceilings = rules.ceilings;
+        self.options.tenant_rules = rules.tenant_rules;
         self.options.residency = rules.residency;
         self.options.job_processes = rules.job_processes;
         self.set_up_residency();

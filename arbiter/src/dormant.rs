@@ -216,6 +216,9 @@ impl Arbiter {
             return Ok(());
         };
         let slept = dormant.status.is_some();
+        if let Some(why) = self.lacks_name(tenant.uid) {
+            return Err(NotIn::new(Outcome::Failed, why));
+        }
         let ceiling = (self.options.ceilings)(tenant.uid, &tenant.user);
         let user = (tenant.uid, tenant.user.as_str(), ceiling);
         let admitted = self

@@ -8,11 +8,13 @@
 //! out of their job's limits, `ledger` says what was promised, `profile` watches iterations,
 //! `state` and `journal` outlive the process. Other threads ask NVML (`nvml`), search for
 //! iterations, find out which processes belong to which job (`census`), and write what goes to a
-//! disk (`writer`, `state`): the loop waits for none of them. Clients and operators are strangers:
+//! disk (`writer`, `state`), look up login names (`names`) and read the quota file again
+//! (`background`): the loop waits for none of them. Clients and operators are strangers:
 //! what they send is bounded, checked and copied out in `peer`, `channel::wire` and
 //! `control_server`.
 
 mod attach;
+mod background;
 mod census;
 mod client_exit;
 mod clock;
@@ -28,6 +30,7 @@ mod ground;
 mod journal;
 mod ledger;
 mod lifecycle;
+mod names;
 pub mod nvml;
 mod operator;
 mod options;
@@ -49,6 +52,7 @@ mod writer;
 
 pub use convert::check_policy;
 pub use ledger::Ceiling;
+pub use names::LookUp;
 pub use options::{DeviceRule, JOB_PROCESSES, Options, Reload, ResidencyRule, Rules};
 pub use serve::{Arbiter, Error, Stopper, run};
 pub use writer::{Lost, Sink, Writer};

@@ -40,7 +40,8 @@ impl Arbiter {
             self.next_id = self.next_id.max(saved.id + 1);
             let name = saved.job.name.clone();
             let spec = convert::spec(saved.job, name);
-            let user = convert::user_name(saved.uid);
+            self.names.ask(saved.uid, now_ns);
+            let user = self.names.of(saved.uid).to_owned();
             let mut tenant = Tenant::new(id, spec, token, (saved.uid, user), &self.clock);
             tenant.started_unix_ms = saved.started_unix_ms;
             // Whether it ever came is not known, and what it was promised stays so.

@@ -39,7 +39,10 @@ impl Arbiter {
             Request::SetDevice { device, settings } => {
                 self.change_devices(device.as_ref(), settings, peer)
             }
-            Request::Reload => self.reload_for(peer),
+            Request::Reload => match self.reload_for(connection, peer) {
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
             Request::Move(moves) => match self.begin_move(connection, &moves, peer) {
                 Ok(()) => return,
                 Err(error) => Err(error),
@@ -50,7 +53,7 @@ impl Arbiter {
                 Ok(Reply::Events(self.journal.since(since_seq, limit)))
             }
             Request::Register(job) => {
-                if self.knows_devices_of(&job) {
+                if self.is_ready_for(&job, peer) {
                     self.register(job, peer)
                 } else {
                     let ask = Ask {
@@ -65,6 +68,34 @@ impl Arbiter {
         };
         self.control
             .reply(connection, &result, self.clock.mono_ns(), &self.poller);
+    }
+
+    /// Whether what a registration takes is known: its driver's devices, and its user's name. Asks
+    /// for what is not.
+    fn is_ready_for(&mut self, job: &JobSpec, peer: Peer) -> bool {
+        let named = self.names.ask(peer.uid, self.clock.mono_ns());
+        self.knows_devices_of(job) && named
+    }
+
+    /// Login names were looked up.
+    pub(crate) fn on_names(&mut self, now_ns: u64) {
+        for (uid, name) in self.names.take(now_ns) {
+            for tenant in self.ledger.iter_mut().filter(|tenant| tenant.uid == uid) {
+                tenant.user.clone_from(&name);
+            }
+        }
+        self.unpark();
+        self.answer_greetings(now_ns);
+    }
+
+    /// Why a user's ceilings are not known, where there are some and its name is not: they go by
+    /// names.
+    pub(crate) fn lacks_name(&self, uid: u32) -> Option<String> {
+        (self.options.tenant_rules > 0 && !self.names.is_settled(uid)).then(|| {
+            format!(
+                "this host does not say what user {uid} is called, and the quota file has limits that go by names"
+            )
+        })
     }
 
     /// Whether the devices of the job's driver have been asked for and the answer is there; asks
@@ -134,7 +165,7 @@ impl Arbiter {
             let Request::Register(job) = &ask.request else {
                 continue;
             };
-            if self.knows_devices_of(job) {
+            if self.is_ready_for(job, ask.peer) {
                 self.answer(ask);
             } else {
                 self.parked.push((ask, deadline_ns));
@@ -152,9 +183,14 @@ impl Arbiter {
         for (ask, _) in latecomer {
             if let Request::Register(job) = &ask.request {
                 let driver = (!job.driver.as_os_str().is_empty()).then(|| job.driver.clone());
-                tracing::warn!("NVML has not answered in time; devices are learnt from clients");
-                self.drivers.insert(driver, true);
-                self.drivers.insert(None, true);
+                if !self.knows_devices_of(job) {
+                    tracing::warn!(
+                        "NVML has not answered in time; devices are learnt from clients"
+                    );
+                    self.drivers.insert(driver, true);
+                    self.drivers.insert(None, true);
+                }
+                self.names.give_up(ask.peer.uid);
             }
             self.answer(ask);
         }
@@ -187,7 +223,11 @@ impl Arbiter {
             job.name.clone()
         };
         let spec = convert::spec(job, name);
-        let user = convert::user_name(peer.uid);
+        if let Some(message) = self.lacks_name(peer.uid) {
+            let error = ControlError::new(ErrorCode::Internal, message);
+            return Err(error.with_hint("try again when the host's user database answers"));
+        }
+        let user = self.names.of(peer.uid).to_owned();
         let ceiling = (self.options.ceilings)(peer.uid, &user);
         self.ledger
             .admit(&spec, None, (peer.uid, &user, ceiling), &self.devices)

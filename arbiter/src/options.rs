@@ -10,6 +10,7 @@ use control::{DeviceSelector, DeviceSettings, MemLimit, Misbehaviour, SliceMode}
 use crate::convert;
 use crate::dispatch::{Answer, Mode, Pace, Setup};
 use crate::ledger::Ceiling;
+use crate::names::LookUp;
 
 /// What an opportunistic job may have queued beside a guaranteed one, in microseconds: a tenth of
 /// the least slice.
@@ -84,6 +85,10 @@ pub struct Options {
     pub ceilings: Ceilings,
     /// Reads devices and ceilings anew, where they came from.
     pub reload: Option<Reload>,
+    /// Number of sections behind the ceilings.
+    pub tenant_rules: usize,
+    /// Looks login names up, on a thread of its own.
+    pub user_name: LookUp,
     /// Processes of one job that use a device at the same time.
     pub job_processes: u32,
     /// Looks for the host's own NVML, beside those of simulated drivers.
@@ -140,6 +145,8 @@ impl Options {
             residency: ResidencyRule::default(),
             ceilings: Box::new(|_, _| Ceiling::default()),
             reload: None,
+            tenant_rules: 0,
+            user_name: Box::new(convert::user_name),
             job_processes: JOB_PROCESSES,
             host_nvml: true,
         }

@@ -26,6 +26,10 @@ pub enum Event {
     Devices,
     /// A state was written.
     Saved,
+    /// Login names were looked up.
+    Names,
+    /// The quota file was read.
+    Rules,
     /// The census has an answer.
     Census,
     /// A connected client says hello, or hangs up.
@@ -258,6 +262,8 @@ impl Event {
             Self::Reload => (11, 0),
             Self::Saved => (12, 0),
             Self::Census => (13, 0),
+            Self::Names => (14, 0),
+            Self::Rules => (15, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -277,6 +283,8 @@ impl Event {
             11 => Self::Reload,
             12 => Self::Saved,
             13 => Self::Census,
+            14 => Self::Names,
+            15 => Self::Rules,
             _ => return None,
         })
     }
@@ -295,6 +303,8 @@ mod tests {
             Event::Devices,
             Event::Reload,
             Event::Saved,
+            Event::Names,
+            Event::Rules,
             Event::Census,
             Event::Greeting(1),
             Event::Doorbell(2),

@@ -18,12 +18,14 @@ use crate::census::Census;
 use crate::clock::{self, Clock};
 use crate::control_server::{Ask, ControlServer, Turn};
 use crate::descriptors::Descriptors;
+use crate::device_control::RulesReader;
 use crate::devices::Devices;
 use crate::escaped::Suspect;
 pub use crate::ground::Error;
 use crate::ground::Ground;
 use crate::journal::{Allowance, Journal};
 use crate::ledger::Ledger;
+use crate::names::Names;
 use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::peer::{Client, Greeting};
@@ -164,6 +166,9 @@ pub struct Arbiter {
     /// It is not saved again before that, unless somebody waits for it.
     pub(crate) save_again_ns: u64,
     pub(crate) state_file: StateFile,
+    pub(crate) names: Names,
+    /// What reads the quota file again; `None`: there is none.
+    pub(crate) rules: Option<RulesReader>,
     /// Jobs whose work, or whose processes, stand still.
     pub(crate) suspicions: BTreeMap<TenantId, Suspicion>,
     /// Turns of the loop that have failed, and since when that is counted.
@@ -214,10 +219,14 @@ impl Arbiter {
     /// An arbiter that stands on `ground` and goes on from `state`.
     pub(crate) fn on(
         ground: Ground,
-        options: Options,
+        mut options: Options,
         mut state: State,
         clock: Clock,
     ) -> Result<Self, Error> {
+        let look_up = std::mem::replace(&mut options.user_name, Box::new(|_| Ok(None)));
+        let names = Names::start(look_up).map_err(Error::io("start a thread"))?;
+        let rules = options.reload.take().map(RulesReader::start).transpose();
+        let rules = rules.map_err(Error::io("start a thread"))?;
         let profiles = Profiles::new(std::mem::take(&mut state.baselines))
             .map_err(Error::io("start a thread"))?;
         let now_ns = clock.mono_ns();
@@ -266,6 +275,8 @@ impl Arbiter {
             control_full: false,
             save_again_ns: 0,
             state_file,
+            names,
+            rules,
             suspicions: BTreeMap::new(),
             failures: (0, now_ns),
             registrations: BTreeMap::new(),
@@ -292,6 +303,16 @@ impl Arbiter {
             .and_then(|()| {
                 let bell = arbiter.state_file.bell();
                 arbiter.poller.add(bell, Event::Saved, Interest::Read)
+            })
+            .and_then(|()| {
+                let bell = arbiter.names.bell();
+                arbiter.poller.add(bell, Event::Names, Interest::Read)
+            })
+            .and_then(|()| match &arbiter.rules {
+                Some(rules) => arbiter
+                    .poller
+                    .add(rules.bell(), Event::Rules, Interest::Read),
+                None => Ok(()),
             })
             .and_then(|()| {
                 let bell = arbiter.census.bell();
@@ -495,9 +516,11 @@ impl Arbiter {
                 self.answer_greetings(now_ns);
             }
             Event::Census => self.on_census(now_ns),
+            Event::Names => self.on_names(now_ns),
+            Event::Rules => self.on_rules(),
             Event::Reload => {
                 self.hangups.take();
-                if let Err(error) = self.reload() {
+                if let Err(error) = self.ask_for_rules(None) {
                     tracing::error!("{error}");
                 }
             }

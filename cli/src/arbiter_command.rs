@@ -101,6 +101,7 @@ fn options(dir: RuntimeDir, args: &Arbiter, config: Config) -> Options {
         devices: rules.devices,
         residency: rules.residency,
         ceilings: rules.ceilings,
+        tenant_rules: rules.tenant_rules,
         job_processes: rules.job_processes,
         ..defaults
     }

@@ -4,4 +4,5 @@
 mod disk;
 mod extremes;
 mod floods;
+mod lookups;
 mod pages;

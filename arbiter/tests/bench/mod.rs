@@ -114,12 +114,19 @@ impl Daemon {
 
     /// In a directory that outlives it.
     pub fn start_in(dir: RuntimeDir) -> Self {
+        Self::start_as(dir, |_| ())
+    }
+
+    /// The same, with options of its own.
+    pub fn start_as(dir: RuntimeDir, set: impl FnOnce(&mut Options) + Send + 'static) -> Self {
         let (send, started) = std::sync::mpsc::channel();
-        let options = Options {
-            host_nvml: false,
-            ..Options::new(dir.clone())
-        };
+        let runtime = dir.clone();
         let thread = std::thread::spawn(move || {
+            let mut options = Options {
+                host_nvml: false,
+                ..Options::new(runtime)
+            };
+            set(&mut options);
             let arbiter = Arbiter::start(options).expect("started");
             send.send(arbiter.stopper()).expect("somebody waits");
             arbiter.serve().expect("served");
