@@ -232,8 +232,9 @@ int main(void) {
             struct held *new = &held[count];
             memset(new, 0, sizeof *new);
             new->bytes = first;
-            cu_status status =
-                *verb == 'a' ? CALL("cuMemAlloc_v2", &new->address, new->bytes) : vmm(new, *verb == 'c');
+            cu_status status = !strcmp(verb, "alloc")
+                                   ? CALL("cuMemAlloc_v2", &new->address, new->bytes)
+                                   : vmm(new, !strcmp(verb, "adapter"));
             printf("%d %d\n", status, status ? -1 : count++);
         } else if (!strcmp(verb, "free")) {
             printf("%d\n", CALL("cuMemFree_v2", of->address));
