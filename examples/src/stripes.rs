@@ -164,7 +164,8 @@ impl Stripes {
     pub fn pass(&self, pipeline: Pipeline, first: impl FnOnce()) -> Result<usize, GpuError> {
         let mut first = Some(first);
         for (group, block) in (0u32..).zip(0..self.blocks.len()) {
-            let from = self.stripes.partition_point(|(of, ..)| *of < block) as u64; // CAST: lengths fit.
+            // CAST: lengths fit.
+            let from = self.stripes.partition_point(|(of, ..)| *of < block) as u64;
             let count = self.stripes.partition_point(|(of, ..)| *of <= block) as u64 - from;
             if count == 0 {
                 continue;

@@ -42,7 +42,8 @@ struct History {
 
 impl History {
     fn new(gpu: &Rc<Gpu>, bytes: u64, weights: u64) -> Result<History, GpuError> {
-        let stride = (bytes / size_of::<f32>() as u64 / SLOTS).max(weights); // CAST: an element has four bytes.
+        // CAST: an element has four bytes.
+        let stride = (bytes / size_of::<f32>() as u64 / SLOTS).max(weights);
         let slots = gpu.alloc("the history of gradients", stride * SLOTS)?;
         for slot in 0..SLOTS {
             let args = [slots.arg_at(slot * stride), F32(0.0), U64(weights)];

@@ -86,7 +86,8 @@ class Pipeline:
 
         with sublet.Pipeline(model) as pipeline:
             for batch in requests:
-                pipeline.begin()            # before the input is copied; else the copy waits for everything
+                # Before the input is copied; else the copy waits for everything.
+                pipeline.begin()
                 answer = model(batch.cuda())
 
     `groups`: how many there are to be, or lists of modules, in the order of a pass; without it the model's children and the elements of its

@@ -6,8 +6,8 @@
 //! | `m` | `cuMemAllocManaged` |
 //! | `a` | the default pool, with thresholds and trims |
 //! | `o` | pools of a thread's own, destroyed with and without memory in use |
-//! | `v` | physical handles: several references, several mappings, either gone first; exported and imported |
-//! | `s` | handles and addresses of other processes: handed over while their owner keeps them, gives them back, or is killed |
+//! | `v` | physical handles: many references, many mappings, either gone first; shared |
+//! | `s` | handles, addresses of other processes: their owner keeps them, frees them, is killed |
 //! | `r` | arrays |
 //! | `g` | graphs with allocation nodes: built or captured, launched, trimmed |
 //! | `c` | contexts destroyed with memory in them |

@@ -2,7 +2,8 @@
 //! answer.
 //!
 //! ```text
-//! transparency [--calls N] [--per-sequence N] [--seed S] [--threads N] [--jobs N] [--driver PATH] [--preload PATH]
+//! transparency [--calls N] [--per-sequence N] [--seed S] [--threads N] [--jobs N]
+//!     [--driver PATH] [--preload PATH]
 //!     [--sublet PATH] [--no-job] [--gentle] [--candidate-env NAME=VALUE] [--commit TEXT] [--json]
 //! ```
 //!
