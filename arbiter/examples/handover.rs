@@ -14,7 +14,7 @@ use channel::client::{ClientEnd, Introduction};
 use channel::wire::DeviceId;
 use channel::{ArbiterHalf, Grant, Mapped, Writers};
 use control::paths::RuntimeDir;
-use control::{Client, JobSpec, Registered};
+use control::{Client, JobSettings, JobSpec, Registered};
 
 const ROUNDS: usize = 2000;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,8 +41,11 @@ fn measure() {
     };
     let mut register = |name: &str| {
         let spec = JobSpec {
+            settings: JobSettings {
+                share: Some(0.5),
+                ..JobSettings::default()
+            },
             name: name.into(),
-            share: Some(0.5),
             simulated: true,
             ..JobSpec::default()
         };

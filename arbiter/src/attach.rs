@@ -445,7 +445,7 @@ impl Arbiter {
             // here.
             let entitled = self.ledger.get(id).is_some_and(|tenant| {
                 self.devices
-                    .entitled(index, &tenant.spec.devices, simulated)
+                    .entitled(index, tenant.spec.settings.devices(), simulated)
             });
             // CAST: below MAX_DEVICES.
             device_map[ordinal] = entitled.then_some(index as u8);
@@ -457,7 +457,7 @@ impl Arbiter {
         };
         // A limit that holds on no device is none: better no process than one without a limit.
         let nowhere = !hello.devices.is_empty() && device_map.iter().all(Option::is_none);
-        if nowhere && tenant.spec.mem.is_some() {
+        if nowhere && tenant.spec.settings.mem.is_some() {
             let uuids: Vec<_> = hello.devices.iter().map(|device| device.uuid).collect();
             let (message, fields) =
                 convert::nowhere(&tenant.spec.name, pid, &hello.command, &uuids);

@@ -533,7 +533,7 @@ fn peer_of(stream: &UnixStream) -> io::Result<Peer> {
 mod tests {
     use super::*;
 
-    const STATUS: &[u8] = b"{\"v_major\":1,\"v_minor\":0,\"request\":{\"kind\":\"list\"}}\n";
+    const STATUS: &[u8] = b"{\"v_major\":2,\"v_minor\":0,\"request\":{\"kind\":\"list\"}}\n";
 
     struct Bench {
         server: ControlServer,

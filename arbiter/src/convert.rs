@@ -4,9 +4,10 @@
 use channel::wire::{Outcome, TOKEN_BYTES};
 use control::{
     Class as WireClass, ControlError, ErrorCode, JobSpec, JobState, JobStatus, Parameter,
-    PolicyChoice, exact_bytes,
+    PolicyChoice, Settings, exact_bytes,
 };
 use policy::{Class, Param, PolicyError, SlicePolicy};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::ledger::{LEAST_SHARE, Refusal};
@@ -109,8 +110,8 @@ fn policy_value(value: &Parameter) -> policy::Value {
     }
 }
 
-/// A registration as the arbiter keeps it, under `name`.
-pub fn spec(job: JobSpec, name: String) -> Spec {
+/// A registration as the arbiter keeps it, under `name`; a deadline becomes a time.
+pub fn spec(mut job: JobSpec, name: String, now_unix_ms: u64) -> Spec {
     let cut = |word: &String| {
         let mut end = word.len().min(COMMAND_WORD_BYTES);
         while !word.is_char_boundary(end) {
@@ -118,27 +119,15 @@ pub fn spec(job: JobSpec, name: String) -> Spec {
         }
         word[..end].to_owned()
     };
+    job.settings.anchor(now_unix_ms);
     Spec {
         name,
-        class: class(job.class),
-        share: job.share,
-        share_min: job.share_min,
-        share_max: job.share_max,
-        gang: job.gang,
-        deadline_unix_ms: job.deadline_unix_ms,
-        work_ns: job.work_ns,
+        settings: job.settings,
         paused: job.paused,
-        mem: job.mem,
-        devices: job.devices,
         pid: job.pid,
         command: job.command.iter().take(COMMAND_WORDS).map(cut).collect(),
         driver: job.driver,
         simulated: job.simulated,
-        on_loss: job.on_arbiter_loss,
-        iteration_launches: job.iteration_launches.filter(|launches| *launches > 0),
-        evictable: job.evictable,
-        overflow: job.overflow,
-        host_memory: job.host_memory,
         evicted: job.evicted,
         strict: job.strict,
     }
@@ -148,28 +137,26 @@ pub fn spec(job: JobSpec, name: String) -> Spec {
 pub fn job_spec(spec: &Spec) -> JobSpec {
     JobSpec {
         name: spec.name.clone(),
-        class: wire_class(spec.class),
-        share: spec.share,
-        share_min: spec.share_min,
-        share_max: spec.share_max,
-        gang: spec.gang,
-        deadline_unix_ms: spec.deadline_unix_ms,
-        work_ns: spec.work_ns,
+        settings: spec.settings.clone(),
         paused: spec.paused,
-        mem: spec.mem,
-        devices: spec.devices.clone(),
         pid: spec.pid,
         command: spec.command.clone(),
         driver: spec.driver.clone(),
         simulated: spec.simulated,
-        on_arbiter_loss: spec.on_loss,
-        iteration_launches: spec.iteration_launches,
-        evictable: spec.evictable,
-        overflow: spec.overflow,
-        host_memory: spec.host_memory,
         evicted: spec.evicted,
         strict: spec.strict,
     }
+}
+
+/// The settings that are set, for the journal.
+pub fn settings_fields<S: Settings + Serialize>(settings: &S) -> Vec<(&'static str, Value)> {
+    // PANIC: words, numbers and lists of those.
+    let value = serde_json::to_value(settings).expect("settings are always writable");
+    S::TABLE
+        .iter()
+        .filter(|setting| (setting.is_set)(settings))
+        .map(|setting| (setting.about.key, value[setting.about.key].clone()))
+        .collect()
 }
 
 /// A job's last figures, for one that uses no device any more.
@@ -449,6 +436,8 @@ fn of_devices(pid: u32, devices: &[[u8; 16]]) -> (String, Vec<(&'static str, Val
 
 #[cfg(test)]
 mod tests {
+    use control::JobSettings;
+
     use super::*;
 
     #[test]
@@ -472,25 +461,20 @@ mod tests {
     fn a_spec_comes_back_as_it_was_but_for_an_endless_command() {
         let job = JobSpec {
             name: "a".into(),
-            class: WireClass::Opportunistic,
-            share: Some(0.25),
-            share_min: Some(0.125),
-            share_max: Some(0.5),
-            gang: Some(false),
-            deadline_unix_ms: Some(7),
-            work_ns: Some(8),
+            settings: JobSettings {
+                class: Some(WireClass::Opportunistic),
+                share: Some(0.25),
+                deadline: Some(control::Deadline::AtUnixMs(7)),
+                ..JobSettings::default()
+            },
             paused: true,
             pid: 3,
             command: vec!["é".repeat(1000); 100],
             simulated: true,
-            iteration_launches: Some(12),
-            evictable: true,
-            overflow: control::Overflow::Host,
-            host_memory: Some(control::MemLimit::Percent(25.0)),
             evicted: true,
             ..JobSpec::default()
         };
-        let back = job_spec(&spec(job.clone(), "a".into()));
+        let back = job_spec(&spec(job.clone(), "a".into(), 0));
         assert_eq!(back.command.len(), COMMAND_WORDS);
         assert!(
             back.command

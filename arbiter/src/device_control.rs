@@ -6,9 +6,10 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use control::kinds::Quantum;
 use control::{
     ControlError, DeviceSelector, DeviceSettings, DeviceStatus, ErrorCode, PolicyChoice, Reloaded,
-    Reply, SliceMode,
+    Reply, Settings, SliceMode,
 };
 use serde_json::Value;
 
@@ -22,8 +23,6 @@ use crate::state::SavedDevice;
 
 /// Bytes of a policy with its parameters, as people write it.
 const MAX_POLICY_BYTES: usize = 1024;
-/// Bounds of a slice in microseconds: shorter ones are all hand-over, longer ones no slices.
-const QUANTUM_US: std::ops::RangeInclusive<u64> = 500..=1_000_000;
 
 /// Requests to read the quota file that wait at a time.
 const MAX_RELOADS: usize = 64;
@@ -85,6 +84,11 @@ impl Arbiter {
         if change.is_empty() {
             return Err(ControlError::new(ErrorCode::Invalid, "nothing to change")
                 .with_hint("give a mode, a policy, a quantum, early wake or misbehaviour"));
+        }
+        if let Some(fixed) = change.fixed() {
+            let message = format!("`{}` cannot be changed while devices are in use", fixed.key);
+            return Err(ControlError::new(ErrorCode::Invalid, message)
+                .with_hint("write it into [[device]] of the quota file"));
         }
         let indices: Vec<usize> = (0..self.devices.iter().count())
             .filter(|index| {
@@ -306,22 +310,22 @@ pub(crate) fn check(settings: &DeviceSettings) -> Result<(), ControlError> {
             "write a number from 1 to 64",
         );
     }
-    for (name, us) in [
-        ("longest", settings.quantum_max_us),
-        ("shortest", settings.quantum_min_us),
+    for (name, quantum) in [
+        ("longest", settings.quantum),
+        ("shortest", settings.quantum_min),
     ] {
-        if let Some(us) = us.filter(|us| !QUANTUM_US.contains(us)) {
+        if let Some(quantum) = quantum.filter(|quantum| !Quantum::holds(*quantum)) {
             return invalid(
-                format!("a {name} slice of {us} us is out of range"),
-                "write 0.5 to 1000 ms",
+                format!("a {name} slice of {quantum} is out of range"),
+                "write 0.5ms to 1s",
             );
         }
     }
-    if let (Some(min_us), Some(max_us)) = (settings.quantum_min_us, settings.quantum_max_us)
-        && min_us > max_us
+    if let (Some(min), Some(max)) = (settings.quantum_min, settings.quantum)
+        && min > max
     {
         return invalid(
-            format!("a shortest slice of {min_us} us is longer than the longest of {max_us} us"),
+            format!("a shortest slice of {min} is longer than the longest of {max}"),
             "change both",
         );
     }
@@ -330,39 +334,29 @@ pub(crate) fn check(settings: &DeviceSettings) -> Result<(), ControlError> {
 
 fn described(index: usize, change: &DeviceSettings) -> Vec<(&'static str, Value)> {
     let mut fields = vec![("device", Value::from(index))];
-    let mut add = |name, value: Option<Value>| fields.extend(value.map(|value| (name, value)));
-    add("mode", change.mode.map(|mode| mode.as_str().into()));
-    let policy = change.policy.as_ref();
-    add("policy", policy.map(|policy| policy.to_string().into()));
-    add("holders", change.holders.map(Value::from));
-    add("quantum_min_us", change.quantum_min_us.map(Value::from));
-    add("quantum_max_us", change.quantum_max_us.map(Value::from));
-    add("early_wake", change.early_wake.map(Value::from));
-    let misbehaviour = change.misbehaviour;
-    add(
-        "misbehaviour",
-        misbehaviour.map(|answer| answer.as_str().into()),
-    );
+    fields.extend(convert::settings_fields(change));
     fields
 }
 
 #[cfg(test)]
 mod tests {
+    use control::Span;
+
     use super::*;
 
     #[test]
     fn invalid_settings_are_reported_with_the_value() {
-        let of = |min_us, max_us| DeviceSettings {
-            quantum_min_us: min_us,
-            quantum_max_us: max_us,
+        let of = |min_us: Option<u64>, max_us: Option<u64>| DeviceSettings {
+            quantum_min: min_us.map(Span::from_micros),
+            quantum: max_us.map(Span::from_micros),
             ..DeviceSettings::default()
         };
         assert_eq!(check(&DeviceSettings::default()), Ok(()));
         assert_eq!(check(&of(Some(500), Some(1_000_000))), Ok(()));
         for (settings, words) in [
-            (of(Some(499), None), ["499", "0.5"]),
-            (of(None, Some(1_000_001)), ["1000001", "1000 ms"]),
-            (of(Some(6000), Some(5000)), ["6000", "5000"]),
+            (of(Some(499), None), ["499us", "0.5ms"]),
+            (of(None, Some(1_000_001)), ["1000001us", "1s"]),
+            (of(Some(6000), Some(5000)), ["6ms", "5ms"]),
             (
                 DeviceSettings {
                     policy: Some(PolicyChoice::named("strid")),

@@ -269,7 +269,7 @@ impl Ledger {
     /// The limit of a job on a device, percentages resolved and never above the device; `None`: no
     /// limit of its own.
     pub fn limit_bytes(&self, spec: &Spec, devices: &Devices, device: usize) -> Option<u64> {
-        let limit = spec.mem?;
+        let limit = spec.settings.mem?;
         match self.usable_bytes(devices, device) {
             Some(usable) => Some(limit.resolve(usable).min(usable)),
             None => match limit {
@@ -307,12 +307,12 @@ impl Ledger {
         }
         let count = devices.iter().count();
         let entitled =
-            |spec: &Spec, device| devices.entitled(device, &spec.devices, spec.simulated);
+            |spec: &Spec, device| devices.entitled(device, spec.settings.devices(), spec.simulated);
         if devices
             .iter()
             .any(|(_, device)| device.simulated == spec.simulated)
         {
-            for selector in &spec.devices {
+            for selector in spec.settings.devices() {
                 let answered = (0..count).any(|at| devices.answers(at, selector, spec.simulated));
                 if !answered {
                     let known = devices
@@ -337,8 +337,10 @@ impl Ledger {
             admit_share(spec, others().filter(|tenant| tenant.promises))?;
             if let Some(max) = ceiling.share_max {
                 let theirs = others().filter(|tenant| tenant.uid == uid);
-                let asked = spec.share.unwrap_or(0.0)
-                    + theirs.filter_map(|tenant| tenant.spec.share).sum::<f64>();
+                let asked = spec.settings.share.unwrap_or(0.0)
+                    + theirs
+                        .filter_map(|tenant| tenant.spec.settings.share)
+                        .sum::<f64>();
                 if asked > max + AIR {
                     return Err(Refusal::UserShare {
                         user: user.to_owned(),
@@ -397,13 +399,13 @@ impl Ledger {
 
     /// The limit of a job on host memory, percentages resolved; `None`: no limit of its own.
     pub fn host_limit_bytes(&self, spec: &Spec) -> Option<u64> {
-        Some(spec.host_memory?.resolve(self.host_total_bytes))
+        Some(spec.settings.host_memory?.resolve(self.host_total_bytes))
     }
 
     /// Refused is what could never be had.
     fn admit_host(&self, spec: &Spec) -> Result<(), Refusal> {
-        if !spec.evictable {
-            return match (spec.overflow, spec.host_memory) {
+        if !spec.evictable() {
+            return match (spec.overflow(), spec.settings.host_memory) {
                 (Overflow::Host, _) => Err(Refusal::NotEvictable("overflow")),
                 (_, Some(_)) => Err(Refusal::NotEvictable("host memory")),
                 _ => Ok(()),
@@ -421,7 +423,7 @@ impl Ledger {
     /// A limit that no device of the job could ever hold is refused; on a smaller one of several
     /// the limit is the device.
     fn admit_mem(&self, spec: &Spec, own: &[usize], devices: &Devices) -> Result<(), Refusal> {
-        let Some(MemLimit::Bytes(asked)) = spec.mem else {
+        let Some(MemLimit::Bytes(asked)) = spec.settings.mem else {
             return Ok(());
         };
         let largest = own
@@ -443,19 +445,20 @@ impl Ledger {
 /// to a file.
 fn admit_sizes(spec: &Spec) -> Result<(), Refusal> {
     for (what, limit) in [
-        ("memory limit", spec.mem),
-        ("limit on host memory", spec.host_memory),
+        ("memory limit", spec.settings.mem),
+        ("limit on host memory", spec.settings.host_memory),
     ] {
         if let Some(limit) = limit.filter(|limit| !limit.is_valid()) {
             return Err(Refusal::MemRange(what, limit));
         }
     }
-    let uuids = spec.devices.iter().map(|selector| match selector {
+    let devices = spec.settings.devices();
+    let uuids = devices.iter().map(|selector| match selector {
         DeviceSelector::Uuid(uuid) => uuid.len(),
         DeviceSelector::Index(_) => 0,
     });
     for (what, length, most) in [
-        ("devices", spec.devices.len(), MAX_SELECTORS),
+        ("devices", devices.len(), MAX_SELECTORS),
         ("bytes in a UUID", uuids.max().unwrap_or(0), MAX_UUID_BYTES),
         (
             "bytes in the driver's path",
@@ -467,7 +470,7 @@ fn admit_sizes(spec: &Spec) -> Result<(), Refusal> {
             return Err(Refusal::TooLong(what, length, most));
         }
     }
-    if spec.deadline_unix_ms.is_some() && spec.work_ns.is_none() {
+    if spec.settings.deadline.is_some() && spec.settings.work.is_none() {
         return Err(Refusal::DeadlineWithoutWork);
     }
     Ok(())
@@ -478,14 +481,14 @@ fn admit_sizes(spec: &Spec) -> Result<(), Refusal> {
 fn places(spec: &Spec, devices: &Devices) -> Vec<Option<usize>> {
     let count = devices.iter().count();
     let own: Vec<Option<usize>> = (0..count)
-        .filter(|at| devices.entitled(*at, &spec.devices, spec.simulated))
+        .filter(|at| devices.entitled(*at, spec.settings.devices(), spec.simulated))
         .map(Some)
         .collect();
     if own.is_empty() { vec![None] } else { own }
 }
 
 fn meets(spec: &Spec, other: &Spec, place: Option<usize>, devices: &Devices) -> bool {
-    let entitled = |device| devices.entitled(device, &other.devices, other.simulated);
+    let entitled = |device| devices.entitled(device, other.settings.devices(), other.simulated);
     other.simulated == spec.simulated && place.is_none_or(entitled)
 }
 
@@ -493,7 +496,6 @@ fn meets(spec: &Spec, other: &Spec, place: Option<usize>, devices: &Devices) -> 
 mod tests {
     use channel::wire::DeviceId;
     use control::DeviceSelector;
-    use policy::Class;
 
     use super::*;
     use crate::tenant::example;
@@ -536,7 +538,7 @@ mod tests {
     }
 
     fn share(name: &str, share: f64) -> Spec {
-        with(name, |spec| spec.share = Some(share))
+        with(name, |spec| spec.settings.share = Some(share))
     }
 
     #[test]
@@ -553,8 +555,8 @@ mod tests {
             assert_eq!(admit(&share("b", 1.5)), Err(Refusal::ShareRange(1.5)));
             assert!(admit(&share("b", f64::NAN)).is_err());
             let low = with("b", |spec| {
-                spec.share = Some(0.9);
-                spec.class = Class::Opportunistic;
+                spec.settings.share = Some(0.9);
+                spec.settings.class = Some(control::Class::Opportunistic);
             });
             assert_eq!(admit(&low), Ok(()));
             // Ten tenths are one, whatever floating point says.
@@ -603,7 +605,7 @@ mod tests {
         let plain = |name: &str| with(name, |_| ());
         for each in [None, Some(0.01)] {
             let specs: Vec<Spec> = (0..98)
-                .map(|at| with(&format!("r{at}"), |spec| spec.share = each))
+                .map(|at| with(&format!("r{at}"), |spec| spec.settings.share = each))
                 .collect();
             let mut ledger = ledger(&specs);
             let honest = share("honest", 0.5);
@@ -651,7 +653,7 @@ mod tests {
         let devices = devices(&[100]);
         let low = |name: &str| {
             with(name, |spec| {
-                spec.class = Class::Opportunistic;
+                spec.settings.class = Some(control::Class::Opportunistic);
             })
         };
         let specs: Vec<Spec> = (0..MAX_JOBS_OF_USER)
@@ -676,8 +678,8 @@ mod tests {
         let devices = devices(&[100, 100]);
         let on = |name, index| {
             with(name, |spec| {
-                spec.share = Some(1.0);
-                spec.devices = vec![DeviceSelector::Index(index)];
+                spec.settings.share = Some(1.0);
+                spec.settings.device = Some(vec![DeviceSelector::Index(index)]);
             })
         };
         let ledger = ledger(&[on("a", 0)]);
@@ -696,7 +698,7 @@ mod tests {
         let devices = devices(&[1000, 400]);
         let mut ledger = ledger(&[]);
         ledger.reserved[0] = 100;
-        let mem = |mem| with("a", |spec| spec.mem = Some(mem));
+        let mem = |mem| with("a", |spec| spec.settings.mem = Some(mem));
         assert_eq!(
             ledger.admit(&mem(MemLimit::Bytes(900)), None, ANYBODY, &devices),
             Ok(())
@@ -744,7 +746,8 @@ mod tests {
         );
         let ask = |share: f64, bytes: u64| {
             let spec = with("b", |spec| {
-                (spec.share, spec.mem) = (Some(share), Some(MemLimit::Bytes(bytes)));
+                (spec.settings.share, spec.settings.mem) =
+                    (Some(share), Some(MemLimit::Bytes(bytes)));
             });
             ledger.admit(&spec, None, user, &devices)
         };

@@ -39,7 +39,7 @@ impl Arbiter {
             let id = TenantId(saved.id);
             self.next_id = self.next_id.max(saved.id + 1);
             let name = saved.job.name.clone();
-            let spec = convert::spec(saved.job, name);
+            let spec = convert::spec(saved.job, name, self.clock.unix_ms());
             self.names.ask(saved.uid, now_ns);
             let user = self.names.of(saved.uid).to_owned();
             let mut tenant = Tenant::new(id, spec, token, (saved.uid, user), &self.clock);
@@ -352,7 +352,7 @@ impl Arbiter {
             let used = |tenant: &Tenant| {
                 let scheduler = self.schedulers.get(*index);
                 let has_some = !tenant.clients.is_empty() || !tenant.missing.is_empty();
-                tenant.spec.devices.iter().any(named)
+                tenant.spec.settings.devices().iter().any(named)
                     || (has_some
                         && scheduler.is_some_and(|scheduler| scheduler.usage(tenant.id).is_some()))
                     || tenant.used_bytes(*index) > 0
@@ -398,7 +398,9 @@ impl Arbiter {
             .devices
             .get(index)
             .map_or(0, |device| device.total_bytes);
-        let reserve = self.rule_of(index).and_then(|rule| rule.mem_reserve);
+        let reserve = self
+            .rule_of(index)
+            .and_then(|rule| rule.settings.mem_reserve);
         self.ledger.reserved[index] = reserve.map_or(0, |reserve| reserve.resolve(total));
     }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use channel::wire::TOKEN_BYTES;
-use control::{Change, ControlError, ErrorCode, JobSpec, Registered, Reply, Request};
+use control::{Change, ControlError, ErrorCode, JobSpec, Registered, Reply, Request, Settings};
 use policy::TenantId;
 use serde_json::Value;
 
@@ -222,7 +222,7 @@ impl Arbiter {
         } else {
             job.name.clone()
         };
-        let spec = convert::spec(job, name);
+        let spec = convert::spec(job, name, self.clock.unix_ms());
         if let Some(message) = self.lacks_name(peer.uid) {
             let error = ControlError::new(ErrorCode::Internal, message);
             return Err(error.with_hint("try again when the host's user database answers"));
@@ -258,13 +258,20 @@ impl Arbiter {
             ("uid", Value::from(peer.uid)),
             (
                 "class",
-                Value::from(convert::wire_class(tenant.spec.class).as_str()),
+                Value::from(convert::wire_class(tenant.spec.class()).as_str()),
             ),
         ];
-        fields.extend(tenant.spec.share.map(|share| ("share", Value::from(share))));
         fields.extend(
             tenant
                 .spec
+                .settings
+                .share
+                .map(|share| ("share", Value::from(share))),
+        );
+        fields.extend(
+            tenant
+                .spec
+                .settings
                 .mem
                 .map(|mem| ("mem", Value::from(mem.to_string()))),
         );
@@ -337,19 +344,21 @@ impl Arbiter {
                 ),
             );
         }
+        if let Some(fixed) = change.settings.fixed() {
+            let message = format!("`{}` of a running job cannot be changed", fixed.key);
+            return Err(
+                ControlError::new(ErrorCode::Invalid, message).with_hint(format!(
+                    "give --{} to `sublet run` when the job is started",
+                    fixed.flag()
+                )),
+            );
+        }
         let (id, uid, user) = (tenant.id, tenant.uid, tenant.user.clone());
         let mut spec = tenant.spec.clone();
-        spec.mem = change.mem.or(spec.mem);
-        spec.share = change.share.or(spec.share);
-        spec.class = change.class.map_or(spec.class, convert::class);
-        spec.share_min = change.share_min.or(spec.share_min);
-        spec.share_max = change.share_max.or(spec.share_max);
-        spec.gang = change.gang.or(spec.gang);
-        spec.deadline_unix_ms = change.deadline_unix_ms.or(spec.deadline_unix_ms);
-        spec.work_ns = change.work_ns.or(spec.work_ns);
+        let mut asked = change.settings;
+        asked.anchor(self.clock.unix_ms());
+        spec.settings = asked.clone().or(&spec.settings);
         spec.paused = change.paused.unwrap_or(spec.paused);
-        spec.overflow = change.overflow.unwrap_or(spec.overflow);
-        spec.host_memory = change.host_memory.or(spec.host_memory);
         // Root may go beyond what the configuration allows a user.
         let ceiling = if peer.uid == 0 && uid != 0 {
             crate::Ceiling::default()
@@ -361,29 +370,10 @@ impl Arbiter {
             .map_err(|refusal| convert::refusal(&refusal))?;
         self.admit_overflow(id, &spec)
             .map_err(|refusal| convert::refusal(&refusal))?;
-        let mut fields = Vec::new();
-        let mut add = |name, value: Option<Value>| fields.extend(value.map(|value| (name, value)));
-        add("mem", change.mem.map(|mem| mem.to_string().into()));
-        add("share", change.share.map(Value::from));
-        add("share_min", change.share_min.map(Value::from));
-        add("share_max", change.share_max.map(Value::from));
-        add("class", change.class.map(|class| class.as_str().into()));
-        add("gang", change.gang.map(Value::from));
-        add("deadline_unix_ms", change.deadline_unix_ms.map(Value::from));
-        add("work_ns", change.work_ns.map(Value::from));
-        add("paused", change.paused.map(Value::from));
-        add(
-            "overflow",
-            change.overflow.map(|overflow| overflow.as_str().into()),
-        );
-        add(
-            "host_memory",
-            change.host_memory.map(|memory| memory.to_string().into()),
-        );
-        add(
-            "resize",
-            change.resize.map(|resize| resize.to_string().into()),
-        );
+        let mut fields = convert::settings_fields(&asked);
+        fields.extend(change.paused.map(|paused| ("paused", paused.into())));
+        let resize = change.resize.map(|resize| resize.to_string());
+        fields.extend(resize.map(|resize| ("resize", resize.into())));
         if let Some(tenant) = self.ledger.get_mut(id) {
             tenant.spec = spec;
         }

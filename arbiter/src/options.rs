@@ -121,8 +121,6 @@ pub struct DeviceRule {
     pub device: Option<DeviceSelector>,
     /// How it is run.
     pub settings: DeviceSettings,
-    /// Memory kept from every quota.
-    pub mem_reserve: Option<MemLimit>,
 }
 
 impl Options {
@@ -186,11 +184,13 @@ impl Options {
 
     /// The pace of a device with these settings.
     fn pace(&self, settings: &DeviceSettings) -> Pace {
-        let micros_of = |us: Option<u64>| us.map(|us| u32::try_from(us).unwrap_or(u32::MAX));
-        let set_us = micros_of(settings.quantum_max_us);
+        let micros_of = |span: Option<control::Span>| {
+            span.map(|span| u32::try_from(span.micros()).unwrap_or(u32::MAX))
+        };
+        let set_us = micros_of(settings.quantum);
         // Below that a hand-over would cost more than the slice.
         let promised_us = set_us.unwrap_or(micros(self.quantum)).max(200);
-        let min_us = micros_of(settings.quantum_min_us).unwrap_or(micros(self.quantum_min));
+        let min_us = micros_of(settings.quantum_min).unwrap_or(micros(self.quantum_min));
         let max_us = set_us.unwrap_or(micros(self.quantum_max).max(min_us));
         let max_us = max_us.max(promised_us);
         let early_wake = settings.early_wake.unwrap_or(self.early_wake);

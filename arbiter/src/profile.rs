@@ -354,7 +354,14 @@ impl Arbiter {
             })
             .collect();
         let counters = self.counters_of(tenant, &watched);
-        let (name, fixed) = (tenant.spec.name.clone(), tenant.spec.iteration_launches);
+        let (name, fixed) = (
+            tenant.spec.name.clone(),
+            tenant
+                .spec
+                .settings
+                .iteration_launches
+                .filter(|launches| *launches > 0),
+        );
         let Profiles { learners, jobs, .. } = &mut self.profiles;
         let job = jobs.entry(id).or_default();
         job.choose(&watched, learners, fixed);

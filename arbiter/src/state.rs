@@ -20,7 +20,7 @@ use control::{DeviceSettings, JobSpec};
 use serde::{Deserialize, Serialize};
 
 /// Format of the file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The file.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -380,7 +380,7 @@ mod tests {
             devices: vec![SavedDevice {
                 uuid: "GPU-ff".into(),
                 settings: DeviceSettings {
-                    quantum_max_us: Some(9000),
+                    quantum: Some(control::Span::from_micros(9000)),
                     ..DeviceSettings::default()
                 },
             }],

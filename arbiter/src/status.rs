@@ -50,12 +50,12 @@ impl Arbiter {
                 .awake()
                 .filter(|t| {
                     self.devices
-                        .entitled(index, &t.spec.devices, t.spec.simulated)
+                        .entitled(index, t.spec.settings.devices(), t.spec.simulated)
                 })
                 .collect();
             let guaranteed = there
                 .iter()
-                .filter(|tenant| tenant.spec.class == policy::Class::Guaranteed);
+                .filter(|tenant| tenant.spec.class() == policy::Class::Guaranteed);
             let holders: Vec<String> = scheduler
                 .into_iter()
                 .flat_map(|scheduler| scheduler.holding())
@@ -89,11 +89,14 @@ impl Arbiter {
                 early_wake: settings.early_wake.unwrap_or(false),
                 misbehaviour: settings.misbehaviour.unwrap_or_default(),
                 set_by_hand: self.by_hand_of(index).is_some(),
-                holders_max: settings.holders.unwrap_or(1),
+                // CAST: at most 64.
+                holders_max: settings.holders.unwrap_or(1) as u32,
                 holder: holders.first().cloned(),
                 holders,
                 jobs: there.iter().map(|t| t.spec.name.clone()).collect(),
-                share_promised: guaranteed.filter_map(|tenant| tenant.spec.share).sum(),
+                share_promised: guaranteed
+                    .filter_map(|tenant| tenant.spec.settings.share)
+                    .sum(),
                 busy_fraction: scheduler.map_or(0.0, |scheduler| scheduler.busy_part(now_ns)),
                 unmanaged: self.unmanaged(device),
                 pressure: self.pressure_on(index),
@@ -174,7 +177,7 @@ impl Arbiter {
             .iter()
             .filter(|(at, _)| {
                 self.devices
-                    .entitled(*at, &tenant.spec.devices, tenant.spec.simulated)
+                    .entitled(*at, tenant.spec.settings.devices(), tenant.spec.simulated)
             })
             .filter_map(|(at, _)| tenant.limits[at])
             .collect();
@@ -190,7 +193,7 @@ impl Arbiter {
             uid: tenant.uid,
             user: tenant.user.clone(),
             command: tenant.spec.command.clone(),
-            class: convert::wire_class(tenant.spec.class),
+            class: convert::wire_class(tenant.spec.class()),
             state: match (tenant.clients.is_empty(), busy, waits) {
                 // Whether it is dormant or gone is known in a moment, once its processes are
                 // counted.
@@ -201,9 +204,9 @@ impl Arbiter {
                 (_, _, true) => JobState::Waiting,
                 _ => JobState::Idle,
             },
-            share_asked: tenant.spec.share,
-            share_min: tenant.spec.share_min,
-            share_max: tenant.spec.share_max,
+            share_asked: tenant.spec.settings.share,
+            share_min: tenant.spec.settings.share_min,
+            share_max: tenant.spec.settings.share_max,
             gang: self
                 .schedulers
                 .iter()
@@ -211,8 +214,8 @@ impl Arbiter {
             paused: tenant.spec.paused,
             demoted: demoted.map(|violation| violation.text()),
             misbehaved_count: record.iter().map(|(_, count)| count).sum(),
-            deadline_unix_ms: tenant.spec.deadline_unix_ms,
-            work_ns: tenant.spec.work_ns,
+            deadline_unix_ms: tenant.spec.settings.deadline_unix_ms(),
+            work_ns: tenant.spec.settings.work.map(control::Span::nanos),
             share_got_recent: mean(|device| device.share_got_recent),
             share_got_total: mean(|device| device.share_got_total),
             share_got_contended: all.share_contended(),
@@ -232,9 +235,9 @@ impl Arbiter {
             oom_count: tenant.oom_count,
             started_unix_ms: tenant.started_unix_ms,
             simulated: tenant.spec.simulated,
-            on_arbiter_loss: tenant.spec.on_loss,
-            evictable: tenant.spec.evictable,
-            overflow: tenant.spec.overflow,
+            on_arbiter_loss: tenant.spec.settings.on_arbiter_loss.unwrap_or_default(),
+            evictable: tenant.spec.evictable(),
+            overflow: tenant.spec.overflow(),
             host_memory_limit_bytes: self.ledger.host_limit_bytes(&tenant.spec),
             evicted: tenant.spec.evicted,
             residence: residency::sum(devices.iter().filter_map(|d| d.residence.as_ref()))
@@ -323,8 +326,11 @@ impl Arbiter {
             return Vec::new();
         };
         let own = self.devices.iter().filter(|(index, _)| {
-            self.devices
-                .entitled(*index, &tenant.spec.devices, tenant.spec.simulated)
+            self.devices.entitled(
+                *index,
+                tenant.spec.settings.devices(),
+                tenant.spec.simulated,
+            )
         });
         own.filter_map(|(index, _)| {
             Some(DeviceBytes {
@@ -341,10 +347,10 @@ impl Arbiter {
         let Some(tenant) = self.ledger.get(id) else {
             return 0.0;
         };
-        if tenant.spec.class == policy::Class::Opportunistic {
+        if tenant.spec.class() == policy::Class::Opportunistic {
             return 0.0;
         }
-        tenant.spec.share.unwrap_or_else(|| {
+        tenant.spec.settings.share.unwrap_or_else(|| {
             let shares = self.devices.iter().filter_map(|(index, _)| {
                 let terms = self.ledger.terms(&self.devices, index, &self.clock);
                 let own = terms.iter().find(|(tenant, _)| *tenant == id)?;

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use channel::arbiter::TenantMemory;
 use channel::wire::TOKEN_BYTES;
 use channel::{Accounts, MAX_DEVICES, TENANT_SLOTS};
-use control::{DeviceSelector, EscapedProcess, FailMode, JobStatus, MemLimit, Overflow};
+use control::{EscapedProcess, JobSettings, JobStatus, Overflow};
 use policy::{Class, TenantId};
 
 use crate::census::Process;
 use crate::clock::Clock;
+use crate::convert;
 use crate::journal::Allowance;
 use crate::peer;
 use crate::usage::Usage;
@@ -20,26 +21,10 @@ use crate::usage::Usage;
 pub struct Spec {
     /// Unique among living jobs.
     pub name: String,
-    /// Its class.
-    pub class: Class,
-    /// Part of each device's time; `None`: an equal part of what is left.
-    pub share: Option<f64>,
-    /// Never less while it wants a device.
-    pub share_min: Option<f64>,
-    /// Never more.
-    pub share_max: Option<f64>,
-    /// All of its devices at once or none; `None`: so where it has several.
-    pub gang: Option<bool>,
-    /// By when its work should be done, in Unix milliseconds.
-    pub deadline_unix_ms: Option<u64>,
-    /// Device time that its work takes in all, in nanoseconds.
-    pub work_ns: Option<u64>,
+    /// What it was given, a deadline as a time.
+    pub settings: JobSettings,
     /// It gets no device time.
     pub paused: bool,
-    /// Per device.
-    pub mem: Option<MemLimit>,
-    /// Empty: every device of its driver.
-    pub devices: Vec<DeviceSelector>,
     /// The process that registered it and became it by `exec`.
     pub pid: u32,
     /// For display, cut short.
@@ -48,20 +33,27 @@ pub struct Spec {
     pub driver: PathBuf,
     /// That driver simulates.
     pub simulated: bool,
-    /// What it does without an arbiter.
-    pub on_loss: FailMode,
-    /// Submissions that make an iteration, if its owner says so.
-    pub iteration_launches: Option<u64>,
-    /// Its memory may leave its devices.
-    pub evictable: bool,
-    /// What its limit leaves no space for.
-    pub overflow: Overflow,
-    /// Host memory that it may take.
-    pub host_memory: Option<MemLimit>,
     /// Its operator keeps it away.
     pub evicted: bool,
     /// It is ended where a process of it uses a device outside its limits.
     pub strict: bool,
+}
+
+impl Spec {
+    /// Its class.
+    pub fn class(&self) -> Class {
+        convert::class(self.settings.class.unwrap_or_default())
+    }
+
+    /// Its memory may leave its devices.
+    pub fn evictable(&self) -> bool {
+        self.settings.evictable.unwrap_or_default()
+    }
+
+    /// What happens to an allocation above its memory limit.
+    pub fn overflow(&self) -> Overflow {
+        self.settings.overflow.unwrap_or_default()
+    }
 }
 
 /// A job.
@@ -335,25 +327,12 @@ impl Tenant {
 pub(crate) fn example(id: u64, name: &str) -> Tenant {
     let spec = Spec {
         name: name.into(),
-        class: Class::Guaranteed,
-        share: None,
-        share_min: None,
-        share_max: None,
-        gang: None,
-        deadline_unix_ms: None,
-        work_ns: None,
+        settings: JobSettings::default(),
         paused: false,
-        mem: None,
-        devices: Vec::new(),
         pid: 0,
         command: Vec::new(),
         driver: PathBuf::new(),
         simulated: true,
-        on_loss: FailMode::Open,
-        iteration_launches: None,
-        evictable: false,
-        overflow: Overflow::Fail,
-        host_memory: None,
         evicted: false,
         strict: false,
     };

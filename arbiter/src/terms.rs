@@ -58,9 +58,9 @@ impl Terms {
 
 /// What a job is promised by name.
 fn promised(spec: &Spec) -> Option<f64> {
-    match spec.class {
-        Class::Guaranteed => spec.share.or(spec.share_min),
-        Class::Opportunistic => spec.share_min,
+    match spec.class() {
+        Class::Guaranteed => spec.settings.share.or(spec.settings.share_min),
+        Class::Opportunistic => spec.settings.share_min,
     }
 }
 
@@ -73,18 +73,18 @@ impl Ledger {
         };
         let there = || {
             self.awake()
-                .filter(|t| devices.entitled(device, &t.spec.devices, t.spec.simulated))
+                .filter(|t| devices.entitled(device, t.spec.settings.devices(), t.spec.simulated))
         };
         let unnamed = |class| {
             let of = there().filter(|t| t.promises);
-            let of = of.filter(|t| t.spec.class == class && t.spec.share.is_none());
+            let of = of.filter(|t| t.spec.class() == class && t.spec.settings.share.is_none());
             of.count().max(1) as f64
         };
         let named: f64 = there()
             .filter(|tenant| tenant.promises)
-            .filter_map(|tenant| match tenant.spec.class {
-                Class::Guaranteed => tenant.spec.share,
-                Class::Opportunistic => tenant.spec.share_min,
+            .filter_map(|tenant| match tenant.spec.class() {
+                Class::Guaranteed => tenant.spec.settings.share,
+                Class::Opportunistic => tenant.spec.settings.share_min,
             })
             .sum();
         let guaranteed = ((1.0 - named) / unnamed(Class::Guaranteed)).max(LEAST_SHARE);
@@ -92,25 +92,25 @@ impl Ledger {
         there()
             .map(|tenant| {
                 let spec = &tenant.spec;
-                let unnamed = match spec.class {
-                    Class::Guaranteed => guaranteed.max(spec.share_min.unwrap_or(0.0)),
+                let unnamed = match spec.class() {
+                    Class::Guaranteed => guaranteed.max(spec.settings.share_min.unwrap_or(0.0)),
                     Class::Opportunistic => opportunistic,
                 };
                 let terms = Terms {
-                    min_ppm: spec.share_min.map_or(0, ppm),
-                    max_ppm: spec.share_max.map(ppm),
+                    min_ppm: spec.settings.share_min.map_or(0, ppm),
+                    max_ppm: spec.settings.share_max.map(ppm),
                     paused: spec.paused,
-                    gang: spec.gang.unwrap_or(true),
-                    deadline_ns: spec.deadline_unix_ms.map(mono),
-                    work_ns: spec.work_ns,
+                    gang: spec.settings.gang.unwrap_or(true),
+                    deadline_ns: spec.settings.deadline_unix_ms().map(mono),
+                    work_ns: spec.settings.work.map(control::Span::nanos),
                     residency: ResidencyTerms {
-                        evictable: spec.evictable,
-                        overflow: spec.overflow == Overflow::Host,
+                        evictable: spec.evictable(),
+                        overflow: spec.overflow() == Overflow::Host,
                         kept_away: spec.evicted,
                         host_bytes: self.host_limit_bytes(spec),
                         ..ResidencyTerms::default()
                     },
-                    ..Terms::plain(spec.class, ppm(spec.share.unwrap_or(unnamed)))
+                    ..Terms::plain(spec.class(), ppm(spec.settings.share.unwrap_or(unnamed)))
                 };
                 (tenant.id, terms)
             })
@@ -125,26 +125,30 @@ fn ppm(share: f64) -> u32 {
 
 /// Whether the bounds of a job agree with its share.
 pub fn admit_bounds(spec: &Spec) -> Result<(), Refusal> {
-    for bound in [spec.share, spec.share_min, spec.share_max]
-        .into_iter()
-        .flatten()
+    for bound in [
+        spec.settings.share,
+        spec.settings.share_min,
+        spec.settings.share_max,
+    ]
+    .into_iter()
+    .flatten()
     {
         if !(bound > 0.0 && bound <= 1.0) {
             return Err(Refusal::ShareRange(bound));
         }
     }
     let (min, max) = (
-        spec.share_min.unwrap_or(0.0),
-        spec.share_max.unwrap_or(f64::INFINITY),
+        spec.settings.share_min.unwrap_or(0.0),
+        spec.settings.share_max.unwrap_or(f64::INFINITY),
     );
-    let share = spec.share.unwrap_or(min);
+    let share = spec.settings.share.unwrap_or(min);
     // Among opportunistic jobs a share is a weight, and a floor may well be above it.
-    let guaranteed = spec.class == Class::Guaranteed;
+    let guaranteed = spec.class() == Class::Guaranteed;
     if min > max || share > max || (guaranteed && min > share) {
         return Err(Refusal::Bounds {
-            min: spec.share_min,
-            share: spec.share,
-            max: spec.share_max,
+            min: spec.settings.share_min,
+            share: spec.settings.share,
+            max: spec.settings.share_max,
         });
     }
     Ok(())
@@ -157,7 +161,7 @@ pub fn admit_share<'a>(
 ) -> Result<(), Refusal> {
     let own = promised(spec);
     let (mut theirs, mut unnamed) = (0.0, 0);
-    let is_unnamed = |spec: &Spec| spec.class == Class::Guaranteed && promised(spec).is_none();
+    let is_unnamed = |spec: &Spec| spec.class() == Class::Guaranteed && promised(spec).is_none();
     for other in others {
         theirs += promised(&other.spec).unwrap_or(0.0);
         unnamed += usize::from(is_unnamed(&other.spec));
@@ -206,15 +210,15 @@ mod tests {
     #[test]
     fn a_floor_is_a_promise_whatever_the_class() {
         let others = [
-            tenant(1, |spec| spec.share = Some(0.75)),
+            tenant(1, |spec| spec.settings.share = Some(0.75)),
             tenant(2, |spec| {
-                spec.class = Class::Opportunistic;
-                spec.share = Some(0.9);
-                spec.share_min = Some(0.125);
+                spec.settings.class = Some(control::Class::Opportunistic);
+                spec.settings.share = Some(0.9);
+                spec.settings.share_min = Some(0.125);
             }),
         ];
         let admit = |spec: &Spec| admit_share(spec, others.iter());
-        let with_share = |share| spec(|spec| spec.share = Some(share));
+        let with_share = |share| spec(|spec| spec.settings.share = Some(share));
         assert_eq!(admit(&with_share(0.125)), Ok(()));
         let refused = Refusal::ShareSum {
             asked: 0.25,
@@ -222,11 +226,11 @@ mod tests {
         };
         assert_eq!(admit(&with_share(0.25)), Err(refused.clone()));
         let floor = spec(|spec| {
-            spec.class = Class::Opportunistic;
-            spec.share_min = Some(0.25);
+            spec.settings.class = Some(control::Class::Opportunistic);
+            spec.settings.share_min = Some(0.25);
         });
         assert_eq!(admit(&floor), Err(refused));
-        let without = spec(|spec| spec.class = Class::Opportunistic);
+        let without = spec(|spec| spec.settings.class = Some(control::Class::Opportunistic));
         assert_eq!(admit(&without), Ok(()));
     }
 
@@ -234,11 +238,15 @@ mod tests {
     fn bounds_agree_with_the_share() {
         let bounds = |class, min, share, max| {
             admit_bounds(&spec(|spec| {
-                spec.class = class;
-                (spec.share_min, spec.share, spec.share_max) = (min, share, max);
+                spec.settings.class = Some(class);
+                (
+                    spec.settings.share_min,
+                    spec.settings.share,
+                    spec.settings.share_max,
+                ) = (min, share, max);
             }))
         };
-        let guaranteed = Class::Guaranteed;
+        let guaranteed = control::Class::Guaranteed;
         assert_eq!(bounds(guaranteed, None, None, Some(0.1)), Ok(()));
         assert_eq!(bounds(guaranteed, Some(0.1), Some(0.2), Some(0.2)), Ok(()));
         for (min, share, max) in [
@@ -254,7 +262,7 @@ mod tests {
                 "{min:?} {share:?} {max:?}"
             );
         }
-        let weight = bounds(Class::Opportunistic, Some(0.3), Some(0.2), None);
+        let weight = bounds(control::Class::Opportunistic, Some(0.3), Some(0.2), None);
         assert_eq!(weight, Ok(()), "a weight among opportunistic jobs");
         assert_eq!(
             bounds(guaranteed, Some(f64::NAN), None, None).map_err(|_| ()),
@@ -271,12 +279,12 @@ mod tests {
         };
         devices.meet(&id, true, &mut 0);
         let mut ledger = Ledger::default();
-        ledger.insert(tenant(1, |spec| spec.share = Some(0.5)));
+        ledger.insert(tenant(1, |spec| spec.settings.share = Some(0.5)));
         ledger.insert(tenant(2, |spec| {
-            spec.share_min = Some(0.375);
-            spec.share_max = Some(0.75);
+            spec.settings.share_min = Some(0.375);
+            spec.settings.share_max = Some(0.75);
             spec.paused = true;
-            spec.gang = Some(false);
+            spec.settings.gang = Some(false);
         }));
         ledger.insert(tenant(3, |_| ()));
         let terms = ledger.terms(&devices, 0, &crate::clock::host());

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use channel::arbiter::ClientPages;
 use channel::wire::{DeviceId, Hello, PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use control::paths::RuntimeDir;
-use control::{JobSpec, Reply};
+use control::{JobSettings, JobSpec, Reply};
 use policy::TenantId;
 
 use crate::attach::Verdict;
@@ -126,8 +126,11 @@ impl World {
             uid: rustix::process::getuid().as_raw(),
         };
         let spec = JobSpec {
+            settings: JobSettings {
+                share: Some(share),
+                ..JobSettings::default()
+            },
             name: name.into(),
-            share: Some(share),
             simulated: true,
             ..JobSpec::default()
         };

@@ -12,7 +12,7 @@ use bench::{Daemon, Worker, attach, child, introduction, named, refusal, role_of
 use channel::client::{AttachError, ClientEnd, Liveness};
 use channel::wire::Outcome;
 use channel::{Account, Bypass, Event, NO_LIMIT};
-use control::{Change, Class, ErrorCode, JobSpec, JobState, MemLimit, SoloSource};
+use control::{Change, Class, ErrorCode, JobSettings, JobSpec, JobState, MemLimit, SoloSource};
 use testbed::within;
 
 const GIB: u64 = 1 << 30;
@@ -23,7 +23,10 @@ fn a_lone_job_finds_its_gate_open_its_limit_set_and_itself_listed() {
     let mut operator = daemon.operator();
     let job = operator
         .register(JobSpec {
-            mem: Some(MemLimit::Percent(25.0)),
+            settings: JobSettings {
+                mem: Some(MemLimit::Percent(25.0)),
+                ..named("", 0.5).settings
+            },
             command: vec!["python".into(), "train.py".into()],
             ..named("", 0.5)
         })
@@ -54,7 +57,10 @@ fn a_lone_job_finds_its_gate_open_its_limit_set_and_itself_listed() {
     assert_eq!((job.launches, job.grants, job.processes.len()), (1, 1, 1));
 
     let change = Change {
-        mem: Some(MemLimit::Bytes(512 << 20)),
+        settings: JobSettings {
+            mem: Some(MemLimit::Bytes(512 << 20)),
+            ..JobSettings::default()
+        },
         ..Change::default()
     };
     operator.set("train", change).expect("changed");
@@ -179,12 +185,18 @@ fn two_busy_jobs_get_their_shares() {
     );
 
     let change = Change {
-        share: Some(0.25),
+        settings: JobSettings {
+            share: Some(0.25),
+            ..JobSettings::default()
+        },
         ..Change::default()
     };
     operator.set("large", change).expect("lowered");
     let change = Change {
-        share: Some(0.75),
+        settings: JobSettings {
+            share: Some(0.75),
+            ..JobSettings::default()
+        },
         ..Change::default()
     };
     operator.set("small", change).expect("raised");
@@ -200,8 +212,11 @@ fn an_idle_job_costs_a_busy_one_nothing_and_an_opportunistic_one_gets_the_rest()
     let mut operator = daemon.operator();
     let first = operator.register(named("first", 1.0)).expect("registered");
     let rest = JobSpec {
-        class: Class::Opportunistic,
-        share: None,
+        settings: JobSettings {
+            class: Some(Class::Opportunistic),
+            share: None,
+            ..named("rest", 1.0).settings
+        },
         ..named("rest", 1.0)
     };
     let rest = operator.register(rest).expect("registered");
@@ -357,7 +372,10 @@ fn what_cannot_be_is_refused_with_the_value_and_the_remedy() {
 
     let _client = attach(&job);
     let large = JobSpec {
-        mem: Some(MemLimit::Bytes(9 * GIB)),
+        settings: JobSettings {
+            mem: Some(MemLimit::Bytes(9 * GIB)),
+            ..named("b", 0.1).settings
+        },
         ..named("b", 0.1)
     };
     let large = refusal(operator.register(large));
@@ -366,7 +384,10 @@ fn what_cannot_be_is_refused_with_the_value_and_the_remedy() {
         "{large}"
     );
     let nowhere = JobSpec {
-        devices: vec!["3".parse().expect("index")],
+        settings: JobSettings {
+            device: Some(vec!["3".parse().expect("index")]),
+            ..named("b", 0.1).settings
+        },
         ..named("b", 0.1)
     };
     assert_eq!(

@@ -12,11 +12,15 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use arbiter::{DeviceRule, Options, Rules};
 use bench::{Daemon, Worker, attach, child, lie, named, refusal, role_of_ours, until};
 use control::{
-    Change, Class, Client, DeviceSelector, DeviceSettings, ErrorCode, JobState, Misbehaviour,
-    PolicyChoice, SliceMode,
+    Change, Class, Client, Deadline, DeviceSelector, DeviceSettings, ErrorCode, JobSettings,
+    JobState, Misbehaviour, PolicyChoice, SliceMode, Span,
 };
 
 /// Journal lines about a job that harmed the others, by what it did.
+fn us(us: u64) -> Option<Span> {
+    Some(Span::from_micros(us))
+}
+
 fn violations(operator: &mut Client, job: &str) -> Vec<String> {
     let events = operator.events(0, 0).expect("events");
     let about = events
@@ -39,7 +43,7 @@ fn a_device_is_run_anew_at_once_and_what_makes_no_sense_changes_nothing() {
     let nobody = refusal(operator.set_device(
         None,
         DeviceSettings {
-            quantum_max_us: Some(9000),
+            quantum: us(9000),
             ..DeviceSettings::default()
         },
     ));
@@ -59,11 +63,11 @@ fn a_device_is_run_anew_at_once_and_what_makes_no_sense_changes_nothing() {
         ),
         (
             DeviceSettings {
-                quantum_max_us: Some(100),
+                quantum: us(100),
                 ..DeviceSettings::default()
             },
             ErrorCode::Invalid,
-            ["100 us", "0.5 to 1000 ms"],
+            ["100us", "0.5ms to 1s"],
         ),
         (
             DeviceSettings {
@@ -75,12 +79,12 @@ fn a_device_is_run_anew_at_once_and_what_makes_no_sense_changes_nothing() {
         ),
         (
             DeviceSettings {
-                quantum_min_us: Some(9000),
-                quantum_max_us: Some(8000),
+                quantum_min: us(9000),
+                quantum: us(8000),
                 ..DeviceSettings::default()
             },
             ErrorCode::Invalid,
-            ["9000", "8000"],
+            ["9ms", "8ms"],
         ),
     ] {
         let error = refusal(operator.set_device(None, settings));
@@ -111,7 +115,7 @@ fn a_device_is_run_anew_at_once_and_what_makes_no_sense_changes_nothing() {
             Some(DeviceSelector::Index(0)),
             DeviceSettings {
                 mode: Some(SliceMode::Concurrent),
-                quantum_max_us: Some(9000),
+                quantum: us(9000),
                 misbehaviour: Some(Misbehaviour::Report),
                 ..DeviceSettings::default()
             },
@@ -188,28 +192,40 @@ fn jobs_are_paused_resumed_and_bounded_while_they_run() {
     for (change, words) in [
         (
             Change {
-                share_min: Some(0.6),
+                settings: JobSettings {
+                    share_min: Some(0.6),
+                    ..JobSettings::default()
+                },
                 ..Change::default()
             },
             ["0.6", "0.5"],
         ),
         (
             Change {
-                share_max: Some(0.4),
+                settings: JobSettings {
+                    share_max: Some(0.4),
+                    ..JobSettings::default()
+                },
                 ..Change::default()
             },
             ["0.4", "0.5"],
         ),
         (
             Change {
-                share: Some(0.6),
+                settings: JobSettings {
+                    share: Some(0.6),
+                    ..JobSettings::default()
+                },
                 ..Change::default()
             },
             ["0.6", "1.1"],
         ),
         (
             Change {
-                deadline_unix_ms: Some(1),
+                settings: JobSettings {
+                    deadline: Some(Deadline::AtUnixMs(1)),
+                    ..JobSettings::default()
+                },
                 ..Change::default()
             },
             ["deadline", "--work"],
@@ -224,10 +240,13 @@ fn jobs_are_paused_resumed_and_bounded_while_they_run() {
         .set(
             "a",
             Change {
-                share: Some(0.25),
-                share_min: Some(0.125),
-                share_max: Some(0.25),
-                class: Some(Class::Opportunistic),
+                settings: JobSettings {
+                    share: Some(0.25),
+                    share_min: Some(0.125),
+                    share_max: Some(0.25),
+                    class: Some(Class::Opportunistic),
+                    ..JobSettings::default()
+                },
                 ..Change::default()
             },
         )
@@ -251,7 +270,7 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
                 file: Some("/etc/sublet/sublet.toml".into()),
                 devices: vec![DeviceRule {
                     settings: DeviceSettings {
-                        quantum_max_us: Some(quantum_max_us),
+                        quantum: us(quantum_max_us),
                         ..DeviceSettings::default()
                     },
                     ..DeviceRule::default()
@@ -290,13 +309,16 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
         .set_device(
             None,
             DeviceSettings {
-                quantum_max_us: Some(9000),
+                quantum: us(9000),
                 ..DeviceSettings::default()
             },
         )
         .expect("changed");
     let floor = Change {
-        share_min: Some(0.25),
+        settings: JobSettings {
+            share_min: Some(0.25),
+            ..JobSettings::default()
+        },
         paused: Some(true),
         ..Change::default()
     };

@@ -13,8 +13,8 @@ use bench::{Daemon, PATIENCE, Worker, introduction, until};
 use channel::client::{ClientEnd, Introduction};
 use channel::{Footprint, NO_LIMIT, Reason};
 use control::{
-    Change, Client, ClientError, ControlError, ErrorCode, JobSpec, MemLimit, MoveOutcome, Moves,
-    Overflow, Registered, ResidenceState,
+    Change, Client, ClientError, ControlError, ErrorCode, JobSettings, JobSpec, MemLimit,
+    MoveOutcome, Moves, Overflow, Registered, ResidenceState,
 };
 
 /// The device has eight of these, and the host space for more.
@@ -29,9 +29,12 @@ fn attach(job: &Registered) -> ClientEnd {
 
 fn evictable(name: &str) -> JobSpec {
     JobSpec {
+        settings: JobSettings {
+            evictable: Some(true),
+            ..JobSettings::default()
+        },
         name: name.into(),
         simulated: true,
-        evictable: true,
         ..JobSpec::default()
     }
 }
@@ -143,15 +146,21 @@ fn what_cannot_be_moved_is_refused_with_the_reason() {
     for (spec, words) in [
         (
             JobSpec {
-                evictable: false,
-                overflow: Overflow::Host,
+                settings: JobSettings {
+                    evictable: Some(false),
+                    overflow: Some(Overflow::Host),
+                    ..evictable("b").settings
+                },
                 ..evictable("b")
             },
             ["overflow", "--evictable"],
         ),
         (
             JobSpec {
-                host_memory: Some(MemLimit::Bytes(1 << 50)),
+                settings: JobSettings {
+                    host_memory: Some(MemLimit::Bytes(1 << 50)),
+                    ..evictable("b").settings
+                },
                 ..evictable("b")
             },
             ["1024TiB", "[residency]"],
@@ -187,7 +196,10 @@ fn what_cannot_be_moved_is_refused_with_the_reason() {
             .is_done()
     );
     let change = Change {
-        host_memory: Some(MemLimit::Bytes(UNIT / 4)),
+        settings: JobSettings {
+            host_memory: Some(MemLimit::Bytes(UNIT / 4)),
+            ..JobSettings::default()
+        },
         ..Change::default()
     };
     operator.set("a", change).expect("changed");
@@ -406,8 +418,11 @@ fn a_quota_below_use_moves_the_rest_to_the_host_and_a_higher_one_brings_it_back(
     let mut operator = daemon.operator();
     let job = operator
         .register(JobSpec {
-            overflow: Overflow::Host,
-            mem: Some(MemLimit::Bytes(4 * UNIT)),
+            settings: JobSettings {
+                overflow: Some(Overflow::Host),
+                mem: Some(MemLimit::Bytes(4 * UNIT)),
+                ..evictable("a").settings
+            },
             ..evictable("a")
         })
         .expect("registered");
@@ -416,11 +431,17 @@ fn a_quota_below_use_moves_the_rest_to_the_host_and_a_higher_one_brings_it_back(
     let _agent = Agent::start(&client, &memory, 4 * UNIT);
     let worker = Worker::start(client);
     let limit = |bytes| Change {
-        mem: Some(MemLimit::Bytes(bytes)),
+        settings: JobSettings {
+            mem: Some(MemLimit::Bytes(bytes)),
+            ..JobSettings::default()
+        },
         ..Change::default()
     };
     let tight = Change {
-        host_memory: Some(MemLimit::Bytes(UNIT / 2)),
+        settings: JobSettings {
+            host_memory: Some(MemLimit::Bytes(UNIT / 2)),
+            ..JobSettings::default()
+        },
         ..Change::default()
     };
     operator.set("a", tight).expect("changed");
@@ -434,7 +455,10 @@ fn a_quota_below_use_moves_the_rest_to_the_host_and_a_higher_one_brings_it_back(
     }
     assert_eq!(memory.free_bytes(), 4 * UNIT, "nothing has moved");
     let wide = Change {
-        host_memory: Some(MemLimit::Bytes(2 * UNIT)),
+        settings: JobSettings {
+            host_memory: Some(MemLimit::Bytes(2 * UNIT)),
+            ..JobSettings::default()
+        },
         ..Change::default()
     };
     operator.set("a", wide).expect("changed");

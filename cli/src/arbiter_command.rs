@@ -91,8 +91,8 @@ fn options(dir: RuntimeDir, args: &Arbiter, config: Config) -> Options {
     };
     let idle_exit = match args.idle_exit {
         None => defaults.idle_exit,
-        Some(0) => None,
-        Some(seconds) => Some(Duration::from_secs(seconds)),
+        Some(Duration::ZERO) => None,
+        after => after,
     };
     let rules = rules(config);
     Options {
@@ -112,7 +112,11 @@ fn rules(config: Config) -> Rules {
     Rules {
         file: config.path,
         tenant_rules: config.tenants.len(),
-        job_processes: config.job_processes.unwrap_or(arbiter::JOB_PROCESSES),
+        // CAST: 4096 at most.
+        job_processes: config
+            .limits
+            .job_processes
+            .map_or(arbiter::JOB_PROCESSES, |most| most as u32),
         devices: config.devices.into_iter().map(device_rule).collect(),
         residency: residency_rule(config.residency),
         ceilings: Box::new(move |uid, user| ceiling(&config.tenants, uid, user)),
@@ -142,7 +146,6 @@ fn device_rule(rule: DeviceRule) -> arbiter::DeviceRule {
     arbiter::DeviceRule {
         device: rule.device,
         settings: rule.settings,
-        mem_reserve: rule.mem_reserve,
     }
 }
 
@@ -155,8 +158,8 @@ fn ceiling(tenants: &[TenantRule], uid: u32, user: &str) -> Ceiling {
     };
     let rule = tenants.iter().find(|rule| rule.user.matches(user));
     rule.map_or_else(Ceiling::default, |rule| Ceiling {
-        share_max: rule.share_max,
-        mem_max: rule.mem_max,
+        share_max: rule.ceilings.share_max,
+        mem_max: rule.ceilings.mem_max,
     })
 }
 
@@ -247,12 +250,12 @@ fn log_to_stderr(filter: Option<String>, mut file: LogFile) -> anyhow::Result<()
 
 #[cfg(test)]
 mod tests {
-    use control::{DeviceSelector, DeviceSettings, MemLimit, SliceMode};
+    use control::{DeviceSelector, DeviceSettings, MemLimit, SliceMode, Span};
 
     use super::*;
-    use crate::config::Pattern;
+    use crate::config::{Pattern, TenantCeilings};
 
-    fn args(embedded: bool, idle_exit: Option<u64>) -> Arbiter {
+    fn args(embedded: bool, idle_exit: Option<Duration>) -> Arbiter {
         Arbiter {
             embedded,
             idle_exit,
@@ -269,8 +272,9 @@ mod tests {
 
     #[test]
     fn only_an_embedded_one_ends_by_itself_unless_asked() {
-        let idle_exit = |embedded, seconds| {
-            options(dir(), &args(embedded, seconds), Config::default()).idle_exit
+        let idle_exit = |embedded, seconds: Option<u64>| {
+            let after = seconds.map(Duration::from_secs);
+            options(dir(), &args(embedded, after), Config::default()).idle_exit
         };
         assert_eq!(idle_exit(false, None), None);
         assert_eq!(
@@ -286,19 +290,21 @@ mod tests {
     fn the_file_s_rules_reach_the_arbiter() {
         let tenant = |user: &str, share_max| TenantRule {
             user: Pattern::new(user),
-            share_max: Some(share_max),
-            mem_max: Some(MemLimit::Percent(50.0)),
+            ceilings: TenantCeilings {
+                share_max: Some(share_max),
+                mem_max: Some(MemLimit::Percent(50.0)),
+            },
         };
         let settings = DeviceSettings {
             mode: Some(SliceMode::Concurrent),
-            quantum_max_us: Some(2500),
+            quantum: Some(Span::from_micros(2500)),
+            mem_reserve: Some(MemLimit::Bytes(7)),
             ..DeviceSettings::default()
         };
         let config = Config {
             devices: vec![DeviceRule {
                 device: Some(DeviceSelector::Index(1)),
                 settings: settings.clone(),
-                mem_reserve: Some(MemLimit::Bytes(7)),
             }],
             tenants: vec![tenant("al*", 0.7), tenant("1234", 0.2)],
             ..Config::default()
@@ -307,7 +313,6 @@ mod tests {
         let rule = arbiter::DeviceRule {
             device: Some(DeviceSelector::Index(1)),
             settings,
-            mem_reserve: Some(MemLimit::Bytes(7)),
         };
         assert_eq!(options.devices, [rule]);
         let share_max = |uid, user| (options.ceilings)(uid, user).share_max;

@@ -5,14 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
-use control::{
-    Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, OnRefusal, Overflow, PolicyChoice,
-    Resize, SliceMode,
-};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use control::{DeviceSelector, DeviceSettings, JobSettings, Resize};
 
-use crate::config::keys::QUANTUM_MS;
-use crate::settings::{parse_flag, parse_share};
+use crate::flags::Flags;
+use crate::mistake;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -37,8 +34,16 @@ pub enum Command {
     Run(Run),
     /// Show the jobs and devices of the arbiter
     Ps(Ps),
-    /// Change a running job, or how a device is run
+    /// Change the settings of a running job
     Set(Set),
+    /// Give jobs no device time until they are resumed
+    Pause(Names),
+    /// Give paused jobs their turns again
+    Resume(Names),
+    /// Change how a device is run
+    Device(Device),
+    /// Have the arbiter read its quota file again
+    Reload(Reload),
     /// Move jobs out of their devices' memory, and hold them there until they are restored
     Evict(Evict),
     /// Bring evicted jobs back, and let them go on
@@ -54,74 +59,27 @@ pub enum Command {
     Simulate(Simulate),
     /// The hook above the nodes: run it, submit jobs to it, look at it
     Cluster(crate::cluster_command::args::Cluster),
-    /// Print the JSON Schema of the quota file
-    Schema,
+    /// Print the JSON Schema of the quota file, or the page of all settings
+    Schema(Schema),
+    /// Print a completion script for a shell
+    Completions(Completions),
+    /// Write a man page for each command
+    Man(Man),
 }
 
 /// Flags beat SUBLET_MEM, SUBLET_SHARE, ... in the environment, those beat the quota file.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct Run {
-    /// Memory limit on each device: 8GiB, 512M (1024-based), or 50% of the device [env: SUBLET_MEM]
-    #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
-    pub mem: Option<MemLimit>,
-    /// Part of the device's time, above 0 and at most 1 [env: SUBLET_SHARE]
-    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
-    pub share: Option<f64>,
-    /// Part of the device's time that the job gets at the least while it wants it [env:
-    /// SUBLET_SHARE_MIN]
-    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
-    pub share_min: Option<f64>,
-    /// Part of the device's time that it gets at the most, also when alone [env: SUBLET_SHARE_MAX]
-    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
-    pub share_max: Option<f64>,
-    /// guaranteed: gets its share whenever it wants it; opportunistic: runs in what others leave
-    /// [env: SUBLET_CLASS]
-    #[arg(long, value_name = "guaranteed|opportunistic")]
-    pub class: Option<Class>,
+    #[command(flatten)]
+    pub settings: Flags<JobSettings, false>,
     /// Name of the job [default: from the command] [env: SUBLET_NAME]
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub name: Option<String>,
-    /// Device of the job, by UUID or index; several by comma or by repeating it [env:
-    /// SUBLET_DEVICE]
-    #[arg(long = "device", value_name = "UUID|INDEX", value_delimiter = ',')]
-    pub devices: Vec<DeviceSelector>,
-    /// All devices of the job at once or none [default: true where it has several] [env:
-    /// SUBLET_GANG]
-    #[arg(long, value_name = "true|false", value_parser = parse_flag)]
-    pub gang: Option<bool>,
-    /// When its work should be done, from now: 90s, 20m, 1.5h; needs --work [env: SUBLET_DEADLINE]
-    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
-    pub deadline: Option<Duration>,
-    /// Device time that its work takes in all [env: SUBLET_WORK]
-    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
-    pub work: Option<Duration>,
     /// Quota file [default: sublet.toml here, in ~/.config/sublet or /etc/sublet] [env:
     /// SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// What the job does while the arbiter is gone [env: SUBLET_ON_ARBITER_LOSS]
-    #[arg(long, value_name = "open|freeze|closed")]
-    pub on_arbiter_loss: Option<FailMode>,
-    /// What becomes of a process that cannot be governed [default: closed with --mem, --share-max
-    /// or --strict, else open] [env: SUBLET_ON_REFUSAL]
-    #[arg(long, value_name = "closed|open")]
-    pub on_refusal: Option<OnRefusal>,
-    /// Let the job's memory leave the device while others run [env: SUBLET_EVICTABLE]
-    #[arg(long, value_name = "true|false", value_parser = parse_flag, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub evictable: Option<bool>,
-    /// What becomes of allocations above the memory limit; host: they live in host memory; needs
-    /// --evictable [env: SUBLET_OVERFLOW]
-    #[arg(long, value_name = "host|fail")]
-    pub overflow: Option<Overflow>,
-    /// Host memory that the job may take for what is not on its devices; needs --evictable [env:
-    /// SUBLET_HOST_MEMORY]
-    #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
-    pub host_memory: Option<MemLimit>,
-    /// Submissions that make an iteration of the job, where they are not to be found out [env:
-    /// SUBLET_LAUNCHES_PER_ITERATION]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub iteration_launches: Option<u64>,
     /// Fail where a process uses the job's devices that is part of no job
     #[arg(long)]
     pub strict: bool,
@@ -175,99 +133,86 @@ pub struct Doctor {
 #[derive(Debug, Args)]
 pub struct Set {
     /// Name of the job, as `sublet ps` shows it
-    #[arg(required_unless_present_any = ["device", "reload"])]
-    pub name: Option<String>,
-    /// New memory limit: 8GiB, 512M, or 50% of the device
-    #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
-    pub mem: Option<MemLimit>,
-    /// New part of the device's time, above 0 and at most 1
-    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
-    pub share: Option<f64>,
-    /// New least part of the device's time
-    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
-    pub share_min: Option<f64>,
-    /// New largest part of the device's time
-    #[arg(long, value_name = "F", value_parser = parse_share, allow_hyphen_values = true)]
-    pub share_max: Option<f64>,
-    /// New class
-    #[arg(long, value_name = "guaranteed|opportunistic")]
-    pub class: Option<Class>,
-    /// Time of an iteration without other jobs, in microseconds: the base of the slowdown; 0
-    /// forgets it
-    #[arg(long, value_name = "US")]
-    pub solo_iteration_us: Option<u64>,
-    /// All devices of the job at once or none
-    #[arg(long, value_name = "true|false", value_parser = parse_flag)]
-    pub gang: Option<bool>,
-    /// When its work should be done, from now: 90s, 20m, 1.5h
-    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
-    pub deadline: Option<Duration>,
-    /// Device time that its work takes in all, what is done included
-    #[arg(long, value_name = "TIME", value_parser = control::parse_span)]
-    pub work: Option<Duration>,
-    /// What becomes of allocations above the memory limit of an evictable job
-    #[arg(long, value_name = "host|fail")]
-    pub overflow: Option<Overflow>,
-    /// New host memory of an evictable job
-    #[arg(long, value_name = "SIZE|PCT", allow_hyphen_values = true)]
-    pub host_memory: Option<MemLimit>,
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    #[command(flatten)]
+    pub settings: Flags<JobSettings, true>,
+    /// Time of an iteration without other jobs ("2350us"): the base of the slowdown; 0 forgets it
+    #[arg(long, value_name = "TIME|0", value_parser = parse_solo_iteration)]
+    pub solo_iteration: Option<Duration>,
     /// Ask the job to end its iteration, save, and prepare to run on so many GPUs (0: none); `stay`
     /// takes that back
     #[arg(long, value_name = "GPUS|stay", allow_hyphen_values = true)]
     pub resize: Option<Resize>,
-    /// Give the job no device time until it is resumed
-    #[arg(long, conflicts_with = "resume")]
-    pub pause: bool,
-    /// Give a paused job its turns again
+    /// Print one JSON object: the job as it stands
     #[arg(long)]
-    pub resume: bool,
-    /// Change a device instead of a job: UUID, index, or `all`
-    #[arg(long, value_name = "UUID|INDEX|all", value_parser = parse_one_or_all, conflicts_with_all = JOB_FLAGS)]
-    pub device: Option<OneOrAll>,
-    /// exclusive: slices; concurrent: all at once; auto: whichever serves better
-    #[arg(long, value_name = "MODE")]
-    pub mode: Option<SliceMode>,
-    /// Slice policy, with parameters: stride, or NAME:key=number,key=number
-    #[arg(long, value_name = "POLICY")]
-    pub policy: Option<PolicyChoice>,
-    /// How many jobs may hold the device at once in slices, where the policy makes use of it
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub holders: Option<u32>,
-    /// Longest slice in milliseconds, and what two jobs have while one of them is guaranteed
-    #[arg(long, value_name = "MS", value_parser = parse_quantum)]
-    pub quantum_ms: Option<f64>,
-    /// Shortest slice in milliseconds
-    #[arg(long, value_name = "MS", value_parser = parse_quantum)]
-    pub quantum_min_ms: Option<f64>,
-    /// Wake the next job shortly before its turn
-    #[arg(long, value_name = "true|false", value_parser = parse_flag)]
-    pub early_wake: Option<bool>,
-    /// What happens to a job that harms the others
-    #[arg(long, value_name = "report|demote|kill")]
-    pub misbehaviour: Option<Misbehaviour>,
-    /// Have the arbiter read its quota file again; what was set on devices by hand gives way to it
-    #[arg(long, exclusive = true)]
-    pub reload: bool,
+    pub json: bool,
 }
 
-/// Flags of `set` that are about a job.
-const JOB_FLAGS: [&str; 15] = [
-    "name",
-    "mem",
-    "share",
-    "share_min",
-    "share_max",
-    "class",
-    "gang",
-    "deadline",
-    "work",
-    "pause",
-    "resume",
-    "solo_iteration_us",
-    "overflow",
-    "host_memory",
-    "resize",
-];
+/// A paused job keeps its memory and gets no device time until it is resumed.
+#[derive(Debug, Args)]
+pub struct Names {
+    /// Names of the jobs, as `sublet ps` shows them
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+    /// Print one JSON object: the jobs as they stand
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// As SIGHUP does. What `sublet device set` has changed gives way to the file.
+#[derive(Debug, Args)]
+pub struct Reload {
+    /// Print one JSON object: the file and how many sections are in force
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Device {
+    #[command(subcommand)]
+    pub command: DeviceCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DeviceCommand {
+    /// Change how a device is run, until the quota file is read again
+    Set(DeviceSet),
+}
+
+/// Takes effect within a slice. What is refused changes nothing.
+#[derive(Debug, Args)]
+pub struct DeviceSet {
+    /// UUID, index, or `all`
+    #[arg(value_name = "UUID|INDEX|all", value_parser = parse_one_or_all)]
+    pub device: OneOrAll,
+    #[command(flatten)]
+    pub settings: Flags<DeviceSettings, true>,
+    /// Print one JSON object: the devices as they stand
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Where to write them; made where it is missing
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Schema {
+    /// Print the page of all settings in Markdown instead
+    #[arg(long)]
+    pub markdown: bool,
+}
 
 /// Moves only memory that is on the devices, and nothing if host memory cannot hold all of it.
 #[derive(Debug, Args)]
@@ -332,14 +277,19 @@ fn parse_one_or_all(text: &str) -> Result<OneOrAll, String> {
         .map_err(|error: control::BadDevice| format!("{error}, or `all`"))
 }
 
-fn parse_quantum(text: &str) -> Result<f64, String> {
-    let (least, most) = QUANTUM_MS;
-    text.parse()
-        .ok()
-        .filter(|ms| (least..=most).contains(ms))
-        .ok_or_else(|| {
-            format!("`{text}` is no slice: write milliseconds from {least} to {most}, such as 5")
-        })
+fn parse_solo_iteration(text: &str) -> Result<Duration, String> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    control::parse_span(text).map_err(|error| format!("{error}, or 0 to forget it"))
+}
+
+/// A duration, or 0 for none.
+fn parse_idle_exit(text: &str) -> Result<Duration, String> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    control::parse_span(text).map_err(|error| format!("{error}, or 0 for never"))
 }
 
 #[derive(Debug, Args)]
@@ -347,9 +297,10 @@ pub struct Arbiter {
     /// End when there has been no job for a while; what `sublet run` starts by itself
     #[arg(long)]
     pub embedded: bool,
-    /// End after so many seconds without a job; 0 for never [default: 0, or 10 with --embedded]
-    #[arg(long, value_name = "SECS")]
-    pub idle_exit: Option<u64>,
+    /// End after this long without a job, such as 10s; 0 for never [default: 0, or 10s with
+    /// --embedded]
+    #[arg(long, value_name = "TIME", value_parser = parse_idle_exit)]
+    pub idle_exit: Option<Duration>,
     /// Where the sockets and files are [default: /run/sublet for root, else as `sublet run` looks]
     /// [env: SUBLET_RUNTIME_DIR]
     #[arg(long, value_name = "DIR")]
@@ -490,57 +441,23 @@ pub enum Early {
 /// # Errors
 /// [`Early`] where there is no command to run.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Early> {
-    Cli::try_parse_from(args).map_err(|error| match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+    let args: Vec<OsString> = args.into_iter().collect();
+    Cli::try_parse_from(&args).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             Early::Show(format!("{}\n", error.to_string().trim_end()))
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
-            Early::Wrong("no command given: try `sublet run CMD...`, or see `sublet --help`".into())
-        }
-        _ => Early::Wrong(one_line(&error.to_string())),
+        _ => Early::Wrong(format!(
+            "{} (see `{}`)",
+            mistake::sentence(&error),
+            mistake::help_of(Cli::command(), &args)
+        )),
     })
-}
-
-/// clap writes paragraphs: the error, tips, the usage. What is kept are the first two kinds, on one
-/// line.
-fn one_line(rendered: &str) -> String {
-    let paragraphs = rendered.split("\n\n").flat_map(|paragraph| {
-        // Tips follow each other without an empty line between them.
-        paragraph.split("\n  tip:").enumerate().map(|(i, text)| {
-            if i == 0 {
-                text.to_owned()
-            } else {
-                format!("tip:{text}")
-            }
-        })
-    });
-    let mut message = String::new();
-    let mut usage = "sublet --help".to_owned();
-    for paragraph in paragraphs {
-        let text = paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
-        if let Some(error) = text.strip_prefix("error: ") {
-            message = error.to_owned();
-        } else if let Some(tip) = text.strip_prefix("tip: ") {
-            // "to pass '--x' as a value, use '-- --x'" is right for other programs, and wrong for a
-            // launcher.
-            if !tip.starts_with("to pass ") {
-                message = format!("{message}; {tip}");
-            }
-        } else if let Some(line) = text.strip_prefix("Usage: sublet ") {
-            let sub = line
-                .split(' ')
-                .next()
-                .filter(|word| word.chars().all(|c| c.is_ascii_lowercase()));
-            usage = sub.map_or(usage, |sub| format!("sublet {sub} --help"));
-        }
-    }
-    format!("{message} (see `{usage}`)")
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn wrong(args: &[&str]) -> String {
@@ -587,7 +504,7 @@ mod tests {
             DeviceSelector::Index(2),
             DeviceSelector::Uuid("GPU-ff".into()),
         ];
-        assert_eq!(run.devices, expected);
+        assert_eq!(run.settings.0.devices(), expected);
     }
 
     #[test]
@@ -614,29 +531,39 @@ mod tests {
                 &["--sim", "--driver"],
             ),
             (&["runn"], &["'runn'", "'run'"]),
-            (&[], &["`sublet run CMD...`"]),
             (&["set"], &["NAME", "`sublet set --help`"]),
-            (&["set", "a", "--device", "0"], &["NAME", "--device"]),
+            (&["set", "a", "--device", "0"], &["'--device'"]),
             (
-                &["set", "--device", "gpu", "--mode", "auto"],
-                &["`gpu`", "`all`"],
+                &["set", "a", "--evictable"],
+                &["'--evictable'", "`sublet set --help`"],
             ),
             (
-                &["set", "--device", "0", "--mode", "shared"],
+                &["device", "set", "gpu", "--mode", "auto"],
+                &["`gpu`", "`all`", "`sublet device set --help`"],
+            ),
+            (
+                &["device", "set", "0", "--mode", "shared"],
                 &["`shared`", "auto"],
             ),
-            (&["set", "--device", "0", "--policy", "a b"], &["`a b`"]),
+            (&["device", "set", "0", "--policy", "a b"], &["`a b`"]),
             (
-                &["set", "--device", "0", "--quantum-ms", "0"],
-                &["`0`", "1000"],
+                &["device", "set", "0", "--quantum", "5"],
+                &["`5`", "0.5ms to 1s"],
             ),
             (
-                &["set", "a", "--pause", "--resume"],
-                &["--pause", "--resume"],
+                &["device", "set", "0", "--mem-reserve", "1GiB"],
+                &["'--mem-reserve'"],
             ),
+            (&["pause"], &["NAME", "`sublet pause --help`"]),
             (&["set", "a", "--deadline", "soon"], &["`soon`", "90s"]),
-            (&["set", "a", "--reload"], &["--reload"]),
-            (&["arbiter", "--idle-exit", "x"], &["'x'", "--idle-exit"]),
+            (
+                &["set", "a", "--solo-iteration", "5"],
+                &["`5`", "0 to forget"],
+            ),
+            (
+                &["arbiter", "--idle-exit", "10"],
+                &["`10`", "--idle-exit", "90s"],
+            ),
             (&["ps", "extra"], &["'extra'"]),
             (&["evict"], &["NAME", "`sublet evict --help`"]),
             (&["switch", "a"], &["IN"]),
@@ -652,6 +579,39 @@ mod tests {
             for word in words {
                 assert!(message.contains(word), "{args:?}: {message}");
             }
+        }
+    }
+
+    #[test]
+    fn a_mistake_leads_to_the_help_of_its_command() {
+        for (args, help) in [
+            (&["--colour"][..], "(see `sublet --help`)"),
+            (&["ps", "--colour"], "(see `sublet ps --help`)"),
+            (
+                &["device", "set", "0", "--colour"],
+                "(see `sublet device set --help`)",
+            ),
+            (
+                &["cluster", "submit", "--colour"],
+                "(see `sublet cluster submit --help`)",
+            ),
+            (&["completions", "tcl"], "(see `sublet completions --help`)"),
+        ] {
+            let message = wrong(args);
+            assert!(message.ends_with(help), "{message}");
+        }
+    }
+
+    #[test]
+    fn without_a_command_the_help_is_shown() {
+        for (args, word) in [
+            (&["sublet"][..], "Usage: sublet "),
+            (&["sublet", "device"], "Usage: sublet device "),
+        ] {
+            let Err(Early::Show(text)) = parse(args.iter().map(OsString::from)) else {
+                panic!("no help for {args:?}");
+            };
+            assert!(text.contains(word), "{text}");
         }
     }
 

@@ -8,6 +8,10 @@ mod config;
 mod connect;
 mod doctor;
 mod exit;
+mod flags;
+mod json;
+mod manual;
+mod mistake;
 mod moves;
 mod ps;
 mod run;
@@ -20,7 +24,7 @@ mod unmanaged;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use args::{Command, Early};
+use args::{Command, DeviceCommand, Early};
 use exit::{FAILED, Failure};
 
 fn main() -> ExitCode {
@@ -48,10 +52,19 @@ fn main() -> ExitCode {
         Command::Run(args) => Err(run::run(args)),
         Command::Ps(args) => ps::ps(&args),
         Command::Set(args) => set::set(&args),
+        Command::Pause(args) => set::pause(&args, true),
+        Command::Resume(args) => set::pause(&args, false),
+        Command::Device(args) => match args.command {
+            DeviceCommand::Set(args) => set::device(&args),
+        },
+        Command::Reload(args) => set::reload(&args),
         Command::Arbiter(args) => arbiter_command::run(args).map(|()| String::new()),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Cluster(args) => cluster_command::cluster(&args),
-        Command::Schema => Ok(config::schema::text()),
+        Command::Schema(args) if args.markdown => Ok(config::markdown::text()),
+        Command::Schema(_) => Ok(config::schema::text()),
+        Command::Completions(args) => Ok(manual::completions(&args)),
+        Command::Man(args) => manual::man(&args),
     };
     match printed {
         Ok(text) => show(&text),

@@ -7,6 +7,7 @@ use control::{ClientError, JobMoved, MoveOutcome, Moved, Moves, short_bytes};
 use crate::args::{Evict, MoveFlags, Restore, Switch};
 use crate::connect::{self, Unreachable};
 use crate::exit::Result;
+use crate::json;
 
 /// What to print, and whether everything went where it was to go.
 ///
@@ -51,7 +52,7 @@ fn moved(evict: &[String], restore: &[String], how: &MoveFlags) -> Result<(Strin
         error => error.into(),
     })?;
     if how.json {
-        let text = format!("{:#}\n", serde_json::to_value(&moved)?);
+        let text = json::object(serde_json::to_value(&moved)?);
         return Ok((text, moved.is_done()));
     }
     if moved.is_done() {

@@ -30,7 +30,7 @@ pub fn ps(args: &Ps) -> Result<String> {
         Err(error) => return Err(error.into()),
     };
     Ok(match (status, args.json) {
-        (status, true) => format!("{}\n", json_of(status)?),
+        (status, true) => crate::json::object(json_of(status)?),
         (Some(status), false) if args.profile => profiles_of(&status),
         (Some(status), false) => text_of(&status),
         (None, false) => format!(

@@ -1,104 +1,96 @@
-//! `sublet set`: a running job's terms, how a device is run, or the quota file read again.
+//! `sublet set`, `pause`, `resume`, `device set` and `reload`: what is changed while jobs run.
 
 use anyhow::anyhow;
 use control::paths::{RuntimeDir, Surroundings};
 use control::{
-    Change, Client, ClientError, DeviceSettings, DeviceStatus, JobStatus, Reloaded, exact_bytes,
+    Change, Client, ClientError, DeviceSettings, DeviceStatus, JobSettings, JobStatus, Settings,
+    exact_bytes,
 };
+use serde_json::json;
 
-use crate::args::{OneOrAll, Set};
+use crate::args::{DeviceSet, Names, OneOrAll, Reload, Set};
 use crate::connect::{self, Unreachable};
 use crate::exit::Result;
-use crate::settings;
+use crate::flags::Flags;
 
 /// What to print.
 ///
 /// # Errors
 /// Nothing to change, no arbiter, or the arbiter's refusal.
 pub fn set(args: &Set) -> Result<String> {
-    let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
-    let ask = || connect::existing(&dir);
-    if args.reload {
-        let reloaded = connect::ask(ask, Client::reload).map_err(refused)?;
-        return Ok(reload_line(&reloaded));
-    }
-    if let Some(device) = &args.device {
-        let settings = settings_of(args);
-        if settings.is_empty() {
-            let what = "nothing to change on a device: give --mode, --policy, --holders, --quantum-ms, --quantum-min-ms, --early-wake or --misbehaviour";
-            return Err(anyhow!(what).into());
-        }
-        let device = match device {
-            OneOrAll::One(device) => Some(device.clone()),
-            OneOrAll::All => None,
-        };
-        let devices = connect::ask(ask, |arbiter| {
-            arbiter.set_device(device.clone(), settings.clone())
-        })
-        .map_err(refused)?;
-        return Ok(devices.iter().map(device_line).collect());
-    }
-    let name = args.name.as_deref().unwrap_or_default();
-    if !settings_of(args).is_empty() {
-        let what = format!(
-            "mode, policy, quantum, early wake and misbehaviour are a device's, not the job `{name}`'s: name a device with --device instead"
-        );
-        return Err(anyhow!(what).into());
-    }
-    let change = change_of(args);
+    let change = Change {
+        settings: args.settings.0.clone(),
+        solo_iteration_us: args
+            .solo_iteration
+            .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+        resize: args.resize,
+        paused: None,
+    };
     if change.is_empty() {
         let what = format!(
-            "nothing to change on `{name}`: give --mem, --share, --share-min, --share-max, --class, --gang, --deadline, --work, --pause, --resume, --overflow, --host-memory, --resize or --solo-iteration-us"
+            "nothing to change on `{}`: give {}, --resize or --solo-iteration",
+            args.name,
+            Flags::<JobSettings, true>::names()
         );
         return Err(anyhow!(what).into());
     }
-    let job = connect::ask(ask, |arbiter| arbiter.set(name, change)).map_err(refused)?;
+    let job = ask(|arbiter| arbiter.set(&args.name, change.clone()))?;
+    if args.json {
+        return Ok(crate::json::object(json!({ "jobs": [job] })));
+    }
     Ok(line_of(&job))
 }
 
-fn refused(error: Unreachable) -> anyhow::Error {
-    match error {
-        Unreachable::Client(ClientError::Refused(refusal)) => {
-            anyhow!("the arbiter refused the change: {refusal}")
-        }
-        error => error.into(),
+/// Pauses jobs, or resumes them; what to print.
+///
+/// # Errors
+/// As [`set`]; those before the one that was refused are changed.
+pub fn pause(args: &Names, paused: bool) -> Result<String> {
+    let change = Change {
+        paused: Some(paused),
+        ..Change::default()
+    };
+    let mut jobs = Vec::new();
+    for name in &args.names {
+        jobs.push(ask(|arbiter| arbiter.set(name, change.clone()))?);
     }
+    if args.json {
+        return Ok(crate::json::object(json!({ "jobs": jobs })));
+    }
+    Ok(jobs.iter().map(line_of).collect())
 }
 
-fn change_of(args: &Set) -> Change {
-    Change {
-        mem: args.mem,
-        share: args.share,
-        share_min: args.share_min,
-        share_max: args.share_max,
-        class: args.class,
-        gang: args.gang,
-        deadline_unix_ms: args.deadline.map(settings::unix_ms_in),
-        work_ns: args.work.map(settings::nanos),
-        paused: (args.pause || args.resume).then_some(args.pause),
-        solo_iteration_us: args.solo_iteration_us,
-        overflow: args.overflow,
-        host_memory: args.host_memory,
-        resize: args.resize,
+/// What to print.
+///
+/// # Errors
+/// As [`set`].
+pub fn device(args: &DeviceSet) -> Result<String> {
+    let settings = &args.settings.0;
+    if settings.is_empty() {
+        let names = Flags::<DeviceSettings, true>::names();
+        return Err(anyhow!("nothing to change on a device: give one of {names}").into());
     }
+    let device = match &args.device {
+        OneOrAll::One(device) => Some(device.clone()),
+        OneOrAll::All => None,
+    };
+    let devices = ask(|arbiter| arbiter.set_device(device.clone(), settings.clone()))?;
+    if args.json {
+        return Ok(crate::json::object(json!({ "devices": devices })));
+    }
+    Ok(devices.iter().map(device_line).collect())
 }
 
-fn settings_of(args: &Set) -> DeviceSettings {
-    // CAST: the flag's range ends at a second.
-    let micros = |ms: f64| (ms * 1000.0).round() as u64;
-    DeviceSettings {
-        mode: args.mode,
-        policy: args.policy.clone(),
-        holders: args.holders,
-        quantum_min_us: args.quantum_min_ms.map(micros),
-        quantum_max_us: args.quantum_ms.map(micros),
-        early_wake: args.early_wake,
-        misbehaviour: args.misbehaviour,
+/// What to print.
+///
+/// # Errors
+/// As [`set`].
+pub fn reload(args: &Reload) -> Result<String> {
+    let reloaded = ask(Client::reload)?;
+    if args.json {
+        return Ok(crate::json::object(serde_json::to_value(reloaded)?));
     }
-}
-
-fn reload_line(reloaded: &Reloaded) -> String {
-    match &reloaded.file {
+    Ok(match &reloaded.file {
         None => "there is no quota file; defaults are in force\n".into(),
         Some(file) => format!(
             "{} is in force: {} device and {} tenant sections\n",
@@ -106,7 +98,23 @@ fn reload_line(reloaded: &Reloaded) -> String {
             reloaded.device_rules,
             reloaded.tenant_rules
         ),
-    }
+    })
+}
+
+fn ask<T>(
+    request: impl Fn(&mut Client) -> std::result::Result<T, ClientError>,
+) -> anyhow::Result<T> {
+    let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
+    connect::ask(|| connect::existing(&dir), request).map_err(|error| match error {
+        Unreachable::Client(ClientError::Refused(refusal)) => {
+            anyhow!("the arbiter refused the change: {refusal}")
+        }
+        error if error.is_absence() => anyhow!(
+            "no arbiter runs at {}, so there is nothing to change: start a job with `sublet run`, or the host's arbiter with `sublet arbiter`; SUBLET_RUNTIME_DIR names another place",
+            dir.control_socket().display()
+        ),
+        error => error.into(),
+    })
 }
 
 fn device_line(device: &DeviceStatus) -> String {

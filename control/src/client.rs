@@ -384,7 +384,7 @@ mod tests {
             let Request::Set { job, change } = request else {
                 panic!("{request:?}");
             };
-            assert_eq!(change.share, Some(0.5));
+            assert_eq!(change.settings.share, Some(0.5));
             wire::encode_reply(&Ok(Reply::Changed(Box::new(JobStatus {
                 name: job,
                 ..JobStatus::default()
@@ -392,7 +392,10 @@ mod tests {
         });
         let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
         let change = Change {
-            share: Some(0.5),
+            settings: crate::JobSettings {
+                share: Some(0.5),
+                ..crate::JobSettings::default()
+            },
             ..Change::default()
         };
         assert_eq!(client.set("train", change).unwrap().name, "train");
@@ -437,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_version_mismatch_is_its_own_error_from_either_end() {
-        let newer = br#"{"v_major":2,"reply":{"kind":"status"}}"#.to_vec();
+        let newer = br#"{"v_major":9,"reply":{"kind":"status"}}"#.to_vec();
         let refusing = wire::encode_reply(&Err(ControlError::new(
             ErrorCode::VersionMismatch,
             "speaks 2",

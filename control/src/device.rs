@@ -6,44 +6,36 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kinds::{Count, Flag, Policy, Quantum, Size, Word};
 use crate::report::SliceMode;
 use crate::request::UnknownWord;
 
-/// Settings of a device; `None` leaves one as it is, or at its default.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DeviceSettings {
-    pub mode: Option<SliceMode>,
-    /// Who runs next.
-    pub policy: Option<PolicyChoice>,
-    /// How many jobs may hold the device at once in slices, where the policy makes use of it.
-    pub holders: Option<u32>,
-    /// Slices never last less, in microseconds.
-    pub quantum_min_us: Option<u64>,
-    /// Slices never last longer, in microseconds.
-    pub quantum_max_us: Option<u64>,
-    /// Whether the next job is woken shortly before its turn and polls.
-    pub early_wake: Option<bool>,
-    pub misbehaviour: Option<Misbehaviour>,
-}
-
-impl DeviceSettings {
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// These, with `other`'s where these say nothing.
-    #[must_use]
-    pub fn or(self, other: &Self) -> Self {
-        Self {
-            mode: self.mode.or(other.mode),
-            policy: self.policy.or_else(|| other.policy.clone()),
-            holders: self.holders.or(other.holders),
-            quantum_min_us: self.quantum_min_us.or(other.quantum_min_us),
-            quantum_max_us: self.quantum_max_us.or(other.quantum_max_us),
-            early_wake: self.early_wake.or(other.early_wake),
-            misbehaviour: self.misbehaviour.or(other.misbehaviour),
-        }
+crate::settings! {
+    /// How a device is run. `sublet device set` beats the quota file, until it is read again.
+    #[derive(Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct DeviceSettings {
+        /// exclusive: one job at a time, in slices; concurrent: all at once, only memory is limited;
+        /// auto: all at once while that serves every guaranteed job as well as slices would, else
+        /// slices.
+        mode: Word<SliceMode>, unset "`exclusive`", live;
+        /// Who runs next: the name of a slice policy, with its parameters where they differ from
+        /// their defaults.
+        policy: Policy, unset "`stride`", live;
+        /// How many jobs may hold the device at once in slices, where the policy makes use of it.
+        holders: Count<1, 64>, unset "1", live;
+        /// Longest slice ("5ms"), and the slice of two jobs while one of them is guaranteed.
+        quantum: Quantum, unset "50 ms, and 5 ms for those two", live;
+        /// Shortest slice ("2ms").
+        quantum_min: Quantum, unset "2 ms", live;
+        /// true: the next job is woken shortly before its turn and polls, so that a hand-over costs
+        /// no scheduler's wake-up.
+        early_wake: Flag, unset "`true`", live;
+        /// What happens to a job that harms the others. report: it is reported; demote: it also runs
+        /// after all others until it behaves; kill: its processes are ended.
+        misbehaviour: Word<Misbehaviour>, unset "`demote`", live;
+        /// Memory kept from every quota, for what is not a job's.
+        mem_reserve: Size, unset "none";
     }
 }
 
@@ -191,6 +183,8 @@ impl FromStr for Misbehaviour {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::setting::Settings;
+    use crate::span::Span;
 
     #[test]
     fn policies_parse_back() {
@@ -235,16 +229,16 @@ mod tests {
     fn what_is_not_said_is_taken_from_the_other() {
         let file = DeviceSettings {
             mode: Some(SliceMode::Auto),
-            quantum_max_us: Some(5000),
+            quantum: Some(Span::from_micros(5000)),
             ..DeviceSettings::default()
         };
         let live = DeviceSettings {
-            quantum_max_us: Some(9000),
+            quantum: Some(Span::from_micros(9000)),
             ..DeviceSettings::default()
         };
         assert!(!live.is_empty() && DeviceSettings::default().is_empty());
         let both = live.or(&file);
         assert_eq!(both.mode, Some(SliceMode::Auto));
-        assert_eq!(both.quantum_max_us, Some(9000));
+        assert_eq!(both.quantum, Some(Span::from_micros(9000)));
     }
 }

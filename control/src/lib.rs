@@ -13,6 +13,8 @@
 mod client;
 mod device;
 mod error;
+mod job_settings;
+pub mod kinds;
 mod name;
 pub mod paths;
 mod profile;
@@ -20,6 +22,7 @@ mod report;
 mod request;
 mod residency;
 mod resize;
+pub mod setting;
 mod size;
 mod span;
 pub mod wire;
@@ -27,6 +30,7 @@ pub mod wire;
 pub use client::{Client, ClientError};
 pub use device::{BadPolicyText, DeviceSettings, Misbehaviour, Parameter, PolicyChoice};
 pub use error::{ControlError, ErrorCode};
+pub use job_settings::{Contradiction, Deadline, JobSettings};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use profile::{IterationSource, Profile, SoloSource};
 pub use report::{
@@ -42,13 +46,14 @@ pub use residency::{
     ResidenceState,
 };
 pub use resize::{Resize, ResizeStatus};
+pub use setting::{Setting, Settings};
 pub use size::{MemLimit, SizeError, exact_bytes, parse_bytes, short_bytes};
-pub use span::{BadSpan, parse_span, short_span};
+pub use span::{BadSpan, Span, parse_span, short_span};
 
 /// Raised when an old peer would misunderstand a new one.
-pub const PROTOCOL_MAJOR: u32 = 1;
+pub const PROTOCOL_MAJOR: u32 = 2;
 /// Raised when something was added that an old peer may ignore.
-pub const PROTOCOL_MINOR: u32 = 2;
+pub const PROTOCOL_MINOR: u32 = 0;
 
 #[cfg(test)]
 testbed::starts_clean!();

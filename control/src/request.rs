@@ -7,10 +7,10 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceSettings;
+use crate::job_settings::JobSettings;
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
-use crate::residency::{Moved, Moves, Overflow};
+use crate::residency::{Moved, Moves};
 use crate::resize::Resize;
-use crate::size::MemLimit;
 
 /// One request. On the wire `{"kind": "set", "body": {...}}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,25 +72,10 @@ pub enum Reply {
 pub struct JobSpec {
     /// Empty: the arbiter derives one from the command. A name in use gets a suffix.
     pub name: String,
-    pub class: Class,
-    /// Part of the device's time, `0 < share <= 1`; `None` leaves it to the arbiter.
-    pub share: Option<f64>,
-    /// Never less, whatever the class, while the job wants the device.
-    pub share_min: Option<f64>,
-    /// Never more, also where nobody else wants the device.
-    pub share_max: Option<f64>,
-    /// Per device; `None` is no limit but the device itself.
-    pub mem: Option<MemLimit>,
-    /// All devices of the job at once or none; `None`: so where it has several.
-    pub gang: Option<bool>,
-    /// It should have done its work by then.
-    pub deadline_unix_ms: Option<u64>,
-    /// Device time that the work takes in all, as its owner thinks.
-    pub work_ns: Option<u64>,
+    #[serde(flatten)]
+    pub settings: JobSettings,
     /// It gets no device time until it is resumed.
     pub paused: bool,
-    /// Empty: the arbiter chooses.
-    pub devices: Vec<DeviceSelector>,
     /// The process that becomes the job by `exec`. The server holds it against `SO_PEERCRED`.
     pub pid: u32,
     /// For display and for matching rules; not what is executed.
@@ -98,16 +83,6 @@ pub struct JobSpec {
     /// The driver library that the job will open, by absolute path.
     pub driver: PathBuf,
     pub simulated: bool,
-    pub on_arbiter_loss: FailMode,
-    /// Submissions that make an iteration; `None` leaves it to be found out.
-    pub iteration_launches: Option<u64>,
-    /// Its memory may leave the device while others run, and come back.
-    pub evictable: bool,
-    /// Which allocations, if the quota has no space for them.
-    pub overflow: Overflow,
-    /// Host memory that it may take for memory that is not on its devices; a percentage is of the
-    /// host's. `None`: no limit of its own.
-    pub host_memory: Option<MemLimit>,
     /// It was evicted by an operator, and stays away until it is restored.
     pub evicted: bool,
     /// It is ended where a process of it uses a device outside its limits.
@@ -115,22 +90,15 @@ pub struct JobSpec {
 }
 
 /// What may be changed on a running job; `None` leaves it as it is.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Change {
-    pub mem: Option<MemLimit>,
-    pub share: Option<f64>,
-    pub share_min: Option<f64>,
-    pub share_max: Option<f64>,
-    pub class: Option<Class>,
+    /// Those that are live.
+    #[serde(flatten)]
+    pub settings: JobSettings,
     /// Time of an iteration without other jobs, in microseconds; 0 forgets it.
     pub solo_iteration_us: Option<u64>,
-    pub gang: Option<bool>,
-    pub deadline_unix_ms: Option<u64>,
-    pub work_ns: Option<u64>,
     pub paused: Option<bool>,
-    pub overflow: Option<Overflow>,
-    pub host_memory: Option<MemLimit>,
     /// Asks the job to end an iteration and be ready to go on with another number of GPUs.
     pub resize: Option<Resize>,
 }
@@ -138,6 +106,15 @@ pub struct Change {
 impl Change {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+impl From<JobSettings> for Change {
+    fn from(settings: JobSettings) -> Self {
+        Self {
+            settings,
+            ..Self::default()
+        }
     }
 }
 
@@ -229,7 +206,8 @@ impl FromStr for FailMode {
 }
 
 /// What becomes of a process of a job that cannot be governed from its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OnRefusal {
     /// It runs without limits.
     Open,
@@ -324,6 +302,9 @@ pub struct BadDevice(pub String);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job_settings::Deadline;
+    use crate::size::MemLimit;
+    use crate::span::Span;
 
     fn round_trip(request: &Request) {
         let wire = serde_json::to_string(request).unwrap();
@@ -343,7 +324,7 @@ mod tests {
         round_trip(&Request::SetDevice {
             device: Some(DeviceSelector::Index(0)),
             settings: DeviceSettings {
-                quantum_max_us: Some(9000),
+                quantum: Some(Span::from_micros(9000)),
                 early_wake: Some(true),
                 ..DeviceSettings::default()
             },
@@ -360,34 +341,32 @@ mod tests {
         round_trip(&Request::Set {
             job: "a".into(),
             change: Change {
-                mem: Some(MemLimit::Percent(50.0)),
+                settings: JobSettings {
+                    mem: Some(MemLimit::Percent(50.0)),
+                    ..JobSettings::default()
+                },
+                paused: Some(false),
                 ..Change::default()
             },
         });
         round_trip(&Request::Register(JobSpec {
             name: "train".into(),
-            class: Class::Opportunistic,
-            share: Some(0.25),
-            share_min: Some(0.1),
-            share_max: Some(0.5),
-            gang: Some(false),
-            deadline_unix_ms: Some(1_790_000_000_000),
-            work_ns: Some(7_000_000_000),
+            settings: JobSettings {
+                class: Some(Class::Opportunistic),
+                share: Some(0.25),
+                deadline: Some(Deadline::AtUnixMs(1_790_000_000_000)),
+                device: Some(vec![
+                    DeviceSelector::Index(1),
+                    DeviceSelector::Uuid("GPU-1f".into()),
+                ]),
+                iteration_launches: Some(15),
+                ..JobSettings::default()
+            },
             paused: true,
-            mem: Some(MemLimit::Bytes(8 << 30)),
-            devices: vec![
-                DeviceSelector::Index(1),
-                DeviceSelector::Uuid("GPU-1f".into()),
-            ],
             pid: 42,
             command: vec!["python".into(), "train.py".into()],
             driver: "/usr/lib/libcuda.so.1".into(),
             simulated: true,
-            on_arbiter_loss: FailMode::Freeze,
-            iteration_launches: Some(15),
-            evictable: true,
-            overflow: Overflow::Host,
-            host_memory: Some(MemLimit::Bytes(1 << 30)),
             evicted: true,
             strict: true,
         }));

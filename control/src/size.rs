@@ -8,9 +8,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A memory limit on one device.
+/// A memory limit on one device. Travels as the text that people write.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(try_from = "String", into = "String")]
 pub enum MemLimit {
     Bytes(u64),
     /// Of the device's total, `0 < percent <= 100`.
@@ -43,6 +43,20 @@ impl fmt::Display for MemLimit {
             Self::Bytes(bytes) => f.write_str(&exact_bytes(*bytes)),
             Self::Percent(percent) => write!(f, "{percent}%"),
         }
+    }
+}
+
+impl TryFrom<String> for MemLimit {
+    type Error = SizeError;
+
+    fn try_from(text: String) -> Result<Self, SizeError> {
+        text.parse()
+    }
+}
+
+impl From<MemLimit> for String {
+    fn from(limit: MemLimit) -> Self {
+        limit.to_string()
     }
 }
 

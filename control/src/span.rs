@@ -1,20 +1,87 @@
 //! Durations as people write them: a number and a unit, such as `90s`, `20m`, `1.5h`.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A duration of a setting. Travels as the text that people write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Span(pub Duration);
+
+impl Span {
+    pub const fn from_micros(us: u64) -> Self {
+        Self(Duration::from_micros(us))
+    }
+
+    /// In microseconds, rounded down.
+    pub fn micros(self) -> u64 {
+        u64::try_from(self.0.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// In nanoseconds.
+    pub fn nanos(self) -> u64 {
+        u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl fmt::Display for Span {
+    /// In the largest unit that holds it exactly; parses back to the same.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ns = self.nanos();
+        let units = [
+            ("d", 86_400_000_000_000),
+            ("h", 3_600_000_000_000),
+            ("m", 60_000_000_000),
+            ("s", 1_000_000_000),
+            ("ms", 1_000_000),
+            ("us", 1000),
+        ];
+        let exact = units.into_iter().find(|(_, unit_ns)| ns % unit_ns == 0);
+        let (unit, unit_ns) = exact.unwrap_or(("ns", 1));
+        write!(f, "{}{unit}", ns / unit_ns)
+    }
+}
+
+impl FromStr for Span {
+    type Err = BadSpan;
+
+    fn from_str(text: &str) -> Result<Self, BadSpan> {
+        parse_span(text).map(Self)
+    }
+}
+
+impl TryFrom<String> for Span {
+    type Error = BadSpan;
+
+    fn try_from(text: String) -> Result<Self, BadSpan> {
+        text.parse()
+    }
+}
+
+impl From<Span> for String {
+    fn from(span: Span) -> Self {
+        span.to_string()
+    }
+}
 
 /// Not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no duration: write a number above 0 with a unit (ms, s, m, h or d), such as 90s or 1.5h"
+    "`{0}` is no duration: write a number above 0 with a unit (ns, us, ms, s, m, h or d), such as 90s or 1.5h"
 )]
 pub struct BadSpan(pub String);
 
-const UNITS: [(&str, f64); 5] = [
+const UNITS: [(&str, f64); 7] = [
     ("d", 86_400e9),
     ("h", 3_600e9),
     ("m", 60e9),
     ("ms", 1e6),
     ("s", 1e9),
+    ("us", 1e3),
+    ("ns", 1.0),
 ];
 
 /// A duration above zero.
@@ -79,6 +146,15 @@ mod tests {
         ] {
             assert_eq!(parse_span(bad), Err(BadSpan(bad.into())), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_span_is_written_exactly() {
+        for text in ["90s", "1h", "20m", "2d", "7500us", "250ms", "1234567891ns"] {
+            let span: Span = text.parse().unwrap();
+            assert_eq!(span.to_string(), text);
+        }
+        assert_eq!("1.5h".parse::<Span>().unwrap().to_string(), "90m");
     }
 
     #[test]

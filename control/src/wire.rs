@@ -2,9 +2,9 @@
 //! bytes.
 //!
 //! ```text
-//! -> {"v_major":1,"v_minor":0,"request":{"kind":"set","body":{"job":"a","change":{"share":0.5}}}}
-//! <- {"v_major":1,"v_minor":0,"reply":{"kind":"changed","body":{...}}}
-//! <- {"v_major":1,"v_minor":0,"error":{"code":"no_such_job","message":"...","hint":"..."}}
+//! -> {"v_major":2,"v_minor":0,"request":{"kind":"set","body":{"job":"a","change":{"share":0.5}}}}
+//! <- {"v_major":2,"v_minor":0,"reply":{"kind":"changed","body":{...}}}
+//! <- {"v_major":2,"v_minor":0,"error":{"code":"no_such_job","message":"...","hint":"..."}}
 //! ```
 
 use serde::de::DeserializeOwned;
@@ -191,9 +191,9 @@ mod tests {
 
     #[test]
     fn another_major_is_refused_before_the_body_is_read() {
-        let error = decode_request(br#"{"v_major":2,"request":"whatever it became"}"#).unwrap_err();
+        let error = decode_request(br#"{"v_major":3,"request":"whatever it became"}"#).unwrap_err();
         assert_eq!(error.code, ErrorCode::VersionMismatch);
-        assert!(error.message.contains('2'), "{error}");
+        assert!(error.message.contains('3'), "{error}");
         let error = decode_reply(br#"{"v_major":9,"reply":[1]}"#).unwrap_err();
         assert!(matches!(error, WireError::Version { theirs: 9 }), "{error}");
     }
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn an_unknown_request_is_unsupported_and_a_broken_one_invalid() {
         let error =
-            decode_request(br#"{"v_major":1,"v_minor":7,"request":{"kind":"migrate","body":{}}}"#)
+            decode_request(br#"{"v_major":2,"v_minor":7,"request":{"kind":"migrate","body":{}}}"#)
                 .unwrap_err();
         assert_eq!(error.code, ErrorCode::Unsupported);
         assert!(error.message.contains("`migrate`"), "{error}");
@@ -209,9 +209,9 @@ mod tests {
             &b""[..],
             b"{}",
             b"\xff",
-            br#"{"v_major":1,"request":{"kind":"set","body":{}}}"#,
-            br#"{"v_major":1,"request":{"kind":"register","body":{"class":"besteffort"}}}"#,
-            br#"{"v_major":1,"request":{"kind":3}}"#,
+            br#"{"v_major":2,"request":{"kind":"set","body":{}}}"#,
+            br#"{"v_major":2,"request":{"kind":"register","body":{"class":"besteffort"}}}"#,
+            br#"{"v_major":2,"request":{"kind":3}}"#,
         ] {
             let error = decode_request(bad).unwrap_err();
             assert_eq!(

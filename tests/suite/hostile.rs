@@ -257,7 +257,7 @@ fn a_job_on_two_devices_is_a_gang_until_it_is_set_otherwise() {
     });
     goes_on(&sandbox, "a");
     goes_on(&sandbox, "b");
-    Outcome::of(&mut sandbox.sublet(["set", "a", "--gang", "false"])).succeeded();
+    Outcome::of(&mut sandbox.sublet(["set", "a", "--gang=false"])).succeeded();
     assert!(!job(&sandbox, "a").gang);
     goes_on(&sandbox, "a");
     goes_on(&sandbox, "b");

@@ -95,7 +95,7 @@ fn a_dormant_job_outlives_its_arbiter() {
 #[test]
 fn an_arbiter_does_not_end_while_a_dormant_job_has_living_processes() {
     let sandbox = Sandbox::new();
-    let mut arbiter = Running::start(&mut sandbox.sublet(["arbiter", "--idle-exit", "1"]));
+    let mut arbiter = Running::start(&mut sandbox.sublet(["arbiter", "--idle-exit", "1s"]));
     wait_until("the arbiter answers", || {
         sandbox.control().ok()?.status().ok()
     });

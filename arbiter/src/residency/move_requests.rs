@@ -58,7 +58,7 @@ impl Arbiter {
                 return Err(invalid(format!("job `{name}` is named twice"))
                     .with_hint("name every job once"));
             }
-            if !tenant.spec.evictable {
+            if !tenant.spec.evictable() {
                 let message = format!("job `{name}` stays on its devices: it is not evictable");
                 return Err(ControlError::new(ErrorCode::Refused, message).with_hint(
                     "start it with `sublet run --evictable`, or with evictable = true in the quota file",

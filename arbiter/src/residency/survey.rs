@@ -38,7 +38,7 @@ impl Arbiter {
 
     /// Looks at devices, clients and news.
     pub(crate) fn survey_residency(&mut self, now_ns: u64) {
-        if self.ledger.iter().any(|tenant| tenant.spec.evictable) {
+        if self.ledger.iter().any(|tenant| tenant.spec.evictable()) {
             self.survey_devices(now_ns);
             if self
                 .schedulers
@@ -60,7 +60,7 @@ impl Arbiter {
     /// Reads what jobs hold, and says it to those who go by it.
     pub(crate) fn read_accounts(&mut self) {
         self.ledger.read_accounts();
-        for tenant in self.ledger.iter().filter(|t| t.spec.evictable) {
+        for tenant in self.ledger.iter().filter(|t| t.spec.evictable()) {
             for (index, scheduler) in self.schedulers.iter_mut().enumerate() {
                 scheduler.note_memory(tenant.id, tenant.used_bytes(index), tenant.limits[index]);
             }
@@ -112,7 +112,7 @@ impl Arbiter {
             let Some(tenant) = self.ledger.get(client.tenant) else {
                 continue;
             };
-            if !tenant.spec.evictable {
+            if !tenant.spec.evictable() {
                 continue;
             }
             let own = self.ledger.host_limit_bytes(&tenant.spec);
@@ -136,7 +136,7 @@ impl Arbiter {
         tenant: TenantId,
         pages: &channel::arbiter::ClientPages,
     ) {
-        let Some(tenant) = self.ledger.get(tenant).filter(|t| t.spec.evictable) else {
+        let Some(tenant) = self.ledger.get(tenant).filter(|t| t.spec.evictable()) else {
             return;
         };
         let own = self.ledger.host_limit_bytes(&tenant.spec);
@@ -147,7 +147,7 @@ impl Arbiter {
 
     /// Whether host memory can take what a job has beyond its new limits.
     pub(crate) fn admit_overflow(&self, id: TenantId, spec: &Spec) -> Result<(), Refusal> {
-        if spec.overflow != control::Overflow::Host {
+        if spec.overflow() != control::Overflow::Host {
             return Ok(());
         }
         let Some(tenant) = self.ledger.get(id) else {
@@ -216,7 +216,7 @@ impl Arbiter {
 
     /// Where a job's memory on a device is, for reports.
     pub(crate) fn residence_on(&self, tenant: &Tenant, index: usize) -> Option<Residence> {
-        if !tenant.spec.evictable {
+        if !tenant.spec.evictable() {
             return None;
         }
         let scheduler = self.schedulers.get(index)?;
@@ -283,8 +283,8 @@ impl Arbiter {
 
 fn mode_of(tenant: &Tenant) -> channel::ResidencyMode {
     channel::ResidencyMode {
-        evictable: tenant.spec.evictable,
-        overflow: tenant.spec.overflow == control::Overflow::Host,
+        evictable: tenant.spec.evictable(),
+        overflow: tenant.spec.overflow() == control::Overflow::Host,
         prepare: false,
     }
 }

@@ -65,7 +65,10 @@ fn open_at_once(path: &std::path::Path) -> std::io::Result<std::fs::File> {
 
 fn changed() -> control::Change {
     control::Change {
-        share: Some(0.4),
+        settings: control::JobSettings {
+            share: Some(0.4),
+            ..control::JobSettings::default()
+        },
         ..control::Change::default()
     }
 }

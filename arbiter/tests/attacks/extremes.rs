@@ -1,8 +1,11 @@
 //! Values that nobody means, in what jobs and operators ask for: each is refused with the reason or
 //! taken for what it says, and the arbiter goes on.
 
+use std::time::Duration;
+
 use control::{
-    Change, Client, DeviceSelector, DeviceSettings, JobSpec, MemLimit, Moves, PolicyChoice, Resize,
+    Change, Client, Deadline, DeviceSelector, DeviceSettings, JobSettings, JobSpec, MemLimit,
+    Moves, PolicyChoice, Resize, Span,
 };
 
 use crate::bench::{Daemon, Worker, attach, named, refusal, until};
@@ -26,49 +29,76 @@ fn changes() -> Vec<Change> {
     for number in NUMBERS {
         changes.extend([
             Change {
-                share: Some(number),
-                ..none
+                settings: JobSettings {
+                    share: Some(number),
+                    ..JobSettings::default()
+                },
+                ..none.clone()
             },
             Change {
-                share_min: Some(number),
-                ..none
+                settings: JobSettings {
+                    share_min: Some(number),
+                    ..JobSettings::default()
+                },
+                ..none.clone()
             },
             Change {
-                share_max: Some(number),
-                ..none
+                settings: JobSettings {
+                    share_max: Some(number),
+                    ..JobSettings::default()
+                },
+                ..none.clone()
             },
             Change {
-                mem: Some(MemLimit::Percent(number)),
-                ..none
+                settings: JobSettings {
+                    mem: Some(MemLimit::Percent(number)),
+                    ..JobSettings::default()
+                },
+                ..none.clone()
             },
             Change {
-                host_memory: Some(MemLimit::Percent(number)),
-                ..none
+                settings: JobSettings {
+                    host_memory: Some(MemLimit::Percent(number)),
+                    ..JobSettings::default()
+                },
+                ..none.clone()
             },
         ]);
     }
     for word in WORDS {
         changes.extend([
             Change {
-                mem: Some(MemLimit::Bytes(word)),
-                ..none
+                settings: JobSettings {
+                    mem: Some(MemLimit::Bytes(word)),
+                    ..JobSettings::default()
+                },
+                ..none.clone()
             },
             Change {
-                host_memory: Some(MemLimit::Bytes(word)),
-                ..none
+                settings: JobSettings {
+                    host_memory: Some(MemLimit::Bytes(word)),
+                    ..JobSettings::default()
+                },
+                ..none.clone()
             },
             Change {
                 solo_iteration_us: Some(word),
-                ..none
+                ..none.clone()
             },
             Change {
-                work_ns: Some(word),
-                ..none
+                settings: JobSettings {
+                    work: Some(Span(Duration::from_nanos(word))),
+                    ..JobSettings::default()
+                },
+                ..none.clone()
             },
             Change {
-                deadline_unix_ms: Some(word),
-                work_ns: Some(word),
-                ..none
+                settings: JobSettings {
+                    deadline: Some(Deadline::AtUnixMs(word)),
+                    work: Some(Span(Duration::from_nanos(word))),
+                    ..JobSettings::default()
+                },
+                ..none.clone()
             },
         ]);
     }
@@ -81,8 +111,12 @@ fn changes() -> Vec<Change> {
 
 /// Whether its numbers are in their ranges.
 fn may_be_taken(change: &Change) -> bool {
-    let shares = [change.share, change.share_min, change.share_max];
-    let sizes = [change.mem, change.host_memory];
+    let shares = [
+        change.settings.share,
+        change.settings.share_min,
+        change.settings.share_max,
+    ];
+    let sizes = [change.settings.mem, change.settings.host_memory];
     shares
         .into_iter()
         .flatten()
@@ -119,7 +153,7 @@ fn extreme_terms_of_a_job_are_refused_or_taken_and_nothing_stands_still() {
     let (mut taken, mut refused) = (0, 0);
     for change in changes() {
         // What is no number on the wire is nothing that was asked for.
-        match operator.set("a", change) {
+        match operator.set("a", change.clone()) {
             Ok(_) => {
                 taken += 1;
                 assert!(may_be_taken(&change), "{change:?}");
@@ -138,9 +172,12 @@ fn extreme_terms_of_a_job_are_refused_or_taken_and_nothing_stands_still() {
     }
     // A cap of a millionth is one that can be meant; here it is not.
     let usual = Change {
-        share_max: Some(1.0),
-        share: Some(0.25),
-        share_min: Some(0.1),
+        settings: JobSettings {
+            share_max: Some(1.0),
+            share: Some(0.25),
+            share_min: Some(0.1),
+            ..JobSettings::default()
+        },
         ..Change::default()
     };
     operator.set("a", usual).expect("as before");
@@ -148,23 +185,22 @@ fn extreme_terms_of_a_job_are_refused_or_taken_and_nothing_stands_still() {
     goes_on();
     let settings = WORDS.into_iter().flat_map(|word| {
         let none = DeviceSettings::default();
-        let few = u32::try_from(word).unwrap_or(u32::MAX);
         [
             DeviceSettings {
-                quantum_min_us: Some(word),
+                quantum_min: Some(Span::from_micros(word)),
                 ..none.clone()
             },
             DeviceSettings {
-                quantum_max_us: Some(word),
+                quantum: Some(Span::from_micros(word)),
                 ..none.clone()
             },
             DeviceSettings {
-                holders: Some(few),
+                holders: Some(word),
                 ..none.clone()
             },
             DeviceSettings {
                 policy: Some(PolicyChoice::named("x".repeat(1 << 18))),
-                ..none
+                ..none.clone()
             },
         ]
     });
@@ -181,8 +217,11 @@ fn extreme_terms_of_a_job_are_refused_or_taken_and_nothing_stands_still() {
     goes_on();
     // Whatever the terms, each policy can live with them.
     let extreme = Change {
-        deadline_unix_ms: Some(u64::MAX),
-        work_ns: Some(u64::MAX),
+        settings: JobSettings {
+            deadline: Some(Deadline::AtUnixMs(u64::MAX)),
+            work: Some(Span(Duration::from_secs(3650 * 86_400))),
+            ..JobSettings::default()
+        },
         solo_iteration_us: Some(u64::MAX),
         ..Change::default()
     };
@@ -219,23 +258,38 @@ fn what_a_job_says_of_itself_is_bounded() {
             ..none()
         },
         JobSpec {
-            devices: vec![uuid],
+            settings: JobSettings {
+                device: Some(vec![uuid]),
+                ..none().settings
+            },
             ..none()
         },
         JobSpec {
-            devices: vec![DeviceSelector::Index(u32::MAX); 10_000],
+            settings: JobSettings {
+                device: Some(vec![DeviceSelector::Index(u32::MAX); 10_000]),
+                ..none().settings
+            },
             ..none()
         },
         JobSpec {
-            mem: Some(MemLimit::Bytes(0)),
+            settings: JobSettings {
+                mem: Some(MemLimit::Bytes(0)),
+                ..none().settings
+            },
             ..none()
         },
         JobSpec {
-            mem: Some(MemLimit::Percent(-5.0)),
+            settings: JobSettings {
+                mem: Some(MemLimit::Percent(-5.0)),
+                ..none().settings
+            },
             ..none()
         },
         JobSpec {
-            deadline_unix_ms: Some(u64::MAX),
+            settings: JobSettings {
+                deadline: Some(Deadline::AtUnixMs(u64::MAX)),
+                ..none().settings
+            },
             ..none()
         },
         JobSpec {
@@ -243,7 +297,10 @@ fn what_a_job_says_of_itself_is_bounded() {
             ..none()
         },
         JobSpec {
-            share: Some(f64::MAX),
+            settings: JobSettings {
+                share: Some(f64::MAX),
+                ..none().settings
+            },
             ..none()
         },
     ];

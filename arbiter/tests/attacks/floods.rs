@@ -5,14 +5,17 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use control::{Class, JobSpec};
+use control::{Class, JobSettings, JobSpec};
 
 use crate::bench::{Daemon, Worker, attach, named, refusal, until};
 
 fn low(name: &str) -> JobSpec {
     JobSpec {
+        settings: JobSettings {
+            class: Some(Class::Opportunistic),
+            ..JobSettings::default()
+        },
         name: name.into(),
-        class: Class::Opportunistic,
         simulated: true,
         ..JobSpec::default()
     }
@@ -33,7 +36,7 @@ fn floods_of_lines_and_connections_stop_nobodys_slices_and_nobodys_answers() {
             &b"\n"[..],
             b"{}\n",
             b"x",
-            b"{\"v_major\":1,\"v_minor\":0,\"request\":{\"kind\":\"list\"}}\n",
+            b"{\"v_major\":2,\"v_minor\":0,\"request\":{\"kind\":\"list\"}}\n",
         ] {
             let (path, over) = (path.clone(), &over);
             scope.spawn(move || {
@@ -72,7 +75,10 @@ fn registrations_without_end_are_bounded_and_keep_no_share_from_those_who_work()
     // 98 guaranteed ones that never come, then opportunistic ones until there is no more.
     for number in 0..98 {
         let job = JobSpec {
-            share: None,
+            settings: JobSettings {
+                share: None,
+                ..named(&format!("r{number}"), 0.0).settings
+            },
             ..named(&format!("r{number}"), 0.0)
         };
         if operator.register(job).is_err() {
@@ -103,7 +109,10 @@ fn a_job_that_registered_long_before_it_comes_has_what_is_left_or_the_reason() {
     let mut early = Vec::new();
     for number in 0..40 {
         let job = JobSpec {
-            share: None,
+            settings: JobSettings {
+                share: None,
+                ..named(&format!("r{number}"), 0.0).settings
+            },
             ..named(&format!("r{number}"), 0.0)
         };
         early.push(operator.register(job).expect("registered"));

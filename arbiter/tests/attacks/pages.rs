@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use channel::Page;
 use channel::client::ClientEnd;
-use control::JobSpec;
+use control::{JobSettings, JobSpec};
 
 use crate::bench::{Daemon, Worker, attach, named, until};
 
@@ -84,7 +84,10 @@ fn pages_that_are_overwritten_all_the_time_end_neither_the_daemon_nor_anybodys_t
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let evil = operator.register(JobSpec {
-        evictable: true,
+        settings: JobSettings {
+            evictable: Some(true),
+            ..named("evil", 0.5).settings
+        },
         ..named("evil", 0.5)
     });
     let evil = attach(&evil.expect("registered"));

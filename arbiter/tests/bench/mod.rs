@@ -14,7 +14,7 @@ use channel::Event;
 use channel::client::{ClientEnd, Introduction};
 use channel::wire::DeviceId;
 use control::paths::RuntimeDir;
-use control::{Client, ClientError, JobSpec, Registered};
+use control::{Client, ClientError, JobSettings, JobSpec, Registered};
 
 /// Far beyond what anything here takes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,8 +34,11 @@ pub fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
 /// A simulated job.
 pub fn named(name: &str, share: f64) -> JobSpec {
     JobSpec {
+        settings: JobSettings {
+            share: Some(share),
+            ..JobSettings::default()
+        },
         name: name.into(),
-        share: Some(share),
         simulated: true,
         ..JobSpec::default()
     }

@@ -45,7 +45,7 @@ fn endless_lines_and_half_open_connections_cost_nobody_else() {
     let half_open: Vec<UnixStream> = (0..300)
         .filter_map(|_| {
             let mut stream = UnixStream::connect(&path).ok()?;
-            stream.write_all(b"{\"v_major\":1,").ok()?;
+            stream.write_all(b"{\"v_major\":2,").ok()?;
             Some(stream)
         })
         .collect();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use control::Class;
-
-use crate::settings::parse_flag;
+use control::kinds::Flag;
+use control::setting::Kind as _;
 
 /// The hook above the nodes: arbiters report to it (`sublet arbiter --cluster URL`), users submit
 /// jobs to it, and it decides where they run
@@ -151,7 +151,7 @@ pub struct Submit {
     #[arg(long, value_name = "F")]
     pub weight: Option<f64>,
     /// It keeps its progress itself: it may be stopped and started again, anywhere
-    #[arg(long, value_name = "true|false", value_parser = parse_flag, num_args = 0..=1, default_missing_value = "true", default_value = "false")]
+    #[arg(long, value_name = "true|false", value_parser = Flag::parse, num_args = 0..=1, default_missing_value = "true", default_value = "false")]
     pub restartable: bool,
     /// Variable for the job; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]

@@ -63,7 +63,7 @@ impl ClusterFlags {
             user: or(self.user, &file.user),
             dir: self.dir.or_else(|| file.dir.clone()),
             env: if self.env.is_empty() {
-                file.env.clone()
+                file.env.clone().unwrap_or_default()
             } else {
                 self.env
             },
@@ -304,7 +304,7 @@ mod tests {
             node: Some("file".into()),
             user: None,
             dir: Some("/file/jobs".into()),
-            env: vec!["A".into()],
+            env: Some(vec!["A".into()]),
             sim: Some(true),
         };
         let flags = ClusterFlags {

@@ -5,22 +5,23 @@
 //! arbiter.
 
 mod error;
-pub mod keys;
+mod kinds;
+pub mod markdown;
 mod parse;
 mod pattern;
 pub mod schema;
-mod value;
+pub mod sections;
 
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use control::{Class, DeviceSelector, DeviceSettings, FailMode, MemLimit, OnRefusal, Overflow};
+use control::{DeviceSelector, DeviceSettings, JobSettings, Settings};
 
 pub use error::ConfigError;
 pub use pattern::Pattern;
+pub use sections::{ClusterRule, JobMatch, Limits, ResidencyRule, TenantCeilings};
 
 /// A quota file, checked.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -30,126 +31,16 @@ pub struct Config {
     pub defaults: JobSettings,
     pub devices: Vec<DeviceRule>,
     pub residency: ResidencyRule,
-    /// `[limits]`: processes of one job that use a device at the same time.
-    pub job_processes: Option<u32>,
+    pub limits: Limits,
     pub cluster: ClusterRule,
     pub tenants: Vec<TenantRule>,
     pub jobs: Vec<JobRule>,
 }
 
-/// What a job gets where neither flag nor environment says otherwise.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct JobSettings {
-    pub mem: Option<MemLimit>,
-    pub share: Option<f64>,
-    pub share_min: Option<f64>,
-    pub share_max: Option<f64>,
-    pub class: Option<Class>,
-    pub devices: Option<Vec<DeviceSelector>>,
-    pub gang: Option<bool>,
-    /// From the start of the job.
-    pub deadline: Option<Duration>,
-    /// Device time that its work takes in all.
-    pub work: Option<Duration>,
-    pub on_arbiter_loss: Option<FailMode>,
-    pub on_refusal: Option<OnRefusal>,
-    /// Its memory may leave the device.
-    pub evictable: Option<bool>,
-    pub overflow: Option<Overflow>,
-    pub host_memory: Option<MemLimit>,
-}
-
-impl JobSettings {
-    /// These, with `other`'s where these say nothing.
-    #[must_use]
-    pub fn or(self, other: &Self) -> Self {
-        Self {
-            mem: self.mem.or(other.mem),
-            share: self.share.or(other.share),
-            share_min: self.share_min.or(other.share_min),
-            share_max: self.share_max.or(other.share_max),
-            class: self.class.or(other.class),
-            devices: self.devices.or_else(|| other.devices.clone()),
-            gang: self.gang.or(other.gang),
-            deadline: self.deadline.or(other.deadline),
-            work: self.work.or(other.work),
-            on_arbiter_loss: self.on_arbiter_loss.or(other.on_arbiter_loss),
-            on_refusal: self.on_refusal.or(other.on_refusal),
-            evictable: self.evictable.or(other.evictable),
-            overflow: self.overflow.or(other.overflow),
-            host_memory: self.host_memory.or(other.host_memory),
-        }
-    }
-}
-
-/// What is wrong with settings in the light of each other: which one, and a sentence that goes on
-/// from its value.
-pub type Contradiction = (&'static str, String);
-
-impl JobSettings {
-    /// What becomes of a process that cannot be governed: a limit that was asked for is in force,
-    /// or the process does not start.
-    pub fn on_refusal(&self, strict: bool) -> OnRefusal {
-        let is_limited = self.mem.is_some() || self.share_max.is_some() || strict;
-        self.on_refusal.unwrap_or(if is_limited {
-            OnRefusal::Closed
-        } else {
-            OnRefusal::Open
-        })
-    }
-
-    /// # Errors
-    /// [`Contradiction`]: bounds that the share does not fit, a deadline that cannot be held, host
-    /// memory for a job that stays on its devices.
-    pub fn check(&self) -> Result<(), Contradiction> {
-        if let (Some(min), Some(share)) = (self.share_min, self.share)
-            && min > share
-        {
-            let message = format!("more than the share of {share}: write {share} or less");
-            return Err(("share_min", message));
-        }
-        for (name, least) in [("share", self.share), ("share_min", self.share_min)] {
-            if let (Some(max), Some(least)) = (self.share_max, least)
-                && max < least
-            {
-                let message = format!("less than the {name} of {least}: write {least} or more");
-                return Err(("share_max", message));
-            }
-        }
-        if self.evictable != Some(true) {
-            let without = |what: &str| {
-                format!("no use without `evictable`: only an evictable job's memory {what}")
-            };
-            if self.overflow == Some(Overflow::Host) {
-                return Err(("overflow", without("can live in host memory")));
-            }
-            if self.host_memory.is_some() {
-                return Err(("host_memory", without("leaves the device")));
-            }
-        }
-        match (self.deadline, self.work) {
-            (Some(_), None) => {
-                let message = "no use without `work`, the device time that the job takes: add it, or leave the deadline out";
-                Err(("deadline", message.into()))
-            }
-            (Some(deadline), Some(work)) if work > deadline => {
-                let message = format!(
-                    "shorter than the work of {0}: write {0} or more",
-                    control::short_span(work)
-                );
-                Err(("deadline", message))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 /// `[[job]]`: settings for the jobs that match all its patterns.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct JobRule {
-    pub name: Option<Pattern>,
-    pub command: Option<Pattern>,
-    pub user: Option<Pattern>,
+    pub matches: JobMatch,
     pub settings: JobSettings,
 }
 
@@ -159,43 +50,13 @@ pub struct DeviceRule {
     /// `None`: every device.
     pub device: Option<DeviceSelector>,
     pub settings: DeviceSettings,
-    /// Kept from every quota.
-    pub mem_reserve: Option<MemLimit>,
-}
-
-/// `[residency]`: what the host gives for memory that is not on its devices.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct ResidencyRule {
-    /// Of all jobs together.
-    pub host_memory: Option<MemLimit>,
-    /// How many times longer than the switch before it a job stays at the least.
-    pub slice_over_switch: Option<f64>,
-}
-
-/// `[cluster]`: the hook that the arbiter reports to.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ClusterRule {
-    /// Its address; `None`: there is none.
-    pub url: Option<String>,
-    pub token_file: Option<PathBuf>,
-    /// What this node is called there.
-    pub node: Option<String>,
-    /// As whom its jobs run.
-    pub user: Option<String>,
-    /// Where they write.
-    pub dir: Option<PathBuf>,
-    /// Variables of the arbiter's environment that they get.
-    pub env: Vec<String>,
-    /// Offer the simulated GPU.
-    pub sim: Option<bool>,
 }
 
 /// `[[tenant]]`: what one user's jobs may have together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TenantRule {
     pub user: Pattern,
-    pub share_max: Option<f64>,
-    pub mem_max: Option<MemLimit>,
+    pub ceilings: TenantCeilings,
 }
 
 /// What job sections are matched against.
@@ -272,9 +133,11 @@ impl JobRule {
             &line[..program_bytes],
             &line[base_at..program_bytes],
         ];
-        fits(&self.name, subject.name)
-            && fits(&self.user, subject.user)
-            && forms.into_iter().any(|form| fits(&self.command, form))
+        fits(&self.matches.name, subject.name)
+            && fits(&self.matches.user, subject.user)
+            && forms
+                .into_iter()
+                .any(|form| fits(&self.matches.command, form))
     }
 }
 
@@ -314,6 +177,8 @@ impl Places {
 
 #[cfg(test)]
 mod tests {
+    use control::MemLimit;
+
     use super::*;
 
     fn config(text: &str) -> Config {
@@ -372,7 +237,10 @@ mod tests {
             ("pytho?", "python", true),
         ] {
             let rule = JobRule {
-                command: Some(Pattern::new(pattern)),
+                matches: JobMatch {
+                    command: Some(Pattern::new(pattern)),
+                    ..JobMatch::default()
+                },
                 ..JobRule::default()
             };
             let subject = Subject {

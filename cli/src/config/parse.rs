@@ -1,19 +1,17 @@
-//! TOML text to [`Config`], by way of the key table; the first thing wrong is the error.
+//! TOML text to [`Config`], by way of the table of sections; the first thing wrong is the error.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
+use control::setting::{About, Form};
+use control::{DeviceSettings, JobSettings, Settings};
+use policy::names::nearest;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::Config;
 use super::error::{ConfigError, Source};
-use super::keys::{self, Key, Section};
-use super::value::{
-    Value, device_match, devices, file_path, flag, holders, mode, node, pattern, policy, processes,
-    quantum_us, ratio, share, size, span, url, user, variables, word,
-};
-use super::{ClusterRule, Config, DeviceRule, JobRule, JobSettings, ResidencyRule, TenantRule};
-use control::DeviceSettings;
-use policy::names::nearest;
+use super::sections::{SECTIONS, Section};
 
 pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
     let source = Source { text, file };
@@ -27,94 +25,33 @@ pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
     let mut sections: Vec<_> = document.into_inner().into_iter().collect();
     sections.sort_by_key(|(name, _)| name.span().start);
     for (name, value) in sections {
-        let Some(section) = keys::SECTIONS
-            .into_iter()
+        let Some(section) = SECTIONS
+            .iter()
             .find(|section| section.name == name.get_ref())
         else {
             return Err(unknown_section(source, &name));
         };
         for table in tables(source, section, &name.span(), value)? {
             let mut reader = Reader::new(source, section, table)?;
-            if std::ptr::eq(section, &raw const keys::DEFAULTS) {
-                config.defaults = settings(&mut reader)?;
-            } else if std::ptr::eq(section, &raw const keys::DEVICES) {
-                config.devices.push(device(&mut reader)?);
-            } else if std::ptr::eq(section, &raw const keys::RESIDENCY) {
-                config.residency = ResidencyRule {
-                    host_memory: reader.take("host_memory", size)?,
-                    slice_over_switch: reader.take("slice_over_switch", ratio)?,
-                };
-            } else if std::ptr::eq(section, &raw const keys::LIMITS) {
-                config.job_processes = reader.take("job_processes", processes)?;
-            } else if std::ptr::eq(section, &raw const keys::CLUSTER) {
-                config.cluster = ClusterRule {
-                    url: reader.take("url", url)?,
-                    token_file: reader.take("token_file", file_path)?,
-                    node: reader.take("node", node)?,
-                    user: reader.take("user", user)?,
-                    dir: reader.take("dir", file_path)?,
-                    env: reader.take("env", variables)?.unwrap_or_default(),
-                    sim: reader.take("sim", flag)?,
-                };
-            } else if std::ptr::eq(section, &raw const keys::TENANTS) {
-                config.tenants.push(tenant(&mut reader)?);
-            } else {
-                config.jobs.push(job(&mut reader)?);
-            }
+            (section.read)(&mut reader, &mut config)?;
             reader.finish();
         }
     }
     Ok(config)
 }
 
-fn settings(reader: &mut Reader<'_, '_>) -> Result<JobSettings, ConfigError> {
-    let settings = JobSettings {
-        mem: reader.take("mem", size)?,
-        share: reader.take("share", share)?,
-        share_min: reader.take("share_min", share)?,
-        share_max: reader.take("share_max", share)?,
-        class: reader.take("class", word)?,
-        devices: reader.take("device", devices)?,
-        gang: reader.take("gang", flag)?,
-        deadline: reader.take("deadline", span)?,
-        work: reader.take("work", span)?,
-        on_arbiter_loss: reader.take("on_arbiter_loss", word)?,
-        on_refusal: reader.take("on_refusal", word)?,
-        evictable: reader.take("evictable", flag)?,
-        overflow: reader.take("overflow", word)?,
-        host_memory: reader.take("host_memory", size)?,
-    };
+pub fn job_settings(reader: &mut Reader<'_, '_>) -> Result<JobSettings, ConfigError> {
+    let settings: JobSettings = reader.take()?;
     settings
         .check()
         .map_err(|(key, message)| reader.wrong(key, &message))?;
     Ok(settings)
 }
 
-fn job(reader: &mut Reader<'_, '_>) -> Result<JobRule, ConfigError> {
-    Ok(JobRule {
-        name: reader.take("name", pattern)?,
-        command: reader.take("command", pattern)?,
-        user: reader.take("user", pattern)?,
-        settings: settings(reader)?,
-    })
-}
-
-fn device(reader: &mut Reader<'_, '_>) -> Result<DeviceRule, ConfigError> {
+pub fn device_settings(reader: &mut Reader<'_, '_>) -> Result<DeviceSettings, ConfigError> {
     let named = reader.policy_names();
-    let rule = DeviceRule {
-        device: reader.take("device", device_match)?.flatten(),
-        settings: DeviceSettings {
-            mode: reader.take("mode", mode)?,
-            policy: reader.take("policy", policy)?,
-            holders: reader.take("holders", holders)?,
-            quantum_max_us: reader.take("quantum_ms", quantum_us)?,
-            quantum_min_us: reader.take("quantum_min_ms", quantum_us)?,
-            early_wake: reader.take("early_wake", flag)?,
-            misbehaviour: reader.take("misbehaviour", word)?,
-        },
-        mem_reserve: reader.take("mem_reserve", size)?,
-    };
-    if let Some(choice) = &rule.settings.policy
+    let settings: DeviceSettings = reader.take()?;
+    if let Some(choice) = &settings.policy
         && let Err((parameter, message)) = arbiter::check_policy(choice)
     {
         // The parameter that is wrong, where it stands; else the policy.
@@ -128,47 +65,108 @@ fn device(reader: &mut Reader<'_, '_>) -> Result<DeviceRule, ConfigError> {
             None => reader.wrong_at("policy", &format!("policy: {message}")),
         });
     }
-    if let (Some(min_us), Some(max_us)) =
-        (rule.settings.quantum_min_us, rule.settings.quantum_max_us)
-        && min_us > max_us
+    if let (Some(min), Some(max)) = (settings.quantum_min, settings.quantum)
+        && min > max
     {
-        let message = "longer than quantum_ms: write the same or less";
-        return Err(reader.wrong("quantum_min_ms", message));
+        let message = "longer than quantum: write the same or less";
+        return Err(reader.wrong("quantum_min", message));
     }
-    Ok(rule)
+    Ok(settings)
 }
 
-fn tenant(reader: &mut Reader<'_, '_>) -> Result<TenantRule, ConfigError> {
-    Ok(TenantRule {
-        // PANIC: the section needs it, and the reader has checked.
-        user: reader.take("user", pattern)?.expect("a required key"),
-        share_max: reader.take("share_max", share)?,
-        mem_max: reader.take("mem_max", size)?,
-    })
+/// What a value of the file is to the parser of its kind.
+fn text_of<'v>(
+    value: &'v Spanned<DeValue<'_>>,
+    source: Source<'_>,
+    about: &About,
+) -> Result<Cow<'v, str>, String> {
+    let kind = &about.kind;
+    let quote = || source.quote(value.span());
+    let form = match value.get_ref() {
+        DeValue::String(_) => Form::Text,
+        DeValue::Integer(_) | DeValue::Float(_) => Form::Number,
+        DeValue::Boolean(_) => Form::Boolean,
+        DeValue::Array(_) => Form::List,
+        DeValue::Table(_) => Form::Table,
+        DeValue::Datetime(_) => return Err(misfit(&quote(), about)),
+    };
+    if !kind.takes(form) {
+        return Err(misfit(&quote(), about));
+    }
+    match value.get_ref() {
+        DeValue::Array(list) => {
+            let item = |item: &Spanned<DeValue<'_>>| {
+                scalar(item.get_ref())
+                    .map(Cow::into_owned)
+                    .ok_or_else(|| misfit(&source.quote(item.span()), about))
+            };
+            let items: Vec<String> = list.iter().map(item).collect::<Result<_, _>>()?;
+            Ok(items.join(",").into())
+        }
+        DeValue::Table(table) => {
+            let name = table.get("name").map(Spanned::get_ref);
+            let Some(DeValue::String(name)) = name else {
+                return Err(format!(
+                    "`{}` names no policy: write {{ name = \"...\", parameter = number }}",
+                    quote()
+                ));
+            };
+            let mut pairs = Vec::new();
+            for (key, value) in table.iter().filter(|(key, _)| key.get_ref() != "name") {
+                let Some(text) = scalar(value.get_ref()) else {
+                    return Err(format!(
+                        "`{}`: a parameter is a number, a word in quotes, true or false",
+                        source.quote(value.span())
+                    ));
+                };
+                pairs.push(format!("{}={text}", key.get_ref()));
+            }
+            let colon = if pairs.is_empty() { "" } else { ":" };
+            Ok(format!("{name}{colon}{}", pairs.join(",")).into())
+        }
+        other => scalar(other).ok_or_else(|| misfit(&quote(), about)),
+    }
+}
+
+/// Text, a number or a boolean as text.
+fn scalar<'v>(value: &'v DeValue<'_>) -> Option<Cow<'v, str>> {
+    match value {
+        DeValue::String(text) => Some(Cow::Borrowed(text)),
+        DeValue::Float(number) => Some(number.as_str().into()),
+        DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
+            .ok()
+            .map(|number| number.to_string().into()),
+        DeValue::Boolean(flag) => Some(if *flag { "true" } else { "false" }.into()),
+        DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
+    }
+}
+
+/// Why a value of another form will not do: what its parser says of it, or how it is written.
+fn misfit(quote: &str, about: &About) -> String {
+    match (about.kind.check)(quote) {
+        Err(message) => message,
+        Ok(()) => format!(
+            "`{quote}` is written as in {} = {}",
+            about.key, about.kind.example
+        ),
+    }
 }
 
 fn unknown_section(source: Source<'_>, name: &Spanned<std::borrow::Cow<'_, str>>) -> ConfigError {
-    let names = keys::SECTIONS.map(|section| section.name);
+    let names = SECTIONS.iter().map(|section| section.name);
     let word = name.get_ref();
-    let remedy = if let Some(near) = nearest(word, names) {
+    let remedy = if let Some(near) = nearest(word, names.clone()) {
         format!("did you mean `{near}`?")
-    } else if let Some(section) = keys::SECTIONS
-        .into_iter()
-        .find(|section| section.keys.iter().any(|key| key.name == word.as_ref()))
-    {
-        format!("it belongs into a section such as {}", heading(section))
+    } else if let Some(section) = SECTIONS.iter().find(|section| {
+        (section.keys)()
+            .iter()
+            .any(|about| about.key == word.as_ref())
+    }) {
+        format!("it belongs into a section such as {}", section.heading())
     } else {
-        "the file has defaults, device, residency, limits, cluster, tenant and job".to_owned()
+        format!("the file has {}", names.collect::<Vec<_>>().join(", "))
     };
     source.wrong(name.span(), format!("unknown section `{word}`: {remedy}"))
-}
-
-fn heading(section: &Section) -> String {
-    if section.repeated {
-        format!("[[{}]]", section.name)
-    } else {
-        format!("[{}]", section.name)
-    }
 }
 
 /// The tables of a section, one or many as it is declared.
@@ -190,7 +188,7 @@ fn tables<'t>(
                 } else {
                     "as a list or a value"
                 },
-                heading(section)
+                section.heading()
             ),
         )
     };
@@ -211,9 +209,8 @@ fn tables<'t>(
 }
 
 /// One section's table, from which keys are taken.
-struct Reader<'s, 't> {
+pub struct Reader<'s, 't> {
     source: Source<'s>,
-    section: &'static Section,
     table: DeTable<'t>,
     /// Where the values stand that have been taken.
     taken: Vec<(&'static str, Range<usize>)>,
@@ -228,7 +225,8 @@ impl<'s, 't> Reader<'s, 't> {
     ) -> Result<Self, ConfigError> {
         let span = table.span();
         let table = table.into_inner();
-        let names = || section.keys.iter().map(|key| key.name);
+        let keys = (section.keys)();
+        let names = || keys.iter().map(|about| about.key);
         let unknown = table
             .keys()
             .filter(|key| !names().any(|name| name == key.get_ref()))
@@ -241,44 +239,43 @@ impl<'s, 't> Reader<'s, 't> {
             let message = format!(
                 "unknown key `{}` in {}: {remedy}",
                 key.get_ref(),
-                heading(section)
+                section.heading()
             );
             return Err(source.wrong(key.span(), message));
         }
         let needed = section.needs_one_of;
         if !needed.is_empty() && !needed.iter().any(|name| table.contains_key(*name)) {
             let message = format!(
-                "this {} says not what it is for: give it {}",
-                heading(section),
+                "{} needs {}",
+                section.heading(),
                 needed.join(", ").replacen(", user", " or user", 1)
             );
             return Err(source.wrong(span, message));
         }
         Ok(Self {
             source,
-            section,
             table,
             taken: Vec::new(),
         })
     }
 
-    fn take<T>(
-        &mut self,
-        name: &'static str,
-        read: impl FnOnce(&Value<'_, '_>) -> Result<T, String>,
-    ) -> Result<Option<T>, ConfigError> {
-        let declared = |key: &Key| key.name == name;
-        debug_assert!(self.section.keys.iter().any(declared), "undeclared {name}");
-        let Some(value) = self.table.remove(name) else {
-            return Ok(None);
-        };
-        self.taken.push((name, value.span()));
-        read(&Value::new(&value, self.source))
-            .map(Some)
-            .map_err(|message| {
-                self.source
-                    .wrong(value.span(), format!("{name}: {message}"))
-            })
+    /// The settings of a table that stand here.
+    pub fn take<S: Settings>(&mut self) -> Result<S, ConfigError> {
+        let mut settings = S::default();
+        for setting in S::TABLE {
+            let about = &setting.about;
+            let Some(value) = self.table.remove(about.key) else {
+                continue;
+            };
+            self.taken.push((about.key, value.span()));
+            let read = text_of(&value, self.source, about).and_then(|text| (setting.parse)(&text));
+            let read = read.map_err(|message| {
+                let message = format!("{}: {message}", about.key);
+                self.source.wrong(value.span(), message)
+            })?;
+            settings = read.or(&settings);
+        }
+        Ok(settings)
     }
 
     /// Names of parameters in the policy's table, with their places.
@@ -321,15 +318,8 @@ impl<'s, 't> Reader<'s, 't> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use control::{Misbehaviour, PolicyChoice, SliceMode, Span};
 
-    use control::{
-        Class, DeviceSelector, FailMode, MemLimit, Misbehaviour, OnRefusal, Overflow, PolicyChoice,
-        SliceMode,
-    };
-
-    use super::super::keys::Kind;
-    use super::super::pattern::Pattern;
     use super::*;
 
     fn wrong(text: &str) -> String {
@@ -341,106 +331,54 @@ mod tests {
 
     #[test]
     fn everything_declared_is_read() {
-        // One value of each kind, so that a key that was declared and not read trips the reader.
+        // An example of each, so that a key that was declared and not read trips the reader.
         let mut text = String::new();
-        for section in keys::SECTIONS {
-            text += &heading(section);
+        for section in &SECTIONS {
+            text += &section.heading();
             text += "\n";
-            for key in section.keys {
-                let value = match key.kind {
-                    Kind::Size => "\"8GiB\"",
-                    Kind::Share => "0.5",
-                    Kind::Class => "\"opportunistic\"",
-                    Kind::FailMode => "\"freeze\"",
-                    Kind::OnRefusal => "\"closed\"",
-                    Kind::Mode => "\"auto\"",
-                    Kind::Quantum => "2.5",
-                    Kind::Policy => "\"stride\"",
-                    Kind::Holders => "2",
-                    Kind::Processes => "70",
-                    Kind::Misbehaviour => "\"report\"",
-                    Kind::Flag => "true",
-                    Kind::Overflow => "\"host\"",
-                    Kind::Ratio => "12.5",
-                    Kind::Span => "\"1.5h\"",
-                    Kind::Devices => "[0, \"GPU-ff\"]",
-                    Kind::DeviceMatch => "1",
-                    Kind::Pattern => "\"a*\"",
-                    Kind::Url => "\"http://hook:7070\"",
-                    Kind::File => "\"/a/token\"",
-                    Kind::Directory => "\"/a/jobs\"",
-                    Kind::Variables => "\"A, B_2\"",
-                    Kind::Node => "\"node-7\"",
-                    Kind::User => "\"train\"",
-                };
-                text += &format!("{} = {value}\n", key.name);
+            for about in (section.keys)() {
+                text += &format!("{} = {}\n", about.key, about.kind.example);
             }
         }
-        let settings = JobSettings {
-            mem: Some(MemLimit::Bytes(8 << 30)),
-            share: Some(0.5),
-            share_min: Some(0.5),
-            share_max: Some(0.5),
-            class: Some(Class::Opportunistic),
-            devices: Some(vec![
-                DeviceSelector::Index(0),
-                DeviceSelector::Uuid("GPU-ff".into()),
-            ]),
-            gang: Some(true),
-            deadline: Some(Duration::from_secs(5400)),
-            work: Some(Duration::from_secs(5400)),
-            on_arbiter_loss: Some(FailMode::Freeze),
-            on_refusal: Some(OnRefusal::Closed),
-            evictable: Some(true),
-            overflow: Some(Overflow::Host),
-            host_memory: Some(MemLimit::Bytes(8 << 30)),
-        };
-        let all = || Some(Pattern::new("a*"));
-        assert_eq!(
-            parse(&text, "f.toml").unwrap(),
-            Config {
-                path: None,
-                defaults: settings.clone(),
-                devices: vec![DeviceRule {
-                    device: Some(DeviceSelector::Index(1)),
-                    settings: DeviceSettings {
-                        mode: Some(SliceMode::Auto),
-                        policy: Some(PolicyChoice::named("stride")),
-                        holders: Some(2),
-                        quantum_min_us: Some(2500),
-                        quantum_max_us: Some(2500),
-                        early_wake: Some(true),
-                        misbehaviour: Some(Misbehaviour::Report),
-                    },
-                    mem_reserve: Some(MemLimit::Bytes(8 << 30)),
-                }],
-                job_processes: Some(70),
-                cluster: ClusterRule {
-                    url: Some("http://hook:7070".into()),
-                    token_file: Some("/a/token".into()),
-                    node: Some("node-7".into()),
-                    user: Some("train".into()),
-                    dir: Some("/a/jobs".into()),
-                    env: vec!["A".into(), "B_2".into()],
-                    sim: Some(true),
-                },
-                residency: ResidencyRule {
-                    host_memory: Some(MemLimit::Bytes(8 << 30)),
-                    slice_over_switch: Some(12.5),
-                },
-                tenants: vec![TenantRule {
-                    user: Pattern::new("a*"),
-                    share_max: Some(0.5),
-                    mem_max: Some(MemLimit::Bytes(8 << 30)),
-                }],
-                jobs: vec![JobRule {
-                    name: all(),
-                    command: all(),
-                    user: all(),
-                    settings,
-                }],
+        let config = parse(&text, "f.toml").unwrap();
+        fn all_set<S: Settings>(settings: &S) {
+            for setting in S::TABLE {
+                assert!((setting.is_set)(settings), "{}", setting.about.key);
             }
+        }
+        all_set(&config.defaults);
+        all_set(&config.residency);
+        all_set(&config.limits);
+        all_set(&config.cluster);
+        all_set(&config.devices[0].settings);
+        all_set(&config.tenants[0].ceilings);
+        all_set(&config.jobs[0].matches);
+        assert_eq!(config.jobs[0].settings, config.defaults);
+        let device = &config.devices[0].settings;
+        assert_eq!(
+            (
+                device.mode,
+                device.holders,
+                device.quantum,
+                device.misbehaviour
+            ),
+            (
+                Some(SliceMode::Auto),
+                Some(2),
+                Some(Span::from_micros(5000)),
+                Some(Misbehaviour::Report)
+            )
         );
+        assert_eq!(device.policy, Some(PolicyChoice::named("stride")));
+    }
+
+    #[test]
+    fn a_table_of_a_policy_is_its_text() {
+        let text =
+            "[[device]]\ndevice = \"*\"\npolicy = { name = \"salus-fair\", patience_ms = 20 }\n";
+        let config = parse(text, "f").unwrap();
+        let policy = config.devices[0].settings.policy.as_ref().unwrap();
+        assert_eq!(policy.to_string(), "salus-fair:patience_ms=20");
     }
 
     #[test]
@@ -452,7 +390,7 @@ mod tests {
             ),
             (
                 "[[job]]\nname = \"a\"\ncolour = 1\n",
-                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, share_min, share_max, class, device, gang, deadline, work, on_arbiter_loss, on_refusal, evictable, overflow, host_memory",
+                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, share_min, share_max, class, device, gang, deadline, work, on_arbiter_loss, on_refusal, evictable, overflow, host_memory, iteration_launches",
             ),
             (
                 "[[jobs]]\nname = \"a\"\n",
@@ -464,7 +402,7 @@ mod tests {
             ),
             (
                 "[gizmo]\n",
-                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, limits, cluster, tenant and job",
+                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, limits, cluster, tenant, job",
             ),
             (
                 "[job]\nname = \"a\"\n",
@@ -476,11 +414,11 @@ mod tests {
             ),
             (
                 "[[job]]\nmem = \"1G\"\n",
-                "f.toml:1:1: this [[job]] says not what it is for: give it name, command or user",
+                "f.toml:1:1: [[job]] needs name, command or user",
             ),
             (
                 "[[tenant]]\nmem_max = \"1G\"\n",
-                "f.toml:1:1: this [[tenant]] says not what it is for: give it user",
+                "f.toml:1:1: [[tenant]] needs user",
             ),
         ] {
             assert_eq!(wrong(text), error, "{text}");
@@ -494,14 +432,14 @@ mod tests {
             ("mem = 1_000", "2:7", &["`1_000`", "GiB"]),
             ("mem = \"20\"", "2:7", &["`20` has no unit"]),
             ("mem = \"20Gq\"", "2:7", &["`Gq`", "GiB"]),
-            ("mem = true", "2:7", &["`true` is no text", "\"20GiB\""]),
+            ("mem = true", "2:7", &["`true` is no size", "20GiB"]),
             ("share = 1.5", "2:9", &["`1.5`", "at most 1"]),
             ("share = 0", "2:9", &["`0`", "above 0"]),
             ("share = -0.5", "2:9", &["`-0.5`", "above 0"]),
             ("share = nan", "2:9", &["above 0"]),
-            ("share = \"50%\"", "2:9", &["`\"50%\"` is no number", "0.5"]),
+            ("share = \"150%\"", "2:9", &["`150%` is no share", "0.5"]),
             ("class = \"best\"", "2:9", &["`best`", "opportunistic"]),
-            ("class = 3", "2:9", &["`3` is no text"]),
+            ("class = 3", "2:9", &["`3` is not known", "opportunistic"]),
             ("on_arbiter_loss = \"die\"", "2:19", &["`die`", "freeze"]),
             ("on_refusal = \"freeze\"", "2:14", &["`freeze`", "closed"]),
             ("share_min = 2", "2:13", &["`2`", "at most 1"]),
@@ -521,7 +459,7 @@ mod tests {
                 &["`0.4`", "share_min of 0.5"],
             ),
             ("gang = 1", "2:8", &["`1`", "true"]),
-            ("deadline = 5", "2:12", &["`5` is no text", "90s"]),
+            ("deadline = 5", "2:12", &["`5` is no duration", "90s"]),
             ("deadline = \"soon\"", "2:12", &["`soon`", "90s"]),
             ("deadline = \"1h\"", "2:12", &["`\"1h\"`", "work"]),
             (
@@ -548,7 +486,7 @@ mod tests {
             ("device = \"gpu0\"", "2:10", &["`gpu0`", "UUID"]),
             ("device = -1", "2:10", &["`-1`", "index"]),
             ("device = [0, \"x\"]", "2:10", &["`x`", "UUID"]),
-            ("device = []", "2:10", &["leave the key out"]),
+            ("device = []", "2:10", &["leave it out"]),
         ] {
             let error = wrong(&format!("[defaults]\n{line}\n"));
             assert!(
@@ -560,14 +498,17 @@ mod tests {
             }
         }
         for (line, words) in [
-            ("quantum_ms = 0.1", &["`0.1`", "0.5 to 1000"][..]),
-            ("quantum_ms = 5000", &["`5000`", "0.5 to 1000"]),
+            ("quantum = 5", &["`5`", "0.5ms to 1s"][..]),
+            ("quantum = \"5s\"", &["`5s`", "0.5ms to 1s"]),
             ("early_wake = \"no\"", &["neither true nor false"]),
             ("mode = \"shared\"", &["`shared`", "concurrent"]),
-            ("quantum_ms = 5\nquantum_min_ms = 6", &["`6`", "quantum_ms"]),
+            (
+                "quantum = \"5ms\"\nquantum_min = \"6ms\"",
+                &["`\"6ms\"`", "quantum"],
+            ),
             ("early_wake = \"yes\"", &["`\"yes\"`", "true"]),
             ("misbehaviour = \"shoot\"", &["`shoot`", "demote"]),
-            ("policy = 3", &["`3`", "name"]),
+            ("policy = 3", &["`3`", "\"stride\""]),
             (
                 "policy = \"strid\"",
                 &["f.toml:3:10:", "`strid`", "did you mean `stride`?"],
@@ -629,7 +570,7 @@ mod tests {
                 "10.0.0.1:7070",
             ),
             ("[cluster]\nurl = \"https://a:1\"\n", ":2:7:", "https://a:1"),
-            ("[cluster]\nurl = 7070\n", ":2:7:", "`7070` is no text"),
+            ("[cluster]\nurl = 7070\n", ":2:7:", "7070"),
             ("[cluster]\nnode = \"a\"\n", ":1:1:", "url"),
             (
                 "[cluster]\nurl = \"http://a:1\"\nnode = \"a b\"\n",

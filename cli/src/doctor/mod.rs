@@ -91,7 +91,7 @@ pub fn doctor(args: &Doctor) -> Result<(String, u8)> {
     let printed = if args.json {
         let mut report = report;
         report["findings"] = findings.iter().map(Finding::json).collect();
-        format!("{report}\n")
+        crate::json::object(report)
     } else {
         text::of(&report, &findings)
     };

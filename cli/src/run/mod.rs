@@ -24,10 +24,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use control::paths::{RuntimeDir, Surroundings};
-use control::{Client, ClientError, JobSpec, Registered};
+use control::{Client, ClientError, JobSpec, Registered, Settings};
 
 use crate::args::Run;
-use crate::config::{Config, JobSettings, Places, Subject};
+use crate::config::{Config, Places, Subject};
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
 use crate::{connect, settings, unmanaged};
 use command::CommandError;
@@ -110,7 +110,7 @@ fn prepare(args: Run) -> Result<Ready> {
         command_line: &shown.join(" "),
         user: &user_name(),
     });
-    let settings = flags(&args).or(&from_environment).or(&from_file);
+    let settings = args.settings.0.clone().or(&from_environment).or(&from_file);
     settings
         .check()
         .map_err(|(name, message)| anyhow!("the job's {name} is {message}"))?;
@@ -129,30 +129,14 @@ fn prepare(args: Run) -> Result<Ready> {
     let on_refusal = settings.on_refusal(args.strict);
     let spec = JobSpec {
         name,
-        class: settings.class.unwrap_or_default(),
-        share: settings.share,
-        share_min: settings.share_min,
-        share_max: settings.share_max,
-        gang: settings.gang,
-        deadline_unix_ms: settings.deadline.map(settings::unix_ms_in),
-        work_ns: settings.work.map(settings::nanos),
+        settings,
         paused: false,
-        mem: settings.mem,
-        devices: settings.devices.unwrap_or_default(),
         pid: std::process::id(),
         command: shown,
         driver: driver.path.clone(),
         simulated: driver.simulated.is_some(),
-        on_arbiter_loss,
-        evictable: settings.evictable.unwrap_or(false),
-        overflow: settings.overflow.unwrap_or_default(),
-        host_memory: settings.host_memory,
         evicted: false,
         strict: args.strict,
-        iteration_launches: match args.iteration_launches {
-            Some(launches) => Some(launches),
-            None => settings::launches_per_iteration(|name| env::var_os(name))?,
-        },
     };
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
     if args.strict {
@@ -191,7 +175,7 @@ fn prepare(args: Run) -> Result<Ready> {
         environment.remove(OsStr::new("LD_PRELOAD"));
         environment.remove(OsStr::new("LD_AUDIT"));
     }
-    let limited = spec.mem.is_some() || spec.share_max.is_some() || spec.strict;
+    let limited = spec.settings.mem.is_some() || spec.settings.share_max.is_some() || spec.strict;
     Ok(Ready {
         limited: limited.then_some((dir, registered.id, spec.strict)),
         driver,
@@ -210,7 +194,7 @@ fn limited_somewhere(
     spec: &JobSpec,
     registered: &Registered,
 ) -> anyhow::Result<()> {
-    if spec.mem.is_none() || !registered.mem_limit_bytes.is_empty() {
+    if spec.settings.mem.is_none() || !registered.mem_limit_bytes.is_empty() {
         return Ok(());
     }
     let (Ok(status), Ok(found)) = (
@@ -250,7 +234,7 @@ fn nobody_else(dir: &RuntimeDir, driver: &Driver, spec: &JobSpec) -> anyhow::Res
     let found = arbiter::nvml::look(simulated).map_err(|reason| {
         anyhow!("--strict: who uses the GPU is not known, because NVML does not answer: {reason}")
     })?;
-    let others = unmanaged::on(&found, status.as_ref(), &spec.devices);
+    let others = unmanaged::on(&found, status.as_ref(), spec.settings.devices());
     let Some(first) = others.first() else {
         return Ok(());
     };
@@ -264,25 +248,6 @@ fn nobody_else(dir: &RuntimeDir, driver: &Driver, spec: &JobSpec) -> anyhow::Res
         first.pid,
         unmanaged::command_line(first.pid)
     );
-}
-
-fn flags(args: &Run) -> JobSettings {
-    JobSettings {
-        mem: args.mem,
-        share: args.share,
-        share_min: args.share_min,
-        share_max: args.share_max,
-        class: args.class,
-        gang: args.gang,
-        deadline: args.deadline,
-        work: args.work,
-        devices: (!args.devices.is_empty()).then(|| args.devices.clone()),
-        on_arbiter_loss: args.on_arbiter_loss,
-        on_refusal: args.on_refusal,
-        evictable: args.evictable,
-        overflow: args.overflow,
-        host_memory: args.host_memory,
-    }
 }
 
 fn find_command(args: &Run) -> Result<PathBuf> {

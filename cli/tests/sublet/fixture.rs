@@ -59,13 +59,15 @@ impl Fixture {
     pub fn new() -> Self {
         let channel = "/the/channel.sock".to_owned();
         Self::answering(move |request| match request {
-            Request::Register(JobSpec { name, share, .. }) => Ok(Reply::Registered(Registered {
-                job: format!("{name}-2"),
-                token: TOKEN.into(),
-                channel_socket: channel.clone().into(),
-                share: share.unwrap_or(0.0),
-                ..Registered::default()
-            })),
+            Request::Register(JobSpec { name, settings, .. }) => {
+                Ok(Reply::Registered(Registered {
+                    job: format!("{name}-2"),
+                    token: TOKEN.into(),
+                    channel_socket: channel.clone().into(),
+                    share: settings.share.unwrap_or(0.0),
+                    ..Registered::default()
+                }))
+            }
             Request::Status => Ok(Reply::Status(control::ArbiterStatus::default())),
             other => panic!("not expected here: {other:?}"),
         })

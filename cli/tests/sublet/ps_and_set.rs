@@ -3,7 +3,8 @@
 use std::os::unix::net::UnixListener;
 
 use control::{
-    ArbiterStatus, Change, Class, ControlError, ErrorCode, JobStatus, MemLimit, Reply, Request,
+    ArbiterStatus, Change, Class, ControlError, ErrorCode, JobSettings, JobStatus, MemLimit, Reply,
+    Request,
 };
 
 use crate::fixture::Fixture;
@@ -26,9 +27,9 @@ fn with_jobs() -> Fixture {
         }
         Request::Set { job, change } => Ok(Reply::Changed(Box::new(JobStatus {
             name: job,
-            share_asked: change.share,
-            class: change.class.unwrap_or_default(),
-            mem_limit_bytes: change.mem.map(|mem| mem.resolve(100 << 30)),
+            share_asked: change.settings.share,
+            class: change.settings.class.unwrap_or_default(),
+            mem_limit_bytes: change.settings.mem.map(|mem| mem.resolve(100 << 30)),
             ..JobStatus::default()
         }))),
         other => panic!("not expected here: {other:?}"),
@@ -70,7 +71,7 @@ fn ps_without_an_arbiter_is_an_empty_list() {
         assert_eq!(outcome.code, Some(0));
         assert_eq!(
             outcome.stdout,
-            "{\"arbiter\":null,\"devices\":[],\"jobs\":[]}\n"
+            "{\"arbiter\":null,\"devices\":[],\"jobs\":[],\"schema\":1}\n"
         );
     }
 }
@@ -82,7 +83,7 @@ fn set_says_what_holds_now() {
         "set",
         "train",
         "--share",
-        "0.25",
+        "25%",
         "--mem",
         "50%",
         "--class",
@@ -93,12 +94,12 @@ fn set_says_what_holds_now() {
         outcome.stdout,
         "train: opportunistic, share 0.25, memory limit 50GiB (0B in use)\n"
     );
-    let change = Change {
+    let change = Change::from(JobSettings {
         mem: Some(MemLimit::Percent(50.0)),
         share: Some(0.25),
         class: Some(Class::Opportunistic),
-        ..Change::default()
-    };
+        ..JobSettings::default()
+    });
     let asked = &fixture.heard()[0].request;
     assert_eq!(
         asked,
@@ -108,13 +109,29 @@ fn set_says_what_holds_now() {
         }
     );
 
-    for args in [
-        &["set", "train", "--mode", "auto"][..],
-        &["set", "train", "--share", "0.5", "--quantum-ms", "5"],
-    ] {
-        fixture.run(args).is_error(125, &["`train`", "--device"]);
-    }
+    let outcome = fixture.run(&["set", "train", "--evictable"]);
+    outcome.is_error(125, &["'--evictable'", "`sublet set --help`"]);
+    let outcome = fixture.run(&["set", "train", "--share", "0.25", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(json["schema"], 1);
+    assert_eq!(json["jobs"][0]["share_asked"], 0.25);
     let outcome = fixture.run(&["set", "trian", "--share", "0.25"]);
+    outcome.is_error(125, &["`trian`", "sublet ps"]);
+}
+
+#[test]
+fn jobs_are_paused_and_resumed_by_verbs() {
+    let fixture = with_jobs();
+    for (verb, paused) in [("pause", true), ("resume", false)] {
+        let outcome = fixture.run(&[verb, "train"]);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let Request::Set { job, change } = &fixture.heard().last().unwrap().request.clone() else {
+            panic!("{:?}", fixture.heard());
+        };
+        assert_eq!((job.as_str(), change.paused), ("train", Some(paused)));
+        assert_eq!(change.settings, JobSettings::default());
+    }
+    let outcome = fixture.run(&["pause", "train", "trian"]);
     outcome.is_error(125, &["`trian`", "sublet ps"]);
 }
 
@@ -123,7 +140,7 @@ fn the_schema_and_the_version_are_printed() {
     let fixture = Fixture::without_arbiter();
     let schema: serde_json::Value = serde_json::from_str(&fixture.run(&["schema"]).stdout).unwrap();
     assert_eq!(
-        schema["properties"]["job"]["items"]["properties"]["share"]["maximum"],
+        schema["properties"]["job"]["items"]["properties"]["share"]["anyOf"][0]["maximum"],
         1
     );
     let outcome = fixture.run(&["--version"]);
@@ -162,7 +179,7 @@ fn a_device_is_changed_and_shown_as_it_stands() {
         )),
         other => panic!("not expected here: {other:?}"),
     });
-    let args = "set --device 1 --mode auto --quantum-ms 7.5 --quantum-min-ms 0.5 --policy stride";
+    let args = "device set 1 --mode auto --quantum 7.5ms --quantum-min 0.5ms --policy stride";
     let outcome = fixture.run(&args.split(' ').collect::<Vec<_>>());
     assert_eq!(
         (outcome.code, outcome.stdout.as_str()),
@@ -175,8 +192,8 @@ fn a_device_is_changed_and_shown_as_it_stands() {
     let settings = control::DeviceSettings {
         mode: Some(control::SliceMode::Auto),
         policy: Some(control::PolicyChoice::named("stride")),
-        quantum_min_us: Some(500),
-        quantum_max_us: Some(7500),
+        quantum_min: Some(control::Span::from_micros(500)),
+        quantum: Some(control::Span::from_micros(7500)),
         ..control::DeviceSettings::default()
     };
     assert_eq!(
@@ -186,8 +203,8 @@ fn a_device_is_changed_and_shown_as_it_stands() {
             settings
         }
     );
-    let outcome = fixture.run(&["set", "--device", "all"]);
+    let outcome = fixture.run(&["device", "set", "all"]);
     outcome.is_error(125, &["nothing to change", "--mode"]);
-    let outcome = fixture.run(&["set", "--reload"]);
+    let outcome = fixture.run(&["reload"]);
     outcome.is_error(125, &["refused", "sublet.toml:3:1"]);
 }

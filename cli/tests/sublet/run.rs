@@ -161,19 +161,23 @@ fn a_flag_beats_the_environment_and_that_beats_the_file() {
     assert_eq!(Outcome::of(&mut command).code, Some(0));
     let spec = fixture.registered();
     assert_eq!(spec.name, "train", "the environment's name");
-    assert_eq!(spec.share, Some(0.4), "the flag's share");
+    assert_eq!(spec.settings.share, Some(0.4), "the flag's share");
     assert_eq!(
-        spec.mem,
+        spec.settings.mem,
         Some(MemLimit::Percent(50.0)),
         "the environment's quota"
     );
     assert_eq!(
-        spec.devices,
+        spec.settings.devices(),
         [DeviceSelector::Index(3)],
         "the section's device"
     );
-    assert_eq!(spec.class, Class::Opportunistic, "the default class");
-    assert_eq!(spec.on_arbiter_loss, FailMode::Closed);
+    assert_eq!(
+        spec.settings.class,
+        Some(Class::Opportunistic),
+        "the default class"
+    );
+    assert_eq!(spec.settings.on_arbiter_loss, Some(FailMode::Closed));
     assert_eq!(spec.command, ["true", "--share", "0.9"]);
 }
 
@@ -185,7 +189,7 @@ fn a_job_without_a_name_gets_one_from_the_arbiter_and_matches_by_its_command() {
     let outcome = fixture.run(&["run", "--sim", "sh", "-e", "./train.sh"]);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let spec = fixture.registered();
-    assert_eq!((spec.name.as_str(), spec.share), ("", Some(0.3)));
+    assert_eq!((spec.name.as_str(), spec.settings.share), ("", Some(0.3)));
 }
 
 #[test]

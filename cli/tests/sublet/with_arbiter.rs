@@ -229,7 +229,7 @@ fn one_at_a_time_and_it_ends_when_asked() {
 #[test]
 fn it_ends_by_itself_when_idle() {
     let host = Host::new();
-    let mut arbiter = host.arbiter(&["--embedded", "--idle-exit", "1"]);
+    let mut arbiter = host.arbiter(&["--embedded", "--idle-exit", "1s"]);
     assert!(within::wait(&mut arbiter, "the arbiter", testbed::PATIENCE).success());
     assert!(host.ps()["arbiter"].is_null());
 }
@@ -272,11 +272,11 @@ fn a_bad_file_is_reported_by_the_run_that_finds_it() {
     let host = Host::new();
     let mut command: Command = host.0.sublet(["arbiter"]);
     host.0
-        .write("bad.toml", "[[device]]\ndevice = 0\nquantum = 5\n");
+        .write("bad.toml", "[[device]]\ndevice = 0\nquatnum = \"5ms\"\n");
     command.env("SUBLET_CONFIG", host.0.at("bad.toml"));
     Outcome::of(&mut command).is_error(
         125,
-        &["bad.toml:3:1:", "`quantum`", "did you mean `quantum_ms`?"],
+        &["bad.toml:3:1:", "`quatnum`", "did you mean `quantum`?"],
     );
     let mut command: Command = host.0.sublet(["arbiter"]);
     command.env("SUBLET_LOG", "lots=of=it");
@@ -302,7 +302,7 @@ fn a_quota_file_is_read_again_on_request_and_on_sighup_and_a_bad_one_is_not() {
     };
     write("0.6");
     run("0.5").is_error(125, &["refused", "0.2"]);
-    let outcome = host.0.run(&["set", "--reload"]);
+    let outcome = host.0.run(&["reload"]);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert!(
         outcome.stdout.contains("sublet.toml is in force"),
@@ -315,7 +315,7 @@ fn a_quota_file_is_read_again_on_request_and_on_sighup_and_a_bad_one_is_not() {
         "sublet.toml",
         "[[device]]\ndevice = 0\npolicy = \"strid\"\n",
     );
-    host.0.run(&["set", "--reload"]).is_error(
+    host.0.run(&["reload"]).is_error(
         125,
         &["sublet.toml:3:10:", "strid", "did you mean", "still is"],
     );

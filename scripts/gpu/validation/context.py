@@ -93,7 +93,7 @@ class Arbiter:
         self.env["SUBLET_RUNTIME_DIR"] = str(directory)
         # Its own file: none of the machine's is to have a say.
         config = directory / "sublet.toml"
-        config.write_text(more + (f'[[device]]\ndevice = "*"\nquantum_ms = {quantum_ms}\n' if quantum_ms else ""))
+        config.write_text(more + (f'[[device]]\ndevice = "*"\nquantum = "{quantum_ms}ms"\n' if quantum_ms else ""))
         self.env["SUBLET_CONFIG"] = str(config)
         self.process = context.start([context.place.sublet, "arbiter", "--runtime-dir", directory], "arbiter", self.env)
         deadline = time.monotonic() + context.limit(10)

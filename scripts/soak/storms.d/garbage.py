@@ -24,14 +24,14 @@ WORDS = [b"null", b"-1", b"1e999", b"18446744073709551616", b"922337203685477580
 
 
 def request(kind, **body):
-    return json.dumps({"v_major": 1, "v_minor": 0, "request": {"kind": kind, "body": body} if body else {"kind": kind}}).encode()
+    return json.dumps({"v_major": 2, "v_minor": 0, "request": {"kind": kind, "body": body} if body else {"kind": kind}}).encode()
 
 
 def control_lines():
     """Nothing here, unchanged, may change how a neighbour is run: that would be an operator's right."""
-    spec = {"name": "garbage", "pid": os.getpid(), "command": ["x"], "class": "opportunistic", "simulated": True, "mem": {"bytes": 1 << 30}}
+    spec = {"name": "garbage", "pid": os.getpid(), "command": ["x"], "class": "opportunistic", "simulated": True, "mem": "1GiB"}
     return [request("status"), request("list"), request("register", **spec), request("events", since=0, wait_ms=0), request("reload"),
-            request("set", job="garbage", change={"share": 0.01, "mem": {"bytes": 1 << 30}}), request("evict", jobs=["garbage"]),
+            request("set", job="garbage", change={"share": 0.01, "mem": "1GiB"}), request("evict", jobs=["garbage"]),
             request("move", evict=["garbage"], restore=[], deadline_ms=10)]
 
 

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use control::{
-    Change, Client as ControlClient, ClientError as ControlFailure, ErrorCode, MemLimit, Resize,
+    Change, Client as ControlClient, ClientError as ControlFailure, ErrorCode, JobSettings,
+    MemLimit, Resize,
 };
 
 use super::Agent;
@@ -134,7 +135,7 @@ impl Agent {
                     ..Change::default()
                 };
                 let name = &report.name;
-                self.with_arbiter(|arbiter| arbiter.set(name, change))
+                self.with_arbiter(|arbiter| arbiter.set(name, change.clone()))
                     .is_err()
             }
         }
@@ -148,13 +149,16 @@ impl Agent {
             Err(error) => return Some(error),
         };
         let change = Change {
-            share: terms.share,
-            class: terms.class,
-            mem: terms.mem_bytes.map(MemLimit::Bytes),
+            settings: JobSettings {
+                share: terms.share,
+                class: terms.class,
+                mem: terms.mem_bytes.map(MemLimit::Bytes),
+                ..JobSettings::default()
+            },
             paused: Some(terms.paused),
             ..Change::default()
         };
-        match self.with_arbiter(|arbiter| arbiter.set(&name, change)) {
+        match self.with_arbiter(|arbiter| arbiter.set(&name, change.clone())) {
             Ok(_) => Some(String::new()),
             // Started, and not at its registration yet.
             Err(ControlFailure::Refused(error))

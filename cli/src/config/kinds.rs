@@ -1,0 +1,157 @@
+//! Kinds of values that only the quota file has.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use control::setting::{Form, Kind};
+use serde_json::{Value as Json, json};
+
+use super::pattern::Pattern;
+
+/// Text with `*` and `?`.
+#[derive(Debug)]
+pub struct Pat;
+
+impl Kind for Pat {
+    type Value = Pattern;
+    const PLACEHOLDER: &'static str = "PATTERN";
+    const FORMS: &'static [Form] = &[Form::Text];
+    const EXAMPLE: &'static str = "\"a*\"";
+
+    fn parse(text: &str) -> Result<Pattern, String> {
+        if text.is_empty() {
+            return Err("`\"\"` matches nothing: write a name, or \"*\" for all".into());
+        }
+        Ok(Pattern::new(text))
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "minLength": 1, "examples": ["train*"] })
+    }
+}
+
+/// `"http://HOST:PORT"`
+#[derive(Debug)]
+pub struct Url;
+
+impl Kind for Url {
+    type Value = String;
+    const PLACEHOLDER: &'static str = "URL";
+    const FORMS: &'static [Form] = &[Form::Text];
+    const EXAMPLE: &'static str = "\"http://hook:7070\"";
+
+    fn parse(text: &str) -> Result<String, String> {
+        // TIMEOUT: of requests, of which none is made here.
+        cluster::live::http::client::Client::new(text, "", Duration::from_secs(1))
+            .map(|_| text.to_owned())
+            .map_err(|error| error.to_string())
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "pattern": "^http://.+", "examples": ["http://10.0.0.1:7070"] })
+    }
+}
+
+/// An absolute path.
+#[derive(Debug)]
+pub struct AbsolutePath;
+
+impl Kind for AbsolutePath {
+    type Value = PathBuf;
+    const PLACEHOLDER: &'static str = "PATH";
+    const FORMS: &'static [Form] = &[Form::Text];
+    const EXAMPLE: &'static str = "\"/etc/sublet/token\"";
+
+    fn parse(text: &str) -> Result<PathBuf, String> {
+        let path = PathBuf::from(text);
+        if path.is_absolute() {
+            return Ok(path);
+        }
+        Err(format!(
+            "`{text}` is no absolute path: write one that begins with /"
+        ))
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "pattern": "^/" })
+    }
+}
+
+/// Names of environment variables with commas between.
+#[derive(Debug)]
+pub struct Variables;
+
+impl Kind for Variables {
+    type Value = Vec<String>;
+    const PLACEHOLDER: &'static str = "NAME,...";
+    const FORMS: &'static [Form] = &[Form::Text];
+    const EXAMPLE: &'static str = "\"A, B_2\"";
+
+    fn parse(text: &str) -> Result<Vec<String>, String> {
+        let name = |name: &str| {
+            let name = name.trim();
+            if name.is_empty() || name.contains(['=', '\0']) {
+                return Err(format!(
+                    "`{}` is no name of a variable: write names with commas between",
+                    name.escape_debug()
+                ));
+            }
+            Ok(name.to_owned())
+        };
+        text.split(',').map(name).collect()
+    }
+
+    fn schema() -> Json {
+        json!({
+            "type": "string",
+            "pattern": "^[^=]+$",
+            "examples": ["LD_LIBRARY_PATH,NCCL_SOCKET_IFNAME"],
+        })
+    }
+}
+
+/// The name of a node.
+#[derive(Debug)]
+pub struct NodeName;
+
+impl Kind for NodeName {
+    type Value = String;
+    const PLACEHOLDER: &'static str = "NAME";
+    const FORMS: &'static [Form] = &[Form::Text];
+    const EXAMPLE: &'static str = "\"node-7\"";
+
+    fn parse(text: &str) -> Result<String, String> {
+        control::check_name(text)
+            .map(|()| text.to_owned())
+            .map_err(|error| error.to_string())
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "minLength": 1, "examples": ["node-7"] })
+    }
+}
+
+/// Login name or number of one user.
+#[derive(Debug)]
+pub struct User;
+
+impl Kind for User {
+    type Value = String;
+    const PLACEHOLDER: &'static str = "USER";
+    const FORMS: &'static [Form] = &[Form::Text];
+    const EXAMPLE: &'static str = "\"train\"";
+
+    fn parse(text: &str) -> Result<String, String> {
+        if text.trim().is_empty() || text.contains(['\0', '\n', '/']) {
+            return Err(format!(
+                "`{}` is no login name: write one, or a user's number",
+                text.escape_debug()
+            ));
+        }
+        Ok(text.to_owned())
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "minLength": 1, "examples": ["train"] })
+    }
+}
