@@ -643,6 +643,18 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
             let message = format!("job `{job}` submits without grants: {reason}");
             ("bypass", message, fields)
         }
+        Report::HookFailed { row } => {
+            // A stranger's number: any there is, or NVML's.
+            let call = shim_ffi::ENTRIES
+                .get(row as usize)
+                .map_or("a report of NVML", shim_ffi::Entry::name);
+            fields.push(("reason", Value::from("a hook of the library failed")));
+            fields.push(("call", Value::from(call)));
+            let message = format!(
+                "job `{job}` calls {call} past the library: the hook failed, which is a bug of sublet's (please report it)"
+            );
+            ("bypass", message, fields)
+        }
         Report::Following { way, status } => {
             let why = match status {
                 0 => "accepts completion marks and does not write them".to_owned(),

@@ -26,6 +26,11 @@ pub enum Event {
         /// Why.
         reason: Bypass,
     },
+    /// A hook of the library failed, and a call went on without it. Told once for each.
+    HookFailed {
+        /// Which, as a row of the table of entry points; one more than there are: a report of NVML.
+        row: u32,
+    },
     /// Completion is followed another way from here on.
     Following {
         /// How.
@@ -93,6 +98,7 @@ impl Event {
                 charged_bytes,
             } => (1, [limit_bytes, used_bytes, requested_bytes, charged_bytes]),
             Self::Bypassing { reason } => (2, [reason as u64, 0, 0, 0]),
+            Self::HookFailed { row } => (9, [u64::from(row), 0, 0, 0]),
             Self::Following { way, status } => (8, [way as u64, u64::from(status), 0, 0]),
             Self::Reattached { gap_ns } => (3, [gap_ns, 0, 0, 0]),
             Self::HostShort {
@@ -123,6 +129,9 @@ impl Event {
             },
             (2, [3, ..]) => Self::Bypassing {
                 reason: Bypass::OtherDevice,
+            },
+            (9, [row, ..]) => Self::HookFailed {
+                row: u32::try_from(row).unwrap_or(u32::MAX),
             },
             (3, [gap_ns, ..]) => Self::Reattached { gap_ns },
             // CAST: the lower halves hold the values.

@@ -100,6 +100,7 @@ fn install(attached: Option<Box<Attached>>) {
 /// In a forked child: as if never attached.
 pub(crate) fn forget() {
     install(None);
+    crate::verdict::forget();
     ATTACHING.store(NEVER, Ordering::Release);
     ATTACHER.store(0, Ordering::Relaxed);
     marks::forget();
@@ -240,8 +241,9 @@ fn job() -> Option<Job> {
 }
 
 fn prepare(job: &Job) -> Introduction {
-    nvml::meet();
     process::register();
+    crate::verdict::fault::attachment();
+    nvml::meet();
     residency::prepare();
     Introduction {
         token: job.token,
@@ -357,6 +359,12 @@ impl Attached {
             self.end.client.write_record(ordinal as u32, event);
             self.end.ring();
         }
+    }
+
+    /// Tells that the hook of a row of the table failed.
+    pub(crate) fn tell_failed_hook(&self, row: u32) {
+        self.end.client.write_record(0, Event::HookFailed { row });
+        self.end.ring();
     }
 
     /// Whether the arbiter is known to be gone.

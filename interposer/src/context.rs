@@ -1,5 +1,6 @@
 //! Which device the calling thread's work goes to.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shim_ffi::*;
@@ -7,6 +8,7 @@ use shim_ffi::*;
 use crate::client::{self, Attached};
 use crate::memory::Meter;
 use crate::thread::{Thread, thread};
+use crate::verdict::ours;
 use crate::{capture, injection, marks, memory, real, registration, residency, signature, slots};
 
 /// Primary context of each device, as far as we have seen it retained. For implicit frees.
@@ -134,14 +136,28 @@ const NEW_CONTEXT_BYTES: u64 = 512 << 20;
 
 /// Makes a call of the program's; where it creates a context for which the device has no room, again and again while other tenants make
 /// some, as for an allocation. In tenants whose own memory can be moved.
-pub(crate) fn with_room(meaning: Context, args: &[usize], call: impl Fn() -> CUresult) -> CUresult {
+pub(crate) fn with_room(
+    symbol: Symbol,
+    meaning: Context,
+    args: &[usize],
+    call: impl Fn() -> CUresult,
+) -> CUresult {
     let meter = created_on(meaning, args)
         .filter(|_| residency::active())
         .and_then(Meter::of);
-    match meter {
-        Some(meter) => residency::patiently(&meter, NEW_CONTEXT_BYTES, call),
-        None => call(),
-    }
+    let Some(meter) = meter else {
+        return call();
+    };
+    let answer = Cell::new(None);
+    let noted = || {
+        let result = call();
+        answer.set(Some(result));
+        result
+    };
+    ours(symbol, || {
+        residency::patiently(&meter, NEW_CONTEXT_BYTES, noted)
+    })
+    .unwrap_or_else(|_| answer.get().unwrap_or_else(call))
 }
 
 /// The device, by the driver's ordinal, of the context that a call creates or keeps.

@@ -24,6 +24,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
+use crate::verdict::{self, insist, ours};
 use crate::{context, gate, marks, memory, real, residency, signature};
 
 #[macro_use]
@@ -31,15 +32,6 @@ mod jumps;
 #[macro_use]
 mod submissions;
 mod track;
-
-/// Runs a hook; a panic in it becomes `fallback`'s answer, and never leaves the entry.
-#[inline(always)]
-fn guard(hook: impl FnOnce() -> CUresult, fallback: impl FnOnce() -> CUresult) -> CUresult {
-    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(hook)) {
-        Ok(result) => result,
-        Err(_) => fallback(),
-    }
-}
 
 /// Hooks by the symbol's name, wherever they are written.
 mod hooks {
@@ -94,7 +86,7 @@ macro_rules! hooked {
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
             // SAFETY: the caller's own arguments, in both.
-            guard(|| unsafe { hooks::$symbol($($arg),*) }, || CUresult::CUDA_ERROR_UNKNOWN)
+            verdict::hooked(Symbol::$symbol, || unsafe { hooks::$symbol($($arg),*) }, || unsafe { real::$symbol($($arg),*) })
         }
     };
 }
@@ -105,17 +97,19 @@ macro_rules! observed_sync {
         /// As the driver's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
-            let _ = std::panic::catch_unwind(gate::before_sync);
+            let _ = ours(Symbol::$symbol, gate::before_sync);
             let result = call_words!($symbol $($arg)*);
-            if !result.is_ok() {
-                let _ = std::panic::catch_unwind(|| marks::after_error(result));
-            }
-            let _ = std::panic::catch_unwind(gate::after_sync);
-            // Pools give memory back to the device when the program synchronises.
-            if let Some(stream) = track::waited_for(Symbol::$symbol, &[$($arg),*]) {
-                memory::after_wait(stream);
-            }
-            memory::after_sync();
+            let _ = ours(Symbol::$symbol, || {
+                if !result.is_ok() {
+                    marks::after_error(result);
+                }
+                gate::after_sync();
+                // Pools give memory back to the device when the program synchronises.
+                if let Some(stream) = track::waited_for(Symbol::$symbol, &[$($arg),*]) {
+                    memory::after_wait(stream);
+                }
+                memory::after_sync();
+            });
             result
         }
     };
@@ -127,10 +121,10 @@ macro_rules! observed_query {
         /// As the driver's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
-            let _ = std::panic::catch_unwind(gate::before_sync);
+            let _ = ours(Symbol::$symbol, gate::before_sync);
             let result = call_words!($symbol $($arg)*);
             if !result.is_ok() {
-                let _ = std::panic::catch_unwind(|| marks::after_error(result));
+                let _ = ours(Symbol::$symbol, || marks::after_error(result));
             }
             result
         }
@@ -144,15 +138,14 @@ macro_rules! observed_context {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             const MEANING: Context = Symbol::$symbol.traits().context;
-            let _ = std::panic::catch_unwind(|| {
-                gate::before_sync();
-                context::before(MEANING, &[$($arg),*]);
-            });
+            let _ = ours(Symbol::$symbol, gate::before_sync);
+            let _ = insist(Symbol::$symbol, || context::before(MEANING, &[$($arg),*]));
             // Whoever ends a context takes away what memory is moved by. One that cannot be brought back goes all the same.
-            let pass = MEANING.may_end()
-                .then(|| (residency::leaving(), residency::pass()));
-            let result = context::with_room(MEANING, &[$($arg),*], || call_words!($symbol $($arg)*));
-            let _ = std::panic::catch_unwind(|| context::after(MEANING, &[$($arg),*], result));
+            let pass = MEANING
+                .may_end()
+                .then(|| ours(Symbol::$symbol, || (residency::leaving(), residency::pass())));
+            let result = context::with_room(Symbol::$symbol, MEANING, &[$($arg),*], || call_words!($symbol $($arg)*));
+            let _ = insist(Symbol::$symbol, || context::after(MEANING, &[$($arg),*], result));
             drop(pass);
             result
         }
@@ -168,30 +161,37 @@ macro_rules! tracked {
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             const TRAITS: Traits = Symbol::$symbol.traits();
             let pass = if TRAITS.quiesced {
-                match residency::pass() {
-                    Ok(pass) => Some(pass),
-                    Err(status) => return status,
+                match ours(Symbol::$symbol, residency::pass) {
+                    Ok(Ok(pass)) => Some(pass),
+                    Ok(Err(status)) => return status,
+                    Err(_) => None,
                 }
             } else {
                 None
             };
-            if let Some(status) = track::answered(TRAITS, &[$($arg),*]) {
+            if TRAITS.unmovable.is_some()
+                && let Ok(Some(status)) = ours(Symbol::$symbol, || track::answered(TRAITS, &[$($arg),*]))
+            {
                 return status;
             }
-            let turn = matches!(TRAITS.tracks, Tracks::PoolAttribute)
-                .then(|| memory::turn_at([$($arg),*].first().copied().unwrap_or(0)))
-                .flatten();
-            let _ = std::panic::catch_unwind(|| track::before(TRAITS, &[$($arg),*]));
+            let turn = matches!(TRAITS.tracks, Tracks::PoolAttribute).then(|| {
+                ours(Symbol::$symbol, || memory::turn_at([$($arg),*].first().copied().unwrap_or(0)))
+            });
+            track::before(Symbol::$symbol, TRAITS, &[$($arg),*]);
             let result = if TRAITS.physical.is_some() {
-                let mut told = [$($arg),*];
-                track::translate(TRAITS, &mut told);
-                let [$($arg),*] = told;
+                let mut words = [$($arg),*];
+                let _ = insist(Symbol::$symbol, || track::translated(TRAITS, &[$($arg),*])).map(|handle| {
+                    if let Some((at, handle)) = handle {
+                        words[at] = handle;
+                    }
+                });
+                let [$($arg),*] = words;
                 call_words!($symbol $($arg)*)
             } else {
                 call_words!($symbol $($arg)*)
             };
             drop(turn);
-            let _ = std::panic::catch_unwind(|| track::after(Symbol::$symbol, TRAITS, &[$($arg),*], result));
+            track::after(Symbol::$symbol, TRAITS, &[$($arg),*], result);
             drop(pass);
             result
         }

@@ -369,7 +369,7 @@ extern "C" fn run_caught(_: *mut c_void) -> *mut c_void {
             c"sublet-follow".as_ptr(),
         )
     };
-    thread().inside.set(true);
+    let _ours = thread().enter();
     let _ = std::panic::catch_unwind(run);
     std::ptr::null_mut()
 }

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use channel::{COMING, DeviceGrant, OPEN};
+use channel::{COMING, DeviceGrant, OPEN, Want};
 use shim_ffi::Variant;
 
 use crate::client::{self, Attached, OnLoss, now_ns};
@@ -15,7 +15,8 @@ use crate::marks::Weight;
 use crate::residency::Pass;
 use crate::signature::{self, Seen};
 use crate::thread::{Thread, thread};
-use crate::{capture, context, cost, marks, process, residency};
+use crate::verdict::Reason;
+use crate::{capture, context, cost, marks, process, residency, verdict};
 
 /// The gate of a thread that nobody governs.
 static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
@@ -47,15 +48,45 @@ pub(crate) const fn default_stream(variant: Variant) -> usize {
 
 /// What is to be done after the driver call.
 pub(crate) enum Ticket {
-    /// Nothing.
-    Pass,
+    /// Nothing, for this reason.
+    Pass(Reason),
     /// Count it and mark it when due.
     Count(Weight),
-    /// The call blocked until its work was done, on this device index; when it began, 0 where that tells nothing of the device's
-    /// copies: too small, or behind other work.
-    Blocked(usize, u64),
+    /// The call blocked until its work was done.
+    Blocked(Blocking),
     /// The call must not be made.
     Deny,
+}
+
+/// A thread inside a driver call that blocks until its work is done, until dropped.
+pub(crate) struct Blocking {
+    want: Option<&'static Want>,
+    /// When it began; 0 where that tells nothing of the device's copies: too small, or behind other work.
+    begun_ns: u64,
+}
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        if let Some(want) = self.want {
+            want.end_blocking();
+        }
+    }
+}
+
+/// A thread that waits, as the arbiter sees it, until dropped.
+pub(crate) struct Waiting<'a>(&'a Want);
+
+impl<'a> Waiting<'a> {
+    pub(crate) fn begin(want: &'a Want) -> Self {
+        want.begin_waiting();
+        Self(want)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.end_waiting();
+    }
 }
 
 /// The fast path: whether a submission to `stream` may go to the driver right now, and is counted.
@@ -145,19 +176,18 @@ fn counted(thread: &Thread, seen: Seen, credit_left: i32) -> bool {
 #[inline(never)]
 pub(crate) fn admit(stream: usize, blocking: bool, seen: Seen) -> Ticket {
     let thread = thread();
-    if thread.inside.get() {
-        return Ticket::Pass;
-    }
-    if capture::any() && capture::is_capturing(stream) {
-        return Ticket::Pass;
-    }
-    let Some(attached) = client::current() else {
-        ungoverned(thread, stream);
-        return Ticket::Pass;
+    let ticket = match client::current() {
+        _ if thread.is_inside() => Ticket::Pass(Reason::Own),
+        _ if capture::any() && capture::is_capturing(stream) => Ticket::Pass(Reason::Captured),
+        None => ungoverned(thread, stream, Reason::Ungoverned),
+        Some(attached) => {
+            let _ours = thread.enter();
+            admit_attached(thread, attached, stream, blocking, seen)
+        }
     };
-    thread.inside.set(true);
-    let ticket = admit_attached(thread, attached, stream, blocking, seen);
-    thread.inside.set(false);
+    if let Ticket::Pass(reason) = ticket {
+        verdict::passed(reason);
+    }
     ticket
 }
 
@@ -170,12 +200,11 @@ fn admit_attached(
 ) -> Ticket {
     context::refresh(thread, attached);
     let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
-        ungoverned(thread, stream);
-        return Ticket::Pass;
+        return ungoverned(thread, stream, Reason::OtherDevice);
     };
     marks::switch_stream(thread, attached, stream, device);
     let Some(grant) = attached.end.arbiter.device(device) else {
-        return Ticket::Pass;
+        return Ticket::Pass(Reason::OtherDevice);
     };
     let now = now_ns();
     if now.saturating_sub(thread.last_check_ns.get()) > CHECK_EVERY_NS {
@@ -186,37 +215,29 @@ fn admit_attached(
     if grant.pass(now).is_err() || attached.is_lost() || unheard {
         match wait_for_grant(thread, attached, device) {
             Waited::Granted => marks::begin_slice(thread, attached),
-            Waited::Bypass => {
-                ungoverned(thread, stream);
-                return Ticket::Pass;
-            }
+            Waited::Bypass => return ungoverned(thread, stream, Reason::WithoutArbiter),
             Waited::Denied => return Ticket::Deny,
         }
     }
     // A new attachment may have come while we waited; the next submission will see it.
     thread.gate.set(grant.gate_word());
     if blocking {
-        if let Some(want) = attached.end.client.want(device) {
+        let client = attached.end.client;
+        let want = client.want(device);
+        if let Some(want) = want {
             want.begin_blocking();
         }
-        let client = attached.end.client;
+        let mut blocking = Blocking { want, begun_ns: 0 };
         // Every slot is looked at for this: only where the answer is wanted.
         let idle = signature::tells_rate(seen)
             && !client.unmarked(device)
             && client.in_flight(device).marks == 0;
-        return Ticket::Blocked(device, if idle { now_ns() } else { 0 });
+        if idle {
+            blocking.begun_ns = now_ns();
+        }
+        return Ticket::Blocked(blocking);
     }
     Ticket::Count(marks::weigh(thread, attached, seen))
-}
-
-/// A submission that was let in is not made after all.
-#[cold]
-pub(crate) fn withdraw(ticket: Ticket) {
-    if let Ticket::Blocked(device, _) = ticket
-        && let Some(want) = client::current().and_then(|attached| attached.end.client.want(device))
-    {
-        want.end_blocking();
-    }
 }
 
 /// The slow path, after the driver call.
@@ -234,37 +255,34 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         .end
         .client
         .thread(thread.slot_plus_one.get() as usize - 1);
-    if matches!(ticket, Ticket::Count(_) | Ticket::Blocked(..)) {
+    if matches!(ticket, Ticket::Count(_) | Ticket::Blocked(_)) {
         signature::record(thread, attached, line.launches(), seen);
         line.count_copied(seen.copies);
     }
     let mut alone = None;
     match ticket {
-        Ticket::Pass | Ticket::Deny => return,
+        Ticket::Pass(_) | Ticket::Deny => return,
         Ticket::Count(weight) => {
             line.count_launch();
             thread.spent_ns.set(thread.spent_ns.get() + weight.ns);
             alone = weight.alone;
         }
-        Ticket::Blocked(device, begun_ns) => {
-            if begun_ns != 0 {
-                signature::learn_rate(line, seen, begun_ns);
+        Ticket::Blocked(blocking) => {
+            if blocking.begun_ns != 0 {
+                signature::learn_rate(line, seen, blocking.begun_ns);
             }
             line.count_launch();
             // It is over; what it took is not queued.
             thread
                 .spent_ns
                 .set(thread.spent_ns.get() + thread.budget_ns.get() / 8);
-            if let Some(want) = attached.end.client.want(device) {
-                want.end_blocking();
-            }
+            drop(blocking);
             marks::learn(thread, attached);
         }
     }
-    thread.inside.set(true);
+    let _ours = thread.enter();
     marks::settle(thread, attached, alone);
     thread.give_credit(credit(marks::credit_ns(thread, attached)));
-    thread.inside.set(false);
 }
 
 /// Credit as the thread's fast path reads it: see [`open_latched`].
@@ -273,7 +291,7 @@ fn credit(ns: i32) -> i32 {
 }
 
 /// Lets the thread pass without being governed, still by the fast path.
-fn ungoverned(thread: &Thread, stream: usize) {
+fn ungoverned(thread: &Thread, stream: usize, reason: Reason) -> Ticket {
     thread.gate.set(&raw const ALWAYS_OPEN);
     thread.launches.set(&raw const thread.unmanaged);
     thread.ring.set(std::ptr::null());
@@ -285,6 +303,7 @@ fn ungoverned(thread: &Thread, stream: usize) {
     thread.give_credit(credit(100_000_000));
     thread.spent_ns.set(0);
     thread.context_known.set(false);
+    Ticket::Pass(reason)
 }
 
 enum Waited {
@@ -307,14 +326,12 @@ fn wait_for_grant(thread: &Thread, attached: &'static Attached, device: usize) -
     let Some(want) = attached.end.client.want(device) else {
         return Waited::Bypass;
     };
-    want.begin_waiting();
+    let _waiting = Waiting::begin(want);
     let attended = attached.end.arbiter.device(device);
     if !attended.is_some_and(DeviceGrant::is_attended) {
         attached.end.ring();
     }
-    let waited = wait_at_gate(attached, device);
-    want.end_waiting();
-    waited
+    wait_at_gate(attached, device)
 }
 
 fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
@@ -438,7 +455,7 @@ fn poll(grant: &DeviceGrant, seen: u32) -> bool {
 pub(crate) fn after_sync() {
     let thread = thread();
     if thread.slot_plus_one.get() == 0
-        || thread.inside.get()
+        || thread.is_inside()
         || thread.generation.get() != client::generation()
     {
         return;
@@ -454,14 +471,13 @@ pub(crate) fn after_sync() {
 pub(crate) fn before_sync() {
     let thread = thread();
     if thread.slot_plus_one.get() == 0
-        || thread.inside.get()
+        || thread.is_inside()
         || thread.generation.get() != client::generation()
     {
         return;
     }
     if let Some(attached) = client::current() {
-        thread.inside.set(true);
+        let _ours = thread.enter();
         marks::flush(thread, attached);
-        thread.inside.set(false);
     }
 }

@@ -55,3 +55,4 @@ mod slots;
 mod thread;
 mod trace;
 mod unwind;
+mod verdict;

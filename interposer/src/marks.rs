@@ -872,7 +872,7 @@ pub(crate) fn stream_goes(stream: usize) {
         return;
     };
     let thread = thread();
-    let was_inside = thread.inside.replace(true);
+    let _ours = thread.enter();
     let ours = thread.generation.get() == client::generation() && thread.slot_plus_one.get() != 0;
     if ours {
         book(thread);
@@ -889,7 +889,6 @@ pub(crate) fn stream_goes(stream: usize) {
         thread.stream.set(0);
         thread.stream_slot_plus_one.set(0);
     }
-    thread.inside.set(was_inside);
 }
 
 /// Before the driver is asked to destroy a context, or (`None`) one of which nothing is known: the same for its streams.
@@ -898,7 +897,7 @@ pub(crate) fn context_goes(context: Option<usize>) {
         return;
     };
     let thread = thread();
-    let was_inside = thread.inside.replace(true);
+    let _ours = thread.enter();
     for index in slots::of_context(attached.end.client, context) {
         leave(thread, attached, index, |_| true);
     }
@@ -907,7 +906,6 @@ pub(crate) fn context_goes(context: Option<usize>) {
         thread.stream.set(0);
         thread.stream_slot_plus_one.set(0);
     }
-    thread.inside.set(was_inside);
 }
 
 /// Takes a slot from its owner before its stream goes. The calling thread has marked its own.

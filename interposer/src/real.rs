@@ -7,7 +7,7 @@ use shim_ffi::*;
 
 use crate::errno::Preserve;
 use crate::thread::thread;
-use crate::{exports, loader, net, trace, unwind};
+use crate::{exports, loader, net, trace, unwind, verdict};
 
 /// Where calls of each symbol go: the real function, or the thunk that counts and goes there while a diagnosis runs
 /// ([`trace`]). Null until it is first needed.
@@ -253,11 +253,11 @@ fn open_path(path: &[u8]) -> *mut c_void {
 
 macro_rules! functions {
     ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
-       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => { $(function! { $symbol $signature })* };
+       $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => { $(function! { $symbol $shape $signature })* };
 }
 macro_rules! function {
-    ($symbol:ident _) => {};
-    ($symbol:ident ($($arg:ident: $ty:ty),*)) => {
+    ($symbol:ident $shape:ident _) => {};
+    ($symbol:ident $shape:ident ($($arg:ident: $ty:ty),*)) => {
         /// The real function.
         ///
         /// # Safety
@@ -268,12 +268,21 @@ macro_rules! function {
         pub(crate) unsafe fn $symbol($($arg: $ty),*) -> CUresult {
             // SAFETY: the address is the driver's function of this name (or one that ignores its arguments); the table
             // spells out its parameters.
-            unsafe {
+            let result = unsafe {
                 let function: unsafe extern "C" fn($($ty),*) -> CUresult =
                     std::mem::transmute(address(Symbol::$symbol));
                 function($($arg),*)
-            }
+            };
+            answered!($symbol $shape result);
+            result
         }
     };
+}
+/// Hooks call the driver themselves.
+macro_rules! answered {
+    ($symbol:ident hook $result:ident) => {
+        verdict::answered(Symbol::$symbol, $result);
+    };
+    ($symbol:ident $shape:ident $result:ident) => {};
 }
 shim_ffi::driver_table!(functions);

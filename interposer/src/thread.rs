@@ -25,10 +25,10 @@ pub(crate) struct Thread {
     pub(crate) credit: Cell<i32>,
     /// Whether `device` and `context` are those of the thread's current context.
     pub(crate) context_known: Cell<bool>,
-    /// Whether the thread is inside a call of ours into the driver.
-    pub(crate) inside: Cell<bool>,
+    /// Whether the thread is inside a call of ours into the driver: see [`Thread::enter`].
+    inside: Cell<bool>,
     /// Whether the thread is changing an answer of NVML, which may call its own functions for it.
-    pub(crate) inside_nvml: Cell<bool>,
+    inside_nvml: Cell<bool>,
     /// Whether the thread is opening the driver: what its constructors look up is the driver's own business.
     pub(crate) opening: Cell<bool>,
     /// Stream that the credit is for.
@@ -92,13 +92,17 @@ pub(crate) struct Thread {
     pub(crate) impatience: Cell<u32>,
     /// The restore in which the thread may go on before its end; 0: none. See `residency::early`.
     pub(crate) leave: Cell<u32>,
+    /// Row of the hook that the thread is in, plus one; 0: none. See `verdict`.
+    pub(crate) hook: Cell<u32>,
+    /// What the driver has answered to that hook's call; 0: nothing yet.
+    pub(crate) answer: Cell<u64>,
     /// Slots of the streams of the batch.
     pub(crate) touched: [Cell<u16>; BATCH],
     /// Counter of a thread that nobody governs.
     pub(crate) unmanaged: ThreadSlot,
 }
 
-const _: () = assert!(size_of::<Thread>() <= 384);
+const _: () = assert!(size_of::<Thread>() <= 448);
 
 std::arch::global_asm!(
     ".section .tbss,\"awT\",@nobits",
@@ -106,9 +110,9 @@ std::arch::global_asm!(
     ".globl sublet_thread",
     ".hidden sublet_thread",
     ".type sublet_thread, @object",
-    ".size sublet_thread, 384",
+    ".size sublet_thread, 448",
     "sublet_thread:",
-    ".zero 384",
+    ".zero 448",
     ".text",
 );
 
@@ -125,13 +129,58 @@ pub(crate) fn thread<'a>() -> &'a Thread {
             at = out(reg) at,
             options(pure, readonly, nostack),
         );
-        // SAFETY: 384 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid `Thread`, and its cells are
+        // SAFETY: 448 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid `Thread`, and its cells are
         // touched by this thread alone (the lifetime never leaves the call that asked).
         &*at
     }
 }
 
+/// The thread is at something of ours, until dropped, by a panic too.
+#[derive(Debug)]
+pub(crate) struct Inside<'a> {
+    flag: &'a Cell<bool>,
+    before: bool,
+}
+
+impl<'a> Inside<'a> {
+    #[inline(always)]
+    fn at(flag: &'a Cell<bool>) -> Self {
+        let before = flag.replace(true);
+        Self { flag, before }
+    }
+
+    /// Whether it was at that before.
+    pub(crate) fn again(&self) -> bool {
+        self.before
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.flag.set(self.before);
+    }
+}
+
 impl Thread {
+    /// From here on, until that is dropped, the thread's calls of the driver are our own.
+    #[inline(always)]
+    pub(crate) fn enter(&self) -> Inside<'_> {
+        Inside::at(&self.inside)
+    }
+
+    /// Whether the thread's calls of the driver are our own.
+    #[inline(always)]
+    pub(crate) fn is_inside(&self) -> bool {
+        self.inside.get()
+    }
+
+    /// From here on, until that is dropped, the thread's calls of NVML are our own.
+    #[inline(always)]
+    pub(crate) fn enter_nvml(&self) -> Inside<'_> {
+        Inside::at(&self.inside_nvml)
+    }
+
     /// Lets submissions that take `ns` together pass by the fast path from here on, instead of what was left.
     pub(crate) fn give_credit(&self, ns: i32) {
         let used = self.granted.get().abs() - self.credit.get().abs();

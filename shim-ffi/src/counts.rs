@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::entry::{COUNT, SYMBOLS};
 
 /// First word of every page; its last character is the version of the layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"calls  1");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"calls  2");
 /// End of the file name of a page of calls that the preload library let through.
 pub const SEEN: &str = ".seen";
 /// End of the file name of a page of calls that the simulated driver received.
@@ -29,7 +29,7 @@ pub struct Counts {
     rows: u32,
     pid: u32,
     /// What the preload library notes besides; zero in the driver's page. By [`Note`].
-    notes: [AtomicU64; 6],
+    notes: [AtomicU64; 14],
     row: [Row; COUNT],
 }
 
@@ -40,7 +40,7 @@ struct Row {
 }
 
 const _: () = assert!(size_of::<Row>() == 64);
-const _: () = assert!(size_of::<Counts>() == 64 * (COUNT + 1));
+const _: () = assert!(size_of::<Counts>() == 64 * (COUNT + 2));
 
 /// What the preload library notes besides calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,18 @@ pub enum Note {
     SecondDriver = 4,
     /// Times that we entered by the driver's injection, instead of by the dynamic linker.
     Injected = 5,
+    /// Calls that went on as they were made because they were the library's own.
+    PassedOwn = 6,
+    /// Because they were recorded into a graph.
+    PassedCaptured = 7,
+    /// Because no arbiter governs the process.
+    PassedUngoverned = 8,
+    /// Because the device is not one of the job's.
+    PassedOtherDevice = 9,
+    /// Because the arbiter was gone, or hung, and the job may go on without it.
+    PassedWithoutArbiter = 10,
+    /// Because the hook failed.
+    PassedFailed = 11,
 }
 
 impl Counts {
@@ -82,7 +94,7 @@ impl Counts {
 
     /// Byte offset of a row's counter.
     pub const fn offset(row: usize) -> usize {
-        64 * (row + 1)
+        64 * (row + 2)
     }
 
     /// Counts one call of a row.
@@ -107,7 +119,7 @@ impl<'a> Reading<'a> {
     /// `None` where the bytes are no page, or not the whole of it.
     pub fn of(bytes: &'a [u8]) -> Option<Self> {
         let reading = Self(bytes);
-        let whole = bytes.len() >= 64
+        let whole = bytes.len() >= Counts::offset(0)
             && reading.word(0) == MAGIC
             && bytes.len() >= Counts::offset(reading.rows());
         whole.then_some(reading)
@@ -161,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_read_back_by_name() {
-        let mut page = [[0u64; 8]; COUNT + 1];
+        let mut page = [[0u64; 8]; Counts::BYTES / 64];
         // SAFETY: as many zero words as a page has, and aligned as `Counts` is.
         unsafe { Counts::begin(page.as_mut_ptr().cast(), 42) };
         // SAFETY: begun above; from here on it is only looked at through this reference.

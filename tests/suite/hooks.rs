@@ -34,12 +34,21 @@ impl Host {
 
     /// Attached to an arbiter of the test's, with the gate open.
     fn attached() -> (Self, Attached) {
+        Self::attached_with(&[])
+    }
+
+    /// The same, with these variables as well.
+    fn attached_with(vars: &[(&str, &str)]) -> (Self, Attached) {
         let sandbox = Sandbox::new();
         let listening = Listening::at(&sandbox.path("channel.sock"));
         let socket = listening.path().to_str().expect("a plain path").to_owned();
         let mut host = Self::start(
             sandbox,
-            &[("SUBLET_SOCKET", &socket), ("SUBLET_TOKEN", TOKEN)],
+            &[
+                &[("SUBLET_SOCKET", socket.as_str()), ("SUBLET_TOKEN", TOKEN)],
+                vars,
+            ]
+            .concat(),
         );
         host.log.begin(symbol("cuDriverGetVersion"), 0, true);
         host.send("call cuInit 0");
@@ -552,4 +561,115 @@ fn a_wrapper_in_front_of_us_does_not_go_round_in_circles() {
         assert_eq!(log.calls_of(symbol("cuInit")).len(), 1, "{order:?}");
         assert_eq!(outcome.quiet(), "0\n");
     }
+}
+
+/// What a hook's own part is, by the shape of its entry: the parts that a call always comes to when the driver refuses it.
+fn parts(symbol: Symbol) -> u8 {
+    let entry = symbol.entry();
+    let traits = entry.traits;
+    match entry.shape {
+        Shape::Jump | Shape::Quiesced | Shape::Init => 0,
+        // Before and after.
+        Shape::Hook => 2,
+        Shape::Gated if traits.allocates => 4,
+        Shape::Gated | Shape::GatedList => 3,
+        Shape::Sync | Shape::Query => 2,
+        Shape::Context => 3 + u8::from(traits.context.may_end()),
+        Shape::Tracked => {
+            let capture = match traits.capture {
+                Capture::None => 0,
+                Capture::Begins => 3,
+                Capture::Ends => 1,
+            };
+            let ends = match traits.tracks {
+                // The stream's marks, and its pools' blocks.
+                Tracks::StreamEnd => 2,
+                Tracks::PoolAttribute => 1,
+                _ => 0,
+            };
+            let handles =
+                u8::from(traits.unmovable.is_some()) + u8::from(traits.physical.is_some());
+            capture + ends + handles + u8::from(traits.quiesced)
+        }
+    }
+}
+
+#[test]
+fn a_hook_that_fails_is_reported_once_and_leaves_its_thread_governed() {
+    let library = std::fs::read(Artefacts::get().preload()).expect("the preload library");
+    let variable = b"SUBLET_FAULT_HOOKS\0";
+    assert!(
+        library.windows(variable.len()).any(|at| at == variable),
+        "faults are injected in builds with debug assertions: test such a build"
+    );
+    for part in 1..=4 {
+        let (mut host, mut attached) =
+            Host::attached_with(&[("SUBLET_FAULT_HOOKS", &part.to_string())]);
+        let launch = symbol("cuLaunchKernel");
+        // Its own part fails now, so that it can show below that the thread is governed. Two streams: both calls are looked into.
+        let mut other = kinds(launch);
+        other.replace_range(8..9, "v");
+        host.ask("value 7001");
+        for kinds in [kinds(launch), other] {
+            host.log.begin(launch, ODD_STATUS, true);
+            host.call(&format!("call cuLaunchKernel {kinds}"));
+        }
+        let told = [Event::HookFailed { row: launch as u32 }];
+        assert_eq!(attached.records(), told, "part {part}");
+        let (mut wrong, mut failed) = (Vec::new(), 0);
+        for of in SYMBOLS {
+            if of == launch || of.entry().shape == Shape::Init {
+                continue;
+            }
+            // The part fails at the first call, and is there again at the second.
+            for (call, fails) in [("first", parts(of) >= part), ("second", false)] {
+                if let Err(why) = reaches(&mut host, of, ODD_STATUS, true) {
+                    wrong.push(format!("{call} call of {why}"));
+                }
+                let row = of as u32;
+                let records = attached.records();
+                let told = records == [Event::HookFailed { row }];
+                if told != fails && !(call == "second" && told) {
+                    wrong.push(format!("{}, {call} call: {records:?}", name(of)));
+                }
+                failed += u32::from(told);
+            }
+            if parts(of) < part {
+                continue;
+            }
+            attached.close();
+            host.log.begin(launch, ODD_STATUS, true);
+            host.send(&format!("call cuLaunchKernel {}", kinds(launch)));
+            attached.wait_for_a_waiter();
+            assert_eq!(host.log.calls_of(launch), [], "after {}", name(of));
+            attached.open();
+            assert_eq!(host.returned().status, ODD_STATUS);
+        }
+        none_wrong(wrong);
+        assert!(failed > 20, "{failed} hooks failed in part {part}");
+        host.finish();
+    }
+}
+
+#[test]
+fn an_attachment_that_fails_is_refused_and_not_a_way_out_of_a_quota() {
+    const SYSTEM_NOT_READY: u32 = 802;
+    let sandbox = Sandbox::new();
+    let listening = Listening::at(&sandbox.path("channel.sock"));
+    let socket = listening.path().to_str().expect("a plain path").to_owned();
+    let vars = [
+        ("SUBLET_SOCKET", socket.as_str()),
+        ("SUBLET_TOKEN", TOKEN),
+        ("SUBLET_FAULT_HOOKS", "i"),
+        ("SUBLET_ON_REFUSAL", "closed"),
+    ];
+    let mut host = Host::start(sandbox, &vars);
+    host.log.begin(symbol("cuInit"), 0, true);
+    assert_eq!(host.call("call cuInit 0").status, SYSTEM_NOT_READY);
+    let launch = symbol("cuLaunchKernel");
+    host.log.begin(launch, 0, true);
+    let returned = host.call(&format!("call cuLaunchKernel {}", kinds(launch)));
+    assert_eq!(returned.status, SYSTEM_NOT_READY);
+    assert_eq!(host.log.calls_of(launch), []);
+    host.finish();
 }

@@ -15,17 +15,27 @@ pub struct Counted {
     /// Calls that the simulated driver received, by symbol; empty on a real one, which does not
     /// count.
     pub received: BTreeMap<String, u64>,
-    notes: [u64; 6],
+    notes: [u64; WAYS.len() + PASSES.len()],
 }
 
-/// What is noted besides calls, and how it is called in a report.
-const NOTES: [(Note, &str); 6] = [
+/// The ways in which the library was reached, and how they are called in a report.
+const WAYS: [(Note, &str); 6] = [
     (Note::LookUps, "look_ups"),
     (Note::Answers, "answers"),
     (Note::LeftAlone, "left_alone"),
     (Note::Redirected, "redirected"),
     (Note::SecondDriver, "second_driver"),
     (Note::Injected, "injected"),
+];
+
+/// Why submissions and allocations went on as they were made, and how that is called in a report.
+const PASSES: [(Note, &str); 6] = [
+    (Note::PassedOwn, "own"),
+    (Note::PassedCaptured, "captured"),
+    (Note::PassedUngoverned, "ungoverned"),
+    (Note::PassedOtherDevice, "other_device"),
+    (Note::PassedWithoutArbiter, "without_arbiter"),
+    (Note::PassedFailed, "hook_failed"),
 ];
 
 impl Counted {
@@ -63,10 +73,19 @@ impl Counted {
 
     /// The ways in which the library was reached.
     pub fn ways(&self) -> Value {
-        let ways = NOTES
+        self.named(&WAYS)
+    }
+
+    /// Submissions and allocations that went on as they were made, by reason. Of those that nobody governs one in many is counted.
+    pub fn passes(&self) -> Value {
+        self.named(&PASSES)
+    }
+
+    fn named(&self, notes: &[(Note, &str)]) -> Value {
+        let notes = notes
             .iter()
             .map(|(note, name)| ((*name).to_owned(), json!(self.note(*note))));
-        Value::Object(ways.collect())
+        Value::Object(notes.collect())
     }
 
     /// Functions that were handed out and that this version of the library does not know.
@@ -100,7 +119,7 @@ pub fn read(directory: &Path) -> BTreeMap<u32, Counted> {
             *calls.entry(symbol.to_owned()).or_default() += count;
         }
         if seen {
-            for (note, _) in NOTES {
+            for (note, _) in WAYS.into_iter().chain(PASSES) {
                 counted.notes[note as usize] += reading.note(note);
             }
         }
@@ -123,7 +142,7 @@ mod tests {
         let mut counted = Counted {
             seen: counts(&[("cuInit", 1), ("cuLaunchKernel", 5)]),
             received: counts(&[("cuInit", 1), ("cuLaunchKernel", 7), ("cuMemAlloc_v2", 2)]),
-            notes: [0; 6],
+            notes: [0; 12],
         };
         assert_eq!(counted.escaped(), (4, Some("cuLaunchKernel")));
         counted.received = counts(&[("cuInit", 1)]);

@@ -223,6 +223,7 @@ impl Watched {
             "functions_seen": all.seen.len(),
             "most_called": most_called(&all.seen),
             "ways_in": all.ways(),
+            "passes": all.passes(),
             "complete": escapes.is_empty(),
             "escapes": escapes,
             "out_of_reach": out_of_reach,

@@ -3,6 +3,7 @@
 use shim_ffi::{CUresult, SYMBOLS};
 
 use super::track;
+use crate::verdict::{insist, ours};
 use crate::{real, residency};
 
 /// The code of an entry that touches nothing but the scratch register which the ABI leaves to linkage: `$first`, then a jump to the
@@ -105,15 +106,18 @@ pub(super) extern "C-unwind" fn past_the_latch<const INDEX: usize>(
     a4: usize,
     a5: usize,
 ) -> CUresult {
-    let _pass = match residency::pass() {
-        Ok(pass) => pass,
-        Err(status) => return status,
-    };
     // PANIC: rows of the table alone come here.
     let symbol = SYMBOLS[INDEX];
+    let _pass = match ours(symbol, residency::pass) {
+        Ok(Ok(pass)) => Some(pass),
+        Ok(Err(status)) => return status,
+        Err(_) => None,
+    };
     let address = real::address(symbol);
     let mut words = [a0, a1, a2, a3, a4, a5];
-    track::translate(symbol.traits(), &mut words);
+    if let Ok(Some((at, handle))) = insist(symbol, || track::translated(symbol.traits(), &words)) {
+        words[at] = handle;
+    }
     let [a0, a1, a2, a3, a4, a5] = words;
     // SAFETY: the driver's function takes at most six words, each in its register; the caller's own arguments.
     unsafe {

@@ -70,30 +70,28 @@ macro_rules! gated {
                         return result;
                     }
                 }
-                let admitted = std::panic::catch_unwind(|| gate::admit(stream, blocks!($stream), seen));
-                let ticket = admitted.unwrap_or(gate::Ticket::Pass);
+                let ticket = ours(Symbol::$symbol, || gate::admit(stream, blocks!($stream), seen))
+                    .unwrap_or_else(gate::Ticket::Pass);
                 if matches!(ticket, gate::Ticket::Deny) {
                     return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
                 }
-                let pass = match residency::pass_submission(TRAITS.operands, &[$($arg),*]) {
+                let pass = ours(Symbol::$symbol, || residency::pass_submission(TRAITS.operands, &[$($arg),*]));
+                let pass = match pass.unwrap_or_else(|_| Ok(residency::Pass::uncounted())) {
                     Ok(pass) => pass,
-                    Err(status) => {
-                        gate::withdraw(ticket);
-                        return status;
-                    }
+                    Err(status) => return status,
                 };
                 if TRAITS.allocates {
                     let exec = [$($arg),*][0];
-                    let prepaid = std::panic::catch_unwind(|| memory::before_graph(exec)).unwrap_or(Ok(None));
+                    let prepaid = ours(Symbol::$symbol, || memory::before_graph(exec)).unwrap_or(Ok(None));
                     let (result, prepaid) = match prepaid {
                         Ok(prepaid) => (call_words!($symbol $($arg)*), prepaid),
                         Err(refusal) => (refusal, None),
                     };
                     drop(pass);
-                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    let _ = ours(Symbol::$symbol, || {
                         gate::settle(ticket, seen);
                         memory::after_graph(prepaid, result);
-                    }));
+                    });
                     return result;
                 }
                 let result = call_words!($symbol $($arg)*);
@@ -101,10 +99,10 @@ macro_rules! gated {
                     residency::used(TRAITS.operands, &[$($arg),*], result);
                 }
                 drop(pass);
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let _ = ours(Symbol::$symbol, || {
                     gate::settle(ticket, seen);
                     marks::after_error(result);
-                }));
+                });
                 result
             }
             /// Apart as well, for it calls: a thread that goes from stream to stream.
@@ -155,20 +153,18 @@ macro_rules! gated_list {
                 if stream == 0 { gate::LEGACY } else { stream }
             };
             let seen = signature::of(Symbol::$symbol, Work::Any, &[], stream);
-            let ticket = std::panic::catch_unwind(|| gate::admit(stream, false, seen)).unwrap_or(gate::Ticket::Pass);
+            let ticket = ours(Symbol::$symbol, || gate::admit(stream, false, seen))
+                .unwrap_or_else(gate::Ticket::Pass);
             if matches!(ticket, gate::Ticket::Deny) {
                 return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
             }
-            let pass = match residency::pass() {
-                Ok(pass) => pass,
-                Err(status) => {
-                    gate::withdraw(ticket);
-                    return status;
-                }
+            let pass = match ours(Symbol::$symbol, residency::pass) {
+                Ok(Err(status)) => return status,
+                pass => pass,
             };
             let result = call_words!($symbol $list $count $flags);
             drop(pass);
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| gate::settle(ticket, seen)));
+            let _ = ours(Symbol::$symbol, || gate::settle(ticket, seen));
             result
         }
     };

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
+use crate::verdict::{insist, ours};
 use crate::{capture, context, cost, gate, marks, memory, residency};
 
 /// The stream at the first argument, as a key.
@@ -34,28 +35,28 @@ pub(super) fn answered(traits: Traits, args: &[usize]) -> Option<CUresult> {
     None
 }
 
-/// Puts the driver's handle of physical memory where the program has given one of ours.
+/// Position of a handle of physical memory that is a number of ours, and the driver's handle to put there.
 #[inline(always)]
-pub(super) fn translate(traits: Traits, words: &mut [usize]) {
-    if let Some(at) = traits.physical
-        && residency::active()
-        && let Some(word) = words.get_mut(usize::from(at))
-    {
-        residency::translate(word);
+pub(super) fn translated(traits: Traits, words: &[usize]) -> Option<(usize, usize)> {
+    let at = usize::from(traits.physical?);
+    if !residency::active() {
+        return None;
     }
+    Some((at, residency::translated(*words.get(at)?)?))
 }
 
 #[inline(always)]
-pub(super) fn before(traits: Traits, args: &[usize]) {
+pub(super) fn before(symbol: Symbol, traits: Traits, args: &[usize]) {
     if matches!(traits.tracks, Tracks::StreamEnd) {
-        marks::stream_goes(args.first().copied().unwrap_or(0));
-        memory::stream_goes(args.first().copied().unwrap_or(0));
+        let stream = args.first().copied().unwrap_or(0);
+        let _ = insist(symbol, || marks::stream_goes(stream));
+        let _ = insist(symbol, || memory::stream_goes(stream));
     }
     if matches!(traits.capture, Capture::Begins) {
         // What was submitted so far is marked now: a stream that is captured is not marked any more.
-        gate::before_sync();
+        let _ = ours(symbol, gate::before_sync);
         capture::before_begin();
-        residency::before_capture();
+        let _ = ours(symbol, residency::before_capture);
     }
 }
 
@@ -63,22 +64,28 @@ pub(super) fn before(traits: Traits, args: &[usize]) {
 pub(super) fn after(symbol: Symbol, traits: Traits, args: &[usize], result: CUresult) {
     match traits.capture {
         Capture::Begins => {
-            let context = match crate::client::current() {
+            let context = ours(symbol, || match crate::client::current() {
                 Some(_) if result.is_ok() => context::current(),
                 _ => 0,
-            };
+            });
+            let context = context.unwrap_or(0);
             capture::after_begin(stream_of(symbol, args), context, result);
-            return;
         }
         Capture::Ends => {
-            capture::after_end(stream_of(symbol, args), result);
-            return;
+            let _ = insist(symbol, || {
+                capture::after_end(stream_of(symbol, args), result)
+            });
+        }
+        Capture::None if result.is_ok() => {
+            let _ = ours(symbol, || succeeded(traits, args));
         }
         Capture::None => {}
     }
-    if !result.is_ok() {
-        return;
-    }
+}
+
+/// After a call that has succeeded.
+#[inline(always)]
+fn succeeded(traits: Traits, args: &[usize]) {
     let arg = |at: usize| args.get(at).copied().unwrap_or(0);
     if matches!(traits.tracks, Tracks::StreamEnd) {
         capture::stream_gone(arg(0));

@@ -4,6 +4,7 @@
 use shim_ffi::*;
 
 use super::live::{self, Kind, Live};
+use super::unmetered;
 use super::{Meter, correct, freed, granules};
 use crate::real;
 
@@ -64,8 +65,9 @@ fn metered(
     key: impl FnOnce() -> u64,
     exact: impl FnOnce(u64) -> Option<u64>,
 ) -> CUresult {
-    let Some(meter) = Meter::here() else {
-        return call();
+    let meter = match Meter::here() {
+        Ok(meter) => meter,
+        Err(reason) => return unmetered(reason, call),
     };
     let guess = granules(bytes);
     if let Err(refusal) = meter.reserve(guess, bytes) {

@@ -20,6 +20,7 @@ use shim_ffi::*;
 
 use crate::client::{self, Attached};
 use crate::thread::thread;
+use crate::verdict::{self, Reason};
 use crate::{context, residency};
 
 pub(crate) use array::*;
@@ -43,22 +44,22 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// The meter of the calling thread's current device; `None` where nobody governs it.
+    /// The meter of the calling thread's current device, or why nobody counts there.
     #[inline]
-    pub(crate) fn here() -> Option<Self> {
-        let attached = client::current()?;
+    pub(crate) fn here() -> Result<Self, Reason> {
+        let attached = client::current().ok_or(Reason::Ungoverned)?;
         let thread = thread();
-        if thread.inside.get() {
-            return None;
+        if thread.is_inside() {
+            return Err(Reason::Own);
         }
         if !context::is_known(thread) {
             context::refresh(thread, attached);
         }
-        let device = (thread.device_plus_one.get() as usize).checked_sub(1)?;
-        Some(Self {
+        let device = (thread.device_plus_one.get() as usize).checked_sub(1);
+        Ok(Self {
             attached,
-            account: attached.account()?,
-            device,
+            account: attached.account().ok_or(Reason::Ungoverned)?,
+            device: device.ok_or(Reason::OtherDevice)?,
             context: thread.context.get(),
         })
     }
@@ -217,8 +218,9 @@ pub(crate) fn metered(
     call: impl FnOnce() -> CUresult,
     made: impl FnOnce() -> (u64, u64),
 ) -> CUresult {
-    let Some(meter) = Meter::here() else {
-        return call();
+    let meter = match Meter::here() {
+        Ok(meter) => meter,
+        Err(reason) => return unmetered(reason, call),
     };
     if bytes >= GRANULE {
         return metered_whole(&meter, bytes, Kind::Device, call, made);
@@ -275,9 +277,15 @@ pub(crate) fn metered_apart(
     made: impl FnOnce() -> (u64, u64),
 ) -> CUresult {
     match Meter::here() {
-        Some(meter) => metered_whole(&meter, bytes, Kind::Apart, call, made),
-        None => call(),
+        Ok(meter) => metered_whole(&meter, bytes, Kind::Apart, call, made),
+        Err(reason) => unmetered(reason, call),
     }
+}
+
+/// A call that nobody counts, for this reason.
+fn unmetered(reason: Reason, call: impl FnOnce() -> CUresult) -> CUresult {
+    verdict::passed(reason);
+    call()
 }
 
 #[inline]

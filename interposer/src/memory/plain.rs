@@ -15,8 +15,9 @@ const PITCH: u64 = 512;
 pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUresult {
     if residency::active()
         && !dptr.is_null()
-        && let Some(result) =
-            Meter::here().and_then(|meter| residency::allocate(&meter, bytes as u64))
+        && let Some(result) = Meter::here()
+            .ok()
+            .and_then(|meter| residency::allocate(&meter, bytes as u64))
     {
         return result.map_or_else(
             |status| status,
@@ -83,7 +84,9 @@ pub(crate) unsafe fn cuMemAllocPitch_v2(
         && matches!(element, 4 | 8 | 16)
         && let Some(row) = (width as u64).checked_next_multiple_of(PITCH)
         && let Some(bytes) = row.checked_mul(height as u64)
-        && let Some(result) = Meter::here().and_then(|meter| residency::allocate(&meter, bytes))
+        && let Some(result) = Meter::here()
+            .ok()
+            .and_then(|meter| residency::allocate(&meter, bytes))
     {
         return result.map_or_else(
             |status| status,

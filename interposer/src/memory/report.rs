@@ -9,7 +9,7 @@ use crate::{real, residency};
 /// Free and total bytes as the quota of the calling thread's device allows; `None`: the driver is to answer.
 #[inline]
 fn within_quota() -> Option<(u64, u64)> {
-    let meter = Meter::here()?;
+    let meter = Meter::here().ok()?;
     let limit = meter.attached.limit_bytes(meter.device);
     if limit == NO_LIMIT {
         return None;

@@ -178,7 +178,7 @@ fn list(meter: &Meter, id: u64, size: Option<u64>) -> Result<Option<Block>, Over
 
 fn import(fd: i32) -> Result<Option<Import>, CUresult> {
     // Where no context is current, the first device stands for the one that is not known yet.
-    let meter = Meter::here().or_else(|| Meter::of(0));
+    let meter = Meter::here().ok().or_else(|| Meter::of(0));
     let (Some(meter), Some((id, size))) = (meter, identity(fd)) else {
         return Ok(None);
     };

@@ -8,6 +8,7 @@ use shim_ffi::nvml::*;
 use super::quota::Quota;
 use super::real;
 use crate::thread::thread;
+use crate::verdict;
 
 /// Entries that the library is given room for at first, and at most.
 const PROCESSES: usize = 64;
@@ -31,15 +32,17 @@ macro_rules! real {
 
 /// Calls a change of the library's answer, unless it was the library itself that asked, in a call of ours.
 fn change(device: Device, fallback: Status, body: impl FnOnce(&Quota) -> Status) -> Status {
-    let thread = thread();
-    if !fallback.is_ok() || thread.inside_nvml.replace(true) {
+    if !fallback.is_ok() {
         return fallback;
     }
-    let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+    let ours = thread().enter_nvml();
+    if ours.again() {
+        return fallback;
+    }
+    let changed = verdict::caught(verdict::NVML, || {
         let _errno = crate::errno::Preserve::new();
         Quota::of(device).map_or(fallback, |quota| body(&quota))
-    }));
-    thread.inside_nvml.set(false);
+    });
     changed.unwrap_or(fallback)
 }
 

@@ -249,7 +249,7 @@ fn leave_for(group: u32) -> Option<u32> {
 /// `sublet_pipeline_begin`.
 pub(crate) fn begin(group: u32) -> i32 {
     let thread = thread();
-    if !super::active() || thread.inside.get() {
+    if !super::active() || thread.is_inside() {
         return 0;
     }
     thread.leave.set(0);

@@ -20,6 +20,7 @@ use shim_ffi::{CUresult, Operands};
 
 use super::early;
 use crate::client::{self, now_ns};
+use crate::gate::Waiting;
 use crate::process;
 use crate::thread::{Thread, thread};
 
@@ -45,6 +46,11 @@ static INSIDE: [Line; LINES] = [const { Line(AtomicU32::new(0)) }; LINES];
 pub(crate) struct Pass(Option<&'static AtomicU32>);
 
 impl Pass {
+    /// Of a call that nobody waits for.
+    pub(crate) const fn uncounted() -> Self {
+        Self(None)
+    }
+
     /// Whether memory may be moved at all, and this is a call of the program's own.
     #[inline(always)]
     pub(crate) fn counts(&self) -> bool {
@@ -106,7 +112,7 @@ pub(crate) fn try_pass() -> Option<Pass> {
 #[inline(never)]
 fn enter() -> Result<Pass, CUresult> {
     let thread = thread();
-    if thread.inside.get() {
+    if thread.is_inside() {
         return Ok(Pass(None));
     }
     let line = line_of(thread);
@@ -154,12 +160,12 @@ pub(super) fn wait_on<T>(
 ) -> Option<T> {
     let attached = client::current()?;
     let device = (thread.device_plus_one.get() as usize).saturating_sub(1);
-    let want = attached.end.client.want(device);
-    if let Some(want) = want {
-        want.begin_waiting();
+    let _waiting = attached.end.client.want(device).map(|want| {
+        let waiting = Waiting::begin(want);
         attached.end.ring();
-    }
-    let outcome = loop {
+        waiting
+    });
+    loop {
         let seen = word.load(Ordering::SeqCst);
         if let Some(answer) = look(seen) {
             break Some(answer);
@@ -174,11 +180,7 @@ pub(super) fn wait_on<T>(
         };
         use rustix::thread::futex;
         let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&timeout));
-    };
-    if let Some(want) = want {
-        want.end_waiting();
     }
-    outcome
 }
 
 /// Whether the latch is closed.

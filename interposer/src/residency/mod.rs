@@ -52,7 +52,7 @@ pub(crate) use lanes::{note_context, peers};
 pub(crate) use last_use::iteration_ended;
 pub(crate) use latch::{Pass, pass, pass_submission, try_pass};
 pub(crate) use operands::used;
-pub(crate) use owned::{adopt, is_owned, noted, release, retain, stay, translate, unmapped};
+pub(crate) use owned::{adopt, is_owned, noted, release, retain, stay, translated, unmapped};
 pub(crate) use piece::overflow_bytes;
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
 pub(crate) use room::patiently;

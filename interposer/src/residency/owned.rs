@@ -239,11 +239,10 @@ pub(crate) fn retain(address: u64) -> Option<u64> {
     Some(handle)
 }
 
-/// Puts the driver's handle of physical memory where the program has given one of ours.
-pub(crate) fn translate(word: &mut usize) {
-    if id_of(*word as u64).is_some() {
-        *word = driver_handle(*word as u64) as usize;
-    }
+/// The driver's handle of physical memory where the program has given one of ours.
+pub(crate) fn translated(handle: usize) -> Option<usize> {
+    id_of(handle as u64)?;
+    Some(driver_handle(handle as u64) as usize)
 }
 
 /// After a call of the program's that has succeeded, with the words that the program gave.

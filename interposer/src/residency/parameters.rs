@@ -30,7 +30,7 @@ pub(super) fn note(function: usize, parameters: usize, extra: usize) {
         }
         let _errno = Preserve::new();
         let thread = thread();
-        let inside = thread.inside.replace(true);
+        let _ours = thread.enter();
         let layout = Layout::of(function);
         // SAFETY: the driver has just launched this kernel with these parameters.
         unsafe {
@@ -40,7 +40,6 @@ pub(super) fn note(function: usize, parameters: usize, extra: usize) {
                 layout.note_packed(extra as *const usize);
             }
         }
-        thread.inside.set(inside);
     });
 }
 
