@@ -1,5 +1,5 @@
-//! Names the library as the driver's is named: whoever asks the dynamic linker for `libcuda.so.1` by that name, by
-//! `DT_NEEDED` or by `dlopen`, is given the object that already bears it.
+//! Names the library as the driver's is named: who asks the dynamic linker for `libcuda.so.1`
+//! by that name, by `DT_NEEDED` or by `dlopen`, is given the object that already bears it.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

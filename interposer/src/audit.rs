@@ -1,11 +1,13 @@
-//! The dynamic linker's audit interface (rtld-audit(7)), for `LD_AUDIT=libsublet.so`: an option, because auditing costs every
-//! program start a millisecond or so.
+//! The dynamic linker's audit interface (rtld-audit(7)), for `LD_AUDIT=libsublet.so`: an option,
+//! because auditing costs every program start a millisecond or so.
 //!
-//! It reaches what a preload library cannot: a new link namespace, and a library that opens the driver by path with
-//! `RTLD_DEEPBIND` before anything else in the process has asked for the driver. Whoever looks for the driver, by name or
-//! by path, is given this library instead, in the namespace that it looks in; except this library itself.
+//! It reaches what a preload library cannot: a new link namespace, and a library that opens the
+//! driver by path with `RTLD_DEEPBIND` before anything else in the process has asked for the
+//! driver. A thread that looks for the driver, by name or by path, is given this library instead,
+//! in the namespace that it looks in; except this library itself.
 //!
-//! This code runs in a copy of the library of its own, in the auditors' namespace, that never sees a driver call.
+//! This code runs in a copy of the library of its own, in the auditors' namespace, that never sees
+//! a driver call.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -27,7 +29,8 @@ pub struct LinkMap {
     name: *const c_char,
 }
 
-/// Answers the version of the interface: the linker's own, of which the functions here are a part since the first.
+/// Answers the version of the interface: the linker's own, of which the functions here are a part
+/// since the first.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn la_version(version: c_uint) -> c_uint {
     // SAFETY: the callback matches the prototype.
@@ -51,7 +54,8 @@ unsafe extern "C" fn find_path(
 
 fn path() -> Option<&'static CStr> {
     let path = PATH.load(Ordering::Acquire);
-    // SAFETY: null, or the name of this library, which an auditor keeps as long as the process lives.
+    // SAFETY: null, or the name of this library, which an auditor keeps as long as the process
+    // lives.
     (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })
 }
 

@@ -57,7 +57,7 @@ pub(crate) fn any() -> bool {
     ACTIVE.load(Ordering::Relaxed) != 0
 }
 
-/// Before a call that begins a capture: from here on whoever marks a stream asks first.
+/// Before a call that begins a capture: from here on a thread that marks a stream asks first.
 pub(crate) fn before_begin() {
     ACTIVE.fetch_add(1, Ordering::SeqCst);
 }

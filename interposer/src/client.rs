@@ -1,4 +1,5 @@
-//! Our attachment to the arbiter: made at the first successful `cuInit`, lost and found again, forgotten after a fork.
+//! Our attachment to the arbiter: made at the first successful `cuInit`, lost and found again,
+//! forgotten after a fork.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -17,21 +18,25 @@ use crate::errno::Preserve;
 use crate::refusal::{self, OnRefusal};
 use crate::{marks, nvml, process, real, residency};
 
-/// How long one handshake may take. TIMEOUT: the arbiter answers in well under a millisecond; a machine that is swapping
-/// may need much longer, and a job that starts ungoverned is worse than one that starts late.
+/// How long one handshake may take. TIMEOUT: the arbiter answers in well under a millisecond; a
+/// machine that is swapping may need much longer, and a job that starts ungoverned is worse than
+/// one that starts late.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a job that freezes without its arbiter waits for one to begin with. TIMEOUT: time enough for one to be restarted by hand.
+/// How long a job that freezes without its arbiter waits for one to begin with. TIMEOUT: time
+/// enough for one to be restarted by hand.
 const FREEZE: Duration = Duration::from_secs(60);
-/// How long a process that is refused otherwise waits for an arbiter that is being restarted, or that hangs. TIMEOUT: a restart takes
-/// milliseconds, on a host that is overloaded some seconds.
+/// How long a process that is refused otherwise waits for an arbiter that is being restarted, or
+/// that hangs. TIMEOUT: a restart takes milliseconds, on a host that is overloaded some seconds.
 const RESTART: Duration = Duration::from_secs(30);
-/// The same, where it goes on without limits in the end. TIMEOUT: what nobody has asked to be enforced may not cost more than this.
+/// The same, where it goes on without limits in the end. TIMEOUT: what nobody has asked to be
+/// enforced may not cost more than this.
 const RESTART_OPEN: Duration = Duration::from_secs(2);
 /// How often an arbiter that is not there is looked for, to begin with.
 const AGAIN: Duration = Duration::from_millis(20);
 /// TIMEOUT: how long a thread waits for another one's attachment, which takes no longer itself.
 const OTHERS_ATTACH_NS: u64 = 75_000_000_000;
-/// TIMEOUT: silence after which an arbiter that lives is taken for stuck (it beats ten times a second).
+/// TIMEOUT: silence after which an arbiter that lives is taken for stuck (it beats ten times a
+/// second).
 const SILENCE_NS: u64 = 5_000_000_000;
 /// How often a lost arbiter is looked for, in nanoseconds.
 const REATTACH_EVERY_NS: u64 = 500_000_000;
@@ -57,8 +62,8 @@ pub(crate) struct Attached {
     next_try_ns: AtomicU64,
     /// The heartbeat after which the arbiter fell silent, plus one; 0: it was never known to.
     silent_after: AtomicU64,
-    /// Set once it was told that work goes to a device that is not one of the job's.
-    told_other_device: AtomicBool,
+    /// Set once it was reported that work goes to a device that is not one of the job's.
+    reported_other_device: AtomicBool,
     introduction: Introduction,
     socket: PathBuf,
 }
@@ -112,8 +117,8 @@ pub(crate) fn stop() {
     install(None);
 }
 
-/// After a successful `cuInit`. Says what the program is to be told instead of success, if it must not run ungoverned: then every
-/// later call of it is answered the same, see [`real::refuse`].
+/// After a successful `cuInit`. Says what the program is answered instead of success, if it must
+/// not run ungoverned: then every later call of it is answered the same, see [`real::refuse`].
 pub(crate) fn attach() -> Result<(), CUresult> {
     let turn = match ATTACHING.load(Ordering::Acquire) {
         DONE => return Ok(()),
@@ -122,11 +127,13 @@ pub(crate) fn attach() -> Result<(), CUresult> {
     match turn {
         Ok(outcome) => outcome,
         // A bug of ours must not be a way out of a quota.
-        Err(_) => refusal::refuse_or_go_on(&"an internal error of libsublet.so: please report it"),
+        Err(_) => {
+            refusal::refuse_or_run_unlimited(&"an internal error of libsublet.so: please report it")
+        }
     }
 }
 
-/// The right to attach; whoever waits looks again when it is gone, also by a panic.
+/// The right to attach; a thread that waits looks again when it is gone, also by a panic.
 struct Turn {
     /// What [`ATTACHING`] is to be afterwards.
     then: u32,
@@ -152,7 +159,8 @@ fn take_turn() -> Result<(), CUresult> {
         }
         return Ok(());
     };
-    // All that may take the dynamic linker's lock comes before the turn: the thread that waits for a turn may hold that lock.
+    // All that may take the dynamic linker's lock comes before the turn: the thread that waits for
+    // a turn may hold that lock.
     let introduction = prepare(&job);
     // CAST: thread ids are positive.
     let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
@@ -167,7 +175,8 @@ fn take_turn() -> Result<(), CUresult> {
             }
             Err(DONE) if real::is_refused() => return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
             Err(DONE) => return Ok(()),
-            // Called from within our own handshake, by a signal's handler: it cannot end before this returns.
+            // Called from within our own handshake, by a signal's handler: it cannot end before
+            // this returns.
             Err(_) if ATTACHER.load(Ordering::Relaxed) == me => return without(&job),
             Err(_) if now_ns().saturating_sub(begun_ns) > OTHERS_ATTACH_NS => return without(&job),
             Err(state) => wait_for_another(state),
@@ -192,7 +201,7 @@ fn wait_for_another(state: u32) {
     }
 }
 
-/// What a call is told that cannot wait until it is known whether the process is governed.
+/// What a call hears that cannot wait until it is known whether the process is governed.
 fn without(job: &Job) -> Result<(), CUresult> {
     match job.on_refusal {
         OnRefusal::Open => Ok(()),
@@ -262,7 +271,8 @@ fn membership() -> Option<(PathBuf, [u8; TOKEN_BYTES])> {
     Some((socket, <[u8; TOKEN_BYTES]>::try_from(token).ok()?))
 }
 
-/// An attachment besides the one that [`attach`] makes, for a process that only reads: it is shown the job's pages.
+/// An attachment besides the one that [`attach`] makes, for a process that only reads: it is shown
+/// the job's pages.
 pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
     let (socket, token) = membership()?;
     process::register();
@@ -271,7 +281,8 @@ pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
         devices: devices.to_vec(),
         command: command(),
     };
-    // TIMEOUT: a report that takes a second is a nuisance; without the pages the physical truth is told.
+    // TIMEOUT: a report that takes a second is a nuisance; without the pages the physical truth is
+    // reported.
     ClientEnd::attach_reader(&socket, &introduction, Duration::from_secs(1)).ok()
 }
 
@@ -293,7 +304,7 @@ fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
                     silent_after: AtomicU64::new(0),
-                    told_other_device: AtomicBool::new(false),
+                    reported_other_device: AtomicBool::new(false),
                     introduction,
                     socket: job.socket.clone(),
                 })));
@@ -318,7 +329,7 @@ fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {
         let nowhere = matches!(error, AttachError::Refused(Outcome::NoDevice, _));
         return match job.on_refusal {
             OnRefusal::Open if !nowhere || refusal::said().is_some() => {
-                refusal::go_on(&why);
+                refusal::run_unlimited(&why);
                 Ok(())
             }
             _ => refusal::refuse(&why),
@@ -342,7 +353,8 @@ impl Attached {
             .map_or(channel::NO_LIMIT, channel::DeviceGrant::limit_bytes)
     }
 
-    /// Device index of the pages of the device with that UUID, if this process's driver has it and the job may use it.
+    /// Device index of the pages of the device with that UUID, if this process's driver has it and
+    /// the job may use it.
     pub(crate) fn index_of_uuid(&self, uuid: &[u8; 16]) -> Option<usize> {
         let devices = &self.introduction.devices;
         let ordinal = devices.iter().position(|id| id.uuid == *uuid)?;
@@ -351,7 +363,7 @@ impl Attached {
 
     /// Tells, once, that work goes to the device of that ordinal, which is not one of the job's.
     pub(crate) fn tell_other_device(&self, ordinal: i32) {
-        if !self.told_other_device.swap(true, Ordering::Relaxed) {
+        if !self.reported_other_device.swap(true, Ordering::Relaxed) {
             let event = Event::Bypassing {
                 reason: Bypass::OtherDevice,
             };
@@ -372,20 +384,22 @@ impl Attached {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Whether the arbiter is known to hang: somebody has watched it for [`SILENCE_NS`] in vain, and it has not beaten since.
+    /// Whether the arbiter is known to hang: somebody has watched it for [`SILENCE_NS`] in vain,
+    /// and it has not beaten since.
     pub(crate) fn is_silent(&self) -> bool {
         let after = self.silent_after.load(Ordering::Relaxed);
         after != 0 && after == self.end.arbiter.heartbeat_mono_ns().wrapping_add(1)
     }
 
-    /// Whether the last heartbeat is so old that the arbiter may hang. It may also be us who have not run: only one who has watched
-    /// it since `begun_ns` knows.
+    /// Whether the last heartbeat is so old that the arbiter may hang. It may also be us who have
+    /// not run: only one who has watched it since `begun_ns` knows.
     pub(crate) fn is_overdue(&self, begun_ns: u64, now_ns: u64) -> bool {
         let last_ns = self.end.arbiter.heartbeat_mono_ns().max(begun_ns);
         now_ns.saturating_sub(last_ns) > SILENCE_NS
     }
 
-    /// Notes that the arbiter hangs: what the job does without one holds from here on, until it beats again.
+    /// Notes that the arbiter hangs: what the job does without one holds from here on, until it
+    /// beats again.
     pub(crate) fn fall_silent(&self, device: usize) {
         let after = self.end.arbiter.heartbeat_mono_ns().wrapping_add(1);
         let is_new = self.silent_after.swap(after, Ordering::Relaxed) != after;
@@ -403,7 +417,8 @@ impl Attached {
         self.lost_at_ns.load(Ordering::Relaxed)
     }
 
-    /// Looks after the arbiter: notes its loss, and tries to attach to the next one. True while nobody governs us.
+    /// Looks after the arbiter: notes its loss, and tries to attach to the next one. True while
+    /// nobody governs us.
     pub(crate) fn look_after(&self, now_ns: u64) -> bool {
         if !self.is_lost() {
             match self.end.arbiter_liveness() {
@@ -442,7 +457,8 @@ impl Attached {
         }
         let gap =
             Duration::from_nanos(now_ns.saturating_sub(self.lost_at_ns.load(Ordering::Relaxed)));
-        // TIMEOUT: short, because a program's submission waits behind it; the next try comes soon enough.
+        // TIMEOUT: short, because a program's submission waits behind it; the next try comes soon
+        // enough.
         match ClientEnd::reattach(
             &self.socket,
             &self.introduction,
@@ -464,8 +480,8 @@ impl Attached {
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
                     silent_after: AtomicU64::new(0),
-                    told_other_device: AtomicBool::new(
-                        self.told_other_device.load(Ordering::Relaxed),
+                    reported_other_device: AtomicBool::new(
+                        self.reported_other_device.load(Ordering::Relaxed),
                     ),
                     introduction: self.introduction.clone(),
                     socket: self.socket.clone(),
@@ -494,11 +510,11 @@ pub(crate) fn pause(time: Duration) {
     let _ = rustix::thread::nanosleep(&request);
 }
 
-/// An environment variable. Read by the C library's function: the standard library's takes a lock that a forking thread
-/// may hold.
+/// An environment variable. Read by the C library's function: the standard library's takes a lock
+/// that a forking thread may hold.
 pub(crate) fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, copied before it can change
-    // (this runs inside the program's own first driver call).
+    // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, copied
+    // before it can change (this runs inside the program's own first driver call).
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null())

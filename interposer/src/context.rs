@@ -56,7 +56,8 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
     thread.context.set(0);
     let mut device = CUdevice::default();
     let mut context = CUcontext::NULL;
-    // SAFETY: valid pointers to locals. Both calls only read the thread's current context, also during a capture.
+    // SAFETY: valid pointers to locals. Both calls only read the thread's current context, also
+    // during a capture.
     unsafe {
         if !real::cuCtxGetDevice(&raw mut device).is_ok() {
             return;
@@ -126,17 +127,18 @@ pub(crate) fn before(meaning: Context, args: &[usize]) {
     if meaning.may_end() {
         marks::context_goes(destroyed);
         // The registration of our marks goes with the context that made it.
-        registration::leave(destroyed);
+        registration::withdraw(destroyed);
     }
 }
 
-/// What a context is taken to need when the device has no room for it, in bytes: some 430 MiB on recent cards. What others leave
-/// too much is theirs again with their next turn.
+/// What a context is taken to need when the device has no space for it, in bytes: some 430 MiB on
+/// recent devices. What others leave too much is theirs again with their next turn.
 const NEW_CONTEXT_BYTES: u64 = 512 << 20;
 
-/// Makes a call of the program's; where it creates a context for which the device has no room, again and again while other tenants make
-/// some, as for an allocation. In tenants whose own memory can be moved.
-pub(crate) fn with_room(
+/// Makes a call of the program's; where it creates a context for which the device has no space,
+/// again and again while other tenants make some, as for an allocation. In tenants whose own memory
+/// can be moved.
+pub(crate) fn with_space(
     symbol: Symbol,
     meaning: Context,
     args: &[usize],

@@ -1,13 +1,15 @@
 //! What a submission takes on the device, in nanoseconds, learnt per kernel and size of its grid.
 //!
-//! Credits and queues are counted in these (see [`crate::marks`]), so that a kernel of 50 ms among kernels of 10 us weighs what
-//! it takes from its second launch on. A mean over a stream's submissions knows of it only after the fact, and forgets it
-//! among the others. A *class* is a kernel with the binary logarithm of its number of blocks (a kind of call with that of
-//! its bytes): programs with ever new shapes would otherwise never launch anything that is known.
+//! Credits and queues are counted in these (see [`crate::marks`]), so that a kernel of 50 ms among
+//! kernels of 10 us weighs what it takes from its second launch on. A mean over a stream's
+//! submissions knows of it only after the fact, and forgets it among the others. A *class* is a
+//! kernel with the binary logarithm of its number of blocks (a kind of call with that of its
+//! bytes): programs with ever new shapes would otherwise never launch anything that is known.
 //!
-//! Two tables of words, a key above and nanoseconds below, without locks: racing writers lose an entry at worst, and what is
-//! lost is learnt again. The near one is by signature, for the launch path: one load and a comparison. The other is by class.
-//! Executable graphs are entered with the sum of their nodes when they are instantiated.
+//! Two tables of words, a key above and nanoseconds below, without locks: racing writers lose an
+//! entry at worst, and what is lost is learnt again. The near one is by signature, for the launch
+//! path: one load and a comparison. The other is by class. Executable graphs are entered with the
+//! sum of their nodes when they are instantiated.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,7 +25,7 @@ const CLASSES: usize = 4096;
 const PROBES: usize = 8;
 /// Nothing that a device is asked for takes less.
 const LEAST_NS: u64 = 1_000;
-/// More is not told apart, so that credits stay within their word.
+/// More is not distinguished, so that credits stay within their word.
 const MOST_NS: u64 = 1_000_000_000;
 
 static NEAR_TABLE: [AtomicU64; NEAR] = [const { AtomicU64::new(0) }; NEAR];
@@ -78,8 +80,8 @@ pub(crate) fn of(seen: Seen) -> Option<u32> {
 
 /// One submission was seen to take so long.
 ///
-/// What takes longer than was known is believed by a quarter, what takes less by three: times are seen too long where the
-/// host looks late, and too short hardly ever.
+/// What takes longer than was known is believed by a quarter, what takes less by three: times are
+/// seen too long where the host looks late, and too short hardly ever.
 pub(crate) fn learn(signature: u32, class: u32, took_ns: u64) {
     let sample = took_ns.clamp(LEAST_NS, MOST_NS);
     let known = places(class).find(|place| ns_of(place.load(Relaxed), class).is_some());
@@ -108,7 +110,8 @@ fn class_of_graph(exec: usize) -> u32 {
 pub(crate) fn graph_instantiated(exec: usize, graph: CUgraph) {
     let mut weight = Weight::default();
     weight.add(graph, DEPTH);
-    // What is not known of takes what the known ones take on average; with none there is nothing to say.
+    // What is not known of takes what the known ones take on average; with none there is nothing to
+    // say.
     if let Some(mean_ns) = weight.ns.checked_div(weight.known) {
         let ns = weight
             .ns
@@ -141,13 +144,14 @@ struct Weight {
 impl Weight {
     fn add(&mut self, graph: CUgraph, depth: u32) {
         let mut count = 0;
-        // SAFETY: a graph that the program has just instantiated, or one in it; asks for the number of nodes only.
+        // SAFETY: a graph that the program has just instantiated, or one in it; asks for the number
+        // of nodes only.
         let counted = unsafe { real::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count) };
         if !counted.is_ok() || count == 0 || depth == 0 {
             return;
         }
         let mut nodes = vec![CUgraphNode::NULL; count];
-        // SAFETY: room for as many nodes as is said.
+        // SAFETY: space for as many nodes as is said.
         if !unsafe { real::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) }.is_ok() {
             return;
         }

@@ -1,4 +1,5 @@
-//! As much of a mapped ELF object as is needed to look up, and to redirect, what it exports. Layout: elf(5).
+//! As much of a mapped ELF object as is needed to look up, and to redirect, what it exports.
+//! Layout: elf(5).
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -74,10 +75,12 @@ impl Symbols {
         })
     }
 
-    /// Number of symbols. Not looked up before it is needed: the tables of a large library are many pages.
+    /// Number of symbols. Not looked up before it is needed: the tables of a large library are many
+    /// pages.
     fn count(&self) -> usize {
         if self.hash.is_null() {
-            // SAFETY: one of both is not null; the second word of a SysV hash table is the number of symbols.
+            // SAFETY: one of both is not null; the second word of a SysV hash table is the number
+            // of symbols.
             return unsafe { *self.buckets.add(1) as usize };
         }
         // SAFETY: the object's own hash table.
@@ -86,7 +89,8 @@ impl Symbols {
 
     /// The object's SONAME.
     pub(crate) fn soname(&self) -> Option<&CStr> {
-        // SAFETY: an offset into the object's own string table, which is mapped while `self` is used.
+        // SAFETY: an offset into the object's own string table, which is mapped while `self` is
+        // used.
         self.soname
             .map(|at| unsafe { CStr::from_ptr(self.strings.add(at)) })
     }
@@ -98,7 +102,8 @@ impl Symbols {
 
     /// Symbol `at`, one of the table, and its name, if it is a function that the object defines.
     fn function(&self, at: usize) -> Option<(*const libc::Elf64_Sym, &CStr)> {
-        // SAFETY: below the table's length, or found in its hash table; names are NUL-terminated strings of the string table.
+        // SAFETY: below the table's length, or found in its hash table; names are NUL-terminated
+        // strings of the string table.
         unsafe {
             let symbol = self.table.add(at);
             let defined = (*symbol).st_shndx != 0 && (*symbol).st_info & 0xf == STT_FUNC;
@@ -133,7 +138,8 @@ impl Symbols {
             at.find_map(|at| self.function(at).filter(|(_, own)| *own == name))
         };
         found.map_or(std::ptr::null_mut(), |(symbol, _)| {
-            // SAFETY: a symbol of this table. Wrapping, as the dynamic linker adds: a redirected symbol may lie below.
+            // SAFETY: a symbol of this table. Wrapping, as the dynamic linker adds: a redirected
+            // symbol may lie below.
             let value = unsafe { (*symbol).st_value } as usize;
             self.base.wrapping_add(value) as *mut c_void
         })
@@ -169,7 +175,8 @@ unsafe fn gnu_chain(table: *const u32, hash: u32) -> impl Iterator<Item = usize>
                 return None;
             }
             let at = next;
-            // SAFETY: at or above the first symbol that is hashed; a chain ends in a word with its lowest bit set.
+            // SAFETY: at or above the first symbol that is hashed; a chain ends in a word with its
+            // lowest bit set.
             let word = unsafe { *chain.add(at - first) };
             next = if word & 1 == 1 { 0 } else { at + 1 };
             if word | 1 == hash | 1 {
@@ -232,8 +239,8 @@ unsafe fn dynamic(info: &libc::dl_phdr_info) -> impl Iterator<Item = (i64, usize
     })
 }
 
-/// Calls `visit` with each word of the object that the dynamic linker has filled with the address of a symbol, and with
-/// the symbol's name.
+/// Calls `visit` with each word of the object that the dynamic linker has filled with the address
+/// of a symbol, and with the symbol's name.
 ///
 /// # Safety
 /// `info` describes an object that stays mapped, and `symbols` are its own.
@@ -279,7 +286,8 @@ fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
     unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
 }
 
-/// The part of an object that the dynamic linker has made read-only after filling it: first address, first behind.
+/// The part of an object that the dynamic linker has made read-only after filling it: first
+/// address, first behind.
 pub(crate) fn sealed(info: &libc::dl_phdr_info) -> Option<(usize, usize)> {
     headers(info)
         .iter()

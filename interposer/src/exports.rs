@@ -3,7 +3,7 @@
 //! | shape | what stands here |
 //! |---|---|
 //! | jump | a jump to the real function |
-//! | quiesced | a jump, through the latch where memory may be moved |
+//! | quiesced | a jump, through the quiesce gate where memory may be moved |
 //! | hook | the hook of the same name in [`memory`] or [`proc_address`](crate::proc_address) |
 //! | gated, gated list | [`gate`], then the real function, then completion marks |
 //! | sync, query | what is in flight is marked first |
@@ -11,14 +11,16 @@
 //! | tracked | what the row's traits say is noted by [`track`] |
 //! | init | `cuInit`: attaches |
 //!
-//! What a shape has to know of a symbol stands in the row's [`Traits`], which are constants in the entry.
+//! What a shape has to know of a symbol stands in the row's [`Traits`], which are constants in the
+//! entry.
 //!
-//! An entry does three things: guard against panics, convert, call. Gated entries take machine words: every parameter of
-//! the gated functions is an integer or a pointer (the table's test of signatures holds them to that), so words in the
-//! right order are the same call.
+//! An entry does three things: guard against panics, convert, call. Gated entries take machine
+//! words: every parameter of the gated functions is an integer or a pointer (the table's test of
+//! signatures holds them to that), so words in the right order are the same call.
 //!
-//! What the driver ends otherwise than by returning (a cancelled thread in a wait, an exception of a callback) passes through
-//! entries of words as it would through the driver: they unwind, and catch nothing around the call.
+//! What the driver ends otherwise than by returning (a cancelled thread in a wait, an exception of
+//! a callback) passes through entries of words as it would through the driver: they unwind, and
+//! catch nothing around the call.
 
 use std::ffi::c_void;
 
@@ -39,9 +41,9 @@ mod hooks {
     pub(super) use crate::proc_address::*;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // Shapes of an entry
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
 /// Expands `$then! { ... [a0 a1 ...] }` with as many names as the symbol has parameters.
 macro_rules! with_words {
@@ -68,8 +70,9 @@ macro_rules! word {
 /// The real function of a symbol, called with words.
 macro_rules! call_words {
     ($symbol:ident $($arg:ident)*) => {{
-        // SAFETY: the driver's function of this name takes this many integer or pointer parameters; passing each as a
-        // machine word puts it where the ABI expects it. The caller's own arguments.
+        // SAFETY: the driver's function of this name takes this many integer or pointer parameters;
+        // passing each as a machine word puts it where the ABI expects it. The caller's own
+        // arguments.
         unsafe {
             let function: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult =
                 std::mem::transmute(real::address(Symbol::$symbol));
@@ -140,11 +143,12 @@ macro_rules! observed_context {
             const MEANING: Context = Symbol::$symbol.traits().context;
             let _ = ours(Symbol::$symbol, gate::before_sync);
             let _ = insist(Symbol::$symbol, || context::before(MEANING, &[$($arg),*]));
-            // Whoever ends a context takes away what memory is moved by. One that cannot be brought back goes all the same.
+            // A thread that ends a context takes away what memory is moved by. One that cannot be
+            // brought back goes all the same.
             let pass = MEANING
                 .may_end()
                 .then(|| ours(Symbol::$symbol, || (residency::leaving(), residency::pass())));
-            let result = context::with_room(Symbol::$symbol, MEANING, &[$($arg),*], || call_words!($symbol $($arg)*));
+            let result = context::with_space(Symbol::$symbol, MEANING, &[$($arg),*], || call_words!($symbol $($arg)*));
             let _ = insist(Symbol::$symbol, || context::after(MEANING, &[$($arg),*], result));
             drop(pass);
             result
@@ -218,16 +222,16 @@ macro_rules! initialise {
     };
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // Which symbol gets which shape
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
 macro_rules! export {
     ($symbol:ident $variant:ident jump $params:tt $stream:tt $signature:tt) => {
         forward! { $symbol }
     };
     ($symbol:ident $variant:ident quiesced $params:tt $stream:tt $signature:tt) => {
-        latched! { $symbol }
+        quiesced! { $symbol }
     };
     ($symbol:ident $variant:ident hook $params:tt $stream:tt $signature:tt) => {
         hooked! { $symbol $signature }

@@ -5,11 +5,11 @@
 //! a stream are *events*, which are asked for one by one; and where those are refused too, the
 //! stream is *asked* whether it is idle, which says nothing while the program keeps it busy, and
 //! nothing any more once it is destroyed. Both times it is we who write the numbers, so somebody
-//! has to look: who waits, and whoever marks, and between their calls a thread of ours, which only
-//! such a process has.
+//! has to look: threads that wait, and threads that mark, and between their calls a thread of ours,
+//! which only such a process has.
 //!
 //! What is accepted and not carried out shows when the driver says that a stream is idle whose
-//! marks have not come. That is asked where a thread of the program waits: for room in the window,
+//! marks have not come. That is asked where a thread of the program waits: for space in the window,
 //! at the gate, and after its own waits.
 
 use std::ffi::c_void;
@@ -89,16 +89,16 @@ pub(crate) fn way() -> Following {
 }
 
 /// Marks of a slot that may be outstanding when another one is made.
-pub(crate) fn room() -> u64 {
+pub(crate) fn space() -> u64 {
     match way() {
         Following::Writes => crate::pace::RING as u64 - 2,
         Following::Events | Following::Queries => RING as u64 - 2,
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // Refusals
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
 /// The driver would not have a mark the present way.
 pub(crate) fn refused(attached: &Attached, way: Following, status: CUresult) {
@@ -172,9 +172,9 @@ pub(crate) fn is_idle(attached: &Attached, word: &StreamSlot, issued: u64, _held
     word.settle();
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // Events and questions
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
 fn handle(stream: usize) -> CUstream {
     CUstream(std::ptr::without_provenance_mut(stream))
@@ -295,7 +295,8 @@ pub(crate) fn look(
             mark = first;
         }
         while issued.wrapping_sub(mark) < RING as u64 {
-            let handle = events.handles[mark as usize % RING].load(Ordering::Relaxed); // PANIC: the modulus is the length.
+            // PANIC: the modulus is the length.
+            let handle = events.handles[mark as usize % RING].load(Ordering::Relaxed);
             // SAFETY: an event of ours that was recorded.
             match relaxed(|| unsafe { real::cuEventQuery(event(handle)) }) {
                 CUresult::CUDA_SUCCESS => word.passed(mark),
@@ -328,9 +329,9 @@ pub(crate) fn look(
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // The thread that looks
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 /// Whether it is making driver calls.

@@ -1,8 +1,10 @@
 //! The gate in front of every submission.
 //!
-//! While the lease holds: five loads, a subtraction and a store on this thread's own line, then the driver. Everything else
-//! (which device, which stream, waiting for a grant, completion marks) is the slow path, due when the device time that was
-//! credited is used up, and for whatever nobody knows yet how long it takes. The call blocks here and nowhere later: nothing is queued behind the program's back.
+//! While the lease holds: five loads, a subtraction and a store on this thread's own line, then the
+//! driver. Everything else (which device, which stream, waiting for a grant, completion marks) is
+//! the slow path, due when the device time that was credited is used up, and for whatever nobody
+//! knows yet how long it takes. The call blocks here and nowhere later: nothing is queued behind
+//! the program's back.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,17 +22,20 @@ use crate::{capture, context, cost, marks, process, residency, verdict};
 
 /// The gate of a thread that nobody governs.
 static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
-/// How long one step of a wait lasts. TIMEOUT: how late a dead arbiter is noticed by a waiting thread, at most.
+/// How long one step of a wait lasts. TIMEOUT: how late a dead arbiter is noticed by a waiting
+/// thread, at most.
 const STEP: Duration = Duration::from_millis(50);
 /// How often a thread that never waits looks after the arbiter, in nanoseconds.
 const CHECK_EVERY_NS: u64 = 100_000_000;
 
-/// For how long a thread looks again and again at a gate that is about to open, at most; for one that opens later it sleeps.
-/// TIMEOUT: twice the time by which the arbiter announces an opening.
+/// For how long a thread looks again and again at a gate that is about to open, at most; for one
+/// that opens later it sleeps.
+/// TIMEOUT: twice the time by which an opening is published in advance.
 const POLL_NS: u64 = 200_000;
 /// Looks between two offers of the core to others, about a microsecond.
 const LOOKS: u32 = 16;
-/// Until when a thread of this process polls; one is enough to be first, and the others leave it a core.
+/// Until when a thread of this process polls; one is enough to be first, and the others leave it a
+/// core.
 static POLLED_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The legacy default stream as a key.
@@ -61,7 +66,8 @@ pub(crate) enum Ticket {
 /// A thread inside a driver call that blocks until its work is done, until dropped.
 pub(crate) struct Blocking {
     want: Option<&'static Want>,
-    /// When it began; 0 where that tells nothing of the device's copies: too small, or behind other work.
+    /// When it began; 0 where that tells nothing of the device's copies: too small, or behind other
+    /// work.
     begun_ns: u64,
 }
 
@@ -97,7 +103,7 @@ pub(crate) fn open(stream: usize, seen: Seen) -> bool {
     if thread.stream.get() != stream {
         return false;
     }
-    // Below zero also where the credit is, see `open_latched`.
+    // Below zero also where the credit is, see `open_quiesced`.
     let left = thread.credit.get() - cost::quickly(seen.signature, thread.unknown_ns.get());
     if left < 0 || capture::any() {
         return false;
@@ -133,10 +139,10 @@ pub(crate) fn turn_to(stream: usize) {
     }
 }
 
-/// The same where memory may be moved: the call passes the latch as well. There credit is counted below zero, so that the way
-/// above is closed to it.
+/// The same where memory may be moved: the call passes the quiesce gate as well. There credit is
+/// counted below zero, so that the way above is closed to it.
 #[inline]
-pub(crate) fn open_latched(stream: usize, seen: Seen) -> Option<Pass> {
+pub(crate) fn open_quiesced(stream: usize, seen: Seen) -> Option<Pass> {
     let thread = thread();
     let credit = thread.credit.get();
     // Below zero the one, not negative the other.
@@ -151,7 +157,8 @@ pub(crate) fn open_latched(stream: usize, seen: Seen) -> Option<Pass> {
 /// Whether the gate of a thread with credit is open; then the submission is counted.
 #[inline(always)]
 fn counted(thread: &Thread, seen: Seen, credit_left: i32) -> bool {
-    // SAFETY: with credit the first two pointers are set; all three are to words that are never unmapped.
+    // SAFETY: with credit the first two pointers are set; all three are to words that are never
+    // unmapped.
     unsafe {
         if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0
             || seen.signature == thread.anchor.get()
@@ -259,13 +266,13 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         signature::record(thread, attached, line.launches(), seen);
         line.count_copied(seen.copies);
     }
-    let mut alone = None;
+    let mut solo = None;
     match ticket {
         Ticket::Pass(_) | Ticket::Deny => return,
         Ticket::Count(weight) => {
             line.count_launch();
             thread.spent_ns.set(thread.spent_ns.get() + weight.ns);
-            alone = weight.alone;
+            solo = weight.solo;
         }
         Ticket::Blocked(blocking) => {
             if blocking.begun_ns != 0 {
@@ -281,11 +288,11 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
         }
     }
     let _ours = thread.enter();
-    marks::settle(thread, attached, alone);
+    marks::settle(thread, attached, solo);
     thread.give_credit(credit(marks::credit_ns(thread, attached)));
 }
 
-/// Credit as the thread's fast path reads it: see [`open_latched`].
+/// Credit as the thread's fast path reads it: see [`open_quiesced`].
 fn credit(ns: i32) -> i32 {
     if residency::active() { -ns } else { ns }
 }
@@ -297,8 +304,9 @@ fn ungoverned(thread: &Thread, stream: usize, reason: Reason) -> Ticket {
     thread.ring.set(std::ptr::null());
     thread.anchor.set(0);
     thread.stream.set(stream);
-    marks::leave_all(thread);
-    // Look again now and then: an attachment may have come. A tenth of a second of the device's time, or 1000 submissions.
+    marks::detach_all(thread);
+    // Look again now and then: an attachment may have come. A tenth of a second of the device's
+    // time, or 1000 submissions.
     thread.unknown_ns.set(100_000);
     thread.give_credit(credit(100_000_000));
     thread.spent_ns.set(0);
@@ -409,8 +417,9 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
     }
 }
 
-/// Looks at a gate that is about to open, and at the clock, until it opens or its time has come; true where one may be let in. The core is
-/// offered to others between looks: the holder may need it to get there.
+/// Looks at a gate that is about to open, and at the clock, until it opens or its time has come;
+/// true where one may be let in. The core is offered to others between looks: the holder may need
+/// it to get there.
 fn poll(grant: &DeviceGrant, seen: u32) -> bool {
     if seen & COMING == 0 {
         return false;
@@ -445,7 +454,8 @@ fn poll(grant: &DeviceGrant, seen: u32) -> bool {
         }
         rustix::thread::sched_yield();
     };
-    // One that is gone by a jump out of a signal handler never comes here; its claim ends by itself.
+    // One that is gone by a jump out of a signal handler never comes here; its claim ends by
+    // itself.
     claim(until_ns, 0);
     changed
 }
@@ -465,8 +475,8 @@ pub(crate) fn after_sync() {
     }
 }
 
-/// Before a call that waits for the device or asks whether it is done: what it waits for must be marked, so that the
-/// arbiter sees the device fall idle while the program sleeps.
+/// Before a call that waits for the device or asks whether it is done: what it waits for must be
+/// marked, so that the arbiter sees the device fall idle while the program sleeps.
 #[inline]
 pub(crate) fn before_sync() {
     let thread = thread();

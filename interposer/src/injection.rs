@@ -1,9 +1,11 @@
 //! A second entry, by the driver's own hand: `CUDA_INJECTION64_PATH=libsublet.so`.
 //!
-//! The driver loads the library that this variable names, and calls its `InitializeInjection`, inside `cuInit`. Where a
-//! program has lost `LD_PRELOAD` but kept the rest of its environment, that is how we get in after all: the driver's symbol
-//! table leads to us from then on ([`crate::net`]), and so do the calls of libraries that are linked against the driver.
-//! Function pointers that a program has asked for *before* `cuInit`, as NVIDIA's runtime does, stay the driver's.
+//! The driver loads the library that this variable names, and calls its `InitializeInjection`,
+//! inside `cuInit`. Where a program has lost `LD_PRELOAD` but kept the rest of its environment,
+//! that is how we get in after all: the driver's symbol table leads to us from then on
+//! ([`crate::net`]), and so do the calls of libraries that are linked against the driver. Function
+//! pointers that a program has asked for *before* `cuInit`, as NVIDIA's runtime does, stay the
+//! driver's.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -32,12 +34,13 @@ pub extern "C" fn InitializeInjection() -> c_int {
     1
 }
 
-/// Attaches to the arbiter if it was the driver that called us: no `cuInit` of ours will. Not from within the driver's, but
-/// before the first context.
+/// Attaches to the arbiter if it was the driver that called us: no `cuInit` of ours will. Not from
+/// within the driver's, but before the first context.
 #[inline]
 pub(crate) fn attach_if_due() {
     if DUE.load(Ordering::Relaxed) && DUE.swap(false, Ordering::AcqRel) {
-        // Where the process is refused, the call that is about to be made is the first to be told.
+        // Where the process is refused, the call that is about to be made is the first to be
+        // answered so.
         let _ = client::attach();
     }
 }

@@ -1,15 +1,21 @@
-//! `libsublet.so`: the preload library. It runs inside strangers' processes, so it does almost nothing.
+//! `libsublet.so`: the preload library. It runs inside strangers' processes, so it does almost
+//! nothing.
 //!
-//! Loading it runs no code of ours. It bears the driver's SONAME and exports every driver symbol ([`exports`], expanded
-//! from the one table): most are one jump to the real driver ([`real`]), the others meter memory ([`memory`]), wait for a
-//! grant ([`gate`]), or note what happened. Answers of `cuGetProcAddress` and `dlsym` are swapped for our own by address
-//! ([`proc_address`], [`loader`]), and the driver's own symbol table is made to lead to us ([`net`]). The first successful `cuInit` attaches to the arbiter ([`client`]).
+//! Loading it runs no code of ours. It bears the driver's SONAME and exports every driver symbol
+//! ([`exports`], expanded from the one table): most are one jump to the real driver ([`real`]), the
+//! others meter memory ([`memory`]), wait for a grant ([`gate`]), or note what happened. Answers of
+//! `cuGetProcAddress` and `dlsym` are swapped for our own by address ([`proc_address`],
+//! [`loader`]), and the driver's own symbol table is made to lead to us ([`net`]). The first
+//! successful `cuInit` attaches to the arbiter ([`client`]).
 //!
-//! Where the program has loaded NVML, what that says of memory and processes is made to agree ([`nvml`]).
+//! Where the program has loaded NVML, what that says of memory and processes is made to agree
+//! ([`nvml`]).
 //!
-//! What it must not do, ever: print (but for one line where a process of a job cannot be governed: [`refusal`]), exit, hang, install a handler, change errno, the current context or the environment,
-//! hold a lock across a driver call, call the driver on a capturing stream. Where memory is to be moved ([`residency`]) there is a
-//! thread of ours, and a latch that calls of the program wait at; nowhere else.
+//! What it must not do, ever: print (but for one line where a process of a job cannot be governed:
+//! [`refusal`]), exit, hang, install a handler, change errno, the current context or the
+//! environment, hold a lock across a driver call, call the driver on a capturing stream. Where
+//! memory is to be moved ([`residency`]) there is a thread of ours, and a quiesce gate that calls
+//! of the program wait at; nowhere else.
 
 #![allow(non_snake_case, reason = "hooks bear the driver's names")]
 // The crate's own tests are a program like any other. Built for them nothing is exported: it would

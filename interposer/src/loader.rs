@@ -1,8 +1,9 @@
 //! The dynamic linker: the real `dlsym`, and ours in front of it.
 //!
-//! Programs that open the driver by another name than its SONAME hold a handle of the real library; what they look up
-//! through it is swapped for ours here. Anything else must reach the C library's `dlsym` by a *jump*: `RTLD_NEXT` and
-//! `RTLD_DEFAULT` mean something relative to the caller's return address.
+//! Programs that open the driver by another name than its SONAME hold a handle of the real library;
+//! what they look up through it is swapped for ours here. Anything else must reach the C library's
+//! `dlsym` by a *jump*: `RTLD_NEXT` and `RTLD_DEFAULT` mean something relative to the caller's
+//! return address.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -23,19 +24,22 @@ type Dlerror = unsafe extern "C" fn() -> *mut c_char;
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// Opens a library by absolute path, with its symbols to itself. Null where that fails, without a trace for `dlerror`.
+/// Opens a library by absolute path, with its symbols to itself. Null where that fails, without a
+/// trace for `dlerror`.
 pub(crate) fn open(path: &CStr) -> *mut c_void {
     open_as(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
 }
 
-/// A handle of a library that is loaded already, by its SONAME, or null. Nothing is searched for on disk.
+/// A handle of a library that is loaded already, by its SONAME, or null. Nothing is searched for on
+/// disk.
 pub(crate) fn loaded(soname: &CStr) -> *mut c_void {
     unsafe extern "C" fn visit(
         info: *mut libc::dl_phdr_info,
         _size: usize,
         data: *mut c_void,
     ) -> c_int {
-        // SAFETY: the dynamic linker hands us a valid object description and our own data; names are NUL-terminated.
+        // SAFETY: the dynamic linker hands us a valid object description and our own data; names
+        // are NUL-terminated.
         let (name, soname) = unsafe {
             let name = (*info).dlpi_name;
             if name.is_null() {
@@ -62,7 +66,8 @@ pub(crate) fn loaded(soname: &CStr) -> *mut c_void {
 fn open_as(name: &CStr, flags: c_int) -> *mut c_void {
     let mut at = in_c_library(c"dlopen");
     if at.is_null() {
-        // Before glibc 2.34 it is in libdl, which a program need not have; the C library can always load it.
+        // Before glibc 2.34 it is in libdl, which a program need not have; the C library can always
+        // load it.
         let load = in_c_library(c"__libc_dlopen_mode");
         if load.is_null() {
             return at;
@@ -78,8 +83,8 @@ fn open_as(name: &CStr, flags: c_int) -> *mut c_void {
             return at;
         }
     }
-    // SAFETY: the C library's `dlopen`, with a NUL-terminated name. The library's constructors run, as they would for the
-    // program itself.
+    // SAFETY: the C library's `dlopen`, with a NUL-terminated name. The library's constructors run,
+    // as they would for the program itself.
     let handle = unsafe { std::mem::transmute::<*mut c_void, Dlopen>(at)(name.as_ptr(), flags) };
     if handle.is_null() {
         forget_error();
@@ -136,7 +141,8 @@ pub(crate) fn in_c_library(name: &CStr) -> *mut c_void {
     search.found
 }
 
-/// Looks into one loaded object: the C library (which since 2.34 is all of it), libdl or libpthread.
+/// Looks into one loaded object: the C library (which since 2.34 is all of it), libdl or
+/// libpthread.
 unsafe extern "C" fn visit(
     info: *mut libc::dl_phdr_info,
     _size: usize,
@@ -161,15 +167,16 @@ unsafe extern "C" fn visit(
     c_int::from(!search.found.is_null())
 }
 
-/// Fails a look-up of `name` through the C library, so that `dlerror` has something to say. The name of the object that it
-/// mentions is the C library's and not the caller's.
+/// Fails a look-up of `name` through the C library, so that `dlerror` has something to say. The
+/// name of the object that it mentions is the C library's and not the caller's.
 pub(crate) fn fail_to_find(name: &CStr) {
     find_real();
     let (open, look_up) = (in_c_library(c"dlopen"), REAL_DLSYM.load(Ordering::Acquire));
     if open.is_null() || look_up.is_null() {
         return;
     }
-    // SAFETY: the C library's `dlopen` and `dlsym`; its own SONAME, which is loaded, and a NUL-terminated name.
+    // SAFETY: the C library's `dlopen` and `dlsym`; its own SONAME, which is loaded, and a
+    // NUL-terminated name.
     unsafe {
         let open = std::mem::transmute::<*mut c_void, Dlopen>(open);
         let handle = open(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
@@ -208,7 +215,8 @@ fn versioned(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c
     if at.is_null() {
         return at;
     }
-    // SAFETY: the C library's `dlvsym` with the caller's own arguments; an explicit handle needs no return address.
+    // SAFETY: the C library's `dlvsym` with the caller's own arguments; an explicit handle needs no
+    // return address.
     let found =
         unsafe { std::mem::transmute::<*mut c_void, Dlvsym>(at)(handle, name.as_ptr(), version) };
     if found.is_null() {
@@ -217,7 +225,8 @@ fn versioned(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c
     found
 }
 
-/// What a look-up of `name` through `handle` is to answer, [`NOT_FOUND`], or null for "ask the C library, by jumping there".
+/// What a look-up of `name` through `handle` is to answer, [`NOT_FOUND`], or null for "ask the C
+/// library, by jumping there".
 extern "C" fn filter(
     handle: *mut c_void,
     name: *const c_char,
@@ -234,7 +243,8 @@ extern "C" fn filter(
     if let Some(function) = shim_ffi::nvml::Function::from_name(name.to_bytes()) {
         return nvml_filter(function, handle, name, version);
     }
-    // So does RTLD_DEFAULT find us. And what the driver's own constructors look up, while we open it, they are to find.
+    // So does RTLD_DEFAULT find us. And what the driver's own constructors look up, while we open
+    // it, they are to find.
     if handle.is_null() || thread().opening.get() {
         return pass;
     }
@@ -254,13 +264,14 @@ extern "C" fn filter(
     if found.is_null() || !real::found() || found == exports::own(symbol) {
         return pass;
     }
-    // By address: only a driver's own function is ours to replace. Another library's function of the same name stays as
-    // it is.
+    // By address: only a driver's own function is ours to replace. Another library's function of
+    // the same name stays as it is.
     if found == real::driver_address(symbol) {
         trace::note(Note::LookUps);
         exports::own(symbol)
     } else if belongs_to_a_driver(found) {
-        // Another copy of the file. One process has one driver, and that is the one that its job was given.
+        // Another copy of the file. One process has one driver, and that is the one that its job
+        // was given.
         trace::note(Note::SecondDriver);
         exports::own(symbol)
     } else {
@@ -268,8 +279,8 @@ extern "C" fn filter(
     }
 }
 
-/// What a look-up is to answer, in a process that is refused, for a name that we know nothing of: a function of the driver is one
-/// that refuses.
+/// What a look-up is to answer, in a process that is refused, for a name that we know nothing of: a
+/// function of the driver is one that refuses.
 fn refused_filter(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
     let _errno = Preserve::new();
     let found = if version.is_null() {

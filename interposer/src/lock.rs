@@ -1,8 +1,9 @@
 //! A lock for a few dozen nanoseconds at a time.
 //!
-//! It is given up by a plain store. The standard library's asks by an exchange, at each release, whether somebody sleeps; that costs
-//! as much as taking it, and allocations take two. Here nobody is ever woken: whoever comes meanwhile looks again, then
-//! offers the core, then sleeps for short times (the holder may be of lower priority and need the core).
+//! It is given up by a plain store. The standard library's asks by an exchange, at each release,
+//! whether somebody sleeps; that costs as much as taking it, and allocations take two. Here nobody
+//! is ever woken: a thread that comes meanwhile looks again, then offers the core, then sleeps for
+//! short times (the holder may be of lower priority and need the core).
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -61,7 +62,8 @@ impl<T> Lock<T> {
                 return;
             }
             looks = looks.saturating_add(1);
-            // TIMEOUT: none. The holder is in a handful of instructions, and makes no call that could wait.
+            // TIMEOUT: none. The holder is in a handful of instructions, and makes no call that
+            // could wait.
             match looks {
                 0..SPINS => std::hint::spin_loop(),
                 SPINS..SLEEPS => std::thread::yield_now(),

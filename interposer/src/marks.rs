@@ -1,18 +1,22 @@
-//! Completion marks: after a batch of submissions, the device itself writes a number into our shared page.
+//! Completion marks: after a batch of submissions, the device itself writes a number into our
+//! shared page.
 //!
-//! The arbiter sees what has finished without a call into this process, and we bound what is in flight *in time*: a submitting
-//! call waits while more is queued than the grant's window holds, exactly as it would wait for a full launch queue.
+//! The arbiter sees what has finished without a call into this process, and we bound what is in
+//! flight *in time*: a submitting call waits while more is queued than the grant's window holds,
+//! exactly as it would wait for a full launch queue.
 //!
-//! A submission weighs what it takes on the device, as far as that is known ([`cost`]). Two things are learnt from the marks as
-//! they pass. A mark that covers one submission tells what that takes; the first of its class has one of its own, so has
-//! whatever takes long, and now and then one of the others. All marks of a stream together tell its *pace*: how long work takes
-//! that weighs a second, a mean of sums over the recent past, in which the errors of the single weights come out. Of what nobody
-//! has seen yet four at a time are in flight.
+//! A submission weighs what it takes on the device, as far as that is known ([`cost`]). Two things
+//! are learnt from the marks as they pass. A mark that covers one submission tells what that takes;
+//! the first of its class has one of its own, so has whatever takes long, and now and then one of
+//! the others. All marks of a stream together tell its *pace*: how long work takes that weighs a
+//! second, a mean of sums over the recent past, in which the errors of the single weights come out.
+//! Of what nobody has seen yet four at a time are in flight.
 //!
-//! A *batch* is what a thread submits between two marks, to however many streams: each of them is marked when the batch is due, and
-//! turning from one to another of them costs a few loads. The row of a stream's marks is a slot of the page ([`slots`]). A stream is
-//! marked while its slot is held, and one that is about to be destroyed is marked for the last time and taken off its slots before the
-//! driver hears of it: its handle may be another stream's the moment after.
+//! A *batch* is what a thread submits between two marks, to however many streams: each of them is
+//! marked when the batch is due, and turning from one to another of them costs a few loads. The row
+//! of a stream's marks is a slot of the page ([`slots`]). A stream is marked while its slot is
+//! held, and one that is about to be destroyed is marked for the last time and taken off its slots
+//! before the driver hears of it: its handle may be another stream's the moment after.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,7 +26,7 @@ use shim_ffi::*;
 
 use crate::client::{self, Attached, now_ns, pause};
 use crate::gate::{LEGACY, PER_THREAD};
-use crate::pace::{Alone, Private, RING};
+use crate::pace::{RING, SoloSample, StreamRate};
 use crate::signature::Seen;
 use crate::slots::Slot;
 use crate::thread::{BATCH, MOST_CREDIT, Thread, thread};
@@ -38,11 +42,14 @@ const LEAST_BUDGET_NS: u64 = 2_000;
 const MARKS_PER_SAMPLE: u32 = 8;
 /// Time per mark where nothing bounds what is in flight.
 const UNBOUND_NS: u64 = 1_000_000;
-/// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a submission more pass.
+/// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a
+/// submission more pass.
 const PATIENCE_NS: u64 = 50_000_000;
-/// TIMEOUT: how long who destroys a stream waits for who marks it: that call may wait for room in the stream.
-const LEAVE_NS: u64 = 1_000_000_000;
-/// Threads that may look whether the device has got on without looking more seldom for each other's sake.
+/// TIMEOUT: how long who destroys a stream waits for who marks it: that call may wait for space in
+/// the stream.
+const DETACH_NS: u64 = 1_000_000_000;
+/// Threads that may look whether the device has got on without looking more seldom for each other's
+/// sake.
 const LOOKERS: u64 = 4;
 
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
@@ -53,7 +60,7 @@ static WAITERS: AtomicU32 = AtomicU32::new(0);
 pub(crate) struct Weight {
     pub(crate) ns: u64,
     /// It has a mark of its own.
-    pub(crate) alone: Option<Alone>,
+    pub(crate) solo: Option<SoloSample>,
 }
 
 /// A line of the client's half for a thread that submits for the first time.
@@ -71,9 +78,9 @@ pub(crate) fn forget() {
     WAITERS.store(0, Ordering::Relaxed);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // The streams of a batch
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
 /// The slot of the thread's current stream, while it is that.
 fn own(thread: &Thread) -> Option<usize> {
@@ -87,7 +94,8 @@ fn current<'a>(thread: &Thread, attached: &'a Attached) -> Option<(usize, &'a St
     Some((index, attached.end.client.stream(index)?))
 }
 
-/// Books what was submitted to the current stream since the thread turned to it; what is left of the credit stays.
+/// Books what was submitted to the current stream since the thread turned to it; what is left of
+/// the credit stays.
 fn book(thread: &Thread) {
     thread.give_credit(thread.credit.get());
     let spent_ns = thread.spent_ns.get();
@@ -103,7 +111,7 @@ fn book(thread: &Thread) {
 }
 
 /// What the thread submits from here on is not followed.
-pub(crate) fn leave_all(thread: &Thread) {
+pub(crate) fn detach_all(thread: &Thread) {
     thread.stream_slot_plus_one.set(0);
     thread.batch.set(thread.batch.get().wrapping_add(1));
     thread.streams.set(0);
@@ -223,13 +231,13 @@ fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
         holding.set_open(true);
         slot.batch.store(thread.batch.get(), Ordering::Relaxed);
         slot.spent_ns.store(0, Ordering::Relaxed);
-        let allowance_ns = slot.private.weight_of(aim_ns(thread, attached));
+        let allowance_ns = slot.rate.weight_of(aim_ns(thread, attached));
         let most_ns = MOST_CREDIT as u64; // CAST: not negative.
         slot.allowance_ns.store(
             allowance_ns.clamp(LEAST_BUDGET_NS, most_ns),
             Ordering::Relaxed,
         );
-        slot.private
+        slot.rate
             .let_in_ns
             .fetch_max(thread.let_in_ns.get(), Ordering::Relaxed);
         drop(holding);
@@ -248,13 +256,15 @@ fn put(thread: &Thread, index: usize) {
 
 /// The slots of the batch, as they are now.
 fn batch(thread: &Thread) -> impl Iterator<Item = usize> + Clone + use<> {
-    let places: [u16; BATCH] = std::array::from_fn(|at| thread.touched[at].get()); // PANIC: of that length.
+    // PANIC: of that length.
+    let places: [u16; BATCH] = std::array::from_fn(|at| thread.touched[at].get());
     let streams = thread.streams.get() as usize;
     places.into_iter().take(streams).map(usize::from)
 }
 
-/// A slot for the thread's stream. Where marks are outstanding in all of them, that is as many streams as can be followed: a submission to
-/// one more waits until the device has got on with one, as for a full launch queue.
+/// A slot for the thread's stream. Where marks are outstanding in all of them, that is as many
+/// streams as can be followed: a submission to one more waits until the device has got on with one,
+/// as for a full launch queue.
 fn take(thread: &Thread, attached: &'static Attached, device: usize) -> Option<usize> {
     let begun_ns = now_ns();
     let patience_ns = PATIENCE_NS << thread.impatience.get().min(6);
@@ -300,7 +310,8 @@ impl Waiting {
         Self
     }
 
-    /// Sleeps. The more threads wait, the more seldom each of them looks: together they look as often as a few.
+    /// Sleeps. The more threads wait, the more seldom each of them looks: together they look as
+    /// often as a few.
     fn nap(&self, ns: u64) {
         let waiters = u64::from(WAITERS.load(Ordering::Relaxed));
         pause(Duration::from_nanos(ns * (waiters / LOOKERS).clamp(1, 256)));
@@ -313,17 +324,17 @@ impl Drop for Waiting {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // Marks
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
 fn line<'a>(thread: &Thread, attached: &'a Attached) -> &'a ThreadSlot {
     let slot = thread.slot_plus_one.get() as usize;
     attached.end.client.thread(slot.saturating_sub(1))
 }
 
-/// Marks what the thread has submitted since the last marks, if anything. The program may be doing anything with the streams but using
-/// them: it is not a call of that thread to them.
+/// Marks what the thread has submitted since the last marks, if anything. The program may be doing
+/// anything with the streams but using them: it is not a call of that thread to them.
 pub(crate) fn flush(thread: &Thread, attached: &'static Attached) {
     if thread.slot_plus_one.get() == 0 {
         return;
@@ -340,7 +351,8 @@ pub(crate) fn flush(thread: &Thread, attached: &'static Attached) {
     end_batch(thread, attached, false);
 }
 
-/// The thread's slot was taken over before what it submitted was marked: takes another, unless the stream may have been destroyed.
+/// The thread's slot was taken over before what it submitted was marked: takes another, unless the
+/// stream may have been destroyed.
 fn take_again(thread: &Thread, attached: &'static Attached) {
     let unmarked = thread.spent_ns.get() > thread.entered_ns.get();
     let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
@@ -360,7 +372,8 @@ fn take_again(thread: &Thread, attached: &'static Attached) {
     }
 }
 
-/// Before a submission: what it weighs. What was submitted before one that is to have a mark of its own is marked now.
+/// Before a submission: what it weighs. What was submitted before one that is to have a mark of its
+/// own is marked now.
 pub(crate) fn weigh(thread: &Thread, attached: &'static Attached, seen: Seen) -> Weight {
     let known = cost::of(seen);
     let ns = known.map_or_else(|| guess_ns(thread, attached), u64::from);
@@ -369,18 +382,18 @@ pub(crate) fn weigh(thread: &Thread, attached: &'static Attached, seen: Seen) ->
         || ns > thread.budget_ns.get().min(most_ns) / 2
         || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE;
     if !telling || behind(thread, attached) >= RING / 2 {
-        return Weight { ns, alone: None };
+        return Weight { ns, solo: None };
     }
     book(thread);
     if let Some(index) = own(thread) {
         mark(thread, attached, index, None, false);
     }
-    let alone = Some(Alone {
+    let solo = Some(SoloSample {
         signature: seen.signature,
         class: seen.class,
         guessed: known.is_none(),
     });
-    Weight { ns, alone }
+    Weight { ns, solo }
 }
 
 /// Weight of what is not known: so that the window holds four of it.
@@ -391,7 +404,8 @@ fn guess_ns(thread: &Thread, attached: &Attached) -> u64 {
     }
 }
 
-/// Marks of the thread's stream that have not passed; as many as are remembered where its completion cannot be followed.
+/// Marks of the thread's stream that have not passed; as many as are remembered where its
+/// completion cannot be followed.
 fn behind(thread: &Thread, attached: &Attached) -> usize {
     match current(thread, attached) {
         // CAST: cut off below.
@@ -412,7 +426,8 @@ fn due(thread: &Thread, line: &ThreadSlot) -> bool {
     spent_ns != 0 && (spent_ns >= thread.budget_ns.get() || unmarked(thread, line) >= most)
 }
 
-/// For how much the fast path is open now: what is left until the next marks, and half of what is left of a slice.
+/// For how much the fast path is open now: what is left until the next marks, and half of what is
+/// left of a slice.
 pub(crate) fn credit_ns(thread: &Thread, attached: &Attached) -> i32 {
     let most = LARGEST_BATCH * u64::from(thread.streams.get().max(1));
     if own(thread).is_none()
@@ -456,23 +471,23 @@ pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
     }
     if let Some(index) = own(thread) {
         slots::at(index)
-            .private
+            .rate
             .let_in_ns
             .store(now_ns, Ordering::Relaxed);
     }
 }
 
-/// After a submission: marks what is due, and waits while more is in flight than the window holds. `alone`: the submission has a mark of
-/// its own.
-pub(crate) fn settle(thread: &Thread, attached: &'static Attached, alone: Option<Alone>) {
+/// After a submission: marks what is due, and waits while more is in flight than the window holds.
+/// `alone`: the submission has a mark of its own.
+pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<SoloSample>) {
     // A batch may have ended while it waited at the gate.
     if let Some(index) = own(thread)
         && slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get()
     {
         enter(thread, attached, index);
     }
-    let all = due(thread, line(thread, attached)) && alone.is_none();
-    if !all && alone.is_none() && (own(thread).is_none() || allowance_ns(thread) != 0) {
+    let all = due(thread, line(thread, attached)) && solo.is_none();
+    if !all && solo.is_none() && (own(thread).is_none() || allowance_ns(thread) != 0) {
         return;
     }
     book(thread);
@@ -485,11 +500,11 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, alone: Option
         bound(thread, attached, batch(thread));
         end_batch(thread, attached, true);
     } else if let Some(index) = own(thread) {
-        mark(thread, attached, index, alone, alone.is_none());
+        mark(thread, attached, index, solo, solo.is_none());
         adapt(thread, attached);
         bound(thread, attached, [index].into_iter());
     }
-    thread.marks_since_apart.set(match alone {
+    thread.marks_since_apart.set(match solo {
         Some(_) => 0,
         None => thread.marks_since_apart.get() + 1,
     });
@@ -500,8 +515,9 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, alone: Option
     }
 }
 
-/// The batch is over; what could not be marked belongs to the next one. `keep`: also what went to the current stream while it had no slot.
-/// What went to a slot that is gone was marked by whoever took it.
+/// The batch is over; what could not be marked belongs to the next one. `keep`: also what went to
+/// the current stream while it had no slot. What went to a slot that is gone was marked by a thread
+/// that took it.
 fn end_batch(thread: &Thread, attached: &Attached, keep: bool) {
     let before = batch(thread);
     thread.last_streams.set(thread.streams.get());
@@ -536,14 +552,15 @@ fn all_marked(thread: &Thread, attached: &Attached) {
     thread.marked.set(line.launches());
 }
 
-/// Marks what the batch has put into the stream of slot `index`, and learns from the marks before. `alone`: the one submission that it
-/// covers. `room`: only where one more mark can be remembered until it has passed.
+/// Marks what the batch has put into the stream of slot `index`, and learns from the marks before.
+/// `alone`: the one submission that it covers. `space`: only where one more mark can be remembered
+/// until it has passed.
 fn mark(
     thread: &Thread,
     attached: &Attached,
     index: usize,
-    alone: Option<Alone>,
-    room: bool,
+    solo: Option<SoloSample>,
+    space: bool,
 ) -> bool {
     let who = thread.who.get();
     let (Some(mut holding), Some(word)) =
@@ -554,10 +571,10 @@ fn mark(
     let (slot, now) = (slots::at(index), now_ns());
     follow::look(attached, index, word, &holding, false);
     follow::note(word);
-    slot.private.observe(word, now, false);
+    slot.rate.observe(word, now, false);
     let weight_ns = slot.spent_ns.load(Ordering::Relaxed);
     let behind = word.issued().wrapping_sub(word.done());
-    if weight_ns == 0 || room && behind >= follow::room() {
+    if weight_ns == 0 || space && behind >= follow::space() {
         return false;
     }
     let (made, result) = make(attached, index, word, &holding);
@@ -566,7 +583,7 @@ fn mark(
         after_error(result);
         return false;
     };
-    slot.private.issued(mark, weight_ns, alone, now);
+    slot.rate.issued(mark, weight_ns, solo, now);
     slot.spent_ns.store(0, Ordering::Relaxed);
     holding.set_open(own(thread) == Some(index));
     drop(holding);
@@ -581,8 +598,8 @@ fn mark(
     true
 }
 
-/// Makes the next mark of a slot that is held: it has passed when the device has done what is in the stream. `None`: there is none, and what
-/// the driver says.
+/// Makes the next mark of a slot that is held: it has passed when the device has done what is in
+/// the stream. `None`: there is none, and what the driver says.
 fn make(
     attached: &Attached,
     index: usize,
@@ -627,15 +644,17 @@ fn write(
     captures: bool,
 ) -> Result<Option<u64>, CUresult> {
     let mark = word.issue();
-    // Asked once the mark is counted: who is about to take the registration away waits for it from then on.
+    // Asked once the mark is counted: who is about to take the registration away waits for it from
+    // then on.
     let Some(offset) = registration::offset(attached) else {
         word.withdraw(mark);
         return Ok(None);
     };
     let address = CUdeviceptr((word.done_address() as u64).wrapping_add(offset));
     let stream = CUstream(std::ptr::without_provenance_mut(stream));
-    // SAFETY: the address is the device's view of a word in our page, which stays mapped; the stream has not been destroyed, for its
-    // slot is held by the caller, and it is not being captured.
+    // SAFETY: the address is the device's view of a word in our page, which stays mapped; the
+    // stream has not been destroyed, for its slot is held by the caller, and it is not being
+    // captured.
     let write = || unsafe {
         if real::exported(Symbol::cuStreamWriteValue64_v2) {
             real::cuStreamWriteValue64_v2(stream, address, mark, 0)
@@ -655,15 +674,16 @@ fn write(
     Err(result)
 }
 
-/// Takes a slot from its owner, which may have submitted to its stream what no mark covers: that is marked first, as far as another thread can.
+/// Takes a slot from its owner, which may have submitted to its stream what no mark covers: that is
+/// marked first, as far as another thread can.
 fn give_up(attached: &Attached, index: usize, word: &StreamSlot, holding: Holding<'static>) {
     let stream = slots::key(index);
     // What the default streams are depends on who asks.
     if holding.is_open() && stream > PER_THREAD {
         let (made, result) = make(attached, index, word, &holding);
         if let Some(mark) = made {
-            let private = &slots::at(index).private;
-            private.issued(mark, 0, None, now_ns());
+            let rate = &slots::at(index).rate;
+            rate.issued(mark, 0, None, now_ns());
         }
         slots::retire(index, holding);
         after_error(result);
@@ -695,8 +715,8 @@ fn adapt(thread: &Thread, attached: &Attached) {
     let keeps_up = slot.issued().wrapping_sub(slot.done()) <= 1;
     let aim_ns = aim_ns(thread, attached);
     let others = batch(thread).filter(|other| *other != index);
-    let streams = others.chain([index]).map(|at| &slots::at(at).private);
-    let weight_ns = Private::weight_together(streams, aim_ns);
+    let streams = others.chain([index]).map(|at| &slots::at(at).rate);
+    let weight_ns = StreamRate::weight_together(streams, aim_ns);
     let before_ns = thread.budget_ns.get().max(LEAST_BUDGET_NS);
     let most_ns = if keeps_up { before_ns * 2 } else { before_ns };
     thread
@@ -722,7 +742,8 @@ fn window_us(thread: &Thread, attached: &Attached) -> u32 {
         .map_or(0, channel::DeviceGrant::window_us)
 }
 
-/// What fits into what is left of a slice, by weight; anything where it has no end, or is past it and nobody has come.
+/// What fits into what is left of a slice, by weight; anything where it has no end, or is past it
+/// and nobody has come.
 fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
     let Some(grant) = (thread.device_plus_one.get() as usize)
         .checked_sub(1)
@@ -744,11 +765,11 @@ fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
         return u64::MAX;
     };
     // Half of it, and half of the rest next time: what work takes is a guess.
-    slots::at(index).private.weight_of(left_ns / 2)
+    slots::at(index).rate.weight_of(left_ns / 2)
 }
 
-/// After a call that has waited for the device: the one look that a program gives us that submits a burst and sleeps until it
-/// is done.
+/// After a call that has waited for the device: the one look that a program gives us that submits a
+/// burst and sleeps until it is done.
 pub(crate) fn learn(thread: &Thread, attached: &Attached) {
     if let Some((index, word)) = current(thread, attached)
         && let Some(holding) = slots::hold(index, thread.who.get())
@@ -761,7 +782,7 @@ pub(crate) fn learn(thread: &Thread, attached: &Attached) {
             thread.asked_ns.set(now_ns());
             settle_if_over(attached, index, word, &holding);
         }
-        slots::at(index).private.observe(word, now_ns(), true);
+        slots::at(index).rate.observe(word, now_ns(), true);
     }
 }
 
@@ -771,15 +792,16 @@ fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
     let words = (0..client.streams_used()).filter_map(|index| Some((index, client.stream(index)?)));
     words
         .filter(|(_, word)| !word.is_idle() && word.is_on(device))
-        .map(|(index, word)| slots::at(index).private.queued_ns(word))
+        .map(|(index, word)| slots::at(index).rate.queued_ns(word))
         .fold(0, u64::saturating_add)
 }
 
-/// Waits while more is in flight on these streams of the thread's than the window holds. Several streams in flight share it: each may
-/// have its part, or what the others leave of the whole.
+/// Waits while more is in flight on these streams of the thread's than the window holds. Several
+/// streams in flight share it: each may have its part, or what the others leave of the whole.
 ///
-/// The wait has a deadline that doubles each time it runs out and nothing has moved: what we wait for may itself wait for
-/// something that this very thread will submit later (a collective's other rank, a stream's wait for a host flag).
+/// The wait has a deadline that doubles each time it runs out and nothing has moved: what we wait
+/// for may itself wait for something that this very thread will submit later (a collective's other
+/// rank, a stream's wait for a host flag).
 fn bound(
     thread: &Thread,
     attached: &'static Attached,
@@ -793,7 +815,7 @@ fn bound(
             if let (Some(_holding), Some(word)) =
                 (slots::hold(index, thread.who.get()), client.stream(index))
             {
-                slots::at(index).private.observe(word, now_ns(), false);
+                slots::at(index).rate.observe(word, now_ns(), false);
             }
         }
         thread.crowd.set(thread.crowd.get() / 2);
@@ -817,20 +839,20 @@ fn bound(
         let Some(word) = attached.end.client.stream(index) else {
             continue;
         };
-        let private = &slots::at(index).private;
+        let rate = &slots::at(index).rate;
         let done_at_first = word.done();
         let mut asked = begun;
         // Nobody takes it over while anything is outstanding; but its stream may go.
         while let Some(holding) = slots::hold(index, thread.who.get()) {
             follow::look(attached, index, word, &holding, false);
             let now = now_ns();
-            private.observe(word, now, false);
+            rate.observe(word, now, false);
             if word.done() != done_at_first {
                 thread.impatience.set(0);
             }
-            if private.fits(word, share_ns, now)
+            if rate.fits(word, share_ns, now)
                 || crowd > 1
-                    && private.fits(word, window_ns, now)
+                    && rate.fits(word, window_ns, now)
                     && in_flight_ns(attached, device) <= window_ns
             {
                 break;
@@ -852,7 +874,7 @@ fn bound(
             }
             drop(holding);
             // While nothing is known yet the wait is for one short mark: look often.
-            let nap_ns = if private.guesses(word) {
+            let nap_ns = if rate.guesses(word) {
                 10_000
             } else {
                 (window_ns / u64::from(crowd) / 16).clamp(10_000, 100_000)
@@ -862,11 +884,12 @@ fn bound(
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // Ends
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
-/// Before the driver is asked to destroy a stream: what was submitted to it is marked, whoever did, and nobody marks it any more.
+/// Before the driver is asked to destroy a stream: what was submitted to it is marked, whichever
+/// thread did, and nobody marks it any more.
 pub(crate) fn stream_goes(stream: usize) {
     let Some(attached) = client::current().filter(|_| stream > PER_THREAD) else {
         return;
@@ -882,7 +905,7 @@ pub(crate) fn stream_goes(stream: usize) {
         }
     }
     for index in slots::of_stream(attached.end.client, stream) {
-        leave(thread, attached, index, |key| key == stream);
+        detach(thread, attached, index, |key| key == stream);
     }
     if ours && thread.stream.get() == stream {
         thread.give_credit(0);
@@ -891,7 +914,8 @@ pub(crate) fn stream_goes(stream: usize) {
     }
 }
 
-/// Before the driver is asked to destroy a context, or (`None`) one of which nothing is known: the same for its streams.
+/// Before the driver is asked to destroy a context, or (`None`) one of which nothing is known: the
+/// same for its streams.
 pub(crate) fn context_goes(context: Option<usize>) {
     let Some(attached) = client::current() else {
         return;
@@ -899,7 +923,7 @@ pub(crate) fn context_goes(context: Option<usize>) {
     let thread = thread();
     let _ours = thread.enter();
     for index in slots::of_context(attached.end.client, context) {
-        leave(thread, attached, index, |_| true);
+        detach(thread, attached, index, |_| true);
     }
     if thread.generation.get() == client::generation() {
         thread.give_credit(0);
@@ -909,11 +933,11 @@ pub(crate) fn context_goes(context: Option<usize>) {
 }
 
 /// Takes a slot from its owner before its stream goes. The calling thread has marked its own.
-fn leave(thread: &Thread, attached: &Attached, index: usize, is_it: impl Fn(usize) -> bool) {
+fn detach(thread: &Thread, attached: &Attached, index: usize, is_it: impl Fn(usize) -> bool) {
     let begun_ns = now_ns();
     let holding = slots::hold_any(index, || {
         pause(Duration::from_micros(20));
-        now_ns().saturating_sub(begun_ns) < LEAVE_NS
+        now_ns().saturating_sub(begun_ns) < DETACH_NS
     });
     let (Some(mut holding), Some(word)) = (holding, attached.end.client.stream(index)) else {
         return;
@@ -961,9 +985,10 @@ fn is_final(result: CUresult) -> bool {
     )
 }
 
-/// What is left of a process's work after an error that "leaves the process in an inconsistent state" (CUresult in the driver's
-/// reference: all further work returns it, only a new process gets on): nothing. No mark is ever written again, and what waits
-/// for one, the arbiter among others, need not.
+/// What is left of a process's work after an error that "leaves the process in an inconsistent
+/// state" (CUresult in the driver's reference: all further work returns it, only a new process gets
+/// on): nothing. No mark is ever written again, and what waits for one, the arbiter among others,
+/// need not.
 pub(crate) fn after_error(result: CUresult) {
     if !is_final(result) {
         return;
@@ -975,8 +1000,9 @@ pub(crate) fn after_error(result: CUresult) {
     slots.for_each(StreamSlot::settle);
 }
 
-/// While the thread waits at the gate: where its context has failed its marks are never passed, and as long as they are outstanding its
-/// job is taken to have work on the device that does not end, and is not let in to find out.
+/// While the thread waits at the gate: where its context has failed its marks are never passed, and
+/// as long as they are outstanding its job is taken to have work on the device that does not end,
+/// and is not let in to find out.
 pub(crate) fn look_while_waiting(thread: &Thread, attached: &Attached) {
     if thread.stream.get() == 0 || capture::any() {
         return;
@@ -993,12 +1019,14 @@ pub(crate) fn look_while_waiting(thread: &Thread, attached: &Attached) {
 /// How the stream of a slot is that is held.
 fn query(index: usize, _held: &Holding<'_>) -> CUresult {
     let stream = CUstream(std::ptr::without_provenance_mut(slots::key(index)));
-    // SAFETY: a stream that the program has used on this thread, and that has not been destroyed, for its slot is held.
+    // SAFETY: a stream that the program has used on this thread, and that has not been destroyed,
+    // for its slot is held.
     unsafe { real::cuStreamQuery(stream) }
 }
 
-/// Asks the driver about the stream of a slot that is held; true where it has nothing to do. After an error no mark will ever be written again, and
-/// one that is missing when the stream is idle is lost.
+/// Asks the driver about the stream of a slot that is held; true where it has nothing to do. After
+/// an error no mark will ever be written again, and one that is missing when the stream is idle is
+/// lost.
 fn settle_if_over(
     attached: &Attached,
     index: usize,

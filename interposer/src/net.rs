@@ -1,10 +1,11 @@
 //! The safety net: the driver's own symbol table leads to us.
 //!
-//! A library that was opened with `RTLD_DEEPBIND` finds the C library's `dlsym` before ours; if it has opened the driver by
-//! path as well, nothing of ours is asked. So, once the driver is open, the values in its `.dynsym` are changed to our
-//! functions: whoever looks a name up in it finds us, by whatever `dlsym`. The driver itself is linked `-Bsymbolic`
-//! and does not look there. What remains out of reach is such a library in a process that has not called the
-//! driver in any other way before, and a new link namespace; [`crate::audit`] reaches those.
+//! A library that was opened with `RTLD_DEEPBIND` finds the C library's `dlsym` before ours; if it
+//! has opened the driver by path as well, nothing of ours is asked. So, once the driver is open,
+//! the values in its `.dynsym` are changed to our functions: a thread that looks a name up in it
+//! finds us, by whatever `dlsym`. The driver itself is linked `-Bsymbolic` and does not look there.
+//! What remains out of reach is such a library in a process that has not called the driver in any
+//! other way before, and a new link namespace; [`crate::audit`] reaches those.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -15,9 +16,10 @@ use shim_ffi::counts::Note;
 use crate::elf::{Symbols, holds, segments};
 use crate::{exports, real, trace};
 
-/// Redirects every symbol of the table that the driver behind `handle` exports, and learns their addresses on the way. On
-/// failure (a host that forbids changing the protection of pages) nothing has changed. May be done again, and by several threads
-/// at once: the dynamic linker calls [`visit`] for one at a time.
+/// Redirects every symbol of the table that the driver behind `handle` exports, and learns their
+/// addresses on the way. On failure (a host that forbids changing the protection of pages) nothing
+/// has changed. May be done again, and by several threads at once: the dynamic linker calls
+/// [`visit`] for one at a time.
 pub(crate) fn spread(handle: *mut c_void) {
     let symbol = Symbol::cuDriverGetVersion;
     let mut version = known(symbol).load(Ordering::Acquire);
@@ -53,7 +55,8 @@ unsafe extern "C" fn visit(
     if !holds(info, search.inside) {
         return 0;
     }
-    // SAFETY: the object is mapped while the dynamic linker iterates over it, and the driver is never closed.
+    // SAFETY: the object is mapped while the dynamic linker iterates over it, and the driver is
+    // never closed.
     if let Some(symbols) = unsafe { Symbols::of(info) } {
         let redirected = redirect(info, &symbols, |name| {
             let symbol = Symbol::from_name(name.to_bytes())?;
@@ -64,8 +67,8 @@ unsafe extern "C" fn visit(
     1
 }
 
-/// Leads the functions of a library to ours: `own` tells for a name which is ours, and where the library's own address is to be
-/// noted first. Returns how many were redirected.
+/// Leads the functions of a library to ours: `own` tells for a name which is ours, and where the
+/// library's own address is to be noted first. Returns how many were redirected.
 pub(crate) fn redirect(
     info: &libc::dl_phdr_info,
     symbols: &Symbols,
@@ -90,8 +93,8 @@ pub(crate) fn redirect(
     let from = first & !0xfff;
     let bytes = ((end + 0xfff) & !0xfff) - from;
     let protect = |protection| {
-        // SAFETY: whole pages of the driver's segment, whose present protection is only added to; other threads may run
-        // code of the same pages meanwhile.
+        // SAFETY: whole pages of the driver's segment, whose present protection is only added to;
+        // other threads may run code of the same pages meanwhile.
         unsafe { libc::mprotect(from as *mut c_void, bytes, protection) == 0 }
     };
     if !protect(now | libc::PROT_WRITE) {
@@ -102,8 +105,8 @@ pub(crate) fn redirect(
         let Some((own, known)) = own(name) else {
             continue;
         };
-        // SAFETY: a symbol in pages that are writable now. Other threads may read the value meanwhile: they find the old
-        // one or the new one.
+        // SAFETY: a symbol in pages that are writable now. Other threads may read the value
+        // meanwhile: they find the old one or the new one.
         let value = unsafe { AtomicU64::from_ptr((&raw const (*entry).st_value).cast_mut()) };
         let address = symbols
             .base

@@ -1,6 +1,7 @@
-//! The few functions for which the C library that this is built with would be asked for by a newer version than the hosts
-//! have that we mean to run on (glibc 2.28): answered here, by system calls or by looking the function up wherever the host's
-//! C library has it. Hidden, so that nobody but this library finds them.
+//! The few functions for which the C library that this is built with would be asked for by a newer
+//! version than the hosts have that we mean to run on (glibc 2.28): answered here, by system calls
+//! or by looking the function up wherever the host's C library has it. Hidden, so that nobody but
+//! this library finds them.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 
@@ -23,7 +24,8 @@ macro_rules! hidden {
 hidden! {
     // Since 2.30; before, there was only the system call.
     "gettid" => thread_id;
-    // Since 2.33; before, inline functions around __xstat64. The standard library's way where statx is not allowed.
+    // Since 2.33; before, inline functions around __xstat64. The standard library's way where statx
+    // is not allowed.
     "stat64" => stat;
     "fstat64" => fstat;
     // Since 2.34 in libc itself, before in libpthread. The standard library's way where there is no

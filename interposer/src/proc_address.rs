@@ -1,6 +1,7 @@
 //! `cuGetProcAddress`: the driver answers, and what it answers is swapped for ours *by address*.
 //!
-//! The first thing that the runtime asks for is `cuGetProcAddress` itself, and it uses that answer for everything else.
+//! The first thing that the runtime asks for is `cuGetProcAddress` itself, and it uses that answer
+//! for everything else.
 
 use std::ffi::CStr;
 
@@ -9,8 +10,8 @@ use shim_ffi::*;
 
 use crate::{exports, real, trace};
 
-/// Our function for the real one at `address`, if it is one that we stand in front of. `name`, `version` and `flags` are
-/// what was asked for: they say where to look first.
+/// Our function for the real one at `address`, if it is one that we stand in front of. `name`,
+/// `version` and `flags` are what was asked for: they say where to look first.
 fn swap(address: *mut c_void, name: &CStr, version: i32, flags: u64) -> Option<*mut c_void> {
     let is = |symbol: Symbol| real::exported(symbol) && real::driver_address(symbol) == address;
     // CAST: a version below zero is nonsense that no row satisfies.
@@ -44,7 +45,7 @@ fn answer(
                 }
                 // A function that we know nothing of; nothing stands in front of it.
                 None if real::is_refused() => *function = real::refused as *mut c_void,
-                None => trace::note(Note::LeftAlone),
+                None => trace::note(Note::LeftAsIs),
             }
         }
     }

@@ -22,16 +22,19 @@ pub(crate) fn register() {
         return;
     }
     let _errno = Preserve::new();
-    // A panic is caught at the entry it happened in; this copy of the standard library must not print it either.
+    // A panic is caught at the entry it happened in; this copy of the standard library must not
+    // print it either.
     std::panic::set_hook(Box::new(|_| {}));
-    // SAFETY: the handlers are functions of this library, which is never unloaded (it is preloaded, or pinned by TLS).
+    // SAFETY: the handlers are functions of this library, which is never unloaded (it is preloaded,
+    // or pinned by TLS).
     unsafe {
         libc::pthread_atfork(None, None, Some(in_child));
         libc::atexit(at_exit);
     }
 }
 
-/// In a forked child: nothing of the parent's attachment is ours. The child is unattached until it calls `cuInit` itself.
+/// In a forked child: nothing of the parent's attachment is ours. The child is unattached until it
+/// calls `cuInit` itself.
 extern "C" fn in_child() {
     client::forget();
     nvml::forget();

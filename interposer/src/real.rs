@@ -9,8 +9,8 @@ use crate::errno::Preserve;
 use crate::thread::thread;
 use crate::{exports, loader, net, trace, unwind, verdict};
 
-/// Where calls of each symbol go: the real function, or the thunk that counts and goes there while a diagnosis runs
-/// ([`trace`]). Null until it is first needed.
+/// Where calls of each symbol go: the real function, or the thunk that counts and goes there while
+/// a diagnosis runs ([`trace`]). Null until it is first needed.
 pub(crate) static SLOTS: [AtomicPtr<c_void>; COUNT] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
 /// Address of each real function, for comparing; null until it is first needed.
@@ -52,10 +52,12 @@ pub(crate) extern "C" fn refused() -> CUresult {
     CUresult::CUDA_ERROR_SYSTEM_NOT_READY
 }
 
-/// From here on every call of the driver answers `CUDA_ERROR_SYSTEM_NOT_READY` without reaching it, in this process and in the
-/// children that it forks: every entry goes where [`SLOTS`] says, so the launch path has nothing to ask.
+/// From here on every call of the driver answers `CUDA_ERROR_SYSTEM_NOT_READY` without reaching it,
+/// in this process and in the children that it forks: every entry goes where [`SLOTS`] says, so the
+/// launch path has nothing to ask.
 pub(crate) fn refuse() {
-    // SYNC(refused): SeqCst with the stores and the load in `bind`: either it sees this, or its store comes before ours.
+    // SYNC(refused): SeqCst with the stores and the load in `bind`: either it sees this, or its
+    // store comes before ours.
     REFUSED.store(true, Ordering::SeqCst);
     for (symbol, slot) in SYMBOLS.iter().zip(&SLOTS) {
         if !symbol.traits().always {
@@ -167,9 +169,10 @@ fn handle() -> *mut c_void {
     }
 }
 
-/// Opens the driver. Threads that come at the same time all do it, and none waits for another: one of them may hold the dynamic
-/// linker's lock (a library's constructor that uses the driver) while another waits for that very lock. Opening twice is
-/// opening once, and each step after it may be taken again. A constructor of the driver itself comes here a second time.
+/// Opens the driver. Threads that come at the same time all do it, and none waits for another: one
+/// of them may hold the dynamic linker's lock (a library's constructor that uses the driver) while
+/// another waits for that very lock. Opening twice is opening once, and each step after it may be
+/// taken again. A constructor of the driver itself comes here a second time.
 #[cold]
 fn search() -> *mut c_void {
     let opening = thread().opening.replace(true);
@@ -266,8 +269,8 @@ macro_rules! function {
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         #[inline(always)]
         pub(crate) unsafe fn $symbol($($arg: $ty),*) -> CUresult {
-            // SAFETY: the address is the driver's function of this name (or one that ignores its arguments); the table
-            // spells out its parameters.
+            // SAFETY: the address is the driver's function of this name (or one that ignores its
+            // arguments); the table spells out its parameters.
             let result = unsafe {
                 let function: unsafe extern "C" fn($($ty),*) -> CUresult =
                     std::mem::transmute(address(Symbol::$symbol));

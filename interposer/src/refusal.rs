@@ -1,11 +1,14 @@
-//! Processes of a job that cannot be governed: refused, or let go on without limits, and in both cases said in one line.
+//! Processes of a job that cannot be governed: refused, or let go on without limits, and in both
+//! cases said in one line.
 //!
-//! `--on-refusal` (`SUBLET_ON_REFUSAL`) decides which. A refused process is told `CUDA_ERROR_SYSTEM_NOT_READY` by its `cuInit` and
-//! by every later call of the driver ([`real::refuse`]).
+//! `--on-refusal` (`SUBLET_ON_REFUSAL`) decides which. A refused process is answered
+//! `CUDA_ERROR_SYSTEM_NOT_READY` by its `cuInit` and by every later call of the driver
+//! ([`real::refuse`]).
 //!
-//! The line is the only thing that this library ever prints. It goes to the standard error of `sublet run`, and nowhere
-//! else: a program may have closed that, and have a file of its own under the number 2. So `sublet run` says which file its
-//! standard error is (`SUBLET_STDERR`), and a copy of descriptor 2 must be that file, or a terminal, before anything is written.
+//! The line is the only thing that this library ever prints. It goes to the standard error of
+//! `sublet run`, and nowhere else: a program may have closed that, and have a file of its own under
+//! the number 2. So `sublet run` says which file its standard error is (`SUBLET_STDERR`), and a
+//! copy of descriptor 2 must be that file, or a terminal, before anything is written.
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,18 +52,18 @@ pub(crate) fn refuse(why: &dyn Display) -> Result<(), CUresult> {
 }
 
 /// The process runs without limits.
-pub(crate) fn go_on(why: &dyn Display) {
+pub(crate) fn run_unlimited(why: &dyn Display) {
     tell(&|pid, job| {
         format!("sublet: warning: process {pid} of job `{job}` runs without limits: {why}\n")
     });
 }
 
 /// As the job says.
-pub(crate) fn refuse_or_go_on(why: &dyn Display) -> Result<(), CUresult> {
+pub(crate) fn refuse_or_run_unlimited(why: &dyn Display) -> Result<(), CUresult> {
     if said() == Some(OnRefusal::Closed) {
         return refuse(why);
     }
-    go_on(why);
+    run_unlimited(why);
     Ok(())
 }
 
@@ -119,15 +122,17 @@ fn tell(line: &dyn Fn(u32, &str) -> String) {
     write_once(stderr.as_fd(), line(std::process::id(), &job).as_bytes());
 }
 
-/// A copy of descriptor 2 where it is the standard error of `sublet run`, or a terminal. A copy, so that what was looked at is
-/// what is written to, whatever another thread does with the number 2 meanwhile.
+/// A copy of descriptor 2 where it is the standard error of `sublet run`, or a terminal. A copy, so
+/// that what was looked at is what is written to, whatever another thread does with the number 2
+/// meanwhile.
 fn stderr_of_run() -> Option<Copy> {
     said()?;
     // SAFETY: a number to copy; where it is not open the copy fails.
     let stderr = unsafe { BorrowedFd::borrow_raw(2) };
     let copy = match rustix::io::fcntl_dupfd_cloexec(stderr, 3) {
         Ok(copy) => Copy::Own(copy),
-        // No number is left. Then nobody else can open something under this one in between, short of closing it first.
+        // No number is left. Then nobody else can open something under this one in between, short
+        // of closing it first.
         Err(_) => Copy::Itself(stderr),
     };
     let file = rustix::fs::fstat(copy.as_fd()).ok()?;
@@ -165,9 +170,11 @@ fn write_once(to: BorrowedFd<'_>, line: &[u8]) {
         // A filter may forbid the question; the answer is worth a try.
         _ => {}
     }
-    // `sigprocmask` and not `pthread_sigmask`, which is the same call on Linux, and moved to another version of the C library.
-    // SAFETY: sets of our own, filled before they are read; the calls change this thread's mask and put it back. A signal that the
-    // write has raised is taken back before the mask is: one that was pending before stays.
+    // `sigprocmask` and not `pthread_sigmask`, which is the same call on Linux, and moved to
+    // another version of the C library.
+    // SAFETY: sets of our own, filled before they are read; the calls change this thread's mask and
+    // put it back. A signal that the write has raised is taken back before the mask is: one that
+    // was pending before stays.
     unsafe {
         let (mut both, mut pipe, mut before, mut pending): (
             libc::sigset_t,

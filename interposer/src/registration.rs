@@ -1,9 +1,10 @@
 //! Our page as the device sees it, so that streams can write marks to it.
 //!
-//! It is registered with the driver as pinned memory, portable and mapped: good in every context of the process, but only as long as the
-//! context lives in which it was registered. Before that one goes, nothing may be on its way to the page any more in any *other* context,
-//! or the write fails there and takes that context with it: no new marks are made from here on, and those that are under way are waited
-//! for. Whoever marks next registers anew, in a context that lives.
+//! It is registered with the driver as pinned memory, portable and mapped: good in every context of
+//! the process, but only as long as the context lives in which it was registered. Before that one
+//! goes, nothing may be on its way to the page any more in any *other* context, or the write fails
+//! there and takes that context with it: no new marks are made from here on, and those that are
+//! under way are waited for. A thread that marks next registers anew, in a context that lives.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
@@ -26,8 +27,9 @@ static DEVICE_OFFSET: AtomicU64 = AtomicU64::new(0);
 /// The context that was current when it was registered; 0: not known.
 static OWNER: AtomicUsize = AtomicUsize::new(0);
 
-/// TIMEOUT: how long marks are waited for. What is in flight is bounded to tens of milliseconds; a context that has failed never passes its own.
-const LEAVE_NS: u64 = 1_000_000_000;
+/// TIMEOUT: how long marks are waited for. What is in flight is bounded to tens of milliseconds; a
+/// context that has failed never passes its own.
+const WITHDRAW_NS: u64 = 1_000_000_000;
 /// How often that is looked at.
 const LOOK: Duration = Duration::from_micros(50);
 
@@ -36,8 +38,9 @@ pub(crate) fn forget() {
     STATE.store(NEVER, Ordering::Relaxed);
 }
 
-/// `context` is about to go, or one of which nothing is known. Returns once nothing is on its way to the page.
-pub(crate) fn leave(context: Option<usize>) {
+/// `context` is about to go, or one of which nothing is known. Returns once nothing is on its way
+/// to the page.
+pub(crate) fn withdraw(context: Option<usize>) {
     let owner = OWNER.load(Ordering::Relaxed);
     if owner != 0 && context.is_some_and(|context| context != owner) {
         return;
@@ -46,13 +49,14 @@ pub(crate) fn leave(context: Option<usize>) {
     let Some(attached) = client::current().filter(|_| left.is_ok()) else {
         return;
     };
-    // SYNC(leave): pairs with the fence in `offset`: either its mark is seen here, or it sees that we leave.
+    // SYNC(leave): pairs with the fence in `offset`: either its mark is seen here, or it sees that
+    // we leave.
     fence(Ordering::SeqCst);
     let begun_ns = now_ns();
     let devices = attached.end.device_map.iter().flatten();
     let is_idle = |device: u8| attached.end.client.in_flight(usize::from(device)).marks == 0;
     while !devices.clone().all(|device| is_idle(*device)) {
-        if now_ns().saturating_sub(begun_ns) > LEAVE_NS {
+        if now_ns().saturating_sub(begun_ns) > WITHDRAW_NS {
             return;
         }
         client::pause(LOOK);
@@ -65,8 +69,8 @@ pub(crate) fn left() {
     let _ = STATE.compare_exchange(LEAVING, NEVER, Ordering::AcqRel, Ordering::Relaxed);
 }
 
-/// Distance to the device's view of our page, once the driver has taken it for pinned memory. To be asked when the mark is counted
-/// that is to be written there.
+/// Distance to the device's view of our page, once the driver has taken it for pinned memory. To be
+/// asked when the mark is counted that is to be written there.
 pub(crate) fn offset(attached: &Attached) -> Option<u64> {
     // SYNC(leave): see there.
     fence(Ordering::SeqCst);
@@ -89,7 +93,8 @@ pub(crate) fn offset(attached: &Attached) -> Option<u64> {
             }
             BUSY => {
                 client::current()?;
-                // In a call of the driver, which may take what this thread holds: no core is kept busy for it.
+                // In a call of the driver, which may take what this thread holds: no core is kept
+                // busy for it.
                 client::pause(LOOK);
             }
             _ => return None,

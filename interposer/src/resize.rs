@@ -1,7 +1,9 @@
-//! What a program asks us about its size: whether another one is wanted, and that it is ready for that.
+//! What a program asks us about its size: whether another one is wanted, and that it is ready for
+//! that.
 //!
-//! Nothing is pushed into the program and nothing waits here: it looks where its state is whole, at the end of an iteration, and
-//! that costs two loads and a store that is made once. Outside of a job, without an arbiter, and in a forked child nothing is ever asked for.
+//! Nothing is pushed into the program and nothing waits here: it looks where its state is whole, at
+//! the end of an iteration, and that costs two loads and a store that is made once. Outside of a
+//! job, without an arbiter, and in a forked child nothing is ever asked for.
 
 use channel::Resize;
 use channel::client::Liveness;
@@ -19,7 +21,8 @@ fn requested() -> Option<(&'static Attached, Resize)> {
         .then_some((attached, resize))
 }
 
-/// With how many GPUs the job is to go on, once it has been stopped and started again: 0 for none for now. Below 0: nobody asks.
+/// With how many GPUs the job is to go on, once it has been stopped and started again: 0 for none
+/// for now. Below 0: nobody asks.
 ///
 /// Callable from any thread, at any time.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -28,8 +31,9 @@ pub extern "C" fn sublet_resize_requested() -> i32 {
     asked.ok().flatten().unwrap_or(-1)
 }
 
-/// The program says that all is saved and that it may be stopped for what it was asked for. It then waits, in whatever way it likes, to be stopped, and
-/// goes on where nobody asks any more ([`sublet_resize_requested`] below 0).
+/// The program says that all is saved and that it may be stopped for what it was asked for. It then
+/// waits, in whatever way it likes, to be stopped, and goes on where nobody asks any more
+/// ([`sublet_resize_requested`] below 0).
 ///
 /// Returns 1 where that was noted, 0 where nothing is asked for.
 #[cfg_attr(not(test), unsafe(no_mangle))]

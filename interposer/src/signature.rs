@@ -1,10 +1,12 @@
 //! What a submission looks like, as a number, and the boundaries between iterations.
 //!
-//! A signature says "the same kernel, with the same grid, in the same stream" within one process; the arbiter looks for a
-//! period in them. Handles are stable while the process lives, so nothing is looked up. The work is a dozen instructions
-//! beside the launch path's loads; the result is stored in a ring of the thread's own.
+//! A signature says "the same kernel, with the same grid, in the same stream" within one process;
+//! the arbiter looks for a period in them. Handles are stable while the process lives, so nothing
+//! is looked up. The work is a dozen instructions beside the launch path's loads; the result is
+//! stored in a ring of the thread's own.
 //!
-//! A boundary is noted in the slow path, which the thread's *anchor* forces: the one signature that the arbiter has named.
+//! A boundary is noted in the slow path, which the thread's *anchor* forces: the one signature that
+//! the arbiter has named.
 
 use shim_ffi::*;
 
@@ -12,18 +14,20 @@ use crate::client::{self, Attached, now_ns};
 use crate::residency;
 use crate::thread::{Thread, thread};
 
-/// What a gated call is told about itself.
+/// What a gated call knows about itself.
 #[derive(Clone, Copy)]
 pub(crate) struct Seen {
     /// Never 0.
     pub(crate) signature: u32,
     /// Bytes that it copies between host and device.
     pub(crate) copies: u64,
-    /// What is like it in the time that it takes, see [`crate::cost`]; neither 0 nor odd. Not computed where nobody asks.
+    /// What is like it in the time that it takes, see [`crate::cost`]; neither 0 nor odd. Not
+    /// computed where nobody asks.
     pub(crate) class: u32,
 }
 
-/// Odd constants with well-mixed bits: the fractional parts of the golden ratio and of the square root of 3.
+/// Odd constants with well-mixed bits: the fractional parts of the golden ratio and of the square
+/// root of 3.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 const MIX_SHAPE: u64 = 0xbb67_ae85_84ca_a73b;
 
@@ -71,13 +75,15 @@ pub(crate) fn of(symbol: Symbol, work: Work, args: &[usize], stream: usize) -> S
     match work {
         Work::Any => {}
         Work::Kernel { blocks } => {
-            // CAST, here and below: the upper halves of the registers of 32-bit parameters are anything.
+            // CAST, here and below: the upper halves of the registers of 32-bit parameters are
+            // anything.
             (what, kernel_grid) = match blocks {
                 Blocks::Words => (arg(0), Some((arg(1) as u32, arg(2) as u32, arg(3) as u32))),
                 Blocks::Plane => (arg(0), Some((arg(1) as u32, arg(2) as u32, 1))),
                 Blocks::Structure if arg(0) == 0 => (arg(1), None),
                 Blocks::Structure => {
-                    // SAFETY: the caller's launch configuration, which the driver is about to read as well.
+                    // SAFETY: the caller's launch configuration, which the driver is about to read
+                    // as well.
                     let config = unsafe { &*(arg(0) as *const CUlaunchConfig) };
                     (
                         arg(1),
@@ -114,7 +120,8 @@ fn grid((x, y, z): (u32, u32, u32)) -> u64 {
     (x as u64) ^ ((y as u64) << 24) ^ ((z as u64) << 44)
 }
 
-/// Points the thread at its ring, if it has one, and at its anchor. In the slow path, because both come and go.
+/// Points the thread at its ring, if it has one, and at its anchor. In the slow path, because both
+/// come and go.
 pub(crate) fn arm(thread: &Thread, attached: &Attached) {
     let slot = thread.slot_plus_one.get().wrapping_sub(1);
     let ring = attached
@@ -145,7 +152,8 @@ pub(crate) fn record(thread: &Thread, attached: &Attached, launches: u64, seen: 
     }
 }
 
-/// Fastest copies are learnt from those of this size at least: smaller ones show the cost of the call.
+/// Fastest copies are learnt from those of this size at least: smaller ones show the cost of the
+/// call.
 const TELLING_BYTES: u64 = 256 << 10;
 
 /// Whether a call copies enough to tell how fast the device copies.
@@ -153,15 +161,15 @@ pub(crate) fn tells_rate(seen: Seen) -> bool {
     seen.copies >= TELLING_BYTES
 }
 
-/// Notes how fast a blocking copy was that tells, has ended just now, and began when the device was idle, as far as the caller
-/// knows.
+/// Notes how fast a blocking copy was that tells, has ended just now, and began when the device was
+/// idle, as far as the caller knows.
 pub(crate) fn learn_rate(line: &channel::ThreadSlot, seen: Seen, begun_ns: u64) {
     let took_ns = now_ns().saturating_sub(begun_ns).max(1);
     line.note_copy_rate(seen.copies.saturating_mul(1000) / took_ns);
 }
 
-/// The program says that an iteration has ended. Callable from any thread, at any time; costs a clock reading and a few
-/// stores, and does nothing where no arbiter asks.
+/// The program says that an iteration has ended. Callable from any thread, at any time; costs a
+/// clock reading and a few stores, and does nothing where no arbiter asks.
 ///
 /// Returns 1 where the step was noted, else 0.
 #[cfg_attr(not(test), unsafe(no_mangle))]

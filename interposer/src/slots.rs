@@ -3,10 +3,10 @@
 //! A slot is a row of completion marks of one thread in one stream, for two threads cannot agree on
 //! the order of their marks without a lock around the driver. There are some hundred of them,
 //! however many threads and streams a program has. So any slot of which nothing is outstanding may
-//! be taken over, whoever has it; who finds its slot gone takes another. What is looked at to find
-//! one is bounded: where a slot is, is remembered in a table of hints by thread and stream; a free
-//! one comes from a set of bits, else is one that was never used, else one that a hand finds which
-//! goes round and spares what was used since it came by.
+//! be taken over, whichever thread has it; who finds its slot gone takes another. What is looked at
+//! to find one is bounded: where a slot is, is remembered in a table of hints by thread and stream;
+//! a free one comes from a set of bits, else is one that was never used, else one that a hand finds
+//! which goes round and spares what was used since it came by.
 //!
 //! A stream that is about to be destroyed is taken off its slots first ([`of_stream`]): while a
 //! slot is held, nobody else marks, and afterwards nobody finds the stream any more. The word that
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use channel::{ClientHalf, Hold, Holding, Owner, STREAM_SLOTS, StreamSlot};
 
 use crate::follow;
-use crate::pace::Private;
+use crate::pace::StreamRate;
 
 /// What this process knows of a slot. What is looked at where a thread turns to another stream
 /// comes first, in one line.
@@ -37,7 +37,7 @@ pub(crate) struct Slot {
     pub(crate) spent_ns: AtomicU64,
     /// Weight that may go to the stream between two of its marks, in nanoseconds.
     pub(crate) allowance_ns: AtomicU64,
-    pub(crate) private: Private,
+    pub(crate) rate: StreamRate,
 }
 
 static SLOTS: [Slot; STREAM_SLOTS] = [const {
@@ -49,11 +49,11 @@ static SLOTS: [Slot; STREAM_SLOTS] = [const {
         next: AtomicU32::new(0),
         spent_ns: AtomicU64::new(0),
         allowance_ns: AtomicU64::new(0),
-        private: Private::new(),
+        rate: StreamRate::new(),
     }
 }; STREAM_SLOTS];
 
-/// The stream of each slot once more, apart: whoever destroys a stream looks at all of them.
+/// The stream of each slot once more, apart: a thread that destroys a stream looks at all of them.
 static KEYS: [AtomicUsize; STREAM_SLOTS] = [const { AtomicUsize::new(0) }; STREAM_SLOTS];
 
 /// Slots that were used and are nobody's, as bits. The last marks of some may be outstanding.
@@ -163,9 +163,10 @@ pub(crate) fn take(
     slot.batch.store(0, Ordering::Relaxed);
     slot.spent_ns.store(0, Ordering::Relaxed);
     slot.allowance_ns.store(0, Ordering::Relaxed);
-    slot.private.reset(word, now_ns);
+    slot.rate.reset(word, now_ns);
     follow::begin(index);
-    KEYS[index % STREAM_SLOTS].store(stream, Ordering::Release); // PANIC: the modulus is the length.
+    // PANIC: the modulus is the length.
+    KEYS[index % STREAM_SLOTS].store(stream, Ordering::Release);
     drop(holding);
     let hints = hints(who, stream);
     // Who writes at the same time loses a hint at worst, and takes another slot some time.
@@ -255,8 +256,8 @@ pub(crate) fn retire(index: usize, holding: Holding<'_>) {
     FREE[at / 64].fetch_or(1 << (at % 64), Ordering::Relaxed); // PANIC: likewise.
 }
 
-/// How often a stream has been destroyed. Whoever marks a stream long after the program has used it
-/// compares.
+/// How often a stream has been destroyed. A thread that marks a stream long after the program has
+/// used it compares.
 pub(crate) fn destroyed() -> u32 {
     // SYNC(destroyed): pairs with the fence in `of_stream`: either the slot that was taken before
     // this is seen there, or the destruction is seen here.
@@ -291,7 +292,7 @@ pub(crate) fn left_by(half: &ClientHalf, context: usize) -> impl Iterator<Item =
     })
 }
 
-/// Holds slot `index`, whoever has it; `None`: whoever holds it goes on doing so.
+/// Holds slot `index`, whichever thread has it; `None`: a thread that holds it goes on doing so.
 pub(crate) fn hold_any(index: usize, mut wait: impl FnMut() -> bool) -> Option<Holding<'static>> {
     loop {
         match at(index).owner.hold_any() {

@@ -1,8 +1,9 @@
 //! Plain per-thread data, without destructors, reached in two instructions.
 //!
-//! `thread_local!` in a shared library goes through `__tls_get_addr`, which costs as much as everything else on the launch
-//! path together. A preloaded library may use the initial-exec model; stable Rust cannot ask for it, so the storage is
-//! declared in assembly. All-zero is the state of a thread that we have not seen.
+//! `thread_local!` in a shared library goes through `__tls_get_addr`, which costs as much as
+//! everything else on the launch path together. A preloaded library may use the initial-exec model;
+//! stable Rust cannot ask for it, so the storage is declared in assembly. All-zero is the state of
+//! a thread that we have not seen.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
@@ -19,9 +20,9 @@ pub(crate) const UNKNOWN_NS: i32 = 1_100_000_000;
 /// What we keep per thread.
 #[repr(C)]
 pub(crate) struct Thread {
-    /// Device time in nanoseconds whose submissions may pass by the fast path before the slow one is due. First, and 0 to start
-    /// with: nothing else is looked at where a submission takes more. Below zero where memory may be moved, see
-    /// `gate::open_latched`.
+    /// Device time in nanoseconds whose submissions may pass by the fast path before the slow one
+    /// is due. First, and 0 to start with: nothing else is looked at where a submission takes more.
+    /// Below zero where memory may be moved, see `gate::open_quiesced`.
     pub(crate) credit: Cell<i32>,
     /// Whether `device` and `context` are those of the thread's current context.
     pub(crate) context_known: Cell<bool>,
@@ -29,7 +30,8 @@ pub(crate) struct Thread {
     inside: Cell<bool>,
     /// Whether the thread is changing an answer of NVML, which may call its own functions for it.
     inside_nvml: Cell<bool>,
-    /// Whether the thread is opening the driver: what its constructors look up is the driver's own business.
+    /// Whether the thread is opening the driver: what its constructors look up is the driver's own
+    /// business.
     pub(crate) opening: Cell<bool>,
     /// Stream that the credit is for.
     pub(crate) stream: Cell<usize>,
@@ -41,14 +43,15 @@ pub(crate) struct Thread {
     pub(crate) ring: Cell<*const SignatureRing>,
     /// Signature at which the slow path is due; 0: none.
     pub(crate) anchor: Cell<u32>,
-    /// What a submission of which nothing is known takes of the credit: all there can be, so that the slow path learns of it; or
-    /// little, in a thread that nobody governs.
+    /// What a submission of which nothing is known takes of the credit: all there can be, so that
+    /// the slow path learns of it; or little, in a thread that nobody governs.
     pub(crate) unknown_ns: Cell<i32>,
     /// Generation of the attachment that all this belongs to.
     pub(crate) generation: Cell<u32>,
     /// Thread slot in the client's half, plus one.
     pub(crate) slot_plus_one: Cell<u32>,
-    /// Device index of the pages of the current context, plus one; 0 for a device that is not governed.
+    /// Device index of the pages of the current context, plus one; 0 for a device that is not
+    /// governed.
     pub(crate) device_plus_one: Cell<u32>,
     /// Driver ordinal of the current context's device.
     pub(crate) ordinal: Cell<i32>,
@@ -60,7 +63,8 @@ pub(crate) struct Thread {
     pub(crate) marks_since_apart: Cell<u32>,
     /// Device time per completion mark, in nanoseconds.
     pub(crate) budget_ns: Cell<u64>,
-    /// Device time of the submissions that no mark covers yet and that the credit does not show, in nanoseconds; all streams.
+    /// Device time of the submissions that no mark covers yet and that the credit does not show, in
+    /// nanoseconds; all streams.
     pub(crate) spent_ns: Cell<u64>,
     /// Up to where that may grow by the fast path.
     pub(crate) limit_ns: Cell<u64>,
@@ -91,7 +95,7 @@ pub(crate) struct Thread {
     /// Consecutive times that waiting for the device has run out.
     pub(crate) impatience: Cell<u32>,
     /// The restore in which the thread may go on before its end; 0: none. See `residency::early`.
-    pub(crate) leave: Cell<u32>,
+    pub(crate) permit: Cell<u32>,
     /// Row of the hook that the thread is in, plus one; 0: none. See `verdict`.
     pub(crate) hook: Cell<u32>,
     /// What the driver has answered to that hook's call; 0: nothing yet.
@@ -120,8 +124,8 @@ std::arch::global_asm!(
 #[inline(always)]
 pub(crate) fn thread<'a>() -> &'a Thread {
     let at: *const Thread;
-    // SAFETY: computes the address of this thread's copy of `sublet_thread`: the thread pointer is at fs:0 and the offset
-    // in the GOT by the x86-64 TLS ABI. Reads two words, writes nothing.
+    // SAFETY: computes the address of this thread's copy of `sublet_thread`: the thread pointer is
+    // at fs:0 and the offset in the GOT by the x86-64 TLS ABI. Reads two words, writes nothing.
     unsafe {
         std::arch::asm!(
             "mov {at}, qword ptr [rip + sublet_thread@GOTTPOFF]",
@@ -129,8 +133,9 @@ pub(crate) fn thread<'a>() -> &'a Thread {
             at = out(reg) at,
             options(pure, readonly, nostack),
         );
-        // SAFETY: 448 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid `Thread`, and its cells are
-        // touched by this thread alone (the lifetime never leaves the call that asked).
+        // SAFETY: 448 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid
+        // `Thread`, and its cells are touched by this thread alone (the lifetime never leaves the
+        // call that asked).
         &*at
     }
 }
@@ -181,7 +186,8 @@ impl Thread {
         Inside::at(&self.inside_nvml)
     }
 
-    /// Lets submissions that take `ns` together pass by the fast path from here on, instead of what was left.
+    /// Lets submissions that take `ns` together pass by the fast path from here on, instead of what
+    /// was left.
     pub(crate) fn give_credit(&self, ns: i32) {
         let used = self.granted.get().abs() - self.credit.get().abs();
         // CAST: not negative.
@@ -209,7 +215,7 @@ impl Thread {
         self.anchor.set(0);
         self.slot_plus_one.set(0);
         self.device_plus_one.set(0);
-        crate::marks::leave_all(self);
+        crate::marks::detach_all(self);
         self.last_check_ns.set(0);
         self.impatience.set(0);
     }

@@ -1,9 +1,11 @@
-//! Counting calls, while a diagnosis asks for it (`SUBLET_TRACE_COUNTS` names a directory), and only then.
+//! Counting calls, while a diagnosis asks for it (`SUBLET_TRACE_COUNTS` names a directory), and
+//! only then.
 //!
-//! Calls go where [`real::SLOTS`] says. While nobody asks, that is the driver; while somebody does, it is one of the thunks
-//! here, which count and jump to the driver. So what nobody asks for costs nothing, on no path: there is no flag to look
-//! at. What is counted is what was *let through*, our own calls included; the simulated driver counts what it
-//! *receives*, and where that is more, something went past us.
+//! Calls go where [`real::SLOTS`] says. While nobody asks, that is the driver; while somebody does,
+//! it is one of the thunks here, which count and jump to the driver. So what nobody asks for costs
+//! nothing, on no path: there is no flag to look at. What is counted is what was *let through*, our
+//! own calls included; the simulated driver counts what it *receives*, and where that is more,
+//! something went past us.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -17,8 +19,8 @@ static PAGE: AtomicPtr<Counts> = AtomicPtr::new(std::ptr::null_mut());
 /// Set by the first that comes to [`begin`].
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// Opens this process's page, if a diagnosis runs. Called before any symbol is bound; of threads that come at the same time one
-/// opens it, and the others do not wait.
+/// Opens this process's page, if a diagnosis runs. Called before any symbol is bound; of threads
+/// that come at the same time one opens it, and the others do not wait.
 pub(crate) fn begin() {
     if BEGUN.swap(true, Ordering::AcqRel) {
         return;
@@ -44,7 +46,8 @@ fn open(directory: &[u8]) -> Option<*mut Counts> {
     for image in 0..1000 {
         let name = format!("/{}-{image}{}", std::process::id(), counts::SEEN);
         let path = std::ffi::CString::new([directory, name.as_bytes()].concat()).ok()?;
-        // SAFETY: a NUL-terminated path; a new file of ours, mapped whole and shared, whose descriptor is closed again.
+        // SAFETY: a NUL-terminated path; a new file of ours, mapped whole and shared, whose
+        // descriptor is closed again.
         unsafe {
             let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
             let file = libc::open(path.as_ptr(), flags, 0o600);
@@ -114,7 +117,8 @@ unsafe impl Sync for Thunk {}
 macro_rules! thunks {
     ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
        $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
-        /// A counter and a jump each; nothing is touched but the scratch register that the ABI leaves to linkage.
+        /// A counter and a jump each; nothing is touched but the scratch register that the ABI
+        /// leaves to linkage.
         mod thunk {
             use super::*;
             $(

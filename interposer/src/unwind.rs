@@ -1,11 +1,12 @@
 //! The unwinder, found when it is first needed.
 //!
-//! The standard library needs `libgcc_s` for panics, which do not happen, and for what the host unwinds through us: cancelled
-//! threads, exceptions of callbacks. As a needed library it is mapped and relocated in every program that we are loaded into;
-//! that is half of what our loading costs. So its functions are defined here, unseen by others: each jumps to the process's own
-//! one. They are looked up when the driver is opened, where the process has an unwinder by then; else by the first call, which opens
-//! it. A linked copy would not do: what the
-//! host's unwinder hands to our personality routine must go back to that same unwinder.
+//! The standard library needs `libgcc_s` for panics, which do not happen, and for what the host
+//! unwinds through us: cancelled threads, exceptions of callbacks. As a needed library it is mapped
+//! and relocated in every program that we are loaded into; that is half of what our loading costs.
+//! So its functions are defined here, unseen by others: each jumps to the process's own one. They
+//! are looked up when the driver is opened, where the process has an unwinder by then; else by the
+//! first call, which opens it. A linked copy would not do: what the host's unwinder hands to our
+//! personality routine must go back to that same unwinder.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -39,7 +40,8 @@ extern "C" fn missing() -> i32 {
 
 const LIBRARY: &CStr = c"libgcc_s.so.1";
 
-/// Looks every function up if the process has an unwinder already: unwinding may begin on a small stack.
+/// Looks every function up if the process has an unwinder already: unwinding may begin on a small
+/// stack.
 pub(crate) fn prepare() {
     let library = loader::loaded(LIBRARY);
     if library.is_null() {
@@ -75,7 +77,7 @@ extern "C" fn bind(index: u32) -> *mut c_void {
     at
 }
 
-// A jump leaves the frame of whoever calls as the one that the unwinder begins with.
+// A jump leaves the frame of a thread that calls as the one that the unwinder begins with.
 #[cfg(not(test))]
 std::arch::global_asm!(
     ".text",

@@ -1,7 +1,9 @@
-//! Why a call goes to the driver without what its hook would have done, and what becomes of a hook that fails.
+//! Why a call goes to the driver without what its hook would have done, and what becomes of a hook
+//! that fails.
 //!
-//! A panic ends where it happens: the call goes on, the thread is looked up again at its next submission, and the arbiter is told once
-//! for each symbol. What must not be left out is tried once more.
+//! A panic ends where it happens: the call goes on, the thread is looked up again at its next
+//! submission, and the arbiter hears of it once for each symbol. What must not be left out is tried
+//! once more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -64,7 +66,7 @@ pub(crate) fn insist<T>(symbol: Symbol, part: impl Fn() -> T) -> Result<T, Reaso
     ours(symbol, &part).or_else(|_| ours(symbol, &part))
 }
 
-/// Runs `part`; a panic ends here, and is told under the number of a row of the table.
+/// Runs `part`; a panic ends here, and is reported under the number of a row of the table.
 #[inline(always)]
 pub(crate) fn caught<T>(row: usize, part: impl FnOnce() -> T) -> Result<T, Reason> {
     catch_unwind(AssertUnwindSafe(part)).map_err(|_| {
@@ -73,8 +75,8 @@ pub(crate) fn caught<T>(row: usize, part: impl FnOnce() -> T) -> Result<T, Reaso
     })
 }
 
-/// Runs a hook that makes the program's call itself. One that fails before the driver was called is tried once more, and left out when it
-/// fails again; what the driver has answered stands.
+/// Runs a hook that makes the program's call itself. One that fails before the driver was called is
+/// tried once more, and left out when it fails again; what the driver has answered stands.
 #[inline(always)]
 pub(crate) fn hooked(
     symbol: Symbol,
@@ -113,7 +115,8 @@ const TRIES: u32 = 2;
 const NO_ANSWER: u64 = 0;
 const ANSWERED: u64 = 1 << 32;
 
-/// After a call of the driver by a function of ours: the answer to the program's own call, where it is that one.
+/// After a call of the driver by a function of ours: the answer to the program's own call, where it
+/// is that one.
 #[inline(always)]
 pub(crate) fn answered(symbol: Symbol, result: CUresult) {
     let thread = thread();
@@ -125,8 +128,8 @@ pub(crate) fn answered(symbol: Symbol, result: CUresult) {
 /// The number that stands for all reports of NVML, beside those of the table's rows.
 pub(crate) const NVML: usize = COUNT;
 
-/// Hooks whose failure was told, a bit for each.
-static TOLD: [AtomicU64; COUNT / 64 + 1] = [const { AtomicU64::new(0) }; COUNT / 64 + 1];
+/// Hooks whose failure was reported, a bit for each.
+static REPORTED: [AtomicU64; COUNT / 64 + 1] = [const { AtomicU64::new(0) }; COUNT / 64 + 1];
 
 /// A hook has failed: what the thread knows may be wrong, and the arbiter is to know.
 #[cold]
@@ -141,23 +144,26 @@ fn failed(row: usize) {
             return;
         };
         let bit = 1 << (row % 64);
-        let told = TOLD.get(row / 64).map(|word| word.fetch_or(bit, Relaxed));
-        if told.is_some_and(|told| told & bit == 0) {
+        let before = REPORTED
+            .get(row / 64)
+            .map(|word| word.fetch_or(bit, Relaxed));
+        if before.is_some_and(|before| before & bit == 0) {
             // CAST: fewer rows than that.
             attached.tell_failed_hook(row as u32);
         }
     });
 }
 
-/// In a forked child: nothing was told to its arbiter.
+/// In a forked child: nothing was reported to its arbiter.
 pub(crate) fn forget() {
-    for word in &TOLD {
+    for word in &REPORTED {
         word.store(0, Relaxed);
     }
 }
 
-/// Panics on purpose, for tests of builds with debug assertions: `SUBLET_FAULT_HOOKS=N` fails the Nth part that each symbol's hook
-/// comes to, and `SUBLET_FAULT_HOOKS=i` the attachment in `cuInit`.
+/// Panics on purpose, for tests of builds with debug assertions: `SUBLET_FAULT_HOOKS=N` fails the
+/// Nth part that each symbol's hook comes to, and `SUBLET_FAULT_HOOKS=i` the attachment in
+/// `cuInit`.
 pub(crate) mod fault {
     use shim_ffi::Symbol;
 
@@ -185,7 +191,8 @@ pub(crate) mod fault {
             let set = unsafe { libc::getenv(c"SUBLET_FAULT_HOOKS".as_ptr()) };
             let letter = match set.is_null() {
                 true => b'0',
-                // SAFETY: `getenv` answers a NUL-terminated string, of which the first byte is read.
+                // SAFETY: `getenv` answers a NUL-terminated string, of which the first byte is
+                // read.
                 false => unsafe { set.cast::<u8>().read() },
             };
             let nth = u32::from(letter.wrapping_sub(b'0'));

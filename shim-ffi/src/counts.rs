@@ -1,9 +1,10 @@
 //! How often each entry point was called: a page of counters by row of the table, for diagnosis.
 //!
-//! The page lies in a file, so that it outlives the process however that ends, and names its rows, so that a reader needs
-//! no table. Two kinds are written where a diagnosis asks for them, and never otherwise: what the preload library let
-//! through to the driver ([`SEEN`]), and what the simulated driver received ([`RECEIVED`]). Where the second exceeds the
-//! first, calls went past the preload library. A forked child counts in its parent's page until it executes a program.
+//! The page lies in a file, so that it outlives the process however that ends, and names its rows,
+//! so that a reader needs no table. Two kinds are written where a diagnosis asks for them, and
+//! never otherwise: what the preload library let through to the driver ([`SEEN`]), and what the
+//! simulated driver received ([`RECEIVED`]). Where the second exceeds the first, calls went past
+//! the preload library. A forked child counts in its parent's page until it executes a program.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -49,8 +50,9 @@ pub enum Note {
     LookUps = 0,
     /// Answers of `cuGetProcAddress` that were swapped for ours.
     Answers = 1,
-    /// Answers of `cuGetProcAddress` that are none of the table's functions, and were left as they are.
-    LeftAlone = 2,
+    /// Answers of `cuGetProcAddress` that are none of the table's functions, and were left as they
+    /// are.
+    LeftAsIs = 2,
     /// Names of the driver's own symbol table that lead to us.
     Redirected = 3,
     /// Look-ups in a second copy of the driver.

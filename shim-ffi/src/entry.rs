@@ -28,7 +28,8 @@ pub enum Action {
 pub enum Shape {
     /// A jump to the real function.
     Jump,
-    /// A jump; where memory may be moved, a call inside the quiesce gate. At most six words, all in registers.
+    /// A jump; where memory may be moved, a call inside the quiesce gate. At most six words, all in
+    /// registers.
     Quiesced,
     /// A function of the symbol's own name.
     Hook,
@@ -180,7 +181,8 @@ pub enum Tracks {
     },
     /// Addresses from 0, as many bytes as 1 says, now mean the handle of physical memory at 3.
     MemoryMap,
-    /// Addresses from 0, as many bytes as 1 says, have the access that 2 (an array of 3 elements) says.
+    /// Addresses from 0, as many bytes as 1 says, have the access that 2 (an array of 3 elements)
+    /// says.
     MemoryAccess,
     /// Something at 0, of the type at 2, by which others find the physical memory at 1.
     MemoryExport,
@@ -267,8 +269,9 @@ pub enum Work {
     },
 }
 
-/// Which device memory a submission names. Addresses of CUDA 2 have 32 bits: that memory does not move, and is not looked at. An
-/// address that is said to be the host's may be the device's all the same.
+/// Which device memory a submission names. Addresses of CUDA 2 have 32 bits: that memory does not
+/// move, and is not looked at. An address that is said to be the host's may be the device's all the
+/// same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operands {
     /// None, or such that is not looked into.
@@ -324,10 +327,12 @@ pub struct Traits {
     pub context: Context,
     /// Handle or address to note when it has succeeded.
     pub tracks: Tracks,
-    /// Whether it waits while memory is moved: the driver checks its arguments against what is mapped, or it changes what they mean,
-    /// or a capture begins, during which nothing is moved. Submissions and allocations wait anyway.
+    /// Whether it waits while memory is moved: the driver checks its arguments against what is
+    /// mapped, or it changes what they mean, or a capture begins, during which nothing is moved.
+    /// Submissions and allocations wait anyway.
     pub quiesced: bool,
-    /// Position of an address that must not lie in memory that can be moved: refused as it would be for plain memory.
+    /// Position of an address that must not lie in memory that can be moved: refused as it would be
+    /// for plain memory.
     pub unmovable: Option<u8>,
     /// Position of a handle of physical memory, which may be a number of ours.
     pub physical: Option<u8>,
@@ -335,13 +340,15 @@ pub struct Traits {
     pub shares: Shares,
     /// What is known to be idle afterwards.
     pub waits: Waits,
-    /// Whether a submission may take memory of the device. Graph launches: rare, heavy, and charged when they are over.
+    /// Whether a submission may take memory of the device. Graph launches: rare, heavy, and charged
+    /// when they are over.
     pub allocates: bool,
     /// What a submission's likes have in common.
     pub work: Work,
     /// Device memory that a submission names.
     pub operands: Operands,
-    /// Whether a refused process may ask it: texts and numbers that have nothing to do with a device.
+    /// Whether a refused process may ask it: texts and numbers that have nothing to do with a
+    /// device.
     pub always: bool,
 }
 
@@ -605,7 +612,8 @@ impl Symbol {
         }
         let mut place = hash(name) as usize % PLACES;
         loop {
-            // PANIC: the modulus is the length; there are more places than symbols, so that one is free.
+            // PANIC: the modulus is the length; there are more places than symbols, so that one is
+            // free.
             let symbol = *SYMBOLS.get(BY_HASH[place] as usize)?;
             if symbol.entry().symbol.to_bytes() == name {
                 return Some(symbol);
@@ -629,8 +637,9 @@ const fn hash(name: &[u8]) -> u32 {
 const PLACES: usize = 2048;
 const _: () = assert!(COUNT * 2 < PLACES);
 
-/// Indices of the symbols by the hash of their names, each at its place or the next free one; others are beyond all symbols. Whoever
-/// looks all of a driver's names up meets each of them cold: a search by halves would miss the cache ten times for each.
+/// Indices of the symbols by the hash of their names, each at its place or the next free one;
+/// others are beyond all symbols. A thread that looks all of a driver's names up meets each of them
+/// cold: a search by halves would miss the cache ten times for each.
 static BY_HASH: [u16; PLACES] = {
     let mut places = [u16::MAX; PLACES];
     let mut index = 0;

@@ -25,7 +25,8 @@ macro_rules! handles {
             }
         }
 
-        // SAFETY: a handle is a number to us; the driver's own rules say from which threads it may be used.
+        // SAFETY: a handle is a number to us; the driver's own rules say from which threads it may
+        // be used.
         unsafe impl Send for $name {}
         // SAFETY: as above; sharing the number shares nothing else.
         unsafe impl Sync for $name {}

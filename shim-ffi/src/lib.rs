@@ -1,7 +1,9 @@
-//! C ABI of the CUDA driver: transparent handles, integer-newtype statuses and enumerations, the structures that entry
-//! points take, and *the one table* of entry points ([`driver_table`]), from which everything else is expanded.
+//! C ABI of the CUDA driver: transparent handles, integer-newtype statuses and enumerations, the
+//! structures that entry points take, and *the one table* of entry points ([`driver_table`]), from
+//! which everything else is expanded.
 //!
-//! This crate refuses to know what a hook does or how a driver works: it holds names, shapes and classes only.
+//! This crate refuses to know what a hook does or how a driver works: it holds names, shapes and
+//! classes only.
 
 #![no_std]
 #![allow(

@@ -1,5 +1,5 @@
-//! C ABI of the management library, as far as its reports are changed inside a job: structures of `nvml.h`, and the table of
-//! the functions that a job's programs are answered by us.
+//! C ABI of the management library, as far as its reports are changed inside a job: structures of
+//! `nvml.h`, and the table of the functions that a job's programs are answered by us.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -113,7 +113,7 @@ pub struct ProcessDetailList {
     pub version: c_uint,
     /// Which processes.
     pub mode: c_uint,
-    /// Room in `list`, and then entries of it.
+    /// Space in `list`, and then entries of it.
     pub count: c_uint,
     /// The caller's array.
     pub list: *mut ProcessDetail,
@@ -170,7 +170,7 @@ const _: () = assert!(size_of::<ProcessUtilization>() == 40);
 pub struct ProcessesUtilization {
     /// Size and version.
     pub version: c_uint,
-    /// Room in `list`, and then entries of it.
+    /// Space in `list`, and then entries of it.
     pub count: c_uint,
     /// Samples after this time are asked for.
     pub last_seen_us: u64,
@@ -179,8 +179,9 @@ pub struct ProcessesUtilization {
 }
 const _: () = assert!(size_of::<ProcessesUtilization>() == 24);
 
-/// Calls the macro `$callback` with every function that is answered by us inside a job: symbol and parameters. They are
-/// those that `nvml.csv` marks `virtualise-report`, but for `nvmlDeviceGetSamples` (docs/reference/memory.md says why).
+/// Calls the macro `$callback` with every function that is answered by us inside a job: symbol and
+/// parameters. They are those that `nvml.csv` marks `virtualise-report`, but for
+/// `nvmlDeviceGetSamples` (docs/reference/memory.md says why).
 #[macro_export]
 macro_rules! nvml_table {
     ($callback:ident) => {

@@ -1,15 +1,16 @@
 //! Which symbol `cuGetProcAddress(name, version, flags)` means.
 //!
-//! The rule was read off 474 answers of a real driver: among the rows of that base name which the driver exports and
-//! whose `introduced` is at most the version asked for, the per-thread variant if the flags ask for it and one exists,
-//! else the legacy one; of those the newest ABI.
+//! The rule was read off 474 answers of a real driver: among the rows of that base name which the
+//! driver exports and whose `introduced` is at most the version asked for, the per-thread variant
+//! if the flags ask for it and one exists, else the legacy one; of those the newest ABI.
 
 use crate::{ENTRIES, SYMBOLS, Symbol, Variant};
 
 /// Flag of `cuGetProcAddress`: per-thread default streams.
 pub const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
-/// The symbol meant by `base_name` at `version` with `flags`, among those for which `exported` holds.
+/// The symbol meant by `base_name` at `version` with `flags`, among those for which `exported`
+/// holds.
 pub fn select(
     base_name: &[u8],
     version: u32,
@@ -31,7 +32,8 @@ pub fn select(
     best(|variant| variant == Variant::Legacy)
 }
 
-/// Rows of one base name. They all start with it, so they lie between it and the first name that does not.
+/// Rows of one base name. They all start with it, so they lie between it and the first name that
+/// does not.
 fn rows(base_name: &[u8]) -> impl Iterator<Item = Symbol> {
     let from = ENTRIES.partition_point(|entry| entry.symbol.to_bytes() < base_name);
     ENTRIES[from..]

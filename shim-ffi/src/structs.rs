@@ -1,6 +1,7 @@
 //! Structures that entry points take by pointer or by value. Field names are the API's own.
 //!
-//! Sizes are asserted against the x86-64 ABI of the CUDA 13.5 header. What nobody here looks into is opaque.
+//! Sizes are asserted against the x86-64 ABI of the CUDA 13.5 header. What nobody here looks into
+//! is opaque.
 
 #![allow(non_snake_case, reason = "the API's own field names")]
 
@@ -19,7 +20,8 @@ macro_rules! structs {
 
         impl Default for $name {
             fn default() -> Self {
-                // SAFETY: every field is an integer, a raw pointer, a handle or an array of those; zero is valid for each.
+                // SAFETY: every field is an integer, a raw pointer, a handle or an array of those;
+                // zero is valid for each.
                 unsafe { core::mem::zeroed() }
             }
         }
@@ -129,7 +131,7 @@ structs! {
 }
 
 // CAST: `char` is signed on this ABI; the alias keeps the tables above readable.
-#[allow(non_camel_case_types, reason = "private alias of a C type")]
+#[allow(non_camel_case_types, reason = "rate alias of a C type")]
 type c_char_64 = c_char;
 
 macro_rules! opaque {

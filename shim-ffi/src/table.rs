@@ -7,7 +7,8 @@
 //! One row per exported symbol of the Linux x86-64 driver:
 //!
 //! ```text
-//! symbol "base name" introduced variant action shape role space "category" params stream sim {traits} (a0: Type, ...)
+//! symbol "base name" introduced variant action shape role space "category"
+//!     params stream sim {traits} (a0: Type, ...)
 //! ```
 //!
 //! * `introduced`: CUDA version of this ABI as `cuGetProcAddress` counts it (11060 = 11.6); 0 where

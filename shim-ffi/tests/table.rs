@@ -92,7 +92,8 @@ fn every_symbol_of_the_classification_is_in_the_table_with_its_action() {
 macro_rules! signatures {
     ($($symbol:ident $base:literal $introduced:literal $variant:ident $action:ident $shape:ident $role:ident $space:ident
        $category:literal $params:tt $stream:tt $sim:ident $traits:tt $signature:tt;)*) => {
-        /// Arity of each signature that the table spells out; compiling it resolves every type that is named there.
+        /// Arity of each signature that the table spells out; compiling it resolves every type that
+        /// is named there.
         const SIGNATURES: &[(&str, Option<usize>)] = &[$((stringify!($symbol), arity!($signature)),)*];
     };
 }
@@ -141,7 +142,8 @@ fn each_entry_has_a_shape_that_its_action_allows() {
             Action::GateSubmission => &[Shape::Gated, Shape::GatedList],
             Action::ObserveSync => &[Shape::Sync, Shape::Query],
             Action::ObserveContext => &[Shape::Context, Shape::Init],
-            // Some take memory, and some take a structure by value, which does not travel as a word.
+            // Some take memory, and some take a structure by value, which does not travel as a
+            // word.
             Action::TrackHandle => &[Shape::Tracked, Shape::Quiesced, Shape::Hook, Shape::Jump],
             Action::PassThrough => &[Shape::Jump, Shape::Quiesced],
         };
@@ -282,8 +284,8 @@ fn an_entry_that_jumps_through_the_gate_of_moves_has_its_words_in_registers() {
     }
 }
 
-/// Copies that are not looked into: of arrays, which have no addresses; by structures that are passed on as they are. So are
-/// batches in three dimensions.
+/// Copies that are not looked into: of arrays, which have no addresses; by structures that are
+/// passed on as they are. So are batches in three dimensions.
 const NOT_LOOKED_INTO: [&str; 5] = [
     "cuMemcpyAtoA",
     "cuMemcpyAtoH",
@@ -354,8 +356,9 @@ fn requests_that_frameworks_were_seen_to_make_resolve_to_the_symbol_they_got() {
 
 #[test]
 fn nvml_reports_that_are_answered_by_us_are_those_of_the_classification() {
-    /// Documented in docs/reference/memory.md: a history of the whole device, of which no part is anybody's.
-    const LEFT_ALONE: &str = "nvmlDeviceGetSamples";
+    /// Documented in docs/reference/memory.md: a history of the whole device, of which no part is
+    /// anybody's.
+    const LEFT_AS_IS: &str = "nvmlDeviceGetSamples";
     let text = include_str!("../data/nvml.csv");
     let mut lines = text.lines();
     let header = fields(lines.next().expect("a header"));
@@ -363,7 +366,7 @@ fn nvml_reports_that_are_answered_by_us_are_those_of_the_classification() {
     let (symbol, action) = (column("symbol"), column("interposer_action"));
     let mut marked: Vec<String> = lines
         .map(fields)
-        .filter(|row| row[action] == "virtualise-report" && row[symbol] != LEFT_ALONE)
+        .filter(|row| row[action] == "virtualise-report" && row[symbol] != LEFT_AS_IS)
         .map(|row| row[symbol].clone())
         .collect();
     marked.sort();

@@ -22,7 +22,7 @@ pub struct Counted {
 const WAYS: [(Note, &str); 6] = [
     (Note::LookUps, "look_ups"),
     (Note::Answers, "answers"),
-    (Note::LeftAlone, "left_alone"),
+    (Note::LeftAsIs, "left_alone"),
     (Note::Redirected, "redirected"),
     (Note::SecondDriver, "second_driver"),
     (Note::Injected, "injected"),
@@ -76,7 +76,8 @@ impl Counted {
         self.named(&WAYS)
     }
 
-    /// Submissions and allocations that went on as they were made, by reason. Of those that nobody governs one in many is counted.
+    /// Submissions and allocations that went on as they were made, by reason. Of those that nobody
+    /// governs one in many is counted.
     pub fn passes(&self) -> Value {
         self.named(&PASSES)
     }
@@ -90,7 +91,7 @@ impl Counted {
 
     /// Functions that were handed out and that this version of the library does not know.
     pub fn unknown_functions(&self) -> u64 {
-        self.note(Note::LeftAlone)
+        self.note(Note::LeftAsIs)
     }
 }
 

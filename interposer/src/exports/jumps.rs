@@ -6,8 +6,8 @@ use super::track;
 use crate::verdict::{insist, ours};
 use crate::{real, residency};
 
-/// The code of an entry that touches nothing but the scratch register which the ABI leaves to linkage: `$first`, then a jump to the
-/// real function.
+/// The code of an entry that touches nothing but the scratch register which the ABI leaves to
+/// linkage: `$first`, then a jump to the real function.
 macro_rules! jump {
     ($symbol:ident [$($first:literal)*] [$($operand:tt)*]) => {
         /// # Safety
@@ -40,8 +40,8 @@ macro_rules! forward {
     };
 }
 
-/// Where a forwarder goes the first time: finds the real function of row `eax` with every argument register kept, and jumps
-/// there.
+/// Where a forwarder goes the first time: finds the real function of row `eax` with every argument
+/// register kept, and jumps there.
 #[unsafe(naked)]
 pub(super) unsafe extern "C" fn bind_and_jump() {
     std::arch::naked_asm!(
@@ -85,20 +85,20 @@ pub(super) unsafe extern "C" fn bind_and_jump() {
     )
 }
 
-/// A jump to the real function, but for tenants whose memory may be away: they pass the latch. For up to six integer or pointer
-/// parameters, which travel in registers.
-macro_rules! latched {
+/// A jump to the real function, but for tenants whose memory may be away: they pass the quiesce
+/// gate. For up to six integer or pointer parameters, which travel in registers.
+macro_rules! quiesced {
     ($symbol:ident) => {
         jump! {
             $symbol
-            ["cmp byte ptr [rip + {active}], 0" "jne {latched}"]
-            [active = sym residency::ACTIVE, latched = sym jumps::past_the_latch::<{ Symbol::$symbol as usize }>,]
+            ["cmp byte ptr [rip + {active}], 0" "jne {quiesced}"]
+            [active = sym residency::ACTIVE, quiesced = sym jumps::through_quiesce_gate::<{ Symbol::$symbol as usize }>,]
         }
     };
 }
 
-/// The real function of a row, called inside the latch.
-pub(super) extern "C-unwind" fn past_the_latch<const INDEX: usize>(
+/// The real function of a row, called inside the quiesce gate.
+pub(super) extern "C-unwind" fn through_quiesce_gate<const INDEX: usize>(
     a0: usize,
     a1: usize,
     a2: usize,
@@ -119,7 +119,8 @@ pub(super) extern "C-unwind" fn past_the_latch<const INDEX: usize>(
         words[at] = handle;
     }
     let [a0, a1, a2, a3, a4, a5] = words;
-    // SAFETY: the driver's function takes at most six words, each in its register; the caller's own arguments.
+    // SAFETY: the driver's function takes at most six words, each in its register; the caller's own
+    // arguments.
     unsafe {
         let function: unsafe extern "C-unwind" fn(
             usize,

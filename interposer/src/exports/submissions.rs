@@ -64,7 +64,7 @@ macro_rules! gated {
                     && !TRAITS.allocates
                 {
                     gate::turn_to(stream);
-                    if let Some(_pass) = gate::open_latched(stream, seen) {
+                    if let Some(_pass) = gate::open_quiesced(stream, seen) {
                         let result = call_words!($symbol $($arg)*);
                         residency::used(TRAITS.operands, &[$($arg),*], result);
                         return result;

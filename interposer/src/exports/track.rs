@@ -35,7 +35,8 @@ pub(super) fn answered(traits: Traits, args: &[usize]) -> Option<CUresult> {
     None
 }
 
-/// Position of a handle of physical memory that is a number of ours, and the driver's handle to put there.
+/// Position of a handle of physical memory that is a number of ours, and the driver's handle to put
+/// there.
 #[inline(always)]
 pub(super) fn translated(traits: Traits, words: &[usize]) -> Option<(usize, usize)> {
     let at = usize::from(traits.physical?);
@@ -53,7 +54,8 @@ pub(super) fn before(symbol: Symbol, traits: Traits, args: &[usize]) {
         let _ = insist(symbol, || memory::stream_goes(stream));
     }
     if matches!(traits.capture, Capture::Begins) {
-        // What was submitted so far is marked now: a stream that is captured is not marked any more.
+        // What was submitted so far is marked now: a stream that is captured is not marked any
+        // more.
         let _ = ours(symbol, gate::before_sync);
         capture::before_begin();
         let _ = ours(symbol, residency::before_capture);

@@ -1,5 +1,5 @@
-//! Arrays and mipmapped arrays. Their layout is the driver's secret, and they have no address: charged by what the driver
-//! says that they require, else by their elements, in whole granules.
+//! Arrays and mipmapped arrays. Their layout is the driver's secret, and they have no address:
+//! charged by what the driver says that they require, else by their elements, in whole granules.
 
 use shim_ffi::*;
 
@@ -33,7 +33,8 @@ fn bytes_of(width: u64, height: u64, depth: u64, format: CUarray_format, channel
         .saturating_mul(depth.max(1))
 }
 
-/// All levels of a mipmap pyramid: each holds a quarter (an eighth) of the one below, never less than one element.
+/// All levels of a mipmap pyramid: each holds a quarter (an eighth) of the one below, never less
+/// than one element.
 fn pyramid_bytes(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> u64 {
     (0..levels.min(32)).fold(0, |sum: u64, level| {
         let at = |length: usize| {
@@ -58,7 +59,8 @@ fn pyramid_bytes(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> u64 {
     })
 }
 
-/// As [`super::metered`], for what has a handle and no address. `exact`: what the driver says that it takes.
+/// As [`super::metered`], for what has a handle and no address. `exact`: what the driver says that
+/// it takes.
 fn metered(
     bytes: u64,
     call: impl FnOnce() -> CUresult,

@@ -1,8 +1,10 @@
-//! Memory of graphs: what their allocation nodes take, when they are made or when they first run, as the driver chooses.
+//! Memory of graphs: what their allocation nodes take, when they are made or when they first run,
+//! as the driver chooses.
 //!
-//! A device's graph memory is a source like a pool, charged for what the driver says it has reserved. What a call may add is
-//! prepaid: an allocation node when it is added or captured, all nodes of an executable graph at its first launch or upload
-//! after it was instantiated or graph memory was trimmed. What was not taken is given back at once.
+//! A device's graph memory is a source like a pool, charged for what the driver says it has
+//! reserved. What a call may add is prepaid: an allocation node when it is added or captured, all
+//! nodes of an executable graph at its first launch or upload after it was instantiated or graph
+//! memory was trimmed. What was not taken is given back at once.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -107,7 +109,7 @@ fn weigh(graph: CUgraph, depth: u32) -> u64 {
         return 0;
     }
     let mut nodes = vec![CUgraphNode::NULL; count];
-    // SAFETY: room for as many nodes as is said.
+    // SAFETY: space for as many nodes as is said.
     if !unsafe { real::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) }.is_ok() {
         return 0;
     }
@@ -170,7 +172,7 @@ pub(crate) struct Prepaid {
 /// Before an executable graph is launched or uploaded: reserves what it may take.
 ///
 /// # Errors
-/// What the program is to be told.
+/// What the program is answered.
 pub(crate) fn before_graph(exec: usize) -> Result<Option<Prepaid>, CUresult> {
     if !governed() {
         return Ok(None);

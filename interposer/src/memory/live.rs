@@ -1,9 +1,10 @@
-//! What is live, by address or handle. Sharded, so that threads rarely meet; a look-up costs the same at any number of
-//! live allocations.
+//! What is live, by address or handle. Sharded, so that threads rarely meet; a look-up costs the
+//! same at any number of live allocations.
 //!
-//! A device hands memory out in granules of 2 MiB (its page size; `cuMemGetAllocationGranularity` says the same), and small
-//! allocations share them. What a quota is charged is what the device lacks: the granules that live allocations lie in,
-//! each once. Granules that an allocation fills are its own; those that it fills in part are counted here.
+//! A device hands memory out in granules of 2 MiB (its page size; `cuMemGetAllocationGranularity`
+//! says the same), and small allocations share them. What a quota is charged is what the device
+//! lacks: the granules that live allocations lie in, each once. Granules that an allocation fills
+//! are its own; those that it fills in part are counted here.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -14,7 +15,8 @@ use crate::lock::{Guard, Lock};
 /// Bytes that a device gives out at least.
 pub(crate) const GRANULE: u64 = 2 << 20;
 
-/// More than any device has: what is asked for beyond this is accounted as this, so that no sum outgrows its word.
+/// More than any device has: what is asked for beyond this is accounted as this, so that no sum
+/// outgrows its word.
 const MOST: u64 = 8 << 40;
 
 /// Whole granules for `bytes`.
@@ -54,7 +56,8 @@ pub(crate) struct Live {
     /// Device index of the pages.
     pub(crate) device: u16,
     pub(crate) kind: Kind,
-    /// Allocations that were at this address before and whose frees have not come back yet, see [`insert`].
+    /// Allocations that were at this address before and whose frees have not come back yet, see
+    /// [`insert`].
     pub(crate) overtaken: u8,
 }
 
@@ -64,10 +67,10 @@ impl Live {
     }
 }
 
-/// Keeps neighbours together: programs allocate and free close to what they touched last, and a table that scatters
-/// addresses pays a cache miss for each. The low bits count units of 512 bytes (the least that drivers hand out), 2 MiB
-/// and 1 GiB at once, so that neither small nor huge alignments collide; the upper seven, which the table compares
-/// first, are mixed.
+/// Keeps neighbours together: programs allocate and free close to what they touched last, and a
+/// table that scatters addresses pays a cache miss for each. The low bits count units of 512 bytes
+/// (the least that drivers hand out), 2 MiB and 1 GiB at once, so that neither small nor huge
+/// alignments collide; the upper seven, which the table compares first, are mixed.
 #[derive(Default)]
 pub(crate) struct AddressHasher(u64);
 
@@ -75,7 +78,8 @@ impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
         let key = self.0;
         let near = (key >> 9).wrapping_add(key >> 21).wrapping_add(key >> 30);
-        // Fibonacci hashing (Knuth, The Art of Computer Programming, vol. 3, 6.4) for the part that must look random.
+        // Fibonacci hashing (Knuth, The Art of Computer Programming, vol. 3, 6.4) for the part that
+        // must look random.
         let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (near & (u64::MAX >> 7)) | (mixed & !(u64::MAX >> 7))
     }
@@ -93,8 +97,8 @@ impl Hasher for AddressHasher {
 
 type Map<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
 
-/// Entries by key. The one that came last is kept out of the map: programs free what they have just allocated over and over,
-/// and that costs a comparison.
+/// Entries by key. The one that came last is kept out of the map: programs free what they have just
+/// allocated over and over, and that costs a comparison.
 struct Entries {
     last: Option<(u64, Live)>,
     map: Map<Live>,
@@ -162,7 +166,8 @@ impl Shard {
         last: (0, 0),
     };
 
-    /// The count of a granule. Programs allocate and free in the same one over and over: that costs a comparison.
+    /// The count of a granule. Programs allocate and free in the same one over and over: that costs
+    /// a comparison.
     #[inline]
     fn count(&mut self, granule: u64) -> &mut u32 {
         let start = granule * GRANULE;
@@ -186,7 +191,7 @@ impl Shard {
 
     /// One allocation less; bytes no longer taken.
     #[inline]
-    fn leave(&mut self, granule: u64) -> u64 {
+    fn vacate(&mut self, granule: u64) -> u64 {
         let count = self.count(granule);
         if *count == 0 {
             return 0;
@@ -208,13 +213,14 @@ struct Cover {
 #[inline]
 fn cover(start: u64, bytes: u64) -> Cover {
     let end = start.saturating_add(bytes);
-    let (head, tail) = (start / GRANULE, end.saturating_sub(1) / GRANULE);
+    let (lowest, highest) = (start / GRANULE, end.saturating_sub(1) / GRANULE);
     let (inner_start, inner_end) = (start.div_ceil(GRANULE), end / GRANULE);
     let filled = inner_end
         .saturating_sub(inner_start)
         .saturating_mul(GRANULE);
-    let first = (bytes != 0 && inner_start != head).then_some(head);
-    let last = (bytes != 0 && !end.is_multiple_of(GRANULE) && first != Some(tail)).then_some(tail);
+    let first = (bytes != 0 && inner_start != lowest).then_some(lowest);
+    let last =
+        (bytes != 0 && !end.is_multiple_of(GRANULE) && first != Some(highest)).then_some(highest);
     Cover {
         filled,
         first,
@@ -232,7 +238,8 @@ static TABLE: [Padded; SHARDS] = [const { Padded(Lock::new(Shard::EMPTY)) }; SHA
 
 #[inline]
 fn shard(key: u64) -> Guard<'static, Shard> {
-    // By the granule, so that an allocation and its granule are found under one lock, and neighbours stay together.
+    // By the granule, so that an allocation and its granule are found under one lock, and
+    // neighbours stay together.
     // PANIC: the modulus is the length.
     let granule = key / GRANULE;
     let block = granule ^ (granule >> 5) ^ (granule >> 11);
@@ -273,8 +280,9 @@ fn shape(key: u64, live: &Live) -> Cover {
 
 /// Remembers an allocation of device memory; bytes of the device that are newly taken by it.
 ///
-/// Frees are noted after the driver's call. So there may still be an entry of what was at this address before, whose free
-/// has not come back yet: it is given back here, and that free will find nothing to do.
+/// Frees are noted after the driver's call. So there may still be an entry of what was at this
+/// address before, whose free has not come back yet: it is given back here, and that free will find
+/// nothing to do.
 #[inline]
 pub(crate) fn insert(key: u64, live: Live) -> u64 {
     let Cover {
@@ -308,8 +316,8 @@ pub(crate) fn insert(key: u64, live: Live) -> u64 {
     taken
 }
 
-/// A new entry has taken the place of `before`. Unless that went with its context, its free is still to come, and must not take
-/// the new entry for it.
+/// A new entry has taken the place of `before`. Unless that went with its context, its free is
+/// still to come, and must not take the new entry for it.
 #[cold]
 fn overtake(shard: &mut Shard, key: u64, before: &Live) {
     let goes_without_free = before.kind == Kind::Gone
@@ -321,13 +329,14 @@ fn overtake(shard: &mut Shard, key: u64, before: &Live) {
     }
 }
 
-/// After the driver has freed what was at `key`: takes the entry out; it, and bytes of the device that are no longer taken.
+/// After the driver has freed what was at `key`: takes the entry out; it, and bytes of the device
+/// that are no longer taken.
 #[inline]
 pub(crate) fn remove(key: u64) -> Option<(Live, u64)> {
     let mut home = shard(key);
     let mut live = home.live.remove(key)?;
     if live.overtaken != 0 {
-        // Whoever was given the address after it has given it back already.
+        // A thread that was given the address after it has given it back already.
         live.overtaken -= 1;
         if live.kind != Kind::Gone || live.overtaken != 0 {
             home.live.insert(key, live);
@@ -346,14 +355,14 @@ pub(crate) fn remove(key: u64) -> Option<(Live, u64)> {
     let mut elsewhere = None;
     for granule in [first, last].into_iter().flatten() {
         if granule == key / GRANULE {
-            freed += home.leave(granule);
+            freed += home.vacate(granule);
         } else {
             elsewhere = Some(granule);
         }
     }
     drop(home);
     if let Some(granule) = elsewhere {
-        freed += shard(granule * GRANULE).leave(granule);
+        freed += shard(granule * GRANULE).vacate(granule);
     }
     Some((live, freed))
 }
@@ -374,11 +383,12 @@ fn uncover(key: u64, live: &Live) -> u64 {
         .into_iter()
         .flatten()
         .fold(filled, |freed, granule| {
-            freed + shard(granule * GRANULE).leave(granule)
+            freed + shard(granule * GRANULE).vacate(granule)
         })
 }
 
-/// Which kinds of device memory there are: what is made with a kind's bit, by device index. Looks at every entry.
+/// Which kinds of device memory there are: what is made with a kind's bit, by device index. Looks
+/// at every entry.
 pub(crate) fn kinds<const DEVICES: usize>(bit: impl Fn(Kind) -> u8) -> [u8; DEVICES] {
     let mut found = [0; DEVICES];
     for padded in &TABLE {
@@ -409,12 +419,12 @@ pub(crate) fn drain_context(context: usize, mut each: impl FnMut(&Live, u64)) {
     }
 }
 
-/// Whether there is room for `bytes` between small allocations of `context` in a granule that they have already.
-/// Entries outlive the driver's free, so that what looks free here is free there; unless it was just given to
-/// somebody whose allocation has not come back yet.
+/// Whether there is space for `bytes` between small allocations of `context` in a granule that they
+/// have already. Entries outlive the driver's free, so that what looks free here is free there;
+/// unless it was just given to somebody whose allocation has not come back yet.
 #[cold]
-pub(crate) fn room(context: usize, device: u16, bytes: u64) -> bool {
-    let mut pieces = Vec::new();
+pub(crate) fn space(context: usize, device: u16, bytes: u64) -> bool {
+    let mut parts = Vec::new();
     for padded in &TABLE {
         for (start, live) in padded.0.lock().live.iter() {
             if !live.by_address() || live.device != device {
@@ -423,19 +433,19 @@ pub(crate) fn room(context: usize, device: u16, bytes: u64) -> bool {
             let fits_in =
                 live.kind == Kind::Device && live.bytes <= SMALL && live.context == context;
             let end = start.saturating_add(live.bytes).next_multiple_of(UNIT);
-            let (head, tail) = (start / GRANULE, end.saturating_sub(1) / GRANULE);
-            pieces.push((head, start, end.min((head + 1) * GRANULE), fits_in));
-            if tail != head {
-                pieces.push((tail, tail * GRANULE, end, fits_in));
+            let (lowest, highest) = (start / GRANULE, end.saturating_sub(1) / GRANULE);
+            parts.push((lowest, start, end.min((lowest + 1) * GRANULE), fits_in));
+            if highest != lowest {
+                parts.push((highest, highest * GRANULE, end, fits_in));
             }
         }
     }
-    pieces.sort_unstable();
-    pieces
+    parts.sort_unstable();
+    parts
         .chunk_by(|one, other| one.0 == other.0)
-        .filter(|granule| granule.iter().all(|piece| piece.3))
+        .filter(|granule| granule.iter().all(|part| part.3))
         .any(|granule| {
-            let begin = granule.first().map_or(0, |piece| piece.0 * GRANULE);
+            let begin = granule.first().map_or(0, |part| part.0 * GRANULE);
             let mut free_from = begin;
             let between = granule.iter().any(|(_, start, end, _)| {
                 let fits = start.saturating_sub(free_from) >= bytes.next_multiple_of(UNIT);
@@ -519,27 +529,27 @@ mod tests {
     }
 
     #[test]
-    fn room_is_between_small_allocations_of_the_same_context_only() {
+    fn space_is_between_small_allocations_of_the_same_context_only() {
         let base = 0x7400_0000_0000;
         let of = |context: usize, bytes: u64| Live {
             context,
             device: 7,
             ..plain(bytes)
         };
-        assert!(!room(11, 7, 512), "nothing is there");
+        assert!(!space(11, 7, 512), "nothing is there");
         insert(base, of(11, GRANULE / 2));
-        assert!(room(11, 7, GRANULE / 2));
-        assert!(!room(11, 7, GRANULE / 2 + 1));
-        assert!(!room(12, 7, 512), "another context's granule");
+        assert!(space(11, 7, GRANULE / 2));
+        assert!(!space(11, 7, GRANULE / 2 + 1));
+        assert!(!space(12, 7, 512), "another context's granule");
         insert(base + GRANULE / 2 + 1024, of(11, GRANULE / 2 - 1024 - 600));
-        assert!(room(11, 7, 1024));
-        assert!(!room(11, 7, 1025));
+        assert!(space(11, 7, 1024));
+        assert!(!space(11, 7, 1025));
         insert(base + GRANULE / 2, of(11, 1000));
-        assert!(room(11, 7, 512), "what is left of a granule");
-        assert!(!room(11, 7, 513));
+        assert!(space(11, 7, 512), "what is left of a granule");
+        assert!(!space(11, 7, 513));
         insert(base + GRANULE - 512, of(12, 1));
-        assert!(!room(11, 7, 1));
+        assert!(!space(11, 7, 1));
         insert(base + GRANULE, of(11, 3 * SMALL));
-        assert!(!room(11, 7, 1), "large allocations share with nobody");
+        assert!(!space(11, 7, 1), "large allocations share with nobody");
     }
 }

@@ -1,8 +1,8 @@
 //! Metering of memory: reserve in the tenant's quota, call the driver, settle or roll back.
 //!
-//! One addition to our own slot of the tenant's page and a sum over its slots; no message, no file, no NVML. What is live is
-//! remembered per address, so that a free gives back exactly what was charged; a free of something unknown is the
-//! driver's business alone.
+//! One addition to our own slot of the tenant's page and a sum over its slots; no message, no file,
+//! no NVML. What is live is remembered per address, so that a free gives back exactly what was
+//! charged; a free of something unknown is the driver's business alone.
 
 mod array;
 mod graph;
@@ -96,7 +96,8 @@ impl Meter {
         self.context
     }
 
-    /// Reserves `bytes` for a request of `asked` bytes, or says that the program is out of memory and tells the journal.
+    /// Reserves `bytes` for a request of `asked` bytes, or says that the program is out of memory
+    /// and tells the journal.
     #[inline]
     pub(crate) fn reserve(&self, bytes: u64, asked: u64) -> Result<(), CUresult> {
         match self.account.reserve(self.device, bytes, self.limit_bytes()) {
@@ -122,7 +123,8 @@ impl Meter {
             .prepay(self.device, bytes, self.limit_bytes(), patient)
     }
 
-    /// Pools may have shrunk behind our back, at a synchronisation; and what lies unused in them may be in the way.
+    /// Pools may have shrunk behind our back, at a synchronisation; and what lies unused in them
+    /// may be in the way.
     #[cold]
     #[inline(never)]
     fn reserve_again<T>(
@@ -140,7 +142,8 @@ impl Meter {
         outcome
     }
 
-    /// What a program is told for want of memory; the journal hears of it. `asked`: bytes as the program said.
+    /// What a program is answered for want of memory; the journal hears of it. `asked`: bytes as
+    /// the program said.
     #[cold]
     #[inline(never)]
     pub(crate) fn refuse(&self, over: OverLimit, asked: u64) -> CUresult {
@@ -174,7 +177,8 @@ impl Meter {
         self.account.release(self.device, bytes);
     }
 
-    /// What may be charged in bytes, [`NO_LIMIT`] for no end: the limit, and what is charged but lies in host memory.
+    /// What may be charged in bytes, [`NO_LIMIT`] for no end: the limit, and what is charged but
+    /// lies in host memory.
     #[inline]
     pub(crate) fn limit_bytes(&self) -> u64 {
         let limit_bytes = self.attached.limit_bytes(self.device);
@@ -207,11 +211,11 @@ fn correct(meter: &Meter, reserved: u64, taken: u64) {
     }
 }
 
-/// Reserves what `bytes` can take on the current device, makes the call, and remembers what it `made` (address and
-/// bytes), or rolls back.
+/// Reserves what `bytes` can take on the current device, makes the call, and remembers what it
+/// `made` (address and bytes), or rolls back.
 ///
-/// A whole granule is prepaid for a small allocation, and given back when another one's granule had room: nobody can know
-/// before the driver has chosen. Where no whole one is left, see [`narrow`].
+/// A whole granule is prepaid for a small allocation, and given back when another one's granule had
+/// space: nobody can know before the driver has chosen. Where no whole one is left, see [`narrow`].
 #[inline]
 pub(crate) fn metered(
     bytes: u64,
@@ -317,8 +321,8 @@ fn metered_whole(
 
 /// Makes a call that frees `key`; gives back what was charged for it.
 ///
-/// Noted after the call: what the table says is never less than what the device has given. Another thread may be given
-/// the address meanwhile, see [`live::insert`].
+/// Noted after the call: what the table says is never less than what the device has given. Another
+/// thread may be given the address meanwhile, see [`live::insert`].
 #[inline]
 pub(crate) fn freed(key: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
@@ -376,7 +380,8 @@ pub(crate) fn context_dies(context: usize) {
     }
 }
 
-/// After the driver was asked to destroy a context; `gone`: it has, and with it everything allocated in it.
+/// After the driver was asked to destroy a context; `gone`: it has, and with it everything
+/// allocated in it.
 pub(crate) fn context_died(context: usize, gone: bool) {
     if gone {
         residency::context_died(context);

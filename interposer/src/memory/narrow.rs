@@ -1,18 +1,22 @@
 //! The last granule of a quota.
 //!
-//! Which granule a small allocation lies in is the driver's choice, so a whole one is prepaid for it. Where no whole one is left,
-//! an allocation that fits between others in a granule that is paid for already must not be refused. Whether the driver puts
-//! it there cannot be known without asking; but there is room that it can use, and nobody else may take it meanwhile:
+//! Which granule a small allocation lies in is the driver's choice, so a whole one is prepaid for
+//! it. Where no whole one is left, an allocation that fits between others in a granule that is paid
+//! for already must not be refused. Whether the driver puts it there cannot be known without
+//! asking; but there is space that it can use, and nobody else may take it meanwhile:
 //!
-//! * one allocation at a time goes this way (it *claims* the room; no lock is held over the call);
-//! * whoever took room with a prepaid granule in hand while somebody claims leaves that granule to the claim instead of giving it
-//!   back. If the claimed room went to them, the granule that the claim then takes is paid for all along;
-//! * whoever freed a whole granule meanwhile leaves its charge, too: it may have been the one with the room. The driver has
-//!   it back before the table knows, so the claim waits for the charge.
+//! * one allocation at a time goes this way (it *claims* the space; no lock is held over the call);
+//! * a thread that took space with a prepaid granule in hand while somebody claims leaves that
+//!   granule to the claim instead of giving it back. If the claimed space went to them, the granule
+//!   that the claim then takes is paid for all along;
+//! * a thread that freed a whole granule meanwhile leaves its charge, too: it may have been the one
+//!   with the space. The driver has it back before the table knows, so the claim waits for the
+//!   charge.
 //!
-//! So the device never gives more than the quota as long as its driver uses room that it has before it takes more. A driver that
-//! does not is found out by the first such allocation, which is freed again at once and refused; afterwards this process lets no
-//! allocation go this way any more.
+//! So the device never gives more than the quota as long as its driver uses space that it has
+//! before it takes more. A driver that does not is found out by the first such allocation, which is
+//! freed again at once and refused; afterwards this process lets no allocation go this way any
+//! more.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,10 +28,12 @@ use shim_ffi::*;
 use super::{Meter, live};
 use crate::{client, real};
 
-/// TIMEOUT: another thread's claim or prepaid call lasts as long as the driver's allocation, some microseconds.
+/// TIMEOUT: another thread's claim or prepaid call lasts as long as the driver's allocation, some
+/// microseconds.
 const PATIENCE_NS: u64 = 200_000_000;
-/// TIMEOUT: how long a thread between the driver's answer and its entry in the table may wait for a processor. It is waited for
-/// in vain once: a driver that takes granules although it has room is not trusted again.
+/// TIMEOUT: how long a thread between the driver's answer and its entry in the table may wait for a
+/// processor. It is waited for in vain once: a driver that takes granules although it has space is
+/// not trusted again.
 const UNSETTLED_NS: u64 = 2_000_000_000;
 const PAUSE: Duration = Duration::from_micros(20);
 /// Pauses grow up to so many times the first.
@@ -37,12 +43,12 @@ const LONGEST: u32 = 64;
 static CLAIMED: AtomicBool = AtomicBool::new(false);
 /// What is left to the claim, with its device.
 static LEFT: Mutex<Vec<(usize, Left)>> = Mutex::new(Vec::new());
-/// This driver takes new granules although it has room.
+/// This driver takes new granules although it has space.
 static DISTRUSTED: AtomicBool = AtomicBool::new(false);
 
 /// A charge that nobody needs any more.
 enum Left {
-    /// A granule for an allocation that found room.
+    /// A granule for an allocation that found space.
     Prepaid(Prepaid),
     /// Bytes of granules that were freed.
     Freed(u64),
@@ -69,20 +75,22 @@ fn left() -> MutexGuard<'static, Vec<(usize, Left)>> {
     LEFT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// After a call for which a granule was prepaid: settles it, or leaves it to whoever claims room.
+/// After a call for which a granule was prepaid: settles it, or leaves it to a thread that claims
+/// space.
 ///
-/// A claim is announced before the room is looked for. So whoever took that room is in the table already when the claim looks,
-/// or sees the claim here, after it has put its allocation into the table.
+/// A claim is published before the space is looked for. So a thread that took that space is in the
+/// table already when the claim looks, or sees the claim here, after it has put its allocation into
+/// the table.
 #[inline]
 pub(super) fn settle(meter: &Meter, prepaid: Prepaid, taken: u64) {
     if taken == 0 && CLAIMED.load(Ordering::Relaxed) {
-        return leave(meter, prepaid);
+        return hand_over(meter, prepaid);
     }
     meter.account.settle(meter.device, prepaid, taken);
 }
 
 #[cold]
-fn leave(meter: &Meter, prepaid: Prepaid) {
+fn hand_over(meter: &Meter, prepaid: Prepaid) {
     let mut left = left();
     if CLAIMED.load(Ordering::Relaxed) {
         left.push((meter.device, Left::Prepaid(prepaid)));
@@ -92,8 +100,8 @@ fn leave(meter: &Meter, prepaid: Prepaid) {
     }
 }
 
-/// Gives back what a free has given back to the device, or leaves it to whoever claims room. Called when the table knows of the
-/// free: a claim that has seen the room there is seen here.
+/// Gives back what a free has given back to the device, or leaves it to a thread that claims space.
+/// Called when the table knows of the free: a claim that has seen the space there is seen here.
 #[inline]
 pub(super) fn released(account: &Account<'_>, device: usize, bytes: u64) {
     if CLAIMED.load(Ordering::Relaxed) {
@@ -106,7 +114,7 @@ pub(super) fn released(account: &Account<'_>, device: usize, bytes: u64) {
     account.release(device, bytes);
 }
 
-/// One thread's claim to room.
+/// One thread's claim to space.
 struct Claim<'a>(&'a Meter);
 
 impl<'a> Claim<'a> {
@@ -129,7 +137,8 @@ impl<'a> Claim<'a> {
         }
     }
 
-    /// A charge for what the call has taken: that of somebody who had the room before, or of the room itself.
+    /// A charge for what the call has taken: that of somebody who had the space before, or of the
+    /// space itself.
     fn compensated(&self, taken: u64) -> bool {
         let Meter {
             account, device, ..
@@ -170,10 +179,11 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// An allocation of `bytes` for which no whole granule is left: made if there is room in those that are paid for.
+/// An allocation of `bytes` for which no whole granule is left: made if there is space in those
+/// that are paid for.
 ///
 /// # Errors
-/// There is no room: both back, and no call was made.
+/// There is no space: both back, and no call was made.
 #[cold]
 #[inline(never)]
 pub(super) fn allocate<Call, Made>(
@@ -192,11 +202,11 @@ where
         && over.used_bytes <= over.limit_bytes
         && !DISTRUSTED.load(Ordering::Relaxed)
         // Looked at before anybody is kept waiting: most of the time there is none.
-        && live::room(meter.context, meter.device as u16, bytes);
+        && live::space(meter.context, meter.device as u16, bytes);
     let Some(claim) = narrow.then(|| Claim::new(meter)).flatten() else {
         return Err((call, made));
     };
-    if !live::room(meter.context, meter.device as u16, bytes) {
+    if !live::space(meter.context, meter.device as u16, bytes) {
         return Err((call, made));
     }
     let result = call();
@@ -215,7 +225,8 @@ where
     }
     // SAFETY: what the driver has just made and nobody has heard of.
     let _ = unsafe { real::cuMemFree_v2(CUdeviceptr(address)) };
-    // Others may have come to lie in the same granule meanwhile: then it stays, and somebody has to pay.
+    // Others may have come to lie in the same granule meanwhile: then it stays, and somebody has to
+    // pay.
     let freed = live::remove(address).map_or(0, |(_, freed)| freed);
     meter.force(taken.saturating_sub(freed));
     Ok(meter.refuse(over, bytes))

@@ -5,8 +5,8 @@ use shim_ffi::*;
 use super::{Meter, freed, metered, metered_apart};
 use crate::{real, residency};
 
-/// Row pitch that current devices give at least (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and up); corrected by what
-/// the driver answers.
+/// Row pitch that current devices give at least (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and
+/// up); corrected by what the driver answers.
 const PITCH: u64 = 512;
 
 /// # Safety

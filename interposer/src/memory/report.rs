@@ -1,4 +1,4 @@
-//! What the program is told about memory: its quota, never more than the device has.
+//! What the program is shown about memory: its quota, never more than the device has.
 
 use channel::NO_LIMIT;
 use shim_ffi::*;
@@ -6,7 +6,8 @@ use shim_ffi::*;
 use super::Meter;
 use crate::{real, residency};
 
-/// Free and total bytes as the quota of the calling thread's device allows; `None`: the driver is to answer.
+/// Free and total bytes as the quota of the calling thread's device allows; `None`: the driver is
+/// to answer.
 #[inline]
 fn within_quota() -> Option<(u64, u64)> {
     let meter = Meter::here().ok()?;
@@ -98,7 +99,8 @@ pub(crate) unsafe fn cuDeviceTotalMem(bytes: *mut u32, device: CUdevice) -> CUre
     result
 }
 
-// What the driver says of addresses, pointers and graph memory is true, but for memory that can be moved.
+// What the driver says of addresses, pointers and graph memory is true, but for memory that can be
+// moved.
 
 /// # Safety
 /// As the driver's function.
@@ -154,14 +156,15 @@ pub(crate) unsafe fn cuPointerGetAttribute(
     if attribute != TOKENS || !residency::active() {
         return call();
     }
-    told_of_tokens(pointer, call, |result| result.is_ok())
+    noting_tokens(pointer, call, |result| result.is_ok())
 }
 
 /// What another device's driver gets at memory by.
 const TOKENS: CUpointer_attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_P2P_TOKENS;
 
-/// A call that may give such tokens out for memory at an address. If it has, the memory stays where it is from then on.
-fn told_of_tokens(
+/// A call that may give such tokens out for memory at an address. If it has, the memory stays where
+/// it is from then on.
+fn noting_tokens(
     pointer: CUdeviceptr,
     call: impl FnOnce() -> CUresult,
     given: impl FnOnce(CUresult) -> bool,
@@ -198,7 +201,7 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     let Some(at) = asked.iter().position(|attribute| *attribute == TOKENS) else {
         return call();
     };
-    told_of_tokens(pointer, call, |result| {
+    noting_tokens(pointer, call, |result| {
         // SAFETY: the driver has just written a token there, or 0 where it gives none.
         result.is_ok() && unsafe { (*data.add(at)).cast::<u64>().read_unaligned() } != 0
     })

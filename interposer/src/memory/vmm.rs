@@ -1,12 +1,14 @@
 //! Physical memory by handle: `cuMemCreate`, references, mappings, other processes' handles.
 //!
-//! Physical memory goes back to the device when the last handle reference *and* the last mapping are gone, in whichever
-//! process; so does the charge. It belongs to the device that the properties name, not to the caller's.
+//! Physical memory goes back to the device when the last handle reference *and* the last mapping
+//! are gone, in whichever process; so does the charge. It belongs to the device that the properties
+//! name, not to the caller's.
 //!
-//! An exported block is listed in the tenant's page ([`channel::Block`]), and so is an imported one: each process that
-//! holds it lists it, and it is charged once. So an importer pays for what its owner has given back. Processes know a block by the
-//! inode of the descriptor that it travels as; where descriptors have none of their own (a device node's), imports are not
-//! charged and the owner pays until it gives the block back.
+//! An exported block is listed in the tenant's page ([`channel::Block`]), and so is an imported
+//! one: each process that holds it lists it, and it is charged once. So an importer pays for what
+//! its owner has given back. Processes know a block by the inode of the descriptor that it travels
+//! as; where descriptors have none of their own (a device node's), imports are not charged and the
+//! owner pays until it gives the block back.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
@@ -25,7 +27,8 @@ struct Vmm {
     mappings: BTreeMap<u64, (u64, u64)>,
     /// Other numbers under which the driver knows a handle.
     aliases: HashMap<u64, u64>,
-    /// Shared blocks that this process has listed: how many of its handles, and imports under way, are theirs.
+    /// Shared blocks that this process has listed: how many of its handles, and imports under way,
+    /// are theirs.
     shared: HashMap<u64, u32>,
 }
 
@@ -98,13 +101,15 @@ impl Vmm {
     }
 }
 
-/// What a descriptor says of the block that it stands for (a raw system call: errno is left alone): a number that is the same in all processes, and its size where the
-/// descriptor is a file of that size.
+/// What a descriptor says of the block that it stands for (a raw system call: errno is left alone):
+/// a number that is the same in all processes, and its size where the descriptor is a file of that
+/// size.
 fn identity(fd: i32) -> Option<(u64, Option<u64>)> {
     if fd < 0 {
         return None;
     }
-    // SAFETY: not -1, and borrowed for one system call, which fails cleanly where the number is no descriptor.
+    // SAFETY: not -1, and borrowed for one system call, which fails cleanly where the number is no
+    // descriptor.
     let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
     let kind = rustix::fs::FileType::from_raw_mode(status.st_mode);
     if kind.is_char_device() || kind.is_block_device() || kind.is_socket() || kind.is_fifo() {
@@ -154,7 +159,8 @@ struct Import {
     block: Block,
 }
 
-/// Lists what is about to be imported; `None`: it is unknown or there is no place, and nobody pays here.
+/// Lists what is about to be imported; `None`: it is unknown or there is no place, and nobody pays
+/// here.
 fn list(meter: &Meter, id: u64, size: Option<u64>) -> Result<Option<Block>, OverLimit> {
     with(|vmm| {
         let Some(block) = meter.account.find_shared(id).or(size.map(|bytes| Block {
@@ -222,7 +228,8 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
             shared: Some(import.block.id),
         };
         match vmm.handles.get_mut(&handle) {
-            // A driver that answers with a handle that the process has already: one more reference to it.
+            // A driver that answers with a handle that the process has already: one more reference
+            // to it.
             Some(known) if known.shared == physical.shared => {
                 known.references += 1;
                 vmm.unshare(&import.meter, import.block.id);
@@ -283,8 +290,8 @@ pub(crate) unsafe fn cuMemCreate(
     result
 }
 
-/// Gives the program a number of ours for a handle that may have to be made anew, where its memory may be moved. Tiles of sparse arrays have no
-/// address of their own.
+/// Gives the program a number of ours for a handle that may have to be made anew, where its memory
+/// may be moved. Tiles of sparse arrays have no address of their own.
 ///
 /// # Safety
 /// `handle` holds a handle just made with these properties.

@@ -1,5 +1,5 @@
-//! The functions themselves: the library answers first, and where it has succeeded and the job has a quota on the device, its
-//! answer is made to agree with the quota.
+//! The functions themselves: the library answers first, and where it has succeeded and the job has
+//! a quota on the device, its answer is made to agree with the quota.
 
 use std::ffi::{c_uint, c_void};
 
@@ -10,7 +10,7 @@ use super::real;
 use crate::thread::thread;
 use crate::verdict;
 
-/// Entries that the library is given room for at first, and at most.
+/// Entries that the library is given space for at first, and at most.
 const PROCESSES: usize = 64;
 const MOST_PROCESSES: usize = 1 << 16;
 
@@ -21,8 +21,8 @@ macro_rules! real {
         if at.is_null() {
             Status::FUNCTION_NOT_FOUND
         } else {
-            // SAFETY: the library's function of this name, which takes these parameters; the caller's own arguments, or ours of
-            // the same meaning.
+            // SAFETY: the library's function of this name, which takes these parameters; the
+            // caller's own arguments, or ours of the same meaning.
             unsafe {
                 std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($ty),*) -> Status>(at)($($arg),*)
             }
@@ -30,7 +30,8 @@ macro_rules! real {
     }};
 }
 
-/// Calls a change of the library's answer, unless it was the library itself that asked, in a call of ours.
+/// Calls a change of the library's answer, unless it was the library itself that asked, in a call
+/// of ours.
 fn change(device: Device, fallback: Status, body: impl FnOnce(&Quota) -> Status) -> Status {
     if !fallback.is_ok() {
         return fallback;
@@ -46,7 +47,8 @@ fn change(device: Device, fallback: Status, body: impl FnOnce(&Quota) -> Status)
     changed.unwrap_or(fallback)
 }
 
-/// Whether reports of `device` are changed, for answers that have to be asked for in another way then.
+/// Whether reports of `device` are changed, for answers that have to be asked for in another way
+/// then.
 fn governed(device: Device) -> bool {
     let mut governed = false;
     change(device, Status::SUCCESS, |_| {
@@ -61,12 +63,12 @@ fn memory(device: Device, to: *mut Memory) -> Status {
     change(device, result, |quota| {
         // SAFETY: the library has just written there.
         let to = unsafe { &mut *to };
-        let told = quota.memory(to.total, to.free);
+        let shown = quota.memory(to.total, to.free);
         *to = Memory {
-            total: told.total,
-            free: told.free,
+            total: shown.total,
+            free: shown.free,
             // This version counts what is reserved.
-            used: told.used + told.reserved,
+            used: shown.used + shown.reserved,
         };
         result
     })
@@ -77,11 +79,11 @@ fn memory_v2(device: Device, to: *mut MemoryV2) -> Status {
     change(device, result, |quota| {
         // SAFETY: the library has just written there.
         let to = unsafe { &mut *to };
-        let told = quota.memory(to.total, to.free);
+        let shown = quota.memory(to.total, to.free);
         *to = MemoryV2 {
             version: to.version,
             padding: to.padding,
-            ..told
+            ..shown
         };
         result
     })
@@ -124,19 +126,20 @@ fn processes<T: Process>(
         Status::SUCCESS
     });
     // SAFETY: not null, and the caller's to read and write.
-    let room = unsafe { std::mem::replace(&mut *count, all.len() as c_uint) } as usize;
+    let space = unsafe { std::mem::replace(&mut *count, all.len() as c_uint) } as usize;
     if all.is_empty() {
         return Status::SUCCESS;
     }
-    if list.is_null() || room < all.len() {
+    if list.is_null() || space < all.len() {
         return Status::INSUFFICIENT_SIZE;
     }
-    // SAFETY: the caller says that its array has room for so many.
+    // SAFETY: the caller says that its array has space for so many.
     unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), list, all.len()) };
     Status::SUCCESS
 }
 
-/// Keeps those of the first `count` elements of the caller's array that `keep` wants; returns how many they are.
+/// Keeps those of the first `count` elements of the caller's array that `keep` wants; returns how
+/// many they are.
 ///
 /// # Safety
 /// `list` is null or points to `count` elements that may be written.
@@ -161,7 +164,8 @@ unsafe fn retain<T: Copy>(list: *mut T, count: c_uint, keep: impl Fn(&mut T) -> 
 fn detail_list(device: Device, info: *mut ProcessDetailList) -> Status {
     let result = real!(nvmlDeviceGetRunningProcessDetailList(device => Device, info => *mut ProcessDetailList));
     change(device, result, |quota| {
-        // SAFETY: the library has just written there, and to as many elements of the caller's array as it says.
+        // SAFETY: the library has just written there, and to as many elements of the caller's array
+        // as it says.
         unsafe {
             let info = &mut *info;
             info.count = retain(info.list, info.count, |process| quota.is_own(process));
@@ -183,7 +187,8 @@ fn process_utilization(
 ) -> Status {
     let result = samples(device, list, count, since_us);
     change(device, result, |quota| {
-        // SAFETY: the library has just written there, and to as many elements of the caller's array as it says.
+        // SAFETY: the library has just written there, and to as many elements of the caller's array
+        // as it says.
         let left = unsafe {
             *count = retain(list, *count, |sample| quota.has(sample.pid));
             *count
@@ -195,7 +200,8 @@ fn process_utilization(
 fn processes_utilization(device: Device, info: *mut ProcessesUtilization) -> Status {
     let result = real!(nvmlDeviceGetProcessesUtilizationInfo(device => Device, info => *mut ProcessesUtilization));
     change(device, result, |quota| {
-        // SAFETY: the library has just written there, and to as many elements of the caller's array as it says.
+        // SAFETY: the library has just written there, and to as many elements of the caller's array
+        // as it says.
         unsafe {
             let info = &mut *info;
             info.count = retain(info.list, info.count, |sample| quota.has(sample.pid));
@@ -216,7 +222,8 @@ fn rates(device: Device, to: *mut Utilization) -> Status {
         match samples(device, list.as_mut_ptr(), &raw mut count, since_us) {
             Status::SUCCESS => list.truncate(count as usize),
             Status::NOT_FOUND => list.clear(),
-            // Where processes are not told apart, as on a MIG instance, the device's figure is all there is.
+            // Where processes are not distinguished, as on a MIG instance, the device's figure is
+            // all there is.
             _ => return result,
         }
         list.retain(|sample| quota.has(sample.pid));

@@ -1,14 +1,16 @@
-//! The management library (NVML), where the program itself has loaded it: what it says of memory and processes agrees with the
-//! job's quota.
+//! The management library (NVML), where the program itself has loaded it: what it says of memory
+//! and processes agrees with the job's quota.
 //!
 //! We never load it. Programs reach us in three ways, for the functions of `nvml_table!` alone:
 //!
 //! * by looking one up (`dlsym`, in [`crate::loader`]): the answer is swapped for ours, by address;
-//! * by being linked against the library: we export the functions ([`hooks`]), and come first in the search order;
-//! * by the library's own symbol table, which leads to us once we have seen the library (as [`crate::net`] does for the
-//!   driver).
+//! * by being linked against the library: we export the functions ([`hooks`]), and come first in
+//!   the search order;
+//! * by the library's own symbol table, which leads to us once we have seen the library (as
+//!   [`crate::net`] does for the driver).
 //!
-//! An export that is not the library's must not be found by a program that asks whether there is one: [`answer`].
+//! An export that is not the library's must not be found by a program that asks whether there is
+//! one: [`answer`].
 
 mod hooks;
 mod quota;
@@ -74,8 +76,9 @@ pub(crate) fn answer(
             Answer::Pass
         };
     }
-    // Ours: because the library's symbol table leads to us, or because we export the name. It counts where whoever asks could
-    // have found the library; that is told by a function which we do not export.
+    // Ours: because the library's symbol table leads to us, or because we export the name. It
+    // counts where a thread that asks could have found the library; that is reported by a function
+    // which we do not export.
     let sibling = if handle.is_null() {
         // The next one in the global order, after us.
         loader::real_dlsym(libc::RTLD_NEXT, name)
@@ -92,7 +95,8 @@ pub(crate) fn answer(
     Answer::None
 }
 
-/// Where the library is loaded already, leads its symbol table to us: for those who look it up past our `dlsym`.
+/// Where the library is loaded already, leads its symbol table to us: for those who look it up past
+/// our `dlsym`.
 pub(crate) fn meet() {
     if REAL
         .iter()
@@ -103,7 +107,8 @@ pub(crate) fn meet() {
     }
 }
 
-/// Whether `found` is a function of the library that this process uses; the library is redirected to us if it was not yet.
+/// Whether `found` is a function of the library that this process uses; the library is redirected
+/// to us if it was not yet.
 fn adopt(found: *mut c_void) -> bool {
     if REAL
         .iter()
@@ -111,8 +116,8 @@ fn adopt(found: *mut c_void) -> bool {
     {
         return true;
     }
-    // One process has one such library. Another copy's handles are its own, so it is left alone; but a program may close the
-    // library, and open it again elsewhere.
+    // One process has one such library. Another copy's handles are its own, so it is left alone;
+    // but a program may close the library, and open it again elsewhere.
     let known = REAL
         .iter()
         .map(|real| real.load(Ordering::Acquire))
@@ -135,8 +140,8 @@ fn real(function: Function) -> *mut c_void {
     if at.is_null() { bind(function) } else { at }
 }
 
-/// Finds the library for a program that is linked against it: the next in the search order after us, or where the program's
-/// part is not in the global scope, the one that is loaded.
+/// Finds the library for a program that is linked against it: the next in the search order after
+/// us, or where the program's part is not in the global scope, the one that is loaded.
 #[cold]
 fn bind(function: Function) -> *mut c_void {
     let _errno = crate::errno::Preserve::new();

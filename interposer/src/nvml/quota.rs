@@ -1,4 +1,4 @@
-//! What a job is told of one device: its quota and its processes.
+//! What a job is shown of one device: its quota and its processes.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -19,8 +19,9 @@ pub(super) struct Quota {
 }
 
 impl Quota {
-    /// The quota on the device behind an NVML handle; `None`: there is none, and the library's answers stand. The device is known
-    /// by its UUID: NVML counts devices otherwise than the driver does.
+    /// The quota on the device behind an NVML handle; `None`: there is none, and the library's
+    /// answers stand. The device is known by its UUID: NVML counts devices otherwise than the
+    /// driver does.
     pub(super) fn of(handle: Device) -> Option<Self> {
         let uuid = uuid_of(handle)?;
         let of_driver = client::current().and_then(|attached| {
@@ -37,8 +38,9 @@ impl Quota {
         })
     }
 
-    /// Memory as the job has it, on a device that has `physical` bytes, `physical_free` of them free. The story is that of
-    /// `cuMemGetInfo`: of the quota, what the device cannot give at present is neither free nor the job's; it is reserved.
+    /// Memory as the job has it, on a device that has `physical` bytes, `physical_free` of them
+    /// free. The story is that of `cuMemGetInfo`: of the quota, what the device cannot give at
+    /// present is neither free nor the job's; it is reserved.
     pub(super) fn memory(&self, physical: u64, physical_free: u64) -> MemoryV2 {
         let grant = self.arbiter.device(self.device);
         let (most, last_looked) = grant.map_or((0, NO_LIMIT), |grant| {
@@ -99,8 +101,8 @@ pub(super) fn uuid_of(handle: Device) -> Option<[u8; 16]> {
         return None;
     }
     let mut text: [c_char; 96] = [0; 96];
-    // SAFETY: the library's function of this name; a handle that it has just accepted, and a buffer with its length, of which
-    // the last byte stays zero.
+    // SAFETY: the library's function of this name; a handle that it has just accepted, and a buffer
+    // with its length, of which the last byte stays zero.
     let status =
         unsafe { std::mem::transmute::<*mut c_void, GetUuid>(ask)(handle, text.as_mut_ptr(), 95) };
     // SAFETY: ends with a zero, as said above.

@@ -1,5 +1,6 @@
-//! An attachment for programs that read NVML and do not use the driver, such as a monitor started inside a job: made at the
-//! first question about memory or processes, with the devices as NVML knows them.
+//! An attachment for programs that read NVML and do not use the driver, such as a monitor started
+//! inside a job: made at the first question about memory or processes, with the devices as NVML
+//! knows them.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -46,7 +47,8 @@ fn current() -> Option<&'static Reader> {
     let at = CURRENT.load(Ordering::Acquire);
     // SAFETY: null, or leaked by `attach` and never freed.
     if let Some(reader) = unsafe { at.as_ref() } {
-        // A process that uses the driver comes back to the next arbiter by itself, with its memory; nobody comes twice then.
+        // A process that uses the driver comes back to the next arbiter by itself, with its memory;
+        // nobody comes twice then.
         if client::current().is_some() || reader.end.arbiter_liveness() != Liveness::Gone {
             return Some(reader);
         }

@@ -1,13 +1,16 @@
-//! The agent: our thread in an evictable tenant. It waits for the arbiter's orders and carries them out, with no lock held and every
-//! signal blocked.
+//! The agent: our thread in an evictable tenant. It waits for the arbiter's orders and carries them
+//! out, with no lock held and every signal blocked.
 //!
-//! An eviction in order: no capture may be under way; what the program has submitted is waited for, with the program's threads free to go
-//! on (a signal, a free, whatever the device may be waiting for); then the latch closes, and what was submitted meanwhile is waited for;
-//! only then does memory move. At the order's deadline the latch opens again and the order is refused.
+//! An eviction in order: no capture may be under way; what the program has submitted is waited for,
+//! with the program's threads free to go on (a signal, a free, whatever the device may be waiting
+//! for); then the quiesce gate closes, and what was submitted meanwhile is waited for; only then
+//! does memory move. At the order's deadline the quiesce gate opens again and the order is refused.
 //!
-//! Between orders it makes host copies ready where the arbiter says that they will be needed ([`ahead`]), and asks what is used ([`last_use`]).
+//! Between orders it makes host copies ready where the arbiter says that they will be needed
+//! ([`ahead`]), and asks what is used ([`last_use`]).
 //!
-//! Where the arbiter is lost while memory is out, and the job is to go on without it, the agent brings it back by itself.
+//! Where the arbiter is lost while memory is out, and the job is to go on without it, the agent
+//! brings it back by itself.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,13 +20,14 @@ use channel::{Answer, MAX_DEVICES, Order, OrderState, Reason, Verb};
 use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
-use super::{ahead, early, fit, lanes, last_use, latch, piece, tuning};
+use super::{ahead, chunk, copy_streams, early, fit, last_use, quiesce, tuning};
 use crate::client::{self, Attached, OnLoss, now_ns};
 use crate::errno::Preserve;
 use crate::thread::thread;
 use crate::{capture, loader, process};
 
-/// How long the agent sleeps without an order. TIMEOUT: how late it notices that the arbiter is gone, at most.
+/// How long the agent sleeps without an order. TIMEOUT: how late it notices that the arbiter is
+/// gone, at most.
 const STEP: Duration = Duration::from_millis(250);
 /// How often the agent says what kinds of memory stay where they are.
 const TELL_NS: u64 = 1_000_000_000;
@@ -74,8 +78,9 @@ pub(super) fn start() {
 /// What a thread of ours does.
 pub(crate) type Thread = extern "C" fn(*mut c_void) -> *mut c_void;
 
-/// A thread with every signal blocked: the program's signals are for the program's threads. By hand, because the standard library's way
-/// asks for a newer C library than we may (see `old_libc`).
+/// A thread with every signal blocked: the program's signals are for the program's threads. By
+/// hand, because the standard library's way asks for a newer C library than we may (see
+/// `old_libc`).
 pub(crate) fn spawn(main: Thread) -> bool {
     type Create = unsafe extern "C" fn(
         *mut libc::pthread_t,
@@ -94,8 +99,8 @@ pub(crate) fn spawn(main: Thread) -> bool {
     /// Bytes of the kernel's set of signals.
     const SET: usize = 8;
     let (all, mut before, mut thread) = (u64::MAX, 0u64, 0);
-    // SAFETY: valid pointers to locals of the kernel's size; the mask of this thread is put back. The functions are the C library's of
-    // these names.
+    // SAFETY: valid pointers to locals of the kernel's size; the mask of this thread is put back.
+    // The functions are the C library's of these names.
     unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,
@@ -127,7 +132,8 @@ pub(crate) fn spawn(main: Thread) -> bool {
 }
 
 extern "C" fn main(_: *mut c_void) -> *mut c_void {
-    // The kernel may let a nap last 50 us longer than asked for, which is as long as a handle takes; not for this thread.
+    // The kernel may let a nap last 50 us longer than asked for, which is as long as a handle
+    // takes; not for this thread.
     const SLACK_NS: libc::c_ulong = 1;
     // SAFETY: a NUL-terminated name of less than 16 bytes; both change this thread alone.
     unsafe {
@@ -140,9 +146,11 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Asks for turns of a tenth of a millisecond instead of the usual three. It is no larger a part of the processor, but who wakes with less to do
-/// than the thread that runs is let on at once, and does not wait for the end of a turn of the job's own threads: a handle's time many
-/// times over. Linux 6.12 was the first to heed it (`sched_setattr(2)`, `sched_runtime` of ordinary threads); earlier ones ignore it.
+/// Asks for turns of a tenth of a millisecond instead of the usual three. It is no larger a part of
+/// the processor, but who wakes with less to do than the thread that runs is let on at once, and
+/// does not wait for the end of a turn of the job's own threads: a handle's time many times over.
+/// Linux 6.12 was the first to heed it (`sched_setattr(2)`, `sched_runtime` of ordinary threads);
+/// earlier ones ignore it.
 fn short_turns() {
     const TURN_NS: u64 = 100_000;
     // SAFETY: numbers.
@@ -160,8 +168,8 @@ fn short_turns() {
 }
 
 fn run() {
-    let mut shadows_idle_since_ns = now_ns();
-    let mut told_ns = 0;
+    let mut host_copies_idle_since_ns = now_ns();
+    let mut reported_ns = 0;
     let mut looks = last_use::Looks::default();
     while !process::exiting() {
         let Some(attached) = client::current() else {
@@ -169,11 +177,11 @@ fn run() {
             continue;
         };
         let seen = attached.end.arbiter.orders();
-        if now_ns().saturating_sub(told_ns) > TELL_NS {
+        if now_ns().saturating_sub(reported_ns) > TELL_NS {
             let mut kinds = crate::memory::kinds(attached);
-            piece::with(|pieces| pieces.staying(&mut kinds));
+            chunk::with(|chunks| chunks.staying(&mut kinds));
             attached.end.client.set_staying(&kinds);
-            told_ns = now_ns();
+            reported_ns = now_ns();
         }
         looks.tend(attached);
         let mut worked = false;
@@ -189,27 +197,28 @@ fn run() {
         }
         if worked {
             looks.again();
-            shadows_idle_since_ns = now_ns();
+            host_copies_idle_since_ns = now_ns();
             continue;
         }
-        if latch::is_closed() {
+        if quiesce::is_closed() {
             look_after(attached);
-            if latch::is_closed() && engine::anything_left() {
+            if quiesce::is_closed() && engine::anything_left() {
                 BUSY.store(true, Ordering::Release);
                 engine::retreat(now_ns() + STEP.as_nanos() as u64); // CAST: a quarter of a second.
                 BUSY.store(false, Ordering::Release);
             }
         } else if let Some(took) = make_ready(attached) {
-            // The driver may keep the program's calls waiting meanwhile; it is let go on in between.
+            // The driver may keep the program's calls waiting meanwhile; it is let go on in
+            // between.
             attached.end.arbiter.wait_for_orders(seen, took / 4);
-            shadows_idle_since_ns = now_ns();
+            host_copies_idle_since_ns = now_ns();
             continue;
         } else if attached.end.arbiter.residency().prepare {
             keep_budget(attached);
-            shadows_idle_since_ns = now_ns();
-        } else if now_ns().saturating_sub(shadows_idle_since_ns) > tuning::KEEP_SHADOWS_NS {
-            give_shadows_back(u64::MAX);
-            shadows_idle_since_ns = now_ns();
+            host_copies_idle_since_ns = now_ns();
+        } else if now_ns().saturating_sub(host_copies_idle_since_ns) > tuning::KEEP_HOST_COPIES_NS {
+            give_host_copies_back(u64::MAX);
+            host_copies_idle_since_ns = now_ns();
         } else {
             keep_budget(attached);
         }
@@ -301,7 +310,7 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
         Outcome::Refused(reason) => (OrderState::Refused, reason),
         Outcome::Failed(reason, status) => {
             if out {
-                latch::fail(status);
+                quiesce::fail(status);
             }
             (OrderState::Failed, reason)
         }
@@ -309,26 +318,26 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
     say(attached, device, number, state, reason);
 }
 
-/// Nothing is under way on the devices, and no thread of the program is in a call that could change that. On an error the latch is
-/// as it was before.
+/// Nothing is under way on the devices, and no thread of the program is in a call that could change
+/// that. On an error the quiesce gate is as it was before.
 fn quiet(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(), Reason> {
-    if latch::is_closed() {
-        // Whoever was let go early may have work on the devices.
+    if quiesce::is_closed() {
+        // A thread that was let go early may have work on the devices.
         return early::settle(deadline_ns, given_up).map(|_| ());
     }
     if capture::any() {
         return Err(Reason::Capturing);
     }
-    lanes::drain_beside_captures(deadline_ns, given_up)?;
-    if !latch::close(deadline_ns) {
+    copy_streams::drain_beside_captures(deadline_ns, given_up)?;
+    if !quiesce::close(deadline_ns) {
         return Err(Reason::NotDrained);
     }
     let quiet = if capture::any() {
         Err(Reason::Capturing)
     } else {
-        lanes::drain(deadline_ns, given_up)
+        copy_streams::drain(deadline_ns, given_up)
     };
-    quiet.inspect_err(|_| latch::open())
+    quiet.inspect_err(|_| quiesce::open())
 }
 
 /// With memory out: whether there still is somebody who will have it brought back.
@@ -344,10 +353,10 @@ fn look_after(attached: &'static Attached) {
     }
     match attached.on_loss {
         OnLoss::Freeze => {}
-        OnLoss::Closed if lost => latch::fail(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
+        OnLoss::Closed if lost => quiesce::fail(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
         OnLoss::Closed => {}
         OnLoss::Open if lost && now.saturating_sub(attached.lost_at_ns()) < GRACE_NS => {}
-        OnLoss::Open => alone(attached),
+        OnLoss::Open => unsupervised(attached),
     }
 }
 
@@ -360,9 +369,9 @@ fn brought(device: usize, outcome: Outcome) -> Outcome {
 }
 
 /// Brings everything back without an order.
-fn alone(attached: &'static Attached) {
+fn unsupervised(attached: &'static Attached) {
     BUSY.store(true, Ordering::Release);
-    let until_ns = now_ns() + tuning::ALONE.as_nanos() as u64; // CAST: half a minute.
+    let until_ns = now_ns() + tuning::UNSUPERVISED.as_nanos() as u64; // CAST: half a minute.
     // An arbiter that has come meanwhile is to decide.
     let given_up = || {
         let now = now_ns();
@@ -375,7 +384,7 @@ fn alone(attached: &'static Attached) {
             && !given_up()
         {
             // Asked for again at the next look; until then nobody waits for what may not come.
-            latch::fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            quiesce::fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
     }
     if !engine::anything_out() {
@@ -387,35 +396,35 @@ fn alone(attached: &'static Attached) {
 /// Host copies beyond the budget go.
 fn keep_budget(attached: &Attached) {
     let budget = attached.end.arbiter.host_budget_bytes();
-    let held = piece::with(|pieces| pieces.host_bytes());
+    let held = chunk::with(|chunks| chunks.host_bytes());
     if held > budget {
-        give_shadows_back(held - budget);
+        give_host_copies_back(held - budget);
     }
 }
 
-/// Gives shadows of what is on its device back, until `bytes` are: first of what leaves last.
-pub(super) fn give_shadows_back(bytes: u64) {
+/// Gives host copies of what is on its device back, until `bytes` are: first of what leaves last.
+pub(super) fn give_host_copies_back(bytes: u64) {
     let mut left = bytes;
-    let gone: Vec<_> = piece::with(|pieces| {
+    let gone: Vec<_> = chunk::with(|chunks| {
         let mut gone = Vec::new();
-        let mut there: Vec<&mut piece::Piece> = pieces
+        let mut there: Vec<&mut chunk::Chunk> = chunks
             .all
             .values_mut()
-            .filter(|piece| piece.place != piece::Place::Out)
+            .filter(|chunk| chunk.place != chunk::Place::Out)
             .collect();
-        there.sort_unstable_by_key(|piece| std::cmp::Reverse(piece.used));
-        for piece in there {
+        there.sort_unstable_by_key(|chunk| std::cmp::Reverse(chunk.used));
+        for chunk in there {
             if left == 0 {
                 break;
             }
-            if let Some(shadow) = piece.shadow.take() {
-                left = left.saturating_sub(piece.bytes);
-                gone.push(shadow);
+            if let Some(host_copy) = chunk.host_copy.take() {
+                left = left.saturating_sub(chunk.bytes);
+                gone.push(host_copy);
             }
         }
         if !gone.is_empty() {
             for device in 0..MAX_DEVICES {
-                pieces.publish(device);
+                chunks.publish(device);
             }
         }
         gone

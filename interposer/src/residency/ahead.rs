@@ -1,34 +1,38 @@
 //! Host copies made ready before they are needed.
 //!
-//! To lock the host's pages takes longer than to copy to them (some 4 GB/s against a link's 10 to 55), so an eviction that has to do so first
-//! takes ten times its copies. Where the memories of a device's jobs do not fit together, and the host has room for all of them, the
-//! arbiter says so, and the agent makes shadows while the job computes: one piece at a time, the one that would leave first, within the
-//! host budget, with pauses, and none while a stream is being captured.
+//! To lock the host's pages takes longer than to copy to them (some 4 GB/s against a link's 10 to
+//! 55), so an eviction that has to do so first takes ten times its copies. Where the memories of a
+//! device's jobs do not fit together, and the host has space for all of them, the arbiter says so,
+//! and the agent makes host copies while the job computes: one chunk at a time, the one that would
+//! leave first, within the host budget, with pauses, and none while a stream is being captured.
 //!
-//! The latch is open meanwhile, so nothing of the program's may depend on us but one thing: a context is not destroyed while pages are
-//! being locked in it. Whoever is about to destroy one waits for the piece that is under way, milliseconds.
+//! The quiesce gate is open meanwhile, so nothing of the program's may depend on us but one thing:
+//! a context is not destroyed while pages are being locked in it. A thread that is about to destroy
+//! one waits for the chunk that is under way, milliseconds.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::lanes::enter;
+use super::chunk::{self, Place};
+use super::copy_streams::enter;
+use super::host_copy::HostCopy;
 use super::permit::Permits;
-use super::piece::{self, Place};
-use super::shadow::Shadow;
-use super::{host, last_use, latch, tuning};
+use super::{host, last_use, quiesce, tuning};
 use crate::client::{self, Attached};
 use crate::{capture, process};
 
-/// A piece's pages are being locked.
+/// A chunk's pages are being locked.
 static LOCKING: AtomicBool = AtomicBool::new(false);
 /// Threads of the program that are about to destroy a context, or do.
 static LEAVING: AtomicU32 = AtomicU32::new(0);
-/// TIMEOUT: how long a context's end waits for one piece: 64 MiB at 30 MB/s. After that the driver decides.
+/// TIMEOUT: how long a context's end waits for one chunk: 64 MiB at 30 MB/s. After that the driver
+/// decides.
 const LOCKED: Duration = Duration::from_secs(2);
-/// TIMEOUT: how long a copy that is made ready waits for its turn, with a context's end waiting for it.
+/// TIMEOUT: how long a copy that is made ready waits for its turn, with a context's end waiting for
+/// it.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Host memory is left alone where there would be less of it after a piece, in pieces.
-const SPARE_PIECES: u64 = 8;
+/// Host memory is left alone where there would be less of it after a chunk, in chunks.
+const SPARE_CHUNKS: u64 = 8;
 
 /// In a forked child.
 pub(super) fn forget() {
@@ -40,12 +44,14 @@ pub(super) fn forget() {
 #[derive(Debug)]
 pub(crate) struct Leaving(());
 
-/// From here on no pages are locked in any context; `None` where nothing of this process can be moved.
+/// From here on no pages are locked in any context; `None` where nothing of this process can be
+/// moved.
 pub(crate) fn leaving() -> Option<Leaving> {
     if !super::active() {
         return None;
     }
-    // SYNC(ahead): this addition and the agent's store are in one order, so that of the two one sees the other.
+    // SYNC(ahead): this addition and the agent's store are in one order, so that of the two one
+    // sees the other.
     LEAVING.fetch_add(1, Ordering::SeqCst);
     let nap = Duration::from_micros(500);
     for _ in 0..LOCKED.as_micros() / nap.as_micros() {
@@ -63,13 +69,13 @@ impl Drop for Leaving {
     }
 }
 
-/// Makes one shadow; false where there is none to be made.
+/// Makes one host copy; false where there is none to be made.
 pub(super) fn step(attached: &Attached) -> bool {
     if !attached.end.arbiter.residency().prepare || !tuning::pins() || process::exiting() {
         return false;
     }
     LOCKING.store(true, Ordering::SeqCst);
-    let free = LEAVING.load(Ordering::SeqCst) == 0 && !latch::is_closed() && !capture::any();
+    let free = LEAVING.load(Ordering::SeqCst) == 0 && !quiesce::is_closed() && !capture::any();
     let made = free && make_one(attached.end.arbiter.host_budget_bytes());
     LOCKING.store(false, Ordering::Release);
     made
@@ -77,44 +83,44 @@ pub(super) fn step(attached: &Attached) -> bool {
 
 fn make_one(budget: u64) -> bool {
     last_use::settle();
-    let (next, held) = piece::with(|pieces| {
-        let without = pieces.all.iter().filter(|(_, piece)| {
-            piece.place == Place::Resident && piece.moves() && piece.shadow.is_none()
+    let (next, held) = chunk::with(|chunks| {
+        let without = chunks.all.iter().filter(|(_, chunk)| {
+            chunk.place == Place::Resident && chunk.moves() && chunk.host_copy.is_none()
         });
         let next = without
-            .min_by_key(|(_, piece)| piece.used)
-            .map(|(id, piece)| (*id, piece.bytes, piece.context));
-        (next, pieces.host_bytes())
+            .min_by_key(|(_, chunk)| chunk.used)
+            .map(|(id, chunk)| (*id, chunk.bytes, chunk.context));
+        (next, chunks.host_bytes())
     });
     let Some((id, bytes, context)) = next else {
         return false;
     };
-    let short = host::room().free_bytes / (SPARE_PIECES + 1) < bytes;
+    let short = host::space().free_bytes / (SPARE_CHUNKS + 1) < bytes;
     if held.saturating_add(bytes) > budget || short {
         return false;
     }
-    let Some(mut shadow) = Shadow::take(bytes) else {
+    let Some(mut host_copy) = HostCopy::take(bytes) else {
         return false;
     };
     // Another time, where it is somebody else's turn.
     let permits = Permits::within(PATIENCE);
-    if !permits.have() || shadow.take_pages().is_err() {
+    if !permits.have() || host_copy.take_pages().is_err() {
         return false;
     }
-    let locked = capture::relaxed(|| enter(context).map(|_| shadow.pin()));
-    let mut shadow = Some(shadow).filter(|shadow| locked.is_ok() && shadow.is_pinned());
-    let made = shadow.is_some();
-    piece::with(|pieces| {
-        let Some(piece) = pieces.all.get_mut(&id) else {
+    let locked = capture::relaxed(|| enter(context).map(|_| host_copy.pin()));
+    let mut host_copy = Some(host_copy).filter(|host_copy| locked.is_ok() && host_copy.is_pinned());
+    let made = host_copy.is_some();
+    chunk::with(|chunks| {
+        let Some(chunk) = chunks.all.get_mut(&id) else {
             return;
         };
-        if piece.shadow.is_none() && piece.place == Place::Resident {
-            piece.shadow = shadow.take();
-            let device = piece.device;
-            pieces.publish(device);
+        if chunk.host_copy.is_none() && chunk.place == Place::Resident {
+            chunk.host_copy = host_copy.take();
+            let device = chunk.device;
+            chunks.publish(device);
         }
     });
-    // One whose piece was freed meanwhile goes with the driver's call for it, not under the lock.
-    drop(shadow);
+    // One whose chunk was freed meanwhile goes with the driver's call for it, not under the lock.
+    drop(host_copy);
     made
 }

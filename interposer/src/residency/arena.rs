@@ -1,14 +1,17 @@
 //! Arenas: `cuMemAlloc` out of reserved addresses and few physical handles.
 //!
-//! One arena per context. It reserves twice the device's size in addresses, once; what it has mapped there are *chunks* of up to
-//! 64 MiB, each one [piece](super::piece). Blocks of up to a quarter of that share chunks; a larger block has a range of pieces of its
-//! own. Between ranges one granule of addresses stays unmapped, so that an access past the end of one still fails.
+//! One arena per context. It reserves twice the device's size in addresses, once; what it has
+//! mapped there are *chunks* of up to 64 MiB, each one [chunk](super::chunk). Blocks of up to a
+//! quarter of that share chunks; a larger block has a range of chunks of its own. Between ranges
+//! one granule of addresses stays unmapped, so that an access past the end of one still fails.
 //!
-//! Chunks grow with the arena: a new one is a quarter of what the arena has, and no smaller than the block it is for. A program of a
-//! few allocations pays for a few granules, one of many for few handles, and what lies unused is a quarter at most. Where the quota has
-//! no room for that, the chunk is as small as the block. An empty chunk is released, but for one, which goes when the quota needs it.
+//! Chunks grow with the arena: a new one is a quarter of what the arena has, and no smaller than
+//! the block it is for. A program of a few allocations pays for a few granules, one of many for few
+//! handles, and what lies unused is a quarter at most. Where the quota has no space for that, the
+//! chunk is as small as the block. An empty chunk is released, but for one, which goes when the
+//! quota needs it.
 //!
-//! Charged is what the device lacks: whole pieces, on the device or not.
+//! Charged is what the device lacks: whole chunks, on the device or not.
 
 mod backing;
 mod ending;
@@ -19,10 +22,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use shim_ffi::*;
 
-use super::piece::GRANULE;
+use super::chunk::GRANULE;
 use super::ranges::Ranges;
-use super::room::Room;
-use super::{agent, latch, tuning};
+use super::space::SpaceWait;
+use super::{agent, quiesce, tuning};
 use crate::client;
 use crate::memory::{Meter, granules};
 use crate::real;
@@ -45,16 +48,16 @@ struct Block {
     /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     id: u64,
     sync_memops: bool,
-    /// Pieces of its own, in order; none for one that lies in a shared chunk.
-    pieces: Vec<u64>,
+    /// Chunks of its own, in order; none for one that lies in a shared chunk.
+    chunks: Vec<u64>,
 }
 
 /// A chunk that blocks share.
 #[derive(Debug)]
-struct Chunk {
+struct Shared {
     bytes: u64,
     used_bytes: u64,
-    piece: u64,
+    chunk: u64,
 }
 
 #[derive(Default, Debug)]
@@ -64,7 +67,7 @@ struct Inner {
     /// Free parts of chunks.
     free: Ranges,
     blocks: BTreeMap<u64, Block>,
-    chunks: BTreeMap<u64, Chunk>,
+    shared: BTreeMap<u64, Shared>,
     /// An empty chunk that is kept, by its start.
     spare: Option<u64>,
     /// Bytes of all chunks.
@@ -113,9 +116,9 @@ pub(super) struct Known {
 
 /// Why no memory was had.
 enum Short {
-    /// The program is to be told this.
+    /// The program is answered this.
     Refused(CUresult),
-    /// The quota has room for so many bytes, the device has none now.
+    /// The quota has space for so many bytes, the device has none now.
     Device(u64),
 }
 
@@ -176,8 +179,8 @@ pub(super) fn note_sync_memops(address: u64, on: bool) {
 pub(crate) fn spare_bytes(device: usize) -> u64 {
     let of = |arena: &Arena| {
         let inner = arena.inner();
-        let chunk = inner.spare.and_then(|start| inner.chunks.get(&start));
-        chunk.map_or(0, |chunk| chunk.bytes)
+        let shared = inner.spare.and_then(|start| inner.shared.get(&start));
+        shared.map_or(0, |shared| shared.bytes)
     };
     arenas()
         .filter(|arena| arena.device == device)
@@ -185,7 +188,8 @@ pub(crate) fn spare_bytes(device: usize) -> u64 {
         .sum()
 }
 
-/// Allocates `asked` bytes for the calling thread's context. `None`: the driver is to do it, and what it gives stays resident.
+/// Allocates `asked` bytes for the calling thread's context. `None`: the driver is to do it, and
+/// what it gives stays resident.
 pub(crate) fn allocate(meter: &Meter, asked: u64) -> Option<Result<u64, CUresult>> {
     if !client::current()?.end.arbiter.residency().evictable || asked == 0 {
         return None;
@@ -242,7 +246,8 @@ fn make(meter: &Meter, context: usize, ordinal: i32) -> Option<&'static Arena> {
         inner: Mutex::new(inner),
         dead: AtomicBool::new(false),
     });
-    // Two threads may come at once: one of them gives its addresses back. No driver call under this lock.
+    // Two threads may come at once: one of them gives its addresses back. No driver call under this
+    // lock.
     let placed = {
         let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
         let twice = arenas().any(|other| other.context == context);
@@ -285,9 +290,9 @@ impl Arena {
         if asked > MOST {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let mut room: Option<Room<'_>> = None;
+        let mut space: Option<SpaceWait<'_>> = None;
         loop {
-            let pass = latch::pass()?;
+            let pass = quiesce::pass()?;
             let missing = match self.try_allocate(meter, asked) {
                 Ok(address) => return Ok(address),
                 Err(Short::Refused(status)) => return Err(status),
@@ -295,8 +300,8 @@ impl Arena {
             };
             // Not inside while waiting: the arbiter may want this very job's memory out.
             drop(pass);
-            let room = room.get_or_insert_with(|| Room::begin(meter, missing));
-            if !room.wait() {
+            let space = space.get_or_insert_with(|| SpaceWait::begin(meter, missing));
+            if !space.wait() {
                 return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
             }
         }
@@ -321,14 +326,15 @@ impl Arena {
         }
     }
 
-    /// Gives back a chunk that was made in vain, because another thread's free was faster, where an empty one is kept already.
+    /// Gives back a chunk that was made in vain, because another thread's free was faster, where an
+    /// empty one is kept already.
     fn keep_one(&self, meter: &Meter, start: u64) {
         let gone = {
             let mut inner = self.inner();
             let unused = inner
-                .chunks
+                .shared
                 .get(&start)
-                .is_some_and(|chunk| chunk.used_bytes == 0);
+                .is_some_and(|shared| shared.used_bytes == 0);
             match inner.spare {
                 _ if !unused => None,
                 None => {
@@ -336,23 +342,23 @@ impl Arena {
                     None
                 }
                 Some(spare) if spare == start => None,
-                Some(_) => inner.take_chunk(start),
+                Some(_) => inner.take_shared(start),
             }
         };
-        if let Some((start, chunk)) = gone {
-            let bytes = self.dispose(start, chunk.bytes, &[chunk.piece]);
+        if let Some((start, shared)) = gone {
+            let bytes = self.dispose(start, shared.bytes, &[shared.chunk]);
             meter.release(bytes);
         }
     }
 
-    /// A block out of a shared chunk, if one has room.
+    /// A block out of a shared chunk, if one has space.
     #[inline]
     fn small(&self, asked: u64, bytes: u64) -> Option<u64> {
         let mut inner = self.inner();
         let inner = &mut *inner;
         let start = inner.free.take(bytes)?;
-        if let Some((at, chunk)) = inner.chunks.range_mut(..=start).next_back() {
-            chunk.used_bytes += bytes;
+        if let Some((at, shared)) = inner.shared.range_mut(..=start).next_back() {
+            shared.used_bytes += bytes;
             if inner.spare == Some(*at) {
                 inner.spare = None;
             }
@@ -361,7 +367,7 @@ impl Arena {
             bytes: asked,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             sync_memops: false,
-            pieces: Vec::new(),
+            chunks: Vec::new(),
         };
         inner.blocks.insert(start, block);
         Some(start)
@@ -401,16 +407,16 @@ impl Arena {
             made => made,
         };
         match made {
-            Ok((start, pieces)) => {
+            Ok((start, chunks)) => {
                 let mut inner = self.inner();
                 inner.free.insert(start, size);
                 inner.chunk_bytes += size;
-                let chunk = Chunk {
+                let shared = Shared {
                     bytes: size,
                     used_bytes: 0,
-                    piece: pieces.first().copied().unwrap_or(0),
+                    chunk: chunks.first().copied().unwrap_or(0),
                 };
-                inner.chunks.insert(start, chunk);
+                inner.shared.insert(start, shared);
                 Ok(start)
             }
             Err(status) => {
@@ -420,7 +426,7 @@ impl Arena {
         }
     }
 
-    /// A block with pieces of its own.
+    /// A block with chunks of its own.
     #[cold]
     #[inline(never)]
     fn large(&'static self, meter: &Meter, asked: u64) -> Result<u64, Short> {
@@ -438,17 +444,17 @@ impl Arena {
                 }
             }
         };
-        let chunk = tuning::chunk_bytes();
-        let parts: Vec<u64> = (0..bytes.div_ceil(chunk))
-            .map(|at| chunk.min(bytes - at * chunk))
+        let most = tuning::chunk_bytes();
+        let parts: Vec<u64> = (0..bytes.div_ceil(most))
+            .map(|at| most.min(bytes - at * most))
             .collect();
         match self.back(meter, &parts, on_device) {
-            Ok((start, pieces)) => {
+            Ok((start, chunks)) => {
                 let block = Block {
                     bytes: asked,
                     id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
                     sync_memops: false,
-                    pieces,
+                    chunks,
                 };
                 self.inner().blocks.insert(start, block);
                 Ok(start)
@@ -468,37 +474,37 @@ impl Arena {
 
 impl Inner {
     /// Takes an empty chunk out of what is free.
-    fn take_chunk(&mut self, start: u64) -> Option<(u64, Chunk)> {
-        let bytes = self.chunks.get(&start)?.bytes;
+    fn take_shared(&mut self, start: u64) -> Option<(u64, Shared)> {
+        let bytes = self.shared.get(&start)?.bytes;
         if !self.free.take_at(start, bytes) {
             return None;
         }
         self.chunk_bytes -= bytes;
-        self.chunks.remove(&start).map(|chunk| (start, chunk))
+        self.shared.remove(&start).map(|shared| (start, shared))
     }
 
-    /// Takes a block out; what its end leaves to be disposed of: start, bytes and pieces.
+    /// Takes a block out; what its end leaves to be disposed of: start, bytes and chunks.
     fn remove(&mut self, address: u64) -> Option<Option<(u64, u64, Vec<u64>)>> {
         let block = self.blocks.remove(&address)?;
-        if !block.pieces.is_empty() {
-            return Some(Some((address, granules(block.bytes), block.pieces)));
+        if !block.chunks.is_empty() {
+            return Some(Some((address, granules(block.bytes), block.chunks)));
         }
         let bytes = block.bytes.next_multiple_of(UNIT);
         self.free.insert(address, bytes);
-        let Some((start, chunk)) = self.chunks.range_mut(..=address).next_back() else {
+        let Some((start, shared)) = self.shared.range_mut(..=address).next_back() else {
             return Some(None);
         };
         let start = *start;
-        chunk.used_bytes -= bytes;
-        if chunk.used_bytes != 0 {
+        shared.used_bytes -= bytes;
+        if shared.used_bytes != 0 {
             return Some(None);
         }
         if self.spare.is_none() {
             self.spare = Some(start);
             return Some(None);
         }
-        let gone = self.take_chunk(start);
-        Some(gone.map(|(start, chunk)| (start, chunk.bytes, vec![chunk.piece])))
+        let gone = self.take_shared(start);
+        Some(gone.map(|(start, shared)| (start, shared.bytes, vec![shared.chunk])))
     }
 }
 

@@ -1,9 +1,11 @@
 //! Captures that are about to begin, and calls of ours that would invalidate one.
 //!
-//! To wait for a whole context the driver is asked to record an event behind everything in it (`cuCtxRecordEvent`), which invalidates every
-//! capture there, whatever the thread's mode. While the latch is closed none can begin. While it is open a look at whether one is
-//! in progress is not enough: one may begin between the look and the call. So for the length of the call, microseconds, beginnings
-//! wait: one side counts its capture and then looks here, the other says that it is about to and then looks at the count.
+//! To wait for a whole context the driver is asked to record an event behind everything in it
+//! (`cuCtxRecordEvent`), which invalidates every capture there, whatever the thread's mode. While
+//! the quiesce gate is closed none can begin. While it is open a look at whether one is in progress
+//! is not enough: one may begin between the look and the call. So for the length of the call,
+//! microseconds, beginnings wait: one side counts its capture and then looks here, the other says
+//! that it is about to and then looks at the count.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -17,7 +19,7 @@ static RECORDING: AtomicU32 = AtomicU32::new(0);
 /// TIMEOUT: how long a capture waits for such a call, which does not wait for the device.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
-/// In a forked child: whoever was recording is not there.
+/// In a forked child: a thread that was recording is not there.
 pub(super) fn forget() {
     RECORDING.store(0, Ordering::Relaxed);
 }
@@ -31,10 +33,11 @@ impl Drop for Recording {
     }
 }
 
-/// Makes `calls` while no capture is in progress and none begins; `None`: one is in progress. The agent's alone.
+/// Makes `calls` while no capture is in progress and none begins; `None`: one is in progress. The
+/// agent's alone.
 pub(super) fn held_off<T>(calls: impl FnOnce() -> T) -> Option<T> {
-    // SYNC(recording): store, then look at the captures; pairs with `before_capture`, which counts one and then looks here. Of
-    // the two one sees the other.
+    // SYNC(recording): store, then look at the captures; pairs with `before_capture`, which counts
+    // one and then looks here. Of the two one sees the other.
     RECORDING.store(1, Ordering::SeqCst);
     let _recording = Recording;
     fence(Ordering::SeqCst);

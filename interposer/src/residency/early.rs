@@ -1,19 +1,24 @@
-//! A restore that lets the program begin before its end, where it has said what it touches ([`groups`]).
+//! A restore that lets the program begin before its end, where it has said what it touches
+//! ([`groups`]).
 //!
-//! Who may begin: a thread inside of `sublet_pipeline_begin(g)` at the time, once everything of no group and of the groups up to `g` is in. It,
-//! and nobody else, then has a *leave* for this restore: its launches pass the latch although that is closed, and so do its copies
-//! and memsets whose addresses are known and in. Everything else that it calls, and every other thread, waits for the whole. A thread that
-//! does not ask is never let go early, so that nothing can be got wrong by leaving something out.
+//! Who may begin: a thread inside of `sublet_pipeline_begin(g)` at the time, once everything of no
+//! group and of the groups up to `g` is in. It, and nobody else, then has a *leave* for this
+//! restore: its launches pass the quiesce gate although that is closed, and so do its copies and
+//! memsets whose addresses are known and in. Everything else that it calls, and every other thread,
+//! waits for the whole. A thread that does not ask is never let go early, so that nothing can be
+//! got wrong by leaving something out.
 //!
-//! The agent takes leaves back at once, by one store, and waits as at the latch until nobody is inside ([`settle`]). A leave is for one restore,
-//! by its number: one that was given in an earlier one opens nothing.
+//! The agent takes leaves back at once, by one store, and waits as at the quiesce gate until nobody
+//! is inside ([`settle`]). A leave is for one restore, by its number: one that was given in an
+//! earlier one opens nothing.
 //!
 //! ```text
 //!   agent                                        thread
 //!   LEVEL = 0, RESTORE = n
-//!   pieces of rank 0, 1, ... arrive: LEVEL       begin(g): LEVEL > g + 1: leave = n
-//!   says that the job may begin                  launch: counts itself in; RESTORE == leave: to the driver; out
-//!   the rest arrives: the latch opens, RESTORE = 0
+//!   chunks of rank 0, 1, ... arrive: LEVEL       begin(g): LEVEL > g + 1: permit = n
+//!   says that the job may begin                  launch: counts itself in;
+//!                                                RESTORE == permit: to the driver; out
+//!   the rest arrives: the quiesce gate opens, RESTORE = 0
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -22,15 +27,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use channel::Reason;
 use shim_ffi::Operands;
 
+use super::chunk::{self, Place};
 use super::groups::{self, Ranks};
 use super::operands;
-use super::piece::{self, Place};
-use super::{lanes, latch};
+use super::{copy_streams, quiesce};
 use crate::capture;
 use crate::client::now_ns;
 use crate::thread::{Thread, thread};
 
-/// TIMEOUT: how long what was begun early may go on before what has come back is left where it is for now: kernels take milliseconds.
+/// TIMEOUT: how long what was begun early may go on before what has come back is left where it is
+/// for now: kernels take milliseconds.
 pub(super) const SETTLE_NS: u64 = 2_000_000_000;
 
 /// Number of the restore in which leaves hold; 0: they do not.
@@ -53,18 +59,18 @@ pub(super) fn forget() {
     UNSETTLED.store(false, Ordering::Relaxed);
 }
 
-/// Wakes whoever waits for a group.
+/// Wakes a thread that waits for a group.
 pub(super) fn signal() {
     use rustix::thread::futex;
     SIGNAL.fetch_add(1, Ordering::SeqCst);
     let _ = futex::wake(&SIGNAL, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // The agent's side
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
-/// What a restore does beside moving pieces.
+/// What a restore does beside moving chunks.
 pub(super) struct Watch<'a> {
     ranks: RefCell<Option<Ranks>>,
     level: Cell<u64>,
@@ -86,8 +92,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Of a restore of `ids`, which are put into the order in which they are needed; what is needed at the same time stays as it
-    /// is. `begun` is called once, when a thread has been let go.
+    /// Of a restore of `ids`, which are put into the order in which they are needed; what is needed
+    /// at the same time stays as it is. `begun` is called once, when a thread has been let go.
     pub(super) fn over(ids: &mut [u64], begun: &'a dyn Fn()) -> Watch<'a> {
         let Some(ranks) = Ranks::now() else {
             return Self::nobody();
@@ -105,7 +111,8 @@ impl<'a> Watch<'a> {
             said: Cell::new(false),
         };
         LEVEL.store(0, Ordering::SeqCst);
-        // SYNC(early): after the level of the last restore is gone, so that nobody takes that for this one's.
+        // SYNC(early): after the level of the last restore is gone, so that nobody takes that for
+        // this one's.
         RESTORE.store(number, Ordering::SeqCst);
         watch.publish();
         watch
@@ -116,7 +123,7 @@ impl<'a> Watch<'a> {
         self.number != 0
     }
 
-    /// A piece is back.
+    /// A chunk is back.
     pub(super) fn arrived(&self, id: u64) {
         if let Some(ranks) = &mut *self.ranks.borrow_mut() {
             ranks.arrived(id);
@@ -147,7 +154,8 @@ impl<'a> Watch<'a> {
 
 /// Takes all leaves back.
 pub(super) fn revoke() {
-    // SYNC(early): SeqCst here and in `latch::pass_by_leave`. Either the agent sees a call inside, or the call sees its leave gone.
+    // SYNC(early): SeqCst here and in `quiesce gate::pass_by_leave`. Either the agent sees a call
+    // inside, or the call sees its leave gone.
     RESTORE.store(0, Ordering::SeqCst);
     LEVEL.store(0, Ordering::SeqCst);
 }
@@ -157,16 +165,17 @@ pub(super) fn settled() {
     UNSETTLED.store(false, Ordering::Relaxed);
 }
 
-/// Whether something may be under way although the latch is closed.
+/// Whether something may be under way although the quiesce gate is closed.
 pub(super) fn unsettled() -> bool {
-    // SYNC(early): set inside of the latch's count, see `pass`.
+    // SYNC(early): set inside of the quiesce gate's count, see `pass`.
     UNSETTLED.load(Ordering::SeqCst)
 }
 
-/// With the latch closed: takes leaves back, and waits until what was begun by them is over. True where anything was.
+/// With the quiesce gate closed: takes leaves back, and waits until what was begun by them is over.
+/// True where anything was.
 pub(super) fn settle(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<bool, Reason> {
     revoke();
-    if !latch::empty(deadline_ns) {
+    if !quiesce::empty(deadline_ns) {
         UNSETTLED.store(true, Ordering::SeqCst);
         return Err(Reason::NotDrained);
     }
@@ -176,41 +185,42 @@ pub(super) fn settle(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<bo
     if capture::any() {
         return Err(Reason::Capturing);
     }
-    lanes::drain(deadline_ns, given_up)?;
+    copy_streams::drain(deadline_ns, given_up)?;
     settled();
     Ok(true)
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // The program's side
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
 /// Whether a leave holds.
-pub(super) fn holds(leave: u32) -> bool {
-    RESTORE.load(Ordering::SeqCst) == leave
+pub(super) fn holds(permit: u32) -> bool {
+    RESTORE.load(Ordering::SeqCst) == permit
 }
 
-/// Lets a submission of a thread with a leave in: launches, and what names memory that is in. `None`: it goes the usual way.
+/// Lets a submission of a thread with a leave in: launches, and what names memory that is in.
+/// `None`: it goes the usual way.
 #[inline]
-pub(super) fn pass(operands: Operands, words: &[usize]) -> Option<latch::Pass> {
+pub(super) fn pass(operands: Operands, words: &[usize]) -> Option<quiesce::Pass> {
     let thread = thread();
-    let leave = thread.leave.get();
-    if leave == 0 || RESTORE.load(Ordering::Relaxed) != leave {
+    let permit = thread.permit.get();
+    if permit == 0 || RESTORE.load(Ordering::Relaxed) != permit {
         return None;
     }
-    pass_by_leave(thread, leave, operands, words)
+    pass_by_permit(thread, permit, operands, words)
 }
 
 #[cold]
 #[inline(never)]
-fn pass_by_leave(
+fn pass_by_permit(
     thread: &Thread,
-    leave: u32,
+    permit: u32,
     operands: Operands,
     words: &[usize],
-) -> Option<latch::Pass> {
+) -> Option<quiesce::Pass> {
     let named = operands::linear(operands, words)?;
-    let pass = latch::pass_by_leave(thread, leave)?;
+    let pass = quiesce::pass_by_permit(thread, permit)?;
     // Inside, so that nothing leaves any more: what is in stays in.
     let there = named
         .iter()
@@ -225,18 +235,18 @@ fn pass_by_leave(
 /// Whether nothing of a range is away.
 fn is_in(start: u64, bytes: u64) -> bool {
     let end = start.saturating_add(bytes);
-    piece::with(|pieces| {
-        !pieces.all.values().any(|piece| {
-            !matches!(piece.place, Place::Resident | Place::Host)
-                && piece.mappings.iter().any(|mapping| {
-                    mapping.address < end && mapping.address.saturating_add(piece.bytes) > start
+    chunk::with(|chunks| {
+        !chunks.all.values().any(|chunk| {
+            !matches!(chunk.place, Place::Resident | Place::Host)
+                && chunk.mappings.iter().any(|mapping| {
+                    mapping.address < end && mapping.address.saturating_add(chunk.bytes) > start
                 })
         })
     })
 }
 
 /// The leave that a thread in `begin(group)` can have now.
-fn leave_for(group: u32) -> Option<u32> {
+fn permit_for(group: u32) -> Option<u32> {
     // SYNC(early): in this order; see `Watch::over`.
     let restore = RESTORE.load(Ordering::SeqCst);
     let level = LEVEL.load(Ordering::SeqCst);
@@ -252,8 +262,8 @@ pub(crate) fn begin(group: u32) -> i32 {
     if !super::active() || thread.is_inside() {
         return 0;
     }
-    thread.leave.set(0);
-    if !latch::is_closed() {
+    thread.permit.set(0);
+    if !quiesce::is_closed() {
         return 1;
     }
     wait(thread, group)
@@ -262,16 +272,16 @@ pub(crate) fn begin(group: u32) -> i32 {
 #[cold]
 #[inline(never)]
 fn wait(thread: &Thread, group: u32) -> i32 {
-    let outcome = latch::wait_on(thread, &SIGNAL, |_| {
-        if !latch::is_closed() {
+    let outcome = quiesce::wait_on(thread, &SIGNAL, |_| {
+        if !quiesce::is_closed() {
             return Some(1);
         }
-        if let Some(leave) = leave_for(group) {
-            thread.leave.set(leave);
-            GIVEN.store(leave, Ordering::SeqCst);
+        if let Some(permit) = permit_for(group) {
+            thread.permit.set(permit);
+            GIVEN.store(permit, Ordering::SeqCst);
             return Some(1);
         }
-        latch::has_failed().then_some(-1)
+        quiesce::has_failed().then_some(-1)
     });
     outcome.unwrap_or(0)
 }

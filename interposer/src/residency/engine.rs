@@ -1,13 +1,15 @@
-//! Moving pieces: out of a device, back, and to host memory at the same address. The agent's thread alone comes here, with the latch
-//! closed and nothing under way on the devices.
+//! Moving chunks: out of a device, back, and to host memory at the same address. The agent's thread
+//! alone comes here, with the quiesce gate closed and nothing under way on the devices.
 //!
-//! Copies are pipelined (Bai et al., PipeSwitch, OSDI 2020): while the copy engine works on one piece, the one before is unmapped and
-//! released, or the next one created and mapped. A piece that has left is released at once, so that another tenant's piece can be
-//! created where it was: that is what makes evicting one tenant while restoring another as fast as the slower of both. The restoring
-//! side asks again and again for memory that is not there yet.
+//! Copies are pipelined (Bai et al., PipeSwitch, OSDI 2020): while the copy engine works on one
+//! chunk, the one before is unmapped and released, or the next one created and mapped. A chunk that
+//! has left is released at once, so that another tenant's chunk can be created where it was: that
+//! is what makes evicting one tenant while restoring another as fast as the slower of both. The
+//! restoring side asks again and again for memory that is not there yet.
 //!
-//! What was used last ([`last_use`]) comes back first and leaves last: a guess at what is used next, and no more. In an eviction that
-//! copies only what has changed since the one before it leaves first: a guess at what has changed.
+//! What was used last ([`last_use`]) comes back first and leaves last: a guess at what is used
+//! next, and no more. In an eviction that copies only what has changed since the one before it
+//! leaves first: a guess at what has changed.
 
 mod back;
 mod out;
@@ -15,10 +17,10 @@ mod out;
 use channel::Reason;
 use shim_ffi::*;
 
-use super::lanes::{Step, Stopped};
+use super::chunk::{self, Mapping, Place};
+use super::copy_streams::{Step, Stopped};
+use super::host_copy::HostCopy;
 use super::last_use;
-use super::piece::{self, Mapping, Place};
-use super::shadow::Shadow;
 use crate::real;
 
 pub(super) use back::{
@@ -36,48 +38,48 @@ pub(super) enum Outcome {
     Failed(Reason, CUresult),
 }
 
-/// Pieces of `device` in `place`, what was used least recently first.
+/// Chunks of `device` in `place`, what was used least recently first.
 pub(super) fn in_place(device: usize, place: Place) -> Vec<u64> {
     last_use::settle();
-    let mut found: Vec<(u64, u64)> = piece::with(|pieces| {
-        pieces
+    let mut found: Vec<(u64, u64)> = chunk::with(|chunks| {
+        chunks
             .all
             .iter()
-            .filter(|(_, piece)| piece.device == device && piece.place == place && piece.moves())
-            .map(|(id, piece)| (piece.used, *id))
+            .filter(|(_, chunk)| chunk.device == device && chunk.place == place && chunk.moves())
+            .map(|(id, chunk)| (chunk.used, *id))
             .collect()
     });
     found.sort_unstable();
     found.into_iter().map(|(_, id)| id).collect()
 }
 
-/// Bytes of `device` that are in their shadows alone.
+/// Bytes of `device` that are in their host copies alone.
 pub(super) fn out_bytes(device: usize) -> u64 {
-    piece::with(|pieces| {
-        let out = pieces
+    chunk::with(|chunks| {
+        let out = chunks
             .all
             .values()
-            .filter(|piece| piece.device == device && piece.place == Place::Out);
-        out.map(|piece| piece.bytes).sum()
+            .filter(|chunk| chunk.device == device && chunk.place == Place::Out);
+        out.map(|chunk| chunk.bytes).sum()
     })
 }
 
 /// Whether something is neither on a device nor usable in host memory.
 pub(super) fn anything_out() -> bool {
-    piece::with(|pieces| pieces.all.values().any(|piece| piece.place == Place::Out))
+    chunk::with(|chunks| chunks.all.values().any(|chunk| chunk.place == Place::Out))
 }
 
 /// Whether something of `device` lies in host memory, usable.
 pub(super) fn anything_on_host(device: usize) -> bool {
-    piece::with(|pieces| {
-        pieces
+    chunk::with(|chunks| {
+        chunks
             .all
             .values()
-            .any(|piece| piece.device == device && piece.place == Place::Host)
+            .any(|chunk| chunk.device == device && chunk.place == Place::Host)
     })
 }
 
-/// What a move of a piece needs to know.
+/// What a move of a chunk needs to know.
 pub(super) struct Move {
     pub(super) bytes: u64,
     pub(super) ordinal: i32,
@@ -88,7 +90,7 @@ pub(super) struct Move {
     pub(super) properties: CUmemAllocationProp,
     /// Copies of it are to wait for their end.
     pub(super) sync_memops: bool,
-    /// Its shadow; null: it has none.
+    /// Its host copy; null: it has none.
     host: *mut c_void,
 }
 
@@ -109,27 +111,27 @@ impl Move {
     }
 }
 
-/// A piece as it is now.
+/// A chunk as it is now.
 pub(super) fn look_at(id: u64) -> Step<Move> {
-    let found = piece::with(|pieces| {
-        let piece = pieces.all.get(&id)?;
-        let shadow = piece.shadow.as_ref();
+    let found = chunk::with(|chunks| {
+        let chunk = chunks.all.get(&id)?;
+        let host_copy = chunk.host_copy.as_ref();
         Some(Move {
-            bytes: piece.bytes,
-            ordinal: piece.ordinal,
-            context: piece.context,
-            address: piece.address(),
-            handle: piece.handle,
-            mappings: piece.mappings.clone(),
-            properties: piece.properties,
-            sync_memops: piece.sync_memops,
-            host: shadow.map_or(std::ptr::null_mut(), Shadow::pointer),
+            bytes: chunk.bytes,
+            ordinal: chunk.ordinal,
+            context: chunk.context,
+            address: chunk.address(),
+            handle: chunk.handle,
+            mappings: chunk.mappings.clone(),
+            properties: chunk.properties,
+            sync_memops: chunk.sync_memops,
+            host: host_copy.map_or(std::ptr::null_mut(), HostCopy::pointer),
         })
     });
     found.ok_or(Stopped::by(CUresult::CUDA_ERROR_INVALID_VALUE))
 }
 
-/// The same, with a shadow to copy to or from.
+/// The same, with a host copy to copy to or from.
 fn look(id: u64) -> Step<Move> {
     look_at(id).and_then(|of| {
         if of.host.is_null() {

@@ -1,20 +1,23 @@
-//! Fitting a job into fewer bytes of its device (AntMan, OSDI 2020): pieces change between device and host memory, at the same address.
+//! Fitting a job into fewer bytes of its device (AntMan, OSDI 2020): chunks change between device
+//! and host memory, at the same address.
 //!
-//! A piece is copied to new memory that is mapped at an address of ours for the moment; when all of it is there the two change places.
-//! Until then nothing is lost: whatever goes wrong, the piece is where it was. Who is asked to go is what was used least recently; that is a
-//! guess about cost and never about need, since what lies in host memory can be used all the same, only slower.
+//! A chunk is copied to new memory that is mapped at an address of ours for the moment; when all of
+//! it is there the two change places. Until then nothing is lost: whatever goes wrong, the chunk is
+//! where it was. Who is asked to go is what was used least recently; that is a guess about cost and
+//! never about need, since what lies in host memory can be used all the same, only slower.
 
 use channel::Reason;
 use shim_ffi::*;
 
+use super::chunk::{self, Mapping, Place};
+use super::copy_streams::{self, Step, Stopped};
 use super::engine::{self, Outcome};
-use super::lanes::{self, Step, Stopped};
-use super::piece::{self, Mapping, Place};
 use crate::client::{self, now_ns};
 use crate::{capture, real};
 
-/// Brings `device` to `target_bytes` of what can be moved. What was used least recently goes to host memory, what was used most recently comes
-/// back first; what stays where it is is not exchanged for it.
+/// Brings `device` to `target_bytes` of what can be moved. What was used least recently goes to
+/// host memory, what was used most recently comes back first; what stays where it is is not
+/// exchanged for it.
 pub(super) fn fit(
     device: usize,
     target_bytes: u64,
@@ -32,7 +35,7 @@ pub(super) fn fit(
         shrink(device, target_bytes, deadline_ns, given_up)?;
         grow(device, target_bytes, deadline_ns, given_up)
     });
-    piece::with(|pieces| pieces.publish(device));
+    chunk::with(|chunks| chunks.publish(device));
     match moved {
         Ok(()) => Outcome::Done,
         // Everything is usable where it is: that is never a failure of the job.
@@ -41,12 +44,12 @@ pub(super) fn fit(
 }
 
 fn resident_bytes(device: usize) -> u64 {
-    piece::with(|pieces| {
-        let on = pieces
+    chunk::with(|chunks| {
+        let on = chunks
             .all
             .values()
-            .filter(|piece| piece.device == device && piece.on_device() && piece.moves());
-        on.map(|piece| piece.bytes).sum()
+            .filter(|chunk| chunk.device == device && chunk.on_device() && chunk.moves());
+        on.map(|chunk| chunk.bytes).sum()
     })
 }
 
@@ -68,22 +71,23 @@ fn shrink(
     let chosen: Vec<u64> = engine::in_place(device, Place::Resident)
         .into_iter()
         .take_while(|id| {
-            let go = resident > target_bytes;
-            let bytes = piece::with(|pieces| pieces.all.get(id).map_or(0, |piece| piece.bytes));
-            resident = resident.saturating_sub(if go { bytes } else { 0 });
-            go
+            let moves = resident > target_bytes;
+            let bytes = chunk::with(|chunks| chunks.all.get(id).map_or(0, |chunk| chunk.bytes));
+            resident = resident.saturating_sub(if moves { bytes } else { 0 });
+            moves
         })
         .collect();
-    // Before anything moves: whether the host has room for all of it. Its shadows are room that it has already.
-    let (needed, held) = piece::with(|pieces| {
+    // Before anything moves: whether the host has space for all of it. Its host copies are space
+    // that it has already.
+    let (needed, held) = chunk::with(|chunks| {
         let of = |id: &u64| {
-            pieces
+            chunks
                 .all
                 .get(id)
-                .filter(|piece| piece.shadow.is_none())
-                .map_or(0, |piece| piece.bytes)
+                .filter(|chunk| chunk.host_copy.is_none())
+                .map_or(0, |chunk| chunk.bytes)
         };
-        (chosen.iter().map(of).sum::<u64>(), pieces.host_bytes())
+        (chosen.iter().map(of).sum::<u64>(), chunks.host_bytes())
     });
     if held.saturating_add(needed) > budget {
         return Err(stopped(Reason::HostBudget));
@@ -98,8 +102,8 @@ fn shrink(
         if now_ns() > deadline_ns || given_up() {
             return Err(stopped(Reason::NotDrained));
         }
-        let shadow = piece::with(|pieces| pieces.all.get_mut(&id)?.shadow.take());
-        drop(shadow);
+        let host_copy = chunk::with(|chunks| chunks.all.get_mut(&id)?.host_copy.take());
+        drop(host_copy);
         relocate(id, Place::Host).map_err(|stop| match stop.reason {
             Reason::DeviceMemory => stopped(Reason::HostMemory),
             _ => stop,
@@ -116,7 +120,7 @@ fn grow(
 ) -> Step<()> {
     let mut resident = resident_bytes(device);
     for id in engine::in_place(device, Place::Host).into_iter().rev() {
-        let bytes = piece::with(|pieces| pieces.all.get(&id).map_or(0, |piece| piece.bytes));
+        let bytes = chunk::with(|chunks| chunks.all.get(&id).map_or(0, |chunk| chunk.bytes));
         if resident.saturating_add(bytes) > target_bytes {
             continue;
         }
@@ -129,13 +133,13 @@ fn grow(
     Ok(())
 }
 
-/// Moves one piece between device and host memory.
+/// Moves one chunk between device and host memory.
 fn relocate(id: u64, to: Place) -> Step<()> {
     let of = engine::look_at(id)?;
-    let lanes = lanes::enter(of.context)?;
+    let copy_streams = copy_streams::enter(of.context)?;
     let mut aside = CUdeviceptr::default();
     // SAFETY: valid pointer to a local; addresses alone.
-    lanes::done(unsafe {
+    copy_streams::done(unsafe {
         real::cuMemAddressReserve(&raw mut aside, of.bytes as usize, 0, CUdeviceptr(0), 0)
     })?;
     let meanwhile = Mapping {
@@ -145,7 +149,7 @@ fn relocate(id: u64, to: Place) -> Step<()> {
             .first()
             .map_or_else(Vec::new, |mapping| mapping.access.clone()),
     };
-    let outcome = exchange(&of, id, to, &meanwhile, lanes);
+    let outcome = exchange(&of, id, to, &meanwhile, copy_streams);
     // SAFETY: reserved above, and nothing is mapped there any more.
     let _ = unsafe { real::cuMemAddressFree(aside, of.bytes as usize) };
     outcome
@@ -156,64 +160,64 @@ fn exchange(
     id: u64,
     to: Place,
     meanwhile: &Mapping,
-    lanes: lanes::Lanes,
+    copy_streams: copy_streams::CopyStreams,
 ) -> Step<()> {
     let aside = std::slice::from_ref(meanwhile);
     let handle = match to {
         Place::Host => engine::bring_on_host(of.ordinal, of.bytes, aside),
-        _ => piece::bring(of.bytes, &of.properties, aside),
+        _ => chunk::bring(of.bytes, &of.properties, aside),
     }
     .map_err(Stopped::by)?;
     // SAFETY: both are mapped for the device, whose work is done, and do not overlap.
-    let copied = lanes::done(unsafe {
+    let copied = copy_streams::done(unsafe {
         real::cuMemcpyDtoDAsync_v2(
             CUdeviceptr(meanwhile.address),
             CUdeviceptr(of.address),
             of.bytes as usize,
-            lanes.out,
+            copy_streams.out,
         )
     })
-    .and_then(|()| lanes::settle(lanes.out, of.bytes));
+    .and_then(|()| copy_streams::settle(copy_streams.out, of.bytes));
     if let Err(stop) = copied {
-        let _ = piece::dismiss(handle, of.bytes, aside);
+        let _ = chunk::dismiss(handle, of.bytes, aside);
         return Err(stop);
     }
     // From here on the contents are in both.
-    if let Err(status) = piece::unmap(meanwhile.address, of.bytes) {
-        let _ = piece::release(handle);
+    if let Err(status) = chunk::unmap(meanwhile.address, of.bytes) {
+        let _ = chunk::release(handle);
         return Err(Stopped::by(status));
     }
     for (at, mapping) in of.mappings.iter().enumerate() {
-        let mapped = piece::unmap(mapping.address, of.bytes).and_then(|()| {
-            piece::map(handle, of.bytes, mapping).inspect_err(|_| {
-                let _ = piece::map(of.handle, of.bytes, mapping);
+        let mapped = chunk::unmap(mapping.address, of.bytes).and_then(|()| {
+            chunk::map(handle, of.bytes, mapping).inspect_err(|_| {
+                let _ = chunk::map(of.handle, of.bytes, mapping);
             })
         });
         if let Err(status) = mapped {
             for done in of.mappings.iter().take(at) {
-                let _ = piece::unmap(done.address, of.bytes);
-                let _ = piece::map(of.handle, of.bytes, done);
+                let _ = chunk::unmap(done.address, of.bytes);
+                let _ = chunk::map(of.handle, of.bytes, done);
             }
-            let _ = piece::release(handle);
+            let _ = chunk::release(handle);
             return Err(Stopped::by(status));
         }
     }
-    let _ = piece::release(of.handle);
+    let _ = chunk::release(of.handle);
     of.tell_again();
-    piece::with(|pieces| {
-        let Some(piece) = pieces.all.get_mut(&id) else {
+    chunk::with(|chunks| {
+        let Some(chunk) = chunks.all.get_mut(&id) else {
             return;
         };
-        (piece.handle, piece.place) = (handle, to);
-        let device = piece.device;
+        (chunk.handle, chunk.place) = (handle, to);
+        let device = chunk.device;
         let moved = match to {
-            Place::Host => &mut pieces.moved_out_bytes,
-            _ => &mut pieces.moved_in_bytes,
+            Place::Host => &mut chunks.moved_out_bytes,
+            _ => &mut chunks.moved_in_bytes,
         };
         if let Some(moved) = moved.get_mut(device) {
             *moved += of.bytes;
         }
-        pieces.publish(device);
+        chunks.publish(device);
     });
     Ok(())
 }

@@ -1,21 +1,24 @@
-//! Which memory the program says belongs to which part of it, and in what order that makes pieces come back.
+//! Which memory the program says belongs to which part of it, and in what order that makes chunks
+//! come back.
 //!
-//! The program declares address ranges as numbered *groups*: layers, in the order of a pass. Every piece has a *rank*: 0 is memory of no group,
-//! which anything may touch and which is needed first; memory of group `g` has rank `g + 1`. A piece in which memory of
-//! several ranks lies has the lowest of them: whoever is told that a rank is in can rely on every byte of it. So one byte of a live
-//! allocation that nobody has declared makes its piece one of no group: what is not known is needed at once.
+//! The program declares address ranges as numbered *groups*: layers, in the order of a pass. Every
+//! chunk has a *rank*: 0 is memory of no group, which anything may touch and which is needed first;
+//! memory of group `g` has rank `g + 1`. A chunk in which memory of several ranks lies has the
+//! lowest of them: a thread that hears that a rank is in can rely on every byte of it. So one byte
+//! of a live allocation that nobody has declared makes its chunk one of no group: what is not known
+//! is needed at once.
 //!
-//! Only what is live and can be moved is taken down, and it is struck out when it is freed or unmapped: an address that is given to
-//! something else later says nothing about that.
+//! Only what is live and can be moved is taken down, and it is struck out when it is freed or
+//! unmapped: an address that is given to something else later says nothing about that.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::arena;
-use super::piece::{self, Place};
+use super::chunk::{self, Place};
 
-/// Groups that can be told apart.
+/// Groups that can be distinguished.
 pub(super) const MOST_GROUPS: u32 = 1 << 20;
 
 /// A declared range: start, end, group.
@@ -31,7 +34,7 @@ fn declared<T>(act: impl FnOnce(&mut Vec<Range>) -> T) -> T {
 
 /// How often what is declared has changed, as a number that differs.
 pub(super) fn changes() -> u32 {
-    // SYNC(groups): whoever sees a change that it has not counted lets nobody begin.
+    // SYNC(groups): a thread that sees a change that it has not counted lets nobody begin.
     CHANGES.load(Ordering::SeqCst)
 }
 
@@ -85,11 +88,11 @@ fn without(all: &[Range], start: u64, end: u64) -> Vec<Range> {
 
 /// What is live and can be moved from `start` to `end`.
 fn live_in(start: u64, end: u64) -> Vec<(u64, u64)> {
-    let places: Vec<(u64, u64, bool)> = piece::with(|pieces| {
-        let all = pieces.all.values().flat_map(|piece| {
-            piece.mappings.iter().map(|mapping| {
-                let to = mapping.address.saturating_add(piece.bytes);
-                (mapping.address.max(start), to.min(end), piece.of_arena)
+    let places: Vec<(u64, u64, bool)> = chunk::with(|chunks| {
+        let all = chunks.all.values().flat_map(|chunk| {
+            chunk.mappings.iter().map(|mapping| {
+                let to = mapping.address.saturating_add(chunk.bytes);
+                (mapping.address.max(start), to.min(end), chunk.of_arena)
             })
         });
         all.filter(|(from, to, _)| from < to).collect()
@@ -120,18 +123,19 @@ fn rank_of(ranges: &[Range], start: u64, end: u64) -> u64 {
     if covered < end { 0 } else { rank }
 }
 
-/// The ranks of all pieces that are not where they can be used.
+/// The ranks of all chunks that are not where they can be used.
 #[derive(Debug)]
 pub(super) struct Ranks {
     of: BTreeMap<u64, u64>,
-    /// Pieces that are missing, by rank.
+    /// Chunks that are missing, by rank.
     missing: BTreeMap<u64, u64>,
     /// What was declared then.
     pub(super) changes: u32,
 }
 
 impl Ranks {
-    /// As things are; `None`: nothing is declared. With the latch closed, so that nothing is allocated or freed meanwhile.
+    /// As things are; `None`: nothing is declared. With the quiesce gate closed, so that nothing is
+    /// allocated or freed meanwhile.
     pub(super) fn now() -> Option<Self> {
         let changes = changes();
         let mut ranges = declared(|all| all.clone());
@@ -139,17 +143,17 @@ impl Ranks {
             return None;
         }
         ranges.sort_unstable();
-        let out: Vec<(u64, u64, u64, bool)> = piece::with(|pieces| {
-            let missing = pieces
+        let out: Vec<(u64, u64, u64, bool)> = chunk::with(|chunks| {
+            let missing = chunks
                 .all
                 .iter()
-                .filter(|(_, piece)| !matches!(piece.place, Place::Resident | Place::Host));
+                .filter(|(_, chunk)| !matches!(chunk.place, Place::Resident | Place::Host));
             missing
-                .map(|(id, piece)| {
+                .map(|(id, chunk)| {
                     // Mapped twice, it is used by a name that nobody has to have declared.
-                    let once = piece.mappings.len() == 1;
-                    let bytes = if once { piece.bytes } else { 0 };
-                    (*id, piece.address(), bytes, piece.of_arena)
+                    let once = chunk.mappings.len() == 1;
+                    let bytes = if once { chunk.bytes } else { 0 };
+                    (*id, chunk.address(), bytes, chunk.of_arena)
                 })
                 .collect()
         });
@@ -178,12 +182,12 @@ impl Ranks {
         })
     }
 
-    /// The rank of a piece.
+    /// The rank of a chunk.
     pub(super) fn rank(&self, id: u64) -> u64 {
         self.of.get(&id).copied().unwrap_or(0)
     }
 
-    /// A piece is back.
+    /// A chunk is back.
     pub(super) fn arrived(&mut self, id: u64) {
         let Some(rank) = self.of.remove(&id) else {
             return;
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_rises_with_the_last_piece_of_a_rank() {
+    fn a_level_rises_with_the_last_chunk_of_a_rank() {
         let of: BTreeMap<u64, u64> = [(10, 0), (11, 0), (12, 1), (13, 4)].into();
         let mut ranks = Ranks {
             missing: [(0, 2), (1, 1), (4, 1)].into(),

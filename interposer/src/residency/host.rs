@@ -1,9 +1,10 @@
-//! What the host has left for copies of what leaves the devices: by its own account, and by the limits of the control groups that this
-//! process is in (see `host-memory`). Beyond a group's limit the kernel does not refuse a page, it kills: so it is asked before, and some is
-//! left to whoever does not ask.
+//! What the host has left for copies of what leaves the devices: by its own account, and by the
+//! limits of the control groups that this process is in (see `host-memory`). Beyond a group's limit
+//! the kernel does not refuse a page, it kills: so it is asked before, and some is left to a thread
+//! that does not ask.
 //!
-//! Pages are there before the driver is asked to pin them, and are taken in steps with a look before each: where others take the memory
-//! meanwhile that is an answer like any other.
+//! Pages are there before the driver is asked to pin them, and are taken in steps with a look
+//! before each: where others take the memory meanwhile that is an answer like any other.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -24,7 +25,7 @@ static STANDING: Mutex<Option<(Standing, u64)>> = Mutex::new(None);
 pub(super) static ROOT: OnceLock<PathBuf> = OnceLock::new();
 
 /// What this process can still take.
-pub(super) fn room() -> Space {
+pub(super) fn space() -> Space {
     let now = now_ns();
     let mut standing = STANDING.lock().unwrap_or_else(PoisonError::into_inner);
     let known = standing
@@ -43,12 +44,12 @@ pub(super) fn room() -> Space {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Short {
     needed_bytes: u64,
-    room: Space,
+    space: Space,
 }
 
 impl Short {
     pub(super) fn reason(&self) -> Reason {
-        if self.room.is_of_a_group() {
+        if self.space.is_of_a_group() {
             Reason::HostGroup
         } else {
             Reason::HostMemory
@@ -59,8 +60,8 @@ impl Short {
     pub(super) fn tell(&self, attached: &Attached, device: usize) {
         let event = Event::HostShort {
             needed_bytes: self.needed_bytes,
-            available_bytes: self.room.free_bytes,
-            group_limit_bytes: match self.room.bound {
+            available_bytes: self.space.free_bytes,
+            group_limit_bytes: match self.space.bound {
                 Bound::Group { limit_bytes, .. } => limit_bytes,
                 Bound::Host { .. } | Bound::Unknown => 0,
             },
@@ -73,9 +74,12 @@ impl Short {
 
 /// Whether `needed_bytes` more can be taken.
 pub(super) fn check(needed_bytes: u64) -> Result<(), Short> {
-    let room = room();
-    if needed_bytes > room.free_bytes {
-        return Err(Short { needed_bytes, room });
+    let space = space();
+    if needed_bytes > space.free_bytes {
+        return Err(Short {
+            needed_bytes,
+            space,
+        });
     }
     Ok(())
 }
@@ -89,7 +93,7 @@ pub(super) fn take_pages(start: usize, bytes: u64) -> Result<(), Short> {
         if !populate(start + at as usize, step as usize) {
             return Err(Short {
                 needed_bytes: bytes,
-                room: room(),
+                space: space(),
             });
         }
         at += step;
@@ -116,7 +120,8 @@ fn populate(start: usize, bytes: usize) -> bool {
     }
     for page in (start..start + bytes).step_by(PAGE) {
         let byte = std::ptr::with_exposed_provenance_mut::<u8>(page);
-        // SAFETY: inside of the same range, which nobody else looks at yet; its contents are written back as they were.
+        // SAFETY: inside of the same range, which nobody else looks at yet; its contents are
+        // written back as they were.
         unsafe { byte.write_volatile(byte.read_volatile()) };
     }
     true

@@ -1,22 +1,28 @@
 //! Memory that can leave the device and come back to the same address.
 //!
-//! An *evictable* tenant's `cuMemAlloc` memory lies in [`arena`]s: reserved addresses, backed by few physical handles. Each handle
-//! is a [`piece`]: the unit that moves. On the arbiter's order the [`agent`], a thread of ours, waits until the device has
-//! nothing left to do for this process, keeps the program's threads out of the driver ([`latch`]), and lets the [`engine`] copy
-//! pieces to host memory ([`shadow`]), unmap and release them; later create, map and copy back. Streams, events, graphs and pointers in
-//! the device's memory stay valid, for every address is what it was.
+//! An *evictable* tenant's `cuMemAlloc` memory lies in [`arena`]s: reserved addresses, backed by
+//! few physical handles. Each handle is a [`chunk`]: the unit that moves. On the arbiter's order
+//! the [`agent`], a thread of ours, waits until the device has nothing left to do for this process,
+//! keeps the program's threads out of the driver ([`quiesce`]), and lets the [`engine`] copy chunks
+//! to host memory ([`host_copy`]), unmap and release them; later create, map and copy back.
+//! Streams, events, graphs and pointers in the device's memory stay valid, for every address is
+//! what it was.
 //!
-//! It is all or nothing. Which buffers a kernel touches is not known to anybody outside of it (pointers lie in device memory), and
-//! one that touches an address with nothing behind it ends the context. Only a program that says itself which memory its parts need
-//! ([`groups`]) goes on before all of it is back ([`early`]). See `docs/explanation/residency.md`.
+//! It is all or nothing. Which buffers a kernel touches is not known to anybody outside of it
+//! (pointers lie in device memory), and one that touches an address with nothing behind it ends the
+//! context. Only a program that says itself which memory its parts need ([`groups`]) goes on before
+//! all of it is back ([`early`]). See `docs/explanation/residency.md`.
 //!
-//! This is the one place where we keep a thread in the tenant and where a call of the program waits for a lock that is held over
-//! driver calls: the latch. Both exist in evictable tenants only.
+//! This is the one place where we keep a thread in the tenant and where a call of the program waits
+//! for a lock that is held over driver calls: the quiesce gate. Both exist in evictable tenants
+//! only.
 
 mod agent;
 mod ahead;
 mod arena;
 mod beginnings;
+mod chunk;
+mod copy_streams;
 mod digest;
 mod early;
 mod engine;
@@ -24,19 +30,17 @@ mod extent;
 mod fit;
 mod groups;
 mod host;
-mod lanes;
+mod host_copy;
 mod last_use;
-mod latch;
 mod news;
 mod operands;
 mod owned;
 mod parameters;
 mod permit;
-mod piece;
+mod quiesce;
 mod ranges;
 mod report;
-mod room;
-mod shadow;
+mod space;
 mod spans;
 mod tuning;
 
@@ -48,17 +52,17 @@ pub(crate) use agent::{spawn, stop};
 pub(crate) use ahead::leaving;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use beginnings::before_capture;
-pub(crate) use lanes::{note_context, peers};
+pub(crate) use chunk::overflow_bytes;
+pub(crate) use copy_streams::{note_context, peers};
 pub(crate) use last_use::iteration_ended;
-pub(crate) use latch::{Pass, pass, pass_submission, try_pass};
 pub(crate) use operands::used;
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, stay, translated, unmapped};
-pub(crate) use piece::overflow_bytes;
+pub(crate) use quiesce::{Pass, pass, pass_submission, try_pass};
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
-pub(crate) use room::patiently;
+pub(crate) use space::patiently;
 
-/// Whether this process's memory can be moved. Set once, before its first context; never in a process that nobody has asked for
-/// it. What is not evictable pays one look at this word.
+/// Whether this process's memory can be moved. Set once, before its first context; never in a
+/// process that nobody has asked for it. What is not evictable pays one look at this word.
 pub(crate) static ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// Whether memory of this process may be movable.
@@ -67,14 +71,15 @@ pub(crate) fn active() -> bool {
     ACTIVE.load(Ordering::Relaxed)
 }
 
-/// Before the first attachment: finds what [`begin`] asks the driver for, which may take the dynamic linker's lock.
+/// Before the first attachment: finds what [`begin`] asks the driver for, which may take the
+/// dynamic linker's lock.
 pub(crate) fn prepare() {
-    let _ = lanes::driver_can();
+    let _ = copy_streams::driver_can();
 }
 
 /// After the first attachment: what was allocated before stays where it is, so this is said once.
 pub(crate) fn begin(attached: &Attached) {
-    if attached.end.arbiter.residency().evictable && lanes::driver_can() {
+    if attached.end.arbiter.residency().evictable && copy_streams::driver_can() {
         tuning::read();
         ACTIVE.store(true, Ordering::Release);
     }
@@ -83,7 +88,7 @@ pub(crate) fn begin(attached: &Attached) {
 /// In a forked child: it has no device, no agent and nothing to move.
 pub(crate) fn forget() {
     ACTIVE.store(false, Ordering::Relaxed);
-    latch::forget();
+    quiesce::forget();
     beginnings::forget();
     permit::forget();
     ahead::forget();

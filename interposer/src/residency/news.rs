@@ -1,10 +1,11 @@
-//! Waiting for a full device. To ask the driver again and again costs everybody: a `cuMemCreate` that fails takes locks that all processes of
-//! the host share. So who waits sleeps until the arbiter says that somebody has left or has come to need less, and asks then; and
-//! now and then all the same, for what the arbiter does not see.
+//! Waiting for a full device. To ask the driver again and again costs everybody: a `cuMemCreate`
+//! that fails takes locks that all processes of the host share. So who waits sleeps until the
+//! arbiter says that somebody has left or has come to need less, and asks then; and now and then
+//! all the same, for what the arbiter does not see.
 
 use std::time::Duration;
 
-use super::lanes::Step;
+use super::copy_streams::Step;
 use crate::client;
 
 /// TIMEOUT: between two questions without news, at first and at most.
@@ -19,7 +20,8 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    /// Before the first try: what happens after this is news. What else may end the wait is looked at every `look`.
+    /// Before the first try: what happens after this is news. What else may end the wait is looked
+    /// at every `look`.
     pub(super) fn begin(look: Duration) -> Self {
         Self {
             seen: orders(),
@@ -28,7 +30,8 @@ impl Wait {
         }
     }
 
-    /// After a try in vain: until there is news, or it is time for another one, or `over` says that there is to be none.
+    /// After a try in vain: until there is news, or it is time for another one, or `over` says that
+    /// there is to be none.
     pub(super) fn for_news(&mut self, mut over: impl FnMut() -> Step<bool>) -> Step<()> {
         let begun_ns = client::now_ns();
         let nap_ns = self.nap.as_nanos() as u64; // CAST: milliseconds.

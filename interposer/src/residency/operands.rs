@@ -1,10 +1,12 @@
 //! Which addresses a submission of the program's names, for [`last_use`].
 //!
-//! Copies and memsets say them in their arguments, kernels among their [`parameters`]. All of it is read after the driver's call has
-//! succeeded: what the driver has just read is there, and what it refuses is not looked at.
+//! Copies and memsets say them in their arguments, kernels among their [`parameters`]. All of it is
+//! read after the driver's call has succeeded: what the driver has just read is there, and what it
+//! refuses is not looked at.
 //!
-//! Not looked into: what is captured, graphs and their launches, `cuLaunchGrid` and its like, launches on several devices at once, batches of
-//! copies in three dimensions, decompression, and what CUDA 2 had (memory of 32-bit addresses does not move).
+//! Not looked into: what is captured, graphs and their launches, `cuLaunchGrid` and its like,
+//! launches on several devices at once, batches of copies in three dimensions, decompression, and
+//! what CUDA 2 had (memory of 32-bit addresses does not move).
 
 use shim_ffi::*;
 
@@ -19,8 +21,8 @@ fn word(args: &[usize], at: u8) -> usize {
     args.get(usize::from(at)).copied().unwrap_or(0)
 }
 
-/// Ranges (start, bytes) of a call that touches nothing else; empty: it is a kernel's launch, whose arguments name none. `None`: what it
-/// touches is more, or not known here.
+/// Ranges (start, bytes) of a call that touches nothing else; empty: it is a kernel's launch, whose
+/// arguments name none. `None`: what it touches is more, or not known here.
 pub(super) fn linear(operands: Operands, args: &[usize]) -> Option<[(u64, u64); 2]> {
     let arg = |at: u8| word(args, at) as u64;
     match operands {
@@ -34,7 +36,8 @@ pub(super) fn linear(operands: Operands, args: &[usize]) -> Option<[(u64, u64); 
     }
 }
 
-/// After a submission of the program's, in a process whose memory can be moved and inside the latch.
+/// After a submission of the program's, in a process whose memory can be moved and inside the
+/// quiesce gate.
 #[inline(always)]
 pub(crate) fn used(operands: Operands, args: &[usize], result: CUresult) {
     match operands {
@@ -92,7 +95,8 @@ unsafe fn note_copy(spans: &mut Spans, operands: Operands, args: &[usize]) {
             rows.note(spans, arg(0));
         }
         Operands::Plane => {
-            // SAFETY: the caller's promise; null is refused by the driver, and looked for all the same.
+            // SAFETY: the caller's promise; null is refused by the driver, and looked for all the
+            // same.
             let of = unsafe { (arg(0) as *const CUDA_MEMCPY2D).as_ref() };
             if let Some(of) = of {
                 extent::note_plane(spans, of);
@@ -171,7 +175,7 @@ mod tests {
     fn arguments_are_where_the_driver_has_them() {
         use Symbol::*;
         let host = 0x5555_0000;
-        for (symbol, args, pieces) in [
+        for (symbol, args, chunks) in [
             (cuMemcpyHtoD_v2, vec![1000, host, 8], vec![1]),
             (cuMemcpyDtoHAsync_v2, vec![host, 2000, 8, 0], vec![2]),
             (cuMemcpyAsync, vec![3000, 1000, 8, 0], vec![1, 3]),
@@ -187,7 +191,7 @@ mod tests {
             (cuMemsetD2D8_v2, vec![1000, 500, 0, 0, 9], vec![]),
             (cuMemsetD8_v2, vec![1000, 0, usize::MAX], vec![1, 2, 3]),
         ] {
-            assert_eq!(of_call(symbol.traits().operands, &args), pieces, "{args:?}");
+            assert_eq!(of_call(symbol.traits().operands, &args), chunks, "{args:?}");
         }
     }
 

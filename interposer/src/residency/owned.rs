@@ -1,26 +1,33 @@
-//! Physical memory that the program makes itself (`cuMemCreate`, `cuMemMap`; expandable segments are built of it).
+//! Physical memory that the program makes itself (`cuMemCreate`, `cuMemMap`; expandable segments
+//! are built of it).
 //!
-//! A handle of the driver's does not survive an eviction, and its number may come back as somebody else's. So the program is given a
-//! number of ours, and every call that takes a handle gets the driver's in its place. We hold a reference of our own for as long
-//! as the program has one or anything is mapped; what is mapped where, and who may touch it, is remembered, for the driver forgets.
+//! A handle of the driver's does not survive an eviction, and its number may come back as somebody
+//! else's. So the program is given a number of ours, and every call that takes a handle gets the
+//! driver's in its place. We hold a reference of our own for as long as the program has one or
+//! anything is mapped; what is mapped where, and who may touch it, is remembered, for the driver
+//! forgets.
 //!
-//! Memory that others know by more than its address stays where it is: after a move they would go on with the pages that it had before, and wait
-//! for ever for what is written to the ones that it has now. That is a handle that is exported or bound to a multicast object, memory of
-//! which a descriptor for other devices (`cuMemGetHandleForAddressRange`), a token for them or an IPC handle was given out, all for good; and
-//! a handle that the program has retained by an address, for as long as it has that reference. A network card's driver can be told of memory
-//! that was made for it (`gpuDirectRDMACapable`) without a call that we see: where such a driver is loaded
-//! ([`tuning::cards_may_know`]) that memory stays from the beginning.
+//! Memory that others know by more than its address stays where it is: after a move they would go
+//! on with the pages that it had before, and wait for ever for what is written to the ones that it
+//! has now. That is a handle that is exported or bound to a multicast object, memory of which a
+//! descriptor for other devices (`cuMemGetHandleForAddressRange`), a token for them or an IPC
+//! handle was given out, all for good; and a handle that the program has retained by an address,
+//! for as long as it has that reference. A network adapter's driver can learn of memory that was
+//! made for it (`gpuDirectRDMACapable`) without a call that we see: where such a driver is loaded
+//! ([`tuning::adapters_may_know`]) that memory stays from the beginning.
 //!
-//! A handle that is mapped nowhere, or where its own device has no access, cannot be copied, and stays as well.
+//! A handle that is mapped nowhere, or where its own device has no access, cannot be copied, and
+//! stays as well.
 
 use shim_ffi::*;
 
-use super::piece::{self, Mapping, Piece, Place};
+use super::chunk::{self, Chunk, Mapping, Place};
 use super::tuning;
 use crate::thread::thread;
 use crate::{client, context};
 
-/// The upper half of our numbers: far from addresses and from small numbers, which is what drivers use.
+/// The upper half of our numbers: far from addresses and from small numbers, which is what drivers
+/// use.
 const TAG: u64 = 0x5b1e_7000_0000_0000;
 const IDS: u64 = 0x0000_0fff_ffff_ffff;
 
@@ -40,7 +47,7 @@ pub(crate) fn adopt(
     device: usize,
     properties: &CUmemAllocationProp,
 ) -> u64 {
-    let piece = Piece {
+    let chunk = Chunk {
         bytes,
         device,
         ordinal: properties.location.id,
@@ -52,29 +59,29 @@ pub(crate) fn adopt(
         handle,
         place: Place::Resident,
         mappings: Vec::new(),
-        shadow: None,
+        host_copy: None,
         used: 0,
-        stays: tuning::cards_may_know() && properties.allocFlags.gpuDirectRDMACapable != 0,
+        stays: tuning::adapters_may_know() && properties.allocFlags.gpuDirectRDMACapable != 0,
         retained: 0,
         references: 1,
         of_arena: false,
         sync_memops: false,
     };
-    TAG | piece::with(|pieces| pieces.add(piece))
+    TAG | chunk::with(|chunks| chunks.add(chunk))
 }
 
-/// What the driver is to be told for a handle of the program's.
+/// What the driver is given for a handle of the program's.
 fn driver_handle(handle: u64) -> u64 {
     let Some(id) = id_of(handle) else {
         return handle;
     };
     // What has been released is no handle: 0 is none of the driver's.
-    piece::with(|pieces| {
-        pieces
+    chunk::with(|chunks| {
+        chunks
             .all
             .get(&id)
-            .filter(|piece| piece.references != 0)
-            .map_or(0, |piece| piece.handle)
+            .filter(|chunk| chunk.references != 0)
+            .map_or(0, |chunk| chunk.handle)
     })
 }
 
@@ -83,46 +90,46 @@ fn stays(handle: u64) {
     let Some(id) = id_of(handle) else {
         return;
     };
-    let shadow = piece::with(|pieces| {
-        let piece = pieces.all.get_mut(&id)?;
-        piece.stays = true;
-        let (device, shadow) = (piece.device, piece.shadow.take());
-        pieces.publish(device);
-        shadow
+    let host_copy = chunk::with(|chunks| {
+        let chunk = chunks.all.get_mut(&id)?;
+        chunk.stays = true;
+        let (device, host_copy) = (chunk.device, chunk.host_copy.take());
+        chunks.publish(device);
+        host_copy
     });
-    drop(shadow);
+    drop(host_copy);
 }
 
-/// Gives a piece that nobody holds any more back to the driver. Inside the latch.
+/// Gives a chunk that nobody holds any more back to the driver. Inside the quiesce gate.
 fn drop_if_unheld(id: u64) {
-    let gone = piece::with(|pieces| {
-        let unheld = |piece: &Piece| piece.references == 0 && piece.mappings.is_empty();
-        if !pieces.all.get(&id).is_some_and(unheld) {
+    let gone = chunk::with(|chunks| {
+        let unheld = |chunk: &Chunk| chunk.references == 0 && chunk.mappings.is_empty();
+        if !chunks.all.get(&id).is_some_and(unheld) {
             return None;
         }
-        let piece = pieces.all.remove(&id);
-        if let Some(piece) = &piece {
-            pieces.publish(piece.device);
+        let chunk = chunks.all.remove(&id);
+        if let Some(chunk) = &chunk {
+            chunks.publish(chunk.device);
         }
-        piece
+        chunk
     });
-    if let Some(piece) = gone {
-        let _ = piece::release(piece.handle);
+    if let Some(chunk) = gone {
+        let _ = chunk::release(chunk.handle);
     }
 }
 
-/// `cuMemRelease` of a handle of ours. Inside the latch.
+/// `cuMemRelease` of a handle of ours. Inside the quiesce gate.
 pub(crate) fn release(handle: u64) -> CUresult {
     let Some(id) = id_of(handle) else {
         return CUresult::CUDA_ERROR_INVALID_VALUE;
     };
-    let known = piece::with(|pieces| {
-        let piece = pieces.all.get_mut(&id)?;
-        piece.references = piece.references.checked_sub(1)?;
+    let known = chunk::with(|chunks| {
+        let chunk = chunks.all.get_mut(&id)?;
+        chunk.references = chunk.references.checked_sub(1)?;
         // Who retains gives back what it has retained; both are one number.
-        piece.retained = piece.retained.saturating_sub(1);
-        let device = piece.device;
-        pieces.publish(device);
+        chunk.retained = chunk.retained.saturating_sub(1);
+        let device = chunk.device;
+        chunks.publish(device);
         Some(())
     });
     if known.is_none() {
@@ -142,42 +149,42 @@ fn mapped(address: u64, handle: u64) {
         context::refresh(thread, attached);
     }
     let here = (thread.context.get(), thread.ordinal.get());
-    piece::with(|pieces| {
-        let Some(piece) = pieces.all.get_mut(&id) else {
+    chunk::with(|chunks| {
+        let Some(chunk) = chunks.all.get_mut(&id) else {
             return;
         };
-        piece.mappings.push(Mapping {
+        chunk.mappings.push(Mapping {
             address,
             access: Vec::new(),
         });
-        if piece.context == 0 {
-            piece.context = if here.1 == piece.ordinal && here.0 != 0 {
+        if chunk.context == 0 {
+            chunk.context = if here.1 == chunk.ordinal && here.0 != 0 {
                 here.0
             } else {
-                super::lanes::any_context(piece.ordinal)
+                super::copy_streams::any_context(chunk.ordinal)
             };
         }
     });
 }
 
-/// After `cuMemUnmap` of a range, which is made of whole mappings. Inside the latch.
+/// After `cuMemUnmap` of a range, which is made of whole mappings. Inside the quiesce gate.
 pub(crate) fn unmapped(start: u64, end: u64) {
     super::groups::forget(start, end);
-    let touched: Vec<u64> = piece::with(|pieces| {
+    let touched: Vec<u64> = chunk::with(|chunks| {
         let mut touched = Vec::new();
         let mut devices = Vec::new();
-        for (id, piece) in &mut pieces.all {
-            let before = piece.mappings.len();
-            piece
+        for (id, chunk) in &mut chunks.all {
+            let before = chunk.mappings.len();
+            chunk
                 .mappings
                 .retain(|mapping| !(start..end).contains(&mapping.address));
-            if piece.mappings.len() != before {
+            if chunk.mappings.len() != before {
                 touched.push(*id);
-                devices.push(piece.device);
+                devices.push(chunk.device);
             }
         }
         for device in devices {
-            pieces.publish(device);
+            chunks.publish(device);
         }
         touched
     });
@@ -192,10 +199,10 @@ unsafe fn accessible(start: u64, bytes: u64, list: *const CUmemAccessDesc, count
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts(list, count) };
     let end = start.saturating_add(bytes);
-    piece::with(|pieces| {
+    chunk::with(|chunks| {
         let mut devices = Vec::new();
-        for piece in pieces.all.values_mut() {
-            for mapping in &mut piece.mappings {
+        for chunk in chunks.all.values_mut() {
+            for mapping in &mut chunk.mappings {
                 if !(start..end).contains(&mapping.address) {
                     continue;
                 }
@@ -208,34 +215,35 @@ unsafe fn accessible(start: u64, bytes: u64, list: *const CUmemAccessDesc, count
                         mapping.access.push(*one);
                     }
                 }
-                if !devices.contains(&piece.device) {
-                    devices.push(piece.device);
+                if !devices.contains(&chunk.device) {
+                    devices.push(chunk.device);
                 }
             }
         }
         for device in devices {
-            pieces.publish(device);
+            chunks.publish(device);
         }
     });
     super::agent::start();
 }
 
-/// `cuMemRetainAllocationHandle` of an address where a piece of the program's is mapped: its number, with one more reference. Inside the latch.
+/// `cuMemRetainAllocationHandle` of an address where a chunk of the program's is mapped: its
+/// number, with one more reference. Inside the quiesce gate.
 pub(crate) fn retain(address: u64) -> Option<u64> {
-    let (handle, shadow) = piece::with(|pieces| {
-        let (id, piece) = pieces.all.iter_mut().find(|(_, piece)| {
-            piece
+    let (handle, host_copy) = chunk::with(|chunks| {
+        let (id, chunk) = chunks.all.iter_mut().find(|(_, chunk)| {
+            chunk
                 .mappings
                 .iter()
-                .any(|mapping| address.wrapping_sub(mapping.address) < piece.bytes)
+                .any(|mapping| address.wrapping_sub(mapping.address) < chunk.bytes)
         })?;
-        piece.references += 1;
-        piece.retained += 1;
-        let (handle, device, shadow) = (TAG | id, piece.device, piece.shadow.take());
-        pieces.publish(device);
-        Some((handle, shadow))
+        chunk.references += 1;
+        chunk.retained += 1;
+        let (handle, device, host_copy) = (TAG | id, chunk.device, chunk.host_copy.take());
+        chunks.publish(device);
+        Some((handle, host_copy))
     })?;
-    drop(shadow);
+    drop(host_copy);
     Some(handle)
 }
 
@@ -265,16 +273,17 @@ pub(crate) fn noted(traits: Traits, words: &[usize]) {
     }
 }
 
-/// What is mapped in a range is known elsewhere from here on, an arena's pieces included. Inside the latch.
+/// What is mapped in a range is known elsewhere from here on, an arena's chunks included. Inside
+/// the quiesce gate.
 pub(crate) fn stay(start: u64, bytes: u64) {
     let end = start.saturating_add(bytes.max(1));
-    let ids: Vec<u64> = piece::with(|pieces| {
-        let touched = |piece: &Piece| {
-            piece.mappings.iter().any(|mapping| {
-                mapping.address < end && start < mapping.address.saturating_add(piece.bytes)
+    let ids: Vec<u64> = chunk::with(|chunks| {
+        let touched = |chunk: &Chunk| {
+            chunk.mappings.iter().any(|mapping| {
+                mapping.address < end && start < mapping.address.saturating_add(chunk.bytes)
             })
         };
-        let found = pieces.all.iter().filter(|(_, piece)| touched(piece));
+        let found = chunks.all.iter().filter(|(_, chunk)| touched(chunk));
         found.map(|(id, _)| *id).collect()
     });
     ids.into_iter().for_each(|id| stays(TAG | id));

@@ -1,10 +1,12 @@
 //! Addresses among the parameters of a kernel.
 //!
-//! Nobody tells their types. The driver says how many bytes each parameter has (`cuFuncGetParamInfo`, since 12.4), and every word of eight
-//! bytes in it may be an address, in a structure as well; what is none is found in no piece.
+//! Nobody tells their types. The driver says how many bytes each parameter has
+//! (`cuFuncGetParamInfo`, since 12.4), and every word of eight bytes in it may be an address, in a
+//! structure as well; what is none is found in no chunk.
 //!
-//! Sizes are asked for anew at each launch of a look instead of being kept. A kernel's handle may mean another kernel once its module or
-//! context has gone, also by ways that we do not see, and a size that is too large would read what is not there to be read.
+//! Sizes are asked for anew at each launch of a look instead of being kept. A kernel's handle may
+//! mean another kernel once its module or context has gone, also by ways that we do not see, and a
+//! size that is too large would read what is not there to be read.
 
 use shim_ffi::*;
 
@@ -75,7 +77,8 @@ impl Layout {
     fn ask(&self, index: usize) -> Result<(usize, usize), CUresult> {
         let (mut offset, mut bytes) = (0, 0);
         let handle = std::ptr::with_exposed_provenance_mut(self.handle);
-        // SAFETY: valid pointers to locals, and a handle that was launched just now. It touches no stream.
+        // SAFETY: valid pointers to locals, and a handle that was launched just now. It touches no
+        // stream.
         let result = unsafe {
             if self.of_library {
                 real::cuKernelGetParamInfo(CUkernel(handle), index, &raw mut offset, &raw mut bytes)
@@ -143,10 +146,10 @@ impl Layout {
             return;
         }
         // SAFETY: not null, and read by the driver.
-        let told = unsafe { *size };
+        let size_bytes = unsafe { *size };
         let bytes = self.all().map(|(offset, bytes)| offset + bytes).max();
         // SAFETY: no more than the buffer has, nor than the kernel takes.
-        unsafe { note_words(buffer, told.min(bytes.unwrap_or(0))) };
+        unsafe { note_words(buffer, size_bytes.min(bytes.unwrap_or(0))) };
     }
 }
 

@@ -1,8 +1,9 @@
-//! One client of a host at a time takes host memory and locks it: drivers lock pages one process after the other, so that everybody's
-//! memory calls wait for everybody's pinning, and two that look at once at what a container's limit leaves would both count on it.
+//! One client of a host at a time takes host memory and locks it: drivers lock pages one process
+//! after the other, so that everybody's memory calls wait for everybody's pinning, and two that
+//! look at once at what a container's limit leaves would both count on it.
 //!
-//! The arbiter hands out a permit for a term. Who has none in time goes on without: pages are taken with a look before each step,
-//! and what is not locked is copied all the same, only slower.
+//! The arbiter hands out a permit for a term. Who has none in time goes on without: pages are taken
+//! with a look before each step, and what is not locked is copied all the same, only slower.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +13,7 @@ use super::tuning;
 use crate::client::{self, Attached, now_ns};
 use crate::process;
 
-/// What is left of a term must be enough for one piece.
+/// What is left of a term must be enough for one chunk.
 const LEAST_NS: u64 = 20_000_000;
 /// TIMEOUT: the arbiter wakes us; this is for one that does not.
 const STEP: Duration = Duration::from_millis(10);

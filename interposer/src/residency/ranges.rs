@@ -1,7 +1,9 @@
-//! Free address ranges: best fit, neighbours merged, every operation logarithmic in the number of free ranges.
+//! Free address ranges: best fit, neighbours merged, every operation logarithmic in the number of
+//! free ranges.
 //!
-//! Best fit keeps large ranges whole (Knuth, The Art of Computer Programming, vol. 1, 2.5); of equal ones the lowest address is taken,
-//! so that a program that frees and allocates the same sizes finds the same places.
+//! Best fit keeps large ranges whole (Knuth, The Art of Computer Programming, vol. 1, 2.5); of
+//! equal ones the lowest address is taken, so that a program that frees and allocates the same
+//! sizes finds the same places.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,7 +46,8 @@ impl Ranges {
         self.add(start, bytes);
     }
 
-    /// Takes `bytes` from the smallest range that has them. Starts are as aligned as all lengths are.
+    /// Takes `bytes` from the smallest range that has them. Starts are as aligned as all lengths
+    /// are.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
         let (length, start) = *self.by_bytes.range((bytes, 0)..).next()?;
         self.drop(start, length);
@@ -83,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_can_be_had_again_in_one_piece() {
+    fn what_is_given_back_can_be_had_again_in_one_chunk() {
         let mut ranges = Ranges::default();
         ranges.insert(1000, 100);
         let (a, b, c) = (ranges.take(30), ranges.take(30), ranges.take(40));

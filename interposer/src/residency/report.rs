@@ -1,11 +1,12 @@
-//! What a program is told of memory in an arena: what it would be told of plain memory.
+//! What a program is shown of memory in an arena: what it would be shown of plain memory.
 //!
-//! The driver knows chunks where the program knows allocations, and nothing at all while they are out. So every answer is ours.
+//! The driver knows chunks where the program knows allocations, and nothing at all while they are
+//! out. So every answer is ours.
 
 use shim_ffi::*;
 
 use super::arena::{self, Known};
-use super::piece;
+use super::chunk;
 
 /// Of an address in an arena: the allocation that it lies in. `None`: it is none of ours.
 pub(crate) fn address_range(address: u64) -> Option<Result<(u64, u64), CUresult>> {
@@ -24,7 +25,7 @@ enum Value {
 
 impl Value {
     /// # Safety
-    /// `to` points to room for a value of this attribute's type.
+    /// `to` points to space for a value of this attribute's type.
     unsafe fn put(self, to: *mut c_void) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -57,7 +58,8 @@ fn value(known: &Known, attribute: CUpointer_attribute, at: u64) -> Result<Value
         A::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => Value::Wide(known.id),
         A::CU_POINTER_ATTRIBUTE_MAPPED => Value::Int(1),
         A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => Value::Int(READ_WRITE),
-        // Another process cannot open it, and a network card must not be told of it: the pages behind it change.
+        // Another process cannot open it, and a network adapter must not learn of it: the pages
+        // behind it change.
         A::CU_POINTER_ATTRIBUTE_IS_MANAGED
         | A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
         | A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => Value::Int(0),
@@ -94,8 +96,9 @@ pub(crate) unsafe fn attribute(
     })
 }
 
-/// `cuPointerGetAttributes` of an address in an allocation of an arena; `None`: the driver is to answer. What does not apply to
-/// the address is told as the driver tells it of its own, without an error.
+/// `cuPointerGetAttributes` of an address in an allocation of an arena; `None`: the driver is to
+/// answer. What does not apply to the address is reported as the driver tells it of its own,
+/// without an error.
 ///
 /// # Safety
 /// As the driver's function.
@@ -122,8 +125,9 @@ pub(crate) unsafe fn attributes(
     Some(CUresult::CUDA_SUCCESS)
 }
 
-/// After `cuPointerSetAttribute`. The one attribute that can be set says that copies of this memory are to wait for their end; the driver has
-/// been told so of the chunk, is told again whenever that is mapped anew, and we remember it of the allocation.
+/// After `cuPointerSetAttribute`. The one attribute that can be set says that copies of this memory
+/// are to wait for their end; the driver has heard so of the chunk, hears it again whenever that is
+/// mapped anew, and we remember it of the allocation.
 pub(crate) fn set_attribute(value: usize, attribute: u32, pointer: u64) {
     if attribute != CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS.0
         || value == 0
@@ -134,10 +138,10 @@ pub(crate) fn set_attribute(value: usize, attribute: u32, pointer: u64) {
     // SAFETY: the driver has just read an int there.
     let on = unsafe { *(value as *const i32) } != 0;
     arena::note_sync_memops(pointer, on);
-    piece::with(|pieces| {
-        let mut all = pieces.all.values_mut();
-        if let Some(piece) = all.find(|piece| pointer.wrapping_sub(piece.address()) < piece.bytes) {
-            piece.sync_memops = on;
+    chunk::with(|chunks| {
+        let mut all = chunks.all.values_mut();
+        if let Some(chunk) = all.find(|chunk| pointer.wrapping_sub(chunk.address()) < chunk.bytes) {
+            chunk.sync_memops = on;
         }
     });
 }

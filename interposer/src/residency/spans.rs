@@ -1,27 +1,28 @@
-//! Where pieces are mapped, and what was noted of them there.
+//! Where chunks are mapped, and what was noted of them there.
 //!
-//! An address stands for what follows it in its allocation, up to the next one seen there, for nobody says how far a kernel goes from
-//! it. An allocation is a range of an arena; what lies in a mapping of the program's own is not known, and there the address stands for
-//! the piece that it lies in. A copy says how far it goes.
+//! An address stands for what follows it in its allocation, up to the next one seen there, for
+//! nobody says how far a kernel goes from it. An allocation is a range of an arena; what lies in a
+//! mapping of the program's own is not known, and there the address stands for the chunk that it
+//! lies in. A copy says how far it goes.
 
+use super::chunk::Chunk;
 use super::last_use::tick;
-use super::piece::Piece;
 
-/// Where a piece is mapped, and what was noted of it since that was last asked for.
+/// Where a chunk is mapped, and what was noted of it since that was last asked for.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     start: u64,
     end: u64,
-    piece: u64,
+    chunk: u64,
     of_arena: bool,
     /// Whether it belongs to the allocation that the span before it lies in.
     goes_on: bool,
-    /// When a kernel was told an address in it, and when it was copied to or from; 0: not.
+    /// When a kernel was given an address in it, and when it was copied to or from; 0: not.
     pointed: u64,
     copied: u64,
 }
 
-/// Where pieces are mapped, in order of their addresses.
+/// Where chunks are mapped, in order of their addresses.
 #[derive(Debug)]
 pub(super) struct Spans {
     all: Vec<Span>,
@@ -38,14 +39,14 @@ impl Spans {
     }
 
     /// In any order yet.
-    pub(super) fn of<'a>(pieces: impl Iterator<Item = (&'a u64, &'a Piece)>) -> Self {
+    pub(super) fn of<'a>(chunks: impl Iterator<Item = (&'a u64, &'a Chunk)>) -> Self {
         let mut all = Vec::new();
-        for (id, piece) in pieces {
-            all.extend(piece.mappings.iter().map(|mapping| Span {
+        for (id, chunk) in chunks {
+            all.extend(chunk.mappings.iter().map(|mapping| Span {
                 start: mapping.address,
-                end: mapping.address.saturating_add(piece.bytes),
-                piece: *id,
-                of_arena: piece.of_arena,
+                end: mapping.address.saturating_add(chunk.bytes),
+                chunk: *id,
+                of_arena: chunk.of_arena,
                 goes_on: false,
                 pointed: 0,
                 copied: 0,
@@ -64,7 +65,7 @@ impl Spans {
         }
     }
 
-    /// An address that a kernel is told, or a word that looks like one.
+    /// An address that a kernel is given, or a word that looks like one.
     pub(super) fn pointed_to(&mut self, address: u64) {
         let after = self.all.partition_point(|span| span.start <= address);
         let span = after.checked_sub(1).and_then(|at| self.all.get_mut(at));
@@ -89,19 +90,19 @@ impl Spans {
         self.noted |= now != 0;
     }
 
-    /// What was used since this was last asked, as pieces and moments.
+    /// What was used since this was last asked, as chunks and moments.
     pub(super) fn take(&mut self) -> Vec<(u64, u64)> {
         if !std::mem::take(&mut self.noted) {
             return Vec::new();
         }
-        let mut told = 0;
+        let mut pointed_ns = 0;
         let used = self.all.iter_mut().filter_map(|span| {
             let pointed = std::mem::take(&mut span.pointed);
             if pointed != 0 || !span.goes_on {
-                told = pointed;
+                pointed_ns = pointed;
             }
-            let used = told.max(std::mem::take(&mut span.copied));
-            (used != 0).then_some((span.piece, used))
+            let used = pointed_ns.max(std::mem::take(&mut span.copied));
+            (used != 0).then_some((span.chunk, used))
         });
         used.collect()
     }
@@ -109,29 +110,29 @@ impl Spans {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::piece::{self, Mapping, Place};
+    use super::super::chunk::{self, Mapping, Place};
     use super::*;
 
     /// One that can be moved.
-    pub(in super::super) fn piece(
+    pub(in super::super) fn chunk(
         address: u64,
         bytes: u64,
         of_arena: bool,
         device: usize,
-    ) -> Piece {
-        Piece {
+    ) -> Chunk {
+        Chunk {
             bytes,
             device,
             ordinal: 0,
             context: 1,
-            properties: piece::on_device(0),
+            properties: chunk::on_device(0),
             handle: 1,
             place: Place::Resident,
             mappings: vec![Mapping {
                 address,
-                access: vec![piece::access_from(0)],
+                access: vec![chunk::access_from(0)],
             }],
-            shadow: None,
+            host_copy: None,
             used: 0,
             stays: false,
             retained: 0,
@@ -141,18 +142,18 @@ pub(super) mod tests {
         }
     }
 
-    /// Pieces by start, length and whether they are an arena's, numbered from 1 on.
+    /// Chunks by start, length and whether they are an arena's, numbered from 1 on.
     pub(in super::super) fn spans(of: &[(u64, u64, bool)]) -> Spans {
-        let pieces: Vec<(u64, Piece)> = (1..)
+        let chunks: Vec<(u64, Chunk)> = (1..)
             .zip(of)
-            .map(|(id, (start, bytes, of_arena))| (id, piece(*start, *bytes, *of_arena, 0)))
+            .map(|(id, (start, bytes, of_arena))| (id, chunk(*start, *bytes, *of_arena, 0)))
             .collect();
-        let mut of = Spans::of(pieces.iter().map(|(id, piece)| (id, piece)));
+        let mut of = Spans::of(chunks.iter().map(|(id, chunk)| (id, chunk)));
         of.arrange();
         of
     }
 
-    /// Numbers of the pieces that were used, the latest last.
+    /// Numbers of the chunks that were used, the latest last.
     pub(in super::super) fn used(spans: &mut Spans) -> Vec<u64> {
         let mut taken = spans.take();
         taken.sort_unstable_by_key(|(id, used)| (*used, *id));
@@ -169,7 +170,7 @@ pub(super) mod tests {
             (9000, 100, false), // 5 and 6 are mapped by the program
             (9100, 100, false),
         ]);
-        for (address, pieces) in [
+        for (address, chunks) in [
             (0, vec![]),
             (999, vec![]),
             (1000, vec![2]),
@@ -185,7 +186,7 @@ pub(super) mod tests {
             (u64::MAX, vec![]),
         ] {
             of.pointed_to(address);
-            assert_eq!(used(&mut of), pieces, "{address}");
+            assert_eq!(used(&mut of), chunks, "{address}");
         }
         of.pointed_to(9000);
         of.pointed_to(1000);
@@ -217,7 +218,7 @@ pub(super) mod tests {
     #[test]
     fn a_copy_touches_all_that_it_lies_in_and_no_more() {
         let mut of = spans(&[(1000, 100, true), (1100, 100, true), (1300, 100, false)]);
-        for (start, bytes, pieces) in [
+        for (start, bytes, chunks) in [
             (1000, 0, vec![]),
             (1000, 1, vec![1]),
             (1099, 1, vec![1]),
@@ -230,7 +231,7 @@ pub(super) mod tests {
             (u64::MAX, u64::MAX, vec![]),
         ] {
             of.copied(start, bytes);
-            assert_eq!(used(&mut of), pieces, "{start} {bytes}");
+            assert_eq!(used(&mut of), chunks, "{start} {bytes}");
         }
     }
 }

@@ -1,42 +1,50 @@
 //! Sizes and times, and the switches that a measurement may turn.
 //!
-//! `SUBLET_RESIDENCY` is read once, at attachment: words `chunk=BYTES` (a power of two of at least 2 MiB), `depth=COPIES`, `pipeline=0`,
-//! `pin=0`, `touch=0`, `reuse=0`, `look=0`, `rdma=0` or 1, `turn=MILLISECONDS`. They exist so that what each of them is worth can be measured (PipeSwitch, OSDI 2020, table 5); what cannot be
-//! read is ignored.
+//! `SUBLET_RESIDENCY` is read once, at attachment: words `chunk=BYTES` (a power of two of at least
+//! 2 MiB), `depth=COPIES`, `pipeline=0`, `pin=0`, `touch=0`, `reuse=0`, `look=0`, `rdma=0` or 1,
+//! `turn=MILLISECONDS`. They exist so that what each of them is worth can be measured (PipeSwitch,
+//! OSDI 2020, table 5); what cannot be read is ignored.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::piece::GRANULE;
+use super::chunk::GRANULE;
 
-/// Bytes of one physical handle. Create, map and access cost tens of microseconds a handle, whatever its size, and so do unmap
-/// and release; a copy of 64 MiB takes a millisecond or more on today's links, so that this disappears behind it. Smaller
-/// ones would let another tenant's memory in earlier, but by less than the cost.
+/// Bytes of one physical handle. Create, map and access cost tens of microseconds a handle,
+/// whatever its size, and so do unmap and release; a copy of 64 MiB takes a millisecond or more on
+/// today's links, so that this disappears behind it. Smaller ones would let another tenant's memory
+/// in earlier, but by less than the cost.
 static CHUNK: AtomicU64 = AtomicU64::new(64 << 20);
-/// Copies under way at once: with two the copy engine never waits for us; more cover a late wake-up.
+/// Copies under way at once: with two the copy engine never waits for us; more cover a late
+/// wake-up.
 static DEPTH: AtomicU64 = AtomicU64::new(4);
 static PIPELINE: AtomicBool = AtomicBool::new(true);
 static PIN: AtomicBool = AtomicBool::new(true);
 static TOUCH: AtomicBool = AtomicBool::new(true);
 static REUSE: AtomicBool = AtomicBool::new(true);
 static LOOK: AtomicBool = AtomicBool::new(true);
-/// TIMEOUT: how long a whole move waits for its turns to lock host memory, in milliseconds: some terms of others.
+/// TIMEOUT: how long a whole move waits for its turns to lock host memory, in milliseconds: some
+/// terms of others.
 static TURN_MS: AtomicU64 = AtomicU64::new(3000);
-/// Whether network cards may know memory of this process that they were made to reach.
-static CARDS: AtomicBool = AtomicBool::new(false);
+/// Whether network adapters may know memory of this process that they were made to reach.
+static ADAPTERS: AtomicBool = AtomicBool::new(false);
 
-/// TIMEOUT: how long an allocation that the quota allows waits for device memory that other tenants are to leave: some switches of
-/// twenty gigabytes, of others that have just asked for theirs, on a host that is busy.
-pub(super) const ROOM: Duration = Duration::from_secs(30);
+/// TIMEOUT: how long an allocation that the quota allows waits for device memory that other tenants
+/// are to leave: some switches of twenty gigabytes, of others that have just asked for theirs, on a
+/// host that is busy.
+pub(super) const SPACE: Duration = Duration::from_secs(30);
 /// TIMEOUT: how long what has left may take to come back after an eviction that stopped half-way.
 pub(super) const UNDO: Duration = Duration::from_secs(10);
-/// TIMEOUT: how long shadows of a job whose memory is on the device are kept without being used.
-pub(super) const KEEP_SHADOWS_NS: u64 = 60_000_000_000;
-/// TIMEOUT: how long the client tries to bring its memory back by itself, without an arbiter, before calls fail.
-pub(super) const ALONE: Duration = Duration::from_secs(30);
+/// TIMEOUT: how long host copies of a job whose memory is on the device are kept without being
+/// used.
+pub(super) const KEEP_HOST_COPIES_NS: u64 = 60_000_000_000;
+/// TIMEOUT: how long the client tries to bring its memory back by itself, without an arbiter,
+/// before calls fail.
+pub(super) const UNSUPERVISED: Duration = Duration::from_secs(30);
 
 fn variable(name: &std::ffi::CStr) -> Option<&'static str> {
-    // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, read before it can change.
+    // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, read
+    // before it can change.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| std::ffi::CStr::from_ptr(value).to_str().unwrap_or(""))
@@ -48,14 +56,14 @@ pub(super) fn read() {
     if let Some(root) = variable(c"SUBLET_HOST_ROOT").filter(|root| !root.is_empty()) {
         let _ = super::host::ROOT.set(root.into());
     }
-    // Drivers through which a network card's driver is told of an address, and we are not.
+    // Drivers through which a network adapter's driver learns of an address, and we do not.
     let root = super::host::ROOT
         .get()
         .map_or(std::path::Path::new("/"), |root| root.as_path());
     let loaded = ["nvidia_peermem", "nv_peer_mem"]
         .iter()
         .any(|module| root.join("sys/module").join(module).exists());
-    CARDS.store(loaded, Ordering::Relaxed);
+    ADAPTERS.store(loaded, Ordering::Relaxed);
     let Some(text) = variable(c"SUBLET_RESIDENCY") else {
         return;
     };
@@ -76,7 +84,7 @@ pub(super) fn read() {
             "touch" => TOUCH.store(number != 0, Ordering::Relaxed),
             "reuse" => REUSE.store(number != 0, Ordering::Relaxed),
             "turn" if number <= 600_000 => TURN_MS.store(number, Ordering::Relaxed),
-            "rdma" => CARDS.store(number != 0, Ordering::Relaxed),
+            "rdma" => ADAPTERS.store(number != 0, Ordering::Relaxed),
             "look" => LOOK.store(number != 0, Ordering::Relaxed),
             _ => {}
         }
@@ -97,7 +105,7 @@ pub(super) fn depth() -> usize {
     }
 }
 
-/// The same, where pieces that need no copy leave meanwhile: many that do may lie before them.
+/// The same, where chunks that need no copy leave meanwhile: many that do may lie before them.
 pub(super) fn depth_past_unchanged() -> usize {
     match depth() {
         1 => 1,
@@ -110,7 +118,8 @@ pub(super) fn pins() -> bool {
     PIN.load(Ordering::Relaxed)
 }
 
-/// Whether host copies have their pages before they are pinned. A simulated driver pins pages that are not there.
+/// Whether host copies have their pages before they are pinned. A simulated driver pins pages that
+/// are not there.
 pub(super) fn touches() -> bool {
     TOUCH.load(Ordering::Relaxed)
 }
@@ -125,9 +134,9 @@ pub(super) fn turn() -> Duration {
     Duration::from_millis(TURN_MS.load(Ordering::Relaxed))
 }
 
-/// Whether memory that was made for network cards may be known to one.
-pub(super) fn cards_may_know() -> bool {
-    CARDS.load(Ordering::Relaxed)
+/// Whether memory that was made for network adapters may be known to one.
+pub(super) fn adapters_may_know() -> bool {
+    ADAPTERS.load(Ordering::Relaxed)
 }
 
 /// Whether what was used last is asked for; otherwise what was made last is taken for it.

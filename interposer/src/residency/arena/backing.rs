@@ -1,15 +1,16 @@
-//! Physical memory behind an arena's addresses: pieces that come and go.
+//! Physical memory behind an arena's addresses: chunks that come and go.
 
 use shim_ffi::*;
 
 use super::Arena;
 use crate::client;
 use crate::memory::Meter;
-use crate::residency::piece::{self, GRANULE, Mapping, Piece, Place};
-use crate::residency::{engine, host, lanes};
+use crate::residency::chunk::{self, Chunk, GRANULE, Mapping, Place};
+use crate::residency::{copy_streams, engine, host};
 
 impl Arena {
-    /// Takes addresses and puts physical memory behind them, a piece for each of `parts`; all or nothing.
+    /// Takes addresses and puts physical memory behind them, a chunk for each of `parts`; all or
+    /// nothing.
     pub(super) fn back(
         &self,
         meter: &Meter,
@@ -17,7 +18,7 @@ impl Arena {
         on_device: bool,
     ) -> Result<(u64, Vec<u64>), CUresult> {
         let bytes: u64 = parts.iter().sum();
-        if !on_device && !host_has_room(bytes) {
+        if !on_device && !host_has_space(bytes) {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         let start = self
@@ -25,11 +26,11 @@ impl Arena {
             .space
             .take(bytes + GRANULE)
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        let properties = piece::on_device(self.ordinal);
-        let access = lanes::readers_of(self.ordinal);
-        let mut made: Vec<(u64, Piece)> = Vec::new();
+        let properties = chunk::on_device(self.ordinal);
+        let access = copy_streams::readers_of(self.ordinal);
+        let mut made: Vec<(u64, Chunk)> = Vec::new();
         let mut address = start;
-        let outcome = piece::quietly(|| {
+        let outcome = chunk::quietly(|| {
             for bytes in parts {
                 let mappings = vec![Mapping {
                     address,
@@ -37,7 +38,7 @@ impl Arena {
                 }];
                 let (handle, place) = if on_device {
                     (
-                        piece::bring(*bytes, &properties, &mappings)?,
+                        chunk::bring(*bytes, &properties, &mappings)?,
                         Place::Resident,
                     )
                 } else {
@@ -46,7 +47,7 @@ impl Arena {
                         Place::Host,
                     )
                 };
-                let piece = Piece {
+                let chunk = Chunk {
                     bytes: *bytes,
                     device: self.device,
                     ordinal: self.ordinal,
@@ -55,7 +56,7 @@ impl Arena {
                     handle,
                     place,
                     mappings,
-                    shadow: None,
+                    host_copy: None,
                     used: 0,
                     stays: false,
                     retained: 0,
@@ -63,27 +64,27 @@ impl Arena {
                     of_arena: true,
                     sync_memops: false,
                 };
-                made.push((address, piece));
+                made.push((address, chunk));
                 address += bytes;
             }
             Ok(())
         });
         if let Err(status) = outcome {
-            piece::quietly(|| {
-                for (_, piece) in &made {
-                    let _ = piece::dismiss(piece.handle, piece.bytes, &piece.mappings);
+            chunk::quietly(|| {
+                for (_, chunk) in &made {
+                    let _ = chunk::dismiss(chunk.handle, chunk.bytes, &chunk.mappings);
                 }
             });
             self.inner().space.insert(start, bytes + GRANULE);
             return Err(status);
         }
         let device = meter.device();
-        let ids = piece::with(|pieces| {
+        let ids = chunk::with(|chunks| {
             let ids = made
                 .into_iter()
-                .map(|(_, piece)| pieces.add(piece))
+                .map(|(_, chunk)| chunks.add(chunk))
                 .collect();
-            pieces.publish(device);
+            chunks.publish(device);
             ids
         });
         Ok((start, ids))
@@ -94,31 +95,32 @@ impl Arena {
         let gone = {
             let mut inner = self.inner();
             let spare = inner.spare.take();
-            spare.and_then(|start| inner.take_chunk(start))
+            spare.and_then(|start| inner.take_shared(start))
         };
-        let Some((start, chunk)) = gone else {
+        let Some((start, shared)) = gone else {
             return false;
         };
-        let bytes = self.dispose(start, chunk.bytes, &[chunk.piece]);
+        let bytes = self.dispose(start, shared.bytes, &[shared.chunk]);
         meter.release(bytes);
         true
     }
 
-    /// Unmaps and releases pieces that lie one after the other from `start` on; bytes that are charged no longer.
+    /// Unmaps and releases chunks that lie one after the other from `start` on; bytes that are
+    /// charged no longer.
     pub(super) fn dispose(&self, start: u64, bytes: u64, ids: &[u64]) -> u64 {
-        let gone: Vec<Piece> =
-            piece::with(|pieces| ids.iter().filter_map(|id| pieces.all.remove(id)).collect());
+        let gone: Vec<Chunk> =
+            chunk::with(|chunks| ids.iter().filter_map(|id| chunks.all.remove(id)).collect());
         let mut clean = true;
-        piece::quietly(|| {
-            for piece in &gone {
-                if piece.place != Place::Out {
-                    clean &= piece::dismiss(piece.handle, piece.bytes, &piece.mappings).is_ok();
+        chunk::quietly(|| {
+            for chunk in &gone {
+                if chunk.place != Place::Out {
+                    clean &= chunk::dismiss(chunk.handle, chunk.bytes, &chunk.mappings).is_ok();
                 }
             }
         });
-        let freed = gone.iter().map(|piece| piece.bytes).sum();
+        let freed = gone.iter().map(|chunk| chunk.bytes).sum();
         drop(gone);
-        piece::with(|pieces| pieces.publish(self.device));
+        chunk::with(|chunks| chunks.publish(self.device));
         // Addresses behind which something may still be mapped are given to nobody again.
         if clean {
             self.inner().space.insert(start, bytes + GRANULE);
@@ -127,12 +129,12 @@ impl Arena {
     }
 }
 
-/// Whether the host budget, and the host, have room for `bytes` more.
-fn host_has_room(bytes: u64) -> bool {
+/// Whether the host budget, and the host, have space for `bytes` more.
+fn host_has_space(bytes: u64) -> bool {
     let _errno = crate::errno::Preserve::new();
     host::check(bytes).is_ok()
         && client::current().is_some_and(|attached| {
-            let held = piece::with(|pieces| pieces.host_bytes());
+            let held = chunk::with(|chunks| chunks.host_bytes());
             held.saturating_add(bytes) <= attached.end.arbiter.host_budget_bytes()
         })
 }

@@ -6,7 +6,7 @@ use shim_ffi::*;
 
 use super::{Arena, arenas, at};
 use crate::memory::Meter;
-use crate::residency::{groups, lanes, latch, piece};
+use crate::residency::{chunk, copy_streams, groups, quiesce};
 use crate::thread::thread;
 use crate::{client, context, gate, process, real};
 
@@ -27,9 +27,10 @@ impl Arena {
         if process::exiting() {
             return Ok(());
         }
-        // As the driver's own: nothing that was submitted before may still use it when somebody else is given the place.
+        // As the driver's own: nothing that was submitted before may still use it when somebody
+        // else is given the place.
         self.synchronize()?;
-        let _pass = latch::pass()?;
+        let _pass = quiesce::pass()?;
         let (outcome, end) = {
             let mut inner = self.inner();
             let block = inner.blocks.get(&address);
@@ -40,8 +41,8 @@ impl Arena {
         match outcome {
             None => Err(CUresult::CUDA_ERROR_INVALID_VALUE), // another thread was faster
             Some(None) => Ok(()),
-            Some(Some((start, bytes, pieces))) => {
-                let freed = self.dispose(start, bytes, &pieces);
+            Some(Some((start, bytes, chunks))) => {
+                let freed = self.dispose(start, bytes, &chunks);
                 if let Some(meter) = Meter::on(self.device) {
                     meter.release(freed);
                 }
@@ -58,7 +59,8 @@ impl Arena {
             context::refresh(thread, attached);
         }
         let same = thread.context.get() == self.context || thread.context.get() == 0;
-        // SAFETY: the context is alive: it has memory of which the program knows. Put back on the same thread.
+        // SAFETY: the context is alive: it has memory of which the program knows. Put back on the
+        // same thread.
         let result = unsafe {
             if same {
                 real::cuCtxSynchronize()
@@ -78,7 +80,8 @@ impl Arena {
     }
 }
 
-/// After a context has gone: everything in its arena is gone, as with plain memory. Inside the latch.
+/// After a context has gone: everything in its arena is gone, as with plain memory. Inside the
+/// quiesce gate.
 pub(crate) fn context_died(context: usize) {
     if !crate::residency::active() {
         return;
@@ -89,18 +92,18 @@ pub(crate) fn context_died(context: usize) {
         }
         let inner = std::mem::take(&mut *arena.inner());
         groups::forget(arena.base, arena.base.saturating_add(arena.bytes));
-        let of_chunks = inner.chunks.values().map(|chunk| chunk.piece);
+        let of_shared = inner.shared.values().map(|shared| shared.chunk);
         let of_blocks = inner
             .blocks
             .values()
-            .flat_map(|block| block.pieces.iter().copied());
-        let ids: Vec<u64> = of_chunks.chain(of_blocks).collect();
-        piece::with(|pieces| {
-            for piece in pieces.all.values_mut() {
-                if piece.context == context
-                    && let Some(shadow) = &mut piece.shadow
+            .flat_map(|block| block.chunks.iter().copied());
+        let ids: Vec<u64> = of_shared.chain(of_blocks).collect();
+        chunk::with(|chunks| {
+            for chunk in chunks.all.values_mut() {
+                if chunk.context == context
+                    && let Some(host_copy) = &mut chunk.host_copy
                 {
-                    shadow.unpinned();
+                    host_copy.unpinned();
                 }
             }
         });
@@ -108,8 +111,9 @@ pub(crate) fn context_died(context: usize) {
         if let Some(meter) = Meter::on(arena.device) {
             meter.release(freed);
         }
-        // SAFETY: the arena's own reservation, with nothing mapped in it any more; the driver refuses otherwise.
+        // SAFETY: the arena's own reservation, with nothing mapped in it any more; the driver
+        // refuses otherwise.
         let _ = unsafe { real::cuMemAddressFree(CUdeviceptr(arena.base), arena.bytes as usize) };
     }
-    lanes::context_died(context);
+    copy_streams::context_died(context);
 }

@@ -1,4 +1,5 @@
-//! Back: pieces are created where they were and copied from their shadows; and what becomes of a restore that stops half-way.
+//! Back: chunks are created where they were and copied from their host copies; and what becomes of
+//! a restore that stops half-way.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,17 +8,17 @@ use std::time::Duration;
 use channel::Reason;
 use shim_ffi::*;
 
-use super::out::leave_all;
+use super::out::evict_all;
 use super::{Move, Outcome, in_place, look};
 use crate::client::now_ns;
+use crate::residency::chunk::{self, Mapping, Place};
+use crate::residency::copy_streams::{Flight, Step, Stopped, done, enter, settle};
 use crate::residency::early::{self, Watch};
-use crate::residency::lanes::{Flight, Step, Stopped, done, enter, settle};
-use crate::residency::piece::{self, Mapping, Place};
-use crate::residency::{latch, news, tuning};
+use crate::residency::{news, quiesce, tuning};
 use crate::{capture, process, real};
 
-/// Everything that has left `device` comes back. Memory that is not there yet is asked for until `deadline_ns`; what has come
-/// back by then leaves again, its shadow still holds it.
+/// Everything that has left `device` comes back. Memory that is not there yet is asked for until
+/// `deadline_ns`; what has come back by then leaves again, its host copy still holds it.
 pub(in crate::residency) fn restore(
     device: usize,
     deadline_ns: u64,
@@ -28,7 +29,8 @@ pub(in crate::residency) fn restore(
     bring_back(device, &ids, &Watch::nobody(), (deadline_ns, given_up))
 }
 
-/// The same, where the program may begin before the end: `begun` is called when a thread of it does.
+/// The same, where the program may begin before the end: `begun` is called when a thread of it
+/// does.
 pub(in crate::residency) fn restore_early(
     device: usize,
     deadline_ns: u64,
@@ -51,29 +53,30 @@ fn bring_back(
     let outcome = match moved {
         Ok(()) => Outcome::Done,
         Err(stopped) => {
-            let undone = go_back(device, ids, watch);
+            let undone = undo(device, ids, watch);
             match undone {
                 Ok(()) if stopped.reason != Reason::Driver => Outcome::Refused(stopped.reason),
                 _ => Outcome::Failed(stopped.reason, stopped.status),
             }
         }
     };
-    piece::with(|pieces| pieces.publish(device));
+    chunk::with(|chunks| chunks.publish(device));
     outcome
 }
 
-/// After a restore that stopped half-way: what has come back leaves again. It goes without a copy, for its shadow still holds it, unless the
-/// program has worked with it meanwhile; then it is waited for and copied. What the device does not finish with in time is
-/// left there, for [`retreat`].
-fn go_back(device: usize, ids: &[u64], watch: &Watch<'_>) -> Step<()> {
+/// After a restore that stopped half-way: what has come back leaves again. It goes without a copy,
+/// for its host copy still holds it, unless the program has worked with it meanwhile; then it is
+/// waited for and copied. What the device does not finish with in time is left there, for
+/// [`retreat`].
+fn undo(device: usize, ids: &[u64], watch: &Watch<'_>) -> Step<()> {
     let used = if watch.is_on() {
         early::settle(early::settle_by_ns(), &|| false)
     } else {
         Ok(false)
     };
-    let (kept, dropped): (Vec<u64>, Vec<u64>) = piece::with(|pieces| {
+    let (kept, dropped): (Vec<u64>, Vec<u64>) = chunk::with(|chunks| {
         ids.iter().partition(|id| {
-            let arrived = pieces.all.get(id).map(|piece| piece.place) == Some(Place::Resident);
+            let arrived = chunks.all.get(id).map(|chunk| chunk.place) == Some(Place::Resident);
             arrived && used != Ok(false)
         })
     });
@@ -83,11 +86,11 @@ fn go_back(device: usize, ids: &[u64], watch: &Watch<'_>) -> Step<()> {
             if back.handle == 0 {
                 return Ok(());
             }
-            piece::dismiss(back.handle, back.bytes, &back.mappings).map_err(Stopped::by)?;
-            piece::with(|pieces| {
-                if let Some(piece) = pieces.all.get_mut(id) {
-                    piece.place = Place::Out;
-                    piece.handle = 0;
+            chunk::dismiss(back.handle, back.bytes, &back.mappings).map_err(Stopped::by)?;
+            chunk::with(|chunks| {
+                if let Some(chunk) = chunks.all.get_mut(id) {
+                    chunk.place = Place::Out;
+                    chunk.handle = 0;
                 }
             });
             Ok(())
@@ -97,10 +100,11 @@ fn go_back(device: usize, ids: &[u64], watch: &Watch<'_>) -> Step<()> {
         LEFT.fetch_or(1 << device, Ordering::Relaxed);
         return Ok(());
     }
-    leave_all(&kept)
+    evict_all(&kept)
 }
 
-/// Devices, as bits, on which something was left that is to go: nobody may use it, and others may want its room.
+/// Devices, as bits, on which something was left that is to go: nobody may use it, and others may
+/// want its space.
 static LEFT: AtomicU64 = AtomicU64::new(0);
 const _: () = assert!(channel::MAX_DEVICES <= 64);
 
@@ -117,20 +121,21 @@ pub(in crate::residency) fn nothing_left(device: usize) {
 /// Calls of the program go on.
 pub(in crate::residency) fn all_is_back() {
     LEFT.store(0, Ordering::Relaxed);
-    latch::open();
+    quiesce::open();
 }
 
-/// With the latch closed: what a restore that stopped had to leave on a device goes, if the device is done with it.
+/// With the quiesce gate closed: what a restore that stopped had to leave on a device goes, if the
+/// device is done with it.
 pub(in crate::residency) fn retreat(deadline_ns: u64) {
     if early::settle(deadline_ns, &|| false).is_err() {
         return;
     }
     for device in (0..channel::MAX_DEVICES).filter(|at| LEFT.load(Ordering::Relaxed) >> at & 1 != 0)
     {
-        if leave_all(&in_place(device, Place::Resident)).is_ok() {
+        if evict_all(&in_place(device, Place::Resident)).is_ok() {
             nothing_left(device);
         }
-        piece::with(|pieces| pieces.publish(device));
+        chunk::with(|chunks| chunks.publish(device));
     }
 }
 
@@ -140,7 +145,8 @@ fn copy_back(
     deadline_ns: u64,
     given_up: &dyn Fn() -> bool,
 ) -> Step<()> {
-    // What the agent waits for it may wait for long; whoever was let go meanwhile is told of.
+    // What the agent waits for it may wait for long; a thread that was let go meanwhile is
+    // reported.
     let given_up = || {
         watch.look();
         given_up()
@@ -157,33 +163,35 @@ fn copy_back(
     let mut copies = || {
         for id in ids {
             let from = look(*id)?;
-            let lanes = enter(from.context)?;
-            last = lanes.back;
-            // Where somebody may wait for just this piece, it is looked for while room for the next one is.
+            let copy_streams = enter(from.context)?;
+            last = copy_streams.back;
+            // Where somebody may wait for just this chunk, it is looked for while space for the
+            // next one is.
             let handle = bring(&from, deadline_ns, &given_up, &mut || {
                 while watch.is_on() && flights.front().is_some_and(Flight::has_landed) {
                     arrive(flights.pop_front())?;
                 }
                 Ok(())
             })?;
-            piece::with(|pieces| {
-                if let Some(piece) = pieces.all.get_mut(id) {
-                    piece.handle = handle;
-                    piece.place = Place::CopyingIn;
-                    let device = piece.device;
-                    pieces.publish(device);
+            chunk::with(|chunks| {
+                if let Some(chunk) = chunks.all.get_mut(id) {
+                    chunk.handle = handle;
+                    chunk.place = Place::CopyingIn;
+                    let device = chunk.device;
+                    chunks.publish(device);
                 }
             });
-            // SAFETY: mapped just now, for its device; the shadow holds as many bytes and lives on.
+            // SAFETY: mapped just now, for its device; the host copy holds as many bytes and lives
+            // on.
             done(unsafe {
                 real::cuMemcpyHtoDAsync_v2(
                     CUdeviceptr(from.address),
                     from.host,
                     from.bytes as usize,
-                    lanes.back,
+                    copy_streams.back,
                 )
             })?;
-            flights.push_back(Flight::begin(*id, from.bytes, lanes.back)?);
+            flights.push_back(Flight::begin(*id, from.bytes, copy_streams.back)?);
             while flights.len() >= tuning::depth()
                 || (watch.is_on() && flights.front().is_some_and(Flight::has_landed))
             {
@@ -211,7 +219,7 @@ fn bring(
 ) -> Step<u64> {
     let mut wait = news::Wait::begin(Duration::from_micros(500));
     loop {
-        match piece::bring(of.bytes, &of.properties, &of.mappings) {
+        match chunk::bring(of.bytes, &of.properties, &of.mappings) {
             Ok(handle) => {
                 of.tell_again();
                 return Ok(handle);
@@ -235,16 +243,16 @@ fn arrive(flight: &Flight, watch: &Watch<'_>) -> Step<()> {
         watch.look();
         false
     })?;
-    piece::with(|pieces| {
-        let Some(piece) = pieces.all.get_mut(&flight.id) else {
+    chunk::with(|chunks| {
+        let Some(chunk) = chunks.all.get_mut(&flight.id) else {
             return;
         };
-        piece.place = Place::Resident;
-        let device = piece.device;
-        if let Some(moved) = pieces.moved_in_bytes.get_mut(device) {
+        chunk.place = Place::Resident;
+        let device = chunk.device;
+        if let Some(moved) = chunks.moved_in_bytes.get_mut(device) {
             *moved += flight.bytes;
         }
-        pieces.publish(device);
+        chunks.publish(device);
     });
     Ok(())
 }
@@ -262,7 +270,7 @@ pub(in crate::residency) fn bring_on_host(
         unsafe { real::cuDeviceGetAttribute(&raw mut node, HOST_NUMA_ID, CUdevice(ordinal)) };
     let of = |location| CUmemAllocationProp {
         location,
-        ..piece::on_device(ordinal)
+        ..chunk::on_device(ordinal)
     };
     let near = CUmemLocation {
         r#type: CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA,
@@ -273,7 +281,7 @@ pub(in crate::residency) fn bring_on_host(
         id: 0,
     };
     if asked.is_ok() && node >= 0 {
-        match piece::bring(bytes, &of(near), mappings) {
+        match chunk::bring(bytes, &of(near), mappings) {
             Ok(handle) => return Ok(handle),
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
                 return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -281,5 +289,5 @@ pub(in crate::residency) fn bring_on_host(
             Err(_) => {}
         }
     }
-    piece::bring(bytes, &of(any), mappings)
+    chunk::bring(bytes, &of(any), mappings)
 }

@@ -1,9 +1,11 @@
-//! Host copies of pieces.
+//! Host copies of chunks.
 //!
-//! A shadow is anonymous memory of ours that the driver is asked to pin, and not memory from the driver: the driver's goes with the
-//! context that asked for it, bytes and all. One that cannot be pinned still holds its bytes; the copy is slower then.
+//! A host copy is anonymous memory of ours that the driver is asked to pin, and not memory from the
+//! driver: the driver's goes with the context that asked for it, bytes and all. One that cannot be
+//! pinned still holds its bytes; the copy is slower then.
 //!
-//! Taken before anything moves, perhaps long before ([`super::ahead`]), and kept for the next time within the host budget.
+//! Taken before anything moves, perhaps long before ([`super::ahead`]), and kept for the next time
+//! within the host budget.
 
 use std::ffi::c_void;
 
@@ -11,9 +13,9 @@ use super::host::{self, Short};
 use super::tuning;
 use crate::{capture, real};
 
-/// Bytes of the host for one piece.
+/// Bytes of the host for one chunk.
 #[derive(Debug)]
-pub(super) struct Shadow {
+pub(super) struct HostCopy {
     at: usize,
     bytes: u64,
     /// Its pages are there.
@@ -23,8 +25,8 @@ pub(super) struct Shadow {
     pub(super) digest: Option<super::digest::Digest>,
 }
 
-impl Shadow {
-    /// Address space for `bytes`; its pages come with [`Shadow::take_pages`].
+impl HostCopy {
+    /// Address space for `bytes`; its pages come with [`Host copy::take_pages`].
     pub(super) fn take(bytes: u64) -> Option<Self> {
         // SAFETY: a fresh anonymous mapping.
         let at = unsafe {
@@ -40,7 +42,8 @@ impl Shadow {
         if at == libc::MAP_FAILED {
             return None;
         }
-        // A forked child has no use for it, and a core dump should not be made longer by it. Large pages are pinned faster.
+        // A forked child has no use for it, and a core dump should not be made longer by it. Large
+        // pages are pinned faster.
         for advice in [
             libc::MADV_DONTFORK,
             libc::MADV_DONTDUMP,
@@ -63,7 +66,8 @@ impl Shadow {
         std::ptr::with_exposed_provenance_mut(self.at)
     }
 
-    /// Takes its pages from the host: before the driver is asked to pin them, which would be killed for want of them instead of refused.
+    /// Takes its pages from the host: before the driver is asked to pin them, which would be killed
+    /// for want of them instead of refused.
     pub(super) fn take_pages(&mut self) -> Result<(), Short> {
         if !self.there {
             host::take_pages(self.at, self.bytes)?;
@@ -95,10 +99,10 @@ impl Shadow {
     }
 }
 
-impl Drop for Shadow {
+impl Drop for HostCopy {
     fn drop(&mut self) {
         if self.pinned {
-            // Whoever's thread this is: somebody else's capture may be under way.
+            // Whichever thread this is: somebody else's capture may be under way.
             let _ = capture::relaxed(|| {
                 // SAFETY: registered by `pin`; the driver refuses what it does not know any more.
                 unsafe { real::cuMemHostUnregister(self.pointer()) }

@@ -1,16 +1,17 @@
-//! Pieces: physical handles of ours, where they are, and where they are mapped.
+//! Chunks: physical handles of ours, where they are, and where they are mapped.
 //!
-//! The state machine of a piece:
+//! The state machine of a chunk:
 //!
 //! ```text
-//!   Resident ──copy to its shadow──► CopyingOut ──unmap, release──► Out
+//!   Resident ──copy to its host copy──► CopyingOut ──unmap, release──► Out
 //!      ▲                                                             │
 //!      └──copied back── CopyingIn ◄──create, map, set access─────────┘
-//!   Resident ◄──────► Host   (the same address, backed by host memory that the device reaches: overflow)
+//!   Resident ◄──────► Host   (same address, in host memory that the device reaches: overflow)
 //! ```
 //!
-//! A piece is changed by one thread at a time: by the program's while the latch is open (it allocates, frees, maps), by the agent while
-//! it is closed. The table's lock is held for look-ups and changes of state, never over a driver call.
+//! A chunk is changed by one thread at a time: by the program's while the quiesce gate is open (it
+//! allocates, frees, maps), by the agent while it is closed. The table's lock is held for look-ups
+//! and changes of state, never over a driver call.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,29 +20,29 @@ use std::sync::{Mutex, PoisonError};
 use channel::{Footprint, MAX_DEVICES};
 use shim_ffi::*;
 
+use super::host_copy::HostCopy;
 use super::last_use;
-use super::shadow::Shadow;
 use crate::client;
 use crate::{capture, real};
 
 pub(super) use crate::memory::GRANULE;
 
-/// Where a piece's bytes are.
+/// Where a chunk's bytes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     /// On its device.
     Resident,
-    /// On its device, on the way into its shadow.
+    /// On its device, on the way into its host copy.
     CopyingOut,
-    /// In its shadow. There is no physical handle, and nothing is mapped.
+    /// In its host copy. There is no physical handle, and nothing is mapped.
     Out,
-    /// Mapped again, on the way back from its shadow.
+    /// Mapped again, on the way back from its host copy.
     CopyingIn,
     /// In host memory, mapped at its address.
     Host,
 }
 
-/// One place where a piece is mapped.
+/// One place where a chunk is mapped.
 #[derive(Clone, Debug)]
 pub(super) struct Mapping {
     pub(super) address: u64,
@@ -50,7 +51,7 @@ pub(super) struct Mapping {
 
 /// One physical handle.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct Chunk {
     pub(super) bytes: u64,
     /// Device index of the pages.
     pub(super) device: usize,
@@ -63,12 +64,14 @@ pub(super) struct Piece {
     pub(super) handle: u64,
     pub(super) place: Place,
     pub(super) mappings: Vec<Mapping>,
-    pub(super) shadow: Option<Shadow>,
-    /// When it was last known to be used, and no earlier than it was made: larger is later. See [`last_use`].
+    pub(super) host_copy: Option<HostCopy>,
+    /// When it was last known to be used, and no earlier than it was made: larger is later. See
+    /// [`last_use`].
     pub(super) used: u64,
     /// It is known elsewhere, or may be without a call that says so: it stays where it is.
     pub(super) stays: bool,
-    /// References that the program has asked for by an address: whoever has one may have made it known elsewhere.
+    /// References that the program has asked for by an address: a thread that has one may have made
+    /// it known elsewhere.
     pub(super) retained: u64,
     /// References that the program has, for what it has made itself.
     pub(super) references: u64,
@@ -78,11 +81,13 @@ pub(super) struct Piece {
     pub(super) sync_memops: bool,
 }
 
-// SAFETY: the only pointer in it (`properties.win32HandleMetaData`) is the program's and never followed.
-unsafe impl Send for Piece {}
+// SAFETY: the only pointer in it (`properties.win32HandleMetaData`) is the program's and never
+// followed.
+unsafe impl Send for Chunk {}
 
-impl Piece {
-    /// Whether somebody knows it by more than its address: what is mapped there anew would not be what they have.
+impl Chunk {
+    /// Whether somebody knows it by more than its address: what is mapped there anew would not be
+    /// what they have.
     pub(super) fn is_remembered(&self) -> bool {
         self.stays || self.retained != 0
     }
@@ -114,25 +119,25 @@ impl Piece {
     }
 }
 
-/// All pieces of the process.
+/// All chunks of the process.
 #[derive(Default)]
-pub(super) struct Pieces {
-    pub(super) all: BTreeMap<u64, Piece>,
+pub(super) struct Chunks {
+    pub(super) all: BTreeMap<u64, Chunk>,
     next: u64,
     pub(super) moved_out_bytes: [u64; MAX_DEVICES],
     pub(super) moved_in_bytes: [u64; MAX_DEVICES],
 }
 
-static PIECES: Mutex<Option<Pieces>> = Mutex::new(None);
+static CHUNKS: Mutex<Option<Chunks>> = Mutex::new(None);
 /// Bytes charged to the tenant that lie in host memory, by device.
 static OVERFLOW: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
 
-/// Looks at the pieces, or changes them.
-pub(super) fn with<T>(act: impl FnOnce(&mut Pieces) -> T) -> T {
-    act(PIECES
+/// Looks at the chunks, or changes them.
+pub(super) fn with<T>(act: impl FnOnce(&mut Chunks) -> T) -> T {
+    act(CHUNKS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .get_or_insert_with(Pieces::default))
+        .get_or_insert_with(Chunks::default))
 }
 
 /// Bytes on `device` that the tenant is charged for and that lie in host memory instead.
@@ -143,17 +148,17 @@ pub(crate) fn overflow_bytes(device: usize) -> u64 {
         .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
 }
 
-impl Pieces {
-    /// Makes a piece known.
-    pub(super) fn add(&mut self, piece: Piece) -> u64 {
+impl Chunks {
+    /// Makes a chunk known.
+    pub(super) fn add(&mut self, chunk: Chunk) -> u64 {
         self.next += 1;
         let id = self.next;
         let used = last_use::tick();
-        self.all.insert(id, Piece { used, ..piece });
+        self.all.insert(id, Chunk { used, ..chunk });
         id
     }
 
-    /// What changes whenever a piece comes or goes.
+    /// What changes whenever a chunk comes or goes.
     pub(super) fn set(&self) -> (u64, usize) {
         (self.next, self.all.len())
     }
@@ -166,19 +171,19 @@ impl Pieces {
             ..Footprint::default()
         };
         let mut overflow = 0;
-        for piece in self.all.values().filter(|piece| piece.device == device) {
-            if piece.moves() {
-                footprint.evictable_bytes += piece.bytes;
-                if piece.on_device() {
-                    footprint.resident_bytes += piece.bytes;
+        for chunk in self.all.values().filter(|chunk| chunk.device == device) {
+            if chunk.moves() {
+                footprint.evictable_bytes += chunk.bytes;
+                if chunk.on_device() {
+                    footprint.resident_bytes += chunk.bytes;
                 }
             }
-            if piece.place == Place::Host {
-                overflow += piece.bytes;
-                footprint.host_bytes += piece.bytes;
+            if chunk.place == Place::Host {
+                overflow += chunk.bytes;
+                footprint.host_bytes += chunk.bytes;
             }
-            if piece.shadow.is_some() {
-                footprint.host_bytes += piece.bytes;
+            if chunk.host_copy.is_some() {
+                footprint.host_bytes += chunk.bytes;
             }
         }
         if let Some(word) = OVERFLOW.get(device) {
@@ -190,13 +195,14 @@ impl Pieces {
         }
     }
 
-    /// Adds what of the program's own handles stays, by device, as bits by the order of [`channel::STAYING`].
+    /// Adds what of the program's own handles stays, by device, as bits by the order of
+    /// [`channel::STAYING`].
     pub(super) fn staying(&self, kinds: &mut [u8; MAX_DEVICES]) {
         const SHARED: u8 = 32;
         const UNMAPPED: u8 = 64;
-        for piece in self.all.values().filter(|piece| !piece.moves()) {
-            if let Some(kinds) = kinds.get_mut(piece.device) {
-                *kinds |= if piece.is_remembered() {
+        for chunk in self.all.values().filter(|chunk| !chunk.moves()) {
+            if let Some(kinds) = kinds.get_mut(chunk.device) {
+                *kinds |= if chunk.is_remembered() {
                     SHARED
                 } else {
                     UNMAPPED
@@ -207,21 +213,21 @@ impl Pieces {
 
     /// Host memory held, in bytes.
     pub(super) fn host_bytes(&self) -> u64 {
-        let held = self.all.values().map(|piece| {
-            let host = if piece.place == Place::Host {
-                piece.bytes
+        let held = self.all.values().map(|chunk| {
+            let host = if chunk.place == Place::Host {
+                chunk.bytes
             } else {
                 0
             };
-            host + piece.shadow.as_ref().map_or(0, |_| piece.bytes)
+            host + chunk.host_copy.as_ref().map_or(0, |_| chunk.bytes)
         });
         held.sum()
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 // The driver's calls
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------
 
 fn done(result: CUresult) -> Result<(), CUresult> {
     if result.is_ok() { Ok(()) } else { Err(result) }
@@ -286,7 +292,8 @@ pub(super) fn map(handle: u64, bytes: u64, mapping: &Mapping) -> Result<(), CUre
 
 /// `cuMemUnmap`.
 pub(super) fn unmap(address: u64, bytes: u64) -> Result<(), CUresult> {
-    // SAFETY: a mapping of ours, whole, that nothing on the device uses any more (the caller has waited).
+    // SAFETY: a mapping of ours, whole, that nothing on the device uses any more (the caller has
+    // waited).
     done(unsafe { real::cuMemUnmap(CUdeviceptr(address), bytes as usize) })
 }
 
@@ -315,7 +322,8 @@ pub(super) fn bring(
     Ok(handle)
 }
 
-/// Unmaps everywhere and releases. Where something cannot be unmapped what was is mapped again, and all is as before.
+/// Unmaps everywhere and releases. Where something cannot be unmapped what was is mapped again, and
+/// all is as before.
 pub(super) fn dismiss(handle: u64, bytes: u64, mappings: &[Mapping]) -> Result<(), CUresult> {
     let back = |upto: usize| {
         for mapping in mappings.iter().take(upto) {

@@ -1,46 +1,51 @@
-//! Waiting for device memory that the quota allows and the device does not have now: another tenant's may be about to leave.
+//! Waiting for device memory that the quota allows and the device does not have now: another
+//! tenant's may be about to leave.
 
 use shim_ffi::CUresult;
 
 use super::news::Wait;
-use super::{latch, tuning};
+use super::{quiesce, tuning};
 use crate::client::{self, now_ns};
 use crate::memory::Meter;
 use crate::process;
 
-/// Makes a call of the program's that takes `bytes` of a device's memory, which the quota allows, again and again while the device has
-/// none: another tenant's may be about to leave.
+/// Makes a call of the program's that takes `bytes` of a device's memory, which the quota allows,
+/// again and again while the device has none: another tenant's may be about to leave.
 pub(crate) fn patiently(meter: &Meter, bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
-    let mut room: Option<Room<'_>> = None;
+    let mut space: Option<SpaceWait<'_>> = None;
     loop {
         let result = call();
         if result != CUresult::CUDA_ERROR_OUT_OF_MEMORY || !super::active() {
             return result;
         }
-        if !room.get_or_insert_with(|| Room::begin(meter, bytes)).wait() {
+        if !space
+            .get_or_insert_with(|| SpaceWait::begin(meter, bytes))
+            .wait()
+        {
             return result;
         }
     }
 }
 
 // CAST: half a minute.
-const ROOM_NS: u64 = tuning::ROOM.as_nanos() as u64;
-/// TIMEOUT: a wait that begins again with each return of the job's memory ends after so many times its length.
+const SPACE_NS: u64 = tuning::SPACE.as_nanos() as u64;
+/// TIMEOUT: a wait that begins again with each return of the job's memory ends after so many times
+/// its length.
 const MOST: u64 = 10;
 
-/// A thread that waits for device memory, told to the arbiter.
-pub(super) struct Room<'a> {
+/// A thread that waits for device memory, as the arbiter sees it.
+pub(super) struct SpaceWait<'a> {
     meter: &'a Meter,
     bytes: u64,
     until_ns: u64,
     /// Not even when it begins again.
     at_most_ns: u64,
-    /// What the latch has been through when the wait began.
-    latch: u32,
+    /// What the quiesce gate has been through when the wait began.
+    quiesce: u32,
     news: Wait,
 }
 
-impl<'a> Room<'a> {
+impl<'a> SpaceWait<'a> {
     pub(super) fn begin(meter: &'a Meter, bytes: u64) -> Self {
         let end = &meter.attached().end;
         if let Some(want) = end.client.want(meter.device()) {
@@ -51,9 +56,9 @@ impl<'a> Room<'a> {
         Self {
             meter,
             bytes,
-            until_ns: now + ROOM_NS,
-            at_most_ns: now + MOST * ROOM_NS,
-            latch: latch::changes(),
+            until_ns: now + SPACE_NS,
+            at_most_ns: now + MOST * SPACE_NS,
+            quiesce: quiesce::changes(),
             news: Wait::begin(std::time::Duration::from_millis(20)),
         }
     }
@@ -61,10 +66,11 @@ impl<'a> Room<'a> {
     /// Pauses before the next try; false where there is to be none.
     pub(super) fn wait(&mut self) -> bool {
         let now = now_ns();
-        // Its own memory was away meanwhile: the time that it spent before the latch was not spent waiting for room.
-        if self.latch != latch::changes() {
-            self.latch = latch::changes();
-            self.until_ns = (now + ROOM_NS).min(self.at_most_ns);
+        // Its own memory was away meanwhile: the time that it spent before the quiesce gate was not
+        // spent waiting for space.
+        if self.quiesce != quiesce::changes() {
+            self.quiesce = quiesce::changes();
+            self.until_ns = (now + SPACE_NS).min(self.at_most_ns);
         }
         let same = client::current().is_some_and(|now| std::ptr::eq(now, self.meter.attached()));
         if now > self.until_ns || process::exiting() || !same || self.meter.attached().is_lost() {
@@ -75,7 +81,7 @@ impl<'a> Room<'a> {
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for SpaceWait<'_> {
     fn drop(&mut self) {
         if let Some(want) = self.meter.attached().end.client.want(self.meter.device()) {
             want.end_waiting_for_space(self.bytes);

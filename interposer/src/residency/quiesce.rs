@@ -1,15 +1,18 @@
-//! The latch: calls of the program on one side, moving memory on the other.
+//! The quiesce gate: calls of the program on one side, moving memory on the other.
 //!
-//! A call that may touch device memory, or whose arguments the driver checks against it, *passes*: it counts itself in on a line of
-//! its own, looks whether the latch is open, makes the driver call, and counts itself out. The agent closes the latch and waits until
-//! nobody is inside. So a thread that looked at the gate long ago and was put to sleep cannot submit work to memory that has left
-//! meanwhile. The gate alone cannot promise that.
+//! A call that may touch device memory, or whose arguments the driver checks against it, *passes*:
+//! it counts itself in on a line of its own, looks whether the quiesce gate is open, makes the
+//! driver call, and counts itself out. The agent closes the quiesce gate and waits until nobody is
+//! inside. So a thread that looked at the gate long ago and was put to sleep cannot submit work to
+//! memory that has left meanwhile. The gate alone cannot promise that.
 //!
-//! Whoever finds the latch closed waits as at the gate, in steps with a look at what else may have happened, and says so to the arbiter:
-//! a program that waits in `cuMemAlloc` wants its memory back as much as one that waits to launch. Where the memory could not be
-//! brought back the call is answered with an error.
+//! A thread that finds the quiesce gate closed waits as at the gate, in steps with a look at what
+//! else may have happened, and says so to the arbiter: a program that waits in `cuMemAlloc` wants
+//! its memory back as much as one that waits to launch. Where the memory could not be brought back
+//! the call is answered with an error.
 //!
-//! While the memory comes back, threads that have said what they touch may have a leave ([`early`](super::early)) to pass all the same.
+//! While the memory comes back, threads that have said what they touch may have a leave
+//! ([`early`](super::early)) to pass all the same.
 //!
 //! The price is two locked additions per call, in evictable tenants alone.
 
@@ -24,12 +27,13 @@ use crate::gate::Waiting;
 use crate::process;
 use crate::thread::{Thread, thread};
 
-/// Bit of the latch's word that says "closed". The rest counts changes.
+/// Bit of the quiesce gate's word that says "closed". The rest counts changes.
 const CLOSED: u32 = 1;
-/// TIMEOUT: how late a waiting call notices that the process is about to end or has lost its arbiter.
+/// TIMEOUT: how late a waiting call notices that the process is about to end or has lost its
+/// arbiter.
 const STEP: Duration = Duration::from_millis(50);
 
-static LATCH: AtomicU32 = AtomicU32::new(0);
+static QUIESCE: AtomicU32 = AtomicU32::new(0);
 /// What calls are answered instead of waiting; 0: they wait.
 static FAILED: AtomicU32 = AtomicU32::new(0);
 
@@ -41,7 +45,7 @@ struct Line(AtomicU32);
 /// Calls inside, by thread; more threads than lines share.
 static INSIDE: [Line; LINES] = [const { Line(AtomicU32::new(0)) }; LINES];
 
-/// A call of the program inside the latch, until dropped.
+/// A call of the program inside the quiesce gate, until dropped.
 #[derive(Debug)]
 pub(crate) struct Pass(Option<&'static AtomicU32>);
 
@@ -62,13 +66,15 @@ impl Drop for Pass {
     #[inline]
     fn drop(&mut self) {
         if let Some(line) = self.0 {
-            // SYNC(latch): Release, so that the agent that finds nobody inside sees what the call has done.
+            // SYNC(quiesce): Release, so that the agent that finds nobody inside sees what the call
+            // has done.
             line.fetch_sub(1, Ordering::Release);
         }
     }
 }
 
-/// Lets a call of the program in, or says what it is to be answered. Not to be asked by a thread that is inside already.
+/// Lets a call of the program in, or says what it is to be answered. Not to be asked by a thread
+/// that is inside already.
 #[inline(always)]
 pub(crate) fn pass() -> Result<Pass, CUresult> {
     if super::active() {
@@ -78,7 +84,8 @@ pub(crate) fn pass() -> Result<Pass, CUresult> {
     }
 }
 
-/// The same for a submission, which a thread with a leave may make although the latch is closed.
+/// The same for a submission, which a thread with a leave may make although the quiesce gate is
+/// closed.
 #[inline(always)]
 pub(crate) fn pass_submission(operands: Operands, words: &[usize]) -> Result<Pass, CUresult> {
     if !super::active() {
@@ -88,21 +95,21 @@ pub(crate) fn pass_submission(operands: Operands, words: &[usize]) -> Result<Pas
 }
 
 /// Counts a call in that has a leave, if that still holds.
-pub(super) fn pass_by_leave(thread: &Thread, leave: u32) -> Option<Pass> {
+pub(super) fn pass_by_permit(thread: &Thread, permit: u32) -> Option<Pass> {
     let line = line_of(thread);
     // SYNC(early): as in `enter`, with the agent's `revoke`.
     line.fetch_add(1, Ordering::SeqCst);
     let pass = Pass(Some(line));
-    early::holds(leave).then_some(pass)
+    early::holds(permit).then_some(pass)
 }
 
-/// The same without waiting: `None` where the latch is closed.
+/// The same without waiting: `None` where the quiesce gate is closed.
 #[inline]
 pub(crate) fn try_pass() -> Option<Pass> {
     let line = line_of(thread());
-    // SYNC(latch): as in `enter`.
+    // SYNC(quiesce): as in `enter`.
     line.fetch_add(1, Ordering::SeqCst);
-    if LATCH.load(Ordering::SeqCst) & CLOSED == 0 {
+    if QUIESCE.load(Ordering::SeqCst) & CLOSED == 0 {
         return Some(Pass(Some(line)));
     }
     line.fetch_sub(1, Ordering::Release);
@@ -117,9 +124,10 @@ fn enter() -> Result<Pass, CUresult> {
     }
     let line = line_of(thread);
     loop {
-        // SYNC(latch): SeqCst here and in `close`. Either the agent sees us inside, or we see the latch closed.
+        // SYNC(quiesce): SeqCst here and in `close`. Either the agent sees us inside, or we see the
+        // quiesce gate closed.
         line.fetch_add(1, Ordering::SeqCst);
-        let seen = LATCH.load(Ordering::SeqCst);
+        let seen = QUIESCE.load(Ordering::SeqCst);
         if seen & CLOSED == 0 {
             return Ok(Pass(Some(line)));
         }
@@ -137,11 +145,11 @@ fn line_of(thread: &Thread) -> &'static AtomicU32 {
     &INSIDE[(at >> 32) as usize % LINES].0
 }
 
-/// Waits until the latch may be open; false where there is nothing to wait for any more.
+/// Waits until the quiesce gate may be open; false where there is nothing to wait for any more.
 #[cold]
 #[inline(never)]
 fn wait(thread: &Thread) -> Result<bool, CUresult> {
-    let outcome = wait_on(thread, &LATCH, |seen| {
+    let outcome = wait_on(thread, &QUIESCE, |seen| {
         if seen & CLOSED == 0 {
             return Some(Ok(true));
         }
@@ -151,8 +159,9 @@ fn wait(thread: &Thread) -> Result<bool, CUresult> {
     outcome.unwrap_or(Ok(false))
 }
 
-/// Tells the arbiter that a thread waits for its memory, and waits until `look` has an answer, which is asked for whenever `word` may have changed.
-/// `None`: there is nothing to wait for any more.
+/// Tells the arbiter that a thread waits for its memory, and waits until `look` has an answer,
+/// which is asked for whenever `word` may have changed. `None`: there is nothing to wait for any
+/// more.
 pub(super) fn wait_on<T>(
     thread: &Thread,
     word: &AtomicU32,
@@ -170,7 +179,8 @@ pub(super) fn wait_on<T>(
         if let Some(answer) = look(seen) {
             break Some(answer);
         }
-        // At exit and after a fork the attachment is gone, and so is whoever would change the word.
+        // At exit and after a fork the attachment is gone, and so is a thread that would change the
+        // word.
         if process::exiting() || client::current().is_none() {
             break None;
         }
@@ -183,9 +193,9 @@ pub(super) fn wait_on<T>(
     }
 }
 
-/// Whether the latch is closed.
+/// Whether the quiesce gate is closed.
 pub(super) fn is_closed() -> bool {
-    LATCH.load(Ordering::Relaxed) & CLOSED != 0
+    QUIESCE.load(Ordering::Relaxed) & CLOSED != 0
 }
 
 /// Whether calls are answered with an error instead of waiting.
@@ -195,16 +205,17 @@ pub(super) fn has_failed() -> bool {
 
 /// How often it has closed and opened, as a number that changes.
 pub(super) fn changes() -> u32 {
-    LATCH.load(Ordering::Relaxed)
+    QUIESCE.load(Ordering::Relaxed)
 }
 
-/// Closes the latch and waits until nobody is inside. False, with the latch as it was, where somebody still is at `deadline_ns`.
+/// Closes the quiesce gate and waits until nobody is inside. False, with the quiesce gate as it
+/// was, where somebody still is at `deadline_ns`.
 pub(super) fn close(deadline_ns: u64) -> bool {
     if is_closed() {
         return true;
     }
-    // SYNC(latch): see `enter`.
-    LATCH.fetch_add(CLOSED, Ordering::SeqCst);
+    // SYNC(quiesce): see `enter`.
+    QUIESCE.fetch_add(CLOSED, Ordering::SeqCst);
     let empty = empty(deadline_ns);
     if !empty {
         open();
@@ -227,11 +238,11 @@ pub(super) fn empty(deadline_ns: u64) -> bool {
     }
 }
 
-/// Opens the latch and wakes whoever waits.
+/// Opens the quiesce gate and wakes a thread that waits.
 pub(super) fn open() {
     FAILED.store(0, Ordering::Release);
     if is_closed() {
-        LATCH.fetch_add(CLOSED, Ordering::SeqCst);
+        QUIESCE.fetch_add(CLOSED, Ordering::SeqCst);
         // Leaves are needed no longer; what was begun by them is like any other work from here on.
         early::revoke();
         early::settled();
@@ -239,7 +250,7 @@ pub(super) fn open() {
     }
 }
 
-/// From here on calls that find the latch closed are answered `status`, until it opens.
+/// From here on calls that find the quiesce gate closed are answered `status`, until it opens.
 pub(super) fn fail(status: CUresult) {
     FAILED.store(status.0, Ordering::Release);
     wake();
@@ -247,13 +258,13 @@ pub(super) fn fail(status: CUresult) {
 
 fn wake() {
     use rustix::thread::futex;
-    let _ = futex::wake(&LATCH, futex::Flags::PRIVATE, i32::MAX as u32);
+    let _ = futex::wake(&QUIESCE, futex::Flags::PRIVATE, i32::MAX as u32);
     early::signal();
 }
 
 /// In a forked child.
 pub(super) fn forget() {
-    LATCH.store(0, Ordering::Relaxed);
+    QUIESCE.store(0, Ordering::Relaxed);
     FAILED.store(0, Ordering::Relaxed);
     for line in &INSIDE {
         line.0.store(0, Ordering::Relaxed);

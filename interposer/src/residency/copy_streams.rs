@@ -1,4 +1,5 @@
-//! What we keep in the program's contexts: streams of our own, an event, a kernel; and waiting for what is under way there.
+//! What we keep in the program's contexts: streams of our own, an event, a kernel; and waiting for
+//! what is under way there.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use channel::Reason;
 use shim_ffi::*;
 
-use super::{beginnings, piece};
+use super::{beginnings, chunk};
 use crate::client::{self, now_ns};
 use crate::{capture, process, real};
 
@@ -43,12 +44,12 @@ pub(super) fn done(result: CUresult) -> Step<()> {
 struct Context {
     ordinal: i32,
     context: usize,
-    lanes: Option<Lanes>,
+    copy_streams: Option<CopyStreams>,
 }
 
 /// Our own streams in a context, one per direction, and an event.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes {
+pub(super) struct CopyStreams {
     pub(super) out: CUstream,
     pub(super) back: CUstream,
     event: CUevent,
@@ -85,13 +86,14 @@ pub(crate) fn note_context(ordinal: i32, context: usize) {
             all.push(Context {
                 ordinal,
                 context,
-                lanes: None,
+                copy_streams: None,
             });
         }
     });
 }
 
-/// After a context has gone. Pieces that were copied in it are copied in another one of their device from now on.
+/// After a context has gone. Chunks that were copied in it are copied in another one of their
+/// device from now on.
 pub(super) fn context_died(context: usize) {
     let left: Vec<(i32, usize)> = contexts(|all| {
         all.retain(|known| known.context != context);
@@ -99,11 +101,11 @@ pub(super) fn context_died(context: usize) {
             .map(|known| (known.ordinal, known.context))
             .collect()
     });
-    piece::with(|pieces| {
-        for piece in pieces.all.values_mut() {
-            if piece.context == context {
-                let other = left.iter().find(|(ordinal, _)| *ordinal == piece.ordinal);
-                piece.context = other.map_or(0, |(_, context)| *context);
+    chunk::with(|chunks| {
+        for chunk in chunks.all.values_mut() {
+            if chunk.context == context {
+                let other = left.iter().find(|(ordinal, _)| *ordinal == chunk.ordinal);
+                chunk.context = other.map_or(0, |(_, context)| *context);
             }
         }
     });
@@ -117,8 +119,9 @@ pub(super) fn any_context(ordinal: i32) -> usize {
     })
 }
 
-/// After `cuCtxEnablePeerAccess` or `cuCtxDisablePeerAccess` of a thread on the device `toucher`: plain memory of the other context's device
-/// can be touched from there, or no longer. The driver knows that of its own allocations; mappings have to be told. Inside the latch.
+/// After `cuCtxEnablePeerAccess` or `cuCtxDisablePeerAccess` of a thread on the device `toucher`:
+/// plain memory of the other context's device can be touched from there, or no longer. The driver
+/// knows that of its own allocations; mappings have to be set. Inside the quiesce gate.
 pub(crate) fn peers(toucher: i32, other: usize, on: bool) {
     let owner = contexts(|all| {
         let known = all.iter().find(|known| known.context == other);
@@ -134,30 +137,30 @@ pub(crate) fn peers(toucher: i32, other: usize, on: bool) {
             peers.push((toucher, owner));
         }
     }
-    let mut access = piece::access_from(toucher);
+    let mut access = chunk::access_from(toucher);
     if !on {
         access.flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
     }
-    let told: Vec<(u64, u64)> = piece::with(|pieces| {
-        let arenas = pieces
+    let ranges: Vec<(u64, u64)> = chunk::with(|chunks| {
+        let arenas = chunks
             .all
             .values_mut()
-            .filter(|piece| piece.ordinal == owner && piece.of_arena);
+            .filter(|chunk| chunk.ordinal == owner && chunk.of_arena);
         arenas
-            .map(|piece| {
-                for mapping in &mut piece.mappings {
+            .map(|chunk| {
+                for mapping in &mut chunk.mappings {
                     mapping.access.retain(|one| one.location.id != toucher);
                     if on {
                         mapping.access.push(access);
                     }
                 }
-                (piece.address(), piece.bytes)
+                (chunk.address(), chunk.bytes)
             })
             .collect()
     });
-    piece::quietly(|| {
-        for (address, bytes) in told {
-            // SAFETY: mapped by us; the latch is open and passed, so that nothing is away.
+    chunk::quietly(|| {
+        for (address, bytes) in ranges {
+            // SAFETY: mapped by us; the quiesce gate is open and passed, so that nothing is away.
             let _ = unsafe {
                 real::cuMemSetAccess(CUdeviceptr(address), bytes as usize, &raw const access, 1)
             };
@@ -167,16 +170,17 @@ pub(crate) fn peers(toucher: i32, other: usize, on: bool) {
 
 /// Who may touch memory of the device `ordinal`.
 pub(super) fn readers_of(ordinal: i32) -> Vec<CUmemAccessDesc> {
-    let mut access = vec![piece::access_from(ordinal)];
+    let mut access = vec![chunk::access_from(ordinal)];
     let peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
     let others = peers.iter().filter(|(_, owner)| *owner == ordinal);
-    access.extend(others.map(|(toucher, _)| piece::access_from(*toucher)));
+    access.extend(others.map(|(toucher, _)| chunk::access_from(*toucher)));
     access
 }
 
 fn set_current(context: usize) -> Step<()> {
     let context = CUcontext(std::ptr::with_exposed_provenance_mut(context));
-    // SAFETY: a context of the program's that is alive: whoever destroys one passes the latch. This is our own thread.
+    // SAFETY: a context of the program's that is alive: a thread that destroys one passes the
+    // quiesce gate. This is our own thread.
     done(unsafe { real::cuCtxSetCurrent(context) })
 }
 
@@ -184,17 +188,17 @@ const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 
 /// Makes `context` current, with our streams in it.
-pub(super) fn enter(context: usize) -> Step<Lanes> {
+pub(super) fn enter(context: usize) -> Step<CopyStreams> {
     set_current(context)?;
     let known = contexts(|all| {
         all.iter()
             .find(|known| known.context == context)
-            .and_then(|known| known.lanes)
+            .and_then(|known| known.copy_streams)
     });
-    if let Some(lanes) = known {
-        return Ok(lanes);
+    if let Some(copy_streams) = known {
+        return Ok(copy_streams);
     }
-    let mut lanes = Lanes {
+    let mut copy_streams = CopyStreams {
         out: CUstream::NULL,
         back: CUstream::NULL,
         event: CUevent::NULL,
@@ -202,25 +206,34 @@ pub(super) fn enter(context: usize) -> Step<Lanes> {
     };
     // SAFETY: valid pointers to locals. They go with the context.
     unsafe {
-        done(real::cuStreamCreate(&raw mut lanes.out, NON_BLOCKING))?;
-        done(real::cuStreamCreate(&raw mut lanes.back, NON_BLOCKING))?;
-        done(real::cuEventCreate(&raw mut lanes.event, DISABLE_TIMING))?;
+        done(real::cuStreamCreate(
+            &raw mut copy_streams.out,
+            NON_BLOCKING,
+        ))?;
+        done(real::cuStreamCreate(
+            &raw mut copy_streams.back,
+            NON_BLOCKING,
+        ))?;
+        done(real::cuEventCreate(
+            &raw mut copy_streams.event,
+            DISABLE_TIMING,
+        ))?;
     }
     contexts(|all| {
         if let Some(known) = all.iter_mut().find(|known| known.context == context) {
-            known.lanes = Some(lanes);
+            known.copy_streams = Some(copy_streams);
         }
     });
-    Ok(lanes)
+    Ok(copy_streams)
 }
 
 /// Remembers the kernel that was loaded into a context.
 pub(super) fn keep_kernel(context: usize, hash: CUfunction) {
     contexts(|all| {
         if let Some(known) = all.iter_mut().find(|known| known.context == context)
-            && let Some(lanes) = &mut known.lanes
+            && let Some(copy_streams) = &mut known.copy_streams
         {
-            lanes.hash = hash;
+            copy_streams.hash = hash;
         }
     });
 }
@@ -244,8 +257,8 @@ fn poll(deadline_ns: u64, given_up: &dyn Fn() -> bool, ask: impl Fn() -> CUresul
     }
 }
 
-/// As [`drain`], with the latch open, where captures may begin at any time: what would invalidate one is done while none can, and what waits
-/// disturbs none.
+/// As [`drain`], with the quiesce gate open, where captures may begin at any time: what would
+/// invalidate one is done while none can, and what waits disturbs none.
 pub(super) fn drain_beside_captures(
     deadline_ns: u64,
     given_up: &dyn Fn() -> bool,
@@ -286,22 +299,23 @@ fn record_all(context: usize, event: CUevent) -> Step<()> {
     done(unsafe { real::cuCtxRecordEvent(handle, event) })
 }
 
-/// Waits until the devices have done everything that this process has submitted, in all of its contexts. With the latch closed and no capture in
-/// progress, so that none is invalidated.
+/// Waits until the devices have done everything that this process has submitted, in all of its
+/// contexts. With the quiesce gate closed and no capture in progress, so that none is invalidated.
 pub(super) fn drain(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(), Reason> {
     let known: Vec<usize> = contexts(|all| all.iter().map(|known| known.context).collect());
     let whole = real::exported(Symbol::cuCtxRecordEvent);
     for context in known {
         let drained = capture::relaxed(|| {
-            let lanes = enter(context)?;
+            let copy_streams = enter(context)?;
             if whole {
-                record_all(context, lanes.event)?;
+                record_all(context, copy_streams.event)?;
                 // SAFETY: our own event.
                 poll(deadline_ns, given_up, || unsafe {
-                    real::cuEventQuery(lanes.event)
+                    real::cuEventQuery(copy_streams.event)
                 })
             } else {
-                // What is marked first, which can be given up; then the driver's own wait, for what no mark covers.
+                // What is marked first, which can be given up; then the driver's own wait, for what
+                // no mark covers.
                 poll(deadline_ns, given_up, marked_work)?;
                 // SAFETY: the context is current.
                 done(unsafe { real::cuCtxSynchronize() })
@@ -354,7 +368,8 @@ impl Flight {
         }
     }
 
-    /// Notes where in the stream the copy ends. Where that cannot be had, the copy is waited for here and now.
+    /// Notes where in the stream the copy ends. Where that cannot be had, the copy is waited for
+    /// here and now.
     pub(super) fn begin(id: u64, bytes: u64, stream: CUstream) -> Step<Self> {
         let mut event = CUevent::NULL;
         // SAFETY: valid pointer to a local; our own stream and event in the current context.
