@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_question_that_takes_long_holds_up_nobody_and_questions_are_bounded() {
-        let (go, may) = mpsc::channel::<()>();
+        let (proceed, may) = mpsc::channel::<()>();
         let background = Background::start("test", 3, move |question: u32| {
             let _ = may.recv_timeout(testbed::PATIENCE);
             question * 2
@@ -144,7 +144,7 @@ mod tests {
         let asked: Vec<bool> = (0..5).map(|question| background.ask(question)).collect();
         assert_eq!(asked, [true, true, true, false, false]);
         assert!(background.take().is_empty());
-        (0..3).for_each(|_| go.send(()).expect("it listens"));
+        (0..3).for_each(|_| proceed.send(()).expect("it listens"));
         let deadline = Instant::now() + testbed::PATIENCE;
         let mut answers = Vec::new();
         while answers.len() < 3 {
@@ -153,6 +153,6 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(answers, [0, 2, 4]);
-        assert!(background.ask(7), "there is room again");
+        assert!(background.ask(7), "there is space again");
     }
 }

@@ -391,8 +391,8 @@ fn farewell(socket: BorrowedFd<'_>, why: &str) {
     let _ = handshake::send(socket, &bytes[..bytes.len().min(TEXT_BYTES)], &[]);
 }
 
-/// The arbiter's process; `None` where it is in a PID namespace that ours does not see: then the end
-/// of the socket tells of its end.
+/// The arbiter's process; `None` where it is in a PID namespace that ours does not see: then the
+/// end of the socket tells of its end.
 fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let pid = rustix::process::Pid::from_raw(peer_pid(socket)?)?;
     rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
@@ -425,8 +425,8 @@ fn peer_pid(socket: BorrowedFd<'_>) -> Option<i32> {
     };
     // CAST: twelve bytes.
     let mut length = size_of::<Credentials>() as u32;
-    // SAFETY: the C library's function, with a structure of the kernel's layout and its length, both
-    // of which outlive the call.
+    // SAFETY: the C library's function, with a structure of the kernel's layout and its length,
+    // both of which outlive the call.
     let status = unsafe {
         getsockopt(
             socket.as_raw_fd(),

@@ -26,7 +26,7 @@ pub enum Event {
         /// Why.
         reason: Bypass,
     },
-    /// A hook of the library failed, and a call went on without it. Told once for each.
+    /// A hook of the library failed, and a call went on without it. Reported once for each.
     HookFailed {
         /// Which, as a row of the table of entry points; one more than there are: a report of NVML.
         row: u32,

@@ -15,9 +15,9 @@ crate::settings! {
     #[derive(Serialize, Deserialize)]
     #[serde(default)]
     pub struct DeviceSettings {
-        /// exclusive: one job at a time, in slices; concurrent: all at once, only memory is limited;
-        /// auto: all at once while that serves every guaranteed job as well as slices would, else
-        /// slices.
+        /// exclusive: one job at a time, in slices; concurrent: all at once, only memory is
+        /// limited; auto: all at once while that serves every guaranteed job as well as slices
+        /// would, else slices.
         mode: Word<SliceMode>, unset "`exclusive`", live;
         /// Who runs next: the name of a slice policy, with its parameters where they differ from
         /// their defaults.
@@ -31,8 +31,8 @@ crate::settings! {
         /// true: the next job is woken shortly before its turn and polls, so that a hand-over costs
         /// no scheduler's wake-up.
         early_wake: Flag, unset "`true`", live;
-        /// What happens to a job that harms the others. report: it is reported; demote: it also runs
-        /// after all others until it behaves; kill: its processes are ended.
+        /// What happens to a job that harms the others. report: it is reported; demote: it also
+        /// runs after all others until it behaves; kill: its processes are ended.
         misbehaviour: Word<Misbehaviour>, unset "`demote`", live;
         /// Memory kept from every quota, for what is not a job's.
         mem_reserve: Size, unset "none";

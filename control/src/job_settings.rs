@@ -38,8 +38,8 @@ crate::settings! {
         /// Device time that the job's work takes in all ("40m"), for the policies that look at what
         /// is left.
         work: Time, unset "not known", live;
-        /// What the job does while the arbiter is gone. open: goes on without slices; freeze: waits;
-        /// closed: its device calls fail.
+        /// What the job does while the arbiter is gone. open: goes on without slices; freeze:
+        /// waits; closed: its device calls fail.
         on_arbiter_loss: Word<FailMode>, unset "`open`";
         /// What happens to a process of the job that cannot be governed. closed: every driver call
         /// of it fails; open: it runs without limits.

@@ -148,9 +148,9 @@ pub trait Settings: Clone + Default + PartialEq + Send + Sync + 'static {
     }
 }
 
-/// Declares a struct of settings with its [`Settings::TABLE`]. A row is its documentation for users,
-/// its key, its [`Kind`](crate::setting::Kind), what holds where it is not set, and `live` where it
-/// may be changed at run time.
+/// Declares a struct of settings with its [`Settings::TABLE`]. A row is its documentation for
+/// users, its key, its [`Kind`](crate::setting::Kind), what holds where it is not set, and `live`
+/// where it may be changed at run time.
 #[macro_export]
 macro_rules! settings {
     (

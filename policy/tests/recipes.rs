@@ -1,5 +1,6 @@
-//! The recipes of docs/explanation/architecture.md: a policy touches two files, its own and the list
-//! of its kind. Held for every policy there is, by what the other files of the crate say of it.
+//! The recipes of docs/explanation/architecture.md: a policy touches two files, its own and the
+//! list of its kind. Held for every policy there is, by what the other files of the crate say of
+//! it.
 
 use std::collections::BTreeMap;
 use std::fs;

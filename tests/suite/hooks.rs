@@ -563,7 +563,8 @@ fn a_wrapper_in_front_of_us_does_not_go_round_in_circles() {
     }
 }
 
-/// What a hook's own part is, by the shape of its entry: the parts that a call always comes to when the driver refuses it.
+/// What a hook's own part is, by the shape of its entry: the parts that a call always comes to when
+/// the driver refuses it.
 fn parts(symbol: Symbol) -> u8 {
     let entry = symbol.entry();
     let traits = entry.traits;
@@ -606,7 +607,8 @@ fn a_hook_that_fails_is_reported_once_and_leaves_its_thread_governed() {
         let (mut host, mut attached) =
             Host::attached_with(&[("SUBLET_FAULT_HOOKS", &part.to_string())]);
         let launch = symbol("cuLaunchKernel");
-        // Its own part fails now, so that it can show below that the thread is governed. Two streams: both calls are looked into.
+        // Its own part fails now, so that it can show below that the thread is governed. Two
+        // streams: both calls are looked into.
         let mut other = kinds(launch);
         other.replace_range(8..9, "v");
         host.ask("value 7001");
@@ -614,8 +616,8 @@ fn a_hook_that_fails_is_reported_once_and_leaves_its_thread_governed() {
             host.log.begin(launch, ODD_STATUS, true);
             host.call(&format!("call cuLaunchKernel {kinds}"));
         }
-        let told = [Event::HookFailed { row: launch as u32 }];
-        assert_eq!(attached.records(), told, "part {part}");
+        let reported = [Event::HookFailed { row: launch as u32 }];
+        assert_eq!(attached.records(), reported, "part {part}");
         let (mut wrong, mut failed) = (Vec::new(), 0);
         for of in SYMBOLS {
             if of == launch || of.entry().shape == Shape::Init {
@@ -628,11 +630,11 @@ fn a_hook_that_fails_is_reported_once_and_leaves_its_thread_governed() {
                 }
                 let row = of as u32;
                 let records = attached.records();
-                let told = records == [Event::HookFailed { row }];
-                if told != fails && !(call == "second" && told) {
+                let reported = records == [Event::HookFailed { row }];
+                if reported != fails && !(call == "second" && reported) {
                     wrong.push(format!("{}, {call} call: {records:?}", name(of)));
                 }
-                failed += u32::from(told);
+                failed += u32::from(reported);
             }
             if parts(of) < part {
                 continue;

@@ -12,7 +12,7 @@ fn held() -> (Sender<()>, Receiver<()>) {
 }
 
 fn with_names(rules: usize) -> (Sender<()>, Daemon, tempfile::TempDir) {
-    let (go, may) = held();
+    let (proceed, may) = held();
     let (place, dir) = directory();
     let daemon = Daemon::start_as(dir, move |options: &mut Options| {
         options.tenant_rules = rules;
@@ -21,12 +21,12 @@ fn with_names(rules: usize) -> (Sender<()>, Daemon, tempfile::TempDir) {
             Ok(Some("somebody".into()))
         });
     });
-    (go, daemon, place)
+    (proceed, daemon, place)
 }
 
 #[test]
 fn a_user_database_that_does_not_answer_holds_up_nobody() {
-    let (go, daemon, _place) = with_names(0);
+    let (proceed, daemon, _place) = with_names(0);
     let dir = daemon.dir.clone();
     let registers = std::thread::spawn(move || {
         let mut operator = crate::bench::operator(&dir).expect("it listens");
@@ -47,7 +47,7 @@ fn a_user_database_that_does_not_answer_holds_up_nobody() {
     until("it runs", || (worker.launches() > 100).then_some(()));
     // Nobody waits for the same name again.
     operator.register(named("second", 0.1)).expect("registered");
-    go.send(()).expect("it listens");
+    proceed.send(()).expect("it listens");
     until("the name is known", || {
         (shown(&mut operator) == "somebody").then_some(())
     });
@@ -55,11 +55,11 @@ fn a_user_database_that_does_not_answer_holds_up_nobody() {
 
 #[test]
 fn a_user_whose_name_is_not_known_gets_past_no_ceiling_that_goes_by_names() {
-    let (go, daemon, _place) = with_names(1);
+    let (proceed, daemon, _place) = with_names(1);
     let mut operator = daemon.operator();
     let error = refusal(operator.register(named("early", 0.5)));
     assert!(error.message.contains("is called"), "{error:?}");
-    go.send(()).expect("it listens");
+    proceed.send(()).expect("it listens");
     until("the name is known", || {
         operator.register(named("late", 0.5)).ok()
     });
@@ -67,7 +67,7 @@ fn a_user_whose_name_is_not_known_gets_past_no_ceiling_that_goes_by_names() {
 
 #[test]
 fn a_quota_file_on_a_disk_that_stands_still_holds_up_its_reader_alone() {
-    let (go, may) = held();
+    let (proceed, may) = held();
     let (_place, dir) = directory();
     let daemon = Daemon::start_as(dir, move |options: &mut Options| {
         options.reload = Some(Box::new(move || {
@@ -91,11 +91,11 @@ fn a_quota_file_on_a_disk_that_stands_still_holds_up_its_reader_alone() {
         operator.reload()
     });
     let before = worker.launches();
-    until("slices and answers go on", || {
+    until("slices and answers proceed on", || {
         operator.status().expect("served");
         (worker.launches() > before + 200).then_some(())
     });
     assert!(!reads.is_finished(), "nobody has read it yet");
-    go.send(()).expect("it listens");
+    proceed.send(()).expect("it listens");
     reads.join().expect("no panic").expect("read again");
 }

@@ -50,7 +50,8 @@ pub struct Serve {
     /// DIR/token, made if missing]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Who is next; `sublet simulate policies` lists all [default: fifo-backfill, or the sizer decides]
+    /// Who is next; `sublet simulate policies` lists all [default: fifo-backfill, or the sizer
+    /// decides]
     #[arg(long, value_name = "POLICY")]
     pub order: Option<String>,
     /// Who shares a GPU: trial, opportunistic, or none [default: trial, or none beside a sizer or

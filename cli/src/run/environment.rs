@@ -13,7 +13,7 @@
 //! | `SUBLET_STRICT` | with `--strict` only: no start without a device of the job |
 //! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
 //! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
-//! | `SUBLET_RESIDENCY` | simulated only: `touch=0` appended; the simulated device pins absent pages |
+//! | `SUBLET_RESIDENCY` | simulated only: `touch=0` appended; simulated pins take absent pages |
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;

@@ -14,7 +14,8 @@ pub(super) static AFS: Entry<dyn Sizer> = Registration {
     build: |_, _| Ok(Box::new(Afs)),
 };
 
-/// AFS (NSDI'21): GPUs one after the other; jobs without one come first, the shortest of them before.
+/// AFS (NSDI'21): GPUs one after the other; jobs without one come first, the shortest of them
+/// before.
 ///
 /// Between two jobs, l the shorter and h the longer at what they have, l gets the GPU if
 ///
