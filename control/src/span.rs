@@ -39,7 +39,7 @@ impl fmt::Display for Span {
             ("ms", 1_000_000),
             ("us", 1000),
         ];
-        let exact = units.into_iter().find(|(_, unit_ns)| ns % unit_ns == 0);
+        let exact = units.into_iter().find(|(_, unit_ns)| ns.is_multiple_of(*unit_ns));
         let (unit, unit_ns) = exact.unwrap_or(("ns", 1));
         write!(f, "{}{unit}", ns / unit_ns)
     }
