@@ -41,7 +41,7 @@ use output::Output;
 /// not let go of.
 const END: Duration = Duration::from_secs(60);
 /// What an attempt's processes are known by where there is no control group.
-const WORD: &str = "SUBLET_CLUSTER_ATTEMPT";
+const WORD: &str = "SUBLET_CLUSTER_MARK";
 /// Variables of the node that its jobs get; those that begin with `LC_` as well.
 const NODE_VARIABLES: [&str; 5] = ["PATH", "LANG", "TZ", "SUBLET_LIBRARY", "SUBLET_SIM_DIR"];
 /// `PATH` where the node has none.
