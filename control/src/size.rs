@@ -49,8 +49,18 @@ impl fmt::Display for MemLimit {
 impl TryFrom<String> for MemLimit {
     type Error = SizeError;
 
+    /// Whatever [`Display`](fmt::Display) writes. A limit that is out of range is refused where it
+    /// is admitted, with its reason, and not as a line that cannot be read.
     fn try_from(text: String) -> Result<Self, SizeError> {
-        text.parse()
+        if let Some(percent) = text.strip_suffix('%')
+            && let Ok(percent) = percent.parse()
+        {
+            return Ok(Self::Percent(percent));
+        }
+        match text.parse() {
+            Err(SizeError::Zero(_)) => Ok(Self::Bytes(0)),
+            read => read,
+        }
     }
 }
 
@@ -259,6 +269,21 @@ mod tests {
         assert_eq!(MemLimit::Percent(50.0).resolve(1001), 500);
         assert_eq!(MemLimit::Percent(100.0).resolve(141 << 30), 141 << 30);
         assert_eq!(MemLimit::Bytes(7).resolve(3), 7);
+    }
+
+    #[test]
+    fn a_limit_out_of_range_travels_as_it_is() {
+        for limit in [
+            MemLimit::Bytes(0),
+            MemLimit::Bytes(u64::MAX),
+            MemLimit::Percent(-5.0),
+            MemLimit::Percent(1e300),
+            MemLimit::Percent(f64::INFINITY),
+        ] {
+            let wire = serde_json::to_string(&limit).unwrap();
+            assert_eq!(serde_json::from_str::<MemLimit>(&wire).unwrap(), limit);
+        }
+        assert!(serde_json::from_str::<MemLimit>("\"much\"").is_err());
     }
 
     #[test]

@@ -27,19 +27,22 @@ impl Span {
     }
 }
 
+/// Units in nanoseconds, largest first.
+const EXACT: [(&str, u64); 7] = [
+    ("d", 86_400_000_000_000),
+    ("h", 3_600_000_000_000),
+    ("m", 60_000_000_000),
+    ("s", 1_000_000_000),
+    ("ms", 1_000_000),
+    ("us", 1000),
+    ("ns", 1),
+];
+
 impl fmt::Display for Span {
     /// In the largest unit that holds it exactly; parses back to the same.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ns = self.nanos();
-        let units = [
-            ("d", 86_400_000_000_000),
-            ("h", 3_600_000_000_000),
-            ("m", 60_000_000_000),
-            ("s", 1_000_000_000),
-            ("ms", 1_000_000),
-            ("us", 1000),
-        ];
-        let exact = units.into_iter().find(|(_, unit_ns)| ns.is_multiple_of(*unit_ns));
+        let exact = EXACT.into_iter().find(|(_, unit_ns)| ns.is_multiple_of(*unit_ns));
         let (unit, unit_ns) = exact.unwrap_or(("ns", 1));
         write!(f, "{}{unit}", ns / unit_ns)
     }
@@ -56,8 +59,17 @@ impl FromStr for Span {
 impl TryFrom<String> for Span {
     type Error = BadSpan;
 
+    /// Whatever [`Display`](fmt::Display) writes, to the nanosecond and of any length, or what
+    /// people write.
     fn try_from(text: String) -> Result<Self, BadSpan> {
-        text.parse()
+        let exact = EXACT.into_iter().find_map(|(unit, unit_ns)| {
+            let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+            number.checked_mul(unit_ns)
+        });
+        match exact {
+            Some(ns) => Ok(Self(Duration::from_nanos(ns))),
+            None => text.parse(),
+        }
     }
 }
 
@@ -155,6 +167,11 @@ mod tests {
             assert_eq!(span.to_string(), text);
         }
         assert_eq!("1.5h".parse::<Span>().unwrap().to_string(), "90m");
+        for ns in [0, 1, 1 << 60, u64::MAX] {
+            let span = Span(Duration::from_nanos(ns));
+            let wire = serde_json::to_string(&span).unwrap();
+            assert_eq!(serde_json::from_str::<Span>(&wire).unwrap(), span, "{wire}");
+        }
     }
 
     #[test]

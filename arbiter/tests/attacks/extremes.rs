@@ -219,7 +219,7 @@ fn extreme_terms_of_a_job_are_refused_or_taken_and_nothing_stands_still() {
     let extreme = Change {
         settings: JobSettings {
             deadline: Some(Deadline::AtUnixMs(u64::MAX)),
-            work: Some(Span(Duration::from_secs(3650 * 86_400))),
+            work: Some(Span(Duration::from_nanos(u64::MAX))),
             ..JobSettings::default()
         },
         solo_iteration_us: Some(u64::MAX),
