@@ -42,7 +42,9 @@ impl fmt::Display for Span {
     /// In the largest unit that holds it exactly; parses back to the same.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ns = self.nanos();
-        let exact = EXACT.into_iter().find(|(_, unit_ns)| ns.is_multiple_of(*unit_ns));
+        let exact = EXACT
+            .into_iter()
+            .find(|(_, unit_ns)| ns.is_multiple_of(*unit_ns));
         let (unit, unit_ns) = exact.unwrap_or(("ns", 1));
         write!(f, "{}{unit}", ns / unit_ns)
     }
