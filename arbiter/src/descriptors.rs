@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// Kept back: for a connection, what is known of its process, and the files that are opened for a
 /// moment (state, journal, `/proc`).
-const RESERVE: usize = 6;
+const RESERVE: usize = 4;
 /// What a client takes beside its connection, which is open already: its process and its job's
 /// page. Its own pages are open for a moment only, while the reserve is given up.
 const OF_CLIENT: usize = 2;

@@ -421,3 +421,5 @@ fn every_combination_of_cluster_policies_acts_live_or_is_refused_with_its_reason
     println!("now: {accepted} combinations act, {refused} are refused with a reason");
     assert!(accepted > 100 && refused > 1000, "{accepted} {refused}");
 }
+
+testbed::starts_clean!();

@@ -4,6 +4,7 @@
 use std::fs;
 
 use nix::sys::signal::Signal;
+use testbed::CommandWithin as _;
 use tests::{Outcome, ProgramRun, Sandbox, programs, wait_until};
 
 /// `socket`, on x86-64.
@@ -218,11 +219,12 @@ fn a_file_of_the_programs_own_is_never_written_to() {
 
 /// Whether a mount namespace of one's own can be made here.
 fn mounts() -> bool {
-    let mut command = std::process::Command::new("unshare");
-    let script = "mount -t tmpfs none /tmp";
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]);
-    let done = command.output();
-    done.is_ok_and(|done| done.status.success())
+    let script = "unshare --user --map-root-user --mount sh -c 'mount -t tmpfs none /tmp'";
+    let mut command = std::process::Command::new("sh");
+    let done = command
+        .args(["-c", script])
+        .output_within(testbed::PATIENCE);
+    done.status.success()
 }
 
 #[test]
