@@ -2,18 +2,19 @@
 //! nothing.
 //!
 //! Loading it runs no code of ours. It bears the driver's SONAME and exports every driver symbol
-//! ([`exports`], expanded from the one table): most are one jump to the real driver ([`real`]), the
-//! others meter memory ([`memory`]), wait for a grant ([`gate`]), or note what happened. Answers of
-//! `cuGetProcAddress` and `dlsym` are swapped for our own by address ([`proc_address`],
-//! [`loader`]), and the driver's own symbol table is made to lead to us ([`net`]). The first
-//! successful `cuInit` attaches to the arbiter ([`client`]).
+//! ([`entry`], expanded from the one table): most are one jump to the real driver
+//! ([`driver::real`]), the others meter memory ([`memory`]), wait for a grant ([`gate`]), or note
+//! what happened. Answers of `cuGetProcAddress` and `dlsym` are swapped for our own by address
+//! ([`entry::proc_address`], [`driver::loader`]), and the driver's own symbol table is made to lead
+//! to us ([`driver::net`]). The first successful `cuInit` attaches to the arbiter
+//! ([`attachment::client`]).
 //!
 //! Where the program has loaded NVML, what that says of memory and processes is made to agree
 //! ([`nvml`]).
 //!
 //! What it must not do, ever: print (but for one line where a process of a job cannot be governed:
-//! [`refusal`]), exit, hang, install a handler, change errno, the current context or the
-//! environment, hold a lock across a driver call, call the driver on a capturing stream. Where
+//! [`attachment::refusal`]), exit, hang, install a handler, change errno, the current context or
+//! the environment, hold a lock across a driver call, call the driver on a capturing stream. Where
 //! memory is to be moved ([`residency`]) there is a thread of ours, and a quiesce gate that calls
 //! of the program wait at; nowhere else.
 
@@ -28,37 +29,11 @@
     )
 )]
 
-mod audit;
-mod capture;
-mod client;
-mod context;
-mod cost;
-mod elf;
-mod errno;
-mod exports;
-mod follow;
+mod attachment;
+mod driver;
+mod entry;
 mod gate;
-mod injection;
-mod loader;
-mod lock;
-mod marks;
+mod ground;
 mod memory;
-mod net;
 mod nvml;
-#[cfg(not(test))]
-mod old_libc;
-mod pace;
-mod pipeline;
-mod proc_address;
-mod process;
-mod real;
-mod refusal;
-mod registration;
 mod residency;
-mod resize;
-mod signature;
-mod slots;
-mod thread;
-mod trace;
-mod unwind;
-mod verdict;

@@ -6,7 +6,7 @@ use shim_ffi::*;
 use super::live::{self, Kind, Live};
 use super::unmetered;
 use super::{Meter, correct, freed, granules};
-use crate::real;
+use crate::driver::real;
 
 /// Bytes of one channel of an element.
 fn channel_bytes(format: CUarray_format) -> u64 {

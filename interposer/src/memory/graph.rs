@@ -14,7 +14,8 @@ use shim_ffi::*;
 
 use super::pool::{Source, settle};
 use super::{Meter, granules};
-use crate::{client, real};
+use crate::attachment::client;
+use crate::driver::real;
 
 /// Whether this process has ever put allocations into a graph.
 static ALLOCATES: AtomicBool = AtomicBool::new(false);

@@ -4,8 +4,8 @@ use shim_ffi::*;
 
 use super::live::{self, Kind, Live};
 use super::{Meter, freed};
-use crate::client::{self, Attached};
-use crate::real;
+use crate::attachment::client::{self, Attached};
+use crate::driver::real;
 
 fn pinned(bytes: u64, call: impl FnOnce() -> CUresult, key: impl FnOnce() -> u64) -> CUresult {
     let result = call();

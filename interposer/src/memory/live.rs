@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::lock::{Guard, Lock};
+use crate::ground::lock::{Guard, Lock};
 
 /// Bytes that a device gives out at least.
 pub(crate) const GRANULE: u64 = 2 << 20;

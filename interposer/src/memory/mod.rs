@@ -18,10 +18,11 @@ mod vmm;
 use channel::{Account, Event, NO_LIMIT, OverLimit, Prepaid};
 use shim_ffi::*;
 
-use crate::client::{self, Attached};
-use crate::thread::thread;
-use crate::verdict::{self, Reason};
-use crate::{context, residency};
+use crate::attachment::client::{self, Attached};
+use crate::attachment::verdict::{self, Reason};
+use crate::gate::context;
+use crate::ground::thread::thread;
+use crate::residency;
 
 pub(crate) use array::*;
 pub(crate) use graph::*;

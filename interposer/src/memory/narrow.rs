@@ -26,7 +26,8 @@ use channel::{Account, OverLimit, Prepaid};
 use shim_ffi::*;
 
 use super::{Meter, live};
-use crate::{client, real};
+use crate::attachment::client;
+use crate::driver::real;
 
 /// TIMEOUT: another thread's claim or prepaid call lasts as long as the driver's allocation, some
 /// microseconds.

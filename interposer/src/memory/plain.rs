@@ -3,7 +3,8 @@
 use shim_ffi::*;
 
 use super::{Meter, freed, metered, metered_apart};
-use crate::{real, residency};
+use crate::driver::real;
+use crate::residency;
 
 /// Row pitch that current devices give at least (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and
 /// up); corrected by what the driver answers.

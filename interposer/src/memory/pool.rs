@@ -33,7 +33,10 @@ use shim_ffi::*;
 use super::holes::{self, Holes};
 use super::live::{self, GRANULE, Kind, Live};
 use super::{Meter, granules};
-use crate::{capture, client, gate, real};
+use crate::attachment::client;
+use crate::driver::real;
+use crate::gate;
+use crate::gate::capture;
 
 /// What is charged for: a pool, or the graph memory of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -181,7 +184,7 @@ pub(super) fn held(attached: &client::Attached) -> [(bool, bool); channel::MAX_D
     let mut held = [(false, false); channel::MAX_DEVICES];
     with(|sources| {
         for (source, charge) in sources.iter() {
-            let device = crate::context::index_of(attached, charge.ordinal);
+            let device = crate::gate::context::index_of(attached, charge.ordinal);
             let Some(held) = device.and_then(|device| held.get_mut(device)) else {
                 continue;
             };
@@ -339,7 +342,7 @@ pub(super) fn given_back(pool: usize) {
 fn order_of(stream: usize) -> holes::Order {
     // Each context has default streams of its own.
     if stream == gate::LEGACY || stream == gate::PER_THREAD {
-        (crate::context::current(), stream)
+        (crate::gate::context::current(), stream)
     } else {
         (0, stream)
     }

@@ -4,7 +4,8 @@ use channel::NO_LIMIT;
 use shim_ffi::*;
 
 use super::Meter;
-use crate::{real, residency};
+use crate::driver::real;
+use crate::residency;
 
 /// Free and total bytes as the quota of the calling thread's device allows; `None`: the driver is
 /// to answer.

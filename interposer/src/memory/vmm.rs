@@ -18,7 +18,9 @@ use channel::{Block, NO_LIMIT, OverLimit};
 use shim_ffi::*;
 
 use super::{GRANULE, Meter, granules};
-use crate::{client, real, residency};
+use crate::attachment::client;
+use crate::driver::real;
+use crate::residency;
 
 #[derive(Default)]
 struct Vmm {

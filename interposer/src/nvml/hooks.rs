@@ -7,8 +7,8 @@ use shim_ffi::nvml::*;
 
 use super::quota::Quota;
 use super::real;
-use crate::thread::thread;
-use crate::verdict;
+use crate::attachment::verdict;
+use crate::ground::thread::thread;
 
 /// Entries that the library is given space for at first, and at most.
 const PROCESSES: usize = 64;
@@ -41,7 +41,7 @@ fn change(device: Device, fallback: Status, body: impl FnOnce(&Quota) -> Status)
         return fallback;
     }
     let changed = verdict::caught(verdict::NVML, || {
-        let _errno = crate::errno::Preserve::new();
+        let _errno = crate::ground::errno::Preserve::new();
         Quota::of(device).map_or(fallback, |quota| body(&quota))
     });
     changed.unwrap_or(fallback)

@@ -3,11 +3,12 @@
 //!
 //! We never load it. Programs reach us in three ways, for the functions of `nvml_table!` alone:
 //!
-//! * by looking one up (`dlsym`, in [`crate::loader`]): the answer is swapped for ours, by address;
+//! * by looking one up (`dlsym`, in [`crate::driver::loader`]): the answer is swapped for ours, by
+//!   address;
 //! * by being linked against the library: we export the functions ([`hooks`]), and come first in
 //!   the search order;
 //! * by the library's own symbol table, which leads to us once we have seen the library (as
-//!   [`crate::net`] does for the driver).
+//!   [`crate::driver::net`] does for the driver).
 //!
 //! An export that is not the library's must not be found by a program that asks whether there is
 //! one: [`answer`].
@@ -21,8 +22,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use shim_ffi::nvml::{FUNCTIONS, Function, SONAME};
 
-use crate::elf::{self, Symbols};
-use crate::{loader, net};
+use crate::driver::elf::{self, Symbols};
+use crate::driver::{loader, net};
 
 pub(crate) use reader::forget;
 
@@ -144,7 +145,7 @@ fn real(function: Function) -> *mut c_void {
 /// us, or where the program's part is not in the global scope, the one that is loaded.
 #[cold]
 fn bind(function: Function) -> *mut c_void {
-    let _errno = crate::errno::Preserve::new();
+    let _errno = crate::ground::errno::Preserve::new();
     // PANIC: the table has a row for every function.
     let place = &REAL[function as usize];
     let Ok(name) = std::ffi::CString::new(FUNCTIONS[function as usize].1) else {

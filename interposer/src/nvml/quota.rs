@@ -7,7 +7,7 @@ use shim_ffi::nvml::{Device, GetUuid, MemoryV2, Process, uuid_bytes};
 
 use super::reader;
 use super::{Helper, helper};
-use crate::client;
+use crate::attachment::client;
 
 /// The quota that is in force on a device.
 pub(super) struct Quota {

@@ -12,7 +12,7 @@ use shim_ffi::nvml::{Device, GetCount, GetHandleByIndex};
 
 use super::quota::uuid_of;
 use super::{Helper, helper};
-use crate::client;
+use crate::attachment::client;
 
 /// How long after a failure nobody tries again, in nanoseconds.
 const AGAIN_NS: u64 = 500_000_000;

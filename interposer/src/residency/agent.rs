@@ -21,10 +21,12 @@ use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
 use super::{ahead, chunk, copy_streams, early, fit, last_use, quiesce, tuning};
-use crate::client::{self, Attached, OnLoss, now_ns};
-use crate::errno::Preserve;
-use crate::thread::thread;
-use crate::{capture, loader, process};
+use crate::attachment::client::{self, Attached, OnLoss, now_ns};
+use crate::driver::loader;
+use crate::gate::capture;
+use crate::ground::errno::Preserve;
+use crate::ground::process;
+use crate::ground::thread::thread;
 
 /// How long the agent sleeps without an order. TIMEOUT: how late it notices that the arbiter is
 /// gone, at most.

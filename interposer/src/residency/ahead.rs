@@ -18,8 +18,9 @@ use super::copy_streams::enter;
 use super::host_copy::HostCopy;
 use super::permit::Permits;
 use super::{host, last_use, quiesce, tuning};
-use crate::client::{self, Attached};
-use crate::{capture, process};
+use crate::attachment::client::{self, Attached};
+use crate::gate::capture;
+use crate::ground::process;
 
 /// A chunk's pages are being locked.
 static LOCKING: AtomicBool = AtomicBool::new(false);

@@ -26,10 +26,10 @@ use super::chunk::GRANULE;
 use super::ranges::Ranges;
 use super::space::SpaceWait;
 use super::{agent, quiesce, tuning};
-use crate::client;
+use crate::attachment::client;
+use crate::driver::real;
+use crate::ground::thread::thread;
 use crate::memory::{Meter, granules};
-use crate::real;
-use crate::thread::thread;
 
 pub(crate) use ending::{context_died, free};
 

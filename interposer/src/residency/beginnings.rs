@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use rustix::thread::futex;
 
-use crate::client::now_ns;
-use crate::{capture, process};
+use crate::attachment::client::now_ns;
+use crate::gate::capture;
+use crate::ground::process;
 
 /// 1 while a call is under way that no capture survives.
 static RECORDING: AtomicU32 = AtomicU32::new(0);

@@ -22,8 +22,9 @@ use shim_ffi::*;
 
 use super::host_copy::HostCopy;
 use super::last_use;
-use crate::client;
-use crate::{capture, real};
+use crate::attachment::client;
+use crate::driver::real;
+use crate::gate::capture;
 
 pub(super) use crate::memory::GRANULE;
 

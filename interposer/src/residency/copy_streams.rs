@@ -8,8 +8,10 @@ use channel::Reason;
 use shim_ffi::*;
 
 use super::{beginnings, chunk};
-use crate::client::{self, now_ns};
-use crate::{capture, process, real};
+use crate::attachment::client::{self, now_ns};
+use crate::driver::real;
+use crate::gate::capture;
+use crate::ground::process;
 
 /// Why a step did not work.
 #[derive(Clone, Copy, Debug)]

@@ -21,7 +21,8 @@ use shim_ffi::*;
 
 use super::chunk;
 use super::copy_streams::{self, CopyStreams, Flight, Step};
-use crate::{client, real};
+use crate::attachment::client;
+use crate::driver::real;
 
 /// Bytes that one hash stands for.
 pub(super) const RANGE: u64 = 1 << 20;

@@ -31,9 +31,9 @@ use super::chunk::{self, Place};
 use super::groups::{self, Ranks};
 use super::operands;
 use super::{copy_streams, quiesce};
-use crate::capture;
-use crate::client::now_ns;
-use crate::thread::{Thread, thread};
+use crate::attachment::client::now_ns;
+use crate::gate::capture;
+use crate::ground::thread::{Thread, thread};
 
 /// TIMEOUT: how long what was begun early may go on before what has come back is left where it is
 /// for now: kernels take milliseconds.

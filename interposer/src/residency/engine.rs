@@ -21,7 +21,7 @@ use super::chunk::{self, Mapping, Place};
 use super::copy_streams::{Step, Stopped};
 use super::host_copy::HostCopy;
 use super::last_use;
-use crate::real;
+use crate::driver::real;
 
 pub(super) use back::{
     all_is_back, anything_left, bring_on_host, nothing_left, restore, restore_early, retreat,

@@ -11,7 +11,8 @@ use std::ffi::c_void;
 
 use super::host::{self, Short};
 use super::tuning;
-use crate::{capture, real};
+use crate::driver::real;
+use crate::gate::capture;
 
 /// Bytes of the host for one chunk.
 #[derive(Debug)]

@@ -27,8 +27,8 @@ use shim_ffi::Symbol;
 use super::chunk::{self, Chunks};
 use super::spans::Spans;
 use super::{quiesce, tuning};
-use crate::client::{Attached, now_ns};
-use crate::real;
+use crate::attachment::client::{Attached, now_ns};
+use crate::driver::real;
 
 /// Launches of one look: an iteration of training is hundreds to a few thousand. One of four
 /// parameters takes some 0.3 us longer meanwhile on the simulated driver: a look in a second is a

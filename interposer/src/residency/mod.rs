@@ -46,7 +46,7 @@ mod tuning;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::client::Attached;
+use crate::attachment::client::Attached;
 
 pub(crate) use agent::{spawn, stop};
 pub(crate) use ahead::leaving;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::copy_streams::Step;
-use crate::client;
+use crate::attachment::client;
 
 /// TIMEOUT: between two questions without news, at first and at most.
 const FIRST: Duration = Duration::from_millis(2);

@@ -14,8 +14,8 @@ use super::extent::{self, Extent};
 use super::last_use;
 use super::parameters;
 use super::spans::Spans;
-use crate::capture;
-use crate::errno::Preserve;
+use crate::gate::capture;
+use crate::ground::errno::Preserve;
 
 fn word(args: &[usize], at: u8) -> usize {
     args.get(usize::from(at)).copied().unwrap_or(0)

@@ -23,8 +23,9 @@ use shim_ffi::*;
 
 use super::chunk::{self, Chunk, Mapping, Place};
 use super::tuning;
-use crate::thread::thread;
-use crate::{client, context};
+use crate::attachment::client;
+use crate::gate::context;
+use crate::ground::thread::thread;
 
 /// The upper half of our numbers: far from addresses and from small numbers, which is what drivers
 /// use.

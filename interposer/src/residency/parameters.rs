@@ -11,9 +11,10 @@
 use shim_ffi::*;
 
 use super::last_use;
-use crate::errno::Preserve;
-use crate::thread::thread;
-use crate::{capture, real};
+use crate::driver::real;
+use crate::gate::capture;
+use crate::ground::errno::Preserve;
+use crate::ground::thread::thread;
 
 /// Bytes of parameters that a kernel may have (12.1 and later).
 const MOST_BYTES: usize = 32_764;

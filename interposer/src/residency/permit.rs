@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::tuning;
-use crate::client::{self, Attached, now_ns};
-use crate::process;
+use crate::attachment::client::{self, Attached, now_ns};
+use crate::ground::process;
 
 /// What is left of a term must be enough for one chunk.
 const LEAST_NS: u64 = 20_000_000;

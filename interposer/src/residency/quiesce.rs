@@ -22,10 +22,10 @@ use std::time::Duration;
 use shim_ffi::{CUresult, Operands};
 
 use super::early;
-use crate::client::{self, now_ns};
+use crate::attachment::client::{self, now_ns};
 use crate::gate::Waiting;
-use crate::process;
-use crate::thread::{Thread, thread};
+use crate::ground::process;
+use crate::ground::thread::{Thread, thread};
 
 /// Bit of the quiesce gate's word that says "closed". The rest counts changes.
 const CLOSED: u32 = 1;

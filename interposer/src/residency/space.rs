@@ -5,9 +5,9 @@ use shim_ffi::CUresult;
 
 use super::news::Wait;
 use super::{quiesce, tuning};
-use crate::client::{self, now_ns};
+use crate::attachment::client::{self, now_ns};
+use crate::ground::process;
 use crate::memory::Meter;
-use crate::process;
 
 /// Makes a call of the program's that takes `bytes` of a device's memory, which the quota allows,
 /// again and again while the device has none: another tenant's may be about to leave.

@@ -4,13 +4,19 @@
 #[allow(dead_code, reason = "the library uses all of it, its tests a part")]
 #[path = "../../../interposer/src/memory/live.rs"]
 mod live;
-#[path = "../../../interposer/src/lock.rs"]
+#[path = "../../../interposer/src/ground/lock.rs"]
 mod lock;
 
+mod ground {
+    pub(crate) use super::lock;
+}
+
 /// What the lock needs of the library.
-mod client {
-    pub(crate) fn pause(nap: std::time::Duration) {
-        std::thread::sleep(nap);
+mod attachment {
+    pub(crate) mod client {
+        pub(crate) fn pause(nap: std::time::Duration) {
+            std::thread::sleep(nap);
+        }
     }
 }
 

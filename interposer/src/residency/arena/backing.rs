@@ -3,7 +3,7 @@
 use shim_ffi::*;
 
 use super::Arena;
-use crate::client;
+use crate::attachment::client;
 use crate::memory::Meter;
 use crate::residency::chunk::{self, Chunk, GRANULE, Mapping, Place};
 use crate::residency::{copy_streams, engine, host};
@@ -131,7 +131,7 @@ impl Arena {
 
 /// Whether the host budget, and the host, have space for `bytes` more.
 fn host_has_space(bytes: u64) -> bool {
-    let _errno = crate::errno::Preserve::new();
+    let _errno = crate::ground::errno::Preserve::new();
     host::check(bytes).is_ok()
         && client::current().is_some_and(|attached| {
             let held = chunk::with(|chunks| chunks.host_bytes());

@@ -5,10 +5,14 @@ use std::sync::atomic::Ordering;
 use shim_ffi::*;
 
 use super::{Arena, arenas, at};
+use crate::attachment::client;
+use crate::driver::real;
+use crate::gate;
+use crate::gate::context;
+use crate::ground::process;
+use crate::ground::thread::thread;
 use crate::memory::Meter;
 use crate::residency::{chunk, copy_streams, groups, quiesce};
-use crate::thread::thread;
-use crate::{client, context, gate, process, real};
 
 /// `cuMemFree` of an address of an arena; `None`: it is none.
 pub(crate) fn free(address: u64) -> Option<CUresult> {

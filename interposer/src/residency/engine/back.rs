@@ -10,12 +10,14 @@ use shim_ffi::*;
 
 use super::out::evict_all;
 use super::{Move, Outcome, in_place, look};
-use crate::client::now_ns;
+use crate::attachment::client::now_ns;
+use crate::driver::real;
+use crate::gate::capture;
+use crate::ground::process;
 use crate::residency::chunk::{self, Mapping, Place};
 use crate::residency::copy_streams::{Flight, Step, Stopped, done, enter, settle};
 use crate::residency::early::{self, Watch};
 use crate::residency::{news, quiesce, tuning};
-use crate::{capture, process, real};
 
 /// Everything that has left `device` comes back. Memory that is not there yet is asked for until
 /// `deadline_ns`; what has come back by then leaves again, its host copy still holds it.

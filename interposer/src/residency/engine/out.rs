@@ -6,9 +6,9 @@ use channel::Reason;
 use shim_ffi::*;
 
 use super::{Outcome, in_place, look, restore};
-use crate::capture;
-use crate::client::{self, now_ns};
-use crate::real;
+use crate::attachment::client::{self, now_ns};
+use crate::driver::real;
+use crate::gate::capture;
 use crate::residency::chunk::{self, Place};
 use crate::residency::copy_streams::{Flight, Step, Stopped, done, enter, settle};
 use crate::residency::host_copy::HostCopy;

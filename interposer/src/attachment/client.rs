@@ -1,0 +1,567 @@
+//! Our attachment to the arbiter: made at the first successful `cuInit`, lost and found again,
+//! forgotten after a fork.
+
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::thread::futex;
+
+use channel::client::{AttachError, ClientEnd, Introduction, Liveness};
+use channel::wire::{DeviceId, Outcome, TOKEN_BYTES};
+use channel::{Account, Bypass, Event, MAX_DEVICES};
+use shim_ffi::*;
+
+use crate::attachment::refusal::{self, OnRefusal};
+use crate::driver::real;
+use crate::gate::marks;
+use crate::ground::errno::Preserve;
+use crate::ground::process;
+use crate::{nvml, residency};
+
+/// How long one handshake may take. TIMEOUT: the arbiter answers in well under a millisecond; a
+/// machine that is swapping may need much longer, and a job that starts ungoverned is worse than
+/// one that starts late.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a job that freezes without its arbiter waits for one to begin with. TIMEOUT: time
+/// enough for one to be restarted by hand.
+const FREEZE: Duration = Duration::from_secs(60);
+/// How long a process that is refused otherwise waits for an arbiter that is being restarted, or
+/// that hangs. TIMEOUT: a restart takes milliseconds, on a host that is overloaded some seconds.
+const RESTART: Duration = Duration::from_secs(30);
+/// The same, where it goes on without limits in the end. TIMEOUT: what nobody has asked to be
+/// enforced may not cost more than this.
+const RESTART_OPEN: Duration = Duration::from_secs(2);
+/// How often an arbiter that is not there is looked for, to begin with.
+const AGAIN: Duration = Duration::from_millis(20);
+/// TIMEOUT: how long a thread waits for another one's attachment, which takes no longer itself.
+const OTHERS_ATTACH_NS: u64 = 75_000_000_000;
+/// TIMEOUT: silence after which an arbiter that lives is taken for stuck (it beats ten times a
+/// second).
+const SILENCE_NS: u64 = 5_000_000_000;
+/// How often a lost arbiter is looked for, in nanoseconds.
+const REATTACH_EVERY_NS: u64 = 500_000_000;
+
+/// What a job does without its arbiter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnLoss {
+    /// Goes on, ungoverned in time; its memory quota still holds.
+    Open,
+    /// Waits for the next arbiter.
+    Freeze,
+    /// Submissions fail.
+    Closed,
+}
+
+/// One attachment. Leaked: threads may be looking at it until the process ends.
+pub(crate) struct Attached {
+    pub(crate) end: ClientEnd,
+    pub(crate) on_loss: OnLoss,
+    /// Set when the arbiter is known to be gone.
+    lost: AtomicBool,
+    lost_at_ns: AtomicU64,
+    next_try_ns: AtomicU64,
+    /// The heartbeat after which the arbiter fell silent, plus one; 0: it was never known to.
+    silent_after: AtomicU64,
+    /// Set once it was reported that work goes to a device that is not one of the job's.
+    reported_other_device: AtomicBool,
+    introduction: Introduction,
+    socket: PathBuf,
+}
+
+static CURRENT: AtomicPtr<Attached> = AtomicPtr::new(std::ptr::null_mut());
+/// Changes whenever [`CURRENT`] does; what threads have cached belongs to one generation.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+/// [`NEVER`], [`BUSY`] or [`DONE`]; waited on.
+static ATTACHING: AtomicU32 = AtomicU32::new(NEVER);
+/// Never tried in this process, or to be tried again.
+const NEVER: u32 = 0;
+/// A thread is at it.
+const BUSY: u32 = 1;
+/// Attached, or not, for good.
+const DONE: u32 = 2;
+/// The thread that is at it; 0: none.
+static ATTACHER: AtomicU32 = AtomicU32::new(0);
+
+/// Our attachment, if there is one.
+#[inline]
+pub(crate) fn current() -> Option<&'static Attached> {
+    let at = CURRENT.load(Ordering::Acquire);
+    // SAFETY: null, or leaked by `install` and never freed.
+    unsafe { at.as_ref() }
+}
+
+/// Number of the present attachment.
+#[inline]
+pub(crate) fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+fn install(attached: Option<Box<Attached>>) {
+    let at = attached.map_or(std::ptr::null_mut(), Box::into_raw);
+    CURRENT.store(at, Ordering::Release);
+    GENERATION.fetch_add(1, Ordering::Release);
+}
+
+/// In a forked child: as if never attached.
+pub(crate) fn forget() {
+    install(None);
+    crate::attachment::verdict::forget();
+    ATTACHING.store(NEVER, Ordering::Release);
+    ATTACHER.store(0, Ordering::Relaxed);
+    marks::forget();
+    residency::forget();
+}
+
+/// At exit: forward only.
+pub(crate) fn stop() {
+    install(None);
+}
+
+/// After a successful `cuInit`. Says what the program is answered instead of success, if it must
+/// not run ungoverned: then every later call of it is answered the same, see [`real::refuse`].
+pub(crate) fn attach() -> Result<(), CUresult> {
+    let turn = match ATTACHING.load(Ordering::Acquire) {
+        DONE => return Ok(()),
+        _ => std::panic::catch_unwind(take_turn),
+    };
+    match turn {
+        Ok(outcome) => outcome,
+        // A bug of ours must not be a way out of a quota.
+        Err(_) => {
+            refusal::refuse_or_run_unlimited(&"an internal error of libsublet.so: please report it")
+        }
+    }
+}
+
+/// The right to attach; a thread that waits looks again when it is gone, also by a panic.
+struct Turn {
+    /// What [`ATTACHING`] is to be afterwards.
+    then: u32,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        ATTACHER.store(0, Ordering::Relaxed);
+        ATTACHING.store(self.then, Ordering::Release);
+        let _ = futex::wake(&ATTACHING, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+}
+
+fn take_turn() -> Result<(), CUresult> {
+    let _errno = Preserve::new();
+    if real::is_refused() {
+        return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
+    }
+    let Some(job) = job() else {
+        // Somebody has asked for limits, and who enforces them can no longer be found.
+        if refusal::said() == Some(OnRefusal::Closed) && !process::exiting() {
+            return refusal::refuse(&"its environment has lost SUBLET_SOCKET or SUBLET_TOKEN");
+        }
+        return Ok(());
+    };
+    // All that may take the dynamic linker's lock comes before the turn: the thread that waits for
+    // a turn may hold that lock.
+    let introduction = prepare(&job);
+    // CAST: thread ids are positive.
+    let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let begun_ns = now_ns();
+    loop {
+        let taken = ATTACHING.compare_exchange(NEVER, BUSY, Ordering::Acquire, Ordering::Acquire);
+        match taken {
+            Ok(_) => {
+                ATTACHER.store(me, Ordering::Relaxed);
+                let _turn = Turn { then: DONE };
+                return first_attach(&job, introduction);
+            }
+            Err(DONE) if real::is_refused() => return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
+            Err(DONE) => return Ok(()),
+            // Called from within our own handshake, by a signal's handler: it cannot end before
+            // this returns.
+            Err(_) if ATTACHER.load(Ordering::Relaxed) == me => return without(&job),
+            Err(_) if now_ns().saturating_sub(begun_ns) > OTHERS_ATTACH_NS => return without(&job),
+            Err(state) => wait_for_another(state),
+        }
+    }
+}
+
+/// A step of waiting for the thread that attaches.
+fn wait_for_another(state: u32) {
+    let step = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000_000,
+    };
+    let waited = futex::wait(&ATTACHING, futex::Flags::PRIVATE, state, Some(&step));
+    use rustix::io::Errno;
+    if !matches!(
+        waited,
+        Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT)
+    ) {
+        // The call is forbidden here.
+        pause(Duration::from_millis(1));
+    }
+}
+
+/// What a call hears that cannot wait until it is known whether the process is governed.
+fn without(job: &Job) -> Result<(), CUresult> {
+    match job.on_refusal {
+        OnRefusal::Open => Ok(()),
+        OnRefusal::Closed => Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
+    }
+}
+
+/// The job that this process is of, as its environment says.
+struct Job {
+    socket: PathBuf,
+    token: [u8; TOKEN_BYTES],
+    on_loss: OnLoss,
+    on_refusal: OnRefusal,
+    /// How long an arbiter is waited for that is not there.
+    patience: Duration,
+    strict: bool,
+}
+
+fn job() -> Option<Job> {
+    let (socket, token) = membership()?;
+    let on_loss = match variable(c"SUBLET_ON_ARBITER_LOSS") {
+        Some(b"freeze") => OnLoss::Freeze,
+        Some(b"closed") => OnLoss::Closed,
+        _ => OnLoss::Open,
+    };
+    let said = refusal::said();
+    let on_refusal = match said {
+        Some(said) => said,
+        None if on_loss == OnLoss::Open => OnRefusal::Open,
+        None => OnRefusal::Closed,
+    };
+    let patience = match (on_loss, said) {
+        (OnLoss::Freeze, _) => FREEZE,
+        (_, Some(OnRefusal::Closed)) => RESTART,
+        (_, Some(OnRefusal::Open)) => RESTART_OPEN,
+        (_, None) => Duration::ZERO,
+    };
+    Some(Job {
+        socket,
+        token,
+        on_loss,
+        on_refusal,
+        patience,
+        strict: variable(c"SUBLET_STRICT").is_some(),
+    })
+}
+
+fn prepare(job: &Job) -> Introduction {
+    process::register();
+    crate::attachment::verdict::fault::attachment();
+    nvml::meet();
+    residency::prepare();
+    Introduction {
+        token: job.token,
+        devices: devices(),
+        command: command(),
+    }
+}
+
+/// Where the arbiter is, and the capability of our job; `None`: we are in none, or on our way out.
+fn membership() -> Option<(PathBuf, [u8; TOKEN_BYTES])> {
+    if process::exiting() {
+        return None;
+    }
+    let (socket, token) = (variable(c"SUBLET_SOCKET")?, variable(c"SUBLET_TOKEN")?);
+    let socket = PathBuf::from(OsStr::from_bytes(socket));
+    Some((socket, <[u8; TOKEN_BYTES]>::try_from(token).ok()?))
+}
+
+/// An attachment besides the one that [`attach`] makes, for a process that only reads: it is shown
+/// the job's pages.
+pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
+    let (socket, token) = membership()?;
+    process::register();
+    let introduction = Introduction {
+        token,
+        devices: devices.to_vec(),
+        command: command(),
+    };
+    // TIMEOUT: a report that takes a second is a nuisance; without the pages the physical truth is
+    // reported.
+    ClientEnd::attach_reader(&socket, &introduction, Duration::from_secs(1)).ok()
+}
+
+fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {
+    let started = now_ns();
+    loop {
+        let error = match ClientEnd::attach(&job.socket, &introduction, HANDSHAKE) {
+            Ok(end) => {
+                let none = end.device_map.iter().all(Option::is_none);
+                if job.strict && none && !introduction.devices.is_empty() {
+                    let reason = "none of its devices is one of the job's, and the job is strict";
+                    end.farewell(reason);
+                    return refusal::refuse(&reason);
+                }
+                install(Some(Box::new(Attached {
+                    end,
+                    on_loss: job.on_loss,
+                    lost: AtomicBool::new(false),
+                    lost_at_ns: AtomicU64::new(0),
+                    next_try_ns: AtomicU64::new(0),
+                    silent_after: AtomicU64::new(0),
+                    reported_other_device: AtomicBool::new(false),
+                    introduction,
+                    socket: job.socket.clone(),
+                })));
+                if let Some(attached) = current() {
+                    residency::begin(attached);
+                }
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        let waited = Duration::from_nanos(now_ns().saturating_sub(started));
+        if error.may_pass() && waited < job.patience {
+            pause(AGAIN);
+            continue;
+        }
+        let why = refusal::Why {
+            error: &error,
+            socket: &job.socket,
+            waited,
+        };
+        // The job has a limit that would hold on no device: that was never a start.
+        let nowhere = matches!(error, AttachError::Refused(Outcome::NoDevice, _));
+        return match job.on_refusal {
+            OnRefusal::Open if !nowhere || refusal::said().is_some() => {
+                refusal::run_unlimited(&why);
+                Ok(())
+            }
+            _ => refusal::refuse(&why),
+        };
+    }
+}
+
+impl Attached {
+    /// The tenant's memory account of this process.
+    #[inline]
+    pub(crate) fn account(&self) -> Option<Account<'static>> {
+        Account::new(self.end.tenant, self.end.slot)
+    }
+
+    /// Memory limit on device index `device`, in bytes.
+    #[inline]
+    pub(crate) fn limit_bytes(&self, device: usize) -> u64 {
+        self.end
+            .arbiter
+            .device(device)
+            .map_or(channel::NO_LIMIT, channel::DeviceGrant::limit_bytes)
+    }
+
+    /// Device index of the pages of the device with that UUID, if this process's driver has it and
+    /// the job may use it.
+    pub(crate) fn index_of_uuid(&self, uuid: &[u8; 16]) -> Option<usize> {
+        let devices = &self.introduction.devices;
+        let ordinal = devices.iter().position(|id| id.uuid == *uuid)?;
+        (*self.end.device_map.get(ordinal)?).map(usize::from)
+    }
+
+    /// Tells, once, that work goes to the device of that ordinal, which is not one of the job's.
+    pub(crate) fn tell_other_device(&self, ordinal: i32) {
+        if !self.reported_other_device.swap(true, Ordering::Relaxed) {
+            let event = Event::Bypassing {
+                reason: Bypass::OtherDevice,
+            };
+            // CAST: below the number of devices.
+            self.end.client.write_record(ordinal as u32, event);
+            self.end.ring();
+        }
+    }
+
+    /// Tells that the hook of a row of the table failed.
+    pub(crate) fn tell_failed_hook(&self, row: u32) {
+        self.end.client.write_record(0, Event::HookFailed { row });
+        self.end.ring();
+    }
+
+    /// Whether the arbiter is known to be gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Whether the arbiter is known to hang: somebody has watched it for [`SILENCE_NS`] in vain,
+    /// and it has not beaten since.
+    pub(crate) fn is_silent(&self) -> bool {
+        let after = self.silent_after.load(Ordering::Relaxed);
+        after != 0 && after == self.end.arbiter.heartbeat_mono_ns().wrapping_add(1)
+    }
+
+    /// Whether the last heartbeat is so old that the arbiter may hang. It may also be us who have
+    /// not run: only one who has watched it since `begun_ns` knows.
+    pub(crate) fn is_overdue(&self, begun_ns: u64, now_ns: u64) -> bool {
+        let last_ns = self.end.arbiter.heartbeat_mono_ns().max(begun_ns);
+        now_ns.saturating_sub(last_ns) > SILENCE_NS
+    }
+
+    /// Notes that the arbiter hangs: what the job does without one holds from here on, until it
+    /// beats again.
+    pub(crate) fn fall_silent(&self, device: usize) {
+        let after = self.end.arbiter.heartbeat_mono_ns().wrapping_add(1);
+        let is_new = self.silent_after.swap(after, Ordering::Relaxed) != after;
+        if is_new && self.on_loss == OnLoss::Open {
+            let event = Event::Bypassing {
+                reason: Bypass::GateStuck,
+            };
+            // CAST: below MAX_DEVICES.
+            self.end.client.write_record(device as u32, event);
+        }
+    }
+
+    /// When it was found gone.
+    pub(crate) fn lost_at_ns(&self) -> u64 {
+        self.lost_at_ns.load(Ordering::Relaxed)
+    }
+
+    /// Looks after the arbiter: notes its loss, and tries to attach to the next one. True while
+    /// nobody governs us.
+    pub(crate) fn look_after(&self, now_ns: u64) -> bool {
+        if !self.is_lost() {
+            match self.end.arbiter_liveness() {
+                Liveness::Lives => return false,
+                Liveness::Unknown if !self.is_silent() => return false,
+                Liveness::Unknown | Liveness::Gone => {}
+            }
+            if !self.lost.swap(true, Ordering::Relaxed) {
+                self.lost_at_ns.store(now_ns, Ordering::Relaxed);
+                self.end.client.write_record(
+                    0,
+                    Event::Bypassing {
+                        reason: Bypass::ArbiterLost,
+                    },
+                );
+            }
+        }
+        let due = self.next_try_ns.load(Ordering::Relaxed);
+        if now_ns < due {
+            return true;
+        }
+        if self
+            .next_try_ns
+            .compare_exchange(
+                due,
+                now_ns + REATTACH_EVERY_NS,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            )
+            .is_err()
+        {
+            return true; // another thread is at it
+        }
+        if !std::ptr::eq(CURRENT.load(Ordering::Acquire), self) {
+            return true; // somebody else's old attachment
+        }
+        let gap =
+            Duration::from_nanos(now_ns.saturating_sub(self.lost_at_ns.load(Ordering::Relaxed)));
+        // TIMEOUT: short, because a program's submission waits behind it; the next try comes soon
+        // enough.
+        match ClientEnd::reattach(
+            &self.socket,
+            &self.introduction,
+            &self.end,
+            gap,
+            Duration::from_millis(200),
+        ) {
+            Ok(end) => {
+                end.client.write_record(
+                    0,
+                    Event::Reattached {
+                        gap_ns: gap.as_nanos() as u64,
+                    },
+                );
+                install(Some(Box::new(Attached {
+                    end,
+                    on_loss: self.on_loss,
+                    lost: AtomicBool::new(false),
+                    lost_at_ns: AtomicU64::new(0),
+                    next_try_ns: AtomicU64::new(0),
+                    silent_after: AtomicU64::new(0),
+                    reported_other_device: AtomicBool::new(
+                        self.reported_other_device.load(Ordering::Relaxed),
+                    ),
+                    introduction: self.introduction.clone(),
+                    socket: self.socket.clone(),
+                })));
+                self.end.retire();
+                false
+            }
+            Err(_) => true,
+        }
+    }
+}
+
+/// Monotonic time in nanoseconds.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // CAST: the monotonic clock is never negative.
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Sleeps; may wake early.
+pub(crate) fn pause(time: Duration) {
+    let request = rustix::time::Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    let _ = rustix::thread::nanosleep(&request);
+}
+
+/// An environment variable. Read by the C library's function: the standard library's takes a lock
+/// that a forking thread may hold.
+pub(crate) fn variable(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, copied
+    // before it can change (this runs inside the program's own first driver call).
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null())
+            .then(|| CStr::from_ptr(value).to_bytes())
+            .filter(|value| !value.is_empty())
+    }
+}
+
+fn command() -> String {
+    let mut buffer = [0u8; 4096];
+    let read = std::fs::File::open("/proc/self/cmdline")
+        .and_then(|mut file| std::io::Read::read(&mut file, &mut buffer));
+    let text = String::from_utf8_lossy(&buffer[..read.unwrap_or(0).min(buffer.len())]);
+    text.split('\0')
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn devices() -> Vec<DeviceId> {
+    let mut count = 0;
+    // SAFETY: valid pointers to locals, after a successful `cuInit`.
+    unsafe {
+        if !real::cuDeviceGetCount(&raw mut count).is_ok() {
+            return Vec::new();
+        }
+        (0..count.clamp(0, MAX_DEVICES as i32))
+            .map(|ordinal| {
+                let mut device = CUdevice::default();
+                let mut uuid = CUuuid::default();
+                let mut total = 0;
+                if real::cuDeviceGet(&raw mut device, ordinal).is_ok() {
+                    let named = real::exported(Symbol::cuDeviceGetUuid_v2)
+                        && real::cuDeviceGetUuid_v2(&raw mut uuid, device).is_ok();
+                    if !named {
+                        let _ = real::cuDeviceGetUuid(&raw mut uuid, device);
+                    }
+                    let _ = real::cuDeviceTotalMem_v2(&raw mut total, device);
+                }
+                DeviceId {
+                    uuid: uuid.bytes,
+                    total_bytes: total as u64,
+                }
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,205 @@
+//! Processes of a job that cannot be governed: refused, or let go on without limits, and in both
+//! cases said in one line.
+//!
+//! `--on-refusal` (`SUBLET_ON_REFUSAL`) decides which. A refused process is answered
+//! `CUDA_ERROR_SYSTEM_NOT_READY` by its `cuInit` and by every later call of the driver
+//! ([`real::refuse`]).
+//!
+//! The line is the only thing that this library ever prints. It goes to the standard error of
+//! `sublet run`, and nowhere else: a program may have closed that, and have a file of its own under
+//! the number 2. So `sublet run` says which file its standard error is (`SUBLET_STDERR`), and a
+//! copy of descriptor 2 must be that file, or a terminal, before anything is written.
+
+use std::fmt::Display;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use channel::client::AttachError;
+use shim_ffi::CUresult;
+
+use crate::attachment::client::variable;
+use crate::driver::real;
+
+/// What becomes of a process that cannot be governed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnRefusal {
+    /// It goes on without limits.
+    Open,
+    /// It does not start: every driver call fails.
+    Closed,
+}
+
+/// What the job says about it; `None`: nothing, it was not started by `sublet run`.
+pub(crate) fn said() -> Option<OnRefusal> {
+    match variable(c"SUBLET_ON_REFUSAL")? {
+        b"open" => Some(OnRefusal::Open),
+        // Whatever it means, it was set by somebody who asked for something.
+        _ => Some(OnRefusal::Closed),
+    }
+}
+
+/// The process must not run: ends its way to the driver for good.
+pub(crate) fn refuse(why: &dyn Display) -> Result<(), CUresult> {
+    real::refuse();
+    tell(&|pid, job| {
+        format!(
+            "sublet: process {pid} of job `{job}` is refused: {why}. Every driver call of it fails with \
+             CUDA_ERROR_SYSTEM_NOT_READY (802); `--on-refusal open` would let it run without limits\n"
+        )
+    });
+    Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY)
+}
+
+/// The process runs without limits.
+pub(crate) fn run_unlimited(why: &dyn Display) {
+    tell(&|pid, job| {
+        format!("sublet: warning: process {pid} of job `{job}` runs without limits: {why}\n")
+    });
+}
+
+/// As the job says.
+pub(crate) fn refuse_or_run_unlimited(why: &dyn Display) -> Result<(), CUresult> {
+    if said() == Some(OnRefusal::Closed) {
+        return refuse(why);
+    }
+    run_unlimited(why);
+    Ok(())
+}
+
+/// Why a process could not attach, for people.
+pub(crate) struct Why<'a> {
+    pub(crate) error: &'a AttachError,
+    pub(crate) socket: &'a Path,
+    /// How long it has been tried.
+    pub(crate) waited: Duration,
+}
+
+impl Display for Why<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.error)?;
+        if let Some(source) = std::error::Error::source(self.error) {
+            write!(f, ": {source}")?;
+        }
+        if self.error.lacks_descriptors() {
+            return match descriptor_limit() {
+                Some(limit) => write!(
+                    f,
+                    " (it may open {limit} descriptors; raise that with `ulimit -n`)"
+                ),
+                None => write!(f, " (raise the limit with `ulimit -n`)"),
+            };
+        }
+        if self.error.may_pass() {
+            write!(
+                f,
+                " (asked at {} for {:.1} s; `sublet arbiter` starts one)",
+                self.socket.display(),
+                self.waited.as_secs_f64()
+            )?;
+        } else if self.error.is_forbidden() {
+            write!(f, " (a seccomp filter or the socket's mode may forbid it)")?;
+        }
+        Ok(())
+    }
+}
+
+fn descriptor_limit() -> Option<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: valid pointer to a local.
+    (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0).then_some(limit.rlim_cur)
+}
+
+/// Writes one line where `sublet run` writes its own.
+fn tell(line: &dyn Fn(u32, &str) -> String) {
+    let Some(stderr) = stderr_of_run() else {
+        return;
+    };
+    let job = variable(c"SUBLET_JOB").map_or("?".into(), String::from_utf8_lossy);
+    write_once(stderr.as_fd(), line(std::process::id(), &job).as_bytes());
+}
+
+/// A copy of descriptor 2 where it is the standard error of `sublet run`, or a terminal. A copy, so
+/// that what was looked at is what is written to, whatever another thread does with the number 2
+/// meanwhile.
+fn stderr_of_run() -> Option<Copy> {
+    said()?;
+    // SAFETY: a number to copy; where it is not open the copy fails.
+    let stderr = unsafe { BorrowedFd::borrow_raw(2) };
+    let copy = match rustix::io::fcntl_dupfd_cloexec(stderr, 3) {
+        Ok(copy) => Copy::Own(copy),
+        // No number is left. Then nobody else can open something under this one in between, short
+        // of closing it first.
+        Err(_) => Copy::Itself(stderr),
+    };
+    let file = rustix::fs::fstat(copy.as_fd()).ok()?;
+    let of_run = variable(c"SUBLET_STDERR").and_then(|text| std::str::from_utf8(text).ok());
+    let is_of_run = of_run == Some(format!("{}:{}", file.st_dev, file.st_ino).as_str());
+    (is_of_run || rustix::termios::isatty(copy.as_fd())).then_some(copy)
+}
+
+enum Copy {
+    Own(OwnedFd),
+    Itself(BorrowedFd<'static>),
+}
+
+impl Copy {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Own(copy) => copy.as_fd(),
+            Self::Itself(stderr) => *stderr,
+        }
+    }
+}
+
+/// One write, that neither waits for a reader nor ends the program where there is none any more.
+fn write_once(to: BorrowedFd<'_>, line: &[u8]) {
+    use rustix::event::{PollFd, PollFlags};
+    let now = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut ask = [PollFd::new(&to, PollFlags::OUT)];
+    match rustix::event::poll(&mut ask, Some(&now)) {
+        // Full, and nobody reads.
+        Ok(0) => return,
+        Ok(_) if !ask[0].revents().contains(PollFlags::OUT) => return,
+        // A filter may forbid the question; the answer is worth a try.
+        _ => {}
+    }
+    // `sigprocmask` and not `pthread_sigmask`, which is the same call on Linux, and moved to
+    // another version of the C library.
+    // SAFETY: sets of our own, filled before they are read; the calls change this thread's mask and
+    // put it back. A signal that the write has raised is taken back before the mask is: one that
+    // was pending before stays.
+    unsafe {
+        let (mut both, mut pipe, mut before, mut pending): (
+            libc::sigset_t,
+            libc::sigset_t,
+            libc::sigset_t,
+            libc::sigset_t,
+        ) = std::mem::zeroed();
+        libc::sigemptyset(&raw mut both);
+        libc::sigaddset(&raw mut both, libc::SIGPIPE);
+        // A job in the background may write to its terminal all the same.
+        libc::sigaddset(&raw mut both, libc::SIGTTOU);
+        libc::sigemptyset(&raw mut pipe);
+        libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+        if libc::sigprocmask(libc::SIG_BLOCK, &raw const both, &raw mut before) != 0 {
+            return;
+        }
+        libc::sigpending(&raw mut pending);
+        let was_pending = libc::sigismember(&raw const pending, libc::SIGPIPE) == 1;
+        if rustix::io::write(to, line) == Err(rustix::io::Errno::PIPE) && !was_pending {
+            let none = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            libc::sigtimedwait(&raw const pipe, std::ptr::null_mut(), &raw const none);
+        }
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+    }
+}

@@ -1,0 +1,495 @@
+//! The gate in front of every submission.
+//!
+//! While the lease holds: five loads, a subtraction and a store on this thread's own line, then the
+//! driver. Everything else (which device, which stream, waiting for a grant, completion marks) is
+//! the slow path, due when the device time that was credited is used up, and for whatever nobody
+//! knows yet how long it takes. The call blocks here and nowhere later: nothing is queued behind
+//! the program's back.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use channel::{COMING, DeviceGrant, OPEN, Want};
+use shim_ffi::Variant;
+
+use crate::attachment::client::{self, Attached, OnLoss, now_ns};
+use crate::attachment::verdict::{self, Reason};
+use crate::gate::marks::{self, Weight};
+use crate::gate::signature::{self, Seen};
+use crate::gate::{capture, context, cost};
+use crate::ground::process;
+use crate::ground::thread::{Thread, thread};
+use crate::residency;
+use crate::residency::Pass;
+
+/// The gate of a thread that nobody governs.
+static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
+/// How long one step of a wait lasts. TIMEOUT: how late a dead arbiter is noticed by a waiting
+/// thread, at most.
+const STEP: Duration = Duration::from_millis(50);
+/// How often a thread that never waits looks after the arbiter, in nanoseconds.
+const CHECK_EVERY_NS: u64 = 100_000_000;
+
+/// For how long a thread looks again and again at a gate that is about to open, at most; for one
+/// that opens later it sleeps.
+/// TIMEOUT: twice the time by which an opening is published in advance.
+const POLL_NS: u64 = 200_000;
+/// Looks between two offers of the core to others, about a microsecond.
+const LOOKS: u32 = 16;
+/// Until when a thread of this process polls; one is enough to be first, and the others leave it a
+/// core.
+static POLLED_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+
+/// The legacy default stream as a key.
+pub(crate) const LEGACY: usize = 1;
+/// The calling thread's default stream as a key.
+pub(crate) const PER_THREAD: usize = 2;
+
+/// The stream that stream 0 means, as a key.
+pub(crate) const fn default_stream(variant: Variant) -> usize {
+    match variant {
+        Variant::Legacy => LEGACY,
+        Variant::Ptsz | Variant::Ptds => PER_THREAD,
+    }
+}
+
+/// What is to be done after the driver call.
+pub(crate) enum Ticket {
+    /// Nothing, for this reason.
+    Pass(Reason),
+    /// Count it and mark it when due.
+    Count(Weight),
+    /// The call blocked until its work was done.
+    Blocked(Blocking),
+    /// The call must not be made.
+    Deny,
+}
+
+/// A thread inside a driver call that blocks until its work is done, until dropped.
+pub(crate) struct Blocking {
+    want: Option<&'static Want>,
+    /// When it began; 0 where that tells nothing of the device's copies: too small, or behind other
+    /// work.
+    begun_ns: u64,
+}
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        if let Some(want) = self.want {
+            want.end_blocking();
+        }
+    }
+}
+
+/// A thread that waits, as the arbiter sees it, until dropped.
+pub(crate) struct Waiting<'a>(&'a Want);
+
+impl<'a> Waiting<'a> {
+    pub(crate) fn begin(want: &'a Want) -> Self {
+        want.begin_waiting();
+        Self(want)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.end_waiting();
+    }
+}
+
+/// The fast path: whether a submission to `stream` may go to the driver right now, and is counted.
+#[inline(always)]
+pub(crate) fn open(stream: usize, seen: Seen) -> bool {
+    let thread = thread();
+    // First, for a thread that goes from stream to stream comes here twice.
+    if thread.stream.get() != stream {
+        return false;
+    }
+    // Below zero also where the credit is, see `open_quiesced`.
+    let left = thread.credit.get() - cost::quickly(seen.signature, thread.unknown_ns.get());
+    if left < 0 || capture::any() {
+        return false;
+    }
+    counted(thread, seen, left)
+}
+
+/// The same for another stream that the thread has submitted to lately: turns to it.
+#[inline(always)]
+pub(crate) fn open_turning(stream: usize, seen: Seen) -> bool {
+    let thread = thread();
+    let Some(turn) = marks::turn_to::<false>(thread, stream) else {
+        return false;
+    };
+    let granted = turn.left;
+    let left = granted - cost::quickly(seen.signature, thread.unknown_ns.get());
+    if left < 0 || thread.stream.get() == stream || capture::any() || !counted(thread, seen, left) {
+        return false;
+    }
+    thread.granted.set(granted);
+    turn.made(thread);
+    true
+}
+
+/// Turns to another stream that the thread has submitted to lately, where memory may be moved.
+pub(crate) fn turn_to(stream: usize) {
+    let thread = thread();
+    if thread.stream.get() != stream
+        && let Some(turn) = marks::turn_to::<true>(thread, stream)
+    {
+        thread.set_credit(-turn.left);
+        turn.made(thread);
+    }
+}
+
+/// The same where memory may be moved: the call passes the quiesce gate as well. There credit is
+/// counted below zero, so that the way above is closed to it.
+#[inline]
+pub(crate) fn open_quiesced(stream: usize, seen: Seen) -> Option<Pass> {
+    let thread = thread();
+    let credit = thread.credit.get();
+    // Below zero the one, not negative the other.
+    let left = -credit - cost::quickly(seen.signature, thread.unknown_ns.get());
+    if credit >= 0 || left < 0 || thread.stream.get() != stream || capture::any() {
+        return None;
+    }
+    let pass = residency::try_pass()?;
+    counted(thread, seen, -left).then_some(pass)
+}
+
+/// Whether the gate of a thread with credit is open; then the submission is counted.
+#[inline(always)]
+fn counted(thread: &Thread, seen: Seen, credit_left: i32) -> bool {
+    // SAFETY: with credit the first two pointers are set; all three are to words that are never
+    // unmapped.
+    unsafe {
+        if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0
+            || seen.signature == thread.anchor.get()
+        {
+            return false;
+        }
+        thread.credit.set(credit_left);
+        let line = &*thread.launches.get();
+        if let Some(ring) = thread.ring.get().as_ref() {
+            ring.record(line.launches(), seen.signature);
+        }
+        line.count_launch();
+        if seen.copies != 0 {
+            line.count_copied(seen.copies);
+        }
+    }
+    true
+}
+
+/// The slow path, before the driver call.
+#[cold]
+#[inline(never)]
+pub(crate) fn admit(stream: usize, blocking: bool, seen: Seen) -> Ticket {
+    let thread = thread();
+    let ticket = match client::current() {
+        _ if thread.is_inside() => Ticket::Pass(Reason::Own),
+        _ if capture::any() && capture::is_capturing(stream) => Ticket::Pass(Reason::Captured),
+        None => ungoverned(thread, stream, Reason::Ungoverned),
+        Some(attached) => {
+            let _ours = thread.enter();
+            admit_attached(thread, attached, stream, blocking, seen)
+        }
+    };
+    if let Ticket::Pass(reason) = ticket {
+        verdict::passed(reason);
+    }
+    ticket
+}
+
+fn admit_attached(
+    thread: &Thread,
+    attached: &'static Attached,
+    stream: usize,
+    blocking: bool,
+    seen: Seen,
+) -> Ticket {
+    context::refresh(thread, attached);
+    let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
+        return ungoverned(thread, stream, Reason::OtherDevice);
+    };
+    marks::switch_stream(thread, attached, stream, device);
+    let Some(grant) = attached.end.arbiter.device(device) else {
+        return Ticket::Pass(Reason::OtherDevice);
+    };
+    let now = now_ns();
+    if now.saturating_sub(thread.last_check_ns.get()) > CHECK_EVERY_NS {
+        thread.last_check_ns.set(now);
+        attached.look_after(now);
+    }
+    let unheard = attached.on_loss != OnLoss::Open && attached.is_overdue(0, now);
+    if grant.pass(now).is_err() || attached.is_lost() || unheard {
+        match wait_for_grant(thread, attached, device) {
+            Waited::Granted => marks::begin_slice(thread, attached),
+            Waited::Bypass => return ungoverned(thread, stream, Reason::WithoutArbiter),
+            Waited::Denied => return Ticket::Deny,
+        }
+    }
+    // A new attachment may have come while we waited; the next submission will see it.
+    thread.gate.set(grant.gate_word());
+    if blocking {
+        let client = attached.end.client;
+        let want = client.want(device);
+        if let Some(want) = want {
+            want.begin_blocking();
+        }
+        let mut blocking = Blocking { want, begun_ns: 0 };
+        // Every slot is looked at for this: only where the answer is wanted.
+        let idle = signature::tells_rate(seen)
+            && !client.unmarked(device)
+            && client.in_flight(device).marks == 0;
+        if idle {
+            blocking.begun_ns = now_ns();
+        }
+        return Ticket::Blocked(blocking);
+    }
+    Ticket::Count(marks::weigh(thread, attached, seen))
+}
+
+/// The slow path, after the driver call.
+#[cold]
+#[inline(never)]
+pub(crate) fn settle(ticket: Ticket, seen: Seen) {
+    let thread = thread();
+    let Some(attached) = client::current() else {
+        return;
+    };
+    if thread.generation.get() != client::generation() || thread.slot_plus_one.get() == 0 {
+        return;
+    }
+    let line = attached
+        .end
+        .client
+        .thread(thread.slot_plus_one.get() as usize - 1);
+    if matches!(ticket, Ticket::Count(_) | Ticket::Blocked(_)) {
+        signature::record(thread, attached, line.launches(), seen);
+        line.count_copied(seen.copies);
+    }
+    let mut solo = None;
+    match ticket {
+        Ticket::Pass(_) | Ticket::Deny => return,
+        Ticket::Count(weight) => {
+            line.count_launch();
+            thread.spent_ns.set(thread.spent_ns.get() + weight.ns);
+            solo = weight.solo;
+        }
+        Ticket::Blocked(blocking) => {
+            if blocking.begun_ns != 0 {
+                signature::learn_rate(line, seen, blocking.begun_ns);
+            }
+            line.count_launch();
+            // It is over; what it took is not queued.
+            thread
+                .spent_ns
+                .set(thread.spent_ns.get() + thread.budget_ns.get() / 8);
+            drop(blocking);
+            marks::learn(thread, attached);
+        }
+    }
+    let _ours = thread.enter();
+    marks::settle(thread, attached, solo);
+    thread.give_credit(credit(marks::credit_ns(thread, attached)));
+}
+
+/// Credit as the thread's fast path reads it: see [`open_quiesced`].
+fn credit(ns: i32) -> i32 {
+    if residency::active() { -ns } else { ns }
+}
+
+/// Lets the thread pass without being governed, still by the fast path.
+fn ungoverned(thread: &Thread, stream: usize, reason: Reason) -> Ticket {
+    thread.gate.set(&raw const ALWAYS_OPEN);
+    thread.launches.set(&raw const thread.unmanaged);
+    thread.ring.set(std::ptr::null());
+    thread.anchor.set(0);
+    thread.stream.set(stream);
+    marks::detach_all(thread);
+    // Look again now and then: an attachment may have come. A tenth of a second of the device's
+    // time, or 1000 submissions.
+    thread.unknown_ns.set(100_000);
+    thread.give_credit(credit(100_000_000));
+    thread.spent_ns.set(0);
+    thread.context_known.set(false);
+    Ticket::Pass(reason)
+}
+
+enum Waited {
+    Granted,
+    Bypass,
+    Denied,
+}
+
+fn wait_for_grant(thread: &Thread, attached: &'static Attached, device: usize) -> Waited {
+    // The first who waited for a stuck arbiter has waited for all.
+    if attached.is_silent() {
+        match attached.on_loss {
+            OnLoss::Open => return Waited::Bypass,
+            OnLoss::Closed => return Waited::Denied,
+            OnLoss::Freeze => {}
+        }
+    }
+    // What we have in flight is to be seen finishing while we wait.
+    marks::flush(thread, attached);
+    let Some(want) = attached.end.client.want(device) else {
+        return Waited::Bypass;
+    };
+    let _waiting = Waiting::begin(want);
+    let attended = attached.end.arbiter.device(device);
+    if !attended.is_some_and(DeviceGrant::is_attended) {
+        attached.end.ring();
+    }
+    wait_at_gate(attached, device)
+}
+
+fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
+    let Some(grant) = attached.end.arbiter.device(device) else {
+        return Waited::Bypass;
+    };
+    let begun = now_ns();
+    loop {
+        // The generation changes when we attach again, fork or exit.
+        match client::current() {
+            Some(current) if std::ptr::eq(current, attached) => {}
+            _ => return Waited::Bypass,
+        }
+        if process::exiting() {
+            return Waited::Bypass;
+        }
+        let now = now_ns();
+        // A gate that somebody has left open, who may never close it again.
+        let unheard = attached.on_loss != OnLoss::Open && attached.is_overdue(0, now);
+        let seen = match grant.pass(now) {
+            Ok(()) if !attached.is_lost() && !unheard => return Waited::Granted,
+            Ok(()) => None,
+            Err(seen) => Some(seen),
+        };
+        if attached.is_lost() {
+            match attached.on_loss {
+                OnLoss::Open => {
+                    attached.look_after(now_ns());
+                    return Waited::Bypass;
+                }
+                OnLoss::Closed => {
+                    if attached.look_after(now_ns()) {
+                        return Waited::Denied;
+                    }
+                    continue;
+                }
+                OnLoss::Freeze => {
+                    attached.look_after(now_ns());
+                    client::pause(STEP);
+                    continue;
+                }
+            }
+        }
+        let now = match seen {
+            Some(seen) => {
+                if poll(grant, seen) {
+                    continue;
+                }
+                grant.wait(seen, STEP);
+                let now = now_ns();
+                // Open, or about to: nothing is late.
+                if grant.pass(now) != Err(seen) && !unheard {
+                    continue;
+                }
+                marks::look_while_waiting(thread(), attached);
+                now
+            }
+            None => {
+                client::pause(STEP);
+                now_ns()
+            }
+        };
+        if attached.look_after(now) {
+            continue;
+        }
+        // It lives, but does it work? Its heartbeat may be older than our wait.
+        if attached.is_overdue(begun, now) {
+            attached.fall_silent(device);
+            match attached.on_loss {
+                OnLoss::Open => return Waited::Bypass,
+                OnLoss::Closed => return Waited::Denied,
+                OnLoss::Freeze => {}
+            }
+        }
+    }
+}
+
+/// Looks at a gate that is about to open, and at the clock, until it opens or its time has come;
+/// true where one may be let in. The core is offered to others between looks: the holder may need
+/// it to get there.
+fn poll(grant: &DeviceGrant, seen: u32) -> bool {
+    if seen & COMING == 0 {
+        return false;
+    }
+    let begun_ns = now_ns();
+    let until_ns = match grant.turn_mono_ns() {
+        0 => begun_ns + POLL_NS,
+        turn_ns => turn_ns,
+    };
+    if until_ns < begun_ns || until_ns - begun_ns > POLL_NS {
+        return false;
+    }
+    let polled_ns = POLLED_UNTIL_NS.load(Ordering::Relaxed);
+    let claim = |from, to| {
+        POLLED_UNTIL_NS
+            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    };
+    if begun_ns < polled_ns || !claim(polled_ns, until_ns) {
+        return false;
+    }
+    let changed = 'polling: loop {
+        for _ in 0..LOOKS {
+            let now_ns = now_ns();
+            if grant.pass(now_ns) != Err(seen) {
+                break 'polling true;
+            }
+            if now_ns > until_ns {
+                break 'polling false;
+            }
+            std::hint::spin_loop();
+        }
+        rustix::thread::sched_yield();
+    };
+    // One that is gone by a jump out of a signal handler never comes here; its claim ends by
+    // itself.
+    claim(until_ns, 0);
+    changed
+}
+
+/// After a call that has waited for the device.
+#[inline]
+pub(crate) fn after_sync() {
+    let thread = thread();
+    if thread.slot_plus_one.get() == 0
+        || thread.is_inside()
+        || thread.generation.get() != client::generation()
+    {
+        return;
+    }
+    if let Some(attached) = client::current() {
+        marks::learn(thread, attached);
+    }
+}
+
+/// Before a call that waits for the device or asks whether it is done: what it waits for must be
+/// marked, so that the arbiter sees the device fall idle while the program sleeps.
+#[inline]
+pub(crate) fn before_sync() {
+    let thread = thread();
+    if thread.slot_plus_one.get() == 0
+        || thread.is_inside()
+        || thread.generation.get() != client::generation()
+    {
+        return;
+    }
+    if let Some(attached) = client::current() {
+        let _ours = thread.enter();
+        marks::flush(thread, attached);
+    }
+}

@@ -1,0 +1,1054 @@
+//! Completion marks: after a batch of submissions, the device itself writes a number into our
+//! shared page.
+//!
+//! The arbiter sees what has finished without a call into this process, and we bound what is in
+//! flight *in time*: a submitting call waits while more is queued than the grant's window holds,
+//! exactly as it would wait for a full launch queue.
+//!
+//! A submission weighs what it takes on the device, as far as that is known ([`cost`]). Two things
+//! are learnt from the marks as they pass. A mark that covers one submission tells what that takes;
+//! the first of its class has one of its own, so has whatever takes long, and now and then one of
+//! the others. All marks of a stream together tell its *pace*: how long work takes that weighs a
+//! second, a mean of sums over the recent past, in which the errors of the single weights come out.
+//! Of what nobody has seen yet four at a time are in flight.
+//!
+//! A *batch* is what a thread submits between two marks, to however many streams: each of them is
+//! marked when the batch is due, and turning from one to another of them costs a few loads. The row
+//! of a stream's marks is a slot of the page ([`slots`]). A stream is marked while its slot is
+//! held, and one that is about to be destroyed is marked for the last time and taken off its slots
+//! before the driver hears of it: its handle may be another stream's the moment after.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use channel::{Following, Holding, STREAM_SLOTS, StreamSlot, ThreadSlot};
+use shim_ffi::*;
+
+use crate::attachment::client::{self, Attached, now_ns, pause};
+use crate::driver::real;
+use crate::gate::pace::{RING, SoloSample, StreamRate};
+use crate::gate::signature::Seen;
+use crate::gate::slots::{self, Slot};
+use crate::gate::{LEGACY, PER_THREAD};
+use crate::gate::{capture, cost, follow, registration};
+use crate::ground::process;
+use crate::ground::thread::{BATCH, MOST_CREDIT, Thread, thread};
+
+/// Most submissions per mark.
+const LARGEST_BATCH: u64 = 1024;
+/// Device time of the first mark of a thread, and of the first ones after it was let in.
+pub(crate) const FIRST_BUDGET_NS: u64 = 20_000;
+/// Least device time that is worth a mark.
+const LEAST_BUDGET_NS: u64 = 2_000;
+/// One batch in so many is followed by a mark of a single submission.
+const MARKS_PER_SAMPLE: u32 = 8;
+/// Time per mark where nothing bounds what is in flight.
+const UNBOUND_NS: u64 = 1_000_000;
+/// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a
+/// submission more pass.
+const PATIENCE_NS: u64 = 50_000_000;
+/// TIMEOUT: how long who destroys a stream waits for who marks it: that call may wait for space in
+/// the stream.
+const DETACH_NS: u64 = 1_000_000_000;
+/// Threads that may look whether the device has got on without looking more seldom for each other's
+/// sake.
+const LOOKERS: u64 = 4;
+
+static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
+/// Threads that wait for the device to get on.
+static WAITERS: AtomicU32 = AtomicU32::new(0);
+
+/// What a submission weighs in its stream.
+pub(crate) struct Weight {
+    pub(crate) ns: u64,
+    /// It has a mark of its own.
+    pub(crate) solo: Option<SoloSample>,
+}
+
+/// A line of the client's half for a thread that submits for the first time.
+pub(crate) fn next_thread_slot() -> usize {
+    NEXT_THREAD.fetch_add(1, Ordering::Relaxed) % channel::THREAD_SLOTS
+}
+
+/// In a forked child.
+pub(crate) fn forget() {
+    registration::forget();
+    slots::forget();
+    follow::forget();
+    capture::forget();
+    NEXT_THREAD.store(0, Ordering::Relaxed);
+    WAITERS.store(0, Ordering::Relaxed);
+}
+
+// ----------------------------------------------------------------------------------------------
+// The streams of a batch
+// ----------------------------------------------------------------------------------------------
+
+/// The slot of the thread's current stream, while it is that.
+fn own(thread: &Thread) -> Option<usize> {
+    let index = (thread.stream_slot_plus_one.get() as usize).checked_sub(1)?;
+    let stream = thread.stream.get();
+    slots::is(index, thread.who.get(), stream, thread.context.get()).then_some(index)
+}
+
+fn current<'a>(thread: &Thread, attached: &'a Attached) -> Option<(usize, &'a StreamSlot)> {
+    let index = own(thread)?;
+    Some((index, attached.end.client.stream(index)?))
+}
+
+/// Books what was submitted to the current stream since the thread turned to it; what is left of
+/// the credit stays.
+fn book(thread: &Thread) {
+    thread.give_credit(thread.credit.get());
+    let spent_ns = thread.spent_ns.get();
+    if let Some(index) = own(thread) {
+        let here = &slots::at(index).spent_ns;
+        let since_ns = spent_ns.saturating_sub(thread.entered_ns.get());
+        here.store(
+            here.load(Ordering::Relaxed).saturating_add(since_ns),
+            Ordering::Relaxed,
+        );
+        thread.entered_ns.set(spent_ns);
+    }
+}
+
+/// What the thread submits from here on is not followed.
+pub(crate) fn detach_all(thread: &Thread) {
+    thread.stream_slot_plus_one.set(0);
+    thread.batch.set(thread.batch.get().wrapping_add(1));
+    thread.streams.set(0);
+    thread.entered_ns.set(0);
+}
+
+/// What it takes to turn to another stream of the batch.
+pub(crate) struct Turn {
+    stream: usize,
+    index: usize,
+    before: &'static Slot,
+    spent_ns: u64,
+    /// Credit for it.
+    pub(crate) left: i32,
+}
+
+/// On the launch path: how the thread turns to `stream`, if that is in the batch and has an
+/// allowance left. The same as [`switch_stream`], with less to look at. `BELOW`: credit is counted
+/// below zero.
+#[inline(always)]
+pub(crate) fn turn_to<const BELOW: bool>(thread: &Thread, stream: usize) -> Option<Turn> {
+    let sign = if BELOW { -1 } else { 1 };
+    let (credit, granted) = (sign * thread.credit.get(), sign * thread.granted.get());
+    if credit <= 0 {
+        return None;
+    }
+    let (who, context) = (thread.who.get(), thread.context.get());
+    // With credit there is one. Programs use their streams in the same order again and again.
+    let before = slots::at((thread.stream_slot_plus_one.get() as usize).wrapping_sub(1));
+    let mut index = before.next.load(Ordering::Relaxed) as usize;
+    if !slots::is(index, who, stream, context) {
+        index = slots::find(who, stream, context)?;
+        before.next.store(index as u32, Ordering::Relaxed); // CAST: below the number of slots.
+    }
+    let slot = slots::at(index);
+    if slot.batch.load(Ordering::Relaxed) != thread.batch.get() {
+        return None;
+    }
+    // CAST: what was used is not negative, in all; and sums of nanoseconds that are left fit.
+    let spent_ns = (thread.spent_ns.get()).wrapping_add((granted - credit) as u64);
+    let of_all = thread.limit_ns.get().wrapping_sub(spent_ns) as i64;
+    let of_one = (slot.allowance_ns.load(Ordering::Relaxed))
+        .wrapping_sub(slot.spent_ns.load(Ordering::Relaxed)) as i64;
+    let left_ns = of_all.min(of_one);
+    (left_ns > 0).then_some(Turn {
+        stream,
+        index,
+        before,
+        spent_ns,
+        // CAST: at most `MOST_CREDIT`, as the allowance is.
+        left: left_ns as i32,
+    })
+}
+
+impl Turn {
+    /// Books what went to the stream before. The credit is given by the caller.
+    #[inline(always)]
+    pub(crate) fn made(self, thread: &Thread) {
+        let spent_ns = self.spent_ns;
+        // What is another's by now is not marked by us any more.
+        if self.before.owner.is(thread.who.get()) {
+            let here_ns = spent_ns.wrapping_sub(thread.entered_ns.get());
+            let before_ns = self.before.spent_ns.load(Ordering::Relaxed);
+            self.before
+                .spent_ns
+                .store(before_ns.wrapping_add(here_ns), Ordering::Relaxed);
+        }
+        thread.spent_ns.set(spent_ns);
+        thread.entered_ns.set(spent_ns);
+        thread.stream.set(self.stream);
+        // CAST: below the number of slots.
+        thread.stream_slot_plus_one.set(self.index as u32 + 1);
+    }
+}
+
+/// Before a submission to it: makes `stream` the thread's current one, and one of the batch.
+pub(crate) fn switch_stream(
+    thread: &Thread,
+    attached: &'static Attached,
+    stream: usize,
+    device: usize,
+) {
+    thread.destroyed.set(slots::destroyed());
+    let same = thread.stream.get() == stream;
+    if same && let Some(index) = own(thread) {
+        if slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get() {
+            enter(thread, attached, index);
+        }
+        return;
+    }
+    book(thread);
+    if !same {
+        thread.entered_ns.set(thread.spent_ns.get());
+    }
+    thread.stream.set(stream);
+    thread.stream_slot_plus_one.set(0);
+    let index = slots::find(thread.who.get(), stream, thread.context.get())
+        .or_else(|| take(thread, attached, device));
+    if let Some(index) = index {
+        enter(thread, attached, index);
+    }
+}
+
+/// Makes slot `index` that of the current stream, and one of the batch.
+fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
+    let slot = slots::at(index);
+    if slot.batch.load(Ordering::Relaxed) != thread.batch.get() {
+        if thread.streams.get() as usize == BATCH {
+            for other in batch(thread) {
+                mark(thread, attached, other, None, false);
+            }
+            end_batch(thread, attached, true);
+        }
+        let Some(mut holding) = slots::hold(index, thread.who.get()) else {
+            return;
+        };
+        holding.set_open(true);
+        slot.batch.store(thread.batch.get(), Ordering::Relaxed);
+        slot.spent_ns.store(0, Ordering::Relaxed);
+        let allowance_ns = slot.rate.weight_of(aim_ns(thread, attached));
+        let most_ns = MOST_CREDIT as u64; // CAST: not negative.
+        slot.allowance_ns.store(
+            allowance_ns.clamp(LEAST_BUDGET_NS, most_ns),
+            Ordering::Relaxed,
+        );
+        slot.rate
+            .let_in_ns
+            .fetch_max(thread.let_in_ns.get(), Ordering::Relaxed);
+        drop(holding);
+        put(thread, index);
+    }
+    thread.stream_slot_plus_one.set(index as u32 + 1); // CAST: as above.
+}
+
+fn put(thread: &Thread, index: usize) {
+    let streams = thread.streams.get();
+    if let Some(place) = thread.touched.get(streams as usize) {
+        place.set(index as u16); // CAST: below the number of slots.
+        thread.streams.set(streams + 1);
+    }
+}
+
+/// The slots of the batch, as they are now.
+fn batch(thread: &Thread) -> impl Iterator<Item = usize> + Clone + use<> {
+    // PANIC: of that length.
+    let places: [u16; BATCH] = std::array::from_fn(|at| thread.touched[at].get());
+    let streams = thread.streams.get() as usize;
+    places.into_iter().take(streams).map(usize::from)
+}
+
+/// A slot for the thread's stream. Where marks are outstanding in all of them, that is as many
+/// streams as can be followed: a submission to one more waits until the device has got on with one,
+/// as for a full launch queue.
+fn take(thread: &Thread, attached: &'static Attached, device: usize) -> Option<usize> {
+    let begun_ns = now_ns();
+    let patience_ns = PATIENCE_NS << thread.impatience.get().min(6);
+    let mut waiting = None;
+    loop {
+        if let Some(index) = take_now(thread, attached, device) {
+            thread.impatience.set(0);
+            return Some(index);
+        }
+        let governed = client::current().is_some_and(|now| std::ptr::eq(now, attached));
+        if !governed || process::exiting() || window_us(thread, attached) == 0 {
+            return None;
+        }
+        if now_ns().saturating_sub(begun_ns) > patience_ns {
+            thread.impatience.set(thread.impatience.get() + 1);
+            return None;
+        }
+        waiting.get_or_insert_with(Waiting::begin).nap(20_000);
+        if attached.is_lost() {
+            return None;
+        }
+    }
+}
+
+fn take_now(thread: &Thread, attached: &'static Attached, device: usize) -> Option<usize> {
+    let what = (
+        thread.who.get(),
+        thread.stream.get(),
+        thread.context.get(),
+        device as u32, // CAST: a device of the pages.
+    );
+    slots::take(attached.end.client, what, now_ns(), |index, word| {
+        adopt(attached, index, word);
+    })
+}
+
+/// One that waits for the device to get on.
+struct Waiting;
+
+impl Waiting {
+    fn begin() -> Self {
+        WAITERS.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+
+    /// Sleeps. The more threads wait, the more seldom each of them looks: together they look as
+    /// often as a few.
+    fn nap(&self, ns: u64) {
+        let waiters = u64::from(WAITERS.load(Ordering::Relaxed));
+        pause(Duration::from_nanos(ns * (waiters / LOOKERS).clamp(1, 256)));
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// Marks
+// ----------------------------------------------------------------------------------------------
+
+fn line<'a>(thread: &Thread, attached: &'a Attached) -> &'a ThreadSlot {
+    let slot = thread.slot_plus_one.get() as usize;
+    attached.end.client.thread(slot.saturating_sub(1))
+}
+
+/// Marks what the thread has submitted since the last marks, if anything. The program may be doing
+/// anything with the streams but using them: it is not a call of that thread to them.
+pub(crate) fn flush(thread: &Thread, attached: &'static Attached) {
+    if thread.slot_plus_one.get() == 0 {
+        return;
+    }
+    book(thread);
+    if thread.spent_ns.get() == 0 {
+        return;
+    }
+    thread.give_credit(0);
+    take_again(thread, attached);
+    for index in batch(thread) {
+        mark(thread, attached, index, None, false);
+    }
+    end_batch(thread, attached, false);
+}
+
+/// The thread's slot was taken over before what it submitted was marked: takes another, unless the
+/// stream may have been destroyed.
+fn take_again(thread: &Thread, attached: &'static Attached) {
+    let unmarked = thread.spent_ns.get() > thread.entered_ns.get();
+    let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
+        return;
+    };
+    if !unmarked || thread.stream.get() == 0 || own(thread).is_some() {
+        return;
+    }
+    let Some(index) = take_now(thread, attached, device) else {
+        return;
+    };
+    if slots::destroyed() == thread.destroyed.get() {
+        enter(thread, attached, index);
+        book(thread);
+    } else if let Some(holding) = slots::hold(index, thread.who.get()) {
+        slots::retire(index, holding);
+    }
+}
+
+/// Before a submission: what it weighs. What was submitted before one that is to have a mark of its
+/// own is marked now.
+pub(crate) fn weigh(thread: &Thread, attached: &'static Attached, seen: Seen) -> Weight {
+    let known = cost::of(seen);
+    let ns = known.map_or_else(|| guess_ns(thread, attached), u64::from);
+    let most_ns = own(thread).map_or(0, |at| slots::at(at).allowance_ns.load(Ordering::Relaxed));
+    let telling = known.is_none()
+        || ns > thread.budget_ns.get().min(most_ns) / 2
+        || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE;
+    if !telling || behind(thread, attached) >= RING / 2 {
+        return Weight { ns, solo: None };
+    }
+    book(thread);
+    if let Some(index) = own(thread) {
+        mark(thread, attached, index, None, false);
+    }
+    let solo = Some(SoloSample {
+        signature: seen.signature,
+        class: seen.class,
+        guessed: known.is_none(),
+    });
+    Weight { ns, solo }
+}
+
+/// Weight of what is not known: so that the window holds four of it.
+fn guess_ns(thread: &Thread, attached: &Attached) -> u64 {
+    match u64::from(window_us(thread, attached)) * 250 {
+        0 => thread.budget_ns.get() / 16,
+        quarter_ns => quarter_ns,
+    }
+}
+
+/// Marks of the thread's stream that have not passed; as many as are remembered where its
+/// completion cannot be followed.
+fn behind(thread: &Thread, attached: &Attached) -> usize {
+    match current(thread, attached) {
+        // CAST: cut off below.
+        Some((_, slot)) => slot.issued().saturating_sub(slot.done()).min(RING as u64) as usize,
+        None => RING,
+    }
+}
+
+fn unmarked(thread: &Thread, line: &ThreadSlot) -> u64 {
+    line.launches().wrapping_sub(thread.marked.get())
+}
+
+/// Whether what is unmarked is worth its marks.
+fn due(thread: &Thread, line: &ThreadSlot) -> bool {
+    thread.give_credit(0);
+    let spent_ns = thread.spent_ns.get();
+    let most = LARGEST_BATCH * u64::from(thread.streams.get().max(1));
+    spent_ns != 0 && (spent_ns >= thread.budget_ns.get() || unmarked(thread, line) >= most)
+}
+
+/// For how much the fast path is open now: what is left until the next marks, and half of what is
+/// left of a slice.
+pub(crate) fn credit_ns(thread: &Thread, attached: &Attached) -> i32 {
+    let most = LARGEST_BATCH * u64::from(thread.streams.get().max(1));
+    if own(thread).is_none()
+        || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE
+        || unmarked(thread, line(thread, attached)) >= most
+    {
+        return 0;
+    }
+    let left_ns = thread
+        .budget_ns
+        .get()
+        .saturating_sub(thread.spent_ns.get())
+        .min(until_turn(thread, attached))
+        .min(MOST_CREDIT as u64); // CAST: not negative.
+    thread.limit_ns.set(thread.spent_ns.get() + left_ns);
+    // CAST: at most `MOST_CREDIT`.
+    left_ns.min(allowance_ns(thread)) as i32
+}
+
+/// Weight that may still go to the thread's stream before it is marked.
+fn allowance_ns(thread: &Thread) -> u64 {
+    let here_ns = (thread.spent_ns.get()).saturating_sub(thread.entered_ns.get());
+    own(thread).map_or(0, |index| {
+        let slot = slots::at(index);
+        let spent_ns = slot
+            .spent_ns
+            .load(Ordering::Relaxed)
+            .saturating_add(here_ns);
+        (slot.allowance_ns.load(Ordering::Relaxed)).saturating_sub(spent_ns)
+    })
+}
+
+/// After a wait at the gate: the first marks come soon, so that the device's pace is learnt anew.
+pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
+    let budget_ns = thread.budget_ns.get().min(FIRST_BUDGET_NS);
+    thread.budget_ns.set(budget_ns);
+    let now_ns = now_ns();
+    thread.let_in_ns.set(now_ns);
+    if thread.slot_plus_one.get() != 0 {
+        line(thread, attached).note_let_in(now_ns);
+    }
+    if let Some(index) = own(thread) {
+        slots::at(index)
+            .rate
+            .let_in_ns
+            .store(now_ns, Ordering::Relaxed);
+    }
+}
+
+/// After a submission: marks what is due, and waits while more is in flight than the window holds.
+/// `alone`: the submission has a mark of its own.
+pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<SoloSample>) {
+    // A batch may have ended while it waited at the gate.
+    if let Some(index) = own(thread)
+        && slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get()
+    {
+        enter(thread, attached, index);
+    }
+    let all = due(thread, line(thread, attached)) && solo.is_none();
+    if !all && solo.is_none() && (own(thread).is_none() || allowance_ns(thread) != 0) {
+        return;
+    }
+    book(thread);
+    thread.give_credit(0);
+    if all {
+        for index in batch(thread) {
+            mark(thread, attached, index, None, true);
+        }
+        adapt(thread, attached);
+        bound(thread, attached, batch(thread));
+        end_batch(thread, attached, true);
+    } else if let Some(index) = own(thread) {
+        mark(thread, attached, index, solo, solo.is_none());
+        adapt(thread, attached);
+        bound(thread, attached, [index].into_iter());
+    }
+    thread.marks_since_apart.set(match solo {
+        Some(_) => 0,
+        None => thread.marks_since_apart.get() + 1,
+    });
+    if let Some(index) = own(thread)
+        && slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get()
+    {
+        enter(thread, attached, index);
+    }
+}
+
+/// The batch is over; what could not be marked belongs to the next one. `keep`: also what went to
+/// the current stream while it had no slot. What went to a slot that is gone was marked by a thread
+/// that took it.
+fn end_batch(thread: &Thread, attached: &Attached, keep: bool) {
+    let before = batch(thread);
+    thread.last_streams.set(thread.streams.get());
+    thread.batch.set(thread.batch.get().wrapping_add(1));
+    thread.streams.set(0);
+    let mut left_ns = 0;
+    for index in before {
+        let slot = slots::at(index);
+        let spent_ns = slot.spent_ns.load(Ordering::Relaxed);
+        if slot.owner.is(thread.who.get()) && spent_ns != 0 {
+            slot.batch.store(thread.batch.get(), Ordering::Relaxed);
+            put(thread, index);
+            left_ns += spent_ns;
+        }
+    }
+    let here_ns = thread
+        .spent_ns
+        .get()
+        .saturating_sub(thread.entered_ns.get());
+    thread.entered_ns.set(left_ns);
+    thread
+        .spent_ns
+        .set(if keep { left_ns + here_ns } else { left_ns });
+    if thread.spent_ns.get() == 0 {
+        all_marked(thread, attached);
+    }
+}
+
+fn all_marked(thread: &Thread, attached: &Attached) {
+    let line = line(thread, attached);
+    line.all_marked();
+    thread.marked.set(line.launches());
+}
+
+/// Marks what the batch has put into the stream of slot `index`, and learns from the marks before.
+/// `alone`: the one submission that it covers. `space`: only where one more mark can be remembered
+/// until it has passed.
+fn mark(
+    thread: &Thread,
+    attached: &Attached,
+    index: usize,
+    solo: Option<SoloSample>,
+    space: bool,
+) -> bool {
+    let who = thread.who.get();
+    let (Some(mut holding), Some(word)) =
+        (slots::hold(index, who), attached.end.client.stream(index))
+    else {
+        return false;
+    };
+    let (slot, now) = (slots::at(index), now_ns());
+    follow::look(attached, index, word, &holding, false);
+    follow::note(word);
+    slot.rate.observe(word, now, false);
+    let weight_ns = slot.spent_ns.load(Ordering::Relaxed);
+    let behind = word.issued().wrapping_sub(word.done());
+    if weight_ns == 0 || space && behind >= follow::space() {
+        return false;
+    }
+    let (made, result) = make(attached, index, word, &holding);
+    let Some(mark) = made else {
+        drop(holding);
+        after_error(result);
+        return false;
+    };
+    slot.rate.issued(mark, weight_ns, solo, now);
+    slot.spent_ns.store(0, Ordering::Relaxed);
+    holding.set_open(own(thread) == Some(index));
+    drop(holding);
+    let spent_ns = thread.spent_ns.get().saturating_sub(weight_ns);
+    thread.spent_ns.set(spent_ns);
+    thread
+        .entered_ns
+        .set(thread.entered_ns.get().saturating_sub(weight_ns));
+    if spent_ns == 0 {
+        all_marked(thread, attached);
+    }
+    true
+}
+
+/// Makes the next mark of a slot that is held: it has passed when the device has done what is in
+/// the stream. `None`: there is none, and what the driver says.
+fn make(
+    attached: &Attached,
+    index: usize,
+    word: &StreamSlot,
+    held: &Holding<'_>,
+) -> (Option<u64>, CUresult) {
+    // No own call on a capturing stream, nor on the legacy stream while another is captured.
+    let (stream, captures) = (slots::key(index), capture::any());
+    if process::exiting() || captures && (stream == LEGACY || capture::is_capturing(stream)) {
+        return (None, CUresult::CUDA_SUCCESS);
+    }
+    loop {
+        let way = follow::way();
+        let made = match way {
+            Following::Writes => write(attached, stream, word, captures),
+            Following::Events => follow::record(index, word, held),
+            Following::Queries => Ok(Some(word.issue())),
+        };
+        match made {
+            Ok(Some(mark)) => {
+                follow::accepted();
+                return (Some(mark), CUresult::CUDA_SUCCESS);
+            }
+            Ok(None) if way == follow::way() => return (None, CUresult::CUDA_SUCCESS),
+            Ok(None) => {}
+            Err(status) if is_final(status) => return (None, status),
+            Err(status) => {
+                follow::refused(attached, way, status);
+                if way == follow::way() {
+                    return (None, status);
+                }
+            }
+        }
+    }
+}
+
+/// Lets the device write the next number of a slot; `None`: our page is not there for it now.
+fn write(
+    attached: &Attached,
+    stream: usize,
+    word: &StreamSlot,
+    captures: bool,
+) -> Result<Option<u64>, CUresult> {
+    let mark = word.issue();
+    // Asked once the mark is counted: who is about to take the registration away waits for it from
+    // then on.
+    let Some(offset) = registration::offset(attached) else {
+        word.withdraw(mark);
+        return Ok(None);
+    };
+    let address = CUdeviceptr((word.done_address() as u64).wrapping_add(offset));
+    let stream = CUstream(std::ptr::without_provenance_mut(stream));
+    // SAFETY: the address is the device's view of a word in our page, which stays mapped; the
+    // stream has not been destroyed, for its slot is held by the caller, and it is not being
+    // captured.
+    let write = || unsafe {
+        if real::exported(Symbol::cuStreamWriteValue64_v2) {
+            real::cuStreamWriteValue64_v2(stream, address, mark, 0)
+        } else {
+            real::cuStreamWriteValue64(stream, address, mark, 0)
+        }
+    };
+    let result = if captures {
+        capture::relaxed(write)
+    } else {
+        write()
+    };
+    if result.is_ok() {
+        return Ok(Some(mark));
+    }
+    word.withdraw(mark);
+    Err(result)
+}
+
+/// Takes a slot from its owner, which may have submitted to its stream what no mark covers: that is
+/// marked first, as far as another thread can.
+fn give_up(attached: &Attached, index: usize, word: &StreamSlot, holding: Holding<'static>) {
+    let stream = slots::key(index);
+    // What the default streams are depends on who asks.
+    if holding.is_open() && stream > PER_THREAD {
+        let (made, result) = make(attached, index, word, &holding);
+        if let Some(mark) = made {
+            let rate = &slots::at(index).rate;
+            rate.issued(mark, 0, None, now_ns());
+        }
+        slots::retire(index, holding);
+        after_error(result);
+    } else {
+        slots::retire(index, holding);
+    }
+}
+
+/// Another thread's slot that is to be taken over.
+fn adopt(attached: &Attached, index: usize, word: &'static StreamSlot) {
+    if let Some(holding) = slots::hold_any(index, || false)
+        && slots::key(index) != 0
+        && word.is_idle()
+    {
+        give_up(attached, index, word, holding);
+    }
+}
+
+/// Sets the weight of a batch: what its streams do together in the time that is aimed at. A single
+/// one is marked earlier, when it has its part of that (`allowance_ns` of its slot).
+///
+/// Budgets grow only while the device keeps up: looks are rare where they are large, and a kernel
+/// may take what its grid does not tell.
+fn adapt(thread: &Thread, attached: &Attached) {
+    let Some((index, slot)) = current(thread, attached) else {
+        return;
+    };
+    // Whether the device has passed every mark before the last one: it keeps up with the program.
+    let keeps_up = slot.issued().wrapping_sub(slot.done()) <= 1;
+    let aim_ns = aim_ns(thread, attached);
+    let others = batch(thread).filter(|other| *other != index);
+    let streams = others.chain([index]).map(|at| &slots::at(at).rate);
+    let weight_ns = StreamRate::weight_together(streams, aim_ns);
+    let before_ns = thread.budget_ns.get().max(LEAST_BUDGET_NS);
+    let most_ns = if keeps_up { before_ns * 2 } else { before_ns };
+    thread
+        .budget_ns
+        .set(weight_ns.clamp(LEAST_BUDGET_NS, most_ns.min(UNBOUND_NS * 1024)));
+}
+
+/// Time between two marks of a stream: an eighth of the window, few enough to cost nothing, often
+/// enough to bound what is in flight. Where many streams have work in flight their batches share
+/// the window. Where there is none the marks of many streams are as many as those of eight.
+fn aim_ns(thread: &Thread, attached: &Attached) -> u64 {
+    match u64::from(window_us(thread, attached)) * 125 {
+        0 => UNBOUND_NS * u64::from(thread.last_streams.get() / 8).max(1),
+        eighth_ns => eighth_ns / u64::from(thread.crowd.get() / 8).max(1),
+    }
+}
+
+fn window_us(thread: &Thread, attached: &Attached) -> u32 {
+    let device = thread.device_plus_one.get() as usize;
+    device
+        .checked_sub(1)
+        .and_then(|device| attached.end.arbiter.device(device))
+        .map_or(0, channel::DeviceGrant::window_us)
+}
+
+/// What fits into what is left of a slice, by weight; anything where it has no end, or is past it
+/// and nobody has come.
+fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
+    let Some(grant) = (thread.device_plus_one.get() as usize)
+        .checked_sub(1)
+        .and_then(|device| attached.end.arbiter.device(device))
+    else {
+        return u64::MAX;
+    };
+    let (turn_ns, deadline_ns) = (grant.turn_mono_ns(), grant.deadline_mono_ns());
+    if turn_ns == 0 && deadline_ns == 0 {
+        return u64::MAX;
+    }
+    let now_ns = now_ns();
+    let left_ns = match turn_ns {
+        0 if deadline_ns <= now_ns => return u64::MAX,
+        0 => deadline_ns - now_ns,
+        _ => turn_ns.saturating_sub(now_ns),
+    };
+    let Some(index) = own(thread) else {
+        return u64::MAX;
+    };
+    // Half of it, and half of the rest next time: what work takes is a guess.
+    slots::at(index).rate.weight_of(left_ns / 2)
+}
+
+/// After a call that has waited for the device: the one look that a program gives us that submits a
+/// burst and sleeps until it is done.
+pub(crate) fn learn(thread: &Thread, attached: &Attached) {
+    if let Some((index, word)) = current(thread, attached)
+        && let Some(holding) = slots::hold(index, thread.who.get())
+    {
+        follow::look(attached, index, word, &holding, false);
+        // The program has just waited, for this stream most likely.
+        if !word.is_idle()
+            && now_ns().saturating_sub(thread.asked_ns.get()) > follow::ask_every_ns()
+        {
+            thread.asked_ns.set(now_ns());
+            settle_if_over(attached, index, word, &holding);
+        }
+        slots::at(index).rate.observe(word, now_ns(), true);
+    }
+}
+
+/// What of the process is in flight on a device, in nanoseconds of it.
+fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
+    let client = attached.end.client;
+    let words = (0..client.streams_used()).filter_map(|index| Some((index, client.stream(index)?)));
+    words
+        .filter(|(_, word)| !word.is_idle() && word.is_on(device))
+        .map(|(index, word)| slots::at(index).rate.queued_ns(word))
+        .fold(0, u64::saturating_add)
+}
+
+/// Waits while more is in flight on these streams of the thread's than the window holds. Several
+/// streams in flight share it: each may have its part, or what the others leave of the whole.
+///
+/// The wait has a deadline that doubles each time it runs out and nothing has moved: what we wait
+/// for may itself wait for something that this very thread will submit later (a collective's other
+/// rank, a stream's wait for a host flag).
+fn bound(
+    thread: &Thread,
+    attached: &'static Attached,
+    streams: impl Iterator<Item = usize> + Clone,
+) {
+    let client = attached.end.client;
+    let is_idle = |index| client.stream(index).is_none_or(StreamSlot::is_idle);
+    // All slots are looked at only where there is something to wait for.
+    if streams.clone().all(is_idle) {
+        for index in streams {
+            if let (Some(_holding), Some(word)) =
+                (slots::hold(index, thread.who.get()), client.stream(index))
+            {
+                slots::at(index).rate.observe(word, now_ns(), false);
+            }
+        }
+        thread.crowd.set(thread.crowd.get() / 2);
+        return;
+    }
+    let window_us = window_us(thread, attached);
+    let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
+        return;
+    };
+    if window_us == 0 || attached.is_lost() {
+        return;
+    }
+    let crowd = attached.end.client.in_flight(device).streams.max(1);
+    thread.crowd.set(crowd);
+    let window_ns = u64::from(window_us) * 1000;
+    let share_ns = window_ns / u64::from(crowd);
+    let begun = now_ns();
+    let patience_ns = PATIENCE_NS << thread.impatience.get().min(6);
+    let mut waiting = None;
+    for index in streams {
+        let Some(word) = attached.end.client.stream(index) else {
+            continue;
+        };
+        let rate = &slots::at(index).rate;
+        let done_at_first = word.done();
+        let mut asked = begun;
+        // Nobody takes it over while anything is outstanding; but its stream may go.
+        while let Some(holding) = slots::hold(index, thread.who.get()) {
+            follow::look(attached, index, word, &holding, false);
+            let now = now_ns();
+            rate.observe(word, now, false);
+            if word.done() != done_at_first {
+                thread.impatience.set(0);
+            }
+            if rate.fits(word, share_ns, now)
+                || crowd > 1
+                    && rate.fits(word, window_ns, now)
+                    && in_flight_ns(attached, device) <= window_ns
+            {
+                break;
+            }
+            if now - begun > patience_ns {
+                thread.impatience.set(thread.impatience.get() + 1);
+                return;
+            }
+            if now - asked > follow::ask_every_ns() {
+                asked = now;
+                if settle_if_over(attached, index, word, &holding) {
+                    break;
+                }
+                drop(holding);
+                if attached.look_after(now) {
+                    return;
+                }
+                continue;
+            }
+            drop(holding);
+            // While nothing is known yet the wait is for one short mark: look often.
+            let nap_ns = if rate.guesses(word) {
+                10_000
+            } else {
+                (window_ns / u64::from(crowd) / 16).clamp(10_000, 100_000)
+            };
+            waiting.get_or_insert_with(Waiting::begin).nap(nap_ns);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------
+// Ends
+// ----------------------------------------------------------------------------------------------
+
+/// Before the driver is asked to destroy a stream: what was submitted to it is marked, whichever
+/// thread did, and nobody marks it any more.
+pub(crate) fn stream_goes(stream: usize) {
+    let Some(attached) = client::current().filter(|_| stream > PER_THREAD) else {
+        return;
+    };
+    let thread = thread();
+    let _ours = thread.enter();
+    let ours = thread.generation.get() == client::generation() && thread.slot_plus_one.get() != 0;
+    if ours {
+        book(thread);
+        let of_stream = |index: &usize| slots::key(*index) == stream;
+        for index in batch(thread).filter(of_stream) {
+            mark(thread, attached, index, None, false);
+        }
+    }
+    for index in slots::of_stream(attached.end.client, stream) {
+        detach(thread, attached, index, |key| key == stream);
+    }
+    if ours && thread.stream.get() == stream {
+        thread.give_credit(0);
+        thread.stream.set(0);
+        thread.stream_slot_plus_one.set(0);
+    }
+}
+
+/// Before the driver is asked to destroy a context, or (`None`) one of which nothing is known: the
+/// same for its streams.
+pub(crate) fn context_goes(context: Option<usize>) {
+    let Some(attached) = client::current() else {
+        return;
+    };
+    let thread = thread();
+    let _ours = thread.enter();
+    for index in slots::of_context(attached.end.client, context) {
+        detach(thread, attached, index, |_| true);
+    }
+    if thread.generation.get() == client::generation() {
+        thread.give_credit(0);
+        thread.stream.set(0);
+        thread.stream_slot_plus_one.set(0);
+    }
+}
+
+/// Takes a slot from its owner before its stream goes. The calling thread has marked its own.
+fn detach(thread: &Thread, attached: &Attached, index: usize, is_it: impl Fn(usize) -> bool) {
+    let begun_ns = now_ns();
+    let holding = slots::hold_any(index, || {
+        pause(Duration::from_micros(20));
+        now_ns().saturating_sub(begun_ns) < DETACH_NS
+    });
+    let (Some(mut holding), Some(word)) = (holding, attached.end.client.stream(index)) else {
+        return;
+    };
+    if holding.owner() != 0 && is_it(slots::key(index)) {
+        if holding.owner() == thread.who.get() {
+            holding.set_open(false);
+        }
+        give_up(attached, index, word, holding);
+    }
+}
+
+/// A context has gone, and all that was to be done in it.
+pub(crate) fn context_gone(context: usize) {
+    let Some(attached) = client::current() else {
+        return;
+    };
+    for index in slots::left_by(attached.end.client, context) {
+        if let (Some(holding), Some(word)) = (
+            slots::hold_any(index, || false),
+            attached.end.client.stream(index),
+        ) && holding.owner() == 0
+        {
+            word.settle();
+        }
+    }
+    follow::context_gone(context);
+}
+
+/// Whether nothing of the process gets on after that error.
+fn is_final(result: CUresult) -> bool {
+    matches!(
+        result,
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+    )
+}
+
+/// What is left of a process's work after an error that "leaves the process in an inconsistent
+/// state" (CUresult in the driver's reference: all further work returns it, only a new process gets
+/// on): nothing. No mark is ever written again, and what waits for one, the arbiter among others,
+/// need not.
+pub(crate) fn after_error(result: CUresult) {
+    if !is_final(result) {
+        return;
+    }
+    let Some(attached) = client::current() else {
+        return;
+    };
+    let slots = (0..STREAM_SLOTS).filter_map(|at| attached.end.client.stream(at));
+    slots.for_each(StreamSlot::settle);
+}
+
+/// While the thread waits at the gate: where its context has failed its marks are never passed, and
+/// as long as they are outstanding its job is taken to have work on the device that does not end,
+/// and is not let in to find out.
+pub(crate) fn look_while_waiting(thread: &Thread, attached: &Attached) {
+    if thread.stream.get() == 0 || capture::any() {
+        return;
+    }
+    if let Some((index, word)) = current(thread, attached)
+        && !word.is_idle()
+        && let Some(holding) = slots::hold(index, thread.who.get())
+    {
+        follow::look(attached, index, word, &holding, false);
+        settle_if_over(attached, index, word, &holding);
+    }
+}
+
+/// How the stream of a slot is that is held.
+fn query(index: usize, _held: &Holding<'_>) -> CUresult {
+    let stream = CUstream(std::ptr::without_provenance_mut(slots::key(index)));
+    // SAFETY: a stream that the program has used on this thread, and that has not been destroyed,
+    // for its slot is held.
+    unsafe { real::cuStreamQuery(stream) }
+}
+
+/// Asks the driver about the stream of a slot that is held; true where it has nothing to do. After
+/// an error no mark will ever be written again, and one that is missing when the stream is idle is
+/// lost.
+fn settle_if_over(
+    attached: &Attached,
+    index: usize,
+    word: &StreamSlot,
+    held: &Holding<'_>,
+) -> bool {
+    if capture::any() {
+        return false;
+    }
+    let issued = word.issued();
+    match query(index, held) {
+        CUresult::CUDA_ERROR_NOT_READY => false,
+        CUresult::CUDA_SUCCESS => {
+            follow::is_idle(attached, word, issued, held);
+            true
+        }
+        result => {
+            word.settle();
+            after_error(result);
+            true
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! What is known of a stream's completion marks, and what is learnt from them as they pass.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use channel::StreamSlot;
+
+use crate::gate::cost;
+
+/// Marks remembered per slot. Those in flight never exceed it while a window is set.
+pub(crate) const RING: usize = 32;
+
+/// A submission that has a mark of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct SoloSample {
+    pub(crate) signature: u32,
+    pub(crate) class: u32,
+    /// Nobody knows what it takes; its weight is a guess.
+    pub(crate) guessed: bool,
+}
+
+impl SoloSample {
+    /// As a word that is not 0: classes are even.
+    fn word(self) -> u64 {
+        u64::from(self.signature) << 32 | u64::from(self.class) | u64::from(self.guessed)
+    }
+
+    fn from_word(word: u64) -> Option<Self> {
+        (word != 0).then_some(Self {
+            signature: (word >> 32) as u32, // CAST: both halves.
+            class: word as u32 & !1,
+            guessed: word & 1 == 1,
+        })
+    }
+
+    fn learn(self, took_ns: u64) {
+        cost::learn(self.signature, self.class, took_ns);
+    }
+}
+
+/// What is known of a slot's marks. Touched by the slot's owning thread.
+pub(crate) struct StreamRate {
+    /// When each of the last marks was issued.
+    issued_ns: [AtomicU64; RING],
+    /// Weight of the submissions to the stream up to each of the last marks, in nanoseconds.
+    upto: [AtomicU64; RING],
+    /// Which of the last marks cover one submission, and which, see [`SoloSample`]; else 0.
+    solo: [AtomicU64; RING],
+    /// Weight of the submissions to the stream up to the last mark.
+    total: AtomicU64,
+    /// Last mark whose weight is a guess.
+    guessed: AtomicU64,
+    /// Last mark that was seen passed, and when.
+    seen: AtomicU64,
+    seen_ns: AtomicU64,
+    /// When it was last looked for.
+    looked_ns: AtomicU64,
+    /// When the gate last let the thread in after a wait: what waits there is not the device's
+    /// time.
+    pub(crate) let_in_ns: AtomicU64,
+    /// Device time of what weighs [`SCALE`] nanoseconds; 0: not learnt yet.
+    pace: AtomicU64,
+    /// What it was learnt from, the recent past weighing most: device time and weight. A mean of
+    /// the two sums, and not of the samples' ratios, because programs mix kernels of microseconds
+    /// with kernels of milliseconds.
+    sum_ns: AtomicU64,
+    sum_weight: AtomicU64,
+}
+
+/// Of the pace.
+const SCALE: u64 = 1024;
+/// Work is not taken for faster or slower than so many times its weight.
+const MOST_PACE: u64 = 1024 * SCALE;
+const LEAST_PACE: u64 = SCALE / 64;
+
+/// A sum in which what came before weighs fifteen sixteenths.
+fn decayed(sum: u64, new: u64) -> u64 {
+    (sum - sum / 16).saturating_add(new)
+}
+
+impl StreamRate {
+    pub(crate) const fn new() -> Self {
+        Self {
+            issued_ns: [const { AtomicU64::new(0) }; RING],
+            upto: [const { AtomicU64::new(0) }; RING],
+            solo: [const { AtomicU64::new(0) }; RING],
+            total: AtomicU64::new(0),
+            guessed: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            seen_ns: AtomicU64::new(0),
+            looked_ns: AtomicU64::new(0),
+            let_in_ns: AtomicU64::new(0),
+            pace: AtomicU64::new(0),
+            sum_ns: AtomicU64::new(0),
+            sum_weight: AtomicU64::new(0),
+        }
+    }
+
+    /// A new owner knows nothing of what the last one learnt; its work begins now.
+    pub(crate) fn reset(&self, slot: &StreamSlot, now_ns: u64) {
+        let done = slot.done();
+        self.seen_ns.store(now_ns, Ordering::Relaxed);
+        self.looked_ns.store(now_ns, Ordering::Relaxed);
+        // PANIC: the modulus is the length.
+        self.issued_ns[done as usize % RING].store(now_ns, Ordering::Relaxed);
+        self.total.store(0, Ordering::Relaxed);
+        self.seen.store(done, Ordering::Relaxed);
+        self.guessed.store(done, Ordering::Relaxed);
+        // PANIC: the modulus is the length.
+        self.upto[done as usize % RING].store(0, Ordering::Relaxed);
+        self.pace.store(0, Ordering::Relaxed);
+        self.sum_ns.store(0, Ordering::Relaxed);
+        self.sum_weight.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes a mark that covers `weight_ns` more.
+    pub(crate) fn issued(&self, mark: u64, weight_ns: u64, solo: Option<SoloSample>, now_ns: u64) {
+        let total = self.total.load(Ordering::Relaxed).wrapping_add(weight_ns);
+        self.total.store(total, Ordering::Relaxed);
+        let at = mark as usize % RING; // PANIC: the modulus is the length, in all three.
+        self.upto[at].store(total, Ordering::Relaxed);
+        self.solo[at].store(solo.map_or(0, SoloSample::word), Ordering::Relaxed);
+        self.issued_ns[at].store(now_ns, Ordering::Relaxed);
+        if solo.is_some_and(|solo| solo.guessed) {
+            self.guessed.store(mark, Ordering::Relaxed);
+        }
+    }
+
+    /// Weight of the submissions up to `mark`, one of the last.
+    fn upto(&self, mark: u64) -> u64 {
+        self.upto[mark as usize % RING].load(Ordering::Relaxed) // PANIC: the modulus is the length.
+    }
+
+    fn solo(&self, mark: u64) -> Option<SoloSample> {
+        // PANIC: the modulus is the length.
+        SoloSample::from_word(self.solo[mark as usize % RING].load(Ordering::Relaxed))
+    }
+
+    /// Looks which marks have passed, and learns from them what submissions take. `just_now`: the
+    /// program was asleep until they had passed.
+    pub(crate) fn observe(&self, slot: &StreamSlot, now_ns: u64, just_now: bool) {
+        let (done, seen) = (slot.done(), self.seen.load(Ordering::Relaxed));
+        let looked_ns = self.looked_ns.swap(now_ns, Ordering::Relaxed);
+        let passed = done.wrapping_sub(seen);
+        if passed == 0 || passed > u64::MAX / 2 {
+            return;
+        }
+        self.seen.store(done, Ordering::Relaxed);
+        let seen_ns = self.seen_ns.swap(now_ns, Ordering::Relaxed);
+        if slot.issued().wrapping_sub(seen) >= RING as u64 {
+            return; // older than what is remembered
+        }
+        let let_in_ns = self.let_in_ns.load(Ordering::Relaxed);
+        // PANIC: the modulus is the length.
+        let first_issued_ns =
+            self.issued_ns[seen.wrapping_add(1) as usize % RING].load(Ordering::Relaxed);
+        if let_in_ns > first_issued_ns {
+            return; // it went on while the thread waited at the gate, and nobody looked
+        }
+        // The work of a mark begins after the mark before it was issued, at the earliest, and after
+        // that had passed. Where the program pauses in between this is too early, and the estimate
+        // too high: then marks come more often, and tell better. The other way round an estimate
+        // that is too low would never be put right.
+        let begun_ns = seen_ns
+            // PANIC: the modulus is the length.
+            .max(self.issued_ns[seen as usize % RING].load(Ordering::Relaxed))
+            .max(let_in_ns);
+        let took_ns = now_ns.saturating_sub(begun_ns).max(1);
+        // Where something is still in flight the device was busy all the time. Otherwise the marks
+        // passed somewhere between the last look and this one; where the looks are far apart the
+        // sample says only "at most".
+        let busy = slot.issued() != done;
+        let tight =
+            just_now || busy || now_ns.saturating_sub(looked_ns) <= (took_ns / 2).max(200_000);
+        // What was not over at the last look took at least until then; the others have the rest.
+        let first_ns = match passed {
+            1 => took_ns,
+            _ => looked_ns.saturating_sub(begun_ns).min(took_ns),
+        };
+        self.learn(seen, done, (took_ns, first_ns), tight);
+    }
+
+    /// The marks after `seen` up to `done` have taken `took_ns`, the first of them at least
+    /// `first_ns`. Not `tight`: at most.
+    fn learn(&self, seen: u64, done: u64, (took_ns, first_ns): (u64, u64), tight: bool) {
+        let passed = done.wrapping_sub(seen);
+        let weight_of = |mark: u64| {
+            self.upto(mark)
+                .wrapping_sub(self.upto(mark.wrapping_sub(1)))
+        };
+        let marks = || (1..=passed).map(|step| seen.wrapping_add(step));
+        let is_guess = |mark: &u64| self.solo(*mark).is_some_and(|solo| solo.guessed);
+        let guesses = marks().filter(is_guess).count() as u64;
+        if passed == 1
+            && let Some(solo) = self.solo(done)
+        {
+            let shorter = !solo.guessed && took_ns < self.expected_ns(weight_of(done));
+            if tight || shorter {
+                solo.learn(took_ns);
+            }
+            // A guess says nothing of the pace.
+            if solo.guessed {
+                return;
+            }
+        } else if guesses != 0 {
+            if !tight {
+                return;
+            }
+            let first = seen.wrapping_add(1);
+            let known_ns: u64 = marks()
+                .filter(|mark| *mark != first && !is_guess(mark))
+                .map(weight_of)
+                .sum();
+            let rest_ns = (took_ns - first_ns).saturating_sub(self.expected_ns(known_ns));
+            let others = guesses - u64::from(is_guess(&first));
+            for mark in marks().filter(is_guess) {
+                let ns = match mark == first {
+                    true => first_ns.max(took_ns / passed),
+                    false => rest_ns / others.max(1),
+                };
+                if let Some(solo) = self.solo(mark) {
+                    solo.learn(ns);
+                }
+            }
+            return;
+        } else if tight
+            && first_ns > took_ns / 2
+            && let Some(solo) = self.solo(seen.wrapping_add(1))
+        {
+            solo.learn(first_ns);
+        }
+        let weight_ns = self.upto(done).wrapping_sub(self.upto(seen)).max(1);
+        let learnt = self.pace.load(Ordering::Relaxed) != 0;
+        if tight || (learnt && took_ns < self.expected_ns(weight_ns)) {
+            let ns = decayed(self.sum_ns.load(Ordering::Relaxed), took_ns);
+            let weight = decayed(self.sum_weight.load(Ordering::Relaxed), weight_ns);
+            self.sum_ns.store(ns, Ordering::Relaxed);
+            self.sum_weight.store(weight, Ordering::Relaxed);
+            let pace = ns.saturating_mul(SCALE) / weight.max(1);
+            self.pace
+                .store(pace.clamp(LEAST_PACE, MOST_PACE), Ordering::Relaxed);
+        }
+    }
+
+    /// Device time of the stream's work of such a weight.
+    pub(crate) fn expected_ns(&self, weight_ns: u64) -> u64 {
+        match self.pace.load(Ordering::Relaxed) {
+            0 => weight_ns,
+            pace => weight_ns.saturating_mul(pace) / SCALE,
+        }
+    }
+
+    /// Weight of so much device time; not 0.
+    pub(crate) fn weight_of(&self, ns: u64) -> u64 {
+        match self.pace.load(Ordering::Relaxed) {
+            0 => ns.max(1),
+            pace => (ns.saturating_mul(SCALE) / pace).max(1),
+        }
+    }
+
+    /// Weight that streams in use together may be given in so much device time.
+    ///
+    /// They share the device, and the thread that submits to them. So each of them looks slow, and
+    /// work on all of them gets on faster than work on any.
+    pub(crate) fn weight_together<'a>(of: impl Iterator<Item = &'a Self>, ns: u64) -> u64 {
+        of.map(|rate| rate.weight_of(ns))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Whether what is in flight fits `window_ns`.
+    pub(crate) fn fits(&self, slot: &StreamSlot, window_ns: u64, now_ns: u64) -> bool {
+        let behind = slot.issued().wrapping_sub(slot.done());
+        if behind == 0 || behind > u64::MAX / 2 {
+            return true;
+        }
+        if behind as usize >= RING - 2 {
+            return false;
+        }
+        let oldest = slot.done().wrapping_add(1);
+        let queued_ns = self.queued_ns(slot);
+        let runs_ns = now_ns.saturating_sub(self.begun_ns(oldest));
+        if self.guesses(slot) {
+            // What takes longer than the window makes the queue at least that long, whatever was
+            // guessed.
+            return runs_ns <= window_ns && queued_ns <= window_ns;
+        }
+        // Of the work that runs now a part is over. The more of it is, the sooner the next may be
+        // queued behind it, so that the device has no pause while the program notices its end. What
+        // takes longer than it ever took may take any time.
+        let oldest_ns = self.expected_ns(self.upto(oldest).wrapping_sub(self.upto(slot.done())));
+        runs_ns <= window_ns.max(oldest_ns)
+            && queued_ns.saturating_sub(runs_ns.min(oldest_ns)) <= window_ns
+    }
+
+    /// Device time of what is in flight. Anybody may ask; of another thread's slot the answer may
+    /// be a moment old.
+    pub(crate) fn queued_ns(&self, slot: &StreamSlot) -> u64 {
+        let upto = self.upto(slot.done());
+        self.expected_ns(self.total.load(Ordering::Relaxed).wrapping_sub(upto))
+    }
+
+    /// When the work of a mark began at the latest, the one before it having passed.
+    fn begun_ns(&self, mark: u64) -> u64 {
+        // PANIC: the modulus is the length.
+        let issued_ns = self.issued_ns[mark as usize % RING].load(Ordering::Relaxed);
+        issued_ns
+            .max(self.seen_ns.load(Ordering::Relaxed))
+            .max(self.let_in_ns.load(Ordering::Relaxed))
+    }
+
+    /// Whether something is in flight whose weight is a guess.
+    pub(crate) fn guesses(&self, slot: &StreamSlot) -> bool {
+        let behind = self
+            .guessed
+            .load(Ordering::Relaxed)
+            .wrapping_sub(slot.done());
+        behind != 0 && behind < u64::MAX / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::signature::Seen;
+
+    const MS: u64 = 1_000_000;
+
+    fn solo(key: u32, guessed: bool) -> Option<SoloSample> {
+        Some(SoloSample {
+            signature: key | 1,
+            class: key & !1,
+            guessed,
+        })
+    }
+
+    fn seen(key: u32) -> Seen {
+        Seen {
+            signature: key | 1,
+            copies: 0,
+            class: key & !1,
+        }
+    }
+
+    fn begun() -> (StreamRate, StreamSlot) {
+        let (rate, slot) = (StreamRate::new(), StreamSlot::default());
+        rate.reset(&slot, 10 * MS);
+        (rate, slot)
+    }
+
+    /// Issues a mark at that time, of that weight.
+    fn issue(
+        rate: &StreamRate,
+        slot: &StreamSlot,
+        at_ns: u64,
+        weight_ns: u64,
+        of: Option<SoloSample>,
+    ) {
+        rate.observe(slot, at_ns, false);
+        rate.issued(slot.issue(), weight_ns, of, at_ns);
+    }
+
+    #[test]
+    fn one_submission_tells_what_it_takes() {
+        let (rate, slot) = begun();
+        issue(&rate, &slot, 10 * MS, MS, solo(0x98_5150, true));
+        assert!(rate.guesses(&slot));
+        rate.observe(&slot, 30 * MS, false);
+        slot.settle();
+        assert!(!rate.guesses(&slot));
+        rate.observe(&slot, 60 * MS, true);
+        assert_eq!(cost::of(seen(0x98_5150)), Some(50 * MS as u32));
+        // A guess says nothing of the pace.
+        assert_eq!(rate.expected_ns(MS), MS);
+    }
+
+    #[test]
+    fn what_is_known_to_take_long_fills_the_window_by_itself() {
+        let (rate, slot) = begun();
+        for step in 0..4 {
+            issue(&rate, &slot, 10 * MS + step, MS / 2, None);
+        }
+        assert!(rate.fits(&slot, 2 * MS, 10 * MS + 10));
+        issue(&rate, &slot, 10 * MS + 4, 50 * MS, solo(0x98_5250, false));
+        assert!(!rate.fits(&slot, 2 * MS, 10 * MS + 10));
+        slot.settle();
+        assert!(rate.fits(&slot, 2 * MS, 10 * MS + 10));
+    }
+
+    #[test]
+    fn the_pace_is_a_mean_over_the_recent_past() {
+        let (rate, slot) = begun();
+        let mut now_ns = 10 * MS;
+        for _ in 0..200 {
+            issue(&rate, &slot, now_ns, MS / 10, None);
+            now_ns += MS / 5;
+            slot.settle();
+            rate.observe(&slot, now_ns, true);
+        }
+        assert_eq!(rate.expected_ns(MS), 2 * MS);
+        assert_eq!(rate.weight_of(2 * MS), MS);
+    }
+
+    #[test]
+    fn streams_that_share_the_device_need_no_more_marks_than_one() {
+        const AIM: u64 = MS / 4;
+        for streams in [1, 8, 64] {
+            let all: Vec<_> = (0..streams).map(|_| begun()).collect();
+            let (mut now_ns, mut budget_ns) = (10 * MS, AIM / 16);
+            for _ in 0..40 {
+                let part_ns = budget_ns / streams;
+                for (rate, slot) in &all {
+                    rate.issued(slot.issue(), part_ns, None, now_ns);
+                }
+                // The device takes twice the weight, for one stream after another.
+                now_ns += 2 * part_ns * streams;
+                for (rate, slot) in &all {
+                    slot.settle();
+                    rate.observe(slot, now_ns, true);
+                }
+                budget_ns = StreamRate::weight_together(all.iter().map(|(rate, _)| rate), AIM);
+            }
+            let takes_ns = 2 * budget_ns;
+            assert!(
+                (AIM * 9 / 10..=AIM * 11 / 10).contains(&takes_ns),
+                "{streams} streams: a batch for {AIM} ns takes {takes_ns}"
+            );
+            // Each of them has its part of that, and no more if the others have nothing.
+            let part_ns = all[0].0.weight_of(AIM);
+            assert!(part_ns <= budget_ns / streams + 1, "{streams} streams");
+        }
+    }
+
+    #[test]
+    fn the_first_of_several_marks_has_what_passed_before_the_last_look() {
+        let (rate, slot) = begun();
+        issue(&rate, &slot, 10 * MS, MS, solo(0x98_5350, true));
+        issue(&rate, &slot, 10 * MS + 1, MS, solo(0x98_5450, true));
+        rate.observe(&slot, 59 * MS, false);
+        slot.settle();
+        rate.observe(&slot, 60 * MS, true);
+        assert_eq!(cost::of(seen(0x98_5350)), Some(49 * MS as u32));
+        assert_eq!(cost::of(seen(0x98_5450)), Some(MS as u32));
+    }
+
+    #[test]
+    fn what_went_on_while_the_thread_waited_at_the_gate_tells_nothing() {
+        let (rate, slot) = begun();
+        issue(&rate, &slot, 10 * MS, MS, solo(0x98_5650, true));
+        slot.settle();
+        // Let in again, and something is in flight by the next look.
+        rate.let_in_ns.store(60 * MS, Ordering::Relaxed);
+        rate.issued(slot.issue(), MS, solo(0x98_5750, true), 60 * MS + 1);
+        rate.observe(&slot, 60 * MS + 2, false);
+        assert_eq!(cost::of(seen(0x98_5650)), None);
+        slot.settle();
+        rate.observe(&slot, 90 * MS + 2, true);
+        assert_eq!(cost::of(seen(0x98_5750)), Some(30 * MS as u32));
+    }
+
+    #[test]
+    fn a_delayed_look_says_no_more_than_at_most() {
+        let (rate, slot) = begun();
+        issue(&rate, &slot, 10 * MS, MS, solo(0x98_5550, true));
+        slot.settle();
+        // The program was away for a second.
+        rate.observe(&slot, 1010 * MS, false);
+        assert_eq!(cost::of(seen(0x98_5550)), None);
+        cost::learn(0, 0x98_5550, 2000 * MS);
+        issue(&rate, &slot, 1020 * MS, 1000 * MS, solo(0x98_5550, false));
+        slot.settle();
+        rate.observe(&slot, 1520 * MS, false);
+        assert!(cost::of(seen(0x98_5550)).is_some_and(|ns| u64::from(ns) < 1000 * MS));
+    }
+
+    #[test]
+    fn the_next_is_queued_before_a_kernel_as_long_as_the_window_is_over() {
+        let (rate, slot) = begun();
+        // Learnt: three milliseconds each.
+        for at in 0..8 {
+            issue(&rate, &slot, (10 + 3 * at) * MS, 3 * MS, solo(0x30, false));
+            rate.observe(&slot, (13 + 3 * at) * MS - 1, false);
+            slot.settle();
+            rate.observe(&slot, (13 + 3 * at) * MS, true);
+        }
+        issue(&rate, &slot, 34 * MS, 3 * MS, solo(0x30, false));
+        let fits = |at_ns: u64| rate.fits(&slot, 2 * MS, at_ns);
+        assert!(!fits(34 * MS) && !fits(34 * MS + MS / 2));
+        assert!(
+            fits(35 * MS + MS / 10),
+            "less than two milliseconds are left"
+        );
+        // It takes longer than any did: nobody knows how long.
+        assert!(!fits(38 * MS));
+        issue(&rate, &slot, 35 * MS, 3 * MS, solo(0x30, false));
+        assert!(!fits(36 * MS), "the one that waits has not begun");
+    }
+}

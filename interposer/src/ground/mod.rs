@@ -1,0 +1,6 @@
+//! What everything else stands on: nothing here knows of the driver, the arbiter, or a job.
+
+pub(crate) mod errno;
+pub(crate) mod lock;
+pub(crate) mod process;
+pub(crate) mod thread;

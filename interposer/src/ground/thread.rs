@@ -1,0 +1,222 @@
+//! Plain per-thread data, without destructors, reached in two instructions.
+//!
+//! `thread_local!` in a shared library goes through `__tls_get_addr`, which costs as much as
+//! everything else on the launch path together. A preloaded library may use the initial-exec model;
+//! stable Rust cannot ask for it, so the storage is declared in assembly. All-zero is the state of
+//! a thread that we have not seen.
+
+use std::cell::Cell;
+use std::sync::atomic::AtomicU32;
+
+use channel::{SignatureRing, ThreadSlot};
+
+/// Streams of a batch, see [`crate::gate::marks`].
+pub(crate) const BATCH: usize = 64;
+
+/// Most credit, and what is beyond all credit. Their sum fits a word.
+pub(crate) const MOST_CREDIT: i32 = 1_000_000_000;
+pub(crate) const UNKNOWN_NS: i32 = 1_100_000_000;
+
+/// What we keep per thread.
+#[repr(C)]
+pub(crate) struct Thread {
+    /// Device time in nanoseconds whose submissions may pass by the fast path before the slow one
+    /// is due. First, and 0 to start with: nothing else is looked at where a submission takes more.
+    /// Below zero where memory may be moved, see `gate::open_quiesced`.
+    pub(crate) credit: Cell<i32>,
+    /// Whether `device` and `context` are those of the thread's current context.
+    pub(crate) context_known: Cell<bool>,
+    /// Whether the thread is inside a call of ours into the driver: see [`Thread::enter`].
+    inside: Cell<bool>,
+    /// Whether the thread is changing an answer of NVML, which may call its own functions for it.
+    inside_nvml: Cell<bool>,
+    /// Whether the thread is opening the driver: what its constructors look up is the driver's own
+    /// business.
+    pub(crate) opening: Cell<bool>,
+    /// Stream that the credit is for.
+    pub(crate) stream: Cell<usize>,
+    /// Gate word of the device that the credit is for.
+    pub(crate) gate: Cell<*const AtomicU32>,
+    /// Submissions counter: in the client's half, or `unmanaged` below.
+    pub(crate) launches: Cell<*const ThreadSlot>,
+    /// Where signatures go; null: nowhere.
+    pub(crate) ring: Cell<*const SignatureRing>,
+    /// Signature at which the slow path is due; 0: none.
+    pub(crate) anchor: Cell<u32>,
+    /// What a submission of which nothing is known takes of the credit: all there can be, so that
+    /// the slow path learns of it; or little, in a thread that nobody governs.
+    pub(crate) unknown_ns: Cell<i32>,
+    /// Generation of the attachment that all this belongs to.
+    pub(crate) generation: Cell<u32>,
+    /// Thread slot in the client's half, plus one.
+    pub(crate) slot_plus_one: Cell<u32>,
+    /// Device index of the pages of the current context, plus one; 0 for a device that is not
+    /// governed.
+    pub(crate) device_plus_one: Cell<u32>,
+    /// Driver ordinal of the current context's device.
+    pub(crate) ordinal: Cell<i32>,
+    /// The current context.
+    pub(crate) context: Cell<usize>,
+    /// The credit when it was last given.
+    pub(crate) granted: Cell<i32>,
+    /// Completion marks since the last one that covers a single submission.
+    pub(crate) marks_since_apart: Cell<u32>,
+    /// Device time per completion mark, in nanoseconds.
+    pub(crate) budget_ns: Cell<u64>,
+    /// Device time of the submissions that no mark covers yet and that the credit does not show, in
+    /// nanoseconds; all streams.
+    pub(crate) spent_ns: Cell<u64>,
+    /// Up to where that may grow by the fast path.
+    pub(crate) limit_ns: Cell<u64>,
+    /// What `spent_ns` was when the thread turned to its current stream.
+    pub(crate) entered_ns: Cell<u64>,
+    /// Submissions on the thread's line when all were marked last.
+    pub(crate) marked: Cell<u64>,
+    /// Slot of the current stream, plus one; 0 where completion cannot be followed.
+    pub(crate) stream_slot_plus_one: Cell<u32>,
+    /// The thread's number; 0: none yet.
+    pub(crate) who: Cell<u32>,
+    /// Number of the thread's batch.
+    pub(crate) batch: Cell<u32>,
+    /// Streams that had been destroyed when the current one was turned to.
+    pub(crate) destroyed: Cell<u32>,
+    /// When the gate last let the thread in after a wait.
+    pub(crate) let_in_ns: Cell<u64>,
+    /// When the driver was last asked whether marks have been lost.
+    pub(crate) asked_ns: Cell<u64>,
+    /// Streams of the process that had work in flight when the thread looked last.
+    pub(crate) crowd: Cell<u32>,
+    /// Streams of the batch.
+    pub(crate) streams: Cell<u32>,
+    /// Streams of the batch before.
+    pub(crate) last_streams: Cell<u32>,
+    /// When the arbiter was last looked after, `CLOCK_MONOTONIC` nanoseconds.
+    pub(crate) last_check_ns: Cell<u64>,
+    /// Consecutive times that waiting for the device has run out.
+    pub(crate) impatience: Cell<u32>,
+    /// The restore in which the thread may go on before its end; 0: none. See `residency::early`.
+    pub(crate) permit: Cell<u32>,
+    /// Row of the hook that the thread is in, plus one; 0: none. See `verdict`.
+    pub(crate) hook: Cell<u32>,
+    /// What the driver has answered to that hook's call; 0: nothing yet.
+    pub(crate) answer: Cell<u64>,
+    /// Slots of the streams of the batch.
+    pub(crate) touched: [Cell<u16>; BATCH],
+    /// Counter of a thread that nobody governs.
+    pub(crate) unmanaged: ThreadSlot,
+}
+
+const _: () = assert!(size_of::<Thread>() <= 448);
+
+std::arch::global_asm!(
+    ".section .tbss,\"awT\",@nobits",
+    ".balign 64",
+    ".globl sublet_thread",
+    ".hidden sublet_thread",
+    ".type sublet_thread, @object",
+    ".size sublet_thread, 448",
+    "sublet_thread:",
+    ".zero 448",
+    ".text",
+);
+
+/// The calling thread's data.
+#[inline(always)]
+pub(crate) fn thread<'a>() -> &'a Thread {
+    let at: *const Thread;
+    // SAFETY: computes the address of this thread's copy of `sublet_thread`: the thread pointer is
+    // at fs:0 and the offset in the GOT by the x86-64 TLS ABI. Reads two words, writes nothing.
+    unsafe {
+        std::arch::asm!(
+            "mov {at}, qword ptr [rip + sublet_thread@GOTTPOFF]",
+            "add {at}, qword ptr fs:[0]",
+            at = out(reg) at,
+            options(pure, readonly, nostack),
+        );
+        // SAFETY: 448 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid
+        // `Thread`, and its cells are touched by this thread alone (the lifetime never leaves the
+        // call that asked).
+        &*at
+    }
+}
+
+/// The thread is at something of ours, until dropped, by a panic too.
+#[derive(Debug)]
+pub(crate) struct Inside<'a> {
+    flag: &'a Cell<bool>,
+    before: bool,
+}
+
+impl<'a> Inside<'a> {
+    #[inline(always)]
+    fn at(flag: &'a Cell<bool>) -> Self {
+        let before = flag.replace(true);
+        Self { flag, before }
+    }
+
+    /// Whether it was at that before.
+    pub(crate) fn again(&self) -> bool {
+        self.before
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.flag.set(self.before);
+    }
+}
+
+impl Thread {
+    /// From here on, until that is dropped, the thread's calls of the driver are our own.
+    #[inline(always)]
+    pub(crate) fn enter(&self) -> Inside<'_> {
+        Inside::at(&self.inside)
+    }
+
+    /// Whether the thread's calls of the driver are our own.
+    #[inline(always)]
+    pub(crate) fn is_inside(&self) -> bool {
+        self.inside.get()
+    }
+
+    /// From here on, until that is dropped, the thread's calls of NVML are our own.
+    #[inline(always)]
+    pub(crate) fn enter_nvml(&self) -> Inside<'_> {
+        Inside::at(&self.inside_nvml)
+    }
+
+    /// Lets submissions that take `ns` together pass by the fast path from here on, instead of what
+    /// was left.
+    pub(crate) fn give_credit(&self, ns: i32) {
+        let used = self.granted.get().abs() - self.credit.get().abs();
+        // CAST: not negative.
+        self.spent_ns.set(self.spent_ns.get() + used.max(0) as u64);
+        self.set_credit(ns);
+    }
+
+    /// The same where what was used is booked already.
+    #[inline(always)]
+    pub(crate) fn set_credit(&self, ns: i32) {
+        self.granted.set(ns);
+        self.credit.set(ns);
+    }
+
+    /// Forgets everything that belongs to an attachment; the next submission takes the slow path.
+    pub(crate) fn forget(&self) {
+        self.give_credit(0);
+        self.spent_ns.set(0);
+        self.unknown_ns.set(UNKNOWN_NS);
+        self.context_known.set(false);
+        self.stream.set(0);
+        self.gate.set(std::ptr::null());
+        self.launches.set(std::ptr::null());
+        self.ring.set(std::ptr::null());
+        self.anchor.set(0);
+        self.slot_plus_one.set(0);
+        self.device_plus_one.set(0);
+        crate::gate::marks::detach_all(self);
+        self.last_check_ns.set(0);
+        self.impatience.set(0);
+    }
+}
