@@ -12,15 +12,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use channel::wire::TOKEN_BYTES;
+use crossbeam_channel::{Receiver, Sender, at, never, select, unbounded};
 use policy::TenantId;
 
+use crate::bell::Bell;
 use crate::clock::mono_ns;
 
 /// Processes looked at in one count.
@@ -122,17 +122,16 @@ enum Ask {
 pub struct Census {
     asks: Sender<Ask>,
     answers: Receiver<Answer>,
-    bell: Arc<OwnedFd>,
+    bell: Bell,
 }
 
 impl Census {
     /// Starts the thread.
     pub fn start() -> std::io::Result<Self> {
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let bell = Arc::new(rustix::event::eventfd(0, flags)?);
-        let (asks, asked) = channel();
-        let (tell, answers) = channel();
-        let ring = Arc::clone(&bell);
+        let bell = Bell::new()?;
+        let (asks, asked) = unbounded();
+        let (tell, answers) = unbounded();
+        let ring = bell.clone();
         std::thread::Builder::new()
             .name("census".into())
             .spawn(move || serve(&asked, &tell, &ring))?;
@@ -160,42 +159,35 @@ impl Census {
 
     /// What has arrived.
     pub fn take(&self) -> Vec<Answer> {
-        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        self.bell.silence();
         self.answers.try_iter().collect()
     }
 }
 
-fn serve(asked: &Receiver<Ask>, tell: &Sender<Answer>, ring: &OwnedFd) {
+fn serve(asked: &Receiver<Ask>, tell: &Sender<Answer>, ring: &Bell) {
     // Nothing waits for it that could not wait longer; the jobs have the host.
     let own = rustix::thread::gettid();
     let _ = rustix::process::setpriority_process(Some(own), 10);
     let mut counting: Option<Vec<Known>> = None;
     let mut not_before = Instant::now();
     loop {
-        let wait = counting
-            .as_ref()
-            .map(|_| not_before.saturating_duration_since(Instant::now()));
-        let ask = match wait {
-            None => match asked.recv() {
-                Ok(ask) => Some(ask),
+        let due = match counting {
+            Some(_) => at(not_before),
+            None => never(),
+        };
+        let answer = select! {
+            recv(asked) -> ask => match ask {
+                Ok(Ask::Whose(jobs, pids)) => {
+                    let reported = Look::new(Path::new("/proc"), &jobs).whose(&pids);
+                    Answer::Suspects(reported, mono_ns())
+                }
+                Ok(Ask::Count(jobs)) => {
+                    counting = Some(jobs);
+                    continue;
+                }
                 Err(_) => return,
             },
-            Some(wait) => match asked.recv_timeout(wait) {
-                Ok(ask) => Some(ask),
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => None,
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return,
-            },
-        };
-        let answer = match ask {
-            Some(Ask::Whose(jobs, pids)) => {
-                let reported = Look::new(Path::new("/proc"), &jobs).whose(&pids);
-                Answer::Suspects(reported, mono_ns())
-            }
-            Some(Ask::Count(jobs)) => {
-                counting = Some(jobs);
-                continue;
-            }
-            None => {
+            recv(due) -> _ => {
                 let Some(jobs) = counting.take() else {
                     continue;
                 };
@@ -208,7 +200,7 @@ fn serve(asked: &Receiver<Ask>, tell: &Sender<Answer>, ring: &OwnedFd) {
         if tell.send(answer).is_err() {
             return;
         }
-        let _ = rustix::io::write(ring, &1u64.to_ne_bytes());
+        ring.ring();
     }
 }
 

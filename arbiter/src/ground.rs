@@ -8,16 +8,15 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use channel::arbiter::Listener;
 use control::paths::Source;
 
+use crate::bell::Bell;
 use crate::census::Census;
 use crate::clock::Clock;
 use crate::control_server::ControlServer;
@@ -70,7 +69,7 @@ pub(crate) struct Ground {
     pub journal: Journal,
     pub state_file: StateFile,
     /// Asks the arbiter to end.
-    pub stop: Arc<OwnedFd>,
+    pub stop: Bell,
 }
 
 impl Ground {
@@ -83,9 +82,7 @@ impl Ground {
         let lock = lock(options)?;
         raise_descriptor_limit();
         let poller = Poller::new().map_err(Error::io("make an epoll set"))?;
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let stop = rustix::event::eventfd(0, flags)
-            .map_err(|errno| Error::io("make an eventfd")(errno.into()))?;
+        let stop = Bell::new().map_err(Error::io("make an eventfd"))?;
         let journal_path = dir.journal_file();
         let journal = Journal::open(&journal_path, Rc::clone(clock))
             .map_err(Error::io(format!("write {}", journal_path.display())))?;
@@ -121,15 +118,13 @@ impl Ground {
             census,
             journal,
             state_file,
-            stop: Arc::new(stop),
+            stop,
         })
     }
 
     /// Stands in an empty directory without a lock or a socket: nobody can connect.
     #[cfg(test)]
     pub fn closed(dir: &control::paths::RuntimeDir, clock: &Clock) -> Self {
-        let flags = rustix::event::EventfdFlags::CLOEXEC;
-        let stop = rustix::event::eventfd(0, flags).expect("an eventfd");
         Self {
             lock: None,
             poller: Poller::new().expect("an epoll set"),
@@ -139,7 +134,7 @@ impl Ground {
             census: Census::start().expect("a thread"),
             journal: Journal::open(&dir.journal_file(), Rc::clone(clock)).expect("a journal"),
             state_file: StateFile::start(dir.state_file()).expect("a thread"),
-            stop: Arc::new(stop),
+            stop: Bell::new().expect("an eventfd"),
         }
     }
 }

@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_stalled_disk_keeps_nobody_waiting_and_is_reported() {
-        let (open, opened) = std::sync::mpsc::channel::<()>();
+        let (open, opened) = crossbeam_channel::bounded::<()>(0);
         let sink = Box::new(move |_: &[u8]| {
             // A disk that stands still until the other end is dropped, and is full then.
             let _ = opened.recv_timeout(PATIENCE);

@@ -9,12 +9,14 @@
 //! `state` and `journal` outlive the process. Other threads ask NVML (`nvml`), search for
 //! iterations, find out which processes belong to which job (`census`), and write what goes to a
 //! disk (`writer`, `state`), look up login names (`names`) and read the quota file again
-//! (`background`): the loop waits for none of them. Clients and operators are strangers:
+//! (`background`): the loop waits for none of them, and each rings a bell (`bell`) when it has
+//! something to say. Clients and operators are strangers:
 //! what they send is bounded, checked and copied out in `peer`, `channel::wire` and
 //! `control_server`.
 
 mod attach;
 mod background;
+mod bell;
 mod census;
 mod client_exit;
 mod clock;

@@ -16,7 +16,7 @@ use crate::dispatch::DeviceScheduler;
 use crate::peer::{self, Client};
 use crate::reactor::{Event, Interest};
 use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSEKEEPING_NS};
-use crate::state::{self, SavedClient, SavedProcess, SavedTenant, State};
+use crate::state::{SavedClient, SavedProcess, SavedTenant, State};
 use crate::tenant::{Missing, Tenant};
 
 /// How often the state is saved at most where nobody waits for it.
@@ -257,8 +257,8 @@ impl Arbiter {
         self.journal.write("stop", "", message, &[("pid", pid)]);
         self.save_state();
         // What a disk has not taken by then is lost, as on a full disk.
-        self.journal.settle(state::IN_THE_END);
-        self.state_file.settle(state::IN_THE_END);
+        self.journal.settle(crate::writer::IN_THE_END);
+        self.state_file.settle(crate::writer::IN_THE_END);
         let dir = &self.options.dir;
         for path in [dir.channel_socket(), dir.control_socket()] {
             let _ = std::fs::remove_file(path);

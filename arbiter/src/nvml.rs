@@ -7,15 +7,15 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, Sender, never, select, tick, unbounded};
 use libloading::{Library, Symbol};
 
+use crate::bell::Bell;
 use crate::clock::mono_ns;
 use crate::convert;
 
@@ -69,7 +69,7 @@ pub struct News {
 pub struct Watcher {
     asks: Sender<Ask>,
     news: Receiver<News>,
-    bell: Arc<OwnedFd>,
+    bell: Bell,
 }
 
 #[derive(Debug)]
@@ -81,11 +81,10 @@ enum Ask {
 impl Watcher {
     /// Starts the thread.
     pub fn start() -> std::io::Result<Self> {
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let bell = Arc::new(rustix::event::eventfd(0, flags)?);
-        let (asks, asked) = channel();
-        let (tell, news) = channel();
-        let ring = Arc::clone(&bell);
+        let bell = Bell::new()?;
+        let (asks, asked) = unbounded();
+        let (tell, news) = unbounded();
+        let ring = bell.clone();
         std::thread::Builder::new()
             .name("nvml".into())
             .spawn(move || watch(&asked, &tell, &ring))?;
@@ -109,7 +108,7 @@ impl Watcher {
 
     /// What has arrived.
     pub fn take(&self) -> Vec<News> {
-        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        self.bell.silence();
         self.news.try_iter().collect()
     }
 }
@@ -122,7 +121,7 @@ pub fn look(driver: Option<&Path>) -> Result<Vec<Found>, String> {
     Nvml::open(driver)?.devices()
 }
 
-fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &OwnedFd) {
+fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &Bell) {
     let mut open: Vec<(Option<PathBuf>, Nvml)> = Vec::new();
     let mut watching = false;
     let send = |driver, taken_ns, found| {
@@ -132,42 +131,43 @@ fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &OwnedFd) {
             found,
         };
         let sent = tell.send(news).is_ok();
-        let _ = rustix::io::write(ring, &1u64.to_ne_bytes());
+        ring.ring();
         sent
     };
+    let (figures, none) = (tick(REFRESH), never());
     loop {
-        let ask = if watching && !open.is_empty() {
-            asked.recv_timeout(REFRESH)
+        let due = if watching && !open.is_empty() {
+            &figures
         } else {
-            asked.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            &none
         };
-        match ask {
-            Ok(Ask::Watch(on)) => watching = on,
-            Ok(Ask::Discover(driver)) => {
-                let taken_ns = mono_ns();
-                let found = match open.iter().find(|(at, _)| *at == driver) {
-                    Some((_, nvml)) => nvml.devices(),
-                    None => Nvml::open(driver.as_deref()).and_then(|nvml| {
-                        let found = nvml.devices();
-                        open.push((driver.clone(), nvml));
-                        found
-                    }),
-                };
-                if !send(driver, taken_ns, found) {
-                    return;
-                }
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                for (driver, nvml) in &open {
+        select! {
+            recv(asked) -> ask => match ask {
+                Ok(Ask::Watch(on)) => watching = on,
+                Ok(Ask::Discover(driver)) => {
                     let taken_ns = mono_ns();
-                    if let Ok(found) = nvml.devices()
-                        && !send(driver.clone(), taken_ns, Ok(found))
-                    {
+                    let found = match open.iter().find(|(at, _)| *at == driver) {
+                        Some((_, nvml)) => nvml.devices(),
+                        None => Nvml::open(driver.as_deref()).and_then(|nvml| {
+                            let found = nvml.devices();
+                            open.push((driver.clone(), nvml));
+                            found
+                        }),
+                    };
+                    if !send(driver, taken_ns, found) {
                         return;
                     }
                 }
-            }
-            Err(RecvTimeoutError::Disconnected) => return,
+                Err(_) => return,
+            },
+            recv(due) -> _ => for (driver, nvml) in &open {
+                let taken_ns = mono_ns();
+                if let Ok(found) = nvml.devices()
+                    && !send(driver.clone(), taken_ns, Ok(found))
+                {
+                    return;
+                }
+            },
         }
     }
 }

@@ -4,16 +4,15 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use channel::arbiter::Listener;
 use control::{DeviceSettings, JobStatus};
 use policy::TenantId;
 use serde_json::Value;
 
+use crate::bell::Bell;
 use crate::census::Census;
 use crate::clock::{self, Clock};
 use crate::control_server::{Ask, ControlServer, Turn};
@@ -34,8 +33,9 @@ use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{HostBooks, MoveRequest};
 use crate::schedulers::Schedulers;
 use crate::spare::Spare;
-use crate::state::{self, State, StateFile};
+use crate::state::{State, StateFile};
 use crate::violations::Suspicion;
+use crate::writer;
 
 /// How often the slow things are seen to: deadlines of strangers, journals, the file of the state.
 pub(crate) const HOUSEKEEPING_NS: u64 = 100_000_000;
@@ -96,12 +96,12 @@ pub fn run(options: Options) -> Result<(), Error> {
 
 /// Asks an [`Arbiter`] to end, from any thread.
 #[derive(Clone, Debug)]
-pub struct Stopper(Arc<OwnedFd>);
+pub struct Stopper(Bell);
 
 impl Stopper {
     /// Asks.
     pub fn stop(&self) {
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        self.0.ring();
     }
 }
 
@@ -185,7 +185,7 @@ pub struct Arbiter {
     idle_since_ns: Option<u64>,
     pub(crate) watching: bool,
     pub(crate) stopping: bool,
-    stop: Arc<OwnedFd>,
+    stop: Bell,
     hangups: Hangups,
     /// Settings of devices that were made by hand, over those of the quota file.
     pub(crate) by_hand: BTreeMap<[u8; 16], DeviceSettings>,
@@ -212,7 +212,7 @@ impl Arbiter {
         }
         // The number of this incarnation is used up before anybody is served.
         arbiter.save_state();
-        arbiter.state_file.settle(state::IN_THE_END);
+        arbiter.state_file.settle(writer::IN_THE_END);
         Ok(arbiter)
     }
 
@@ -345,7 +345,7 @@ impl Arbiter {
 
     /// Something to end it with.
     pub fn stopper(&self) -> Stopper {
-        Stopper(Arc::clone(&self.stop))
+        Stopper(self.stop.clone())
     }
 
     /// Serves until it is asked to end.

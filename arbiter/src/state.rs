@@ -1,7 +1,7 @@
 //! What outlives the arbiter: the jobs, their tokens and who was attached, in `state.json`,
 //! replaced as a whole.
 //!
-//! Written by a thread of its own ([`StateFile`]): making the text, and a file system that takes
+//! Written by a thread of its own ([`StateFile`], a [`Writer`]): making the text, and a file system that takes
 //! its time, delay no hand-over. What is handed over while an older state is being written replaces
 //! the one that waits, so the file is at most one write behind. States are numbered; a caller that
 //! has to know that one is on disk asks for the number, and is woken by a descriptor. Nobody on the
@@ -9,15 +9,19 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use control::{DeviceSettings, JobSpec};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+
+use crate::bell::Bell;
+use crate::writer::Writer;
 
 /// Format of the file.
 const VERSION: u32 = 2;
@@ -142,96 +146,53 @@ impl State {
     }
 }
 
-/// TIMEOUT: what is still to be written in the end may take so long: a disk that is slow, and not
-/// one that is gone.
-pub const IN_THE_END: Duration = Duration::from_secs(2);
-
 /// The file of the state, and the thread that writes it.
 #[derive(Debug)]
 pub struct StateFile {
-    desk: Arc<Desk>,
-    thread: Option<JoinHandle<()>>,
+    /// An entry of it wakes the thread for the state that is to be written next.
+    writer: Writer,
+    shared: Arc<Shared>,
     saved: u64,
-    /// Readable once a state was written since that was asked last.
-    bell: Arc<OwnedFd>,
+    /// Rings once a state was written since that was asked last.
+    bell: Bell,
 }
 
 /// What the two sides share.
 #[derive(Debug, Default)]
-struct Desk {
-    tray: Mutex<Tray>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Tray {
+struct Shared {
     /// To be written next.
-    newest: Option<(u64, State)>,
-    /// One is being written.
-    writing: bool,
+    newest: Mutex<Option<(u64, State)>>,
     /// Number of the last one of which the file has seen the end, well or not.
-    done: u64,
-    /// Why the last one could not be written.
-    failed: Option<String>,
-    /// No more will come.
-    over: bool,
-}
-
-impl Desk {
-    /// A thread that panicked leaves a tray that is as good as any.
-    fn tray(&self) -> MutexGuard<'_, Tray> {
-        self.tray.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, tray: MutexGuard<'a, Tray>) -> MutexGuard<'a, Tray> {
-        self.changed
-            .wait(tray)
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Writes what comes until there will be no more.
-    fn write_all(&self, path: &Path, bell: &OwnedFd) {
-        let mut tray = self.tray();
-        loop {
-            let Some((number, mut state)) = tray.newest.take() else {
-                if tray.over {
-                    return;
-                }
-                tray = self.wait(tray);
-                continue;
-            };
-            tray.writing = true;
-            drop(tray);
-            let failed = state.save(path).err().map(|error| error.to_string());
-            tray = self.tray();
-            if let Some(error) = failed.as_ref().filter(|_| tray.failed != failed) {
-                tracing::error!(
-                    "{} cannot be written, a restarted arbiter will not know its jobs: {error}",
-                    path.display()
-                );
-            }
-            (tray.writing, tray.done, tray.failed) = (false, number, failed);
-            self.changed.notify_all();
-            // A full counter means that it is ringing already.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
-        }
-    }
+    done: AtomicU64,
 }
 
 impl StateFile {
     /// Starts the thread.
     pub fn start(path: PathBuf) -> io::Result<Self> {
-        let desk = Arc::new(Desk::default());
-        let other = Arc::clone(&desk);
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let bell = Arc::new(rustix::event::eventfd(0, flags)?);
-        let ring = Arc::clone(&bell);
-        let thread = std::thread::Builder::new()
-            .name("state".into())
-            .spawn(move || other.write_all(&path, &ring))?;
+        let shared = Arc::<Shared>::default();
+        let bell = Bell::new()?;
+        let (other, ring) = (Arc::clone(&shared), bell.clone());
+        let mut failed = None;
+        let sink = move |_: &[u8]| {
+            let Some((number, mut state)) = other.newest.lock().take() else {
+                return Ok(());
+            };
+            let error = state.save(&path).err().map(|error| error.to_string());
+            if let Some(error) = error.as_ref().filter(|_| error != failed) {
+                tracing::error!(
+                    "{} cannot be written, a restarted arbiter will not know its jobs: {error}",
+                    path.display()
+                );
+            }
+            failed = error;
+            // SYNC(done): pairs with `StateFile::done`; what it publishes is the file.
+            other.done.store(number, Ordering::Release);
+            ring.ring();
+            Ok(())
+        };
         Ok(Self {
-            desk,
-            thread: Some(thread),
+            writer: Writer::start("state", Box::new(sink))?,
+            shared,
             saved: 0,
             bell,
         })
@@ -240,14 +201,18 @@ impl StateFile {
     /// Has a state written, soon; its number. Never waits for a disk.
     pub fn save(&mut self, state: State) -> u64 {
         self.saved += 1;
-        self.desk.tray().newest = Some((self.saved, state));
-        self.desk.changed.notify_all();
+        let waiting = self.shared.newest.lock().replace((self.saved, state));
+        // The thread has been woken for one that waits, and takes this one instead.
+        if waiting.is_none() {
+            self.writer.push(Vec::new());
+        }
         self.saved
     }
 
     /// Number of the last state that is in the file, or would be if it could be written.
     pub fn done(&self) -> u64 {
-        self.desk.tray().done
+        // SYNC(done): pairs with the writing thread's store.
+        self.shared.done.load(Ordering::Acquire)
     }
 
     /// Rings when a state was written.
@@ -257,42 +222,20 @@ impl StateFile {
 
     /// Silences the bell. What it rang for is asked after this.
     pub fn answer_bell(&self) {
-        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        self.bell.silence();
     }
 
-    /// Waits until everything is written, `limit` at most; whether it is. Not for the loop.
+    /// Waits until everything is written, `limit` at most; whether it is. Not for the loop. The
+    /// same is done in the end, before the holder of the directory's lock releases it.
     pub fn settle(&self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
-        let mut tray = self.desk.tray();
-        while tray.newest.is_some() || tray.writing {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let waited = self.desk.changed.wait_timeout(tray, left);
-            (tray, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        }
-        true
-    }
-}
-
-impl Drop for StateFile {
-    /// Everything is written before the holder of the directory's lock releases it, as far as that
-    /// takes no longer than [`IN_THE_END`].
-    fn drop(&mut self) {
-        let written = self.settle(IN_THE_END);
-        self.desk.tray().over = true;
-        self.desk.changed.notify_all();
-        // A thread that waits for a disk is left to it.
-        if written && let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.writer.settle(limit)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::writer::IN_THE_END;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -4,18 +4,21 @@
 //! A disk that takes its time, or is full, costs lines and nobody's turn. Lines that the queue or
 //! the disk did not take are counted, and the count can be reported.
 
-use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
 
 /// Lines that wait, and what they take together in bytes. A line alone may be longer.
 const MOST_LINES: usize = 4096;
 const MOST_BYTES: usize = 4 << 20;
 /// TIMEOUT: what is still to be written in the end may take so long: a disk that is slow, and not
 /// one that is gone.
-const IN_THE_END: Duration = Duration::from_secs(2);
+pub(crate) const IN_THE_END: Duration = Duration::from_secs(2);
 
 /// What writes a line.
 pub type Sink = Box<dyn FnMut(&[u8]) -> io::Result<()> + Send>;
@@ -23,87 +26,54 @@ pub type Sink = Box<dyn FnMut(&[u8]) -> io::Result<()> + Send>;
 /// A queue of lines, and the thread that writes them.
 #[derive(Debug)]
 pub struct Writer {
-    desk: Arc<Desk>,
+    /// `None` in the end: no more will come.
+    queue: Option<Sender<Entry>>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Debug, Default)]
-struct Desk {
-    tray: Mutex<Tray>,
-    changed: Condvar,
+#[derive(Debug)]
+enum Entry {
+    Line(Vec<u8>),
+    /// Whoever holds the other end waits until everything before this is written.
+    Settled(Sender<()>),
 }
 
 #[derive(Debug, Default)]
-struct Tray {
-    lines: VecDeque<Vec<u8>>,
-    bytes: usize,
-    /// One is being written.
-    writing: bool,
-    /// No more will come.
-    over: bool,
-    /// Lines that nobody will read, since that was asked last, and why the last of them.
-    lost: u64,
-    why: Option<io::Error>,
-}
-
-impl Desk {
-    /// A thread that panicked leaves a tray that is as good as any.
-    fn tray(&self) -> MutexGuard<'_, Tray> {
-        self.tray.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Writes what comes until there will be no more.
-    fn write_all(&self, mut sink: Sink) {
-        let mut tray = self.tray();
-        loop {
-            let Some(line) = tray.lines.pop_front() else {
-                if tray.over {
-                    return;
-                }
-                tray = self
-                    .changed
-                    .wait(tray)
-                    .unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            tray.bytes -= line.len();
-            tray.writing = true;
-            drop(tray);
-            let written = sink(&line);
-            tray = self.tray();
-            tray.writing = false;
-            if let Err(error) = written {
-                tray.lost += 1;
-                tray.why = Some(error);
-            }
-            self.changed.notify_all();
-        }
-    }
-
-    /// Waits until everything is written, `limit` at most; whether it is.
-    fn settle(&self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
-        let mut tray = self.tray();
-        while !tray.lines.is_empty() || tray.writing {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let waited = self.changed.wait_timeout(tray, left);
-            (tray, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        }
-        true
-    }
+struct Shared {
+    /// Of the lines that wait.
+    bytes: AtomicUsize,
+    lost: Mutex<Lost>,
 }
 
 /// Lines that nobody will read.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Lost {
     /// How many.
     pub lines: u64,
-    /// Why they could not be written; `None`: the queue was full, for the disk is slower than they
-    /// came.
+    /// Why the last of them could not be written; `None`: the queue was full, for the disk is
+    /// slower than they came.
     pub why: Option<io::Error>,
+}
+
+impl Shared {
+    /// Writes what comes until there will be no more.
+    fn write_all(&self, queue: &Receiver<Entry>, mut sink: Sink) {
+        for entry in queue {
+            match entry {
+                Entry::Line(line) => {
+                    // SYNC(bytes): a count and nothing else; no data is published by it.
+                    self.bytes.fetch_sub(line.len(), Ordering::Relaxed);
+                    if let Err(error) = sink(&line) {
+                        let mut lost = self.lost.lock();
+                        lost.lines += 1;
+                        lost.why = Some(error);
+                    }
+                }
+                Entry::Settled(tell) => drop(tell.send(())),
+            }
+        }
+    }
 }
 
 impl Writer {
@@ -112,58 +82,58 @@ impl Writer {
     /// # Errors
     /// It cannot be started.
     pub fn start(name: &str, sink: Sink) -> io::Result<Self> {
-        let desk = Arc::new(Desk::default());
-        let other = Arc::clone(&desk);
+        let (queue, entries) = bounded(MOST_LINES);
+        let shared = Arc::new(Shared::default());
+        let other = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name(name.into())
-            .spawn(move || other.write_all(sink))?;
+            .spawn(move || other.write_all(&entries, sink))?;
         Ok(Self {
-            desk,
+            queue: Some(queue),
+            shared,
             thread: Some(thread),
         })
     }
 
     /// Has a line written, soon; false where the queue is full. Never waits for a disk.
     pub fn push(&self, line: Vec<u8>) -> bool {
-        let mut tray = self.desk.tray();
-        let full = tray.lines.len() >= MOST_LINES
-            || (tray.bytes.saturating_add(line.len()) > MOST_BYTES && !tray.lines.is_empty());
-        if full {
-            tray.lost += 1;
-            return false;
+        let bytes = line.len();
+        let before = self.shared.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before == 0 || before.saturating_add(bytes) <= MOST_BYTES;
+        let queue = self.queue.as_ref().filter(|_| fits);
+        if queue.is_some_and(|queue| queue.try_send(Entry::Line(line)).is_ok()) {
+            return true;
         }
-        tray.bytes += line.len();
-        tray.lines.push_back(line);
-        drop(tray);
-        self.desk.changed.notify_all();
-        true
+        self.shared.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.shared.lost.lock().lines += 1;
+        false
     }
 
     /// What was lost since this was asked last, once the report of it fits into the queue.
     pub fn take_lost(&self) -> Option<Lost> {
-        let mut tray = self.desk.tray();
-        let fits = tray.lines.len() < MOST_LINES / 2 && tray.bytes < MOST_BYTES / 2;
-        if tray.lost == 0 || !fits {
-            return None;
-        }
-        Some(Lost {
-            lines: std::mem::take(&mut tray.lost),
-            why: tray.why.take(),
-        })
+        let waiting = self.queue.as_ref().map_or(0, Sender::len);
+        let fits =
+            waiting < MOST_LINES / 2 && self.shared.bytes.load(Ordering::Relaxed) < MOST_BYTES / 2;
+        let mut lost = self.shared.lost.lock();
+        (lost.lines > 0 && fits).then(|| std::mem::take(&mut *lost))
     }
 
     /// Waits until everything is written, `limit` at most; whether it is. Not for the loop.
     pub fn settle(&self, limit: Duration) -> bool {
-        self.desk.settle(limit)
+        let deadline = Instant::now() + limit;
+        let (tell, settled) = bounded(1);
+        self.queue.as_ref().is_some_and(|queue| {
+            queue.send_deadline(Entry::Settled(tell), deadline).is_ok()
+                && settled.recv_deadline(deadline).is_ok()
+        })
     }
 }
 
 impl Drop for Writer {
     /// What is there is written, as far as that takes no longer than [`IN_THE_END`].
     fn drop(&mut self) {
-        let written = self.desk.settle(IN_THE_END);
-        self.desk.tray().over = true;
-        self.desk.changed.notify_all();
+        let written = self.settle(IN_THE_END);
+        self.queue = None;
         // A thread that waits for a disk is left to it.
         if written && let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -173,20 +143,16 @@ impl Drop for Writer {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use crossbeam_channel::unbounded;
 
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
     /// A disk that writes a line when the test lets it.
-    fn slow() -> (
-        Writer,
-        mpsc::Sender<io::Result<()>>,
-        mpsc::Receiver<Vec<u8>>,
-    ) {
-        let (tell, reported) = mpsc::channel::<io::Result<()>>();
-        let (wrote, written) = mpsc::channel();
+    fn slow() -> (Writer, Sender<io::Result<()>>, Receiver<Vec<u8>>) {
+        let (tell, reported) = unbounded::<io::Result<()>>();
+        let (wrote, written) = unbounded();
         let sink = Box::new(move |line: &[u8]| {
             let result = reported.recv_timeout(PATIENCE).unwrap_or(Ok(()));
             let _ = wrote.send(line.to_vec());
@@ -198,7 +164,7 @@ mod tests {
 
     #[test]
     fn lines_are_written_in_order_and_in_the_end() {
-        let (wrote, written) = mpsc::channel();
+        let (wrote, written) = unbounded();
         let sink = Box::new(move |line: &[u8]| {
             let _ = wrote.send(line.to_vec());
             Ok(())

@@ -6,7 +6,6 @@
 )]
 mod bench;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use arbiter::{DeviceRule, Options, Rules};
@@ -259,11 +258,11 @@ fn jobs_are_paused_resumed_and_bounded_while_they_run() {
 
 #[test]
 fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
-    static FILE: Mutex<Result<u64, &str>> = Mutex::new(Ok(6000));
+    static FILE: parking_lot::Mutex<Result<u64, &str>> = parking_lot::Mutex::new(Ok(6000));
     let dir = bench::directory();
     let serve = || {
         let rules = || {
-            let quantum_max_us = FILE.lock().expect("no panic").map_err(str::to_owned)?;
+            let quantum_max_us = FILE.lock().map_err(str::to_owned)?;
             Ok(Rules {
                 job_processes: arbiter::JOB_PROCESSES,
                 residency: arbiter::ResidencyRule::default(),
@@ -335,14 +334,14 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
     let _client = attach(&job);
     assert_eq!(quantum(&mut operator), 9000);
 
-    *FILE.lock().expect("no panic") = Err("sublet.toml:3:1: unknown key `x`");
+    *FILE.lock() = Err("sublet.toml:3:1: unknown key `x`");
     let error = refusal(operator.reload()).to_string();
     assert!(
         error.contains("sublet.toml:3:1") && error.contains("still is"),
         "{error}"
     );
     assert_eq!(quantum(&mut operator), 9000);
-    *FILE.lock().expect("no panic") = Ok(7000);
+    *FILE.lock() = Ok(7000);
     let reloaded = operator.reload().expect("read again");
     assert_eq!(reloaded.device_rules, 1);
     assert_eq!(quantum(&mut operator), 7000);

@@ -176,7 +176,7 @@ fn what_cannot_be_moved_is_refused_with_the_reason() {
     let memory = FakeMemory::new(8 * UNIT);
     let agent = Agent::start(&client, &memory, UNIT);
     let worker = Worker::start(client);
-    *agent.refuses.lock().expect("lock") = Reason::Capturing;
+    *agent.refuses.lock() = Reason::Capturing;
     let moved = operator.move_jobs(&evict(&["a"])).expect("answered");
     assert_eq!(moved.jobs[0].outcome, MoveOutcome::Refused);
     assert!(moved.jobs[0].reason.contains("captured"), "{moved:?}");
@@ -185,7 +185,7 @@ fn what_cannot_be_moved_is_refused_with_the_reason() {
         (worker.launches() > before + 50).then_some(())
     });
     assert!(!operator.list().expect("list")[1].evicted);
-    *agent.refuses.lock().expect("lock") = Reason::None;
+    *agent.refuses.lock() = Reason::None;
     assert!(operator.move_jobs(&evict(&["a"])).expect("moved").is_done());
 
     // Host memory is asked before anything moves.
@@ -258,7 +258,7 @@ fn one_whose_space_is_not_given_returns_and_says_so() {
     assert!(operator.move_jobs(&evict(&["b"])).expect("moved").is_done());
     let a = attach(&a);
     let agent = Agent::start(&a, &memory, 6 * UNIT);
-    *agent.refuses.lock().expect("lock") = Reason::Driver;
+    *agent.refuses.lock() = Reason::Driver;
     let a = Worker::start(a);
     let moves = Moves {
         evict: vec!["a".into()],

@@ -1,8 +1,8 @@
 //! Several runs of one trace on one cluster, in parallel.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
 use policy::PolicyError;
 use policy::cluster::catalogue::{Busy, Context};
 use policy::cluster::{Choice, Class, Speed};
@@ -79,7 +79,7 @@ pub fn sweep(
         let Some(slot) = schedulers.get(at) else {
             return;
         };
-        let Some(scheduler) = slot.lock().ok().and_then(|mut slot| slot.take()) else {
+        let Some(scheduler) = slot.lock().take() else {
             return;
         };
         let report_progress = |jobs| {
@@ -92,9 +92,7 @@ pub fn sweep(
         let run = Simulation::new(trace, spec.state(), scheduler, config.clone());
         let outcome = run.and_then(|run| run.run(report_progress));
         report_progress(trace.jobs.len());
-        if let Ok(mut result) = results[at].lock() {
-            *result = Some(outcome);
-        }
+        *results[at].lock() = Some(outcome);
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -104,9 +102,9 @@ pub fn sweep(
         work();
     });
     let outcomes = results.into_iter().zip(choices).map(|(result, choice)| {
-        let result = result.into_inner().ok().flatten();
-        let outcome =
-            result.expect("every run was made: a panic in one would have come out of the scope");
+        let outcome = result
+            .into_inner()
+            .expect("every run was made: a panic in one would have come out of the scope");
         outcome.map_err(|error| SweepError::Sim {
             choice: choice.to_string(),
             error,

@@ -5,8 +5,8 @@
 //! Collecting costs a copy of some kilobytes every few milliseconds, so it is done by turns: until
 //! the answer is certain, then a rest, then again, because programs change.
 
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
 
 use channel::arbiter::ClientPages;
 use channel::{KIND_BITS, SIGNATURE_RINGS};
@@ -67,8 +67,8 @@ impl Detector {
     /// # Errors
     /// Where no thread can be started.
     pub fn start() -> std::io::Result<Self> {
-        let (asks, asked) = channel::<Ask>();
-        let (answer, answers) = channel();
+        let (asks, asked) = unbounded::<Ask>();
+        let (answer, answers) = unbounded();
         std::thread::Builder::new()
             .name("iterations".into())
             .spawn(move || {

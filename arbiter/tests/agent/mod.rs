@@ -40,7 +40,7 @@ impl FakeMemory {
 /// Moves 8 MiB in a quarter of a millisecond and a bit.
 pub struct Agent {
     /// What it refuses an eviction for; [`channel::Reason::None`]: nothing.
-    pub refuses: Arc<std::sync::Mutex<channel::Reason>>,
+    pub refuses: Arc<parking_lot::Mutex<channel::Reason>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,7 +53,7 @@ impl Agent {
     pub fn start(client: &ClientEnd, memory: &Arc<FakeMemory>, bytes: u64) -> Self {
         use channel::{Answer, Footprint, OrderState, Reason, Verb};
         let stop = Arc::new(AtomicBool::new(false));
-        let refuses = Arc::new(std::sync::Mutex::new(Reason::None));
+        let refuses = Arc::new(parking_lot::Mutex::new(Reason::None));
         let (half, own) = (client.arbiter, client.client);
         assert!(half.residency().evictable, "the job is evictable");
         assert!(memory.take(bytes), "there is space at the start");
@@ -87,7 +87,7 @@ impl Agent {
                         reason,
                     });
                 };
-                let refused = *why.lock().expect("lock");
+                let refused = *why.lock();
                 if order.verb == Verb::Evict && refused != Reason::None {
                     answer(OrderState::Refused, refused);
                     continue;

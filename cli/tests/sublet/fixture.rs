@@ -9,11 +9,12 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 
 use control::{ControlError, JobSpec, Registered, Reply, Request, wire};
 use nix::sys::socket::{getsockopt, sockopt};
+use parking_lot::Mutex;
 use testbed::CommandWithin;
 
 pub const TOKEN: &str = "00112233445566778899aabbccddeeff";
@@ -102,7 +103,7 @@ impl Fixture {
                         .is_ok_and(|read| read > 0)
                     {
                         if let Ok(request) = wire::decode_request(&line) {
-                            heard.lock().unwrap().push(Heard { request, peer_pid });
+                            heard.lock().push(Heard { request, peer_pid });
                         }
                         let answer = answer(&line);
                         // To say nothing is to hang up.
@@ -128,7 +129,7 @@ impl Fixture {
     }
 
     pub fn heard(&self) -> Vec<Heard> {
-        self.heard.lock().unwrap().clone()
+        self.heard.lock().clone()
     }
 
     /// The one job that was registered.

@@ -5,8 +5,9 @@
 //! them only what is possible: the answer is still the policy's, over fewer choices.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use policy::cluster::catalogue::{Busy, Context};
 use policy::cluster::{
     ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, Placer, Policies,
@@ -57,7 +58,7 @@ impl Shared {
     /// To read or write.
     pub fn facts(&self) -> MutexGuard<'_, Facts> {
         // A panic in between leaves facts that the next step writes anew.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -8,10 +8,12 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::{ControlError, ErrorCode};
+use crossbeam_channel::{bounded, select, tick};
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -122,9 +124,29 @@ pub fn token_or_new(file: &Path) -> Result<String, ServeError> {
     read_token(file)
 }
 
+/// The hook, and whether a change of it was broken off.
+struct Guarded {
+    hook: Hook,
+    /// After a panic for good: nothing may be answered from what is in memory, while what is
+    /// written is good.
+    changing: bool,
+}
+
+impl Guarded {
+    /// Changes it; `None` where a panic has left it half-changed.
+    fn change<T>(&mut self, work: impl FnOnce(&mut Hook) -> T) -> Option<T> {
+        if std::mem::replace(&mut self.changing, true) {
+            return None;
+        }
+        let result = work(&mut self.hook);
+        self.changing = false;
+        Some(result)
+    }
+}
+
 /// The hook with its door.
 pub struct Service {
-    hook: Mutex<Hook>,
+    hook: Mutex<Guarded>,
     id: HookId,
     clock: Clock,
     secret: Secret,
@@ -189,7 +211,10 @@ impl Service {
         Self {
             id: hook.id().clone(),
             clock: hook.clock(),
-            hook: Mutex::new(hook),
+            hook: Mutex::new(Guarded {
+                hook,
+                changing: false,
+            }),
             secret: Secret::new(token),
             failed: Mutex::new(None),
             strangers: Mutex::default(),
@@ -289,17 +314,16 @@ impl Service {
         status: u16,
         work: impl FnOnce(&mut Hook) -> Result<T, ControlError>,
     ) -> Response {
-        // A panic may have left the hook half-changed; nothing may be answered from that.
-        let Ok(mut hook) = self.hook.lock() else {
-            return problem(503, "the hook has failed; start it again");
-        };
+        let mut guarded = self.hook.lock();
         if self.failure().is_some() {
             return problem(503, "the hook cannot write its state; it ends");
         }
-        let result = work(&mut hook);
-        if let Err(error) = hook.commit() {
+        let Some((result, written)) = guarded.change(|hook| (work(hook), hook.commit())) else {
+            return problem(503, "the hook has failed; start it again");
+        };
+        if let Err(error) = written {
             let response = problem(503, &error.to_string());
-            *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            *self.failed.lock() = Some(error);
             return response;
         }
         match result {
@@ -312,11 +336,7 @@ impl Service {
     }
 
     fn failure(&self) -> Option<String> {
-        self.failed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_ref()
-            .map(ToString::to_string)
+        self.failed.lock().as_ref().map(ToString::to_string)
     }
 
     /// Let time pass.
@@ -324,17 +344,14 @@ impl Service {
     /// # Errors
     /// The state cannot be written.
     pub fn tick(&self) -> Result<(), StoreError> {
-        // A panic under the lock: what is written is good, what is in memory is not.
-        let mut hook = self.hook.lock().unwrap_or_else(|_| std::process::abort());
-        if let Some(error) = self
-            .failed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
+        let mut guarded = self.hook.lock();
+        if let Some(error) = self.failed.lock().take() {
             return Err(error);
         }
-        hook.step(self.clock.now())
+        let now = self.clock.now();
+        guarded
+            .change(|hook| hook.step(now))
+            .unwrap_or_else(|| std::process::abort())
     }
 
     /// Serve at a bound listener until something fails.
@@ -343,18 +360,22 @@ impl Service {
     /// [`ServeError`].
     pub fn serve(self: Arc<Self>, listener: TcpListener) -> Result<(), ServeError> {
         let site: Arc<dyn Site> = Arc::clone(&self) as _;
-        let accepting = std::thread::Builder::new()
+        let (ended, accepting) = bounded(1);
+        std::thread::Builder::new()
             .name("accept".into())
-            .spawn(move || server::serve(&listener, &site))
+            .spawn(move || drop(ended.send(server::serve(&listener, &site))))
             .map_err(ServeError::Accept)?;
-        while !accepting.is_finished() {
+        let ticks = tick(TICK);
+        loop {
             self.tick()?;
-            std::thread::sleep(TICK);
+            select! {
+                recv(accepting) -> error => {
+                    let error = error.unwrap_or_else(|_| io::Error::other("its thread panicked"));
+                    return Err(ServeError::Accept(error));
+                }
+                recv(ticks) -> _ => {}
+            }
         }
-        let error = accepting
-            .join()
-            .unwrap_or_else(|_| io::Error::other("its thread panicked"));
-        Err(ServeError::Accept(error))
     }
 }
 
@@ -397,10 +418,7 @@ impl Site for Service {
     }
 
     fn turned_away(&self, from: IpAddr) {
-        let mut strangers = self
-            .strangers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut strangers = self.strangers.lock();
         strangers.since_said += 1;
         if strangers.said.is_none_or(|at| at.elapsed() > SAY_AGAIN) {
             let count = std::mem::take(&mut strangers.since_said);
@@ -531,6 +549,19 @@ mod tests {
             .ask::<(), serde_json::Value>("GET", "/v1/jobs", None)
             .unwrap_err();
         assert!(matches!(error, ClientError::Stranger { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_hook_that_a_panic_left_half_changed_answers_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service(dir.path());
+        assert_eq!(ask(&service, "GET", "/v1/jobs", "").0, 200);
+        let panics = std::panic::AssertUnwindSafe(|| {
+            service.with::<()>(200, |_| panic!("a test's panic under the lock"));
+        });
+        std::panic::catch_unwind(panics).unwrap_err();
+        let (status, body) = ask(&service, "GET", "/v1/jobs", "");
+        assert!(status == 503 && body.contains("has failed"), "{body}");
     }
 
     #[test]

@@ -14,10 +14,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{CODE_FIELD, First, Head, HttpError, MAX_BODY_BYTES, Timed, parse};
@@ -436,15 +437,9 @@ struct BodySpace<'a> {
 impl<'a> BodySpace<'a> {
     /// Waits for it as long as for a body.
     fn take(admitted: &'a Admitted, bytes: usize) -> Option<Self> {
-        let used = admitted
-            .bytes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut used = admitted.bytes.lock();
         let full = |used: &mut usize| *used + bytes > BODY_BYTES;
-        let (mut used, _) = admitted
-            .freed
-            .wait_timeout_while(used, PATIENCE, full)
-            .unwrap_or_else(PoisonError::into_inner);
+        admitted.freed.wait_while_for(&mut used, full, PATIENCE);
         if full(&mut used) {
             return None;
         }
@@ -455,13 +450,7 @@ impl<'a> BodySpace<'a> {
 
 impl Drop for BodySpace<'_> {
     fn drop(&mut self) {
-        let mut used = self
-            .admitted
-            .bytes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *used -= self.bytes;
-        drop(used);
+        *self.admitted.bytes.lock() -= self.bytes;
         self.admitted.freed.notify_all();
     }
 }
