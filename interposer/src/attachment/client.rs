@@ -1,7 +1,7 @@
 //! Our attachment to the arbiter: made at the first successful `cuInit`, lost and found again,
 //! forgotten after a fork.
 
-use std::ffi::{CStr, OsStr};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -17,6 +17,8 @@ use shim_ffi::*;
 use crate::attachment::refusal::{self, OnRefusal};
 use crate::driver::real;
 use crate::gate::marks;
+use crate::ground::clock::{now_ns, pause};
+use crate::ground::environment::variable;
 use crate::ground::errno::Preserve;
 use crate::ground::process;
 use crate::{nvml, residency};
@@ -494,35 +496,6 @@ impl Attached {
             }
             Err(_) => true,
         }
-    }
-}
-
-/// Monotonic time in nanoseconds.
-pub(crate) fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    // CAST: the monotonic clock is never negative.
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Sleeps; may wake early.
-pub(crate) fn pause(time: Duration) {
-    let request = rustix::time::Timespec {
-        tv_sec: time.as_secs() as i64,
-        tv_nsec: i64::from(time.subsec_nanos()),
-    };
-    let _ = rustix::thread::nanosleep(&request);
-}
-
-/// An environment variable. Read by the C library's function: the standard library's takes a lock
-/// that a forking thread may hold.
-pub(crate) fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, copied
-    // before it can change (this runs inside the program's own first driver call).
-    unsafe {
-        let value = libc::getenv(name.as_ptr());
-        (!value.is_null())
-            .then(|| CStr::from_ptr(value).to_bytes())
-            .filter(|value| !value.is_empty())
     }
 }
 

@@ -18,8 +18,8 @@ use std::time::Duration;
 use channel::client::AttachError;
 use shim_ffi::CUresult;
 
-use crate::attachment::client::variable;
 use crate::driver::real;
+use crate::ground::environment::variable;
 
 /// What becomes of a process that cannot be governed.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -12,11 +12,12 @@ use std::time::Duration;
 use channel::{COMING, DeviceGrant, OPEN, Want};
 use shim_ffi::Variant;
 
-use crate::attachment::client::{self, Attached, OnLoss, now_ns};
+use crate::attachment::client::{self, Attached, OnLoss};
 use crate::attachment::verdict::{self, Reason};
 use crate::gate::marks::{self, Weight};
 use crate::gate::signature::{self, Seen};
 use crate::gate::{capture, context, cost};
+use crate::ground::clock::{self, now_ns};
 use crate::ground::process;
 use crate::ground::thread::{Thread, thread};
 use crate::residency;
@@ -380,7 +381,7 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
                 }
                 OnLoss::Freeze => {
                     attached.look_after(now_ns());
-                    client::pause(STEP);
+                    clock::pause(STEP);
                     continue;
                 }
             }
@@ -400,7 +401,7 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
                 now
             }
             None => {
-                client::pause(STEP);
+                clock::pause(STEP);
                 now_ns()
             }
         };

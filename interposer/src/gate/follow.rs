@@ -19,10 +19,11 @@ use std::time::Duration;
 use channel::{Event, Following, Holding, STREAM_SLOTS, StreamSlot};
 use shim_ffi::*;
 
-use crate::attachment::client::{self, Attached, pause};
+use crate::attachment::client::{self, Attached};
 use crate::driver::real;
 use crate::gate::PER_THREAD;
 use crate::gate::{capture, marks, slots};
+use crate::ground::clock::pause;
 use crate::ground::process;
 use crate::ground::thread::thread;
 use crate::residency;

@@ -24,13 +24,14 @@ use std::time::Duration;
 use channel::{Following, Holding, STREAM_SLOTS, StreamSlot, ThreadSlot};
 use shim_ffi::*;
 
-use crate::attachment::client::{self, Attached, now_ns, pause};
+use crate::attachment::client::{self, Attached};
 use crate::driver::real;
 use crate::gate::pace::{RING, SoloSample, StreamRate};
 use crate::gate::signature::Seen;
 use crate::gate::slots::{self, Slot};
 use crate::gate::{LEGACY, PER_THREAD};
 use crate::gate::{capture, cost, follow, registration};
+use crate::ground::clock::{now_ns, pause};
 use crate::ground::process;
 use crate::ground::thread::{BATCH, MOST_CREDIT, Thread, thread};
 

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use shim_ffi::{CUcontext, CUdeviceptr, CUresult};
 
-use crate::attachment::client::{self, Attached, now_ns};
+use crate::attachment::client::{self, Attached};
 use crate::driver::real;
 use crate::gate::{capture, follow};
+use crate::ground::clock::{self, now_ns};
 
 // States: never tried, somebody is at it, done, the driver will not, its context is about to go.
 const NEVER: u32 = 0;
@@ -60,7 +61,7 @@ pub(crate) fn withdraw(context: Option<usize>) {
         if now_ns().saturating_sub(begun_ns) > WITHDRAW_NS {
             return;
         }
-        client::pause(LOOK);
+        clock::pause(LOOK);
     }
 }
 
@@ -96,7 +97,7 @@ pub(crate) fn offset(attached: &Attached) -> Option<u64> {
                 client::current()?;
                 // In a call of the driver, which may take what this thread holds: no core is kept
                 // busy for it.
-                client::pause(LOOK);
+                clock::pause(LOOK);
             }
             _ => return None,
         }

@@ -10,7 +10,8 @@
 
 use shim_ffi::*;
 
-use crate::attachment::client::{self, Attached, now_ns};
+use crate::attachment::client::{self, Attached};
+use crate::ground::clock::now_ns;
 use crate::ground::thread::{Thread, thread};
 use crate::residency;
 

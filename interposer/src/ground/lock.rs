@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::attachment::client::pause;
+use crate::ground::clock::pause;
 
 /// Looks before the core is offered.
 const SPINS: u32 = 64;

@@ -26,8 +26,8 @@ use channel::{Account, OverLimit, Prepaid};
 use shim_ffi::*;
 
 use super::{Meter, live};
-use crate::attachment::client;
 use crate::driver::real;
+use crate::ground::clock;
 
 /// TIMEOUT: another thread's claim or prepaid call lasts as long as the driver's allocation, some
 /// microseconds.
@@ -120,7 +120,7 @@ struct Claim<'a>(&'a Meter);
 
 impl<'a> Claim<'a> {
     fn new(meter: &'a Meter) -> Option<Self> {
-        let begun = client::now_ns();
+        let begun = clock::now_ns();
         let mut pauses = 1;
         loop {
             let taken = {
@@ -130,10 +130,10 @@ impl<'a> Claim<'a> {
             if !taken {
                 return Some(Self(meter));
             }
-            if client::now_ns().saturating_sub(begun) > PATIENCE_NS {
+            if clock::now_ns().saturating_sub(begun) > PATIENCE_NS {
                 return None;
             }
-            client::pause(PAUSE * pauses);
+            clock::pause(PAUSE * pauses);
             pauses = (pauses * 2).min(LONGEST);
         }
     }
@@ -144,7 +144,7 @@ impl<'a> Claim<'a> {
         let Meter {
             account, device, ..
         } = self.0;
-        let begun = client::now_ns();
+        let begun = clock::now_ns();
         loop {
             let mut left = left();
             let here: u64 = left
@@ -162,10 +162,10 @@ impl<'a> Claim<'a> {
                 return true;
             }
             drop(left);
-            if client::now_ns().saturating_sub(begun) > UNSETTLED_NS {
+            if clock::now_ns().saturating_sub(begun) > UNSETTLED_NS {
                 return false;
             }
-            client::pause(PAUSE);
+            clock::pause(PAUSE);
         }
     }
 }

@@ -37,6 +37,7 @@ use crate::attachment::client;
 use crate::driver::real;
 use crate::gate;
 use crate::gate::capture;
+use crate::ground::clock;
 
 /// What is charged for: a pool, or the graph memory of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -115,11 +116,11 @@ impl Turn {
     /// Waits for a turn at a known pool; or not, where `exclusive` is not needed. `None`: it is not
     /// known.
     fn take(source: Source, exclusive: bool) -> Option<Self> {
-        let begun_ns = client::now_ns();
+        let begun_ns = clock::now_ns();
         let mut sources = sources();
         loop {
             let charge = sources.as_mut()?.get_mut(&source)?;
-            let waited = Duration::from_nanos(client::now_ns().saturating_sub(begun_ns));
+            let waited = Duration::from_nanos(clock::now_ns().saturating_sub(begun_ns));
             let left = PATIENCE.saturating_sub(waited);
             let exclusive = exclusive && !charge.overdue;
             if exclusive && charge.taken && !left.is_zero() {
@@ -748,14 +749,14 @@ fn wait_idle(stream: usize) -> bool {
     // TIMEOUT: a stream that waits for the program itself would never be idle.
     const LONG_ENOUGH_NS: u64 = 1_000_000_000;
     let stream = CUstream(std::ptr::without_provenance_mut(stream));
-    let begun = client::now_ns();
+    let begun = clock::now_ns();
     let mut waited = false;
     // SAFETY: the stream that the program allocates in; the query changes nothing.
     while unsafe { real::cuStreamQuery(stream) } == CUresult::CUDA_ERROR_NOT_READY
-        && client::now_ns().saturating_sub(begun) < LONG_ENOUGH_NS
+        && clock::now_ns().saturating_sub(begun) < LONG_ENOUGH_NS
     {
         waited = true;
-        client::pause(std::time::Duration::from_micros(100));
+        clock::pause(std::time::Duration::from_micros(100));
     }
     waited
 }

@@ -13,6 +13,7 @@ use shim_ffi::nvml::{Device, GetCount, GetHandleByIndex};
 use super::quota::uuid_of;
 use super::{Helper, helper};
 use crate::attachment::client;
+use crate::ground::clock;
 
 /// How long after a failure nobody tries again, in nanoseconds.
 const AGAIN_NS: u64 = 500_000_000;
@@ -55,7 +56,7 @@ fn current() -> Option<&'static Reader> {
     } else if client::current().is_some() {
         return None;
     }
-    let now_ns = client::now_ns();
+    let now_ns = clock::now_ns();
     let due = DUE_NS.load(Ordering::Acquire);
     // SAFETY: as above.
     let old = unsafe { at.as_ref() };
@@ -73,7 +74,7 @@ fn current() -> Option<&'static Reader> {
         }
         CURRENT.store(std::ptr::from_ref(reader).cast_mut(), Ordering::Release);
     }
-    DUE_NS.store(client::now_ns() + AGAIN_NS, Ordering::Release);
+    DUE_NS.store(clock::now_ns() + AGAIN_NS, Ordering::Release);
     // What the last arbiter said holds until there is another.
     new.or(old)
 }

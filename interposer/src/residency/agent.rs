@@ -21,9 +21,10 @@ use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
 use super::{ahead, chunk, copy_streams, early, fit, last_use, quiesce, tuning};
-use crate::attachment::client::{self, Attached, OnLoss, now_ns};
+use crate::attachment::client::{self, Attached, OnLoss};
 use crate::driver::loader;
 use crate::gate::capture;
+use crate::ground::clock::{self, now_ns};
 use crate::ground::errno::Preserve;
 use crate::ground::process;
 use crate::ground::thread::thread;
@@ -59,7 +60,7 @@ pub(crate) fn stop() {
         if !BUSY.load(Ordering::Acquire) {
             return;
         }
-        client::pause(Duration::from_millis(1));
+        clock::pause(Duration::from_millis(1));
     }
 }
 
@@ -175,7 +176,7 @@ fn run() {
     let mut looks = last_use::Looks::default();
     while !process::exiting() {
         let Some(attached) = client::current() else {
-            client::pause(STEP);
+            clock::pause(STEP);
             continue;
         };
         let seen = attached.end.arbiter.orders();

@@ -18,8 +18,9 @@ use super::copy_streams::enter;
 use super::host_copy::HostCopy;
 use super::permit::Permits;
 use super::{host, last_use, quiesce, tuning};
-use crate::attachment::client::{self, Attached};
+use crate::attachment::client::Attached;
 use crate::gate::capture;
+use crate::ground::clock;
 use crate::ground::process;
 
 /// A chunk's pages are being locked.
@@ -59,7 +60,7 @@ pub(crate) fn leaving() -> Option<Leaving> {
         if !LOCKING.load(Ordering::SeqCst) {
             break;
         }
-        client::pause(nap);
+        clock::pause(nap);
     }
     Some(Leaving(()))
 }

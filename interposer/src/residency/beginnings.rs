@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use rustix::thread::futex;
 
-use crate::attachment::client::now_ns;
 use crate::gate::capture;
+use crate::ground::clock::now_ns;
 use crate::ground::process;
 
 /// 1 while a call is under way that no capture survives.

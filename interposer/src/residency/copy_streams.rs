@@ -8,9 +8,10 @@ use channel::Reason;
 use shim_ffi::*;
 
 use super::{beginnings, chunk};
-use crate::attachment::client::{self, now_ns};
+use crate::attachment::client;
 use crate::driver::real;
 use crate::gate::capture;
+use crate::ground::clock::{self, now_ns};
 use crate::ground::process;
 
 /// Why a step did not work.
@@ -254,7 +255,7 @@ fn poll(deadline_ns: u64, given_up: &dyn Fn() -> bool, ask: impl Fn() -> CUresul
                 status: CUresult::CUDA_ERROR_NOT_READY,
             });
         }
-        client::pause(nap);
+        clock::pause(nap);
         nap = (nap * 2).min(Duration::from_micros(100));
     }
 }

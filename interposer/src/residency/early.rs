@@ -31,8 +31,8 @@ use super::chunk::{self, Place};
 use super::groups::{self, Ranks};
 use super::operands;
 use super::{copy_streams, quiesce};
-use crate::attachment::client::now_ns;
 use crate::gate::capture;
+use crate::ground::clock::now_ns;
 use crate::ground::thread::{Thread, thread};
 
 /// TIMEOUT: how long what was begun early may go on before what has come back is left where it is

@@ -12,9 +12,10 @@ use shim_ffi::*;
 use super::chunk::{self, Mapping, Place};
 use super::copy_streams::{self, Step, Stopped};
 use super::engine::{self, Outcome};
-use crate::attachment::client::{self, now_ns};
+use crate::attachment::client;
 use crate::driver::real;
 use crate::gate::capture;
+use crate::ground::clock::now_ns;
 
 /// Brings `device` to `target_bytes` of what can be moved. What was used least recently goes to
 /// host memory, what was used most recently comes back first; what stays where it is is not

@@ -13,7 +13,8 @@ use channel::{Event, Reason};
 use host_memory::{Bound, Space, Standing};
 
 use super::tuning;
-use crate::attachment::client::{Attached, now_ns};
+use crate::attachment::client::Attached;
+use crate::ground::clock::now_ns;
 
 /// TIMEOUT: how long it is believed which groups this process is in: it may be moved.
 const BELIEVED_NS: u64 = 5_000_000_000;

@@ -27,8 +27,9 @@ use shim_ffi::Symbol;
 use super::chunk::{self, Chunks};
 use super::spans::Spans;
 use super::{quiesce, tuning};
-use crate::attachment::client::{Attached, now_ns};
+use crate::attachment::client::Attached;
 use crate::driver::real;
+use crate::ground::clock::now_ns;
 
 /// Launches of one look: an iteration of training is hundreds to a few thousand. One of four
 /// parameters takes some 0.3 us longer meanwhile on the simulated driver: a look in a second is a

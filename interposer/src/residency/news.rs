@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::copy_streams::Step;
 use crate::attachment::client;
+use crate::ground::clock;
 
 /// TIMEOUT: between two questions without news, at first and at most.
 const FIRST: Duration = Duration::from_millis(2);
@@ -33,10 +34,10 @@ impl Wait {
     /// After a try in vain: until there is news, or it is time for another one, or `over` says that
     /// there is to be none.
     pub(super) fn for_news(&mut self, mut over: impl FnMut() -> Step<bool>) -> Step<()> {
-        let begun_ns = client::now_ns();
+        let begun_ns = clock::now_ns();
         let nap_ns = self.nap.as_nanos() as u64; // CAST: milliseconds.
         loop {
-            let passed_ns = client::now_ns().saturating_sub(begun_ns);
+            let passed_ns = clock::now_ns().saturating_sub(begun_ns);
             if over()? || orders() != self.seen || passed_ns >= nap_ns {
                 break;
             }
@@ -46,7 +47,7 @@ impl Wait {
                     .end
                     .arbiter
                     .wait_for_orders(self.seen, left.min(self.look)),
-                None => client::pause(left.min(self.look)),
+                None => clock::pause(left.min(self.look)),
             }
         }
         let now = orders();

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::tuning;
-use crate::attachment::client::{self, Attached, now_ns};
+use crate::attachment::client::{self, Attached};
+use crate::ground::clock::now_ns;
 use crate::ground::process;
 
 /// What is left of a term must be enough for one chunk.

@@ -22,8 +22,9 @@ use std::time::Duration;
 use shim_ffi::{CUresult, Operands};
 
 use super::early;
-use crate::attachment::client::{self, now_ns};
+use crate::attachment::client;
 use crate::gate::Waiting;
+use crate::ground::clock::{self, now_ns};
 use crate::ground::process;
 use crate::ground::thread::{Thread, thread};
 
@@ -233,7 +234,7 @@ pub(super) fn empty(deadline_ns: u64) -> bool {
         if now_ns() > deadline_ns || process::exiting() {
             return false;
         }
-        client::pause(nap);
+        clock::pause(nap);
         nap = (nap * 2).min(Duration::from_millis(1));
     }
 }

@@ -5,7 +5,8 @@ use shim_ffi::CUresult;
 
 use super::news::Wait;
 use super::{quiesce, tuning};
-use crate::attachment::client::{self, now_ns};
+use crate::attachment::client;
+use crate::ground::clock::now_ns;
 use crate::ground::process;
 use crate::memory::Meter;
 

@@ -5,10 +5,13 @@
 //! `turn=MILLISECONDS`. They exist so that what each of them is worth can be measured (PipeSwitch,
 //! OSDI 2020, table 5); what cannot be read is ignored.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::chunk::GRANULE;
+use crate::ground::environment::variable;
 
 /// Bytes of one physical handle. Create, map and access cost tens of microseconds a handle,
 /// whatever its size, and so do unmap and release; a copy of 64 MiB takes a millisecond or more on
@@ -42,19 +45,10 @@ pub(super) const KEEP_HOST_COPIES_NS: u64 = 60_000_000_000;
 /// before calls fail.
 pub(super) const UNSUPERVISED: Duration = Duration::from_secs(30);
 
-fn variable(name: &std::ffi::CStr) -> Option<&'static str> {
-    // SAFETY: NUL-terminated name; the answer is a NUL-terminated string of the environment, read
-    // before it can change.
-    unsafe {
-        let value = libc::getenv(name.as_ptr());
-        (!value.is_null()).then(|| std::ffi::CStr::from_ptr(value).to_str().unwrap_or(""))
-    }
-}
-
 pub(super) fn read() {
     // For tests: where the host's own files are.
-    if let Some(root) = variable(c"SUBLET_HOST_ROOT").filter(|root| !root.is_empty()) {
-        let _ = super::host::ROOT.set(root.into());
+    if let Some(root) = variable(c"SUBLET_HOST_ROOT") {
+        let _ = super::host::ROOT.set(OsStr::from_bytes(root).into());
     }
     // Drivers through which a network adapter's driver learns of an address, and we do not.
     let root = super::host::ROOT
@@ -64,7 +58,8 @@ pub(super) fn read() {
         .iter()
         .any(|module| root.join("sys/module").join(module).exists());
     ADAPTERS.store(loaded, Ordering::Relaxed);
-    let Some(text) = variable(c"SUBLET_RESIDENCY") else {
+    let Some(text) = variable(c"SUBLET_RESIDENCY").and_then(|text| str::from_utf8(text).ok())
+    else {
         return;
     };
     for word in text.split([',', ' ']) {

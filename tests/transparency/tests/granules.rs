@@ -7,13 +7,11 @@ mod live;
 #[path = "../../../interposer/src/ground/lock.rs"]
 mod lock;
 
+/// What the lock needs of the library.
 mod ground {
     pub(crate) use super::lock;
-}
 
-/// What the lock needs of the library.
-mod attachment {
-    pub(crate) mod client {
+    pub(crate) mod clock {
         pub(crate) fn pause(nap: std::time::Duration) {
             std::thread::sleep(nap);
         }

@@ -10,9 +10,9 @@ use shim_ffi::*;
 
 use super::out::evict_all;
 use super::{Move, Outcome, in_place, look};
-use crate::attachment::client::now_ns;
 use crate::driver::real;
 use crate::gate::capture;
+use crate::ground::clock::now_ns;
 use crate::ground::process;
 use crate::residency::chunk::{self, Mapping, Place};
 use crate::residency::copy_streams::{Flight, Step, Stopped, done, enter, settle};

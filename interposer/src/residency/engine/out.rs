@@ -6,9 +6,10 @@ use channel::Reason;
 use shim_ffi::*;
 
 use super::{Outcome, in_place, look, restore};
-use crate::attachment::client::{self, now_ns};
+use crate::attachment::client;
 use crate::driver::real;
 use crate::gate::capture;
+use crate::ground::clock::now_ns;
 use crate::residency::chunk::{self, Place};
 use crate::residency::copy_streams::{Flight, Step, Stopped, done, enter, settle};
 use crate::residency::host_copy::HostCopy;
