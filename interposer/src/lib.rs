@@ -34,6 +34,7 @@ mod driver;
 mod entry;
 mod gate;
 mod ground;
+mod lifecycle;
 mod memory;
 mod nvml;
 mod residency;

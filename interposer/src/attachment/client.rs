@@ -16,12 +16,10 @@ use shim_ffi::*;
 
 use crate::attachment::refusal::{self, OnRefusal};
 use crate::driver::real;
-use crate::gate::marks;
 use crate::ground::clock::{now_ns, pause};
 use crate::ground::environment::variable;
 use crate::ground::errno::Preserve;
-use crate::ground::process;
-use crate::{nvml, residency};
+use crate::ground::{fault, process};
 
 /// How long one handshake may take. TIMEOUT: the arbiter answers in well under a millisecond; a
 /// machine that is swapping may need much longer, and a job that starts ungoverned is worse than
@@ -110,11 +108,8 @@ fn install(attached: Option<Box<Attached>>) {
 /// In a forked child: as if never attached.
 pub(crate) fn forget() {
     install(None);
-    crate::attachment::verdict::forget();
     ATTACHING.store(NEVER, Ordering::Release);
     ATTACHER.store(0, Ordering::Relaxed);
-    marks::forget();
-    residency::forget();
 }
 
 /// At exit: forward only.
@@ -122,12 +117,21 @@ pub(crate) fn stop() {
     install(None);
 }
 
+/// What the rest of the library does for an attachment.
+pub(crate) struct Steps {
+    /// Before the first one: all that may take the dynamic linker's lock. Threads that come at the
+    /// same time all do it.
+    pub(crate) prepare: fn(),
+    /// After the first one, before any other thread hears of it.
+    pub(crate) attached: fn(&Attached),
+}
+
 /// After a successful `cuInit`. Says what the program is answered instead of success, if it must
 /// not run ungoverned: then every later call of it is answered the same, see [`real::refuse`].
-pub(crate) fn attach() -> Result<(), CUresult> {
+pub(crate) fn attach(steps: &Steps) -> Result<(), CUresult> {
     let turn = match ATTACHING.load(Ordering::Acquire) {
         DONE => return Ok(()),
-        _ => std::panic::catch_unwind(take_turn),
+        _ => std::panic::catch_unwind(|| take_turn(steps)),
     };
     match turn {
         Ok(outcome) => outcome,
@@ -152,7 +156,7 @@ impl Drop for Turn {
     }
 }
 
-fn take_turn() -> Result<(), CUresult> {
+fn take_turn(steps: &Steps) -> Result<(), CUresult> {
     let _errno = Preserve::new();
     if real::is_refused() {
         return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
@@ -166,7 +170,7 @@ fn take_turn() -> Result<(), CUresult> {
     };
     // All that may take the dynamic linker's lock comes before the turn: the thread that waits for
     // a turn may hold that lock.
-    let introduction = prepare(&job);
+    let introduction = prepare(&job, steps);
     // CAST: thread ids are positive.
     let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let begun_ns = now_ns();
@@ -176,7 +180,7 @@ fn take_turn() -> Result<(), CUresult> {
             Ok(_) => {
                 ATTACHER.store(me, Ordering::Relaxed);
                 let _turn = Turn { then: DONE };
-                return first_attach(&job, introduction);
+                return first_attach(&job, introduction, steps);
             }
             Err(DONE) if real::is_refused() => return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
             Err(DONE) => return Ok(()),
@@ -254,11 +258,10 @@ fn job() -> Option<Job> {
     })
 }
 
-fn prepare(job: &Job) -> Introduction {
-    process::register();
-    crate::attachment::verdict::fault::attachment();
-    nvml::meet();
-    residency::prepare();
+fn prepare(job: &Job, steps: &Steps) -> Introduction {
+    process::watch();
+    fault::attachment();
+    (steps.prepare)();
     Introduction {
         token: job.token,
         devices: devices(),
@@ -280,7 +283,7 @@ fn membership() -> Option<(PathBuf, [u8; TOKEN_BYTES])> {
 /// the job's pages.
 pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
     let (socket, token) = membership()?;
-    process::register();
+    process::watch();
     let introduction = Introduction {
         token,
         devices: devices.to_vec(),
@@ -291,7 +294,7 @@ pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
     ClientEnd::attach_reader(&socket, &introduction, Duration::from_secs(1)).ok()
 }
 
-fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {
+fn first_attach(job: &Job, introduction: Introduction, steps: &Steps) -> Result<(), CUresult> {
     let started = now_ns();
     loop {
         let error = match ClientEnd::attach(&job.socket, &introduction, HANDSHAKE) {
@@ -314,7 +317,7 @@ fn first_attach(job: &Job, introduction: Introduction) -> Result<(), CUresult> {
                     socket: job.socket.clone(),
                 })));
                 if let Some(attached) = current() {
-                    residency::begin(attached);
+                    (steps.attached)(attached);
                 }
                 return Ok(());
             }

@@ -13,6 +13,7 @@ use shim_ffi::*;
 
 use crate::attachment::client;
 use crate::driver::trace;
+use crate::ground::fault;
 use crate::ground::thread::thread;
 
 /// Why a call goes to the driver as it was made.
@@ -86,8 +87,7 @@ pub(crate) fn hooked(
 ) -> CUresult {
     let thread = thread();
     // CAST: fewer symbols than that.
-    let outer = thread.hook.replace(symbol as u32 + 1);
-    let outer_answer = thread.answer.replace(NO_ANSWER);
+    let outer = thread.begin_hook(symbol as u32);
     let mut failures = 0;
     let result = loop {
         let outcome = ours(symbol, || {
@@ -99,32 +99,18 @@ pub(crate) fn hooked(
             break Some(result);
         }
         failures += 1;
-        match thread.answer.get() {
-            NO_ANSWER if failures < TRIES => {}
-            NO_ANSWER => break None,
-            // CAST: the lower half is the status.
-            status => break Some(CUresult(status as u32)),
+        match thread.answer() {
+            None if failures < TRIES => {}
+            None => break None,
+            Some(status) => break Some(CUresult(status)),
         }
     };
-    thread.hook.set(outer);
-    thread.answer.set(outer_answer);
+    thread.end_hook(outer);
     result.unwrap_or_else(driver)
 }
 
 /// How often a hook is tried that fails before the driver was called.
 const TRIES: u32 = 2;
-const NO_ANSWER: u64 = 0;
-const ANSWERED: u64 = 1 << 32;
-
-/// After a call of the driver by a function of ours: the answer to the program's own call, where it
-/// is that one.
-#[inline(always)]
-pub(crate) fn answered(symbol: Symbol, result: CUresult) {
-    let thread = thread();
-    if thread.hook.get() == symbol as u32 + 1 {
-        thread.answer.set(ANSWERED | u64::from(result.0));
-    }
-}
 
 /// The number that stands for all reports of NVML, beside those of the table's rows.
 pub(crate) const NVML: usize = COUNT;
@@ -159,71 +145,5 @@ fn failed(row: usize) {
 pub(crate) fn forget() {
     for word in &REPORTED {
         word.store(0, Relaxed);
-    }
-}
-
-/// Panics on purpose, for tests of builds with debug assertions: `SUBLET_FAULT_HOOKS=N` fails the
-/// Nth part that each symbol's hook comes to, and `SUBLET_FAULT_HOOKS=i` the attachment in
-/// `cuInit`.
-pub(crate) mod fault {
-    use shim_ffi::Symbol;
-
-    #[cfg(not(debug_assertions))]
-    mod injected {
-        pub(super) const fn nth() -> u32 {
-            0
-        }
-    }
-
-    #[cfg(debug_assertions)]
-    mod injected {
-        use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
-        const UNREAD: u32 = u32::MAX;
-        static NTH: AtomicU32 = AtomicU32::new(UNREAD);
-
-        /// What the variable says: a number, or [`super::ATTACHMENT`]; 0: nothing.
-        pub(super) fn nth() -> u32 {
-            let known = NTH.load(Relaxed);
-            if known != UNREAD {
-                return known;
-            }
-            // SAFETY: a NUL-terminated name; the environment is only read.
-            let set = unsafe { libc::getenv(c"SUBLET_FAULT_HOOKS".as_ptr()) };
-            let letter = match set.is_null() {
-                true => b'0',
-                // SAFETY: `getenv` answers a NUL-terminated string, of which the first byte is
-                // read.
-                false => unsafe { set.cast::<u8>().read() },
-            };
-            let nth = u32::from(letter.wrapping_sub(b'0'));
-            NTH.store(nth, Relaxed);
-            nth
-        }
-    }
-
-    const ATTACHMENT: u32 = (b'i' - b'0') as u32;
-
-    /// A part of a hook begins.
-    #[inline(always)]
-    pub(super) fn point(symbol: Symbol) {
-        use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
-        static PARTS: [AtomicU32; shim_ffi::COUNT] = [const { AtomicU32::new(0) }; shim_ffi::COUNT];
-        let nth = injected::nth();
-        if nth == 0 {
-            return;
-        }
-        // PANIC: the enumeration and the array have the same length.
-        let part = PARTS[symbol as usize].fetch_add(1, Relaxed).wrapping_add(1);
-        assert!(part != nth, "on purpose: SUBLET_FAULT_HOOKS");
-    }
-
-    /// An attachment begins.
-    pub(crate) fn attachment() {
-        assert!(
-            injected::nth() != ATTACHMENT,
-            "on purpose: SUBLET_FAULT_HOOKS"
-        );
     }
 }

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use shim_ffi::Symbol;
 use shim_ffi::counts::Note;
 
-use crate::attachment::client;
 use crate::driver::elf::{Symbols, filled_words, holds, sealed};
 use crate::driver::{real, trace};
 use crate::entry as exports;
@@ -36,15 +35,12 @@ pub extern "C" fn InitializeInjection() -> c_int {
     1
 }
 
-/// Attaches to the arbiter if it was the driver that called us: no `cuInit` of ours will. Not from
-/// within the driver's, but before the first context.
+/// Whether an attachment is due, to whom asks first: it was the driver that called us, and so no
+/// `cuInit` of ours will attach. To be asked not from within the driver's, but before the first
+/// context.
 #[inline]
-pub(crate) fn attach_if_due() {
-    if DUE.load(Ordering::Relaxed) && DUE.swap(false, Ordering::AcqRel) {
-        // Where the process is refused, the call that is about to be made is the first to be
-        // answered so.
-        let _ = client::attach();
-    }
+pub(crate) fn take_due() -> bool {
+    DUE.load(Ordering::Relaxed) && DUE.swap(false, Ordering::AcqRel)
 }
 
 /// Leads one object's calls of the driver to us.

@@ -28,9 +28,10 @@ use shim_ffi::*;
 
 use crate::attachment::verdict::{self, insist, ours};
 use crate::driver::real;
-use crate::gate::{context, marks, signature};
-use crate::{gate, memory, residency};
+use crate::gate::{marks, signature};
+use crate::{gate, lifecycle, memory, residency};
 
+mod context;
 #[macro_use]
 mod jumps;
 #[macro_use]
@@ -147,14 +148,14 @@ macro_rules! observed_context {
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             const MEANING: Context = Symbol::$symbol.traits().context;
             let _ = ours(Symbol::$symbol, gate::before_sync);
-            let _ = insist(Symbol::$symbol, || context::before(MEANING, &[$($arg),*]));
+            let _ = insist(Symbol::$symbol, || lifecycle::before_context(MEANING, &[$($arg),*]));
             // A thread that ends a context takes away what memory is moved by. One that cannot be
             // brought back goes all the same.
             let pass = MEANING
                 .may_end()
                 .then(|| ours(Symbol::$symbol, || (residency::leaving(), residency::pass())));
             let result = context::with_space(Symbol::$symbol, MEANING, &[$($arg),*], || call_words!($symbol $($arg)*));
-            let _ = insist(Symbol::$symbol, || context::after(MEANING, &[$($arg),*], result));
+            let _ = insist(Symbol::$symbol, || lifecycle::after_context(MEANING, &[$($arg),*], result));
             drop(pass);
             result
         }
@@ -219,7 +220,7 @@ macro_rules! initialise {
             if !result.is_ok() {
                 return result;
             }
-            match crate::attachment::client::attach() {
+            match lifecycle::attach() {
                 Ok(()) => result,
                 Err(refusal) => refusal,
             }

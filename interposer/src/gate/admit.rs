@@ -307,7 +307,7 @@ fn ungoverned(thread: &Thread, stream: usize, reason: Reason) -> Ticket {
     thread.ring.set(std::ptr::null());
     thread.anchor.set(0);
     thread.stream.set(stream);
-    marks::detach_all(thread);
+    thread.detach_all();
     // Look again now and then: an attachment may have come. A tenth of a second of the device's
     // time, or 1000 submissions.
     thread.unknown_ns.set(100_000);

@@ -113,14 +113,6 @@ fn book(thread: &Thread) {
     }
 }
 
-/// What the thread submits from here on is not followed.
-pub(crate) fn detach_all(thread: &Thread) {
-    thread.stream_slot_plus_one.set(0);
-    thread.batch.set(thread.batch.get().wrapping_add(1));
-    thread.streams.set(0);
-    thread.entered_ns.set(0);
-}
-
 /// What it takes to turn to another stream of the batch.
 pub(crate) struct Turn {
     stream: usize,

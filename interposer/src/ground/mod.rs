@@ -3,6 +3,7 @@
 pub(crate) mod clock;
 pub(crate) mod environment;
 pub(crate) mod errno;
+pub(crate) mod fault;
 pub(crate) mod lock;
 pub(crate) mod process;
 pub(crate) mod thread;

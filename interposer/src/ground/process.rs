@@ -1,26 +1,45 @@
 //! What happens to the process we live in: fork and exit.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
-use crate::attachment::client;
-use crate::gate::follow;
 use crate::ground::errno::Preserve;
-use crate::ground::thread::thread;
-use crate::{nvml, residency};
 
+/// What is to be done at a fork and at exit, by those who know what there is: see `lifecycle`.
+pub(crate) struct Handlers {
+    /// In a forked child.
+    pub(crate) in_child: fn(),
+    pub(crate) at_exit: fn(),
+}
+
+static HANDLERS: AtomicPtr<Handlers> = AtomicPtr::new(std::ptr::null_mut());
 /// Set once exit has begun: from then on we only forward.
 static EXITING: AtomicBool = AtomicBool::new(false);
-/// 0: not yet, 1: handlers are registered.
-static REGISTERED: AtomicU32 = AtomicU32::new(0);
+/// How many forks lie between the program's start and this process, as far as they were watched.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// Whether exit has begun.
 pub(crate) fn exiting() -> bool {
     EXITING.load(Relaxed)
 }
 
-/// Registers for fork and exit, once per process image.
-pub(crate) fn register() {
-    if REGISTERED.swap(1, Relaxed) != 0 {
+/// A number that is another one in a forked child than in its parent.
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Relaxed)
+}
+
+/// From here on `handlers` are called, beside what [`exiting`] and [`forks`] say.
+pub(crate) fn handle(handlers: &'static Handlers) {
+    HANDLERS.store(std::ptr::from_ref(handlers).cast_mut(), Release);
+    watch();
+}
+
+/// Watches for forks and exit, once per process image.
+pub(crate) fn watch() {
+    if WATCHED.swap(true, Relaxed) {
         return;
     }
     let _errno = Preserve::new();
@@ -35,17 +54,21 @@ pub(crate) fn register() {
     }
 }
 
-/// In a forked child: nothing of the parent's attachment is ours. The child is unattached until it
-/// calls `cuInit` itself.
+fn handlers() -> Option<&'static Handlers> {
+    // SAFETY: null, or from a reference that lives as long as the process.
+    unsafe { HANDLERS.load(Acquire).as_ref() }
+}
+
 extern "C" fn in_child() {
-    client::forget();
-    nvml::forget();
-    thread().forget();
+    FORKS.fetch_add(1, Relaxed);
+    if let Some(handlers) = handlers() {
+        (handlers.in_child)();
+    }
 }
 
 extern "C" fn at_exit() {
     EXITING.store(true, Relaxed);
-    client::stop();
-    residency::stop();
-    follow::stop();
+    if let Some(handlers) = handlers() {
+        (handlers.at_exit)();
+    }
 }

@@ -96,10 +96,10 @@ pub(crate) struct Thread {
     pub(crate) impatience: Cell<u32>,
     /// The restore in which the thread may go on before its end; 0: none. See `residency::early`.
     pub(crate) permit: Cell<u32>,
-    /// Row of the hook that the thread is in, plus one; 0: none. See `verdict`.
-    pub(crate) hook: Cell<u32>,
+    /// Row of the hook that the thread is in, plus one; 0: none. See [`Thread::begin_hook`].
+    hook: Cell<u32>,
     /// What the driver has answered to that hook's call; 0: nothing yet.
-    pub(crate) answer: Cell<u64>,
+    answer: Cell<u64>,
     /// Slots of the streams of the batch.
     pub(crate) touched: [Cell<u16>; BATCH],
     /// Counter of a thread that nobody governs.
@@ -167,7 +167,50 @@ impl Drop for Inside<'_> {
     }
 }
 
+/// The hook that a thread was in before.
+pub(crate) struct OuterHook {
+    hook: u32,
+    answer: u64,
+}
+
+const NO_ANSWER: u64 = 0;
+const ANSWERED: u64 = 1 << 32;
+
 impl Thread {
+    /// The thread enters the hook of that row.
+    #[inline(always)]
+    pub(crate) fn begin_hook(&self, row: u32) -> OuterHook {
+        OuterHook {
+            hook: self.hook.replace(row + 1),
+            answer: self.answer.replace(NO_ANSWER),
+        }
+    }
+
+    /// And leaves it.
+    #[inline(always)]
+    pub(crate) fn end_hook(&self, outer: OuterHook) {
+        self.hook.set(outer.hook);
+        self.answer.set(outer.answer);
+    }
+
+    /// The driver has answered a call of the symbol of that row, which is the program's own where
+    /// the thread is in the hook of that row.
+    #[inline(always)]
+    pub(crate) fn note_answer(&self, row: u32, status: u32) {
+        if self.hook.get() == row + 1 {
+            self.answer.set(ANSWERED | u64::from(status));
+        }
+    }
+
+    /// What the driver has answered to the call of the hook that the thread is in.
+    pub(crate) fn answer(&self) -> Option<u32> {
+        match self.answer.get() {
+            NO_ANSWER => None,
+            // CAST: the lower half is the status.
+            answer => Some(answer as u32),
+        }
+    }
+
     /// From here on, until that is dropped, the thread's calls of the driver are our own.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Inside<'_> {
@@ -202,6 +245,14 @@ impl Thread {
         self.credit.set(ns);
     }
 
+    /// What the thread submits from here on is not followed.
+    pub(crate) fn detach_all(&self) {
+        self.stream_slot_plus_one.set(0);
+        self.batch.set(self.batch.get().wrapping_add(1));
+        self.streams.set(0);
+        self.entered_ns.set(0);
+    }
+
     /// Forgets everything that belongs to an attachment; the next submission takes the slow path.
     pub(crate) fn forget(&self) {
         self.give_credit(0);
@@ -215,7 +266,7 @@ impl Thread {
         self.anchor.set(0);
         self.slot_plus_one.set(0);
         self.device_plus_one.set(0);
-        crate::gate::marks::detach_all(self);
+        self.detach_all();
         self.last_check_ns.set(0);
         self.impatience.set(0);
     }

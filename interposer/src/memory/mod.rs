@@ -381,12 +381,13 @@ pub(crate) fn context_dies(context: usize) {
     }
 }
 
-/// After the driver was asked to destroy a context; `gone`: it has, and with it everything
-/// allocated in it.
-pub(crate) fn context_died(context: usize, gone: bool) {
-    if gone {
-        residency::context_died(context);
-        live::drain_context(context, give_back);
-    }
+/// After the driver has destroyed a context, and with it everything allocated in it.
+pub(crate) fn context_died(context: usize) {
+    live::drain_context(context, give_back);
+    live::context_died(context);
+}
+
+/// After the driver was asked in vain to destroy a context.
+pub(crate) fn context_stays(context: usize) {
     live::context_died(context);
 }

@@ -25,8 +25,6 @@ use shim_ffi::nvml::{FUNCTIONS, Function, SONAME};
 use crate::driver::elf::{self, Symbols};
 use crate::driver::{loader, net};
 
-pub(crate) use reader::forget;
-
 const COUNT: usize = FUNCTIONS.len();
 
 /// The library's own functions; null until it was seen.

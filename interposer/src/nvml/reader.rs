@@ -3,7 +3,7 @@
 //! knows them.
 
 use std::ffi::{c_uint, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use channel::client::{ClientEnd, Liveness};
 use channel::wire::DeviceId;
@@ -13,7 +13,7 @@ use shim_ffi::nvml::{Device, GetCount, GetHandleByIndex};
 use super::quota::uuid_of;
 use super::{Helper, helper};
 use crate::attachment::client;
-use crate::ground::clock;
+use crate::ground::{clock, process};
 
 /// How long after a failure nobody tries again, in nanoseconds.
 const AGAIN_NS: u64 = 500_000_000;
@@ -28,10 +28,16 @@ static CURRENT: AtomicPtr<Reader> = AtomicPtr::new(std::ptr::null_mut());
 /// When the next try is due, monotonic; all ones while somebody is at it.
 static DUE_NS: AtomicU64 = AtomicU64::new(0);
 
+/// Of which process the above are: see [`process::forks`].
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
 /// In a forked child: as if never attached.
-pub(crate) fn forget() {
-    CURRENT.store(std::ptr::null_mut(), Ordering::Release);
-    DUE_NS.store(0, Ordering::Release);
+fn forget_parent() {
+    let forks = process::forks();
+    if FORKS.swap(forks, Ordering::AcqRel) != forks {
+        CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+        DUE_NS.store(0, Ordering::Release);
+    }
 }
 
 /// The job's pages, and the device index in them, of the device of that UUID.
@@ -45,6 +51,7 @@ pub(super) fn index_of_uuid(
 }
 
 fn current() -> Option<&'static Reader> {
+    forget_parent();
     let at = CURRENT.load(Ordering::Acquire);
     // SAFETY: null, or leaked by `attach` and never freed.
     if let Some(reader) = unsafe { at.as_ref() } {

@@ -1,0 +1,47 @@
+//! Contexts that are created where the device has no space for one.
+
+use std::cell::Cell;
+
+use shim_ffi::*;
+
+use crate::attachment::verdict::ours;
+use crate::memory::Meter;
+use crate::residency;
+
+/// What a context is taken to need when the device has no space for it, in bytes: some 430 MiB on
+/// recent devices. What others leave too much is theirs again with their next turn.
+const NEW_CONTEXT_BYTES: u64 = 512 << 20;
+
+/// Makes a call of the program's; where it creates a context for which the device has no space,
+/// again and again while other tenants make some, as for an allocation. In tenants whose own memory
+/// can be moved.
+pub(super) fn with_space(
+    symbol: Symbol,
+    meaning: Context,
+    args: &[usize],
+    call: impl Fn() -> CUresult,
+) -> CUresult {
+    let meter = created_on(meaning, args)
+        .filter(|_| residency::active())
+        .and_then(Meter::of);
+    let Some(meter) = meter else {
+        return call();
+    };
+    let answer = Cell::new(None);
+    let noted = || {
+        let result = call();
+        answer.set(Some(result));
+        result
+    };
+    ours(symbol, || {
+        residency::patiently(&meter, NEW_CONTEXT_BYTES, noted)
+    })
+    .unwrap_or_else(|_| answer.get().unwrap_or_else(call))
+}
+
+/// The device, by the driver's ordinal, of the context that a call creates or keeps.
+fn created_on(meaning: Context, args: &[usize]) -> Option<i32> {
+    let at = usize::from(meaning.created_on()?);
+    // CAST: arguments arrive as machine words; a CUdevice is the low half.
+    args.get(at).map(|word| *word as i32)
+}

@@ -1,0 +1,155 @@
+//! What begins and ends, for everybody who has to know: the attachment, a fork, the exit, and the
+//! end of a context are taken to each part of the library from here, and from nowhere else.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use shim_ffi::*;
+
+use crate::attachment::{client, verdict};
+use crate::driver::{injection, real};
+use crate::gate::{capture, follow, marks, registration};
+use crate::ground::process::{self, Handlers};
+use crate::ground::thread::thread;
+use crate::{memory, nvml, residency};
+
+static HANDLERS: Handlers = Handlers { in_child, at_exit };
+
+/// After a successful `cuInit`: attaches to the arbiter, once. Says what the program is answered
+/// instead of success, if it must not run ungoverned.
+pub(crate) fn attach() -> Result<(), CUresult> {
+    client::attach(&client::Steps {
+        prepare,
+        attached: residency::begin,
+    })
+}
+
+/// Before the first attachment: all that may take the dynamic linker's lock.
+fn prepare() {
+    process::handle(&HANDLERS);
+    nvml::meet();
+    residency::prepare();
+}
+
+/// In a forked child: nothing of the parent's attachment is ours. The child is unattached until it
+/// calls `cuInit` itself.
+fn in_child() {
+    client::forget();
+    verdict::forget();
+    marks::forget();
+    residency::forget();
+    thread().forget();
+}
+
+/// At exit: forward only. The driver is about to go: what threads of ours have begun is waited for.
+fn at_exit() {
+    client::stop();
+    residency::stop();
+    follow::stop();
+}
+
+// ----------------------------------------------------------------------------------------------
+// Contexts
+// ----------------------------------------------------------------------------------------------
+
+/// Primary context of each device, as far as we have seen it retained. For implicit frees.
+static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
+    [const { AtomicUsize::new(0) }; channel::MAX_DEVICES];
+
+/// Before a call that may change or destroy a context.
+pub(crate) fn before_context(meaning: Context, args: &[usize]) {
+    if injection::take_due() {
+        // Where the process is refused, the call that is about to be made is the first to be
+        // answered so.
+        let _ = attach();
+    }
+    let destroyed = destroyed(meaning, args);
+    if let Some(context) = destroyed {
+        memory::context_dies(context);
+    }
+    // Its streams outlive it, and take nothing any more. Which ones they are is not known.
+    if matches!(meaning, Context::DestroysGreen) {
+        marks::context_goes(None);
+    }
+    if meaning.may_end() {
+        marks::context_goes(destroyed);
+        // The registration of our marks goes with the context that made it.
+        registration::withdraw(destroyed);
+    }
+}
+
+/// After a call that may have changed the calling thread's context.
+pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) {
+    let thread = thread();
+    thread.context_known.set(false);
+    thread.give_credit(0);
+    if let Some(context) = destroyed(meaning, args) {
+        match result.is_ok() {
+            true => context_died(context),
+            false => memory::context_stays(context),
+        }
+    }
+    if meaning.may_end() {
+        registration::left();
+    }
+    if !result.is_ok() {
+        return;
+    }
+    // CAST: arguments arrive as machine words; a CUdevice is the low half.
+    let device = |at: usize| args.get(at).map_or(-1, |word| *word as i32);
+    match meaning {
+        Context::RetainsPrimary => {
+            let at = args.first().copied().unwrap_or(0) as *const usize;
+            // SAFETY: not null, and the driver has just written a handle there.
+            let context = if at.is_null() { 0 } else { unsafe { *at } };
+            if let Some(primary) = usize::try_from(device(1))
+                .ok()
+                .and_then(|device| PRIMARY.get(device))
+            {
+                primary.store(context, Ordering::Relaxed);
+            }
+        }
+        Context::ReleasesPrimary => {
+            let (mut flags, mut active) = (0, 0);
+            // SAFETY: valid pointers to locals.
+            let state = unsafe {
+                real::cuDevicePrimaryCtxGetState(
+                    CUdevice(device(0)),
+                    &raw mut flags,
+                    &raw mut active,
+                )
+            };
+            if state.is_ok()
+                && active == 0
+                && let Some(context) = primary(device(0))
+            {
+                context_died(context);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A context has gone, and with it everything in it.
+fn context_died(context: usize) {
+    residency::context_died(context);
+    memory::context_died(context);
+    marks::context_gone(context);
+    capture::context_gone(context);
+}
+
+/// The context that a call destroys for certain if it succeeds.
+fn destroyed(meaning: Context, args: &[usize]) -> Option<usize> {
+    let first = args.first().copied()?;
+    match meaning {
+        Context::Destroys => Some(first),
+        // CAST: arguments arrive as machine words; a CUdevice is the low half.
+        Context::ResetsPrimary => primary(first as i32),
+        _ => None,
+    }
+}
+
+/// A device's primary context, where the program has ever retained it.
+fn primary(device: i32) -> Option<usize> {
+    let primary = PRIMARY.get(usize::try_from(device).ok()?)?;
+    Some(primary.load(Ordering::Relaxed)).filter(|context| *context != 0)
+}
