@@ -14,8 +14,8 @@ use shim_ffi::Symbol;
 use shim_ffi::counts::Note;
 
 use crate::driver::elf::{Symbols, filled_words, holds, sealed};
+use crate::driver::own::own;
 use crate::driver::{real, trace};
-use crate::entry as exports;
 
 /// Whether we were called, and have not attached since.
 static DUE: AtomicBool = AtomicBool::new(false);
@@ -82,7 +82,7 @@ fn redirect(info: &libc::dl_phdr_info, at: usize, name: &CStr) {
     if is_sealed && !protect(libc::PROT_READ | libc::PROT_WRITE) {
         return;
     }
-    word.store(exports::own(symbol), Ordering::Release);
+    word.store(own(symbol), Ordering::Release);
     if is_sealed {
         protect(libc::PROT_READ);
     }

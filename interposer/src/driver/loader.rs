@@ -1,25 +1,14 @@
-//! The dynamic linker: the real `dlsym`, and ours in front of it.
-//!
-//! Programs that open the driver by another name than its SONAME hold a handle of the real library;
-//! what they look up through it is swapped for ours here. Anything else must reach the C library's
-//! `dlsym` by a *jump*: `RTLD_NEXT` and `RTLD_DEFAULT` mean something relative to the caller's
-//! return address.
+//! The dynamic linker: the C library's `dlopen` and `dlsym`, wherever the host has them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use shim_ffi::Symbol;
-use shim_ffi::counts::Note;
-
 use crate::driver::elf::{self, Symbols};
-use crate::driver::{real, trace};
-use crate::entry as exports;
 use crate::ground::errno::Preserve;
-use crate::ground::thread::thread;
-use crate::nvml;
 
-static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// The C library's own; null until [`find_real`].
+pub(crate) static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+pub(crate) static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 type Dlerror = unsafe extern "C" fn() -> *mut c_char;
@@ -118,7 +107,8 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     found
 }
 
-fn find_real() {
+/// Finds the C library's `dlsym` and `dlvsym`.
+pub(crate) fn find_real() {
     if !REAL_DLSYM.load(Ordering::Acquire).is_null() {
         return;
     }
@@ -188,31 +178,11 @@ pub(crate) fn fail_to_find(name: &CStr) {
     }
 }
 
-/// In place of an address: the look-up has failed, and null is the answer.
-const NOT_FOUND: *mut c_void = std::ptr::without_provenance_mut(1);
-
-/// What a look-up of a function of the management library is to answer.
-fn nvml_filter(
-    function: shim_ffi::nvml::Function,
-    handle: *mut c_void,
-    name: &CStr,
-    version: *const c_char,
-) -> *mut c_void {
-    let _errno = Preserve::new();
-    let found = if version.is_null() {
-        real_dlsym(handle, name)
-    } else {
-        versioned(handle, name, version)
-    };
-    match nvml::answer(function, handle, name, found) {
-        nvml::Answer::Pass => std::ptr::null_mut(),
-        nvml::Answer::Own(own) => own,
-        nvml::Answer::None => NOT_FOUND,
+/// The same for a version of the symbol, by `dlvsym`; null: no one version, by `dlsym`.
+pub(crate) fn real_dlvsym(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
+    if version.is_null() {
+        return real_dlsym(handle, name);
     }
-}
-
-/// `dlvsym` of the C library, for handles.
-fn versioned(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
     let at = REAL_DLVSYM.load(Ordering::Acquire);
     if at.is_null() {
         return at;
@@ -227,77 +197,8 @@ fn versioned(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c
     found
 }
 
-/// What a look-up of `name` through `handle` is to answer, [`NOT_FOUND`], or null for "ask the C
-/// library, by jumping there".
-extern "C" fn filter(
-    handle: *mut c_void,
-    name: *const c_char,
-    version: *const c_char,
-) -> *mut c_void {
-    find_real();
-    let pass = std::ptr::null_mut();
-    // RTLD_NEXT means to find somebody after the caller, or us by the ordinary search.
-    if name.is_null() || handle == libc::RTLD_NEXT {
-        return pass;
-    }
-    // SAFETY: the caller's name, NUL-terminated by the contract of `dlsym`.
-    let name = unsafe { CStr::from_ptr(name) };
-    if let Some(function) = shim_ffi::nvml::Function::from_name(name.to_bytes()) {
-        return nvml_filter(function, handle, name, version);
-    }
-    // So does RTLD_DEFAULT find us. And what the driver's own constructors look up, while we open
-    // it, they are to find.
-    if handle.is_null() || thread().opening.get() {
-        return pass;
-    }
-    let Some(symbol) = Symbol::from_name(name.to_bytes()) else {
-        return if real::is_refused() {
-            refused_filter(handle, name, version)
-        } else {
-            pass
-        };
-    };
-    let _errno = Preserve::new();
-    let found = if version.is_null() {
-        real_dlsym(handle, name)
-    } else {
-        versioned(handle, name, version)
-    };
-    if found.is_null() || !real::found() || found == exports::own(symbol) {
-        return pass;
-    }
-    // By address: only a driver's own function is ours to replace. Another library's function of
-    // the same name stays as it is.
-    if found == real::driver_address(symbol) {
-        trace::note(Note::LookUps);
-        exports::own(symbol)
-    } else if belongs_to_a_driver(found) {
-        // Another copy of the file. One process has one driver, and that is the one that its job
-        // was given.
-        trace::note(Note::SecondDriver);
-        exports::own(symbol)
-    } else {
-        pass
-    }
-}
-
-/// What a look-up is to answer, in a process that is refused, for a name that we know nothing of: a
-/// function of the driver is one that refuses.
-fn refused_filter(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
-    let _errno = Preserve::new();
-    let found = if version.is_null() {
-        real_dlsym(handle, name)
-    } else {
-        versioned(handle, name, version)
-    };
-    if !found.is_null() && name.to_bytes().starts_with(b"cu") && belongs_to_a_driver(found) {
-        return real::refused as *mut c_void;
-    }
-    std::ptr::null_mut()
-}
-
 /// Whether the object that holds `address` bears the driver's SONAME.
-fn belongs_to_a_driver(address: *mut c_void) -> bool {
+pub(crate) fn belongs_to_a_driver(address: *mut c_void) -> bool {
     struct Asked {
         address: usize,
         driver: bool,
@@ -324,69 +225,4 @@ fn belongs_to_a_driver(address: *mut c_void) -> bool {
     // SAFETY: the callback matches the prototype and its data outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut asked).cast()) };
     asked.driver
-}
-
-/// In front of the C library's `dlsym`.
-///
-/// # Safety
-/// As the C library says; every argument is passed on as it came.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-#[unsafe(naked)]
-pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    std::arch::naked_asm!(
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "xor edx, edx",
-        "call {filter}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "test rax, rax",
-        "jne 2f",
-        "mov rax, qword ptr [rip + {real}]",
-        "test rax, rax",
-        "je 2f",
-        "jmp rax",
-        "2: cmp rax, 1",
-        "jne 3f",
-        "xor eax, eax",
-        "3: ret",
-        filter = sym filter,
-        real = sym REAL_DLSYM,
-    )
-}
-
-/// In front of the C library's `dlvsym`.
-///
-/// # Safety
-/// As the C library says; every argument is passed on as it came.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-#[unsafe(naked)]
-pub unsafe extern "C" fn dlvsym(
-    handle: *mut c_void,
-    name: *const c_char,
-    version: *const c_char,
-) -> *mut c_void {
-    std::arch::naked_asm!(
-        "push rdi",
-        "push rsi",
-        "push rdx",
-        "call {filter}",
-        "pop rdx",
-        "pop rsi",
-        "pop rdi",
-        "test rax, rax",
-        "jne 2f",
-        "mov rax, qword ptr [rip + {real}]",
-        "test rax, rax",
-        "je 2f",
-        "jmp rax",
-        "2: cmp rax, 1",
-        "jne 3f",
-        "xor eax, eax",
-        "3: ret",
-        filter = sym filter,
-        real = sym REAL_DLVSYM,
-    )
 }

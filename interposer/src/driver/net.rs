@@ -14,8 +14,8 @@ use shim_ffi::Symbol;
 use shim_ffi::counts::Note;
 
 use crate::driver::elf::{Symbols, holds, segments};
-use crate::driver::{real, trace};
-use crate::entry as exports;
+use crate::driver::own::own;
+use crate::driver::{addresses, trace};
 
 /// Redirects every symbol of the table that the driver behind `handle` exports, and learns their
 /// addresses on the way. On failure (a host that forbids changing the protection of pages) nothing
@@ -27,7 +27,7 @@ pub(crate) fn spread(handle: *mut c_void) {
     if version.is_null() {
         version = crate::driver::loader::real_dlsym(handle, symbol.entry().symbol);
     }
-    if version == exports::own(symbol) {
+    if version == own(symbol) {
         // Another thread's net is being spread, and has noted the address before.
         version = known(symbol).load(Ordering::Acquire);
     }
@@ -61,7 +61,7 @@ unsafe extern "C" fn visit(
     if let Some(symbols) = unsafe { Symbols::of(info) } {
         let redirected = redirect(info, &symbols, |name| {
             let symbol = Symbol::from_name(name.to_bytes())?;
-            Some((exports::own(symbol), known(symbol)))
+            Some((own(symbol), known(symbol)))
         });
         trace::notes(Note::Redirected, redirected);
     }
@@ -126,5 +126,5 @@ pub(crate) fn redirect(
 
 fn known(symbol: Symbol) -> &'static AtomicPtr<c_void> {
     // PANIC: the enumeration and the array have the same length.
-    &real::DRIVER[symbol as usize]
+    &addresses::DRIVER[symbol as usize]
 }

@@ -5,18 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use shim_ffi::*;
 
+use crate::driver::addresses::{DRIVER, SLOTS};
+use crate::driver::own::own;
 use crate::driver::{loader, net, trace, unwind};
-use crate::entry as exports;
 use crate::ground::errno::Preserve;
 use crate::ground::thread::thread;
-
-/// Where calls of each symbol go: the real function, or the thunk that counts and goes there while
-/// a diagnosis runs ([`trace`]). Null until it is first needed.
-pub(crate) static SLOTS: [AtomicPtr<c_void>; COUNT] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
-/// Address of each real function, for comparing; null until it is first needed.
-pub(crate) static DRIVER: [AtomicPtr<c_void>; COUNT] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
 
 /// The driver's handle; null until it was looked for, [`NONE`] where there is none.
 static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -125,7 +118,7 @@ fn bind(symbol: Symbol) -> *mut c_void {
         let at = loader::real_dlsym(handle, symbol.entry().symbol);
         if at.is_null() {
             missing as *mut c_void
-        } else if at == exports::own(symbol) {
+        } else if at == own(symbol) {
             // Another thread's net was faster; it has noted the address before.
             driver.load(Ordering::Acquire)
         } else {

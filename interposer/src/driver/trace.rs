@@ -1,7 +1,7 @@
 //! Counting calls, while a diagnosis asks for it (`SUBLET_TRACE_COUNTS` names a directory), and
 //! only then.
 //!
-//! Calls go where [`real::SLOTS`] says. While nobody asks, that is the driver; while somebody does,
+//! Calls go where [`addresses::SLOTS`] says. While nobody asks, that is the driver; while somebody does,
 //! it is one of the thunks here, which count and jump to the driver. So what nobody asks for costs
 //! nothing, on no path: there is no flag to look at. What is counted is what was *let through*, our
 //! own calls included; the simulated driver counts what it *receives*, and where that is more,
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use shim_ffi::counts::{Counts, Note};
 use shim_ffi::*;
 
-use crate::driver::real;
+use crate::driver::addresses;
 
 static PAGE: AtomicPtr<Counts> = AtomicPtr::new(std::ptr::null_mut());
 /// Set by the first that comes to [`begin`].
@@ -130,7 +130,7 @@ macro_rules! thunks {
                         "jmp qword ptr [rip + {driver} + {slot}]",
                         page = sym PAGE,
                         counter = const Counts::offset(Symbol::$symbol as usize),
-                        driver = sym real::DRIVER,
+                        driver = sym addresses::DRIVER,
                         slot = const Symbol::$symbol as usize * 8,
                     )
                 }

@@ -25,7 +25,7 @@ macro_rules! jump {
                 "2: mov eax, {index}",
                 "jmp {bind}",
                 $($operand)*
-                slots = sym real::SLOTS,
+                slots = sym addresses::SLOTS,
                 offset = const Symbol::$symbol as usize * 8,
                 index = const Symbol::$symbol as usize,
                 bind = sym jumps::bind_and_jump,

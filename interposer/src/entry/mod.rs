@@ -27,11 +27,13 @@ use std::ffi::c_void;
 use shim_ffi::*;
 
 use crate::attachment::verdict::{self, insist, ours};
-use crate::driver::real;
+use crate::driver::own::{Own, publish_own};
+use crate::driver::{addresses, real};
 use crate::gate::{marks, signature};
 use crate::{gate, lifecycle, memory, residency};
 
 mod context;
+mod dlsym;
 #[macro_use]
 mod jumps;
 #[macro_use]
@@ -271,22 +273,12 @@ macro_rules! expand {
         $(export! { $symbol $variant $shape $params $stream $signature })*
 
         /// Our functions, by row.
-        static OWN: [Own; COUNT] = [$(Own($symbol as *const c_void)),*];
+        static OWN: [Own; COUNT] = [$(Own::new($symbol as *const c_void)),*];
     };
 }
 shim_ffi::driver_table!(expand);
 
-/// Address of a function of ours.
-struct Own(*const c_void);
-
-// SAFETY: the address of code; never written.
-unsafe impl Sync for Own {}
-
-/// Our function for `symbol`.
-pub(crate) fn own(symbol: Symbol) -> *mut c_void {
-    // PANIC: the enumeration and the array expand from the same rows.
-    OWN[symbol as usize].0.cast_mut()
-}
+publish_own!(OWN);
 
 /// Version of this library, for tools and for telling ourselves from a driver.
 #[cfg_attr(not(test), unsafe(no_mangle))]

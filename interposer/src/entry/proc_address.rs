@@ -8,8 +8,8 @@ use std::ffi::CStr;
 use shim_ffi::counts::Note;
 use shim_ffi::*;
 
+use crate::driver::own::own;
 use crate::driver::{real, trace};
-use crate::entry as exports;
 
 /// Our function for the real one at `address`, if it is one that we stand in front of. `name`,
 /// `version` and `flags` are what was asked for: they say where to look first.
@@ -21,7 +21,7 @@ fn swap(address: *mut c_void, name: &CStr, version: i32, flags: u64) -> Option<*
         .filter(|symbol| is(*symbol));
     // A driver with another rule, or another name for it: look through all that it exports.
     let symbol = expected.or_else(|| SYMBOLS.iter().copied().find(|symbol| is(*symbol)))?;
-    Some(exports::own(symbol))
+    Some(own(symbol))
 }
 
 fn answer(

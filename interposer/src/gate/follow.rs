@@ -20,13 +20,12 @@ use channel::{Event, Following, Holding, STREAM_SLOTS, StreamSlot};
 use shim_ffi::*;
 
 use crate::attachment::client::{self, Attached};
-use crate::driver::real;
+use crate::driver::{real, spawn};
 use crate::gate::PER_THREAD;
 use crate::gate::{capture, marks, slots};
 use crate::ground::clock::pause;
 use crate::ground::process;
 use crate::ground::thread::thread;
-use crate::residency;
 
 /// The way of this process, see [`Following`].
 static WAY: AtomicU32 = AtomicU32::new(Following::Writes as u32);
@@ -348,7 +347,7 @@ const REST: Duration = Duration::from_millis(1);
 fn start() {
     if !STARTED.swap(true, Ordering::AcqRel) {
         let _errno = crate::ground::errno::Preserve::new();
-        if !residency::spawn(run_caught) {
+        if !spawn::spawn(run_caught) {
             STARTED.store(false, Ordering::Release);
         }
     }

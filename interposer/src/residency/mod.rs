@@ -48,7 +48,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::attachment::client::Attached;
 
-pub(crate) use agent::{spawn, stop};
+pub(crate) use agent::stop;
 pub(crate) use ahead::leaving;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use beginnings::before_capture;
