@@ -29,7 +29,7 @@ use shim_ffi::*;
 use crate::attachment::verdict::{self, insist, ours};
 use crate::driver::own::{Own, publish_own};
 use crate::driver::{addresses, real};
-use crate::gate::{marks, signature};
+use crate::gate::{failure, signature};
 use crate::{gate, lifecycle, memory, residency};
 
 mod context;
@@ -41,6 +41,7 @@ mod submissions;
 mod pipeline;
 pub(crate) mod proc_address;
 mod resize;
+mod step;
 mod track;
 
 /// Hooks by the symbol's name, wherever they are written.
@@ -112,7 +113,7 @@ macro_rules! observed_sync {
             let result = call_words!($symbol $($arg)*);
             let _ = ours(Symbol::$symbol, || {
                 if !result.is_ok() {
-                    marks::after_error(result);
+                    failure::after_error(result);
                 }
                 gate::after_sync();
                 // Pools give memory back to the device when the program synchronises.
@@ -135,7 +136,7 @@ macro_rules! observed_query {
             let _ = ours(Symbol::$symbol, gate::before_sync);
             let result = call_words!($symbol $($arg)*);
             if !result.is_ok() {
-                let _ = ours(Symbol::$symbol, || marks::after_error(result));
+                let _ = ours(Symbol::$symbol, || failure::after_error(result));
             }
             result
         }

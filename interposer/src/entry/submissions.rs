@@ -2,6 +2,10 @@
 
 use shim_ffi::CUlaunchConfig;
 
+use crate::gate::signature::Seen;
+use crate::gate::{self, Ticket};
+use crate::residency;
+
 /// The stream of a gated call as a key: 1 and 2 are the default streams.
 macro_rules! stream_key {
     ($default:expr, 0, [$($arg:ident)*]) => { $default };
@@ -43,6 +47,15 @@ pub(super) fn stream_in_struct(structure: usize, default: usize) -> usize {
     // SAFETY: the caller's launch configuration, which the driver is about to read as well.
     let stream = unsafe { (*(structure as *const CUlaunchConfig)).hStream.0 as usize };
     if stream == 0 { default } else { stream }
+}
+
+/// After the driver's call, where it did not go the fast path.
+#[cold]
+#[inline(never)]
+pub(super) fn settle(ticket: Ticket, seen: Seen) {
+    if gate::settle(ticket, seen) {
+        residency::iteration_ended();
+    }
 }
 
 macro_rules! gated {
@@ -89,7 +102,7 @@ macro_rules! gated {
                     };
                     drop(pass);
                     let _ = ours(Symbol::$symbol, || {
-                        gate::settle(ticket, seen);
+                        submissions::settle(ticket, seen);
                         memory::after_graph(prepaid, result);
                     });
                     return result;
@@ -100,8 +113,8 @@ macro_rules! gated {
                 }
                 drop(pass);
                 let _ = ours(Symbol::$symbol, || {
-                    gate::settle(ticket, seen);
-                    marks::after_error(result);
+                    submissions::settle(ticket, seen);
+                    failure::after_error(result);
                 });
                 result
             }
@@ -164,7 +177,7 @@ macro_rules! gated_list {
             };
             let result = call_words!($symbol $list $count $flags);
             drop(pass);
-            let _ = ours(Symbol::$symbol, || gate::settle(ticket, seen));
+            let _ = ours(Symbol::$symbol, || submissions::settle(ticket, seen));
             result
         }
     };

@@ -10,18 +10,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use channel::{COMING, DeviceGrant, OPEN, Want};
-use shim_ffi::Variant;
 
 use crate::attachment::client::{self, Attached, OnLoss};
 use crate::attachment::verdict::{self, Reason};
 use crate::gate::marks::{self, Weight};
+use crate::gate::quiesce::{self, Pass};
 use crate::gate::signature::{self, Seen};
+use crate::gate::waiting::Waiting;
 use crate::gate::{capture, context, cost};
 use crate::ground::clock::{self, now_ns};
 use crate::ground::process;
 use crate::ground::thread::{Thread, thread};
-use crate::residency;
-use crate::residency::Pass;
 
 /// The gate of a thread that nobody governs.
 static ALWAYS_OPEN: AtomicU32 = AtomicU32::new(OPEN);
@@ -40,19 +39,6 @@ const LOOKS: u32 = 16;
 /// Until when a thread of this process polls; one is enough to be first, and the others leave it a
 /// core.
 static POLLED_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-
-/// The legacy default stream as a key.
-pub(crate) const LEGACY: usize = 1;
-/// The calling thread's default stream as a key.
-pub(crate) const PER_THREAD: usize = 2;
-
-/// The stream that stream 0 means, as a key.
-pub(crate) const fn default_stream(variant: Variant) -> usize {
-    match variant {
-        Variant::Legacy => LEGACY,
-        Variant::Ptsz | Variant::Ptds => PER_THREAD,
-    }
-}
 
 /// What is to be done after the driver call.
 pub(crate) enum Ticket {
@@ -79,22 +65,6 @@ impl Drop for Blocking {
         if let Some(want) = self.want {
             want.end_blocking();
         }
-    }
-}
-
-/// A thread that waits, as the arbiter sees it, until dropped.
-pub(crate) struct Waiting<'a>(&'a Want);
-
-impl<'a> Waiting<'a> {
-    pub(crate) fn begin(want: &'a Want) -> Self {
-        want.begin_waiting();
-        Self(want)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.end_waiting();
     }
 }
 
@@ -153,7 +123,7 @@ pub(crate) fn open_quiesced(stream: usize, seen: Seen) -> Option<Pass> {
     if credit >= 0 || left < 0 || thread.stream.get() != stream || capture::any() {
         return None;
     }
-    let pass = residency::try_pass()?;
+    let pass = quiesce::try_pass()?;
     counted(thread, seen, -left).then_some(pass)
 }
 
@@ -250,28 +220,30 @@ fn admit_attached(
     Ticket::Count(marks::weigh(thread, attached, seen))
 }
 
-/// The slow path, after the driver call.
+/// The slow path, after the driver call. Whether an iteration of the program has ended with it.
 #[cold]
 #[inline(never)]
-pub(crate) fn settle(ticket: Ticket, seen: Seen) {
+#[must_use]
+pub(crate) fn settle(ticket: Ticket, seen: Seen) -> bool {
     let thread = thread();
     let Some(attached) = client::current() else {
-        return;
+        return false;
     };
     if thread.generation.get() != client::generation() || thread.slot_plus_one.get() == 0 {
-        return;
+        return false;
     }
     let line = attached
         .end
         .client
         .thread(thread.slot_plus_one.get() as usize - 1);
+    let mut iteration_ended = false;
     if matches!(ticket, Ticket::Count(_) | Ticket::Blocked(_)) {
-        signature::record(thread, attached, line.launches(), seen);
+        iteration_ended = signature::record(thread, attached, line.launches(), seen);
         line.count_copied(seen.copies);
     }
     let mut solo = None;
     match ticket {
-        Ticket::Pass(_) | Ticket::Deny => return,
+        Ticket::Pass(_) | Ticket::Deny => return false,
         Ticket::Count(weight) => {
             line.count_launch();
             thread.spent_ns.set(thread.spent_ns.get() + weight.ns);
@@ -293,11 +265,12 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) {
     let _ours = thread.enter();
     marks::settle(thread, attached, solo);
     thread.give_credit(credit(marks::credit_ns(thread, attached)));
+    iteration_ended
 }
 
 /// Credit as the thread's fast path reads it: see [`open_quiesced`].
 fn credit(ns: i32) -> i32 {
-    if residency::active() { -ns } else { ns }
+    if quiesce::active() { -ns } else { ns }
 }
 
 /// Lets the thread pass without being governed, still by the fast path.

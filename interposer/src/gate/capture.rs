@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use shim_ffi::*;
 
 use crate::driver::real;
-use crate::gate::PER_THREAD;
+use crate::gate::streams::PER_THREAD;
 use crate::ground::thread::thread;
 
 /// Captures in progress in this process, and such that are about to begin. Not 0: submissions take

@@ -1,12 +1,30 @@
 //! Which device the calling thread's work goes to.
 
+use std::sync::{Mutex, PoisonError};
+
 use shim_ffi::*;
 
 use crate::attachment::client::{self, Attached};
 use crate::driver::real;
-use crate::gate::{marks, signature, slots};
+use crate::gate::{marks, quiesce, signature, slots};
 use crate::ground::thread::{Thread, UNKNOWN_NS, thread};
-use crate::residency;
+
+/// Contexts that threads were found in, with the driver's ordinal of the device, where memory may
+/// be moved: whoever moves it takes them.
+static FOUND: Mutex<Vec<(i32, usize)>> = Mutex::new(Vec::new());
+
+fn note_found(ordinal: i32, context: usize) {
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    if !found.contains(&(ordinal, context)) {
+        found.push((ordinal, context));
+    }
+}
+
+/// Contexts in which the program works, with the driver's ordinal of the device, that were found
+/// since this was asked last.
+pub(crate) fn take_found() -> Vec<(i32, usize)> {
+    std::mem::take(&mut *FOUND.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 /// Whether what the thread knows of its context is up to date.
 #[inline]
@@ -60,8 +78,8 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         }
     }
     thread.ordinal.set(device.0);
-    if residency::active() && thread.context.get() != 0 {
-        residency::note_context(device.0, thread.context.get());
+    if quiesce::active() && thread.context.get() != 0 {
+        note_found(device.0, thread.context.get());
     }
     let index = usize::try_from(device.0)
         .ok()

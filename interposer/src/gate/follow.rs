@@ -21,8 +21,8 @@ use shim_ffi::*;
 
 use crate::attachment::client::{self, Attached};
 use crate::driver::{real, spawn};
-use crate::gate::PER_THREAD;
-use crate::gate::{capture, marks, slots};
+use crate::gate::streams::PER_THREAD;
+use crate::gate::{capture, failure, slots};
 use crate::ground::clock::pause;
 use crate::ground::process;
 use crate::ground::thread::thread;
@@ -306,7 +306,7 @@ pub(crate) fn look(
                 CUresult::CUDA_ERROR_NOT_READY => return,
                 result => {
                     // No event any more: its context has failed, or is on its way out.
-                    marks::after_error(result);
+                    failure::after_error(result);
                     word.settle();
                     return;
                 }
@@ -327,7 +327,7 @@ pub(crate) fn look(
         match relaxed(|| unsafe { real::cuStreamQuery(handle(stream)) }) {
             CUresult::CUDA_ERROR_NOT_READY => {}
             CUresult::CUDA_SUCCESS => is_idle(attached, word, issued, held),
-            result => marks::after_error(result),
+            result => failure::after_error(result),
         }
     }
 }

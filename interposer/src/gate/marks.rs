@@ -21,15 +21,16 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use channel::{Following, Holding, STREAM_SLOTS, StreamSlot, ThreadSlot};
+use channel::{Following, Holding, StreamSlot, ThreadSlot};
 use shim_ffi::*;
 
 use crate::attachment::client::{self, Attached};
 use crate::driver::real;
+use crate::gate::failure::{after_error, is_final};
 use crate::gate::pace::{RING, SoloSample, StreamRate};
 use crate::gate::signature::Seen;
 use crate::gate::slots::{self, Slot};
-use crate::gate::{LEGACY, PER_THREAD};
+use crate::gate::streams::{LEGACY, PER_THREAD};
 use crate::gate::{capture, cost, follow, registration};
 use crate::ground::clock::{now_ns, pause};
 use crate::ground::process;
@@ -291,9 +292,8 @@ fn take_now(thread: &Thread, attached: &'static Attached, device: usize) -> Opti
         thread.context.get(),
         device as u32, // CAST: a device of the pages.
     );
-    slots::take(attached.end.client, what, now_ns(), |index, word| {
-        adopt(attached, index, word);
-    })
+    let adopt = |index, word| adopt(attached, index, word);
+    slots::take(attached.end.client, what, now_ns(), adopt, follow::begin)
 }
 
 /// One that waits for the device to get on.
@@ -960,39 +960,6 @@ pub(crate) fn context_gone(context: usize) {
         }
     }
     follow::context_gone(context);
-}
-
-/// Whether nothing of the process gets on after that error.
-fn is_final(result: CUresult) -> bool {
-    matches!(
-        result,
-        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUresult::CUDA_ERROR_ASSERT
-            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUresult::CUDA_ERROR_INVALID_PC
-            | CUresult::CUDA_ERROR_LAUNCH_FAILED
-    )
-}
-
-/// What is left of a process's work after an error that "leaves the process in an inconsistent
-/// state" (CUresult in the driver's reference: all further work returns it, only a new process gets
-/// on): nothing. No mark is ever written again, and what waits for one, the arbiter among others,
-/// need not.
-pub(crate) fn after_error(result: CUresult) {
-    if !is_final(result) {
-        return;
-    }
-    let Some(attached) = client::current() else {
-        return;
-    };
-    let slots = (0..STREAM_SLOTS).filter_map(|at| attached.end.client.stream(at));
-    slots.for_each(StreamSlot::settle);
 }
 
 /// While the thread waits at the gate: where its context has failed its marks are never passed, and

@@ -5,11 +5,16 @@ mod admit;
 pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod cost;
+pub(crate) mod failure;
 pub(crate) mod follow;
 pub(crate) mod marks;
 pub(crate) mod pace;
+pub(crate) mod quiesce;
 pub(crate) mod registration;
 pub(crate) mod signature;
 pub(crate) mod slots;
+pub(crate) mod streams;
+mod waiting;
 
 pub(crate) use admit::*;
+pub(crate) use streams::*;

@@ -13,7 +13,6 @@ use shim_ffi::*;
 use crate::attachment::client::{self, Attached};
 use crate::ground::clock::now_ns;
 use crate::ground::thread::{Thread, thread};
-use crate::residency;
 
 /// What a gated call knows about itself.
 #[derive(Clone, Copy)]
@@ -138,19 +137,21 @@ pub(crate) fn arm(thread: &Thread, attached: &Attached) {
     });
 }
 
-/// Notes a submission in the slow path, before it is counted: the fast path did not.
-pub(crate) fn record(thread: &Thread, attached: &Attached, launches: u64, seen: Seen) {
+/// Notes a submission in the slow path, before it is counted: the fast path did not. Whether an
+/// iteration of the program has ended with it.
+pub(crate) fn record(thread: &Thread, attached: &Attached, launches: u64, seen: Seen) -> bool {
     // SAFETY: null, or set by `arm` to a ring in a page that is never unmapped.
     let Some(ring) = (unsafe { thread.ring.get().as_ref() }) else {
-        return;
+        return false;
     };
     ring.record(launches, seen.signature);
-    if seen.signature == thread.anchor.get() {
+    let is_boundary = seen.signature == thread.anchor.get();
+    if is_boundary {
         let device = (thread.device_plus_one.get() as usize).wrapping_sub(1);
         let held = attached.account().map_or(0, |own| own.own_bytes(device));
         ring.boundaries().note(launches, now_ns(), held);
-        residency::iteration_ended();
     }
+    is_boundary
 }
 
 /// Fastest copies are learnt from those of this size at least: smaller ones show the cost of the
@@ -169,25 +170,21 @@ pub(crate) fn learn_rate(line: &channel::ThreadSlot, seen: Seen, begun_ns: u64) 
     line.note_copy_rate(seen.copies.saturating_mul(1000) / took_ns);
 }
 
-/// The program says that an iteration has ended. Callable from any thread, at any time; costs a
-/// clock reading and a few stores, and does nothing where no arbiter asks.
-///
-/// Returns 1 where the step was noted, else 0.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub extern "C" fn sublet_step() -> i32 {
-    let noted = std::panic::catch_unwind(|| {
-        let attached = client::current()?;
-        let page = attached.end.signatures?;
-        let thread = thread();
-        let device = match thread.generation.get() == client::generation() {
-            true => (thread.device_plus_one.get() as usize).saturating_sub(1),
-            false => 0,
-        };
-        let held = attached.account().map_or(0, |own| own.own_bytes(device));
-        page.steps()
-            .note(attached.end.client.launches(), now_ns(), held);
-        residency::iteration_ended();
-        Some(())
-    });
-    i32::from(matches!(noted, Ok(Some(()))))
+/// Notes that an iteration has ended, as the program says. Whether anybody asks for that.
+pub(crate) fn note_step() -> bool {
+    let Some(attached) = client::current() else {
+        return false;
+    };
+    let Some(page) = attached.end.signatures else {
+        return false;
+    };
+    let thread = thread();
+    let device = match thread.generation.get() == client::generation() {
+        true => (thread.device_plus_one.get() as usize).saturating_sub(1),
+        false => 0,
+    };
+    let held = attached.account().map_or(0, |own| own.own_bytes(device));
+    page.steps()
+        .note(attached.end.client.launches(), now_ns(), held);
+    true
 }

@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use channel::{ClientHalf, Hold, Holding, Owner, STREAM_SLOTS, StreamSlot};
 
-use crate::gate::follow;
 use crate::gate::pace::StreamRate;
 
 /// What this process knows of a slot. What is looked at where a thread turns to another stream
@@ -146,12 +145,13 @@ pub(crate) fn find(who: u32, stream: usize, context: usize) -> Option<usize> {
 
 /// A slot for that thread and stream; `None`: marks are outstanding wherever was looked. `adopt` is
 /// called with slots that could be taken over but for work of others that no mark covers; they are
-/// nobody's afterwards.
+/// nobody's afterwards; `begun` with the slot, while it is held.
 pub(crate) fn take(
     half: &'static ClientHalf,
     (who, stream, context, device): (u32, usize, usize, u32),
     now_ns: u64,
     mut adopt: impl FnMut(usize, &'static StreamSlot),
+    begun: impl FnOnce(usize),
 ) -> Option<usize> {
     let (index, holding) = free(half, who)
         .or_else(|| fresh(half, who, device))
@@ -164,7 +164,7 @@ pub(crate) fn take(
     slot.spent_ns.store(0, Ordering::Relaxed);
     slot.allowance_ns.store(0, Ordering::Relaxed);
     slot.rate.reset(word, now_ns);
-    follow::begin(index);
+    begun(index);
     // PANIC: the modulus is the length.
     KEYS[index % STREAM_SLOTS].store(stream, Ordering::Release);
     drop(holding);

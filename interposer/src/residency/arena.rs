@@ -268,7 +268,7 @@ fn make(meter: &Meter, context: usize, ordinal: i32) -> Option<&'static Arena> {
     };
     match placed {
         Ok(arena) => {
-            super::note_context(ordinal, context);
+            super::copy_streams::note_context(ordinal, context);
             agent::start();
             Some(arena)
         }

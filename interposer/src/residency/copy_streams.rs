@@ -10,7 +10,7 @@ use shim_ffi::*;
 use super::{beginnings, chunk};
 use crate::attachment::client;
 use crate::driver::real;
-use crate::gate::capture;
+use crate::gate::{capture, context};
 use crate::ground::clock::{self, now_ns};
 use crate::ground::process;
 
@@ -65,7 +65,21 @@ static CONTEXTS: Mutex<Vec<Context>> = Mutex::new(Vec::new());
 static PEERS: Mutex<Vec<(i32, i32)>> = Mutex::new(Vec::new());
 
 fn contexts<T>(act: impl FnOnce(&mut Vec<Context>) -> T) -> T {
-    act(&mut CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner))
+    let mut all = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    for (ordinal, context) in context::take_found() {
+        note(&mut all, ordinal, context);
+    }
+    act(&mut all)
+}
+
+fn note(all: &mut Vec<Context>, ordinal: i32, context: usize) {
+    if !all.iter().any(|known| known.context == context) {
+        all.push(Context {
+            ordinal,
+            context,
+            copy_streams: None,
+        });
+    }
 }
 
 /// Whether the driver has what moving needs.
@@ -83,16 +97,8 @@ pub(super) fn driver_can() -> bool {
 }
 
 /// A context in which the program works: its streams have to be done before anything moves.
-pub(crate) fn note_context(ordinal: i32, context: usize) {
-    contexts(|all| {
-        if !all.iter().any(|known| known.context == context) {
-            all.push(Context {
-                ordinal,
-                context,
-                copy_streams: None,
-            });
-        }
-    });
+pub(super) fn note_context(ordinal: i32, context: usize) {
+    contexts(|all| note(all, ordinal, context));
 }
 
 /// After a context has gone. Chunks that were copied in it are copied in another one of their

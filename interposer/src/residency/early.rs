@@ -195,7 +195,7 @@ pub(super) fn settle(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<bo
 // ----------------------------------------------------------------------------------------------
 
 /// Whether a leave holds.
-pub(super) fn holds(permit: u32) -> bool {
+fn holds(permit: u32) -> bool {
     RESTORE.load(Ordering::SeqCst) == permit
 }
 
@@ -220,7 +220,7 @@ fn pass_by_permit(
     words: &[usize],
 ) -> Option<quiesce::Pass> {
     let named = operands::linear(operands, words)?;
-    let pass = quiesce::pass_by_permit(thread, permit)?;
+    let pass = quiesce::pass_by_permit(thread, || holds(permit))?;
     // Inside, so that nothing leaves any more: what is in stays in.
     let there = named
         .iter()

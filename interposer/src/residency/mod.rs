@@ -44,7 +44,7 @@ mod space;
 mod spans;
 mod tuning;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::attachment::client::Attached;
 
@@ -53,23 +53,13 @@ pub(crate) use ahead::leaving;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use beginnings::before_capture;
 pub(crate) use chunk::overflow_bytes;
-pub(crate) use copy_streams::{note_context, peers};
+pub(crate) use copy_streams::peers;
 pub(crate) use last_use::iteration_ended;
 pub(crate) use operands::used;
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, stay, translated, unmapped};
-pub(crate) use quiesce::{Pass, pass, pass_submission, try_pass};
+pub(crate) use quiesce::{ACTIVE, Pass, active, pass, pass_submission};
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
 pub(crate) use space::patiently;
-
-/// Whether this process's memory can be moved. Set once, before its first context; never in a
-/// process that nobody has asked for it. What is not evictable pays one look at this word.
-pub(crate) static ACTIVE: AtomicBool = AtomicBool::new(false);
-
-/// Whether memory of this process may be movable.
-#[inline(always)]
-pub(crate) fn active() -> bool {
-    ACTIVE.load(Ordering::Relaxed)
-}
 
 /// Before the first attachment: finds what [`begin`] asks the driver for, which may take the
 /// dynamic linker's lock.

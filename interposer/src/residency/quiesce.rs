@@ -1,273 +1,47 @@
-//! The quiesce gate: calls of the program on one side, moving memory on the other.
-//!
-//! A call that may touch device memory, or whose arguments the driver checks against it, *passes*:
-//! it counts itself in on a line of its own, looks whether the quiesce gate is open, makes the
-//! driver call, and counts itself out. The agent closes the quiesce gate and waits until nobody is
-//! inside. So a thread that looked at the gate long ago and was put to sleep cannot submit work to
-//! memory that has left meanwhile. The gate alone cannot promise that.
-//!
-//! A thread that finds the quiesce gate closed waits as at the gate, in steps with a look at what
-//! else may have happened, and says so to the arbiter: a program that waits in `cuMemAlloc` wants
-//! its memory back as much as one that waits to launch. Where the memory could not be brought back
-//! the call is answered with an error.
-//!
-//! While the memory comes back, threads that have said what they touch may have a leave
-//! ([`early`](super::early)) to pass all the same.
-//!
-//! The price is two locked additions per call, in evictable tenants alone.
-
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+//! The agent's side of the quiesce gate, which is a part of the gate itself
+//! ([`gate::quiesce`](crate::gate::quiesce)): here are the leaves that some threads have to pass it
+//! ([`early`]) while it is closed.
 
 use shim_ffi::{CUresult, Operands};
 
 use super::early;
-use crate::attachment::client;
-use crate::gate::Waiting;
-use crate::ground::clock::{self, now_ns};
-use crate::ground::process;
-use crate::ground::thread::{Thread, thread};
+use crate::gate::quiesce;
 
-/// Bit of the quiesce gate's word that says "closed". The rest counts changes.
-const CLOSED: u32 = 1;
-/// TIMEOUT: how late a waiting call notices that the process is about to end or has lost its
-/// arbiter.
-const STEP: Duration = Duration::from_millis(50);
+pub(crate) use crate::gate::quiesce::{ACTIVE, Pass, active, pass};
+pub(super) use crate::gate::quiesce::{
+    changes, empty, forget, has_failed, is_closed, pass_by_permit, wait_on,
+};
 
-static QUIESCE: AtomicU32 = AtomicU32::new(0);
-/// What calls are answered instead of waiting; 0: they wait.
-static FAILED: AtomicU32 = AtomicU32::new(0);
-
-const LINES: usize = 64;
-
-#[repr(align(64))]
-struct Line(AtomicU32);
-
-/// Calls inside, by thread; more threads than lines share.
-static INSIDE: [Line; LINES] = [const { Line(AtomicU32::new(0)) }; LINES];
-
-/// A call of the program inside the quiesce gate, until dropped.
-#[derive(Debug)]
-pub(crate) struct Pass(Option<&'static AtomicU32>);
-
-impl Pass {
-    /// Of a call that nobody waits for.
-    pub(crate) const fn uncounted() -> Self {
-        Self(None)
-    }
-
-    /// Whether memory may be moved at all, and this is a call of the program's own.
-    #[inline(always)]
-    pub(crate) fn counts(&self) -> bool {
-        self.0.is_some()
-    }
-}
-
-impl Drop for Pass {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(line) = self.0 {
-            // SYNC(quiesce): Release, so that the agent that finds nobody inside sees what the call
-            // has done.
-            line.fetch_sub(1, Ordering::Release);
-        }
-    }
-}
-
-/// Lets a call of the program in, or says what it is to be answered. Not to be asked by a thread
-/// that is inside already.
-#[inline(always)]
-pub(crate) fn pass() -> Result<Pass, CUresult> {
-    if super::active() {
-        enter()
-    } else {
-        Ok(Pass(None))
-    }
-}
-
-/// The same for a submission, which a thread with a leave may make although the quiesce gate is
+/// As [`pass`] for a submission, which a thread with a leave may make although the quiesce gate is
 /// closed.
 #[inline(always)]
 pub(crate) fn pass_submission(operands: Operands, words: &[usize]) -> Result<Pass, CUresult> {
-    if !super::active() {
-        return Ok(Pass(None));
+    if !active() {
+        return Ok(Pass::uncounted());
     }
-    early::pass(operands, words).map_or_else(enter, Ok)
-}
-
-/// Counts a call in that has a leave, if that still holds.
-pub(super) fn pass_by_permit(thread: &Thread, permit: u32) -> Option<Pass> {
-    let line = line_of(thread);
-    // SYNC(early): as in `enter`, with the agent's `revoke`.
-    line.fetch_add(1, Ordering::SeqCst);
-    let pass = Pass(Some(line));
-    early::holds(permit).then_some(pass)
-}
-
-/// The same without waiting: `None` where the quiesce gate is closed.
-#[inline]
-pub(crate) fn try_pass() -> Option<Pass> {
-    let line = line_of(thread());
-    // SYNC(quiesce): as in `enter`.
-    line.fetch_add(1, Ordering::SeqCst);
-    if QUIESCE.load(Ordering::SeqCst) & CLOSED == 0 {
-        return Some(Pass(Some(line)));
-    }
-    line.fetch_sub(1, Ordering::Release);
-    None
-}
-
-#[inline(never)]
-fn enter() -> Result<Pass, CUresult> {
-    let thread = thread();
-    if thread.is_inside() {
-        return Ok(Pass(None));
-    }
-    let line = line_of(thread);
-    loop {
-        // SYNC(quiesce): SeqCst here and in `close`. Either the agent sees us inside, or we see the
-        // quiesce gate closed.
-        line.fetch_add(1, Ordering::SeqCst);
-        let seen = QUIESCE.load(Ordering::SeqCst);
-        if seen & CLOSED == 0 {
-            return Ok(Pass(Some(line)));
-        }
-        line.fetch_sub(1, Ordering::Release);
-        if !wait(thread)? {
-            return Ok(Pass(None));
-        }
-    }
-}
-
-fn line_of(thread: &Thread) -> &'static AtomicU32 {
-    // Fibonacci hashing of where the thread's data lies.
-    let at = (std::ptr::from_ref(thread) as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    // PANIC: the modulus is the length.
-    &INSIDE[(at >> 32) as usize % LINES].0
-}
-
-/// Waits until the quiesce gate may be open; false where there is nothing to wait for any more.
-#[cold]
-#[inline(never)]
-fn wait(thread: &Thread) -> Result<bool, CUresult> {
-    let outcome = wait_on(thread, &QUIESCE, |seen| {
-        if seen & CLOSED == 0 {
-            return Some(Ok(true));
-        }
-        let failed = FAILED.load(Ordering::Acquire);
-        (failed != 0).then_some(Err(CUresult(failed)))
-    });
-    outcome.unwrap_or(Ok(false))
-}
-
-/// Tells the arbiter that a thread waits for its memory, and waits until `look` has an answer,
-/// which is asked for whenever `word` may have changed. `None`: there is nothing to wait for any
-/// more.
-pub(super) fn wait_on<T>(
-    thread: &Thread,
-    word: &AtomicU32,
-    mut look: impl FnMut(u32) -> Option<T>,
-) -> Option<T> {
-    let attached = client::current()?;
-    let device = (thread.device_plus_one.get() as usize).saturating_sub(1);
-    let _waiting = attached.end.client.want(device).map(|want| {
-        let waiting = Waiting::begin(want);
-        attached.end.ring();
-        waiting
-    });
-    loop {
-        let seen = word.load(Ordering::SeqCst);
-        if let Some(answer) = look(seen) {
-            break Some(answer);
-        }
-        // At exit and after a fork the attachment is gone, and so is a thread that would change the
-        // word.
-        if process::exiting() || client::current().is_none() {
-            break None;
-        }
-        let timeout = rustix::time::Timespec {
-            tv_sec: 0,
-            tv_nsec: STEP.as_nanos() as i64, // CAST: 50 million.
-        };
-        use rustix::thread::futex;
-        let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&timeout));
-    }
-}
-
-/// Whether the quiesce gate is closed.
-pub(super) fn is_closed() -> bool {
-    QUIESCE.load(Ordering::Relaxed) & CLOSED != 0
-}
-
-/// Whether calls are answered with an error instead of waiting.
-pub(super) fn has_failed() -> bool {
-    FAILED.load(Ordering::Acquire) != 0
-}
-
-/// How often it has closed and opened, as a number that changes.
-pub(super) fn changes() -> u32 {
-    QUIESCE.load(Ordering::Relaxed)
+    early::pass(operands, words).map_or_else(pass, Ok)
 }
 
 /// Closes the quiesce gate and waits until nobody is inside. False, with the quiesce gate as it
 /// was, where somebody still is at `deadline_ns`.
 pub(super) fn close(deadline_ns: u64) -> bool {
-    if is_closed() {
-        return true;
-    }
-    // SYNC(quiesce): see `enter`.
-    QUIESCE.fetch_add(CLOSED, Ordering::SeqCst);
-    let empty = empty(deadline_ns);
-    if !empty {
-        open();
-    }
-    empty
-}
-
-/// Waits until nobody is inside; false where somebody still is at `deadline_ns`.
-pub(super) fn empty(deadline_ns: u64) -> bool {
-    let mut nap = Duration::from_micros(20);
-    loop {
-        if INSIDE.iter().all(|line| line.0.load(Ordering::SeqCst) == 0) {
-            return true;
-        }
-        if now_ns() > deadline_ns || process::exiting() {
-            return false;
-        }
-        clock::pause(nap);
-        nap = (nap * 2).min(Duration::from_millis(1));
-    }
+    quiesce::close(deadline_ns, opened)
 }
 
 /// Opens the quiesce gate and wakes a thread that waits.
 pub(super) fn open() {
-    FAILED.store(0, Ordering::Release);
-    if is_closed() {
-        QUIESCE.fetch_add(CLOSED, Ordering::SeqCst);
-        // Leaves are needed no longer; what was begun by them is like any other work from here on.
-        early::revoke();
-        early::settled();
-        wake();
-    }
+    quiesce::open(opened);
+}
+
+/// Leaves are needed no longer; what was begun by them is like any other work from here on.
+fn opened() {
+    early::revoke();
+    early::settled();
+    early::signal();
 }
 
 /// From here on calls that find the quiesce gate closed are answered `status`, until it opens.
 pub(super) fn fail(status: CUresult) {
-    FAILED.store(status.0, Ordering::Release);
-    wake();
-}
-
-fn wake() {
-    use rustix::thread::futex;
-    let _ = futex::wake(&QUIESCE, futex::Flags::PRIVATE, i32::MAX as u32);
+    quiesce::fail(status);
     early::signal();
-}
-
-/// In a forked child.
-pub(super) fn forget() {
-    QUIESCE.store(0, Ordering::Relaxed);
-    FAILED.store(0, Ordering::Relaxed);
-    for line in &INSIDE {
-        line.0.store(0, Ordering::Relaxed);
-    }
 }
