@@ -36,5 +36,6 @@ mod gate;
 mod ground;
 mod lifecycle;
 mod memory;
+mod metering;
 mod nvml;
 mod residency;

@@ -10,7 +10,7 @@ use crate::driver::{injection, real};
 use crate::gate::{capture, follow, marks, registration};
 use crate::ground::process::{self, Handlers};
 use crate::ground::thread::thread;
-use crate::{memory, nvml, residency};
+use crate::{metering, nvml, residency};
 
 static HANDLERS: Handlers = Handlers { in_child, at_exit };
 
@@ -64,7 +64,7 @@ pub(crate) fn before_context(meaning: Context, args: &[usize]) {
     }
     let destroyed = destroyed(meaning, args);
     if let Some(context) = destroyed {
-        memory::context_dies(context);
+        metering::context_dies(context);
     }
     // Its streams outlive it, and take nothing any more. Which ones they are is not known.
     if matches!(meaning, Context::DestroysGreen) {
@@ -85,7 +85,7 @@ pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) 
     if let Some(context) = destroyed(meaning, args) {
         match result.is_ok() {
             true => context_died(context),
-            false => memory::context_stays(context),
+            false => metering::context_stays(context),
         }
     }
     if meaning.may_end() {
@@ -132,7 +132,7 @@ pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) 
 /// A context has gone, and with it everything in it.
 fn context_died(context: usize) {
     residency::context_died(context);
-    memory::context_died(context);
+    metering::context_died(context);
     marks::context_gone(context);
     capture::context_gone(context);
 }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use shim_ffi::*;
 
 use crate::attachment::verdict::ours;
-use crate::memory::Meter;
+use crate::metering::Meter;
 use crate::residency;
 
 /// What a context is taken to need when the device has no space for it, in bytes: some 430 MiB on

@@ -30,7 +30,7 @@ use crate::attachment::verdict::{self, insist, ours};
 use crate::driver::own::{Own, publish_own};
 use crate::driver::{addresses, real};
 use crate::gate::{failure, signature};
-use crate::{gate, lifecycle, memory, residency};
+use crate::{gate, lifecycle, metering, residency};
 
 mod context;
 mod dlsym;
@@ -118,9 +118,9 @@ macro_rules! observed_sync {
                 gate::after_sync();
                 // Pools give memory back to the device when the program synchronises.
                 if let Some(stream) = track::waited_for(Symbol::$symbol, &[$($arg),*]) {
-                    memory::after_wait(stream);
+                    metering::pool::after_wait(stream);
                 }
-                memory::after_sync();
+                metering::pool::after_sync();
             });
             result
         }
@@ -188,7 +188,7 @@ macro_rules! tracked {
                 return status;
             }
             let turn = matches!(TRAITS.tracks, Tracks::PoolAttribute).then(|| {
-                ours(Symbol::$symbol, || memory::turn_at([$($arg),*].first().copied().unwrap_or(0)))
+                ours(Symbol::$symbol, || metering::pool::turn_at([$($arg),*].first().copied().unwrap_or(0)))
             });
             track::before(Symbol::$symbol, TRAITS, &[$($arg),*]);
             let result = if TRAITS.physical.is_some() {

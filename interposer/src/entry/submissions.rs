@@ -95,7 +95,7 @@ macro_rules! gated {
                 };
                 if TRAITS.allocates {
                     let exec = [$($arg),*][0];
-                    let prepaid = ours(Symbol::$symbol, || memory::before_graph(exec)).unwrap_or(Ok(None));
+                    let prepaid = ours(Symbol::$symbol, || metering::graph::before(exec)).unwrap_or(Ok(None));
                     let (result, prepaid) = match prepaid {
                         Ok(prepaid) => (call_words!($symbol $($arg)*), prepaid),
                         Err(refusal) => (refusal, None),
@@ -103,7 +103,7 @@ macro_rules! gated {
                     drop(pass);
                     let _ = ours(Symbol::$symbol, || {
                         submissions::settle(ticket, seen);
-                        memory::after_graph(prepaid, result);
+                        metering::graph::after(prepaid, result);
                     });
                     return result;
                 }

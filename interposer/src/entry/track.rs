@@ -6,7 +6,8 @@ use shim_ffi::*;
 
 use crate::attachment::verdict::{insist, ours};
 use crate::gate::{capture, context, cost, marks};
-use crate::{gate, memory, residency};
+use crate::metering::{graph, physical, pool};
+use crate::{gate, residency};
 
 /// The stream at the first argument, as a key.
 fn stream_of(symbol: Symbol, args: &[usize]) -> usize {
@@ -30,7 +31,7 @@ pub(super) fn answered(traits: Traits, args: &[usize]) -> Option<CUresult> {
         let handle = residency::retain(address)?;
         // SAFETY: not null, and the caller's to write to.
         unsafe { *(args.first().copied().unwrap_or(0) as *mut u64) = handle };
-        memory::retained(handle, address);
+        physical::retained(handle, address);
         return Some(CUresult::CUDA_SUCCESS);
     }
     None
@@ -52,7 +53,7 @@ pub(super) fn before(symbol: Symbol, traits: Traits, args: &[usize]) {
     if matches!(traits.tracks, Tracks::StreamEnd) {
         let stream = args.first().copied().unwrap_or(0);
         let _ = insist(symbol, || marks::stream_goes(stream));
-        let _ = insist(symbol, || memory::stream_goes(stream));
+        let _ = insist(symbol, || pool::stream_goes(stream));
     }
     if matches!(traits.capture, Capture::Begins) {
         // What was submitted so far is marked now: a stream that is captured is not marked any
@@ -101,12 +102,12 @@ fn succeeded(traits: Traits, args: &[usize]) {
     }
     match traits.tracks {
         Tracks::Nothing | Tracks::StreamEnd | Tracks::PoolAttribute | Tracks::MemoryAccess => {}
-        Tracks::MemoryExport => memory::exported(arg(1) as u64, arg(0), arg(2) as u32),
-        Tracks::MemoryMap => memory::mapped(arg(0) as u64, arg(1) as u64, arg(3) as u64),
+        Tracks::MemoryExport => physical::exported(arg(1) as u64, arg(0), arg(2) as u32),
+        Tracks::MemoryMap => physical::mapped(arg(0) as u64, arg(1) as u64, arg(3) as u64),
         Tracks::MemoryRetain => {
             // SAFETY: the driver has just written a handle there.
             let handle = unsafe { *(arg(0) as *const u64) };
-            memory::retained(handle, arg(1) as u64);
+            physical::retained(handle, arg(1) as u64);
         }
         Tracks::PeerAccess { on } => {
             if residency::active() {
@@ -125,17 +126,17 @@ fn succeeded(traits: Traits, args: &[usize]) {
                     &*(arg(1) as *const CUmemPoolProps),
                 )
             };
-            memory::pool_created(pool, properties.location);
+            pool::created(pool, properties.location);
         }
         Tracks::GraphInstantiate => {
             // SAFETY: the driver has just written a handle there.
             let exec = unsafe { *(arg(0) as *const usize) };
-            let graph = CUgraph(arg(1) as *mut c_void);
-            memory::instantiated(exec, graph);
-            cost::graph_instantiated(exec, graph);
+            let from = CUgraph(arg(1) as *mut c_void);
+            graph::instantiated(exec, from);
+            cost::graph_instantiated(exec, from);
         }
         Tracks::GraphExecEnd => {
-            memory::exec_destroyed(arg(0));
+            graph::exec_destroyed(arg(0));
             cost::graph_gone(arg(0));
         }
         Tracks::GraphExecUpdate => {
@@ -146,7 +147,7 @@ fn succeeded(traits: Traits, args: &[usize]) {
             // SAFETY: the driver has just read the structure.
             let kind = unsafe { (*parameters).r#type };
             if kind == CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC {
-                memory::after_node();
+                graph::after_node();
             }
         }
     }

@@ -3,10 +3,8 @@
 
 use shim_ffi::*;
 
-use super::live::{self, Kind, Live};
-use super::unmetered;
-use super::{Meter, correct, freed, granules};
 use crate::driver::real;
+use crate::metering::{self, Kind, Live, Meter, correct, freed, granules, unmetered};
 
 /// Bytes of one channel of an element.
 fn channel_bytes(format: CUarray_format) -> u64 {
@@ -59,7 +57,7 @@ fn pyramid_bytes(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> u64 {
     })
 }
 
-/// As [`super::metered`], for what has a handle and no address. `exact`: what the driver says that
+/// As [`metering::metered`], for what has a handle and no address. `exact`: what the driver says that
 /// it takes.
 fn metered(
     bytes: u64,
@@ -87,7 +85,7 @@ fn metered(
         kind: Kind::Whole,
         ..meter.live(bytes)
     };
-    live::insert(handle, live);
+    metering::insert(handle, live);
     result
 }
 

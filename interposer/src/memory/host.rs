@@ -2,10 +2,9 @@
 
 use shim_ffi::*;
 
-use super::live::{self, Kind, Live};
-use super::{Meter, freed};
 use crate::attachment::client::{self, Attached};
 use crate::driver::real;
+use crate::metering::{self, Kind, Live, Meter, freed};
 
 fn pinned(bytes: u64, call: impl FnOnce() -> CUresult, key: impl FnOnce() -> u64) -> CUresult {
     let result = call();
@@ -13,12 +12,12 @@ fn pinned(bytes: u64, call: impl FnOnce() -> CUresult, key: impl FnOnce() -> u64
         && let Some(account) = client::current().and_then(Attached::account)
     {
         account.pin(bytes);
-        live::insert(
+        metering::insert(
             key(),
             Live {
                 bytes,
                 // It goes with its context, too.
-                context: Meter::here().map_or(0, |meter| meter.context),
+                context: Meter::here().map_or(0, |meter| meter.context()),
                 device: 0,
                 kind: Kind::Host,
                 overtaken: 0,

@@ -2,8 +2,8 @@
 
 use shim_ffi::*;
 
-use super::{Meter, freed, metered, metered_apart};
 use crate::driver::real;
+use crate::metering::{Meter, freed, metered, metered_apart};
 use crate::residency;
 
 /// Row pitch that current devices give at least (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and

@@ -3,8 +3,8 @@
 use channel::NO_LIMIT;
 use shim_ffi::*;
 
-use super::Meter;
 use crate::driver::real;
+use crate::metering::{self, Meter};
 use crate::residency;
 
 /// Free and total bytes as the quota of the calling thread's device allows; `None`: the driver is
@@ -12,22 +12,22 @@ use crate::residency;
 #[inline]
 fn within_quota() -> Option<(u64, u64)> {
     let meter = Meter::here().ok()?;
-    let limit = meter.attached.limit_bytes(meter.device);
+    let limit = meter.attached().limit_bytes(meter.device());
     if limit == NO_LIMIT {
         return None;
     }
-    let grant = meter.attached.end.arbiter.device(meter.device)?;
+    let grant = meter.attached().end.arbiter.device(meter.device())?;
     let (physical, physical_free) = (grant.physical_total_bytes(), grant.physical_free_bytes());
     let total = if physical == 0 {
         limit
     } else {
         limit.min(physical)
     };
-    let mut used = meter.account.used_bytes(meter.device);
+    let mut used = meter.account().used_bytes(meter.device());
     if residency::active() {
         // Charged, and there for the next allocation; or charged, and not on the device.
-        let elsewhere = residency::overflow_bytes(meter.device);
-        used = used.saturating_sub(residency::spare_bytes(meter.device) + elsewhere);
+        let elsewhere = metering::overflow_bytes(meter.device());
+        used = used.saturating_sub(residency::spare_bytes(meter.device()) + elsewhere);
         // What the device has left says little to a job whose memory comes when it is needed.
         return Some((total.saturating_sub(used), total));
     }
@@ -73,7 +73,9 @@ pub(crate) unsafe fn cuMemGetInfo(free: *mut u32, total: *mut u32) -> CUresult {
 }
 
 fn limit_of(device: CUdevice) -> u64 {
-    Meter::of(device.0).map_or(NO_LIMIT, |meter| meter.attached.limit_bytes(meter.device))
+    Meter::of(device.0).map_or(NO_LIMIT, |meter| {
+        meter.attached().limit_bytes(meter.device())
+    })
 }
 
 /// # Safety

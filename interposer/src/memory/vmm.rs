@@ -1,201 +1,11 @@
-//! Physical memory by handle: `cuMemCreate`, references, mappings, other processes' handles.
-//!
-//! Physical memory goes back to the device when the last handle reference *and* the last mapping
-//! are gone, in whichever process; so does the charge. It belongs to the device that the properties
-//! name, not to the caller's.
-//!
-//! An exported block is listed in the tenant's page ([`channel::Block`]), and so is an imported
-//! one: each process that holds it lists it, and it is charged once. So an importer pays for what
-//! its owner has given back. Processes know a block by the inode of the descriptor that it travels
-//! as; where descriptors have none of their own (a device node's), imports are not charged and the
-//! owner pays until it gives the block back.
+//! Physical memory by handle: `cuMemCreate`, `cuMemUnmap`, other processes' handles.
 
-use std::collections::{BTreeMap, HashMap};
-use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, PoisonError};
-
-use channel::{Block, NO_LIMIT, OverLimit};
 use shim_ffi::*;
 
-use super::{GRANULE, Meter, granules};
 use crate::attachment::client;
 use crate::driver::real;
+use crate::metering::{Meter, granules, physical};
 use crate::residency;
-
-#[derive(Default)]
-struct Vmm {
-    handles: HashMap<u64, Physical>,
-    /// Mapped ranges by start: length and handle.
-    mappings: BTreeMap<u64, (u64, u64)>,
-    /// Other numbers under which the driver knows a handle.
-    aliases: HashMap<u64, u64>,
-    /// Shared blocks that this process has listed: how many of its handles, and imports under way,
-    /// are theirs.
-    shared: HashMap<u64, u32>,
-}
-
-struct Physical {
-    bytes: u64,
-    /// Device index of the pages.
-    device: usize,
-    references: u64,
-    mappings: u64,
-    /// Number among the shared blocks, which are charged by the list.
-    shared: Option<u64>,
-}
-
-static VMM: Mutex<Option<Vmm>> = Mutex::new(None);
-
-/// The devices of which there are exported or imported handles, by index.
-pub(super) fn sharing() -> [bool; channel::MAX_DEVICES] {
-    let mut found = [false; channel::MAX_DEVICES];
-    with(|vmm| {
-        for physical in vmm.handles.values().filter(|one| one.shared.is_some()) {
-            if let Some(found) = found.get_mut(physical.device) {
-                *found = true;
-            }
-        }
-    });
-    found
-}
-
-fn with<T>(act: impl FnOnce(&mut Vmm) -> T) -> T {
-    act(VMM
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get_or_insert_with(Vmm::default))
-}
-
-impl Vmm {
-    fn name(&self, handle: u64) -> u64 {
-        self.aliases.get(&handle).copied().unwrap_or(handle)
-    }
-
-    /// Takes the handle out, and gives its memory back, if nothing holds it any more.
-    fn drop_if_unheld(&mut self, handle: u64) {
-        let unheld = |physical: &Physical| physical.references == 0 && physical.mappings == 0;
-        if !self.handles.get(&handle).is_some_and(unheld) {
-            return;
-        }
-        let Some(physical) = self.handles.remove(&handle) else {
-            return;
-        };
-        self.aliases.retain(|_, name| *name != handle);
-        let Some(meter) = Meter::on(physical.device) else {
-            return;
-        };
-        match physical.shared {
-            Some(id) => self.unshare(&meter, id),
-            None => meter.release(physical.bytes),
-        }
-    }
-
-    /// One handle or import less of a shared block.
-    fn unshare(&mut self, meter: &Meter, id: u64) {
-        let left = self.shared.get_mut(&id).map_or(0, |count| {
-            *count = count.saturating_sub(1);
-            *count
-        });
-        if left == 0 {
-            self.shared.remove(&id);
-            meter.account.unshare(id);
-        }
-    }
-}
-
-/// What a descriptor says of the block that it stands for (a raw system call: errno is left alone):
-/// a number that is the same in all processes, and its size where the descriptor is a file of that
-/// size.
-fn identity(fd: i32) -> Option<(u64, Option<u64>)> {
-    if fd < 0 {
-        return None;
-    }
-    // SAFETY: not -1, and borrowed for one system call, which fails cleanly where the number is no
-    // descriptor.
-    let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
-    let kind = rustix::fs::FileType::from_raw_mode(status.st_mode);
-    if kind.is_char_device() || kind.is_block_device() || kind.is_socket() || kind.is_fifo() {
-        return None;
-    }
-    let id = (status.st_ino ^ status.st_dev.rotate_left(40)).max(1);
-    let bytes = u64::try_from(status.st_size).unwrap_or(0) / GRANULE * GRANULE;
-    Some((id, (bytes != 0).then_some(bytes)))
-}
-
-const DESCRIPTOR: CUmemAllocationHandleType =
-    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-
-/// After `cuMemExportToShareableHandle` has written a handle of type `kind` to `to`.
-pub(crate) fn exported(handle: u64, to: usize, kind: u32) {
-    if kind != DESCRIPTOR.0 {
-        return;
-    }
-    // SAFETY: the driver has just written a descriptor there.
-    let fd = unsafe { *(to as *const i32) };
-    let Some((id, _)) = identity(fd) else {
-        return;
-    };
-    with(|vmm| {
-        let name = vmm.name(handle);
-        let Some(physical) = vmm.handles.get_mut(&name) else {
-            return;
-        };
-        let Some(meter) = Meter::on(physical.device) else {
-            return;
-        };
-        let block = Block {
-            id,
-            device: meter.device,
-            bytes: physical.bytes,
-        };
-        if physical.shared.is_none() && meter.account.share_own(block) {
-            physical.shared = Some(id);
-            *vmm.shared.entry(id).or_insert(0) += 1;
-        }
-    });
-}
-
-/// An import that is about to be made.
-struct Import {
-    meter: Meter,
-    block: Block,
-}
-
-/// Lists what is about to be imported; `None`: it is unknown or there is no place, and nobody pays
-/// here.
-fn list(meter: &Meter, id: u64, size: Option<u64>) -> Result<Option<Block>, OverLimit> {
-    with(|vmm| {
-        let Some(block) = meter.account.find_shared(id).or(size.map(|bytes| Block {
-            id,
-            device: meter.device,
-            bytes,
-        })) else {
-            return Ok(None);
-        };
-        let limit_bytes = Meter::on(block.device).map_or(NO_LIMIT, |meter| meter.limit_bytes());
-        match vmm.shared.get_mut(&id) {
-            Some(count) => *count += 1,
-            None if meter.account.share(block, limit_bytes)? => {
-                vmm.shared.insert(id, 1);
-            }
-            None => return Ok(None),
-        }
-        Ok(Some(block))
-    })
-}
-
-fn import(fd: i32) -> Result<Option<Import>, CUresult> {
-    // Where no context is current, the first device stands for the one that is not known yet.
-    let meter = Meter::here().ok().or_else(|| Meter::of(0));
-    let (Some(meter), Some((id, size))) = (meter, identity(fd)) else {
-        return Ok(None);
-    };
-    let once = || list(&meter, id, size);
-    let block = once()
-        .or_else(|first| meter.reserve_again(first, once))
-        .map_err(|over| meter.refuse(over, over.requested_bytes))?;
-    Ok(block.map(|block| Import { meter, block }))
-}
 
 /// # Safety
 /// As the driver's function.
@@ -206,41 +16,18 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
 ) -> CUresult {
     // SAFETY: the caller's own arguments.
     let call = || unsafe { real::cuMemImportFromShareableHandle(handle, os_handle, kind) };
-    if handle.is_null() || kind != DESCRIPTOR {
+    if handle.is_null() || kind != physical::DESCRIPTOR {
         return call();
     }
     // CAST: a descriptor travels as a pointer.
-    let import = match import(os_handle as usize as i32) {
+    let import = match physical::import(os_handle as usize as i32) {
         Ok(Some(import)) => import,
         Ok(None) => return call(),
         Err(refusal) => return refusal,
     };
     let result = call();
-    with(|vmm| {
-        if !result.is_ok() {
-            return vmm.unshare(&import.meter, import.block.id);
-        }
-        // SAFETY: the driver has written the handle.
-        let handle = unsafe { (*handle).0 };
-        let physical = Physical {
-            bytes: import.block.bytes,
-            device: import.block.device,
-            references: 1,
-            mappings: 0,
-            shared: Some(import.block.id),
-        };
-        match vmm.handles.get_mut(&handle) {
-            // A driver that answers with a handle that the process has already: one more reference
-            // to it.
-            Some(known) if known.shared == physical.shared => {
-                known.references += 1;
-                vmm.unshare(&import.meter, import.block.id);
-            }
-            _ => {
-                vmm.handles.insert(handle, physical);
-            }
-        }
-    });
+    // SAFETY: read after success only, when the driver has written the handle.
+    import.made(result.is_ok().then(|| unsafe { (*handle).0 }));
     result
 }
 
@@ -274,18 +61,11 @@ pub(crate) unsafe fn cuMemCreate(
     if result.is_ok() {
         if residency::active() {
             // SAFETY: as below; the driver has read the properties.
-            unsafe { own(handle, whole, meter.device, &*properties) };
+            unsafe { own(handle, whole, meter.device(), &*properties) };
         }
         // SAFETY: the driver has written the handle.
         let handle = unsafe { (*handle).0 };
-        let physical = Physical {
-            bytes: whole,
-            device: meter.device,
-            references: 1,
-            mappings: 0,
-            shared: None,
-        };
-        with(|vmm| vmm.handles.insert(handle, physical));
+        physical::created(handle, whole, meter.device());
     } else {
         meter.release(whole);
     }
@@ -322,13 +102,7 @@ pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUres
         unsafe { real::cuMemRelease(handle) }
     };
     if result.is_ok() && client::current().is_some() {
-        with(|vmm| {
-            let name = vmm.name(handle.0);
-            if let Some(physical) = vmm.handles.get_mut(&name) {
-                physical.references = physical.references.saturating_sub(1);
-                vmm.drop_if_unheld(name);
-            }
-        });
+        physical::released(handle.0);
     }
     result
 }
@@ -350,55 +124,7 @@ pub(crate) unsafe fn cuMemUnmap(start: CUdeviceptr, bytes: usize) -> CUresult {
     }
     drop(pass);
     if result.is_ok() && client::current().is_some() {
-        let end = start.0.saturating_add(bytes as u64);
-        with(|vmm| {
-            let gone: Vec<_> = vmm
-                .mappings
-                .range(start.0..end)
-                .map(|(at, (_, handle))| (*at, *handle))
-                .collect();
-            for (at, handle) in gone {
-                vmm.mappings.remove(&at);
-                if let Some(physical) = vmm.handles.get_mut(&handle) {
-                    physical.mappings = physical.mappings.saturating_sub(1);
-                    vmm.drop_if_unheld(handle);
-                }
-            }
-        });
+        physical::unmapped(start.0, start.0.saturating_add(bytes as u64));
     }
     result
-}
-
-/// After `cuMemMap`.
-pub(crate) fn mapped(start: u64, bytes: u64, handle: u64) {
-    with(|vmm| {
-        let name = vmm.name(handle);
-        if let Some(physical) = vmm.handles.get_mut(&name) {
-            physical.mappings += 1;
-            vmm.mappings.insert(start, (bytes, name));
-        }
-    });
-}
-
-/// After `cuMemRetainAllocationHandle`: one more reference to what is mapped at `address`.
-pub(crate) fn retained(handle: u64, address: u64) {
-    with(|vmm| {
-        let Some((start, (bytes, name))) = vmm
-            .mappings
-            .range(..=address)
-            .next_back()
-            .map(|(at, what)| (*at, *what))
-        else {
-            return;
-        };
-        if address - start >= bytes {
-            return;
-        }
-        if let Some(physical) = vmm.handles.get_mut(&name) {
-            physical.references += 1;
-            if handle != name {
-                vmm.aliases.insert(handle, name);
-            }
-        }
-    });
 }

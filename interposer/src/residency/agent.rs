@@ -125,7 +125,7 @@ fn run() {
         };
         let seen = attached.end.arbiter.orders();
         if now_ns().saturating_sub(reported_ns) > TELL_NS {
-            let mut kinds = crate::memory::kinds(attached);
+            let mut kinds = crate::metering::kinds(attached);
             chunk::with(|chunks| chunks.staying(&mut kinds));
             attached.end.client.set_staying(&kinds);
             reported_ns = now_ns();

@@ -29,7 +29,7 @@ use super::{agent, quiesce, tuning};
 use crate::attachment::client;
 use crate::driver::real;
 use crate::ground::thread::thread;
-use crate::memory::{Meter, granules};
+use crate::metering::{Meter, granules};
 
 pub(crate) use ending::{context_died, free};
 

@@ -14,7 +14,6 @@
 //! and changes of state, never over a driver call.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use channel::{Footprint, MAX_DEVICES};
@@ -25,8 +24,9 @@ use super::last_use;
 use crate::attachment::client;
 use crate::driver::real;
 use crate::gate::capture;
+use crate::metering;
 
-pub(super) use crate::memory::GRANULE;
+pub(super) use crate::metering::{GRANULE, overflow_bytes};
 
 /// Where a chunk's bytes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,8 +130,6 @@ pub(super) struct Chunks {
 }
 
 static CHUNKS: Mutex<Option<Chunks>> = Mutex::new(None);
-/// Bytes charged to the tenant that lie in host memory, by device.
-static OVERFLOW: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
 
 /// Looks at the chunks, or changes them.
 pub(super) fn with<T>(act: impl FnOnce(&mut Chunks) -> T) -> T {
@@ -139,14 +137,6 @@ pub(super) fn with<T>(act: impl FnOnce(&mut Chunks) -> T) -> T {
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .get_or_insert_with(Chunks::default))
-}
-
-/// Bytes on `device` that the tenant is charged for and that lie in host memory instead.
-#[inline]
-pub(crate) fn overflow_bytes(device: usize) -> u64 {
-    OVERFLOW
-        .get(device)
-        .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
 }
 
 impl Chunks {
@@ -187,9 +177,7 @@ impl Chunks {
                 footprint.host_bytes += chunk.bytes;
             }
         }
-        if let Some(word) = OVERFLOW.get(device) {
-            word.store(overflow, Ordering::Relaxed);
-        }
+        metering::set_overflow_bytes(device, overflow);
         if let Some(want) = client::current().and_then(|attached| attached.end.client.want(device))
         {
             want.set_footprint(&footprint);

@@ -52,7 +52,6 @@ pub(crate) use agent::stop;
 pub(crate) use ahead::leaving;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use beginnings::before_capture;
-pub(crate) use chunk::overflow_bytes;
 pub(crate) use copy_streams::peers;
 pub(crate) use last_use::iteration_ended;
 pub(crate) use operands::used;

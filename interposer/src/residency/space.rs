@@ -8,7 +8,7 @@ use super::{quiesce, tuning};
 use crate::attachment::client;
 use crate::ground::clock::now_ns;
 use crate::ground::process;
-use crate::memory::Meter;
+use crate::metering::Meter;
 
 /// Makes a call of the program's that takes `bytes` of a device's memory, which the quota allows,
 /// again and again while the device has none: another tenant's may be about to leave.

@@ -2,7 +2,7 @@
 //! for the driver's here: its own tests are in the file.
 
 #[allow(dead_code, reason = "the library uses all of it, its tests a part")]
-#[path = "../../../interposer/src/memory/live.rs"]
+#[path = "../../../interposer/src/metering/live.rs"]
 mod live;
 #[path = "../../../interposer/src/ground/lock.rs"]
 mod lock;

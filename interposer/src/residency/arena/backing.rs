@@ -4,7 +4,7 @@ use shim_ffi::*;
 
 use super::Arena;
 use crate::attachment::client;
-use crate::memory::Meter;
+use crate::metering::Meter;
 use crate::residency::chunk::{self, Chunk, GRANULE, Mapping, Place};
 use crate::residency::{copy_streams, engine, host};
 

@@ -11,7 +11,7 @@ use crate::gate;
 use crate::gate::context;
 use crate::ground::process;
 use crate::ground::thread::thread;
-use crate::memory::Meter;
+use crate::metering::Meter;
 use crate::residency::{chunk, copy_streams, groups, quiesce};
 
 /// `cuMemFree` of an address of an arena; `None`: it is none.

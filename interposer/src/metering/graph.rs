@@ -1,0 +1,214 @@
+//! Memory of graphs: what their allocation nodes take, when they are made or when they first run,
+//! as the driver chooses.
+//!
+//! A device's graph memory is a source like a pool, charged for what the driver says it has
+//! reserved. What a call may add is prepaid: an allocation node when it is added or captured, all
+//! nodes of an executable graph at its first launch or upload after it was instantiated or graph
+//! memory was trimmed. What was not taken is given back at once.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use shim_ffi::*;
+
+use super::pool::{Source, settle};
+use super::{Meter, granules};
+use crate::attachment::client;
+use crate::driver::real;
+
+/// Whether this process has ever put allocations into a graph.
+static ALLOCATES: AtomicBool = AtomicBool::new(false);
+/// Counts trims: afterwards graphs take their memory anew.
+static TRIMS: AtomicU64 = AtomicU64::new(1);
+/// Executable graphs that allocate.
+static EXECS: Mutex<Option<HashMap<usize, Weight>>> = Mutex::new(None);
+
+#[derive(Clone, Copy)]
+struct Weight {
+    bytes: u64,
+    /// [`TRIMS`] when it last took its memory, 0 for never.
+    taken_at: u64,
+}
+
+fn with<T>(act: impl FnOnce(&mut HashMap<usize, Weight>) -> T) -> T {
+    let mut execs = EXECS.lock().unwrap_or_else(PoisonError::into_inner);
+    act(execs.get_or_insert_with(HashMap::new))
+}
+
+fn here() -> Option<i32> {
+    let mut device = CUdevice::default();
+    // SAFETY: valid pointer to a local.
+    unsafe { real::cuCtxGetDevice(&raw mut device) }
+        .is_ok()
+        .then_some(device.0)
+}
+
+fn governed() -> bool {
+    ALLOCATES.load(Ordering::Relaxed) && client::current().is_some()
+}
+
+/// A graph allocates from here on.
+fn graph_allocates() {
+    ALLOCATES.store(true, Ordering::Relaxed);
+}
+
+/// Makes a call that puts an allocation of `bytes` into a graph on the calling thread's device.
+pub(crate) fn allocate(bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    graph_allocates();
+    let Some((ordinal, meter)) = here().and_then(|ordinal| Some((ordinal, Meter::of(ordinal)?)))
+    else {
+        return call();
+    };
+    let most = granules(bytes);
+    if let Err(refusal) = meter.reserve(most, bytes) {
+        return refusal;
+    }
+    let result = call();
+    if !settle(Source::Graph(ordinal), ordinal, most) {
+        meter.release(most);
+    }
+    result
+}
+
+/// Makes a call that trims the graph memory of a device.
+pub(crate) fn trimmed(ordinal: i32, call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    TRIMS.fetch_add(1, Ordering::Relaxed);
+    if governed() {
+        settle(Source::Graph(ordinal), ordinal, 0);
+    }
+    result
+}
+
+/// Bytes that the allocation nodes of a graph, and of graphs in it, ask for.
+fn weigh(graph: CUgraph, depth: u32) -> u64 {
+    let mut count = 0;
+    // SAFETY: a graph that the program has just instantiated; asks for the number of nodes only.
+    let counted = unsafe { real::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count) };
+    if !counted.is_ok() || count == 0 || depth == 0 {
+        return 0;
+    }
+    let mut nodes = vec![CUgraphNode::NULL; count];
+    // SAFETY: space for as many nodes as is said.
+    if !unsafe { real::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) }.is_ok() {
+        return 0;
+    }
+    nodes.truncate(count);
+    nodes.into_iter().fold(0u64, |sum, node| {
+        let mut kind = CUgraphNodeType::default();
+        let mut parameters = CUDA_MEM_ALLOC_NODE_PARAMS::default();
+        let mut inner = CUgraph::NULL;
+        // SAFETY: a node of the graph; outputs are locals.
+        let bytes = unsafe {
+            let _ = real::cuGraphNodeGetType(node, &raw mut kind);
+            match kind {
+                CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+                    let _ = real::cuGraphMemAllocNodeGetParams(node, &raw mut parameters);
+                    granules(parameters.bytesize as u64)
+                }
+                CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
+                    let found = real::cuGraphChildGraphNodeGetGraph(node, &raw mut inner);
+                    if found.is_ok() {
+                        weigh(inner, depth - 1)
+                    } else {
+                        0
+                    }
+                }
+                _ => 0,
+            }
+        };
+        sum.saturating_add(bytes)
+    })
+}
+
+/// After `graph` has become the executable graph `exec`.
+pub(crate) fn instantiated(exec: usize, graph: CUgraph) {
+    /// Graphs in graphs; the driver allows no more in practice.
+    const DEPTH: u32 = 8;
+    if !governed() {
+        return;
+    }
+    let bytes = weigh(graph, DEPTH);
+    if bytes != 0 {
+        with(|execs| execs.insert(exec, Weight { bytes, taken_at: 0 }));
+    }
+}
+
+/// After an executable graph is gone.
+pub(crate) fn exec_destroyed(exec: usize) {
+    if governed() {
+        with(|execs| execs.remove(&exec));
+    }
+}
+
+/// What was reserved for a launch.
+pub(crate) struct Prepaid {
+    ordinal: i32,
+    bytes: u64,
+    exec: usize,
+    trims: u64,
+}
+
+/// Before an executable graph is launched or uploaded: reserves what it may take.
+///
+/// # Errors
+/// What the program is answered.
+pub(crate) fn before(exec: usize) -> Result<Option<Prepaid>, CUresult> {
+    if !governed() {
+        return Ok(None);
+    }
+    let Some(ordinal) = here() else {
+        return Ok(None);
+    };
+    let trims = TRIMS.load(Ordering::Relaxed);
+    let weight = with(|execs| execs.get(&exec).copied());
+    let bytes = weight.map_or(0, |weight| {
+        if weight.taken_at == trims {
+            0
+        } else {
+            granules(weight.bytes)
+        }
+    });
+    if bytes != 0
+        && let Some(meter) = Meter::of(ordinal)
+    {
+        meter.reserve(bytes, bytes)?;
+    }
+    Ok(Some(Prepaid {
+        ordinal,
+        bytes,
+        exec,
+        trims,
+    }))
+}
+
+/// After the launch or upload.
+pub(crate) fn after(prepaid: Option<Prepaid>, result: CUresult) {
+    let Some(prepaid) = prepaid else {
+        return;
+    };
+    let source = Source::Graph(prepaid.ordinal);
+    if !settle(source, prepaid.ordinal, prepaid.bytes)
+        && let Some(meter) = Meter::of(prepaid.ordinal)
+    {
+        meter.release(prepaid.bytes);
+    }
+    if result.is_ok() && prepaid.bytes != 0 {
+        with(|execs| {
+            if let Some(weight) = execs.get_mut(&prepaid.exec) {
+                weight.taken_at = prepaid.trims;
+            }
+        });
+    }
+}
+
+/// After a call that put an allocation into a graph without being prepaid.
+pub(crate) fn after_node() {
+    graph_allocates();
+    if governed()
+        && let Some(ordinal) = here()
+    {
+        settle(Source::Graph(ordinal), ordinal, 0);
+    }
+}
