@@ -1,11 +1,15 @@
-//! Who may import whom, and what may be linked at all, from `cargo metadata`.
+//! Who may import whom, and what may be linked at all: crates from `cargo metadata`, modules from
+//! their sources.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 use testbed::CommandWithin;
 use tests::Artefacts;
+use tests::floors::{self, CRATES, Crate};
+use tests::modules::{self, Modules};
 
 /// The resolved graph of the workspace.
 struct Graph {
@@ -138,6 +142,179 @@ fn imports_point_one_way() {
             .collect();
         assert!(stray.is_empty(), "{member} must not import {stray:?}");
     }
+}
+
+#[test]
+fn no_module_imports_one_of_a_higher_floor() {
+    let root = Artefacts::get().root();
+    let wrong: Vec<String> = CRATES
+        .iter()
+        .flat_map(|of| of.wrong(&of.modules(root)))
+        .collect();
+    assert_eq!(
+        wrong,
+        Vec::<String>::new(),
+        "modules stand on floors (tests/src/floors.rs): give a new one its floor; what a lower one \
+         needs of a higher one comes by an argument, an answer, or a function that is handed down"
+    );
+}
+
+#[test]
+fn every_crate_with_modules_has_floors() {
+    let graph = Graph::read();
+    for id in &graph.members {
+        let name = graph.name(id);
+        let manifest = graph.packages[id]["manifest_path"]
+            .as_str()
+            .expect("a path");
+        let sources = Path::new(manifest).with_file_name("src");
+        if sources.is_dir() && Modules::below(&sources).paths().count() > 1 {
+            let of = CRATES.iter().find(|of| of.name == name);
+            let of = of.unwrap_or_else(|| panic!("{name} has no floors in tests/src/floors.rs"));
+            assert_eq!(Artefacts::get().root().join(of.folder).join("src"), sources);
+        }
+    }
+}
+
+#[test]
+fn the_list_of_floors_is_the_sources() {
+    let root = Artefacts::get().root();
+    let page = std::fs::read_to_string(root.join(floors::PAGE)).expect("the page");
+    assert!(
+        page == floors::written_into(&page, root),
+        "{} is not what the sources say; run scripts/floors",
+        floors::PAGE
+    );
+}
+
+/// The modules of a crate that has these sources, by path.
+fn crate_of(sources: &[(&str, &str)]) -> Modules {
+    let path = |path: &str| -> Vec<String> {
+        let names = path.split("::").filter(|name| !name.is_empty());
+        names.map(str::to_owned).collect()
+    };
+    Modules::of(
+        sources
+            .iter()
+            .map(|(at, text)| (path(at), (*text).to_owned())),
+    )
+}
+
+const THREE_FLOORS: Crate = Crate {
+    name: "building",
+    folder: "building",
+    in_full: true,
+    floors: &[("", &["low"]), ("", &["middle", "other"]), ("", &["high"])],
+};
+
+/// What is wrong in a building with this text in module `low::inner`.
+fn wrong_with(text: &str) -> Vec<String> {
+    THREE_FLOORS.wrong(&crate_of(&[
+        (
+            "",
+            "mod low; mod middle; mod other; mod high; pub use high::act as known;",
+        ),
+        ("low", "mod inner;"),
+        ("low::inner", text),
+        ("middle", "pub use crate::low::inner; mod part;"),
+        (
+            "middle::part",
+            "use crate::other::A; use super::B; use crate::low;",
+        ),
+        ("other", "use crate::middle::part; use crate::low::inner;"),
+        (
+            "high",
+            "use crate::{low, middle::{self, part}}; fn act() { crate::other::go() }",
+        ),
+    ]))
+}
+
+#[test]
+fn a_module_that_climbs_is_found() {
+    for text in [
+        "use crate::high;",
+        "use crate::{low, high::act};",
+        "use super::super::high::act as other_name;",
+        "fn act() { crate::high::act() }",
+        "fn act() { super::super::high::act() }",
+        "macro_rules! act { () => { $crate::high::act() } }",
+        "pub(crate) use crate::high::act;",
+        "use crate::known;",
+        "mod inside { use crate::high::*; }",
+        "mod inside { use super::super::super::high::act; }",
+        "#[cfg(test)] mod tests { use crate::low; } use crate::high;",
+        "#[cfg(not(test))] use crate::high;",
+        "const TEXT: &str = \"// {\"; use crate::high; // {",
+    ] {
+        let wrong = wrong_with(text);
+        assert_eq!(
+            wrong,
+            ["building: `low::inner` (floor 1) imports `high` (floor 3)"],
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn what_does_not_climb_is_left_alone() {
+    for text in [
+        "",
+        "use super::Something; use crate::low; use std::high::act; use self::high::act;",
+        "// use crate::high;\n/* crate::high::act() */ /// [`crate::high`]",
+        "const TEXT: &str = \"use crate::high;\"; const OTHER: &str = r#\"\"crate::high::a\"#;",
+        "#[cfg(test)] mod tests { use crate::high; fn act() { { crate::high::act() } } }",
+        "#[cfg(test)]\n#[allow(unused)]\nuse crate::high;",
+        "mod inside { use super::high; }",
+        "fn act() { Some::high::act() }",
+    ] {
+        assert_eq!(wrong_with(text), Vec::<String>::new(), "{text}");
+    }
+}
+
+#[test]
+fn a_module_without_a_floor_is_found() {
+    let of = |root| THREE_FLOORS.wrong(&crate_of(&[("", root), ("low", ""), ("attic", "")]));
+    assert_eq!(
+        of("mod low; mod attic;"),
+        [
+            "`attic` of building stands on 0 floors",
+            "building has no module `middle`",
+            "building has no module `other`",
+            "building has no module `high`",
+        ]
+    );
+    // Files that nothing but tests declares.
+    assert_eq!(of("mod low; #[cfg(test)] mod attic;").len(), 3);
+}
+
+#[test]
+fn circles_are_found() {
+    let edges = [
+        ("a", "b"),
+        ("b", "c"),
+        ("c", "a"),
+        ("c", "d"),
+        ("d", "e"),
+        ("f", "f"),
+    ];
+    let mut of = BTreeMap::<&str, BTreeSet<&str>>::new();
+    for (from, to) in edges {
+        of.entry(from).or_default().insert(to);
+    }
+    assert_eq!(modules::circles(&of), [BTreeSet::from(["a", "b", "c"])]);
+    let building = crate_of(&[
+        ("", "mod low; mod middle; mod other; mod high;"),
+        ("low", "mod one; mod two; fn act() { one::act() }"),
+        ("low::one", "use super::act; use crate::low::two;"),
+        ("low::two", ""),
+        ("middle", "use crate::other;"),
+        ("other", "use crate::middle;"),
+        ("high", ""),
+    ]);
+    assert_eq!(
+        THREE_FLOORS.circles(&building),
+        [vec!["middle", "other"], vec!["low", "low::one"]]
+    );
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Counting calls, while a diagnosis asks for it (`SUBLET_TRACE_COUNTS` names a directory), and
 //! only then.
 //!
-//! Calls go where [`addresses::SLOTS`] says. While nobody asks, that is the driver; while somebody does,
-//! it is one of the thunks here, which count and jump to the driver. So what nobody asks for costs
-//! nothing, on no path: there is no flag to look at. What is counted is what was *let through*, our
-//! own calls included; the simulated driver counts what it *receives*, and where that is more,
-//! something went past us.
+//! Calls go where [`addresses::SLOTS`] says. While nobody asks, that is the driver; while somebody
+//! does, it is one of the thunks here, which count and jump to the driver. So what nobody asks for
+//! costs nothing, on no path: there is no flag to look at. What is counted is what was *let
+//! through*, our own calls included; the simulated driver counts what it *receives*, and where that
+//! is more, something went past us.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};

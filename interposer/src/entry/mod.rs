@@ -33,7 +33,7 @@ use crate::gate::{failure, signature};
 use crate::{gate, lifecycle, metering, residency};
 
 mod context;
-mod dlsym;
+pub(crate) mod dlsym;
 #[macro_use]
 mod jumps;
 #[macro_use]

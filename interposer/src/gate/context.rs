@@ -10,7 +10,7 @@ use crate::gate::{marks, quiesce, signature, slots};
 use crate::ground::thread::{Thread, UNKNOWN_NS, thread};
 
 /// Contexts that threads were found in, with the driver's ordinal of the device, where memory may
-/// be moved: whoever moves it takes them.
+/// be moved: [`take_found`] takes them.
 static FOUND: Mutex<Vec<(i32, usize)>> = Mutex::new(Vec::new());
 
 fn note_found(ordinal: i32, context: usize) {

@@ -57,8 +57,8 @@ fn pyramid_bytes(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> u64 {
     })
 }
 
-/// As [`metering::metered`], for what has a handle and no address. `exact`: what the driver says that
-/// it takes.
+/// As [`metering::metered`], for what has a handle and no address. `exact`: what the driver says
+/// that it takes.
 fn metered(
     bytes: u64,
     call: impl FnOnce() -> CUresult,

@@ -1,0 +1,525 @@
+//! On which floor each module of each crate stands.
+//!
+//! A module imports modules of its own floor and of floors below; none climbs. The list in the
+//! architecture page is made from this (`scripts/floors`); it names what imports itself by way of
+//! others, inside a floor.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::modules::{self, Modules};
+
+/// What the root of a crate (`lib.rs`, `main.rs`) is called where its modules import it. Otherwise
+/// it stands above all floors.
+pub const ROOT: &str = "lib";
+
+/// A crate, with its floors from the lowest up: what each is for, and the modules at the crate's
+/// root that stand there.
+pub struct Crate {
+    pub name: &'static str,
+    /// Where it lies in the repository.
+    pub folder: &'static str,
+    /// Whether the list says what is inside of each module, and names the circles there.
+    pub in_full: bool,
+    pub floors: &'static [(&'static str, &'static [&'static str])],
+}
+
+/// The crates with more than one module.
+pub const CRATES: [Crate; 16] = [
+    Crate {
+        name: "shim-ffi",
+        folder: "shim-ffi",
+        in_full: false,
+        floors: &[
+            (
+                "the driver's types",
+                &["lib", "enums", "handles", "status", "structs"],
+            ),
+            ("the tables", &["entry", "nvml", "table"]),
+            ("what is looked up in them", &["counts", "resolve"]),
+        ],
+    },
+    Crate {
+        name: "host-memory",
+        folder: "host-memory",
+        in_full: false,
+        floors: &[("all of it", &["lib", "groups"])],
+    },
+    Crate {
+        name: "channel",
+        folder: "channel",
+        in_full: false,
+        floors: &[
+            ("atomics, under loom too", &["sync"]),
+            ("where each word lies", &["layout", "owner"]),
+            (
+                "words and what they mean",
+                &[
+                    "activity",
+                    "grant",
+                    "reservation",
+                    "residency",
+                    "resize",
+                    "signature",
+                    "page",
+                ],
+            ),
+            ("pages of several parts", &["accounts", "journal", "shared"]),
+            ("messages", &["handshake", "kept", "wire"]),
+            ("the two ends", &["arbiter", "client"]),
+        ],
+    },
+    Crate {
+        name: "policy",
+        folder: "policy",
+        in_full: false,
+        floors: &[
+            ("small sets, names", &["few", "names"]),
+            ("the registry", &["registry"]),
+            ("what every policy is asked", &["slice"]),
+            (
+                "parts of a decision",
+                &[
+                    "iterations",
+                    "quantum",
+                    "residency",
+                    "shares",
+                    "stepper",
+                    "turns",
+                ],
+            ),
+            ("partitions of a device", &["partitions"]),
+            ("slice policies", &["slices"]),
+            ("gangs; the cluster", &["cluster", "gangs"]),
+        ],
+    },
+    Crate {
+        name: "control",
+        folder: "control",
+        in_full: false,
+        floors: &[
+            (
+                "names, sizes, spans",
+                &["lib", "error", "name", "paths", "profile", "size", "span"],
+            ),
+            ("a setting", &["setting"]),
+            (
+                "what is asked and answered",
+                &[
+                    "device",
+                    "job_settings",
+                    "kinds",
+                    "report",
+                    "request",
+                    "residency",
+                    "resize",
+                ],
+            ),
+            ("the wire", &["wire"]),
+            ("the client", &["client"]),
+        ],
+    },
+    Crate {
+        name: "interposer",
+        folder: "interposer",
+        in_full: true,
+        floors: &[
+            ("clock, errno, lock, process, thread", &["ground"]),
+            ("the real driver, the dynamic linker", &["driver"]),
+            ("the arbiter as this process knows it", &["attachment"]),
+            ("reports of NVML", &["nvml"]),
+            (
+                "when submissions may pass, what is in flight, the quiesce gate",
+                &["gate"],
+            ),
+            ("what memory is charged", &["metering"]),
+            ("memory that moves", &["residency"]),
+            ("hooks of memory functions, by name", &["memory"]),
+            ("attach, fork, exit, context ends", &["lifecycle"]),
+            ("the exported functions", &["entry"]),
+        ],
+    },
+    Crate {
+        name: "arbiter",
+        folder: "arbiter",
+        in_full: false,
+        floors: &[
+            (
+                "peers, descriptors, files",
+                &["bell", "descriptors", "peer", "spare", "usage", "writer"],
+            ),
+            (
+                "clock, background work, state",
+                &["background", "clock", "state"],
+            ),
+            (
+                "what wakes the loop, what is recorded",
+                &["census", "journal", "names", "reactor"],
+            ),
+            ("the control socket", &["control_server"]),
+            (
+                "the arbiter and its parts",
+                &[
+                    "convert",
+                    "device_control",
+                    "devices",
+                    "dispatch",
+                    "escaped",
+                    "ground",
+                    "ledger",
+                    "nvml",
+                    "options",
+                    "profile",
+                    "residency",
+                    "schedulers",
+                    "serve",
+                    "tenant",
+                    "terms",
+                    "violations",
+                ],
+            ),
+            (
+                "what it does at each event",
+                &[
+                    "attach",
+                    "client_exit",
+                    "dormant",
+                    "lifecycle",
+                    "operator",
+                    "resize",
+                    "status",
+                ],
+            ),
+        ],
+    },
+    Crate {
+        name: "simgpu",
+        folder: "simgpu",
+        in_full: false,
+        floors: &[
+            (
+                "clock, lock, images, host kernels",
+                &["clock", "image", "kernels", "lock", "received"],
+            ),
+            (
+                "the device that processes share",
+                &["costs", "device_state", "profile", "registry"],
+            ),
+            (
+                "its memory and attributes",
+                &["attributes", "faults", "memory"],
+            ),
+            (
+                "the driver and NVML",
+                &[
+                    "api", "capture", "context", "driver", "entry", "event", "exec", "graph",
+                    "module", "nvml", "observe", "stream", "visible",
+                ],
+            ),
+        ],
+    },
+    Crate {
+        name: "simgpu-libnvidia-ml",
+        folder: "simgpu/libnvidia-ml",
+        in_full: false,
+        floors: &[("the table", &["table"])],
+    },
+    Crate {
+        name: "cluster",
+        folder: "cluster",
+        in_full: false,
+        floors: &[
+            (
+                "training, pictures, descriptions",
+                &["plot", "spec", "training"],
+            ),
+            ("traces", &["trace"]),
+            ("the simulator", &["sim"]),
+            (
+                "what is made of its runs; the live hook",
+                &["live", "report", "reward", "sweep"],
+            ),
+        ],
+    },
+    Crate {
+        name: "cli",
+        folder: "cli",
+        in_full: false,
+        floors: &[
+            (
+                "settings, connections, output",
+                &[
+                    "config",
+                    "connect",
+                    "exit",
+                    "flags",
+                    "json",
+                    "mistake",
+                    "settings",
+                    "table",
+                    "unmanaged",
+                ],
+            ),
+            (
+                "arguments, and commands whose arguments others share",
+                &["args", "cluster_command", "ps", "run"],
+            ),
+            (
+                "the other commands",
+                &[
+                    "arbiter_command",
+                    "doctor",
+                    "manual",
+                    "moves",
+                    "set",
+                    "simulate",
+                ],
+            ),
+        ],
+    },
+    Crate {
+        name: "examples",
+        folder: "examples",
+        in_full: false,
+        floors: &[
+            (
+                "sizes, numbers, what a program may ask",
+                &["checkpoint", "pipeline", "resize", "rng", "size"],
+            ),
+            ("the driver, data", &["digits", "gpu"]),
+            (
+                "programs",
+                &["app", "bounded_stream", "link", "mlp", "stripes"],
+            ),
+            ("training", &["train"]),
+        ],
+    },
+    Crate {
+        name: "tests",
+        folder: "tests",
+        in_full: false,
+        floors: &[
+            (
+                "what was built, what was written",
+                &[
+                    "lib",
+                    "artefacts",
+                    "elf",
+                    "hooks_doc",
+                    "log",
+                    "modules",
+                    "outcome",
+                    "pages",
+                    "table",
+                ],
+            ),
+            (
+                "sandboxes and checks",
+                &[
+                    "attempts", "coverage", "fake", "floors", "programs", "sandbox",
+                ],
+            ),
+            ("runs", &["program_run", "stub"]),
+        ],
+    },
+    Crate {
+        name: "testbed",
+        folder: "tests/testbed",
+        in_full: false,
+        floors: &[
+            ("limits of a wait", &["within"]),
+            ("a clean start", &["clean"]),
+        ],
+    },
+    Crate {
+        name: "transparency",
+        folder: "tests/transparency",
+        in_full: false,
+        floors: &[
+            ("calls, random numbers", &["api", "rng"]),
+            (
+                "what is recorded and counted",
+                &["accounting", "probe", "transcript"],
+            ),
+            ("sequences of calls", &["sequence"]),
+            ("comparisons", &["compare"]),
+        ],
+    },
+    Crate {
+        name: "host-process",
+        folder: "tests/host-process",
+        in_full: false,
+        floors: &[
+            ("what was built", &["artefacts"]),
+            ("host programs", &["host"]),
+        ],
+    },
+];
+
+/// Modules by the name that floors give them: the first part of their path.
+fn top(path: &[String]) -> String {
+    path.first().map_or_else(|| ROOT.to_owned(), Clone::clone)
+}
+
+impl Crate {
+    /// Its modules.
+    #[must_use]
+    pub fn modules(&self, repository: &Path) -> Modules {
+        Modules::below(&repository.join(self.folder).join("src"))
+    }
+
+    fn floor(&self, module: &str) -> Option<usize> {
+        (self.floors.iter()).position(|(_, modules)| modules.contains(&module))
+    }
+
+    /// What is wrong: a module without a floor or with two, one that is not there, one that climbs.
+    #[must_use]
+    pub fn wrong(&self, modules: &Modules) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let there: BTreeSet<String> = modules.paths().map(|path| top(path)).collect();
+        let listed: Vec<&str> = self
+            .floors
+            .iter()
+            .flat_map(|(_, all)| all.iter().copied())
+            .collect();
+        for module in &there {
+            let times = listed.iter().filter(|name| *name == module).count();
+            if times > 1 || times == 0 && module != ROOT {
+                wrong.push(format!(
+                    "`{module}` of {} stands on {times} floors",
+                    self.name
+                ));
+            }
+        }
+        for module in listed.iter().filter(|name| !there.contains(**name)) {
+            wrong.push(format!("{} has no module `{module}`", self.name));
+        }
+        for (from, imports) in modules.imports() {
+            for to in imports {
+                let (Some(low), Some(high)) = (self.floor(&top(&from)), self.floor(&top(&to)))
+                else {
+                    continue;
+                };
+                if high > low {
+                    wrong.push(format!(
+                        "{}: `{}` (floor {}) imports `{}` (floor {})",
+                        self.name,
+                        shown(&from),
+                        low + 1,
+                        shown(&to),
+                        high + 1
+                    ));
+                }
+            }
+        }
+        wrong
+    }
+
+    /// Modules that import each other: those at the crate's root, and those inside of each.
+    #[must_use]
+    pub fn circles(&self, modules: &Modules) -> Vec<Vec<String>> {
+        let mut across: BTreeMap<Vec<String>, BTreeSet<Vec<String>>> = BTreeMap::new();
+        let mut within = across.clone();
+        let cut = |path: &[String], length: usize| path[..path.len().min(length)].to_vec();
+        for (from, imports) in modules.imports() {
+            for to in imports {
+                let (edges, length) = match top(&from) == top(&to) {
+                    true => (&mut within, 2),
+                    false => (&mut across, 1),
+                };
+                let (from, to) = (cut(&from, length), cut(&to, length));
+                if from != to {
+                    edges.entry(from).or_default().insert(to);
+                }
+            }
+        }
+        let of = [modules::circles(&across), modules::circles(&within)].concat();
+        of.iter()
+            .map(|circle| circle.iter().map(|path| shown(path)).collect())
+            .collect()
+    }
+}
+
+fn shown(path: &[String]) -> String {
+    match path {
+        [] => ROOT.to_owned(),
+        path => path.join("::"),
+    }
+}
+
+/// Where the list stands.
+pub const PAGE: &str = "docs/explanation/architecture.md";
+const BEGIN: &str = "<!-- Made by scripts/floors. -->\n";
+const END: &str = "<!-- The end of what scripts/floors makes. -->\n";
+
+/// The page with the list of floors in it.
+///
+/// # Panics
+/// Where the page has no place for it.
+#[must_use]
+pub fn written_into(page: &str, repository: &Path) -> String {
+    let (before, rest) = page.split_once(BEGIN).expect("a place for the floors");
+    let (_, after) = rest.split_once(END).expect("an end of the floors");
+    format!("{before}{BEGIN}\n{}\n{END}{after}", list(repository))
+}
+
+/// All floors, for the architecture page.
+fn list(repository: &Path) -> String {
+    let mut list = String::new();
+    for of in &CRATES {
+        let _ = writeln!(list, "- **{}**", of.name);
+        let modules = of.modules(repository);
+        for (number, (what, here)) in (1..).zip(of.floors) {
+            let here: Vec<String> = here
+                .iter()
+                .map(|name| match of.in_full {
+                    true => format!("`{name}`{}", parts(&modules, name)),
+                    false => format!("`{name}`"),
+                })
+                .collect();
+            let text = format!("{what}: {}", here.join(", "));
+            item(&mut list, &format!("  {number}. "), &text);
+        }
+        if of.in_full {
+            for circle in of.circles(&modules) {
+                let names: Vec<String> = circle.iter().map(|name| format!("`{name}`")).collect();
+                let text = format!("a circle on one floor: {}", names.join(", "));
+                item(&mut list, "  - ", &text);
+            }
+        }
+    }
+    list
+}
+
+/// What a module consists of.
+fn parts(modules: &Modules, name: &str) -> String {
+    let inner = modules
+        .paths()
+        .filter(|path| path.len() == 2 && path[0] == name);
+    let inner: Vec<String> = inner.map(|path| format!("`{}`", path[1])).collect();
+    match inner.len() {
+        0 => String::new(),
+        _ => format!(" ({})", inner.join(", ")),
+    }
+}
+
+/// An item of a list, in lines of 100 columns.
+fn item(list: &mut String, mark: &str, text: &str) {
+    const COLUMNS: usize = 100;
+    let mut line = mark.to_owned();
+    let mut is_new = true;
+    for word in text.split(' ') {
+        if !is_new && line.len() + 1 + word.len() > COLUMNS {
+            let _ = writeln!(list, "{line}");
+            line = " ".repeat(mark.len());
+            is_new = true;
+        }
+        if !is_new {
+            line.push(' ');
+        }
+        line.push_str(word);
+        is_new = false;
+    }
+    let _ = writeln!(list, "{line}");
+}
