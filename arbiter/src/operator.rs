@@ -20,6 +20,8 @@ use crate::tenant::Tenant;
 /// How long a registration waits for word of its driver's devices. TIMEOUT: initialising NVML takes
 /// up to a second or two where no process holds the driver.
 const DISCOVERY_NS: u64 = 3_000_000_000;
+/// Of the address of a refused hook, and of the reason, in the journal.
+const REFUSED_HOOK_CHARS: usize = 400;
 
 impl Arbiter {
     /// Answers a request, or has it wait.
@@ -52,6 +54,7 @@ impl Arbiter {
                 let limit = usize::try_from(limit).unwrap_or(usize::MAX);
                 Ok(Reply::Events(self.journal.since(since_seq, limit)))
             }
+            Request::HookRefused { hook, reason } => self.note_refused_hook(&hook, &reason, peer),
             Request::Register(job) => {
                 if self.is_ready_for(&job, peer) {
                     self.register(job, peer)
@@ -397,16 +400,52 @@ impl Arbiter {
             .ok_or_else(|| ControlError::new(ErrorCode::NoSuchJob, "the job has ended"))
     }
 
-    fn shut_down(&mut self, peer: Peer) -> Result<Reply, ControlError> {
-        let ours = rustix::process::geteuid().as_raw();
-        if peer.uid != 0 && peer.uid != ours {
-            let message = format!("this arbiter belongs to user {ours}, you are {}", peer.uid);
-            return Err(ControlError::new(ErrorCode::Permission, message));
+    /// This node's agent tells which hook it does not listen to, and why.
+    fn note_refused_hook(
+        &mut self,
+        hook: &str,
+        reason: &str,
+        peer: Peer,
+    ) -> Result<Reply, ControlError> {
+        only_ours(peer)?;
+        // A part of the reason may be the words of who answered.
+        let [hook, reason] = [hook, reason].map(|text| one_line(text, REFUSED_HOOK_CHARS));
+        if let Some(left_out) = self.refused_hooks.spend(self.clock.mono_ns()) {
+            let message = format!("this node does not obey who answers at {hook}: {reason}");
+            let mut fields = vec![("hook", Value::from(hook)), ("reason", reason.into())];
+            if left_out > 0 {
+                fields.push(("left_out", left_out.into()));
+            }
+            self.journal
+                .write("node_refused_hook", "", message, &fields);
         }
+        Ok(Reply::Noted)
+    }
+
+    fn shut_down(&mut self, peer: Peer) -> Result<Reply, ControlError> {
+        only_ours(peer)?;
         tracing::info!("process {} asks for an end", peer.pid);
         self.stopping = true;
         Ok(Reply::ShuttingDown)
     }
+}
+
+/// Whether somebody may speak for the whole arbiter: its own user or root.
+fn only_ours(peer: Peer) -> Result<(), ControlError> {
+    let ours = rustix::process::geteuid().as_raw();
+    if peer.uid == 0 || peer.uid == ours {
+        return Ok(());
+    }
+    let message = format!("this arbiter belongs to user {ours}, you are {}", peer.uid);
+    Err(ControlError::new(ErrorCode::Permission, message))
+}
+
+/// Text of others as one line of `most` characters at most.
+fn one_line(text: &str, most: usize) -> String {
+    let shown = text.chars().take(most);
+    shown
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 /// 128 random bits as hexadecimal digits.
@@ -426,6 +465,43 @@ fn new_token(clock: &Clock) -> std::io::Result<[u8; TOKEN_BYTES]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_hook_has_few_and_short_lines_in_the_journal() {
+        let place = tempfile::tempdir().expect("directory");
+        let dir = control::paths::RuntimeDir::given(place.path().join("run")).expect("absolute");
+        let ours = rustix::process::geteuid().as_raw();
+        dir.ensure(ours).expect("a directory of our own");
+        let options = crate::Options {
+            host_nvml: false,
+            ..crate::Options::new(dir)
+        };
+        let mut arbiter = Arbiter::start(options).expect("started");
+        let (pid, hook) = (std::process::id(), "http://127.0.0.1:7077");
+        let own = Peer { pid, uid: ours };
+        let reason = format!("two hooks\n\x1b[2J{}", "x".repeat(1 << 20));
+        for _ in 0..1000 {
+            arbiter
+                .note_refused_hook(hook, &reason, own)
+                .expect("noted");
+        }
+        let uid = ours + 1;
+        let error = arbiter.note_refused_hook(hook, "no", Peer { pid, uid });
+        assert_eq!(
+            error.map_err(|error| error.code),
+            Err(ErrorCode::Permission)
+        );
+        let events = arbiter.journal.since(0, 0);
+        let lines = events.iter().filter(|one| one.kind == "node_refused_hook");
+        let lines: Vec<_> = lines.collect();
+        assert!((1..100).contains(&lines.len()), "{}", lines.len());
+        for line in lines {
+            let message = &line.message;
+            assert!(message.contains("two hooks  [2J"), "{message}");
+            assert!(message.len() < 1000, "{}", message.len());
+            assert_eq!(line.fields["hook"], Value::from(hook));
+        }
+    }
 
     #[test]
     fn tokens_are_hexadecimal_and_never_the_same() {

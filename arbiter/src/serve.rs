@@ -177,6 +177,8 @@ pub struct Arbiter {
     pub(crate) registrations: BTreeMap<u32, Allowance>,
     /// Log lines that strangers may still cause.
     pub(crate) strangers: Allowance,
+    /// Lines about cluster hooks that this node refuses.
+    pub(crate) refused_hooks: Allowance,
     /// Listeners left alone until then, for want of descriptors.
     pub(crate) not_accepting_until_ns: Option<u64>,
     housekeeping_ns: u64,
@@ -281,6 +283,7 @@ impl Arbiter {
             failures: (0, now_ns),
             registrations: BTreeMap::new(),
             strangers: Allowance::new(now_ns),
+            refused_hooks: Allowance::new(now_ns),
             not_accepting_until_ns: None,
             housekeeping_ns: now_ns,
             profiles_ns: None,

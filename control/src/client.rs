@@ -215,6 +215,21 @@ impl Client {
         }
     }
 
+    /// Has the arbiter note that this node's agent refuses the hook at an address.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where the peer is neither the arbiter's own user nor root.
+    pub fn hook_refused(&mut self, hook: &str, reason: &str) -> Result<(), ClientError> {
+        let request = Request::HookRefused {
+            hook: hook.to_owned(),
+            reason: reason.to_owned(),
+        };
+        match self.ask(&request)? {
+            Reply::Noted => Ok(()),
+            other => Err(self.unexpected("hook_refused", &other)),
+        }
+    }
+
     fn unexpected(&self, asked: &str, reply: &Reply) -> ClientError {
         let kind = serde_json::to_value(reply)
             .ok()

@@ -53,7 +53,7 @@ pub use span::{BadSpan, Span, parse_span, short_span};
 /// Raised when an old peer would misunderstand a new one.
 pub const PROTOCOL_MAJOR: u32 = 2;
 /// Raised when something was added that an old peer may ignore.
-pub const PROTOCOL_MINOR: u32 = 0;
+pub const PROTOCOL_MINOR: u32 = 1;
 
 #[cfg(test)]
 testbed::starts_clean!();

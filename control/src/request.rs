@@ -47,6 +47,14 @@ pub enum Request {
         #[serde(default)]
         limit: u32,
     },
+    /// This node's agent does not listen to who answers at the cluster hook's address; for the
+    /// journal. Of the arbiter's own user and root only. -> [`Reply::Noted`]
+    HookRefused {
+        /// The address.
+        hook: String,
+        /// Why; one line.
+        reason: String,
+    },
 }
 
 /// One answer; which one follows from the request.
@@ -64,6 +72,7 @@ pub enum Reply {
     Moved(Moved),
     ShuttingDown,
     Events(Vec<Event>),
+    Noted,
 }
 
 /// A job as its owner asks for it. `SO_PEERCRED` says who registers it, not this type.
@@ -337,6 +346,10 @@ mod tests {
         round_trip(&Request::Events {
             since_seq: 7,
             limit: 3,
+        });
+        round_trip(&Request::HookRefused {
+            hook: "http://127.0.0.1:1".into(),
+            reason: "another".into(),
         });
         round_trip(&Request::Set {
             job: "a".into(),

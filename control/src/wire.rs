@@ -101,15 +101,17 @@ pub fn decode_request(line: &[u8]) -> Result<Request, ControlError> {
     })
 }
 
-const KINDS: [&str; 8] = [
+const KINDS: [&str; 10] = [
     "status",
     "register",
     "list",
     "set",
     "set_device",
+    "move",
     "reload",
     "shutdown",
     "events",
+    "hook_refused",
 ];
 
 /// The answer as a line, newline included. An answer that cannot be encoded becomes an
@@ -237,11 +239,16 @@ mod tests {
                 device: None,
                 settings: crate::DeviceSettings::default(),
             },
+            Request::Move(crate::Moves::default()),
             Request::Reload,
             Request::Shutdown,
             Request::Events {
                 since_seq: 0,
                 limit: 0,
+            },
+            Request::HookRefused {
+                hook: String::new(),
+                reason: String::new(),
             },
         ];
         let kinds = all.map(|request| {

@@ -25,7 +25,7 @@ use control::{ArbiterStatus, Client as ControlClient, ClientError as ControlFail
 use serde::{Deserialize, Serialize};
 
 use super::engine::{Engine, replace};
-use super::http::client::Client;
+use super::http::client::{Client, ClientError};
 use super::store::random_word;
 use super::waits;
 use super::wire::{
@@ -97,6 +97,8 @@ pub struct Agent {
     asked: Option<(u64, Instant)>,
     /// Goes that said that all is saved.
     saved: BTreeSet<RunId>,
+    /// Why the hook is refused, as the arbiter's journal has it.
+    noted: Option<String>,
     arbiter: Option<ControlClient>,
 }
 
@@ -158,6 +160,7 @@ impl Agent {
             open: Vec::new(),
             asked: None,
             saved: BTreeSet::new(),
+            noted: None,
             arbiter: None,
         })
     }
@@ -214,7 +217,7 @@ impl Agent {
     fn turn(&mut self) -> Result<bool, String> {
         // It has proved that it knows the token; the agent checks that it is the current hook
         // before it reports anything.
-        let hook = self.hook.meet().map_err(|error| error.to_string())?;
+        let hook = self.hook.meet().map_err(|error| self.failed(&error))?;
         if let Err(why) = self.hear(&hook) {
             self.registered = false;
             self.refuse(&why);
@@ -230,10 +233,11 @@ impl Agent {
             Err(error) => {
                 // A hook that was started anew on another state, or where somebody gave us up.
                 self.registered &= error.status() != Some(404);
-                return Err(error.to_string());
+                return Err(self.failed(&error));
             }
         };
         self.hear(&orders.hook)?;
+        self.noted = None;
         let before = self.memory.acks.len();
         self.memory.acks.retain(|ack| ack.seq > orders.acked_seq);
         if self.memory.acks.len() != before {
@@ -251,7 +255,11 @@ impl Agent {
     }
 
     fn hear(&mut self, hook: &HookId) -> Result<(), String> {
-        listen_to(&self.memory.hook, hook, &self.file()).map_err(|stale| stale.to_string())?;
+        listen_to(&self.memory.hook, hook, &self.file()).map_err(|stale| {
+            let why = stale.to_string();
+            self.note(&why);
+            why
+        })?;
         self.engine
             .join(&hook.cluster)
             .map_err(|error| error.to_string())?;
@@ -260,6 +268,31 @@ impl Agent {
             self.remember()?;
         }
         Ok(())
+    }
+
+    /// What is said of a request to the hook that failed.
+    fn failed(&mut self, error: &ClientError) -> String {
+        let why = error.to_string();
+        if error.is_no_hook() {
+            self.note(&why);
+        }
+        why
+    }
+
+    /// Has the arbiter's journal say why a hook is refused: once for each reason, until a hook is
+    /// obeyed again.
+    fn note(&mut self, why: &str) {
+        if self.noted.as_deref() == Some(why) {
+            return;
+        }
+        let url = self.hook.url().to_owned();
+        // With an arbiter that does not answer yet it is tried again.
+        if self
+            .with_arbiter(|arbiter| arbiter.hook_refused(&url, why))
+            .is_ok()
+        {
+            self.noted = Some(why.to_owned());
+        }
     }
 
     /// Reports to a hook why its orders are not carried out, for its operator. Its answer has no
@@ -309,7 +342,7 @@ impl Agent {
         let welcome: Welcome = self
             .hook
             .ask("PUT", &path, Some(&said))
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| self.failed(&error))?;
         self.hear(&welcome.hook)?;
         self.report_every = Duration::from_millis(welcome.report_ms.clamp(50, 60_000));
         self.registered = true;
@@ -482,6 +515,56 @@ mod tests {
         let kept = trim(arbiter, |name| name == "j7");
         assert_eq!(kept.jobs.len(), 1);
         assert!(kept.jobs[0].command.is_empty());
+    }
+
+    #[test]
+    fn why_a_hook_is_refused_is_noted_by_the_arbiter_once() {
+        use std::io::{BufRead, BufReader, Write};
+        let dir = tempfile::tempdir().unwrap();
+        let mut agent = agent(dir.path()).unwrap();
+        let hook = |epoch, nonce: &str| HookId {
+            cluster: "a".into(),
+            epoch,
+            nonce: nonce.into(),
+        };
+        agent.hear(&hook(5, "x")).unwrap();
+        assert!(agent.hear(&hook(4, "y")).is_err(), "nobody listens yet");
+        let socket = &agent.config.control_socket;
+        let arbiter = std::os::unix::net::UnixListener::bind(socket).unwrap();
+        let heard = std::thread::spawn(move || {
+            let (mut stream, _) = arbiter.accept().unwrap();
+            let mut heard = Vec::new();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                heard.push(control::wire::decode_request(line.unwrap().as_bytes()).unwrap());
+                let noted = control::wire::encode_reply(&Ok(control::Reply::Noted));
+                stream.write_all(&noted).unwrap();
+            }
+            heard
+        });
+        for _ in 0..3 {
+            assert!(agent.hear(&hook(4, "y")).is_err());
+        }
+        let stranger = ClientError::Stranger {
+            url: agent.hook.url().to_owned(),
+        };
+        assert!(agent.failed(&stranger).contains("does not know the token"));
+        drop(agent);
+        let heard = heard.join().unwrap();
+        let reasons: Vec<_> = heard
+            .iter()
+            .map(|request| match request {
+                control::Request::HookRefused { hook, reason } => {
+                    assert_eq!(hook, "http://127.0.0.1:9");
+                    reason.as_str()
+                }
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let [stale, unknown] = reasons[..] else {
+            panic!("{reasons:?}");
+        };
+        assert!(stale.contains("two hooks run on copies"), "{stale}");
+        assert!(unknown.contains("does not know the token"), "{unknown}");
     }
 
     #[test]

@@ -80,6 +80,12 @@ fn who_takes_the_hook_s_address_learns_nothing_is_not_obeyed_and_disables_no_nod
         !heard.contains("\"instance\""),
         "it learnt of the node: {heard}"
     );
+    let line = wait_until("the arbiter's journal says who is refused", || {
+        let mut lines = node.sandbox.events().into_iter();
+        lines.find(|line| line.kind == "node_refused_hook")
+    });
+    let reason = line.fields["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("does not know the token"), "{line:?}");
     hook.start();
     wait_until("the node reports again", || hook.is_up(&node).then_some(()));
     submit(

@@ -63,6 +63,12 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// Whether somebody answered who is not obeyed.
+    #[must_use]
+    pub fn is_no_hook(&self) -> bool {
+        matches!(self, Self::Stranger { .. } | Self::Forged { .. })
+    }
+
     /// The status of a refusal.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
