@@ -420,7 +420,7 @@ pub struct WhatIf {
 
 #[derive(Debug, Args)]
 pub struct Policies {
-    /// Print one JSON array
+    /// Print one JSON object: the policies
     #[arg(long)]
     pub json: bool,
 }

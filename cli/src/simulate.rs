@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Policies, Simulate, SimulateCommand, SimulateRun};
 use crate::exit::Result;
+use crate::json::object;
 use crate::table::{Align, Table};
 
 mod what_if;
@@ -169,7 +170,7 @@ fn run_trace(args: &SimulateRun) -> Result<String> {
         let all = json!({"trace": args.trace, "cluster": text, "seed": args.seed, "round_s": args.round,
             "restart_s": args.restart, "start_s": args.start, "noise": args.noise, "skipped": skipped,
             "offered_load": trace.offered_load(spec.gpus()), "runs": runs});
-        return Ok(format!("{all:#}\n"));
+        return Ok(object(all));
     }
     let mut head = format!(
         "{} jobs on {} GPUs, offered load {:.2}",
@@ -287,7 +288,7 @@ fn policies(args: &Policies) -> String {
                     "objectives": objectives, "manners": manners, "parameters": parameters})
             })
             .collect();
-        return format!("{:#}\n", Value::from(rows));
+        return object(json!({ "policies": rows }));
     }
     let columns = ["SLOT", "NAME", "OBJECTIVE", "MANNER", "SOURCE", "WHAT"];
     let mut table = Table::new(&columns.map(|name| (name, Align::Left)));
@@ -472,7 +473,8 @@ mod tests {
         assert_eq!(table.lines().count(), 1 + catalogue::entries().len());
         let json: Value = serde_json::from_str(&run(&["policies", "--json"]).unwrap()).unwrap();
         assert!(
-            json.as_array()
+            json["policies"]
+                .as_array()
                 .unwrap()
                 .iter()
                 .all(|row| row["objectives"][0].is_string())

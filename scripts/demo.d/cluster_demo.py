@@ -159,10 +159,10 @@ class Cluster:
         return json.loads(self.ask("status", "--json"))
 
     def jobs(self):
-        return json.loads(self.ask("jobs", "--json"))
+        return json.loads(self.ask("jobs", "--json"))["jobs"]
 
     def decisions(self):
-        return json.loads(self.ask("log", "--json"))
+        return json.loads(self.ask("log", "--json"))["decisions"]
 
     def submit(self, job):
         name, kind, restartable, command = job
@@ -390,5 +390,5 @@ def demo(target, seed, scale, want_json, commit, say):
         metric("makespan_packed", packed["makespan_s"], plain["makespan_s"]),
     ]
     metrics += [metric("bad_pair_lasted", max(packed["bad_pairs_lasted_s"]), WINDOW_S, 2 * WINDOW_S)] if lasted else []
-    report = {"commit": commit, "simulated": True, "seed": seed, "claims": claims, "metrics": metrics, "packed": packed, "plain": plain}
+    report = {"commit": commit, "device": "simgpu (simulated)", "simulated": True, "cpus": os.cpu_count(), "seed": seed, "claims": claims, "metrics": metrics, "packed": packed, "plain": plain}
     return wrong.texts(), {**report, "failures": wrong.texts()}

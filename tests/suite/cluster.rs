@@ -108,7 +108,7 @@ impl Hook {
     }
 
     fn jobs(&self) -> Vec<Value> {
-        self.json(&["jobs", "--json"])
+        self.json(&["jobs", "--json"])["jobs"]
             .as_array()
             .cloned()
             .unwrap_or_default()
@@ -415,7 +415,7 @@ fn a_job_that_has_to_make_way_saves_first_and_goes_on_from_there() {
     );
     assert_eq!(step(&first), step(&second), "{first}{second}");
     let lines = hook.json(&["log", "--json"]);
-    let lines = lines.as_array().cloned().unwrap_or_default();
+    let lines = lines["decisions"].as_array().cloned().unwrap_or_default();
     assert!(
         lines.iter().any(|line| line["kind"] == "saved"),
         "{lines:?}"

@@ -108,7 +108,7 @@ pub struct Hook {
 pub struct Show {
     #[command(flatten)]
     pub hook: Hook,
-    /// Print JSON
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -117,7 +117,7 @@ pub struct Show {
 pub struct Submit {
     #[command(flatten)]
     pub hook: Hook,
-    /// Print the job as JSON instead of its number
+    /// Print one JSON object, the job, instead of its number
     #[arg(long)]
     pub json: bool,
     /// Name of the job [default: from the command]
@@ -184,7 +184,7 @@ pub struct Log {
     /// Only lines with a number above this
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub above: u64,
-    /// Print JSON
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }

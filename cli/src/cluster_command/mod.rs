@@ -16,9 +16,10 @@ use cluster::live::http::server;
 use cluster::live::service::{self, Service};
 use cluster::live::wire::{DecisionView, HookStatus, JobView, Submission};
 use policy::cluster::Choice;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::exit::Result;
+use crate::json::object;
 use crate::table::{Align, Table};
 use args::{Cancel, ClusterCommand, Forget, Log, Serve, Show, Submit};
 
@@ -140,10 +141,6 @@ fn client(hook: &args::Hook) -> anyhow::Result<Client> {
     Ok(Client::new(&url, &service::read_token(&file)?, PATIENCE)?)
 }
 
-fn json(value: &Value) -> String {
-    format!("{value:#}\n")
-}
-
 fn submit(args: &Submit) -> anyhow::Result<String> {
     let asked = Submission {
         name: args.name.clone().unwrap_or_default(),
@@ -169,7 +166,7 @@ fn submit(args: &Submit) -> anyhow::Result<String> {
         .ask("POST", "/v1/jobs", Some(&asked))
         .context("the job was not taken")?;
     Ok(if args.json {
-        json(&serde_json::to_value(job)?)
+        object(serde_json::to_value(job)?)
     } else {
         format!("{}\n", job.id)
     })
@@ -182,7 +179,7 @@ fn get<T: serde::de::DeserializeOwned>(hook: &args::Hook, path: &str) -> anyhow:
 fn jobs(args: &Show) -> anyhow::Result<String> {
     let jobs: Vec<JobView> = get(&args.hook, "/v1/jobs")?;
     if args.json {
-        return Ok(json(&serde_json::to_value(jobs)?));
+        return Ok(object(json!({ "jobs": jobs })));
     }
     let mut table = Table::new(&[
         ("ID", Align::Right),
@@ -237,7 +234,7 @@ fn cancel(args: &Cancel) -> anyhow::Result<String> {
 fn status(args: &Show) -> anyhow::Result<String> {
     let status: HookStatus = get(&args.hook, "/v1/status")?;
     if args.json {
-        return Ok(json(&serde_json::to_value(status)?));
+        return Ok(object(serde_json::to_value(status)?));
     }
     let counts: Vec<String> = status
         .jobs
@@ -297,7 +294,7 @@ fn status(args: &Show) -> anyhow::Result<String> {
 fn log(args: &Log) -> anyhow::Result<String> {
     let lines: Vec<DecisionView> = get(&args.hook, &format!("/v1/decisions?above={}", args.above))?;
     if args.json {
-        return Ok(json(&serde_json::to_value(lines)?));
+        return Ok(object(json!({ "decisions": lines })));
     }
     let line = |line: &DecisionView| {
         let beside = line

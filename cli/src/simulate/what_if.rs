@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::{choices, input, run_all};
 use crate::args::WhatIf;
 use crate::exit::Result;
+use crate::json::object;
 use crate::table::{Align, Table};
 
 /// What is printed.
@@ -41,7 +42,7 @@ pub fn what_if(args: &WhatIf) -> Result<String> {
             })
             .collect();
         let all = json!({"trace": args.run.trace, "cluster": args.run.cluster, "sla": args.sla.to_string(), "runs": runs});
-        return Ok(format!("{all:#}\n"));
+        return Ok(object(all));
     }
     let right = |name| (name, Align::Right);
     let mut table = Table::new(&[

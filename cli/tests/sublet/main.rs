@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod fixture;
+mod json;
 mod ps_and_set;
 mod run;
 mod with_arbiter;
