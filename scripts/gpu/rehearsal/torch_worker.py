@@ -8,9 +8,13 @@ import argparse
 import ctypes
 import json
 import os
+import pathlib
 import sys
 import time
 import zlib
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "validation/jobs"))
+import dialogue  # noqa: E402, of the worker that this one stands in for
 
 BUSY = b"""
 .version 7.5
@@ -127,15 +131,7 @@ def main():
     begun = time.perf_counter()
     jobs = Jobs()
     answer(ready=True, torch="none", cuda="none", device="rehearsal", import_s=0.0, device_s=time.perf_counter() - begun)
-    for line in sys.stdin:
-        words = json.loads(line)
-        do = words.pop("do")
-        if do == "exit":
-            break
-        try:
-            answer(**getattr(jobs, do)(**words))
-        except (DriverError, KeyError, AttributeError, TypeError) as error:
-            answer(error=type(error).__name__, message=str(error))
+    dialogue.follow(jobs, answer)
 
 
 main()

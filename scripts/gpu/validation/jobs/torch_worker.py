@@ -12,6 +12,8 @@ import sys
 import time
 import traceback
 
+import dialogue
+
 # cuBLAS is deterministic only with a fixed workspace, and reads this when it starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -263,16 +265,7 @@ def main():
         return 1
     answer(ready=True, torch=torch.__version__, cuda=torch.version.cuda, device=name, import_s=imported - begun,
            device_s=time.perf_counter() - imported)
-    for line in sys.stdin:
-        words = json.loads(line)
-        do = words.pop("do")
-        if do == "exit":
-            break
-        try:
-            answer(**getattr(jobs, do)(**words))
-        except Exception as error:
-            traceback.print_exc()
-            answer(error=type(error).__name__, message=str(error))
+    dialogue.follow(jobs, answer)
     return 0
 
 
