@@ -176,6 +176,13 @@ impl TwoDLas {
             },
         }
     }
+
+    /// What a job has had since it was last promoted, and its queue.
+    fn place(&self, state: &ClusterState, job: &Job) -> (f64, u32) {
+        let service = self.promotion.service(state, job);
+        let queue = self.thresholds.partition_point(|limit| *limit <= service);
+        (service, queue as u32)
+    }
 }
 
 impl Order for TwoDLas {
@@ -186,9 +193,8 @@ impl Order for TwoDLas {
         TIRESIAS
     }
     fn key(&self, state: &ClusterState, job: &Job) -> Key {
-        let service = self.promotion.service(state, job);
-        let queue = self.thresholds.partition_point(|limit| *limit <= service);
-        Key::new(queue as u32, job.arrival_s, job)
+        let (_, queue) = self.place(state, job);
+        Key::new(queue, job.arrival_s, job)
     }
     fn preemptive(&self) -> bool {
         true
@@ -267,12 +273,8 @@ impl Order for Gittins {
         TIRESIAS
     }
     fn key(&self, state: &ClusterState, job: &Job) -> Key {
-        let service = self.queues.promotion.service(state, job);
-        let queue = self
-            .queues
-            .thresholds
-            .partition_point(|limit| *limit <= service);
-        Key::new(queue as u32, -self.index(service), job)
+        let (service, queue) = self.queues.place(state, job);
+        Key::new(queue, -self.index(service), job)
     }
     fn preemptive(&self) -> bool {
         true

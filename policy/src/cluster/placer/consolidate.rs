@@ -1,6 +1,6 @@
 //! Any GPUs, or GPUs close together.
 
-use super::{Placer, Regroup};
+use super::{Placer, Regroup, spread};
 use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
 use crate::registry::Registration;
@@ -132,13 +132,8 @@ impl Placer for Consolidate {
         if !self.relaxed {
             return None;
         }
-        taken.clear();
-        while (taken.len() as u32) < gpus {
-            let missing = gpus - taken.len() as u32;
-            let node = (0..free.nodes()).max_by_key(|node| free.on(*node))?;
-            free.take_on(node, missing, &mut taken);
-        }
-        Some(taken)
+        let nodes = 0..free.nodes();
+        spread(free, gpus, nodes)
     }
     fn regroup(&self) -> Regroup {
         Regroup::LargeFirst

@@ -1,6 +1,6 @@
 //! The emptiest node first.
 
-use super::{Placer, Regroup};
+use super::{Placer, Regroup, spread};
 use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, FreeGpus, GpuId, Job, Manner, Objective, Tags};
 use crate::registry::Registration;
@@ -40,15 +40,9 @@ impl Placer for Emptiest {
         if free.total() < gpus {
             return None;
         }
-        let mut taken = Vec::with_capacity(gpus as usize);
-        while (taken.len() as u32) < gpus {
-            let missing = gpus - taken.len() as u32;
-            // The first of equals.
-            let nodes = (0..free.nodes()).rev();
-            let node = nodes.max_by_key(|node| free.on(*node))?;
-            free.take_on(node, missing, &mut taken);
-        }
-        Some(taken)
+        // The first of equals.
+        let nodes = (0..free.nodes()).rev();
+        spread(free, gpus, nodes)
     }
     fn regroup(&self) -> Regroup {
         Regroup::SmallFirst

@@ -37,6 +37,22 @@ pub enum Regroup {
     LargeFirst,
 }
 
+/// As many as there are on the node with the most free GPUs, then on the next, until the gang is
+/// whole. Of equals the last of `nodes`.
+fn spread(
+    free: &mut FreeGpus,
+    gpus: u32,
+    nodes: impl Iterator<Item = usize> + Clone,
+) -> Option<Vec<GpuId>> {
+    let mut taken = Vec::with_capacity(gpus as usize);
+    while (taken.len() as u32) < gpus {
+        let missing = gpus - taken.len() as u32;
+        let node = nodes.clone().max_by_key(|node| free.on(*node))?;
+        free.take_on(node, missing, &mut taken);
+    }
+    Some(taken)
+}
+
 /// The slot "which GPUs?".
 pub trait Placer: Send {
     /// Its name on the command line.
