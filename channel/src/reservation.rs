@@ -177,20 +177,29 @@ impl<'a> Account<'a> {
         limit_bytes: u64,
         patient: bool,
     ) -> Result<u64, OverLimit> {
-        // PANIC: callers have looked the device up.
-        let own = &self.own.held_bytes[device];
-        if bytes <= limit_bytes {
-            // SYNC(reserve): store then load in the single total order of SeqCst; the partner is
-            // the same pair in every other process. One of two racers sees the other's addition.
-            own.fetch_add(undecided(bytes), SeqCst);
-            total_order();
-            let sum = self.page.sum(device);
-            if sum <= limit_bytes {
-                return Ok(sum);
-            }
-            own.fetch_sub(undecided(bytes), SeqCst);
+        if bytes <= limit_bytes
+            && let Some(sum) = self.add_within(device, bytes, limit_bytes)
+        {
+            return Ok(sum);
         }
         self.hold_after_all(device, bytes, limit_bytes, patient)
+    }
+
+    /// Adds `bytes`, marked, and takes them back where the sum is beyond the limit; the sum.
+    #[inline(always)]
+    fn add_within(&self, device: usize, bytes: u64, limit_bytes: u64) -> Option<u64> {
+        // PANIC: callers have looked the device up.
+        let own = &self.own.held_bytes[device];
+        // SYNC(reserve): store then load in the single total order of SeqCst; the partner is the
+        // same pair in every other process. One of two racers sees the other's addition.
+        own.fetch_add(undecided(bytes), SeqCst);
+        total_order();
+        let sum = self.page.sum(device);
+        if sum <= limit_bytes {
+            return Some(sum);
+        }
+        own.fetch_sub(undecided(bytes), SeqCst);
+        None
     }
 
     /// After it did not fit: whether that is for good.
@@ -203,19 +212,12 @@ impl<'a> Account<'a> {
         limit_bytes: u64,
         patient: bool,
     ) -> Result<u64, OverLimit> {
-        // PANIC: callers have looked the device up.
-        let own = &self.own.held_bytes[device];
         for looks in 1.. {
             let (look, seen) = self.page.look(device);
             if look.held.saturating_add(bytes) <= limit_bytes {
-                // SYNC(reserve): as in `hold`.
-                own.fetch_add(undecided(bytes), SeqCst);
-                total_order();
-                let sum = self.page.sum(device);
-                if sum <= limit_bytes {
+                if let Some(sum) = self.add_within(device, bytes, limit_bytes) {
                     return Ok(sum);
                 }
-                own.fetch_sub(undecided(bytes), SeqCst);
             } else {
                 // Bytes that move from one slot to another while we look would be counted twice:
                 // what is seen twice the same was so at one time.
