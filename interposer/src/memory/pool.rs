@@ -15,99 +15,56 @@ fn key_of(stream: CUstream, default: usize) -> usize {
     }
 }
 
-/// # Safety
-/// As the driver's function.
-pub(crate) unsafe fn cuMemAllocAsync(
-    dptr: *mut CUdeviceptr,
-    bytes: usize,
-    stream: CUstream,
-) -> CUresult {
-    let pool = client::current().and_then(|_| pool::current_pool());
-    // SAFETY: the caller's own arguments; on success the driver has written the address.
-    unsafe {
-        let call = || real::cuMemAllocAsync(dptr, bytes, stream);
-        pool::allocate(pool, bytes, key_of(stream, gate::LEGACY), call, || {
-            (*dptr).0
-        })
-    }
+/// A function that takes memory of a pool in a stream's order, the stream being that of a default.
+macro_rules! allocating {
+    ($name:ident ( $($from:ident)? ), $of:path, $default:expr) => {
+        /// # Safety
+        /// As the driver's function.
+        pub(crate) unsafe fn $name(
+            dptr: *mut CUdeviceptr,
+            bytes: usize,
+            $($from: CUmemoryPool,)?
+            stream: CUstream,
+        ) -> CUresult {
+            let pool = client::current().and_then(|_| $of($($from)?));
+            // SAFETY: the caller's own arguments; on success the driver has written the address.
+            unsafe {
+                let call = || real::$name(dptr, bytes, $($from,)? stream);
+                pool::allocate(pool, bytes, key_of(stream, $default), call, || (*dptr).0)
+            }
+        }
+    };
 }
 
-/// # Safety
-/// As the driver's function.
-pub(crate) unsafe fn cuMemAllocAsync_ptsz(
-    dptr: *mut CUdeviceptr,
-    bytes: usize,
-    stream: CUstream,
-) -> CUresult {
-    let pool = client::current().and_then(|_| pool::current_pool());
-    // SAFETY: the caller's own arguments; on success the driver has written the address.
-    unsafe {
-        let call = || real::cuMemAllocAsync_ptsz(dptr, bytes, stream);
-        pool::allocate(pool, bytes, key_of(stream, gate::PER_THREAD), call, || {
-            (*dptr).0
-        })
-    }
+allocating!(cuMemAllocAsync(), pool::current_pool, gate::LEGACY);
+allocating!(cuMemAllocAsync_ptsz(), pool::current_pool, gate::PER_THREAD);
+allocating!(
+    cuMemAllocFromPoolAsync(from),
+    pool::named_pool,
+    gate::LEGACY
+);
+allocating!(
+    cuMemAllocFromPoolAsync_ptsz(from),
+    pool::named_pool,
+    gate::PER_THREAD
+);
+
+/// A function that gives memory of a pool back in a stream's order.
+macro_rules! freeing {
+    ($name:ident, $default:expr) => {
+        /// # Safety
+        /// As the driver's function.
+        pub(crate) unsafe fn $name(dptr: CUdeviceptr, stream: CUstream) -> CUresult {
+            // SAFETY: the caller's own arguments.
+            pool::freed_in(dptr.0, key_of(stream, $default), || unsafe {
+                real::$name(dptr, stream)
+            })
+        }
+    };
 }
 
-/// # Safety
-/// As the driver's function.
-pub(crate) unsafe fn cuMemAllocFromPoolAsync(
-    dptr: *mut CUdeviceptr,
-    bytes: usize,
-    pool: CUmemoryPool,
-    stream: CUstream,
-) -> CUresult {
-    // SAFETY: the caller's own arguments; on success the driver has written the address.
-    unsafe {
-        let call = || real::cuMemAllocFromPoolAsync(dptr, bytes, pool, stream);
-        pool::allocate(
-            client::current().and_then(|_| pool::named_pool(pool)),
-            bytes,
-            key_of(stream, gate::LEGACY),
-            call,
-            || (*dptr).0,
-        )
-    }
-}
-
-/// # Safety
-/// As the driver's function.
-pub(crate) unsafe fn cuMemAllocFromPoolAsync_ptsz(
-    dptr: *mut CUdeviceptr,
-    bytes: usize,
-    pool: CUmemoryPool,
-    stream: CUstream,
-) -> CUresult {
-    // SAFETY: the caller's own arguments; on success the driver has written the address.
-    unsafe {
-        let call = || real::cuMemAllocFromPoolAsync_ptsz(dptr, bytes, pool, stream);
-        pool::allocate(
-            client::current().and_then(|_| pool::named_pool(pool)),
-            bytes,
-            key_of(stream, gate::PER_THREAD),
-            call,
-            || (*dptr).0,
-        )
-    }
-}
-
-/// # Safety
-/// As the driver's function.
-pub(crate) unsafe fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) -> CUresult {
-    // SAFETY: the caller's own arguments.
-    pool::freed_in(dptr.0, key_of(stream, gate::LEGACY), || unsafe {
-        real::cuMemFreeAsync(dptr, stream)
-    })
-}
-
-/// # Safety
-/// As the driver's function.
-pub(crate) unsafe fn cuMemFreeAsync_ptsz(dptr: CUdeviceptr, stream: CUstream) -> CUresult {
-    // SAFETY: the caller's own arguments.
-    pool::freed_in(dptr.0, key_of(stream, gate::PER_THREAD), || unsafe {
-        real::cuMemFreeAsync_ptsz(dptr, stream)
-    })
-}
+freeing!(cuMemFreeAsync, gate::LEGACY);
+freeing!(cuMemFreeAsync_ptsz, gate::PER_THREAD);
 
 /// # Safety
 /// As the driver's function.
