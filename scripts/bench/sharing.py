@@ -168,8 +168,26 @@ def metric(name, value, unit, budget=None, baseline=None):
     return {"name": name, "value": round(value, 4), "unit": unit, "baseline": baseline, "ratio": ratio, "budget": budget}
 
 
+def met(metric):
+    """Whether a metric is within its budget: the most that it may be, but for fractions that are to be reached; `None` without one."""
+    value, budget = metric["value"], metric["budget"]
+    if budget is None:
+        return None
+    lower = metric.get("at_least", metric["name"].endswith(("_fraction", "_vs_solo", "_of_leftover", "_5ms", "_30ms", "_in_order")))
+    return value is not None and (value >= budget if lower else value <= budget)
+
+
+def verdict(metrics):
+    """The exit status of a measuring script: 1 where a required row fails, which is named."""
+    missed = [f"{row['name']} {row['value']} (budget {row['budget']})" for row in metrics if met(row) is False]
+    if missed:
+        sys.stdout.flush()
+        print(f"{pathlib.Path(sys.argv[0]).name}: budgets are missed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
 def finish(metrics, rows, options):
-    """Prints the table and, if asked, the JSON line."""
+    """Prints the table and, if asked, the JSON line; the exit status."""
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items() if not isinstance(value, list)))
     print(f"\n{'metric':32} {'value':>12} {'unit':8} {'baseline':>12} {'budget':>10}")
@@ -183,3 +201,4 @@ def finish(metrics, rows, options):
         print(json.dumps({"commit": commit(), "device": device, "simulated": not real, "cpus": os.cpu_count(), **more,
                           "metrics": metrics, "rows": rows}))
     sys.stdout.flush()
+    return verdict(metrics)

@@ -165,6 +165,7 @@ def oversubscribe(stage, demo, arguments):
         "commit": demo.commit(),
         "device": solo["one"]["device"],
         "simulated": stage.simulated,
+        "cpus": os.cpu_count(),
         "metrics": [
             demo.metric("loss_differences", len(differ), "", budget=0),
             demo.metric("makespan_over_serial", ratio, "x", budget=MAX_MAKESPAN),

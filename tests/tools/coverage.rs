@@ -45,6 +45,7 @@ fn main() -> ExitCode {
             "commit": commit,
             "device": "none",
             "simulated": true,
+            "cpus": std::thread::available_parallelism().map_or(1, usize::from),
             "metrics": metrics,
         });
         for (name, value) in &rows {

@@ -23,11 +23,15 @@ fn main() -> ExitCode {
     rows.extend(rows::karuna::rows());
     rows.extend(rows::carbyne::rows(&seeds));
     if json {
-        let lines: Vec<String> = rows.iter().map(as_json).collect();
+        // As every measuring script: one object on one line.
+        let metrics: Vec<String> = rows.iter().map(as_json).collect();
+        let commit = std::env::var("SUBLET_COMMIT").unwrap_or_else(|_| "unknown".to_owned());
         println!(
-            "{{\n  \"simulated\": true,\n  \"seeds\": {},\n  \"rows\": {{\n{}\n  }}\n}}",
+            "{{\"commit\": \"{commit}\", \"device\": \"none (virtual time)\", \"simulated\": true, \"cpus\": {}, \
+             \"seeds\": {}, \"metrics\": [{}]}}",
+            std::thread::available_parallelism().map_or(1, usize::from),
             seeds.len(),
-            lines.join(",\n")
+            metrics.join(", ")
         );
     } else {
         for row in &rows {
@@ -44,13 +48,14 @@ fn main() -> ExitCode {
 }
 
 fn as_json(row: &Row) -> String {
-    let limit = match row.limit {
-        Limit::AtMost(most) if most.is_infinite() => String::new(),
-        Limit::AtMost(most) => format!(", \"at_most\": {most}, \"holds\": {}", row.holds()),
-        Limit::AtLeast(least) => format!(", \"at_least\": {least}, \"holds\": {}", row.holds()),
+    let (budget, at_least) = match row.limit {
+        Limit::AtMost(most) if most.is_infinite() => ("null".to_owned(), false),
+        Limit::AtMost(most) => (most.to_string(), false),
+        Limit::AtLeast(least) => (least.to_string(), true),
     };
     format!(
-        "    \"{}\": {{\"value\": {:.4}, \"unit\": \"{}\"{limit}}}",
+        "{{\"name\": \"{}\", \"value\": {:.4}, \"unit\": \"{}\", \"baseline\": null, \"ratio\": null, \
+         \"budget\": {budget}, \"at_least\": {at_least}}}",
         row.name, row.value, row.unit
     )
 }

@@ -73,7 +73,7 @@ class Report:
     def as_dict(self):
         metrics = [
             {"name": f"{result.name}.{figure['name']}", "value": figure["value"], "unit": figure["unit"], "expected": figure["expected"],
-             "within": figure["within"]}
+             "within": figure["within"], "baseline": None, "ratio": None, "budget": None}
             for result in self.results
             for figure in result.figures
         ]

@@ -234,6 +234,7 @@ fn report(options: &Options, sums: &Sums, figures: [u64; 5], seconds: f64) {
             "commit": options.commit,
             "device": "simgpu (simulated)",
             "simulated": true,
+            "cpus": std::thread::available_parallelism().map_or(1, usize::from),
             "seed": options.seed,
             "threads": options.threads,
             "processes": options.processes,

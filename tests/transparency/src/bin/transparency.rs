@@ -221,6 +221,7 @@ fn report(options: &Options, findings: &Findings, commit: &str, json: bool, seco
             "commit": commit,
             "device": findings.device,
             "simulated": findings.device.contains("(simulated)"),
+            "cpus": std::thread::available_parallelism().map_or(1, usize::from),
             "seed": options.seed,
             "sequences": findings.sequences,
             "calls": findings.calls,

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Tests of what measuring scripts have in common: help, the last line, the exit status.
+
+    python3 scripts/test_measuring.py
+
+A measuring script is an executable below scripts/ whose help names --json. Those that take no more than seconds are run.
+"""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "scripts/bench"))
+import sharing  # noqa: E402
+
+# Each with what makes it quick, or why it is not run here.
+MEASURING = {
+    "scripts/accounting": "starts jobs",
+    "scripts/bench/fairness": "takes minutes",
+    "scripts/bench/iterations": "takes minutes",
+    "scripts/bench/overhead": "takes minutes",
+    "scripts/bench/protect": "takes minutes",
+    "scripts/bench/rows": "builds",
+    "scripts/bench/scaling": "takes minutes",
+    "scripts/bench/switch": "takes minutes",
+    "scripts/coverage": "builds",
+    "scripts/demo": "takes minutes",
+    "scripts/duplicates": ["channel", "--json"],
+    "scripts/faults": "runs the tests of the workspace",
+    "scripts/gpu/validate": "takes minutes",
+    "scripts/sim/calibrate": "builds; its program is run",
+    "scripts/sim/scale": "builds",
+    "scripts/soak/residency": "takes minutes",
+    "scripts/soak/storms": "takes minutes",
+    "scripts/transparency": "builds",
+    "scripts/ways-in": "starts jobs",
+    "scripts/words": ["channel", "--json"],
+}
+LINE = {"commit", "device", "simulated", "cpus", "metrics"}
+ROW = {"name", "value", "unit", "baseline", "ratio", "budget"}
+
+
+def run(*words):
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([str(word) for word in words], cwd=ROOT, env=env, text=True, capture_output=True, timeout=600)
+
+
+def executables():
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "scripts").stdout.splitlines()
+    return [name for name in listed if os.access(ROOT / name, os.X_OK) and (ROOT / name).is_file()]
+
+
+class Measuring(unittest.TestCase):
+    def is_agreed(self, text):
+        line = json.loads(text.splitlines()[-1])
+        self.assertLessEqual(LINE, line.keys())
+        self.assertTrue(line["metrics"])
+        for row in line["metrics"]:
+            self.assertLessEqual(ROW, row.keys(), row)
+
+    def test_help_is_cheap_and_names_every_measuring_script(self):
+        found = set()
+        for name in executables():
+            # Those that do not measure are not called at all: one without help would do its work.
+            if "--json" not in (ROOT / name).read_text(errors="replace") or name == "scripts/" + pathlib.Path(__file__).name:
+                continue
+            with self.subTest(name):
+                if name not in MEASURING:
+                    text = (ROOT / name).read_text()
+                    self.assertFalse('add_argument("--json"' in text or "[--json]" in text, "MEASURING is to have it")
+                    continue
+                found.add(name)
+                shown = run(ROOT / name, "--help")
+                self.assertEqual((shown.returncode, shown.stderr), (0, ""))
+                self.assertIn("--json", shown.stdout)
+        self.assertEqual(found, set(MEASURING))
+
+    def test_the_last_line_is_the_agreed_one(self):
+        for name, words in MEASURING.items():
+            if isinstance(words, list):
+                with self.subTest(name):
+                    done = run(ROOT / name, *words)
+                    self.is_agreed(done.stdout)
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_the_simulator_s_programs_end_with_it_too(self):
+        program = TARGET / "debug/examples/calibrate"
+        if not program.exists():
+            self.skipTest("cargo test has not built it")
+        done = run(program, "--quick", "--json")
+        self.is_agreed(done.stdout)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_a_required_row_that_fails_is_named_and_is_the_exit_status(self):
+        rows = [sharing.metric("kept", 1, "ms", budget=2), sharing.metric("none", 9, "ms")]
+        slow = sharing.metric("slow", 3, "ms", budget=2)
+        few = sharing.metric("link_fraction", 0.5, "x", budget=0.85)
+        at_least = {**sharing.metric("cycles", 5, "", budget=9), "at_least": True}
+        for more, status in (([], 0), ([slow], 1), ([few], 1), ([at_least], 1)):
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said):
+                self.assertEqual(sharing.verdict([*rows, *more]), status)
+            self.assertEqual([row["name"] in said.getvalue() for row in more], [True] * len(more))
+
+
+if __name__ == "__main__":
+    unittest.main()
