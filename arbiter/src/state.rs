@@ -130,19 +130,29 @@ impl State {
         }
     }
 
-    /// Writes the file beside itself and moves it into place, so that a reader, or the next
-    /// arbiter, sees all of it or the one before. Only this user can read it: it has tokens in it.
+    /// Writes the file beside itself and moves it into place once the disk has it, so that a reader,
+    /// the next arbiter or the next boot sees all of it or the one before. Only this user can read
+    /// it: it has tokens in it.
     pub fn save(&mut self, path: &Path) -> io::Result<()> {
         self.version = VERSION;
+        let directory = path.parent().unwrap_or(Path::new("."));
+        // Always the same name: one that a killed arbiter has left is written over.
         let beside = path.with_extension("json.new");
-        let mut file = fs::OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(0o600)
-            .open(&beside)?;
+        let mut file = tempfile::Builder::new()
+            .prefix(beside.file_name().unwrap_or_default())
+            .rand_bytes(0)
+            .make_in(directory, |beside| {
+                fs::OpenOptions::new()
+                    .create(true)
+                    .truncate(true)
+                    .write(true)
+                    .mode(0o600)
+                    .open(beside)
+            })?;
         file.write_all(&serde_json::to_vec(self)?)?;
-        fs::rename(&beside, path)
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        fs::File::open(directory)?.sync_all()
     }
 }
 

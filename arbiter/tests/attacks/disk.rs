@@ -47,7 +47,6 @@ fn a_disk_that_stands_still_keeps_nobody_from_starting_running_and_asking() {
     until("the state is in its place", || {
         let _ = operator.set("old", changed());
         let mut text = String::new();
-        // For a moment the pipe itself is in its place.
         let _ = open_at_once(&daemon.dir.state_file())
             .and_then(|mut file| file.read_to_string(&mut text));
         text.contains("\"new\"").then_some(())

@@ -385,16 +385,24 @@ impl Engine for LocalEngine {
 
 /// Writes a file as a whole: there is the old one or the new one, never half of one.
 pub(super) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let directory = file.parent().unwrap_or(Path::new("."));
+    // Always the same name: one that a killed process has left is written over.
     let new = file.with_extension("new");
-    let mut out = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        // CAST: flags of open(2) are an int.
-        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
-        .open(&new)?;
+    let mut out = tempfile::Builder::new()
+        .prefix(new.file_name().unwrap_or_default())
+        .rand_bytes(0)
+        .make_in(directory, |new| {
+            OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                // CAST: flags of open(2) are an int.
+                .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+                .open(new)
+        })?;
     out.write_all(bytes)?;
-    out.sync_all()?;
-    fs::rename(&new, file)
+    out.as_file().sync_all()?;
+    out.persist(file)?;
+    File::open(directory)?.sync_all()
 }
