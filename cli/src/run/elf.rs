@@ -1,29 +1,27 @@
-//! As much of an ELF file as `sublet run` needs: is it a library for this machine, and is a program
-//! one that the dynamic loader, and so the preload library, gets into? Layout: elf(5).
+//! What `sublet run` needs to know of an ELF file: is it a library for this machine, and is a
+//! program one that the dynamic loader, and so the preload library, gets into?
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-const ET_EXEC: u16 = 2;
-const ET_DYN: u16 = 3;
-const PT_INTERP: u32 = 3;
-const HEADER_BYTES: usize = 64;
-/// Of a program header, as far as it is looked at (its whole, in a 64-bit file).
-const HEADER_BYTES_OF_PROGRAM: u64 = 56;
-/// The kernel takes no program whose program headers are longer than a page.
-const PROGRAM_HEADERS_MAX_BYTES: u64 = 4096;
+use object::LittleEndian;
+use object::elf::{ET_DYN, ET_EXEC, FileHeader64};
+use object::read::ReadCache;
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
 #[cfg(target_arch = "x86_64")]
-const MACHINE: u16 = 62;
+const MACHINE: u16 = object::elf::EM_X86_64;
 #[cfg(target_arch = "aarch64")]
-const MACHINE: u16 = 183;
+const MACHINE: u16 = object::elf::EM_AARCH64;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("sublet knows the drivers of x86_64 and aarch64");
 
 /// Whether `file` is a shared library that a process of this machine could load.
 pub fn is_library(file: &Path) -> bool {
-    header(file).is_some_and(|(_, header)| half(&header, 16) == ET_DYN)
+    read(file, |_, header| {
+        Some(header.e_type(LittleEndian) == ET_DYN)
+    })
+    .unwrap_or(false)
 }
 
 /// Whether `file` is a program that asks for no dynamic loader. False for scripts and whatever else
@@ -44,59 +42,33 @@ pub fn is_musl_program(file: &Path) -> bool {
 /// The dynamic loader that a program asks for; `Some(None)` for none. `None` where `file` is no
 /// program of this machine.
 fn loader(file: &Path) -> Option<Option<Vec<u8>>> {
-    /// The kernel takes no longer path.
-    const PATH_MAX_BYTES: u64 = 4096;
-    let (file, header) = header(file)?;
-    let (at, size) = (long(&header, 32), u64::from(half(&header, 54)));
-    let bytes = size * u64::from(half(&header, 56));
-    if !matches!(half(&header, 16), ET_EXEC | ET_DYN)
-        || size < HEADER_BYTES_OF_PROGRAM
-        || bytes > PROGRAM_HEADERS_MAX_BYTES
-    {
-        return None;
-    }
-    // CAST: at most a page, and at most 65,535.
-    let mut headers = vec![0; bytes as usize];
-    file.read_exact_at(&mut headers, at).ok()?;
-    let interp = headers
-        .chunks(size as usize)
-        .find(|header| header.starts_with(&PT_INTERP.to_le_bytes()));
-    let Some(interp) = interp else {
-        return Some(None);
-    };
-    let word = |at: usize| {
-        let word = interp.get(at..at + 8).and_then(|word| word.try_into().ok());
-        word.map_or(0, u64::from_le_bytes)
-    };
-    let (offset, length) = (word(8), word(32).min(PATH_MAX_BYTES));
-    // CAST: at most a page.
-    let mut name = vec![0; length as usize];
-    file.read_exact_at(&mut name, offset).ok()?;
-    while name.last() == Some(&0) {
-        name.pop();
-    }
-    Some(Some(name))
+    read(file, |cache, header| {
+        if !matches!(header.e_type(LittleEndian), ET_EXEC | ET_DYN) {
+            return None;
+        }
+        let mut programs = header.program_headers(LittleEndian, cache).ok()?.iter();
+        let name =
+            programs.find_map(|program| program.interpreter(LittleEndian, cache).transpose());
+        name.transpose().ok().map(|name| name.map(<[u8]>::to_vec))
+    })
 }
 
-/// The file and its first bytes, where it is a 64-bit little-endian ELF file for this machine.
-fn header(file: &Path) -> Option<(File, [u8; HEADER_BYTES])> {
-    let file = File::open(file).ok()?;
-    let mut header = [0; HEADER_BYTES];
-    file.read_exact_at(&mut header, 0).ok()?;
-    let fits = header.starts_with(b"\x7fELF\x02\x01") && half(&header, 18) == MACHINE;
-    fits.then_some((file, header))
-}
-
-fn half(header: &[u8; HEADER_BYTES], at: usize) -> u16 {
-    u16::from_le_bytes([header[at], header[at + 1]])
-}
-
-fn long(header: &[u8; HEADER_BYTES], at: usize) -> u64 {
-    (0..8).fold(0, |value, i| value | u64::from(header[at + i]) << (8 * i))
+/// Looks into a file, where it is a 64-bit little-endian ELF file for this machine. Reads what is
+/// looked at, and not the whole of what may be a large program.
+fn read<T>(
+    file: &Path,
+    look: impl FnOnce(&ReadCache<File>, &FileHeader64<LittleEndian>) -> Option<T>,
+) -> Option<T> {
+    let cache = ReadCache::new(File::open(file).ok()?);
+    let header = FileHeader64::parse(&cache).ok()?;
+    let ours = header.is_little_endian() && header.e_machine(LittleEndian) == MACHINE;
+    ours.then(|| look(&cache, header)).flatten()
 }
 
 #[cfg(test)]
 mod tests {
+    use object::elf::{PT_INTERP, ProgramHeader64};
+
     use super::*;
 
     #[test]
@@ -148,12 +120,13 @@ mod tests {
         assert!(!is_static_program(&itself));
         // The same program with its PT_INTERP made a PT_NULL.
         let mut bytes = std::fs::read(&itself).unwrap();
-        let header: [u8; HEADER_BYTES] = bytes[..HEADER_BYTES].try_into().unwrap();
-        let (at, size) = (long(&header, 32) as usize, half(&header, 54) as usize);
-        let found = (0..half(&header, 56) as usize)
-            .map(|i| at + i * size)
-            .find(|at| bytes[*at..].starts_with(&PT_INTERP.to_le_bytes()))
-            .unwrap();
+        let header = FileHeader64::<LittleEndian>::parse(bytes.as_slice()).unwrap();
+        let at = header.e_phoff(LittleEndian) as usize;
+        let size = size_of::<ProgramHeader64<LittleEndian>>();
+        let programs = header.program_headers(LittleEndian, bytes.as_slice());
+        let interp = programs.unwrap().iter();
+        let interp = interp.map(|program| program.p_type(LittleEndian));
+        let found = at + size * interp.clone().position(|kind| kind == PT_INTERP).unwrap();
         bytes[found..found + 4].fill(0);
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("static");
