@@ -1,9 +1,10 @@
 //! Counting the calls that this driver receives from outside, where `SUBLET_SIM_CALLS` names a
 //! directory: the truth that a test of the preload library holds its own counts against.
 
-use std::os::fd::AsRawFd;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use memmap2::MmapOptions;
 use shim_ffi::Symbol;
 use shim_ffi::counts::{Counts, RECEIVED, RECEIVED_VARIABLE};
 
@@ -30,22 +31,11 @@ pub fn begin() {
     if file.set_len(Counts::BYTES as u64).is_err() {
         return;
     }
-    // SAFETY: a new file of ours, mapped whole and shared, and never unmapped.
-    let page = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            Counts::BYTES,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if page == libc::MAP_FAILED {
+    let Ok(page) = MmapOptions::new().len(Counts::BYTES).map_raw(&file) else {
         return;
-    }
-    let page = page.cast::<Counts>();
-    // SAFETY: fresh zero pages.
+    };
+    let page = ManuallyDrop::new(page).as_mut_ptr().cast::<Counts>();
+    // SAFETY: fresh zero pages of a new file of ours, mapped whole and never unmapped.
     unsafe { Counts::begin(page, std::process::id()) };
     PAGE.store(page, Ordering::Release);
 }

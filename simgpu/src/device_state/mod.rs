@@ -22,14 +22,16 @@ mod turns;
 
 use std::fs;
 use std::io;
-use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::lock::Mutex;
+use memmap2::MmapOptions;
 
 use crate::clock;
+use crate::lock::Mutex;
 use crate::profile::{BadConfig, Profile};
 use host::{image_number, lock, locked_by_another, unlock};
 use layout::{LAYOUT, SlotDevice, State, turn_word};
@@ -179,47 +181,34 @@ impl DeviceState {
             .custom_flags(libc::O_CLOEXEC)
             .open(&path)
             .map_err(io_error)?;
-        let fd = OwnedFd::from(file).into_raw_fd();
+        let file = ManuallyDrop::new(file);
+        let fd = file.as_raw_fd();
         lock(fd, LOCK_INIT, libc::F_SETLKW).map_err(io_error)?;
-        let opened = Self::map(fd, &path, config);
+        let opened = Self::map(&file, &path, config);
         unlock(fd, LOCK_INIT);
         opened
     }
 
     /// Maps the locked file and settles which configuration holds.
-    fn map(fd: RawFd, path: &Path, config: &str) -> Result<Self, DeviceStateError> {
+    fn map(file: &fs::File, path: &Path, config: &str) -> Result<Self, DeviceStateError> {
         let io_error = |error| DeviceStateError::Io(path.to_owned(), error);
         let bytes = size_of::<State>();
-        // SAFETY: fstat and ftruncate on a descriptor that we opened, with a local out-structure.
-        let state = unsafe {
-            let mut stat: libc::stat = std::mem::zeroed();
-            if libc::fstat(fd, &mut stat) != 0
-                || (stat.st_size < bytes as i64 && libc::ftruncate(fd, bytes as i64) != 0)
-            {
-                return Err(io_error(io::Error::last_os_error()));
-            }
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd,
-                0,
-            )
-        };
-        if state == libc::MAP_FAILED {
-            return Err(io_error(io::Error::last_os_error()));
+        if file.metadata().map_err(io_error)?.len() < bytes as u64 {
+            file.set_len(bytes as u64).map_err(io_error)?;
         }
+        let state = MmapOptions::new().len(bytes).map_raw(file);
+        let state = ManuallyDrop::new(state.map_err(io_error)?).as_mut_ptr();
+        let state = state.cast::<State>();
         // SAFETY: the file is at least this long, page-aligned, shared; all fields are atomics,
         // valid for any bytes.
-        let shared = unsafe { &*state.cast::<State>() };
+        let shared = unsafe { &*state };
         let found = shared.header.layout.load(Acquire);
         if found != 0 && found != LAYOUT {
             return Err(DeviceStateError::Layout(path.to_owned(), found));
         }
         let mut device_state = Self {
-            state: state.cast(),
-            fd,
+            state,
+            fd: file.as_raw_fd(),
             profile: Profile::parse(config).map_err(DeviceStateError::Config)?,
             own: Mutex::new(None),
         };
