@@ -21,17 +21,16 @@ fn irregular(sequence: &[u32]) {
     assert!(matches!(verdict, Sequence::Irregular { .. }), "{verdict:?}");
 }
 
-/// Numbers without a pattern, the same in every run (SplitMix64: G. Steele, D. Lea, C. Flood,
-/// OOPSLA 2014).
-struct Noise(u64);
+/// Numbers without a pattern, the same in every run.
+struct Noise(crate::cluster::Random);
 
 impl Noise {
+    fn new(seed: u64) -> Self {
+        Self(crate::cluster::Random::new(seed))
+    }
+
     fn below(&mut self, bound: u32) -> u32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % u64::from(bound)) as u32
+        (self.0.next_u64() % u64::from(bound)) as u32
     }
 }
 
@@ -114,7 +113,7 @@ fn a_smaller_last_batch_is_still_an_iteration() {
 
 #[test]
 fn warm_up_is_forgotten() {
-    let mut noise = Noise(7);
+    let mut noise = Noise::new(7);
     let mut sequence: Vec<u32> = (0..500).map(|_| launch(noise.below(40), 0)).collect();
     let step: Vec<u32> = (1..=30).map(|kernel| launch(kernel, 0)).collect();
     sequence.extend(step.repeat(18));
@@ -128,7 +127,7 @@ fn warm_up_is_forgotten() {
 
 #[test]
 fn programs_without_iterations_are_reported_so() {
-    let mut noise = Noise(3);
+    let mut noise = Noise::new(3);
     let any: Vec<u32> = (0..6000).map(|_| launch(noise.below(12), 0)).collect();
     irregular(&any);
     // Requests of random length: a prompt, some tokens, a sample.
@@ -234,7 +233,7 @@ proptest! {
 
     #[test]
     fn random_sequences_are_irregular(seed in any::<u64>(), kernels in 3u32..60, length in 400usize..4000) {
-        let mut noise = Noise(seed);
+        let mut noise = Noise::new(seed);
         let sequence: Vec<u32> = (0..length).map(|_| launch(noise.below(kernels), 0)).collect();
         let verdict = find(&sequence, KIND_BITS);
         prop_assert!(matches!(verdict, Sequence::Irregular { .. }), "{:?}", verdict);

@@ -1,25 +1,17 @@
 //! Draws from a fixed seed, and what the workloads are drawn from.
 
-/// SplitMix64: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
-/// OOPSLA 2014.
-pub struct Draw(u64);
+use policy::cluster::Random;
+
+pub struct Draw(Random);
 
 impl Draw {
     pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        Self(Random::new(seed))
     }
 
     /// From 0 up to 1, without 1.
     pub fn part(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        self.0.unit()
     }
 
     pub fn between(&mut self, low: u64, high: u64) -> u64 {

@@ -1,24 +1,23 @@
 //! Random numbers that are the same on every machine and in every version, so that a seed names a
 //! run for good.
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
 /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): one 64-bit word of state, passes BigCrush.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(SplitMix64);
 
 impl Random {
     /// A generator for this seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(SplitMix64::seed_from_u64(seed))
     }
 
     /// The next word.
     pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// In `0..n`; 0 where `n` is 0. The bias of the multiplication is below n / 2^64.

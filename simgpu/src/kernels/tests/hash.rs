@@ -9,7 +9,7 @@ fn hashes(arena: &Arena, data: u64, bytes: u64, block_bytes: u64) -> Vec<u64> {
 
 #[test]
 fn content_hash_sees_every_byte_and_only_its_block() {
-    let mut random = Random(17);
+    let mut random = Random::new(17);
     let arena = arena();
     let data: Vec<u8> = (0..20_003).map(|_| random.next() as u8).collect();
     arena.write(slot(0), &data);
@@ -129,7 +129,7 @@ fn chunk_hashes(arena: &Arena, chunks: &[[u64; 2]]) -> Vec<[u64; 2]> {
 
 #[test]
 fn a_chunk_s_hash_tells_every_bit_and_the_pattern_that_deceives_one_half() {
-    let mut random = Random(23);
+    let mut random = Random::new(23);
     let arena = arena();
     let data: Vec<u64> = (0..2048).map(|_| random.next()).collect();
     arena.write(slot(0), &data);

@@ -8,6 +8,9 @@ mod values;
 
 use std::cell::UnsafeCell;
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
 use super::*;
 
 /// A range of device memory at a fixed address, everything else is unmapped.
@@ -113,19 +116,20 @@ impl Arena {
     }
 }
 
-/// Numbers for the properties: xorshift64*, seeded per test so that a failure repeats.
-struct Random(u64);
+/// Numbers for the properties, seeded per test so that a failure repeats.
+struct Random(SplitMix64);
 
 impl Random {
+    fn new(seed: u64) -> Self {
+        Self(SplitMix64::seed_from_u64(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+        self.0.next_u64()
     }
 
     fn below(&mut self, limit: u64) -> u64 {
-        (self.next() >> 11) % limit
+        self.next() % limit
     }
 
     fn f32(&mut self) -> f32 {

@@ -176,7 +176,7 @@ fn the_cuda_sources_compute_what_the_host_kernels_compute() {
     let Some(emulator) = Emulator::build() else {
         return;
     };
-    let mut random = Random(21);
+    let mut random = Random::new(21);
     let line = [256, 1, 1];
     for round in 0..4u64 {
         let grid = [1 + random.below(3) as u32, 1, 1];

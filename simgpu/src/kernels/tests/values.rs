@@ -26,7 +26,7 @@ fn fill_writes_its_range_and_nothing_else() {
 
 #[test]
 fn axpy_matches_the_reference_also_in_place() {
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     for _ in 0..50 {
         let n = random.below(600) as usize;
         let (arena, x, y, alpha) = (arena(), random.vec(n), random.vec(n), random.f32());
@@ -50,7 +50,7 @@ fn axpy_matches_the_reference_also_in_place() {
 
 #[test]
 fn matmul_matches_the_reference_for_all_transposes() {
-    let mut random = Random(12);
+    let mut random = Random::new(12);
     for round in 0..60 {
         let (m, n, k) = (
             1 + random.below(70),
@@ -117,7 +117,7 @@ fn matmul_matches_the_reference_for_all_transposes() {
 
 #[test]
 fn bias_and_activation_with_gradients_match_the_reference() {
-    let mut random = Random(13);
+    let mut random = Random::new(13);
     for round in 0..40 {
         let (rows, cols) = (1 + random.below(40) as usize, 1 + random.below(70) as usize);
         let act = round % 2;
@@ -196,7 +196,7 @@ fn gather_picks_rows_and_zeroes_bad_indices() {
 
 #[test]
 fn softmax_cross_entropy_matches_the_reference() {
-    let mut random = Random(14);
+    let mut random = Random::new(14);
     for _ in 0..40 {
         let (rows, cols) = (1 + random.below(60) as usize, 1 + random.below(30) as usize);
         let logits: Vec<f32> = random.vec(rows * cols).iter().map(|x| x * 20.0).collect();
@@ -285,7 +285,7 @@ fn softmax_without_gradient_and_with_a_label_out_of_range() {
 
 #[test]
 fn reduce_sum_adds_everything_once_for_any_grid() {
-    let mut random = Random(15);
+    let mut random = Random::new(15);
     for grid in [1u32, 2, 3, 7, 64] {
         for n in [0usize, 1, 5, 255, 256, 257, 5000] {
             let (arena, x) = (arena(), random.vec(n));
@@ -312,7 +312,7 @@ fn reduce_sum_adds_everything_once_for_any_grid() {
 
 #[test]
 fn optimisers_match_the_reference() {
-    let mut random = Random(16);
+    let mut random = Random::new(16);
     for step in 1..20 {
         let n = 1 + random.below(300) as usize;
         let (w, m, g) = (random.vec(n), random.vec(n), random.vec(n));
