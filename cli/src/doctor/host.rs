@@ -35,27 +35,20 @@ pub fn mps(var: impl Fn(&str) -> Option<OsString>) -> Value {
     let directory = named
         .clone()
         .map_or(PathBuf::from(MPS_DIRECTORY), PathBuf::from);
-    let daemon = processes().find(|pid| {
-        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| {
-            // The kernel keeps 15 characters: nvidia-cuda-mps-control, nvidia-cuda-mps-server.
-            comm.trim_end().starts_with("nvidia-cuda-mps")
-        })
+    let processes = procfs::process::all_processes();
+    let mut processes = processes.into_iter().flatten().flatten();
+    let daemon = processes.find(|process| {
+        // The kernel keeps 15 characters: nvidia-cuda-mps-control, nvidia-cuda-mps-server.
+        let stat = process.stat();
+        stat.is_ok_and(|stat| stat.comm.starts_with("nvidia-cuda-mps"))
     });
     json!({
         "pipe_directory": directory,
         "named_by_environment": named.is_some(),
         "listens": directory.join("control").exists(),
-        "daemon_pid": daemon,
+        "daemon_pid": daemon.map(|process| process.pid()),
         "thread_percentage": var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").map(|value| value.to_string_lossy().into_owned()),
     })
-}
-
-/// Process ids of this host, as far as they can be seen.
-pub fn processes() -> impl Iterator<Item = u32> {
-    fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 /// What kind of container the process at `proc` (such as `/proc/self`) is in, if any: by its

@@ -191,12 +191,8 @@ fn is_secure(proc: &Path) -> bool {
 
 /// A value of the vector that the kernel hands to each program.
 fn auxiliary(proc: &Path, key: u64) -> Option<u64> {
-    let vector = fs::read(proc.join("auxv")).ok()?;
-    let (pairs, _) = vector.as_chunks::<16>();
-    pairs.iter().find_map(|pair| {
-        let (tag, value) = pair.split_at(8);
-        (tag == key.to_le_bytes()).then(|| value.try_into().ok().map(u64::from_le_bytes))?
-    })
+    let process = procfs::process::Process::new_with_root(proc.to_owned());
+    process.ok()?.auxv().ok()?.get(&key).copied()
 }
 
 fn device_open(proc: &Path) -> bool {

@@ -195,14 +195,12 @@ fn merge(known: &mut Seen, seen: Seen) {
 
 /// The children of a process, of all its threads.
 fn children(pid: u32) -> Vec<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let process = i32::try_from(pid).map(procfs::process::Process::new);
+    let threads = process.ok().and_then(|process| process.ok()?.tasks().ok());
     let threads = threads.into_iter().flatten().flatten();
     threads
-        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok())
-        .flat_map(|list| {
-            let children = list.split_whitespace().filter_map(|pid| pid.parse().ok());
-            children.collect::<Vec<_>>()
-        })
+        .filter_map(|thread| thread.children().ok())
+        .flatten()
         .collect()
 }
 

@@ -8,6 +8,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
+use procfs::process::Stat;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
@@ -19,12 +20,6 @@ pub struct Process {
     pub pid: u32,
     start_ticks: u64,
     boot: String,
-}
-
-/// What `/proc/PID/stat` says of a process that has not ended.
-struct Stat {
-    parent: u32,
-    start_ticks: u64,
 }
 
 impl Process {
@@ -39,7 +34,7 @@ impl Process {
     pub fn of(pid: u32) -> Option<Self> {
         Some(Self {
             pid,
-            start_ticks: stat(pid)?.start_ticks,
+            start_ticks: stat(pid)?.starttime,
             boot: boot_id(),
         })
     }
@@ -47,7 +42,7 @@ impl Process {
     /// It is there, and no zombie.
     #[must_use]
     pub fn lives(&self) -> bool {
-        stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks)
+        stat(self.pid).is_some_and(|stat| stat.starttime == self.start_ticks)
             && self.boot == boot_id()
     }
 
@@ -75,27 +70,24 @@ pub fn boot_id() -> String {
     text.trim().to_owned()
 }
 
+/// What `/proc/PID/stat` says of a process that has not ended.
 fn stat(pid: u32) -> Option<Stat> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; fields are counted after it: the state, the
-    // parent, and as the twentieth the start.
-    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
-    if matches!(fields.next()?, "Z" | "X") {
-        return None;
-    }
-    let parent = fields.next()?.parse().ok()?;
-    Some(Stat {
-        parent,
-        start_ticks: fields.nth(17)?.parse().ok()?,
-    })
+    let process = procfs::process::Process::new(i32::try_from(pid).ok()?);
+    living(&process.ok()?)
+}
+
+fn living(process: &procfs::process::Process) -> Option<Stat> {
+    let stat = process.stat().ok()?;
+    (!matches!(stat.state, 'Z' | 'X')).then_some(stat)
 }
 
 /// All processes that have not ended, with their parents.
 fn all() -> Vec<(u32, u32)> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| Some((pid, stat(pid)?.parent)))
+    let processes = procfs::process::all_processes();
+    let processes = processes.into_iter().flatten().flatten();
+    processes
+        .filter_map(|process| living(&process))
+        .map(|stat| (stat.pid.unsigned_abs(), stat.ppid.unsigned_abs()))
         .collect()
 }
 
@@ -170,6 +162,27 @@ mod tests {
         child.wait().unwrap();
         assert!(!later.lives());
         assert!(!Process::default().lives(), "none");
+    }
+
+    #[test]
+    fn a_process_whose_name_is_no_text_is_found_as_well() {
+        let mut child = Command::new("sh");
+        let script = "printf '\\377) Z' > /proc/$$/comm; read line";
+        let mut child = child
+            .args(["-c", script])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let comm = format!("/proc/{}/comm", child.id());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !fs::read(&comm).is_ok_and(|name| name.starts_with(b"\xff")) {
+            assert!(std::time::Instant::now() < deadline, "it takes the name");
+        }
+        let found = Process::of(child.id()).expect("it lives");
+        assert!(children_of(std::process::id()).contains(&found));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(!found.lives());
     }
 
     #[test]
