@@ -1,10 +1,21 @@
 //! Pictures as SVG: how completion times are distributed, and how their means compare.
 
-use std::fmt::Write as _;
+use plotters::prelude::*;
 
-const COLOURS: [&str; 8] = [
-    "#1b6ca8", "#d1495b", "#2e8b57", "#edae49", "#6a4c93", "#00798c", "#8d6a4f", "#444444",
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0x1b, 0x6c, 0xa8),
+    RGBColor(0xd1, 0x49, 0x5b),
+    RGBColor(0x2e, 0x8b, 0x57),
+    RGBColor(0xed, 0xae, 0x49),
+    RGBColor(0x6a, 0x4c, 0x93),
+    RGBColor(0x00, 0x79, 0x8c),
+    RGBColor(0x8d, 0x6a, 0x4f),
+    RGBColor(0x44, 0x44, 0x44),
 ];
+/// Of the curves, and of the bars beside them.
+const CURVES: (u32, u32) = (600, 400);
+const BARS: u32 = 420;
+const ROW: u32 = 20;
 
 /// One run: its name and its completion times, sorted, in seconds.
 #[derive(Clone, Debug)]
@@ -15,10 +26,19 @@ pub struct Series {
     pub jct_s: Vec<f64>,
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+impl Series {
+    fn mean_s(&self) -> f64 {
+        self.jct_s.iter().sum::<f64>() / self.jct_s.len().max(1) as f64
+    }
+
+    /// The part of the jobs that completed within a time, by that time.
+    fn curve(&self) -> impl Iterator<Item = (f64, f64)> {
+        let n = self.jct_s.len();
+        // 400 points are as many as the eye can tell apart.
+        let points = (0..n).step_by(n.div_ceil(400).max(1));
+        let points = points.chain(n.checked_sub(1));
+        points.map(move |i| (self.jct_s[i].max(1.0), (i + 1) as f64 / n as f64))
+    }
 }
 
 /// `1.5 h` and the like.
@@ -33,83 +53,62 @@ fn span(seconds: f64) -> String {
 
 /// On the left the part of the jobs that completed within a time (logarithmic), on the right the
 /// means.
-#[must_use]
-pub fn svg(title: &str, series: &[Series]) -> String {
-    const WIDTH: f64 = 520.0;
-    const HEIGHT: f64 = 300.0;
-    let (left, top) = (60.0, 40.0);
+///
+/// # Errors
+/// Why nothing could be drawn.
+pub fn svg(title: &str, series: &[Series]) -> Result<String, String> {
+    // CAST: as many as there are policies to choose from.
+    let rows = series.len() as u32;
+    let size = (CURVES.0 + BARS, CURVES.1.max(ROW * (rows + 4)));
+    let mut out = String::new();
+    let root = SVGBackend::with_string(&mut out, size).into_drawing_area();
+    draw(&root, title, series).map_err(|error| error.to_string())?;
+    drop(root);
+    Ok(out)
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+fn draw(root: &Area<'_>, title: &str, series: &[Series]) -> Result<(), Box<dyn std::error::Error>> {
+    root.fill(&WHITE)?;
     let all = || series.iter().flat_map(|run| run.jct_s.iter().copied());
     let least = all().fold(f64::INFINITY, f64::min).max(1.0);
     let most = all().fold(1.0, f64::max).max(least * 10.0);
-    let (from, to) = (least.log10().floor(), most.log10().ceil());
-    let x = |seconds: f64| left + WIDTH * (seconds.max(1.0).log10() - from) / (to - from);
-    let y = |part: f64| top + HEIGHT * (1.0 - part);
-    let bars = 20.0 * series.len() as f64 + 40.0;
-    let (width, height) = (left + WIDTH + 440.0, (top + HEIGHT + 50.0).max(top + bars));
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"{left}\" y=\"20\" font-size=\"14\">{}</text>\n",
-        escape(title)
-    );
-    for tick in 0..=4 {
-        let part = f64::from(tick) / 4.0;
-        let at = y(part);
-        let _ = writeln!(
-            out,
-            "<line x1=\"{left}\" x2=\"{:.1}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0} %</text>",
-            left + WIDTH,
-            left - 6.0,
-            at + 4.0,
-            100.0 * part
-        );
-    }
-    let mut decade = from;
-    while decade <= to {
-        let at = x(10f64.powf(decade));
-        let _ = writeln!(
-            out,
-            "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{:.1}\" stroke=\"#ddd\"/><text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-            top + HEIGHT,
-            top + HEIGHT + 16.0,
-            span(10f64.powf(decade))
-        );
-        decade += 1.0;
-    }
-    let _ = writeln!(
-        out,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">completion time</text>",
-        left + WIDTH / 2.0,
-        top + HEIGHT + 36.0
-    );
-    let mean = |run: &Series| run.jct_s.iter().sum::<f64>() / run.jct_s.len().max(1) as f64;
-    let longest = series.iter().map(mean).fold(1e-9, f64::max);
+    let least = if least.is_finite() { least } else { 1.0 };
+    let decades = 10f64.powf(least.log10().floor())..10f64.powf(most.log10().ceil());
+    let (left, right) = root.split_horizontally(CURVES.0);
+    let (left, _) = left.split_vertically(CURVES.1);
+    let mut chart = ChartBuilder::on(&left)
+        .caption(title, ("sans-serif", 18))
+        .margin(10)
+        .x_label_area_size(40)
+        .y_label_area_size(50)
+        .build_cartesian_2d(decades.log_scale(), 0.0..1.0)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .y_labels(6)
+        .label_style(("sans-serif", 15))
+        .x_label_formatter(&|seconds| span(*seconds))
+        .y_label_formatter(&|part| format!("{:.0} %", 100.0 * part))
+        .x_desc("completion time")
+        .draw()?;
+    let longest = series.iter().map(Series::mean_s).fold(1e-9, f64::max);
     for (index, run) in series.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
-        let n = run.jct_s.len();
-        // 400 points are as many as the eye can tell apart.
-        let step = n.div_ceil(400).max(1);
-        let points: Vec<String> = (0..n)
-            .step_by(step)
-            .chain(n.checked_sub(1))
-            .map(|i| format!("{:.1},{:.1}", x(run.jct_s[i]), y((i + 1) as f64 / n as f64)))
-            .collect();
-        let _ = writeln!(
-            out,
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" points=\"{}\"/>",
-            points.join(" ")
+        chart.draw_series(LineSeries::new(run.curve(), colour.stroke_width(2)))?;
+        // CAST: a picture of some hundred points.
+        let (top, length) = (
+            40 + (ROW as usize * index) as i32,
+            (150.0 * run.mean_s() / longest).max(1.0) as i32,
         );
-        let (at, begin) = (top + 20.0 * index as f64 + 14.0, left + WIDTH + 30.0);
-        let _ = writeln!(
-            out,
-            "<rect x=\"{begin:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"14\" fill=\"{colour}\" opacity=\"0.75\"/><text x=\"{:.1}\" y=\"{at:.1}\">{}: mean {}</text>",
-            at - 11.0,
-            (150.0 * mean(run) / longest).max(1.0),
-            begin + 158.0,
-            escape(&run.name),
-            span(mean(run))
-        );
+        let bar = [(10, top), (10 + length, top + 14)];
+        right.draw(&Rectangle::new(bar, colour.mix(0.75).filled()))?;
+        let text = format!("{}: mean {}", run.name, span(run.mean_s()));
+        right.draw(&Text::new(text, (168, top), ("sans-serif", 15)))?;
     }
-    out.push_str("</svg>\n");
-    out
+    root.present()?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -122,12 +121,12 @@ mod tests {
             name: name.to_owned(),
             jct_s,
         };
-        let text = svg(
-            "a < b",
-            &[run("x&y", vec![1.0, 50.0, 9000.0]), run("none", vec![])],
-        );
-        assert_eq!(text.matches("<polyline").count(), 2);
-        assert_eq!(text.matches("opacity").count(), 2);
+        let runs = [run("x&y", vec![1.0, 50.0, 9000.0]), run("none", vec![])];
+        let text = svg("a < b", &runs).expect("a picture");
+        // A curve of the one that has times, and a bar of each.
+        assert_eq!(text.matches("#1B6CA8").count(), 2, "{text}");
+        assert_eq!(text.matches("#D1495B").count(), 1, "{text}");
+        assert_eq!(text.matches(": mean ").count(), 2, "{text}");
         assert!(text.contains("a &lt; b") && text.contains("x&amp;y"));
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
     }

@@ -25,7 +25,7 @@ pub fn what_if(args: &WhatIf) -> Result<String> {
     for slack in &args.slack {
         let mut input = input(&args.run)?;
         args.sla.set_deadlines(&mut input.trace, *slack);
-        let outcomes = run_all(&input, &choices)?;
+        let outcomes = run_all(&input, &choices, args.run.json)?;
         for (row, outcome) in rows.iter_mut().zip(&outcomes) {
             let (kept, all) = args.sla.kept(&original.trace, outcome, *slack);
             row.push((*slack, kept, all, Report::of(outcome)));
