@@ -1,11 +1,11 @@
 //! What outlives the arbiter: the jobs, their tokens and who was attached, in `state.json`,
 //! replaced as a whole.
 //!
-//! Written by a thread of its own ([`StateFile`], a [`Writer`]): making the text, and a file system that takes
-//! its time, delay no hand-over. What is handed over while an older state is being written replaces
-//! the one that waits, so the file is at most one write behind. States are numbered; a caller that
-//! has to know that one is on disk asks for the number, and is woken by a descriptor. Nobody on the
-//! loop waits.
+//! Written by a thread of its own ([`StateFile`], a [`Writer`]): making the text, and a file system
+//! that takes its time, delay no hand-over. What is handed over while an older state is being
+//! written replaces the one that waits, so the file is at most one write behind. States are
+//! numbered; a caller that has to know that one is on disk asks for the number, and is woken by a
+//! descriptor. Nobody on the loop waits.
 
 use std::fs;
 use std::io::{self, Write};
@@ -130,9 +130,9 @@ impl State {
         }
     }
 
-    /// Writes the file beside itself and moves it into place once the disk has it, so that a reader,
-    /// the next arbiter or the next boot sees all of it or the one before. Only this user can read
-    /// it: it has tokens in it.
+    /// Writes the file beside itself and moves it into place once the disk has it, so that a
+    /// reader, the next arbiter or the next boot sees all of it or the one before. Only this user
+    /// can read it: it has tokens in it.
     pub fn save(&mut self, path: &Path) -> io::Result<()> {
         self.version = VERSION;
         let directory = path.parent().unwrap_or(Path::new("."));

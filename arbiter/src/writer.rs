@@ -35,7 +35,7 @@ pub struct Writer {
 #[derive(Debug)]
 enum Entry {
     Line(Vec<u8>),
-    /// Whoever holds the other end waits until everything before this is written.
+    /// Who holds the other end waits until everything before this is written.
     Settled(Sender<()>),
 }
 
