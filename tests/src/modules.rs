@@ -64,7 +64,8 @@ impl Modules {
         let mut all = Self::default();
         for (path, text) in sources {
             let module = all.of.entry(path).or_default();
-            module.text.push_str(&without_tests(&plain(&text)));
+            let text = without_scopes(&without_tests(&plain(&text)));
+            module.text.push_str(&text);
         }
         // Files that nothing but tests, or nothing, declares.
         let declared = |path: &Path| {
@@ -307,6 +308,17 @@ fn without_tests(text: &str) -> String {
         }
     }
     left.push_str(rest);
+    left
+}
+
+/// Leaves out who may see something (`pub(in path)`): that is no import.
+fn without_scopes(text: &str) -> String {
+    let mut parts = text.split("pub(in ");
+    let mut left = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        left.push_str("pub");
+        left.push_str(part.split_once(')').map_or("", |(_, after)| after));
+    }
     left
 }
 

@@ -240,6 +240,7 @@ fn a_module_that_climbs_is_found() {
         "macro_rules! act { () => { $crate::high::act() } }",
         "pub(crate) use crate::high::act;",
         "use crate::known;",
+        "pub(in crate::low) use crate::high::act;",
         "mod inside { use crate::high::*; }",
         "mod inside { use super::super::super::high::act; }",
         "#[cfg(test)] mod tests { use crate::low; } use crate::high;",
@@ -265,6 +266,7 @@ fn what_does_not_climb_is_left_alone() {
         "#[cfg(test)] mod tests { use crate::high; fn act() { { crate::high::act() } } }",
         "#[cfg(test)]\n#[allow(unused)]\nuse crate::high;",
         "mod inside { use super::high; }",
+        "pub(in crate::high) fn act() {}",
         "fn act() { Some::high::act() }",
     ] {
         assert_eq!(wrong_with(text), Vec::<String>::new(), "{text}");

@@ -17,9 +17,9 @@ use super::chunk::{self, Place};
 use super::copy_streams::enter;
 use super::host_copy::HostCopy;
 use super::permit::Permits;
-use super::{host, last_use, quiesce, tuning};
+use super::{host, last_use, tuning};
 use crate::attachment::client::Attached;
-use crate::gate::capture;
+use crate::gate::{capture, quiesce};
 use crate::ground::clock;
 use crate::ground::process;
 

@@ -20,7 +20,7 @@ use channel::{Footprint, MAX_DEVICES};
 use shim_ffi::*;
 
 use super::host_copy::HostCopy;
-use super::last_use;
+use super::moments;
 use crate::attachment::client;
 use crate::driver::real;
 use crate::gate::capture;
@@ -67,7 +67,7 @@ pub(super) struct Chunk {
     pub(super) mappings: Vec<Mapping>,
     pub(super) host_copy: Option<HostCopy>,
     /// When it was last known to be used, and no earlier than it was made: larger is later. See
-    /// [`last_use`].
+    /// [`last_use`](super::last_use).
     pub(super) used: u64,
     /// It is known elsewhere, or may be without a call that says so: it stays where it is.
     pub(super) stays: bool,
@@ -144,7 +144,7 @@ impl Chunks {
     pub(super) fn add(&mut self, chunk: Chunk) -> u64 {
         self.next += 1;
         let id = self.next;
-        let used = last_use::tick();
+        let used = moments::tick();
         self.all.insert(id, Chunk { used, ..chunk });
         id
     }

@@ -21,6 +21,7 @@ use shim_ffi::*;
 
 use super::chunk;
 use super::copy_streams::{self, CopyStreams, Flight, Step};
+use super::host_copy::Digest;
 use crate::attachment::client;
 use crate::driver::real;
 
@@ -33,9 +34,6 @@ const BLOCKS: usize = 1024;
 
 /// The kernel as PTX: the driver compiles it for the device.
 const MODULE: &str = concat!(include_str!("../../../simgpu/kernels/chunks.ptx"), "\0");
-
-/// A hash of each range of a chunk, in order.
-pub(super) type Digest = Vec<[u64; 2]>;
 
 /// Evictions in a row that could not hash.
 static FAILURES: AtomicU32 = AtomicU32::new(0);

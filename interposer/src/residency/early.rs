@@ -28,10 +28,10 @@ use channel::Reason;
 use shim_ffi::Operands;
 
 use super::chunk::{self, Place};
+use super::copy_streams;
 use super::groups::{self, Ranks};
 use super::operands;
-use super::{copy_streams, quiesce};
-use crate::gate::capture;
+use crate::gate::{capture, quiesce};
 use crate::ground::clock::now_ns;
 use crate::ground::thread::{Thread, thread};
 

@@ -6,8 +6,7 @@
 //! Pages are there before the driver is asked to pin them, and are taken in steps with a look
 //! before each: where others take the memory meanwhile that is an answer like any other.
 
-use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use channel::{Event, Reason};
 use host_memory::{Bound, Space, Standing};
@@ -22,8 +21,6 @@ const BELIEVED_NS: u64 = 5_000_000_000;
 const STEP: u64 = 32 << 20;
 
 static STANDING: Mutex<Option<(Standing, u64)>> = Mutex::new(None);
-/// Where the host's files are looked for, if not where they are: for tests.
-pub(super) static ROOT: OnceLock<PathBuf> = OnceLock::new();
 
 /// What this process can still take.
 pub(super) fn space() -> Space {
@@ -33,9 +30,7 @@ pub(super) fn space() -> Space {
         .take()
         .filter(|(_, found_ns)| now.saturating_sub(*found_ns) < BELIEVED_NS);
     let (found, _) = standing.insert(known.unwrap_or_else(|| {
-        let found = ROOT
-            .get()
-            .map_or_else(Standing::of_this_process, |root| Standing::under(root));
+        let found = tuning::host_root().map_or_else(Standing::of_this_process, Standing::under);
         (found, now)
     }));
     found.space()

@@ -14,6 +14,9 @@ use super::tuning;
 use crate::driver::real;
 use crate::gate::capture;
 
+/// A hash of each range of a chunk, in order.
+pub(super) type Digest = Vec<[u64; 2]>;
+
 /// Bytes of the host for one chunk.
 #[derive(Debug)]
 pub(super) struct HostCopy {
@@ -23,7 +26,7 @@ pub(super) struct HostCopy {
     there: bool,
     pinned: bool,
     /// What it holds, by hash; `None`: it has not been copied to, or nobody knows.
-    pub(super) digest: Option<super::digest::Digest>,
+    pub(super) digest: Option<Digest>,
 }
 
 impl HostCopy {

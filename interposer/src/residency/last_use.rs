@@ -18,7 +18,7 @@
 //! launch never waits for that table: it tries a lock that is held for a search or for the exchange
 //! of two lists, and where that is taken it notes nothing.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
 use channel::MAX_DEVICES;
@@ -26,9 +26,10 @@ use shim_ffi::Symbol;
 
 use super::chunk::{self, Chunks};
 use super::spans::Spans;
-use super::{quiesce, tuning};
+use super::tuning;
 use crate::attachment::client::Attached;
 use crate::driver::real;
+use crate::gate::quiesce;
 use crate::ground::clock::now_ns;
 
 /// Launches of one look: an iteration of training is hundreds to a few thousand. One of four
@@ -41,18 +42,11 @@ const QUIET_NS: u64 = 5_000_000_000;
 /// Ends of iterations after which a look is over.
 const BOUNDARIES: u32 = 2;
 
-/// Moments: the order of uses, and no time.
-static CLOCK: AtomicU64 = AtomicU64::new(0);
 /// Launches that the look has left; 0: there is none.
 static LEFT: AtomicU32 = AtomicU32::new(0);
 /// Ends of iterations that the look has seen.
 static SEEN: AtomicU32 = AtomicU32::new(0);
 static SPANS: Mutex<Spans> = Mutex::new(Spans::new());
-
-/// The next moment, for [`Chunk::used`](chunk::Chunk::used).
-pub(super) fn tick() -> u64 {
-    CLOCK.fetch_add(1, Ordering::Relaxed) + 1
-}
 
 /// In a forked child.
 pub(super) fn forget() {
@@ -181,6 +175,7 @@ mod tests {
     use super::super::chunk::{self, Chunk, Place};
     use super::super::engine::in_place;
     use super::super::host_copy::HostCopy;
+    use super::super::moments::tick;
     use super::super::spans::tests::chunk;
     use super::*;
 

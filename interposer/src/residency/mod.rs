@@ -32,6 +32,7 @@ mod groups;
 mod host;
 mod host_copy;
 mod last_use;
+mod moments;
 mod news;
 mod operands;
 mod owned;

@@ -8,9 +8,7 @@ use super::early;
 use crate::gate::quiesce;
 
 pub(crate) use crate::gate::quiesce::{ACTIVE, Pass, active, pass};
-pub(super) use crate::gate::quiesce::{
-    changes, empty, forget, has_failed, is_closed, pass_by_permit, wait_on,
-};
+pub(super) use crate::gate::quiesce::{forget, is_closed};
 
 /// As [`pass`] for a submission, which a thread with a leave may make although the quiesce gate is
 /// closed.

@@ -4,8 +4,9 @@
 use shim_ffi::CUresult;
 
 use super::news::Wait;
-use super::{quiesce, tuning};
+use super::tuning;
 use crate::attachment::client;
+use crate::gate::quiesce;
 use crate::ground::clock::now_ns;
 use crate::ground::process;
 use crate::metering::Meter;

@@ -6,7 +6,7 @@
 //! lies in. A copy says how far it goes.
 
 use super::chunk::Chunk;
-use super::last_use::tick;
+use super::moments::tick;
 
 /// Where a chunk is mapped, and what was noted of it since that was last asked for.
 #[derive(Clone, Copy, Debug)]

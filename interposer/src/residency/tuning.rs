@@ -7,6 +7,8 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -45,15 +47,21 @@ pub(super) const KEEP_HOST_COPIES_NS: u64 = 60_000_000_000;
 /// before calls fail.
 pub(super) const UNSUPERVISED: Duration = Duration::from_secs(30);
 
+/// Where the host's files are looked for, if not where they are: for tests.
+static HOST_ROOT: OnceLock<PathBuf> = OnceLock::new();
+
+/// Where the host's files are looked for, if not where they are.
+pub(super) fn host_root() -> Option<&'static Path> {
+    HOST_ROOT.get().map(PathBuf::as_path)
+}
+
 pub(super) fn read() {
     // For tests: where the host's own files are.
     if let Some(root) = variable(c"SUBLET_HOST_ROOT") {
-        let _ = super::host::ROOT.set(OsStr::from_bytes(root).into());
+        let _ = HOST_ROOT.set(OsStr::from_bytes(root).into());
     }
     // Drivers through which a network adapter's driver learns of an address, and we do not.
-    let root = super::host::ROOT
-        .get()
-        .map_or(std::path::Path::new("/"), |root| root.as_path());
+    let root = host_root().unwrap_or(Path::new("/"));
     let loaded = ["nvidia_peermem", "nv_peer_mem"]
         .iter()
         .any(|module| root.join("sys/module").join(module).exists());

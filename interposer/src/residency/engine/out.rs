@@ -12,7 +12,7 @@ use crate::gate::capture;
 use crate::ground::clock::now_ns;
 use crate::residency::chunk::{self, Place};
 use crate::residency::copy_streams::{Flight, Step, Stopped, done, enter, settle};
-use crate::residency::host_copy::HostCopy;
+use crate::residency::host_copy::{Digest, HostCopy};
 use crate::residency::permit::Permits;
 use crate::residency::{digest, host, tuning};
 
@@ -197,7 +197,7 @@ fn copy_out(ids: &[u64], mut digests: Option<digest::Digests>, permits: &Permits
 }
 
 /// A chunk is about to be copied out; what its host copy held until now.
-fn begin_copy(id: u64) -> Option<digest::Digest> {
+fn begin_copy(id: u64) -> Option<Digest> {
     chunk::with(|chunks| {
         let chunk = chunks.all.get_mut(&id)?;
         chunk.place = Place::CopyingOut;
@@ -206,7 +206,7 @@ fn begin_copy(id: u64) -> Option<digest::Digest> {
 }
 
 /// Waits for the oldest copy.
-fn land(flights: &mut VecDeque<(Flight, Option<digest::Digest>)>) -> Step<()> {
+fn land(flights: &mut VecDeque<(Flight, Option<Digest>)>) -> Step<()> {
     match flights.pop_front() {
         Some((flight, digest)) => evict_one(flight, digest),
         None => Ok(()),
@@ -214,7 +214,7 @@ fn land(flights: &mut VecDeque<(Flight, Option<digest::Digest>)>) -> Step<()> {
 }
 
 /// Once a copy has arrived, its chunk goes from the device.
-fn evict_one(flight: Flight, digest: Option<digest::Digest>) -> Step<()> {
+fn evict_one(flight: Flight, digest: Option<Digest>) -> Step<()> {
     flight.land()?;
     chunk::with(|chunks| {
         if let Some(host_copy) = chunks
