@@ -68,9 +68,9 @@ impl Host {
         most
     }
 
-    /// Fewer than so many kernels are in flight at once, once it is known what they take: that is
-    /// learnt, by and by where kernels that differ in a parameter only took less before. What is
-    /// not followed is never bounded.
+    /// Fewer than so many kernels are in flight at once, the program asking for its events all the
+    /// time; also where kernels that differ in a parameter only took less before. On a machine that
+    /// is busy waits run out: then it is asked again.
     #[track_caller]
     fn keeps_below(&mut self, bound: usize, line: &str) {
         let mut seen = Vec::new();
@@ -154,8 +154,8 @@ fn using_a_stream_that_was_destroyed_is_seen_on_the_simulated_driver() {
 fn a_thread_with_many_streams_leaves_slots_for_others() {
     let mut host = Host::start(&[], false);
     host.bound(2000);
-    // As long as those that follow, so that their time is known: this is about slots.
-    host.says("turns 40 400 200", "0");
+    // Much shorter than those that follow, which differ in a parameter only.
+    host.says("turns 40 400 5", "0");
     // Two milliseconds of them are ten. On a busy machine a wait of 50 ms that ran out lets one
     // more pass.
     host.keeps_below(50, "ahead 100 200");
@@ -169,8 +169,7 @@ fn slots_are_used_again_by_threads_that_need_one() {
     host.bound(2000);
     host.says("one-by-one 700", "0");
     host.says("threads 600", "0");
-    // What the longer kernels take is to be known before they are counted: this is about slots.
-    host.says("turns 1 400 200", "0");
+    host.says("turns 1 400 5", "0");
     host.says("sync", "0");
     host.keeps_below(50, "ahead 100 200");
     host.has_nothing_in_flight();

@@ -27,6 +27,7 @@ use shim_ffi::*;
 use crate::attachment::client::{self, Attached};
 use crate::driver::real;
 use crate::gate::failure::{after_error, is_final};
+use crate::gate::lookers::Lookers;
 use crate::gate::pace::{RING, SoloSample, StreamRate};
 use crate::gate::signature::Seen;
 use crate::gate::slots::{self, Slot};
@@ -52,12 +53,16 @@ const PATIENCE_NS: u64 = 50_000_000;
 /// TIMEOUT: how long who destroys a stream waits for who marks it: that call may wait for space in
 /// the stream.
 const DETACH_NS: u64 = 1_000_000_000;
+/// How often a thread that waits for a slot looks for one.
+const TAKE_EVERY: Duration = Duration::from_micros(20);
 /// Threads that may look whether the device has got on without looking more seldom for each other's
 /// sake.
 const LOOKERS: u64 = 4;
 
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
-/// Threads that wait for the device to get on.
+/// Threads that wait for a slot.
+static TAKERS: Lookers = Lookers::new();
+/// Threads that wait for the device to get on with their own streams.
 static WAITERS: AtomicU32 = AtomicU32::new(0);
 
 /// What a submission weighs in its stream.
@@ -80,6 +85,7 @@ pub(crate) fn forget() {
     capture::forget();
     NEXT_THREAD.store(0, Ordering::Relaxed);
     WAITERS.store(0, Ordering::Relaxed);
+    TAKERS.forget();
 }
 
 // ----------------------------------------------------------------------------------------------
@@ -227,12 +233,7 @@ fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
         holding.set_open(true);
         slot.batch.store(thread.batch.get(), Ordering::Relaxed);
         slot.spent_ns.store(0, Ordering::Relaxed);
-        let allowance_ns = slot.rate.weight_of(aim_ns(thread, attached));
-        let most_ns = MOST_CREDIT as u64; // CAST: not negative.
-        slot.allowance_ns.store(
-            allowance_ns.clamp(LEAST_BUDGET_NS, most_ns),
-            Ordering::Relaxed,
-        );
+        allow(thread, attached, slot);
         slot.rate
             .let_in_ns
             .fetch_max(thread.let_in_ns.get(), Ordering::Relaxed);
@@ -240,6 +241,18 @@ fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
         put(thread, index);
     }
     thread.stream_slot_plus_one.set(index as u32 + 1); // CAST: as above.
+}
+
+/// Sets the weight that may go to a stream between two of its marks. Little where marks are to
+/// bound what is in flight and nobody knows yet how fast it gets on.
+fn allow(thread: &Thread, attached: &Attached, slot: &Slot) {
+    let ns = match window_us(thread, attached) {
+        1.. if !slot.rate.is_known() => FIRST_BUDGET_NS,
+        _ => slot.rate.weight_of(aim_ns(thread, attached)),
+    };
+    let most_ns = MOST_CREDIT as u64; // CAST: not negative.
+    let ns = ns.clamp(LEAST_BUDGET_NS, most_ns);
+    slot.allowance_ns.store(ns, Ordering::Relaxed);
 }
 
 fn put(thread: &Thread, index: usize) {
@@ -264,7 +277,7 @@ fn batch(thread: &Thread) -> impl Iterator<Item = usize> + Clone + use<> {
 fn take(thread: &Thread, attached: &'static Attached, device: usize) -> Option<usize> {
     let begun_ns = now_ns();
     let patience_ns = PATIENCE_NS << thread.impatience.get().min(6);
-    let mut waiting = None;
+    let mut looker = TAKERS.looker();
     loop {
         if let Some(index) = take_now(thread, attached, device) {
             thread.impatience.set(0);
@@ -278,7 +291,7 @@ fn take(thread: &Thread, attached: &'static Attached, device: usize) -> Option<u
             thread.impatience.set(thread.impatience.get() + 1);
             return None;
         }
-        waiting.get_or_insert_with(Waiting::begin).nap(20_000);
+        looker.wait(TAKE_EVERY);
         if attached.is_lost() {
             return None;
         }
@@ -342,6 +355,7 @@ pub(crate) fn flush(thread: &Thread, attached: &'static Attached) {
     take_again(thread, attached);
     for index in batch(thread) {
         mark(thread, attached, index, None, false);
+        slots::at(index).flushed.store(true, Ordering::Relaxed);
     }
     end_batch(thread, attached, false);
 }
@@ -482,7 +496,17 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<
         enter(thread, attached, index);
     }
     let all = due(thread, line(thread, attached)) && solo.is_none();
+    // A program that asks for its events between its submissions has them marked each time, so that
+    // nothing is ever due.
+    let flushed = |index: &usize| {
+        let flushed = &slots::at(*index).flushed;
+        flushed.load(Ordering::Relaxed) && flushed.swap(false, Ordering::Relaxed)
+    };
+    let flushed = own(thread).filter(flushed);
     if !all && solo.is_none() && (own(thread).is_none() || allowance_ns(thread) != 0) {
+        if let Some(index) = flushed {
+            bound(thread, attached, [index].into_iter());
+        }
         return;
     }
     book(thread);
@@ -498,6 +522,12 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<
         mark(thread, attached, index, solo, solo.is_none());
         adapt(thread, attached);
         bound(thread, attached, [index].into_iter());
+        // It may be known by now how fast the stream gets on.
+        if own(thread) == Some(index)
+            && slots::at(index).allowance_ns.load(Ordering::Relaxed) == FIRST_BUDGET_NS
+        {
+            allow(thread, attached, slots::at(index));
+        }
     }
     thread.marks_since_apart.set(match solo {
         Some(_) => 0,

@@ -7,6 +7,7 @@ pub(crate) mod context;
 pub(crate) mod cost;
 pub(crate) mod failure;
 pub(crate) mod follow;
+pub(crate) mod lookers;
 pub(crate) mod marks;
 pub(crate) mod pace;
 pub(crate) mod quiesce;

@@ -37,6 +37,12 @@ impl SoloSample {
     }
 }
 
+/// Marks in flight in a stream of which it is not known how fast its work gets on: what its kernels
+/// took elsewhere, or with other parameters, need not be what they take here.
+const FEW: usize = 2;
+/// Marks pass late by less than this for the host's reasons.
+const OVERDUE_NS: u64 = 500_000;
+
 /// What is known of a slot's marks. Touched by the slot's owning thread.
 pub(crate) struct StreamRate {
     /// When each of the last marks was issued.
@@ -266,13 +272,19 @@ impl StreamRate {
             .fold(0, u64::saturating_add)
     }
 
+    /// Whether it is known how fast the stream's work gets on.
+    pub(crate) fn is_known(&self) -> bool {
+        self.pace.load(Ordering::Relaxed) != 0
+    }
+
     /// Whether what is in flight fits `window_ns`.
     pub(crate) fn fits(&self, slot: &StreamSlot, window_ns: u64, now_ns: u64) -> bool {
         let behind = slot.issued().wrapping_sub(slot.done());
         if behind == 0 || behind > u64::MAX / 2 {
             return true;
         }
-        if behind as usize >= RING - 2 {
+        let most = if self.is_known() { RING - 2 } else { FEW };
+        if behind as usize >= most {
             return false;
         }
         let oldest = slot.done().wrapping_add(1);
@@ -287,7 +299,11 @@ impl StreamRate {
         // queued behind it, so that the device has no pause while the program notices its end. What
         // takes longer than it ever took may take any time.
         let oldest_ns = self.expected_ns(self.upto(oldest).wrapping_sub(self.upto(slot.done())));
+        // And what takes twice as long as it should, with more of its kind behind it, keeps the device
+        // busy while it is found out how long that is.
+        let overdue = behind > 1 && runs_ns > oldest_ns.saturating_mul(2).max(OVERDUE_NS);
         runs_ns <= window_ns.max(oldest_ns)
+            && !overdue
             && queued_ns.saturating_sub(runs_ns.min(oldest_ns)) <= window_ns
     }
 
@@ -375,14 +391,17 @@ mod tests {
     #[test]
     fn what_is_known_to_take_long_fills_the_window_by_itself() {
         let (rate, slot) = begun();
-        for step in 0..4 {
-            issue(&rate, &slot, 10 * MS + step, MS / 2, None);
-        }
-        assert!(rate.fits(&slot, 2 * MS, 10 * MS + 10));
-        issue(&rate, &slot, 10 * MS + 4, 50 * MS, solo(0x98_5250, false));
-        assert!(!rate.fits(&slot, 2 * MS, 10 * MS + 10));
+        issue(&rate, &slot, 10 * MS, MS / 2, None);
         slot.settle();
-        assert!(rate.fits(&slot, 2 * MS, 10 * MS + 10));
+        rate.observe(&slot, 10 * MS + MS / 2, true);
+        for step in 0..4 {
+            issue(&rate, &slot, 11 * MS + step, MS / 2, None);
+        }
+        assert!(rate.fits(&slot, 2 * MS, 11 * MS + 10));
+        issue(&rate, &slot, 11 * MS + 4, 50 * MS, solo(0x98_5250, false));
+        assert!(!rate.fits(&slot, 2 * MS, 11 * MS + 10));
+        slot.settle();
+        assert!(rate.fits(&slot, 2 * MS, 11 * MS + 10));
     }
 
     #[test]
@@ -397,6 +416,41 @@ mod tests {
         }
         assert_eq!(rate.expected_ns(MS), 2 * MS);
         assert_eq!(rate.weight_of(2 * MS), MS);
+    }
+
+    #[test]
+    fn little_is_in_flight_until_the_pace_is_known() {
+        let (rate, slot) = begun();
+        issue(&rate, &slot, 10 * MS, MS / 50, None);
+        assert!(rate.fits(&slot, 2 * MS, 10 * MS + 1));
+        issue(&rate, &slot, 10 * MS + 1, MS / 50, None);
+        assert!(!rate.fits(&slot, 2 * MS, 10 * MS + 2), "nobody knows yet");
+        rate.observe(&slot, 10 * MS + MS / 100, false);
+        slot.settle();
+        rate.observe(&slot, 10 * MS + MS / 25, true);
+        assert!(rate.is_known());
+        for step in 0..8 {
+            issue(&rate, &slot, 11 * MS + step, MS / 50, None);
+        }
+        assert!(rate.fits(&slot, 2 * MS, 11 * MS + 10));
+    }
+
+    #[test]
+    fn no_more_is_queued_behind_what_takes_much_longer_than_it_did() {
+        let (rate, slot) = begun();
+        for step in 0..8 {
+            let at_ns = 10 * MS + step * MS / 4;
+            issue(&rate, &slot, at_ns, MS / 4, None);
+            rate.observe(&slot, at_ns + MS / 4 - 1, false);
+            slot.settle();
+            rate.observe(&slot, at_ns + MS / 4, true);
+        }
+        for step in 0..3 {
+            issue(&rate, &slot, 20 * MS + step, MS / 4, None);
+        }
+        let fits = |at_ns: u64| rate.fits(&slot, 2 * MS, at_ns);
+        assert!(fits(20 * MS + MS / 4) && fits(20 * MS + MS / 2));
+        assert!(!fits(20 * MS + MS), "a quarter was expected");
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! slot is held, nobody else marks, and afterwards nobody finds the stream any more. The word that
 //! says so is [`channel::Owner`].
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use channel::{ClientHalf, Hold, Holding, Owner, STREAM_SLOTS, StreamSlot};
 
@@ -36,6 +36,8 @@ pub(crate) struct Slot {
     pub(crate) spent_ns: AtomicU64,
     /// Weight that may go to the stream between two of its marks, in nanoseconds.
     pub(crate) allowance_ns: AtomicU64,
+    /// It was marked before a call that waits or asks, and what is in flight not bounded since.
+    pub(crate) flushed: AtomicBool,
     pub(crate) rate: StreamRate,
 }
 
@@ -48,6 +50,7 @@ static SLOTS: [Slot; STREAM_SLOTS] = [const {
         next: AtomicU32::new(0),
         spent_ns: AtomicU64::new(0),
         allowance_ns: AtomicU64::new(0),
+        flushed: AtomicBool::new(false),
         rate: StreamRate::new(),
     }
 }; STREAM_SLOTS];
@@ -163,6 +166,7 @@ pub(crate) fn take(
     slot.batch.store(0, Ordering::Relaxed);
     slot.spent_ns.store(0, Ordering::Relaxed);
     slot.allowance_ns.store(0, Ordering::Relaxed);
+    slot.flushed.store(false, Ordering::Relaxed);
     slot.rate.reset(word, now_ns);
     begun(index);
     // PANIC: the modulus is the length.
