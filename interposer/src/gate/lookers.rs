@@ -1,8 +1,8 @@
 //! Threads that wait for one thing that any of them can use: a few look for it, the others sleep.
 //!
-//! What is waited for comes from the device, so nobody is there to wake anybody. A thread that looks
-//! has one of a few *places*, for as long as it looks again in time, and hands it on when it has
-//! found what it wanted. Thousands that wait cost no more than a few.
+//! What is waited for comes from the device, so nobody is there to wake anybody. A thread that
+//! looks has one of a few *places*, for as long as it looks again in time, and hands it on when it
+//! has found what it wanted. Thousands that wait cost no more than a few.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;

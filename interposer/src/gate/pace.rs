@@ -299,8 +299,8 @@ impl StreamRate {
         // queued behind it, so that the device has no pause while the program notices its end. What
         // takes longer than it ever took may take any time.
         let oldest_ns = self.expected_ns(self.upto(oldest).wrapping_sub(self.upto(slot.done())));
-        // And what takes twice as long as it should, with more of its kind behind it, keeps the device
-        // busy while it is found out how long that is.
+        // And what takes twice as long as it should, with more of its kind behind it, keeps the
+        // device busy while it is found out how long that is.
         let overdue = behind > 1 && runs_ns > oldest_ns.saturating_mul(2).max(OVERDUE_NS);
         runs_ns <= window_ns.max(oldest_ns)
             && !overdue
