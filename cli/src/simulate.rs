@@ -1,6 +1,7 @@
 //! `sublet simulate`: a trace, a cluster, policies; what came out, as a table, JSON or a picture.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, anyhow};
 use cluster::plot::{self, Series};
@@ -119,9 +120,12 @@ fn run_all(input: &Input, choices: &[Choice], json: bool) -> Result<Vec<Outcome>
     };
     let style = ProgressStyle::with_template("[{bar:25}] {percent:3} % of the jobs, {eta} left");
     bar.set_style(style.context("the bar")?.progress_chars("## "));
+    // Of two runs one may report late what the other has passed already.
+    let most = AtomicUsize::new(0);
     let progress = |done: usize, all: usize| {
+        let before = most.fetch_max(done, Ordering::Relaxed);
         bar.set_length(all as u64);
-        bar.set_position(done as u64);
+        bar.set_position(before.max(done) as u64);
     };
     let Input {
         spec,
@@ -130,9 +134,9 @@ fn run_all(input: &Input, choices: &[Choice], json: bool) -> Result<Vec<Outcome>
         config,
         ..
     } = input;
-    let outcomes = sweep(trace, spec, choices, past_gpu_s, config, &progress)?;
-    bar.finish();
-    Ok(outcomes)
+    let outcomes = sweep(trace, spec, choices, past_gpu_s, config, &progress);
+    bar.finish_and_clear();
+    Ok(outcomes?)
 }
 
 fn run_trace(args: &SimulateRun) -> Result<String> {
