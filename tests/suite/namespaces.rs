@@ -205,7 +205,8 @@ fn a_node_that_is_cut_off_keeps_its_jobs_and_is_heard_again() {
     };
     let job = |name: &str| {
         let jobs = json(&["jobs", "--json"])?;
-        jobs.as_array()?
+        jobs["jobs"]
+            .as_array()?
             .iter()
             .find(|job| job["name"] == name)
             .cloned()
