@@ -95,6 +95,8 @@ pub struct Activity {
     pub unmarked: bool,
     /// A number that changes with every submission.
     pub launches: u64,
+    /// A number that changes with every mark that passes.
+    pub passed: u64,
 }
 
 impl Activity {
@@ -111,6 +113,7 @@ impl Activity {
             marks: self.marks.saturating_add(other.marks),
             unmarked: self.unmarked || other.unmarked,
             launches: self.launches.wrapping_add(other.launches),
+            passed: self.passed.wrapping_add(other.passed),
         }
     }
 }
@@ -123,12 +126,14 @@ pub fn waits(pages: &ClientPages, device: usize) -> bool {
 /// All that is claimed about `device`.
 pub fn activity(pages: &ClientPages, device: usize) -> Activity {
     let client = &pages.client;
+    let in_flight = client.in_flight(device);
     Activity {
         waits: client.waiting(device) > 0,
         blocking: client.blocking(device) > 0,
-        marks: client.in_flight(device).marks,
+        marks: in_flight.marks,
         unmarked: client.unmarked(device),
         launches: client.launches_on(device),
+        passed: in_flight.passed,
     }
 }
 

@@ -13,6 +13,8 @@ pub struct InFlight {
     pub streams: u32,
     /// Marks that the device has not passed yet.
     pub marks: u64,
+    /// Changes with every mark that the device passes.
+    pub passed: u64,
 }
 
 /// How a client finds out what the device has done.
@@ -351,7 +353,9 @@ impl ClientHalf {
                 continue;
             }
             let issued = slot.issued.load(Acquire);
-            let behind = issued.wrapping_sub(slot.done.load(Acquire));
+            let done = slot.done.load(Acquire);
+            in_flight.passed = in_flight.passed.wrapping_add(done);
+            let behind = issued.wrapping_sub(done);
             // More than half the number space "behind" means that the device is ahead of what we
             // read.
             if behind != 0 && behind < u64::MAX / 2 {

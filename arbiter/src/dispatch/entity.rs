@@ -13,7 +13,7 @@ use super::drain::Drain;
 use super::host_stall::Rate;
 use super::pace::{Answer, Pace};
 use super::progress::Progress;
-use super::unfinished::Unfinished;
+use super::unfinished::{Moved, Unfinished};
 use super::violation::{Violation, ViolationRecord};
 use crate::peer::{self, Activity};
 use crate::terms::Terms;
@@ -77,8 +77,8 @@ pub(super) struct RunEntity {
     /// It was found to have endless work, beside which other work of it gets on. That other work
     /// need not wait for the end of the endless one.
     endless_in_part: bool,
-    /// Marks outstanding when that was looked at last.
-    marks: u64,
+    /// Number of marks that had passed when it was looked at last.
+    passed: u64,
     /// It was passed over for so long that its process must be stopped, unless the host is.
     pub suspected_unresponsive: bool,
     /// How long it may be silent before it counts as idle.
@@ -161,7 +161,7 @@ impl RunEntity {
             behind_until_ns: 0,
             unfinished: Unfinished::default(),
             endless_in_part: false,
-            marks: 0,
+            passed: 0,
             suspected_unresponsive: false,
             quiet_ns: pace.quiet_ns,
             idle_ns: None,
@@ -290,10 +290,13 @@ impl RunEntity {
         let seen = self.sample(device);
         self.waits = seen.waits;
         self.note_coming(now_ns, seen);
-        let got_on = seen.marks < self.marks || seen.launches != self.launches;
+        let moved = Moved {
+            submitted: seen.launches != self.launches,
+            passed: seen.passed != self.passed,
+        };
         self.unfinished
-            .look(&self.clients, device, self.hold.is_some(), got_on);
-        self.marks = seen.marks;
+            .look(&self.clients, device, self.hold.is_some(), moved);
+        self.passed = seen.passed;
         let woken = self
             .hold
             .is_some_and(|hold| now_ns < hold.opened_ns + WAKE_NS);

@@ -35,6 +35,15 @@ enum What {
     Call,
 }
 
+/// What a job did since the last look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Moved {
+    /// It submitted something.
+    pub submitted: bool,
+    /// Marks of it have passed.
+    pub passed: bool,
+}
+
 /// Work that gets on no more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Endless {
@@ -92,15 +101,15 @@ impl Unfinished {
         }
     }
 
-    /// Looks at what is left. `holds`: the tenant has the device; `got_on`: it submitted something,
-    /// or marks of it have passed.
+    /// Looks at what is left. `holds`: the tenant has the device.
     pub fn look(
         &mut self,
         clients: &[(u64, Rc<ClientPages>)],
         device: usize,
         holds: bool,
-        got_on: bool,
+        moved: Moved,
     ) {
+        let got_on = moved.submitted || moved.passed;
         let pending_ns = std::mem::take(&mut self.pending_ns);
         if self.work.is_empty() {
             self.stood_ns = 0;
@@ -127,7 +136,8 @@ impl Unfinished {
             if one.what != before || got_on && one.what == What::Call {
                 (one.from_ns, one.in_part) = (stood_ns, false);
             } else {
-                one.in_part |= got_on;
+                // What is submitted may be behind the very work that stands still.
+                one.in_part |= moved.passed;
             }
             true
         });
@@ -167,6 +177,10 @@ mod tests {
     use super::*;
 
     const S: u64 = 1_000_000_000;
+    const PASSED: Moved = Moved {
+        submitted: true,
+        passed: true,
+    };
 
     fn clients() -> Vec<(u64, Rc<ClientPages>)> {
         let pages = || Rc::new(ClientPages::create().expect("pages"));
@@ -188,7 +202,7 @@ mod tests {
         for passed in 1..3 {
             left.pass(S / 2);
             moves.passed(passed);
-            left.look(&clients, 0, false, true);
+            left.look(&clients, 0, false, PASSED);
         }
         let endless = left.endless(S).expect("a second of it");
         assert_eq!((endless.since_ns, endless.in_part), (5, true));
@@ -199,14 +213,14 @@ mod tests {
         );
         // Within its own slice that may be the other stream's time.
         left.pass(S);
-        left.look(&clients, 0, true, true);
+        left.look(&clients, 0, true, PASSED);
         assert_eq!(left.endless(S + 1), None);
         left.pass(S);
-        left.look(&clients, 0, true, false);
+        left.look(&clients, 0, true, Moved::default());
         assert!(left.endless(2 * S).is_some());
         stuck.settle();
         moves.settle();
-        left.look(&clients, 0, false, true);
+        left.look(&clients, 0, false, PASSED);
         assert_eq!(
             left,
             Unfinished {
@@ -215,6 +229,25 @@ mod tests {
                 ..Unfinished::default()
             }
         );
+    }
+
+    #[test]
+    fn what_is_submitted_behind_it_is_no_other_work_that_gets_on() {
+        let clients = clients();
+        let stuck = clients[0].1.client.claim_stream(0).expect("slot").1;
+        stuck.issue();
+        let mut left = Unfinished::default();
+        left.note(5, &clients, 0);
+        let submitted = Moved {
+            submitted: true,
+            passed: false,
+        };
+        for _ in 0..4 {
+            left.pass(S / 2);
+            stuck.issue();
+            left.look(&clients, 0, false, submitted);
+        }
+        assert!(left.endless(S).is_some_and(|endless| !endless.in_part));
     }
 
     #[test]
@@ -227,11 +260,11 @@ mod tests {
         left.note(0, &clients, 0);
         assert_eq!(left.work.len(), 2);
         left.pass(2 * S);
-        left.look(&clients[..1], 0, false, false);
+        left.look(&clients[..1], 0, false, Moved::default());
         assert_eq!(left.work.len(), 1);
         assert!(left.endless(S).is_some_and(|endless| !endless.in_part));
         want.end_blocking();
-        left.look(&clients[..1], 0, false, false);
+        left.look(&clients[..1], 0, false, Moved::default());
         assert_eq!(left.endless(1), None);
         left.note(0, &[], 0);
     }
@@ -254,7 +287,7 @@ mod tests {
             for (_, stream) in &stuck {
                 stream.settle();
             }
-            left.look(&clients, 0, false, true);
+            left.look(&clients, 0, false, PASSED);
             for (_, stream) in &stuck {
                 stream.issue();
             }
