@@ -120,7 +120,10 @@ impl Arbiter {
         match connection.identity() {
             Ok(identity) => Ok(Some(identity)),
             Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(None),
-            Err(error) => refused(format!("the arbiter cannot watch this process: {error}")),
+            Err(error) => refused(
+                Descriptors::lack_behind(&error)
+                    .unwrap_or_else(|| format!("the arbiter cannot watch this process: {error}")),
+            ),
         }
     }
 
@@ -157,23 +160,6 @@ impl Arbiter {
             greeting.deadline_ns = now_ns + HOLD_NS;
         }
         self.answer_greeting(id, now_ns);
-    }
-
-    /// A job's first process is let in although no successor of ours would know of the job.
-    fn tell_unsaved(&mut self, id: TenantId, now_ns: u64) {
-        let file = self.options.dir.state_file();
-        let Some(tenant) = self.ledger.get_mut(id) else {
-            return;
-        };
-        if tenant.allowance.spend(now_ns).is_some() {
-            let name = tenant.spec.name.clone();
-            let message = format!(
-                "job `{name}` starts before it is in {}: the disk has not taken it for {} ms, and an arbiter after this one may not know it",
-                file.display(),
-                HOLD_NS / 1_000_000
-            );
-            self.journal.write("unsaved", &name, message, &[]);
-        }
     }
 
     /// Looks again at those that have been held.
@@ -341,18 +327,6 @@ impl Arbiter {
         if kept.is_none() && expected && may_hold {
             return Verdict::Hold;
         }
-        let mut overdue = false;
-        // A job is in the file before its first process is let in: a successor finds it however
-        // soon this process is killed. Where the disk takes longer than a process can be held, it
-        // is let in.
-        let unsaved = tenant.saved_as == 0 || tenant.saved_as > self.state_file.done();
-        if unsaved && tenant.clients.is_empty() {
-            if may_hold {
-                self.state_is_old |= tenant.saved_as == 0;
-                return Verdict::Hold;
-            }
-            overdue = true;
-        }
         // A process that has become another program by exec has left its former self behind, with a
         // closed socket.
         if let Err(refusal) = self.ledger.admit_again(id, &self.devices) {
@@ -363,9 +337,6 @@ impl Arbiter {
             return Verdict::Out(NotIn::new(Outcome::Full, text));
         }
         let former: Vec<u64> = tenant.clients.clone();
-        if overdue {
-            self.tell_unsaved(id, now_ns);
-        }
         for client in former {
             let is_former = self.clients.get(&client).is_some_and(|client| {
                 client.pid == pid && (client.hung_up || hello.previous_slot == Some(client.slot))
@@ -419,8 +390,11 @@ impl Arbiter {
         kept: &Kept,
         pid: u32,
     ) -> Result<Terms, NotIn> {
-        let failed =
-            |error: channel::PageError| NotIn::new(Outcome::Failed, convert::with_causes(&error));
+        let failed = |error: channel::PageError| {
+            let text = Descriptors::lack_behind(&error);
+            let text = text.unwrap_or_else(|| convert::with_causes(&error));
+            NotIn::new(Outcome::Failed, text)
+        };
         let simulated = self.ledger.get(id).is_some_and(|t| t.spec.simulated);
         // Who only reads is shown the pages, and holds nothing of them.
         let reads = hello.features & channel::READER != 0 && hello.previous_slot.is_none();
@@ -673,7 +647,7 @@ impl Arbiter {
                 return Ok(());
             };
             // After the welcome: the client waits for that, and nobody asks for this before.
-            client.started_ticks = peer::started_ticks(pid).unwrap_or(0);
+            client.started_ticks = peer::started_ticks(pid)?.unwrap_or(0);
             if let Some(socket) = socket {
                 let socket = client.socket.insert(socket);
                 self.poller
@@ -688,7 +662,7 @@ impl Arbiter {
                 std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset => {
                     "it hung up before it was answered".to_owned()
                 }
-                _ => error.to_string(),
+                _ => Descriptors::lack_behind(&error).unwrap_or_else(|| error.to_string()),
             };
             let not_in = NotIn::new(Outcome::Failed, text);
             self.tell_refused((pid, uid), &command, Some(tenant_id), &not_in);

@@ -443,7 +443,8 @@ mod tests {
 
         fn process(&self) -> Process {
             let pid = self.0.id();
-            let started_ticks = peer::started_ticks(pid).expect("it lives");
+            let started_ticks = peer::started_ticks(pid).expect("a line");
+            let started_ticks = started_ticks.expect("it lives");
             Process { pid, started_ticks }
         }
     }

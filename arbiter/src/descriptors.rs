@@ -65,6 +65,19 @@ impl Descriptors {
         )
     }
 
+    /// The same where that is why something failed: between the look at what there is and its use
+    /// others may have come.
+    pub fn lack_behind(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            if error.downcast_ref().is_some_and(Self::are_lacking) {
+                return Some(Self::lack());
+            }
+            cause = error.source();
+        }
+        None
+    }
+
     /// Whether an error means that there are none.
     pub fn are_lacking(error: &io::Error) -> bool {
         let lacking = [nix::libc::EMFILE, nix::libc::ENFILE];
@@ -98,5 +111,14 @@ mod tests {
         let none = io::Error::from_raw_os_error(nix::libc::EMFILE);
         assert!(Descriptors::are_lacking(&none));
         assert!(Descriptors::lack().contains("ulimit -n"));
+        let of_page = channel::PageError::Io("create", none);
+        assert_eq!(
+            Descriptors::lack_behind(&of_page),
+            Some(Descriptors::lack())
+        );
+        assert_eq!(
+            Descriptors::lack_behind(&channel::PageError::NotSealed),
+            None
+        );
     }
 }

@@ -231,7 +231,8 @@ impl Arbiter {
         };
         // Looked at after the descriptor was opened: if this is the same process, the descriptor is
         // its.
-        if peer::started_ticks(process.pid) != Some(process.started_ticks) {
+        // Where that is not known it is tried again.
+        if !peer::is_alive(process.pid, process.started_ticks).unwrap_or(false) {
             return;
         }
         if let Err(errno) = pidfd_send_signal(&descriptor, Signal::KILL)

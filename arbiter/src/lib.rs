@@ -48,6 +48,7 @@ mod state;
 mod status;
 mod tenant;
 mod terms;
+mod unsaved;
 mod usage;
 mod violations;
 mod writer;

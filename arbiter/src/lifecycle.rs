@@ -48,7 +48,8 @@ impl Arbiter {
             tenant.has_attached = true;
             tenant.oom_count = saved.oom_count;
             let pid = tenant.spec.pid;
-            if saved.started_ticks != 0 && peer::started_ticks(pid) == Some(saved.started_ticks) {
+            if saved.started_ticks != 0 && peer::is_alive(pid, saved.started_ticks).unwrap_or(true)
+            {
                 // What lives of it is counted where this fails.
                 let _ = self.watch_job(&mut tenant, saved.started_ticks);
             }
@@ -60,7 +61,7 @@ impl Arbiter {
             });
             tenant.members = members.collect();
             for client in saved.clients {
-                if peer::started_ticks(client.pid) == Some(client.started_ticks)
+                if peer::is_alive(client.pid, client.started_ticks).unwrap_or(true)
                     && tenant.take_this_slot(client.slot)
                 {
                     tenant.missing.push(Missing {
@@ -112,7 +113,7 @@ impl Arbiter {
         };
         // Looked at after the descriptor was opened: if this is the same process, the descriptor is
         // its.
-        let same = peer::started_ticks(tenant.spec.pid) == Some(started_ticks);
+        let same = peer::is_alive(tenant.spec.pid, started_ticks)?;
         if let Some(process) = process.filter(|_| same) {
             let event = Event::JobEnded(tenant.id.0);
             self.poller.add(&process, event, Interest::Read)?;

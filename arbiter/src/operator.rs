@@ -56,17 +56,19 @@ impl Arbiter {
             }
             Request::HookRefused { hook, reason } => self.note_refused_hook(&hook, &reason, peer),
             Request::Register(job) => {
+                let now_ns = self.clock.mono_ns();
                 if self.is_ready_for(&job, peer) {
-                    self.register(job, peer)
+                    let registered = self.register(job, peer);
+                    self.answer_registration(connection, registered, now_ns);
                 } else {
                     let ask = Ask {
                         connection,
                         peer,
                         request: Request::Register(job),
                     };
-                    self.parked.push((ask, self.clock.mono_ns() + DISCOVERY_NS));
-                    return;
+                    self.parked.push((ask, now_ns + DISCOVERY_NS));
                 }
+                return;
             }
         };
         self.control
@@ -199,7 +201,11 @@ impl Arbiter {
         }
     }
 
-    pub(crate) fn register(&mut self, mut job: JobSpec, peer: Peer) -> Result<Reply, ControlError> {
+    pub(crate) fn register(
+        &mut self,
+        mut job: JobSpec,
+        peer: Peer,
+    ) -> Result<Registered, ControlError> {
         if peer.pid == 0 {
             let message = format!(
                 "the arbiter is process {} of another PID namespace, which does not see yours: it could not tell the job's processes apart",
@@ -241,8 +247,8 @@ impl Arbiter {
         let id = TenantId(self.new_id());
         let now_ns = self.clock.mono_ns();
         let mut tenant = Tenant::new(id, spec, token, (peer.uid, user), &self.clock);
-        let ticks = peer::started_ticks(peer.pid);
-        self.watch_job(&mut tenant, ticks.unwrap_or(0))
+        peer::started_ticks(peer.pid)
+            .and_then(|ticks| self.watch_job(&mut tenant, ticks.unwrap_or(0)))
             .map_err(|error| {
                 if Descriptors::are_lacking(&error) {
                     failed(Descriptors::lack())
@@ -297,18 +303,18 @@ impl Arbiter {
         }
         self.publish_limits();
         self.publish_terms();
-        // On disk before the job's first process is let in: an arbiter that dies right after that
-        // is followed by one that knows it.
+        // On disk before it is answered: an arbiter that dies right after that is followed by one
+        // that knows the job.
         self.state_is_old = true;
         let mem_limit_bytes = self.limits_of(id);
-        Ok(Reply::Registered(Registered {
+        Ok(Registered {
             job: name,
             id: id.0,
             token: convert::token_text(&token),
             channel_socket: self.options.dir.channel_socket(),
             mem_limit_bytes,
             share: self.share_of(id),
-        }))
+        })
     }
 
     /// The job of a name, for somebody who may change it.

@@ -166,15 +166,36 @@ pub fn credentials(socket: impl AsFd) -> std::io::Result<(u32, u32)> {
 
 /// Start time of a process in clock ticks since boot (field 22 of `/proc/PID/stat`, see
 /// proc_pid_stat(5)); `None`: gone.
-pub fn started_ticks(pid: u32) -> Option<u64> {
+///
+/// # Errors
+/// It is not known, for want of descriptors above all.
+pub fn started_ticks(pid: u32) -> std::io::Result<Option<u64>> {
     // One read: the kernel makes the whole line for it, some 300 bytes. What is needed is well
     // within the buffer, whatever the numbers.
-    let mut file = std::fs::File::open(format!("/proc/{pid}/stat")).ok()?;
     let mut buffer = [0; 1024];
-    let length = file.read(&mut buffer).ok()?;
+    let read = std::fs::File::open(format!("/proc/{pid}/stat"))
+        .and_then(|mut file| file.read(&mut buffer));
+    let length = match read {
+        Ok(length) => length,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    Ok(buffer.get(..length).and_then(started_in))
+}
+
+/// Whether the process that started then still runs.
+///
+/// # Errors
+/// Those of [`started_ticks`].
+pub fn is_alive(pid: u32, since_ticks: u64) -> std::io::Result<bool> {
+    Ok(started_ticks(pid)? == Some(since_ticks))
+}
+
+/// The start time in a line of `stat`; `None`: the process has ended and is not reaped.
+fn started_in(stat: &[u8]) -> Option<u64> {
     // The second field is the name in parentheses and may contain anything; count from the last
     // one.
-    let stat = buffer.get(..length)?;
     let rest = &stat[stat.iter().rposition(|byte| *byte == b')')? + 1..];
     let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
     if fields.next()? == "Z" {
@@ -226,14 +247,14 @@ mod tests {
             .arg("1000")
             .spawn()
             .expect("sleep starts");
-        let ours = started_ticks(std::process::id()).expect("we live");
-        let theirs = started_ticks(child.id()).expect("it lives");
+        let started = |pid| started_ticks(pid).expect("a line").expect("it lives");
+        let (ours, theirs) = (started(std::process::id()), started(child.id()));
         assert!(theirs >= ours && ours > 0);
         assert!((theirs..theirs + 6000).contains(&now_ticks()), "{theirs}");
         child.kill().expect("kill");
         let pid = child.id();
         testbed::within::wait(&mut child, "sleep", testbed::PATIENCE);
-        assert_eq!(started_ticks(pid), None);
+        assert_eq!(started_ticks(pid).expect("no line"), None);
     }
 
     #[test]

@@ -34,6 +34,7 @@ use crate::residency::{HostBooks, MoveRequest};
 use crate::schedulers::Schedulers;
 use crate::spare::Spare;
 use crate::state::{State, StateFile};
+use crate::unsaved::Unsaved;
 use crate::violations::Suspicion;
 use crate::writer;
 
@@ -143,6 +144,8 @@ pub struct Arbiter {
     pub(crate) greetings: BTreeMap<u64, Greeting>,
     /// Registrations that wait for word of their driver's devices.
     pub(crate) parked: Vec<(Ask, u64)>,
+    /// Registrations whose job is not in the state file yet.
+    pub(crate) unsaved: Unsaved,
     /// Drivers whose devices have been asked for; true: the answer is there.
     pub(crate) drivers: BTreeMap<Option<PathBuf>, bool>,
     /// With the time of their end.
@@ -263,6 +266,7 @@ impl Arbiter {
             clients: BTreeMap::new(),
             greetings: BTreeMap::new(),
             parked: Vec::new(),
+            unsaved: Unsaved::default(),
             drivers: BTreeMap::new(),
             gone: VecDeque::new(),
             journal,
@@ -516,7 +520,7 @@ impl Arbiter {
             Event::Devices => self.on_devices(),
             Event::Saved => {
                 self.state_file.answer_bell();
-                self.answer_greetings(now_ns);
+                self.answer_saved(now_ns);
             }
             Event::Census => self.on_census(now_ns),
             Event::Names => self.on_names(now_ns),
@@ -635,6 +639,7 @@ impl Arbiter {
         }
         self.control.expire(now_ns);
         self.expire_parked(now_ns);
+        self.answer_saved(now_ns);
         self.expire_greetings(now_ns);
         self.expire_resizes();
         if self

@@ -280,7 +280,10 @@ impl Tenant {
     pub fn reap_missing(&mut self) -> bool {
         let (alive, dead): (Vec<Missing>, Vec<Missing>) = std::mem::take(&mut self.missing)
             .into_iter()
-            .partition(|client| peer::started_ticks(client.pid) == Some(client.started_ticks));
+            .partition(|client| {
+                // What it holds is not free before it is known to have ended.
+                peer::is_alive(client.pid, client.started_ticks).unwrap_or(true)
+            });
         self.missing = alive;
         for client in &dead {
             self.clear_slot(client.slot);
@@ -379,7 +382,7 @@ mod tests {
     fn a_missing_client_whose_process_is_gone_is_reaped() {
         let mut tenant = example(1, "a");
         let us = std::process::id();
-        let ours = peer::started_ticks(us).expect("we live");
+        let ours = peer::started_ticks(us).expect("a line").expect("we live");
         for (slot, started_ticks) in [(0, ours), (1, ours + 1)] {
             assert!(tenant.take_this_slot(slot));
             tenant.missing.push(Missing {

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use channel::arbiter::ClientPages;
 use channel::wire::{DeviceId, Hello, PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use control::paths::RuntimeDir;
-use control::{JobSettings, JobSpec, Reply};
+use control::{JobSettings, JobSpec};
 use policy::TenantId;
 
 use crate::attach::Verdict;
@@ -135,7 +135,7 @@ impl World {
             ..JobSpec::default()
         };
         match self.arbiter.register(spec, peer) {
-            Ok(Reply::Registered(job)) => (TenantId(job.id), job.token),
+            Ok(job) => (TenantId(job.id), job.token),
             other => panic!("{other:?}"),
         }
     }

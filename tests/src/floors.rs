@@ -176,6 +176,7 @@ pub const CRATES: [Crate; 16] = [
                     "serve",
                     "tenant",
                     "terms",
+                    "unsaved",
                     "violations",
                 ],
             ),

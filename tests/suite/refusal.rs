@@ -194,7 +194,8 @@ fn an_arbiter_that_is_being_restarted_is_waited_for() {
     run.send("init");
     std::thread::sleep(std::time::Duration::from_millis(300));
     let second = sandbox.arbiter();
-    assert_eq!(run.answer(), "0");
+    let answer = run.answer();
+    assert_eq!(answer, "0", "{:?}", run.finish());
     wait_until("it is one of the job's processes", || {
         sandbox
             .job_status("patient")
