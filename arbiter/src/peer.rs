@@ -105,6 +105,11 @@ impl Activity {
         self.marks > 0
     }
 
+    /// Whether anything is on the device, or may be.
+    pub fn is_on_device(self) -> bool {
+        self.in_flight() || self.blocking
+    }
+
     /// Of two clients together.
     pub fn and(self, other: Self) -> Self {
         Self {

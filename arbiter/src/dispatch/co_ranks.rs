@@ -20,38 +20,11 @@ use super::DeviceScheduler;
 use super::entity::RunEntity;
 use crate::peer;
 
-/// How often one that has used up its time gets another window.
-const AGAIN_NS: u64 = 1_000_000_000;
-/// How soon co-ranks whose gates have closed may come again, if the in-flight work stands still.
-const REST_NS: u64 = 500_000;
-
-/// The co-ranks that are admitted beside one drain.
-#[derive(Clone, Debug, Default)]
-pub(super) struct CoRanks {
-    /// Clients whose gates are open, and since when; empty: none.
-    clients: Vec<u64>,
-    since_ns: u64,
-    /// When it left last.
-    left_ns: u64,
-    /// How long gates have been open beside this drain.
-    used_ns: u64,
-    /// Marks of the others when it came.
-    marks: u64,
-}
-
-impl CoRanks {
-    pub fn is_here(&self) -> bool {
-        !self.clients.is_empty()
-    }
-}
-
 /// Marks and calls of those that are not in `co_ranks`.
 fn of_others(entity: &RunEntity, co_ranks: &[u64], device: usize) -> u64 {
-    let others = entity
-        .clients
-        .iter()
-        .filter(|(id, _)| !co_ranks.contains(id));
-    others
+    let clients = entity.clients().iter();
+    clients
+        .filter(|(id, _)| !co_ranks.contains(id))
         .map(|(_, pages)| peer::activity(pages, device))
         .map(|seen| seen.marks.saturating_add(u64::from(seen.blocking)))
         .fold(0, u64::saturating_add)
@@ -63,18 +36,14 @@ impl DeviceScheduler {
     pub(super) fn admit_co_ranks(&mut self, now_ns: u64) -> Option<u64> {
         let mut again_ns = None;
         for at in 0..self.roster.len() {
-            if self.roster[at].co_ranks.is_here() {
+            if self.roster[at].co_ranks().are_here() {
                 self.close_co_ranks(now_ns, at);
             }
-            let entity = &mut self.roster[at];
-            if !entity.co_ranks.is_here() {
-                if entity.drain_since_ns.is_none() && entity.hold.is_none() {
-                    // The next drain starts afresh.
-                    entity.co_ranks.used_ns = 0;
-                }
+            if !self.roster[at].co_ranks().are_here() {
+                self.roster[at].renew_co_ranks();
                 self.open_co_ranks(now_ns, at);
             }
-            if self.roster[at].co_ranks.is_here() {
+            if self.roster[at].co_ranks().are_here() {
                 again_ns = Some(now_ns + self.pace.drain_look_ns);
             }
         }
@@ -85,7 +54,7 @@ impl DeviceScheduler {
     fn is_its_turn(&self, at: usize) -> bool {
         let entity = &self.roster[at];
         let next = self.hand_over.pre_woken().map(|(tenant, _)| tenant);
-        entity.hold.is_some() || next == Some(entity.tenant)
+        entity.holds() || next == Some(entity.tenant)
     }
 
     fn close_co_ranks(&mut self, now_ns: u64, at: usize) {
@@ -93,35 +62,30 @@ impl DeviceScheduler {
         let window_ns = u64::from(self.pace.window_us) * 1000;
         let its_turn = self.is_its_turn(at);
         let entity = &mut self.roster[at];
-        let open_ns = now_ns.saturating_sub(entity.co_ranks.since_ns);
-        let moved = entity.drain_since_ns.is_none()
-            || of_others(entity, &entity.co_ranks.clients, device) < entity.co_ranks.marks;
-        let left_ns = self.pace.drain_ns.saturating_sub(entity.co_ranks.used_ns);
-        let over = open_ns >= left_ns.max(window_ns);
+        let co_ranks = entity.co_ranks();
+        let moved =
+            !entity.drains() || co_ranks.have_met(of_others(entity, co_ranks.clients(), device));
+        let over = co_ranks.time_is_up(now_ns, self.pace.drain_ns, window_ns);
         if !its_turn && entity.may_run() && !moved && !over {
             return;
         }
-        let clients = std::mem::take(&mut entity.co_ranks.clients);
+        let clients = entity.dismiss_co_ranks(now_ns);
         if !its_turn {
-            let known = entity.clients.iter().filter(|(id, _)| clients.contains(id));
+            let known = entity
+                .clients()
+                .iter()
+                .filter(|(id, _)| clients.contains(id));
             known.for_each(|(_, pages)| pages.arbiter.close(device));
         }
-        entity.co_ranks.used_ns = entity.co_ranks.used_ns.saturating_add(open_ns);
-        entity.co_ranks.left_ns = now_ns;
-        entity.closed = (now_ns, None);
     }
 
     fn open_co_ranks(&mut self, now_ns: u64, at: usize) {
         let device = self.device;
         let its_turn = self.is_its_turn(at);
         let entity = &self.roster[at];
-        let stands_still = entity.drain_since_ns.is_some() && entity.drain.stands_still(now_ns);
-        let rest_ns = if entity.co_ranks.used_ns < self.pace.drain_ns {
-            REST_NS
-        } else {
-            AGAIN_NS
-        };
-        let rested = now_ns >= entity.co_ranks.left_ns.saturating_add(rest_ns);
+        let drain = entity.drain();
+        let stands_still = drain.is_some_and(|(_, drain)| drain.stands_still(now_ns));
+        let rested = entity.co_ranks().may_come(now_ns, self.pace.drain_ns);
         if !stands_still || !rested || its_turn || entity.gang || !entity.may_run() {
             return;
         }
@@ -130,19 +94,21 @@ impl DeviceScheduler {
             seen.waits && !seen.in_flight() && !seen.blocking && !seen.unmarked
         };
         let grant = self.grant_of(entity, now_ns, 0, 0);
-        let coming = entity.clients.iter().filter(without);
+        let coming = entity.clients().iter().filter(without);
         let clients: Vec<u64> = coming.map(|(id, _)| *id).collect();
         let marks = of_others(entity, &clients, device);
         // The drain may have ended since the last look; then nobody waits for the co-ranks.
         if clients.is_empty() || marks == 0 {
             return;
         }
-        let coming = entity.clients.iter().filter(|(id, _)| clients.contains(id));
+        let coming = entity
+            .clients()
+            .iter()
+            .filter(|(id, _)| clients.contains(id));
         for (_, pages) in coming {
             self.woken |= pages.arbiter.open(device, &grant) > 0;
         }
-        let co_ranks = &mut self.roster[at].co_ranks;
-        (co_ranks.clients, co_ranks.since_ns, co_ranks.marks) = (clients, now_ns, marks);
+        self.roster[at].admit_co_ranks(now_ns, clients, marks);
     }
 }
 
@@ -247,7 +213,8 @@ mod tests {
         assert!(!bench.open(2));
         // It ends between two looks of one step, and its process waits by then.
         let now_ns = bench.now_ns + MS;
-        assert!(bench.scheduler.roster[0].drain.stands_still(now_ns));
+        let (_, drain) = bench.scheduler.roster[0].drain().expect("a drain");
+        assert!(drain.stands_still(now_ns));
         blocking(&bench, 0, false);
         bench.pages[0]
             .client

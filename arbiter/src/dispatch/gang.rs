@@ -229,9 +229,9 @@ impl DeviceScheduler {
         let now_ns = self.time.charged_ns();
         let candidates = self.roster.iter().filter(move |entity| {
             sliced
-                && entity.terms.gang
-                && !entity.clients.is_empty()
-                && (entity.waits || entity.usage.was_at_work(now_ns, IN_USE_NS))
+                && entity.terms().gang
+                && !entity.clients().is_empty()
+                && (entity.waits() || entity.usage().was_at_work(now_ns, IN_USE_NS))
         });
         candidates.map(|entity| entity.tenant)
     }
@@ -250,7 +250,7 @@ impl DeviceScheduler {
     fn gang_competes(&self, tenant: TenantId, now_ns: u64) -> bool {
         self.roster
             .find(tenant)
-            .is_some_and(|entity| entity.wants(now_ns) || entity.busy)
+            .is_some_and(|entity| entity.wants(now_ns) || entity.is_busy())
     }
 
     fn may_run(&self, tenant: TenantId) -> bool {
@@ -285,7 +285,7 @@ impl DeviceScheduler {
 
     fn singles_device_ns(&self) -> u64 {
         let singles = self.roster.iter().filter(|entity| !entity.gang);
-        singles.map(|entity| entity.usage.device_ns).sum()
+        singles.map(|entity| entity.usage().device_ns).sum()
     }
 
     fn begin_turn(&mut self, turn: Turn) {

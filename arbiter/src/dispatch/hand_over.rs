@@ -131,11 +131,14 @@ impl HandOver {
         under_way.over_ns = under_way.over_ns.or(self.drained_ns);
         let under_way = *under_way;
         let holder = roster.find(under_way.tenant);
-        let Some(holder) = holder.filter(|entity| entity.opened_at(under_way.opened_ns)) else {
+        let Some(holder) = holder.filter(|entity| {
+            let hold = entity.hold();
+            hold.is_some_and(|hold| hold.was_opened_at(under_way.opened_ns))
+        }) else {
             self.under_way = None;
             return;
         };
-        let clients = holder.clients.iter();
+        let clients = holder.clients().iter();
         let let_in = clients
             .filter_map(|(_, pages)| {
                 pages

@@ -22,8 +22,6 @@ const STALL_NS: u64 = 1_000_000;
 /// Of a stall, this much is charged at most. TIMEOUT: far more than any hand-over takes on a busy
 /// host, and too little to be noticed as a wait afterwards.
 const UNSUPERVISED_NS: u64 = 100_000_000;
-/// Device time over which the mean is taken.
-const MEAN_OVER_NS: u64 = 500_000_000;
 
 /// Of the time until `now_ns`, how much lies beyond what was planned; 0 where that is little.
 pub(super) fn stall_ns(planned_ns: Option<u64>, charged_ns: u64, now_ns: u64) -> u64 {
@@ -35,34 +33,6 @@ pub(super) fn stall_ns(planned_ns: Option<u64>, charged_ns: u64, now_ns: u64) ->
 /// Of a look that is so late, the time that counts for nobody.
 pub(super) fn unsupervised_ns(stall_ns: u64) -> u64 {
     stall_ns.saturating_sub(UNSUPERVISED_NS)
-}
-
-/// What a submission of a tenant takes in the mean, the recent ones weighing most.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Rate {
-    ns: u64,
-    launches: u64,
-}
-
-impl Rate {
-    /// It was charged for so long.
-    pub fn charge(&mut self, ns: u64) {
-        self.ns += ns;
-        if self.ns > MEAN_OVER_NS {
-            (self.ns, self.launches) = (self.ns / 2, self.launches / 2);
-        }
-    }
-
-    /// So many submissions were seen.
-    pub fn launch(&mut self, launches: u64) {
-        self.launches = self.launches.saturating_add(launches);
-    }
-
-    /// What so many take; `None`: not known.
-    fn takes_ns(self, launches: u64) -> Option<u64> {
-        let each_ns = self.ns.checked_div(self.launches)?;
-        Some(each_ns.saturating_mul(launches))
-    }
 }
 
 impl RunEntity {
@@ -80,10 +50,9 @@ impl RunEntity {
         let seen = self.sample(device);
         let there = seen.in_flight();
         let seen_ns = got_ns.saturating_sub(stall_ns);
-        // A count that goes back is that of a process that has ended.
-        let more = seen.launches.wrapping_sub(self.launches);
-        let more = if more < u64::MAX / 2 { more } else { 0 };
-        let (Some(one_ns), Some(more_ns)) = (self.rate.takes_ns(1), self.rate.takes_ns(more))
+        let submissions = self.submissions();
+        let more = submissions.since(seen);
+        let (Some(one_ns), Some(more_ns)) = (submissions.take_ns(1), submissions.take_ns(more))
         else {
             return got_ns;
         };
@@ -91,13 +60,13 @@ impl RunEntity {
         if seen.blocking {
             return got_ns;
         }
-        let window_ns = u64::from(self.window_us) * 1000;
+        let window_ns = u64::from(self.window_us()) * 1000;
         let flying_ns = window_ns.max(one_ns.saturating_mul(2));
-        let most_ns = if let Some(since_ns) = self.drain_since_ns {
+        let most_ns = if let Some((since_ns, drain)) = self.drain() {
             // It is believed to have ended when it was expected to, or, if it is still there, with
             // the kernel that runs.
             let begun_ns = now_ns.saturating_sub(got_ns);
-            let left_ns = self.drain.ends_ns(since_ns).saturating_sub(begun_ns);
+            let left_ns = drain.ends_ns(since_ns).saturating_sub(begun_ns);
             let more_ns = if there { one_ns } else { 0 };
             seen_ns.max(left_ns).saturating_add(more_ns)
         } else if more > 0 && there {
@@ -246,13 +215,12 @@ mod tests {
     fn a_drain_that_nobody_saw_end_ends_when_it_was_expected_to() {
         let mut bench = Bench::new(&[500_000, 500_000]);
         let entity = &mut bench.scheduler.roster[0];
-        entity.hold = None;
         for _ in 0..20 {
-            entity.drain.begin(0, 1);
-            entity.drain.end(0, 2 * MS);
+            entity.begin_drain(0);
+            entity.end_drain(2 * MS);
         }
-        entity.drain_since_ns = Some(100 * MS);
-        let mean_ns = entity.drain.mean_ns();
+        entity.begin_drain(100 * MS);
+        let mean_ns = entity.mean_drain_ns();
         let got = |entity: &RunEntity, got_ns| {
             entity.got_while_stalled_ns(120 * MS, 0, got_ns, got_ns - MS / 2)
         };
@@ -261,8 +229,7 @@ mod tests {
             20 * MS,
             "nothing is known of its kernels"
         );
-        entity.rate.launch(100);
-        entity.rate.charge(100 * MS);
+        entity.learn_rate(100, 100 * MS);
         let ended_ns = got(entity, 20 * MS);
         assert!(ended_ns.abs_diff(mean_ns) < 20 * US, "{ended_ns}");
         assert_eq!(got(entity, 5 * MS), MS / 2, "it should have ended before");
@@ -282,23 +249,5 @@ mod tests {
         // What was charged already is not late twice.
         assert_eq!(stall_ns(Some(1_000_000), 8_000_000, 12_000_000), 4_000_000);
         assert_eq!(stall_ns(Some(9_000_000), 0, 5_000_000), 0);
-    }
-
-    #[test]
-    fn the_mean_follows_what_submissions_take() {
-        let mut rate = Rate::default();
-        assert_eq!(rate.takes_ns(3), None);
-        for _ in 0..2000 {
-            rate.launch(1);
-            rate.charge(1_000_000);
-        }
-        let takes_ns = rate.takes_ns(3).expect("known");
-        assert!(takes_ns.abs_diff(3_000_000) < 50_000, "{takes_ns}");
-        for _ in 0..20_000 {
-            rate.launch(1);
-            rate.charge(200_000);
-        }
-        let takes_ns = rate.takes_ns(3).expect("known");
-        assert!(takes_ns.abs_diff(600_000) < 50_000, "{takes_ns}");
     }
 }

@@ -17,11 +17,11 @@
 //! (`bounds`) comes next.
 //!
 //! The parts of a [`DeviceScheduler`] have a file each, in which their invariants stand. `pace` has
-//! what can be chosen, `entity` one tenant, `switch` the hand-overs, `pre_wake` the wake-ups before
-//! them, `bounds` floors and caps, `host_stall` the cost of a look that comes too
-//! late, `violation` the penalties of tenants that harm the others, `auto` the choice between
-//! slices and all at once, `report` what others ask about a device. They take the time as an
-//! argument and pages as they are; none owns a clock, a socket or a journal.
+//! what can be chosen, `entity` one tenant with parts of its own, `switch` the hand-overs,
+//! `pre_wake` the wake-ups before them, `bounds` floors and caps, `host_stall` the cost of a look
+//! that comes too late, `violation` the penalties of tenants that harm the others, `auto` the
+//! choice between slices and all at once, `report` what others ask about a device. They take the
+//! time as an argument and pages as they are; none owns a clock, a socket or a journal.
 
 mod auto;
 mod bounds;
@@ -44,6 +44,7 @@ mod switch;
 mod time_account;
 mod unfinished;
 mod violation;
+mod windows;
 
 use std::rc::Rc;
 
@@ -56,7 +57,7 @@ use crate::terms::Terms;
 use crate::usage::Usage;
 use auto::Sample;
 use bounds::Slices;
-use entity::RunEntity;
+use entity::{RunEntity, Stretch};
 pub use gang::GangScheduler;
 use hand_over::HandOver;
 use mode_switch::ModeSwitch;
@@ -68,9 +69,8 @@ use roster::Roster;
 use slice_choice::SliceChoice;
 use time_account::{Passed, TimeAccount};
 pub use violation::Violation;
+use windows::Windows;
 
-/// For how long after a moment of contention the small window stays.
-const CROWDED_NS: u64 = 1_000_000_000;
 /// A tenant that has not wanted the device for so long is not at work.
 const AT_WORK_NS: u64 = 1_000_000_000;
 /// How long after a planned turn it is confirmed: the threads that turn by the clock have the
@@ -83,7 +83,8 @@ const IDLE_TICK_NS: u64 = 100_000_000;
 ///
 /// Its parts keep their own invariants: `roster` has the tenants, `mode` the change between slices
 /// and all at once, `hand_over` the passing of the device, `precedence` what comes before the
-/// policy, `choice` the policy itself, `time` what is accounted, `residency` where memory is.
+/// policy, `choice` the policy itself, `windows` how much may stay queued, `time` what is
+/// accounted, `residency` where memory is.
 #[derive(Debug)]
 pub struct DeviceScheduler {
     device: usize,
@@ -94,11 +95,11 @@ pub struct DeviceScheduler {
     hand_over: HandOver,
     precedence: Precedence,
     choice: SliceChoice,
+    windows: Windows,
     time: TimeAccount,
     residency: ResidencyManager,
     /// Only opportunistic tenants wait.
     gap: bool,
-    crowded_until_ns: u64,
     grants: u64,
     /// Threads were woken since that was asked last.
     woken: bool,
@@ -122,10 +123,10 @@ impl DeviceScheduler {
                 setup.memory_bytes,
                 setup.pace.quantum,
             ),
+            windows: Windows::default(),
             time: TimeAccount::new(now_ns),
             residency: ResidencyManager::new(device),
             gap: false,
-            crowded_until_ns: 0,
             grants: 0,
             woken: false,
             violations: Vec::new(),
@@ -136,17 +137,11 @@ impl DeviceScheduler {
     /// policy that is replaced leaves its accounts behind.
     pub fn run_as(&mut self, now_ns: u64, setup: Setup) {
         self.charge(now_ns);
-        let shorter = setup.pace.quantum.max_us;
         (self.pace, self.answer) = (setup.pace, setup.answer);
         self.choice
             .set(setup.policy, setup.holders, setup.memory_bytes);
         for entity in self.roster.iter_mut() {
-            entity.quiet_ns = entity
-                .quiet_ns
-                .clamp(self.pace.quiet_ns, self.pace.quiet_max_ns);
-            if let Some(hold) = &mut entity.hold {
-                hold.quantum_us = hold.quantum_us.min(shorter);
-            }
+            entity.adapt(&self.pace);
         }
         self.mode.set(setup.mode, now_ns);
     }
@@ -174,9 +169,8 @@ impl DeviceScheduler {
         // Also before its first grant: it may come in by the clock, before that is written.
         pages.arbiter.set_window(self.device, grant.window_us);
         entity.standing = self.residency.standing(tenant);
-        entity.clients.push((client, Rc::clone(&pages)));
-        entity.launches = entity.sample(self.device).launches;
-        if entity.hold.is_some() {
+        entity.add_client(client, Rc::clone(&pages), self.device);
+        if entity.holds() {
             pages.arbiter.open(self.device, &grant);
         } else if (free || self.at_once())
             && self.roster[at].may_run()
@@ -191,15 +185,7 @@ impl DeviceScheduler {
         self.charge(now_ns);
         self.residency.remove(client);
         for entity in self.roster.iter_mut() {
-            let before = entity.clients.len();
-            entity.clients.retain(|(id, _)| *id != client);
-            if entity.clients.len() == before {
-                continue;
-            }
-            entity.launches = entity.sample(self.device).launches;
-            if entity.clients.is_empty() {
-                entity.empty();
-            }
+            entity.remove_client(client, self.device);
         }
     }
 
@@ -209,26 +195,20 @@ impl DeviceScheduler {
         let entity = self.roster.remove(tenant)?;
         self.residency.retire(tenant);
         self.precedence.retire(tenant);
-        Some(entity.usage)
+        Some(entity.into_usage())
     }
 
     /// What a tenant had used before it was retired, for one that has come back.
     pub fn carry_over(&mut self, tenant: TenantId, usage: Usage) {
         if let Some(entity) = self.roster.find_mut(tenant) {
-            entity.usage = usage;
+            entity.carry_over(usage);
         }
     }
 
     /// New terms of a tenant.
     pub fn set_terms(&mut self, tenant: TenantId, terms: Terms) {
         if let Some(entity) = self.roster.find_mut(tenant) {
-            let report = entity.terms.residency;
-            entity.terms = terms;
-            (
-                entity.terms.residency.used_bytes,
-                entity.terms.residency.limit_bytes,
-            ) = (report.used_bytes, report.limit_bytes);
-            entity.bounds.set(terms.min_ppm, terms.max_ppm);
+            entity.set_terms(terms);
         }
     }
 
@@ -241,8 +221,7 @@ impl DeviceScheduler {
         boundaries: Option<Boundaries>,
     ) {
         if let Some(entity) = self.roster.find_mut(tenant) {
-            (entity.memory, entity.iterations) = (memory, iterations);
-            entity.progress.follow(boundaries);
+            entity.inform(memory, iterations, boundaries);
         }
     }
 
@@ -259,7 +238,7 @@ impl DeviceScheduler {
         let there = self.roster.iter().filter(|entity| entity.standing.is_in());
         for entity in there {
             let grant = self.grant_of(entity, self.time.charged_ns(), 0, 0);
-            for (_, pages) in &entity.clients {
+            for (_, pages) in entity.clients() {
                 pages.arbiter.open(self.device, &grant);
             }
         }
@@ -324,7 +303,7 @@ impl DeviceScheduler {
             now_ns + self.pace.gap_look_ns
         } else if contended || drains {
             now_ns + self.pace.look_ns
-        } else if self.roster.iter().any(|entity| entity.busy) {
+        } else if self.roster.iter().any(RunEntity::is_busy) {
             now_ns + self.pace.tick_ns
         } else {
             now_ns + IDLE_TICK_NS
@@ -342,7 +321,8 @@ impl DeviceScheduler {
         }
         let drains = self.roster.iter();
         drains
-            .filter_map(|entity| entity.drain.look_ns(entity.drain_since_ns?, now_ns))
+            .filter_map(RunEntity::drain)
+            .filter_map(|(since_ns, drain)| drain.look_ns(since_ns, now_ns))
             .min()
     }
 
@@ -358,16 +338,25 @@ impl DeviceScheduler {
         } = passed;
         let slices = self.slices();
         let drains = self.roster.is_draining();
-        let uses =
-            |entity: &RunEntity| entity.busy && !(drains && now_ns <= entity.behind_until_ns);
-        let busy = self.roster.iter().filter(|entity| uses(entity)).count() as u64;
+        let served = |entity: &RunEntity| entity.is_served(now_ns, drains);
+        let busy = self.roster.iter().filter(|entity| served(entity)).count() as u64;
         let wanting = self
             .roster
             .iter()
-            .filter(|entity| entity.busy || entity.waits);
+            .filter(|entity| entity.is_busy() || entity.waits());
         let contended = wanting.count() >= 2;
+        let stretch = Stretch {
+            now_ns,
+            dt_ns,
+            contended,
+            slices,
+        };
         for entity in self.roster.iter_mut() {
-            let got_ns = if uses(entity) { dt_ns / busy.max(1) } else { 0 };
+            let got_ns = if served(entity) {
+                dt_ns / busy.max(1)
+            } else {
+                0
+            };
             entity.stand(got_ns, stall_ns);
             let got_ns = entity.forgive(got_ns);
             let got_ns = if contended {
@@ -378,7 +367,7 @@ impl DeviceScheduler {
             if got_ns > 0 {
                 self.choice.charge(entity.tenant, got_ns);
             }
-            entity.charge(now_ns, dt_ns, got_ns, contended, slices);
+            entity.charge(stretch, got_ns);
         }
         if busy > 0 {
             self.time.add_busy(now_ns, dt_ns);
@@ -390,13 +379,13 @@ impl DeviceScheduler {
         let mut waiting = self
             .roster
             .iter()
-            .filter(|entity| entity.waits && entity.hold.is_none())
+            .filter(|entity| entity.is_kept_waiting())
             .map(|entity| entity.class(now_ns))
             .peekable();
         self.gap = waiting.peek().is_some() && waiting.all(|class| class == Class::Opportunistic);
         self.hand_over.begin_step();
         for entity in self.roster.iter_mut() {
-            let gap = self.gap && entity.terms.class == Class::Guaranteed;
+            let gap = self.gap && entity.terms().class == Class::Guaranteed;
             let drained_ns = entity.look(now_ns, self.device, &self.pace, gap);
             self.hand_over.note_drained(drained_ns);
         }
@@ -408,14 +397,14 @@ impl DeviceScheduler {
     fn bar(&mut self, now_ns: u64) -> Option<u64> {
         let slices = self.slices();
         for at in 0..self.roster.len() {
-            if self.roster[at].hold.is_some() && !self.roster[at].may_run() {
+            if self.roster[at].holds() && !self.roster[at].may_run() {
                 self.take(now_ns, at);
             }
         }
-        let entities = self.roster.iter().filter(|entity| !entity.terms.paused);
-        let active = entities.filter(|entity| entity.hold.is_some() || entity.waits);
+        let entities = self.roster.iter().filter(|entity| !entity.terms().paused);
+        let active = entities.filter(|entity| entity.holds() || entity.waits());
         active
-            .filter_map(|entity| Some(now_ns + entity.bounds.change_ns(slices)?))
+            .filter_map(|entity| Some(now_ns + entity.bounds().change_ns(slices)?))
             .min()
     }
 
@@ -427,16 +416,18 @@ impl DeviceScheduler {
         let at_work: Vec<Sample> = self
             .roster
             .iter()
-            .filter(|entity| !entity.terms.paused && entity.usage.was_at_work(now_ns, AT_WORK_NS))
+            .filter(|entity| {
+                !entity.terms().paused && entity.usage().was_at_work(now_ns, AT_WORK_NS)
+            })
             .map(|entity| Sample {
                 tenant: entity.tenant,
                 class: entity.class(now_ns),
                 launches: entity.sample(self.device).launches,
-                wait_ns: entity.usage.wait_ns,
+                wait_ns: entity.usage().wait_ns,
             })
             .collect();
-        let peak = |entity: &RunEntity| entity.memory.peak_bytes();
-        let needed = self.roster.iter().map(peak).fold(0, u64::saturating_add);
+        let peaks = self.roster.iter().map(RunEntity::peak_bytes);
+        let needed = peaks.fold(0, u64::saturating_add);
         let fits = self.choice.fits(needed);
         // A gang is conducted, and its ranks on other devices may be in slices.
         let fits = fits && !self.roster.iter().any(|entity| entity.gang);
@@ -455,8 +446,8 @@ impl DeviceScheduler {
         self.mode.note_all_in();
         for at in 0..self.roster.len() {
             let entity = &self.roster[at];
-            let there = entity.standing.is_in() && !entity.clients.is_empty();
-            if entity.hold.is_none() && entity.may_run() && there {
+            let there = entity.standing.is_in() && !entity.clients().is_empty();
+            if !entity.holds() && entity.may_run() && there {
                 self.begin(now_ns, at, self.pace.quantum.promised_us, false);
             }
         }
@@ -469,40 +460,19 @@ impl DeviceScheduler {
             return;
         }
         for entity in self.roster.iter_mut() {
-            entity.busy |= entity.hold.is_some();
+            entity.note_contention();
         }
     }
 
+    /// Gives everybody the bound that holds now.
     fn set_windows(&mut self, now_ns: u64) {
         for at in 0..self.roster.len() {
             let window_us = self.window_of(&self.roster[at], now_ns);
-            let entity = &mut self.roster[at];
-            if window_us != entity.window_us {
-                entity.window_us = window_us;
-                for (_, pages) in &entity.clients {
-                    pages.arbiter.set_window(self.device, window_us);
-                }
-            }
+            self.roster[at].set_window(self.device, window_us);
         }
     }
 
-    /// How much of a tenant's work may stay queued.
-    fn window_of(&self, entity: &RunEntity, now_ns: u64) -> u32 {
-        let guaranteed = |other: &RunEntity| {
-            other.tenant != entity.tenant
-                && !other.clients.is_empty()
-                && other.class(now_ns) == Class::Guaranteed
-                && !other.terms.paused
-        };
-        if entity.class(now_ns) == Class::Opportunistic && self.roster.iter().any(guaranteed) {
-            self.pace.gap_window_us
-        } else if now_ns < self.crowded_until_ns {
-            self.pace.window_us
-        } else {
-            self.pace.lone_window_us
-        }
-    }
-
+    /// What opens a tenant's gates now.
     fn grant_of(
         &self,
         entity: &RunEntity,
@@ -516,6 +486,10 @@ impl DeviceScheduler {
             deadline_mono_ns,
             window_us: self.window_of(entity, now_ns),
         }
+    }
+
+    fn window_of(&self, entity: &RunEntity, now_ns: u64) -> u32 {
+        self.windows.of(now_ns, entity, &self.roster, &self.pace)
     }
 
     fn slices(&self) -> Slices {

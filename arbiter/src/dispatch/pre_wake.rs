@@ -3,6 +3,7 @@
 
 use policy::{Decision, TenantId};
 
+use super::entity::RunEntity;
 use super::{CONFIRM_NS, DeviceScheduler};
 
 /// A holder that may be falling idle is looked at again after so long, and the next tenant is woken
@@ -54,14 +55,15 @@ impl DeviceScheduler {
         {
             return nothing;
         }
-        let mut waiting = self.roster.iter().filter(|entity| {
-            entity.hold.is_none() && entity.waits && entity.may_run() && !entity.gang
-        });
+        let mut waiting = self
+            .roster
+            .iter()
+            .filter(|entity| entity.is_kept_waiting() && entity.may_run() && !entity.gang);
         let Some(first) = waiting.next() else {
             return nothing;
         };
-        let holder = self.roster.iter().find(|entity| entity.hold.is_some());
-        let idle_ns = holder.and_then(|entity| entity.idle_ns);
+        let holder = self.roster.iter().find(|entity| entity.holds());
+        let idle_ns = holder.and_then(RunEntity::idle_ns);
         let Some(idle_ns) = idle_ns.filter(|idle_ns| now_ns < *idle_ns) else {
             return nothing;
         };
@@ -74,10 +76,7 @@ impl DeviceScheduler {
 
     /// When a gate opens in front of threads that sleep until then, as far as that is known.
     pub fn wakes_at(&self) -> Option<u64> {
-        let waits = self
-            .roster
-            .iter()
-            .any(|entity| entity.hold.is_none() && entity.waits);
+        let waits = self.roster.iter().any(RunEntity::is_kept_waiting);
         let scheduled = self.pace.lead_ns > 0 || !waits || self.at_once();
         self.roster.first_due_ns().filter(|_| !scheduled)
     }
@@ -89,14 +88,14 @@ impl DeviceScheduler {
         };
         let device = self.device;
         for entity in self.roster.iter_mut() {
-            let holds = entity.hold.is_some();
+            let holds = entity.holds();
             let scheduled = pre_woken.filter(|(next, _)| holds || *next == entity.tenant);
             let was_scheduled = before.is_some_and(|(next, _)| holds || next == entity.tenant);
             if let Some((_, Some(turn_ns))) = scheduled.filter(|_| !holds) {
                 // When the turn is confirmed it no longer waits: it went in by the clock.
-                entity.ready_until_ns = entity.ready_until_ns.max(turn_ns + entity.quiet_ns);
+                entity.expect_turn(turn_ns);
             }
-            for (_, pages) in &entity.clients {
+            for (_, pages) in entity.clients() {
                 match scheduled {
                     Some((_, Some(turn_ns))) if holds => pages.arbiter.expire(device, turn_ns),
                     Some(_) if holds => pages.arbiter.keep(device),

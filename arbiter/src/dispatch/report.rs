@@ -34,7 +34,7 @@ impl DeviceScheduler {
         }
         let entities = self.roster.iter_mut();
         entities
-            .filter_map(|entity| entity.record.forgive(now_ns).then_some(entity.tenant))
+            .filter_map(|entity| entity.end_penalty(now_ns).then_some(entity.tenant))
             .collect()
     }
 
@@ -62,7 +62,7 @@ impl DeviceScheduler {
     pub fn record(&self, tenant: TenantId, now_ns: u64) -> (Option<Violation>, u64) {
         let entity = self.roster.find(tenant);
         entity.map_or((None, 0), |entity| {
-            (entity.record.demoted(now_ns), entity.record.count)
+            (entity.demoted(now_ns), entity.violations())
         })
     }
 
@@ -92,7 +92,7 @@ impl DeviceScheduler {
     /// Who holds the device. All at once, those who use it.
     pub fn holding(&self) -> impl Iterator<Item = TenantId> {
         let at_once = self.at_once();
-        let holds = move |entity: &&RunEntity| entity.hold.is_some() && (!at_once || entity.busy);
+        let holds = move |entity: &&RunEntity| entity.holds() && (!at_once || entity.is_busy());
         self.roster.iter().filter(holds).map(|entity| entity.tenant)
     }
 
@@ -103,14 +103,14 @@ impl DeviceScheduler {
 
     /// What a tenant used.
     pub fn usage(&self, tenant: TenantId) -> Option<&Usage> {
-        Some(&self.roster.find(tenant)?.usage)
+        Some(self.roster.find(tenant)?.usage())
     }
 
     /// Whether a tenant uses the device, and whether it waits for it.
     pub fn standing(&self, tenant: TenantId) -> (bool, bool) {
         let entity = self.roster.find(tenant);
         entity.map_or((false, false), |entity| {
-            (entity.busy, entity.waits && entity.hold.is_none())
+            (entity.is_busy(), entity.is_kept_waiting())
         })
     }
 }

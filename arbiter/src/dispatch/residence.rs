@@ -75,7 +75,7 @@ impl DeviceScheduler {
         }
         self.stand();
         for at in 0..self.roster.len() {
-            if self.roster[at].hold.is_some() && !self.roster[at].may_run() {
+            if self.roster[at].holds() && !self.roster[at].may_run() {
                 self.take(now_ns, at);
             }
         }
@@ -106,8 +106,7 @@ impl DeviceScheduler {
     /// What a tenant is charged here, and its limit, in bytes.
     pub fn note_memory(&mut self, tenant: TenantId, used_bytes: u64, limit_bytes: Option<u64>) {
         if let Some(entity) = self.roster.find_mut(tenant) {
-            entity.terms.residency.used_bytes = used_bytes;
-            entity.terms.residency.limit_bytes = limit_bytes;
+            entity.note_memory(used_bytes, limit_bytes);
         }
         self.residency.bound(tenant, used_bytes);
     }
@@ -130,7 +129,7 @@ impl DeviceScheduler {
     /// Where a tenant's memory is; `None`: none of it can be moved.
     pub fn residency_status(&self, tenant: TenantId) -> Option<ResidencyStatus> {
         let entity = self.roster.find(tenant)?;
-        self.residency.residency_status(tenant, &entity.clients)
+        self.residency.residency_status(tenant, entity.clients())
     }
 
     /// What can be moved here in all, and whether the jobs together want more memory than the
@@ -152,28 +151,25 @@ impl DeviceScheduler {
 
 impl RunEntity {
     fn job(&self, now_ns: u64, device: usize) -> JobView<'_> {
-        let may = !self.terms.paused && !self.bounds.is_barred();
-        let wants = if self.hold.is_some() {
-            self.busy
+        let may = !self.terms().paused && !self.bounds().is_barred();
+        let wants = if self.holds() {
+            self.is_busy()
         } else {
             self.wants(now_ns)
         };
-        let gone = self.hold.is_none() && self.drain_since_ns.is_none();
+        let gone = !self.holds() && !self.drains();
         // Threads that go in by the clock may have done so before anybody looked.
-        let quiet = || {
-            let seen = self.sample(device);
-            !seen.in_flight() && !seen.blocking
-        };
+        let quiet = || !self.sample(device).is_on_device();
         JobView {
             id: self.tenant,
             class: self.class(now_ns),
-            weight_ppm: self.terms.weight_ppm,
-            arrived_ns: self.usage.since_ns,
+            weight_ppm: self.terms().weight_ppm,
+            arrived_ns: self.usage().since_ns,
             wants: may && wants,
-            active: self.busy,
+            active: self.is_busy(),
             drained: gone && (self.standing.may_run() || quiet()),
-            terms: self.terms.residency,
-            clients: &self.clients,
+            terms: self.terms().residency,
+            clients: self.clients(),
         }
     }
 }

@@ -63,28 +63,28 @@ impl Roster {
 
     /// Whether nobody has a client here.
     pub fn is_deserted(&self) -> bool {
-        self.iter().all(|entity| entity.clients.is_empty())
+        self.iter().all(|entity| entity.clients().is_empty())
     }
 
     /// Whether nobody holds the device.
     pub fn is_free(&self) -> bool {
-        self.iter().all(|entity| entity.hold.is_none())
+        !self.iter().any(RunEntity::holds)
     }
 
     /// Whether in-flight work of a tenant that has lost the device is still on it.
     pub fn is_draining(&self) -> bool {
-        self.iter().any(|entity| entity.drain_since_ns.is_some())
+        self.iter().any(RunEntity::drains)
     }
 
     /// Whether a tenant wants the device and does not have it.
     pub fn is_contended(&self, now_ns: u64) -> bool {
         self.iter()
-            .any(|entity| entity.hold.is_none() && entity.wants(now_ns) && entity.may_run())
+            .any(|entity| !entity.holds() && entity.wants(now_ns) && entity.may_run())
     }
 
     /// When the first slice under way ends.
     pub fn first_due_ns(&self) -> Option<u64> {
-        let holds = self.iter().filter_map(|entity| entity.hold);
+        let holds = self.iter().filter_map(RunEntity::hold);
         holds.map(|hold| hold.due_ns()).min()
     }
 }

@@ -3,8 +3,8 @@
 
 use policy::{Class, Decision, QuantumBounds, Slice, TenantId};
 
-use super::entity::{Hold, RunEntity};
-use super::{CROWDED_NS, DeviceScheduler, drain};
+use super::entity::RunEntity;
+use super::{DeviceScheduler, drain};
 
 impl DeviceScheduler {
     /// Who holds the device, when to decide again, and who comes next.
@@ -12,7 +12,7 @@ impl DeviceScheduler {
         let competing = self.roster.iter().filter(|entity| entity.competes(now_ns));
         let contended = competing.count() >= 2;
         if contended {
-            self.crowded_until_ns = now_ns + CROWDED_NS;
+            self.windows.note_contention(now_ns);
         }
         if let Some(slice) = self.hand_over.coming() {
             // Who has gone in the meantime, or been stopped, does not keep the others waiting.
@@ -21,7 +21,7 @@ impl DeviceScheduler {
                     Some(turn) => turn.tenant == entity.tenant && entity.may_run(),
                     None => !entity.gang && entity.competes(now_ns),
                 };
-                entity.tenant == slice.tenant && !entity.clients.is_empty() && its_turn
+                entity.tenant == slice.tenant && !entity.clients().is_empty() && its_turn
             };
             if self.roster.iter().any(there) {
                 return self.begin_after_drains(now_ns, slice);
@@ -32,7 +32,7 @@ impl DeviceScheduler {
             return self.hand_to(now_ns, turn.tenant, turn.quantum_us, turn.contended);
         }
         for at in 0..self.roster.len() {
-            if self.roster[at].gang && self.roster[at].hold.is_some() {
+            if self.roster[at].gang && self.roster[at].holds() {
                 self.take(now_ns, at);
             }
         }
@@ -68,10 +68,10 @@ impl DeviceScheduler {
         let holds = self
             .roster
             .iter()
-            .filter_map(|entity| Some((entity, entity.hold?)));
+            .filter_map(|entity| Some((entity, entity.hold()?)));
         // Where a drain is to be waited for there is time to wake the next tenant after the end of
         // the slice.
-        let ends = holds.map(|(entity, hold)| (hold.due_ns(), entity.drain.mean_ns()));
+        let ends = holds.map(|(entity, hold)| (hold.due_ns(), entity.mean_drain_ns()));
         let (Some(again_ns), Some((due_ns, drain_ns))) = (decision.again_ns, ends.min()) else {
             return decision;
         };
@@ -107,27 +107,25 @@ impl DeviceScheduler {
             .map(|entity| entity.class(now_ns));
         let window_ns = u64::from(self.pace.window_us) * 1000;
         let patience_ns = |entity: &RunEntity| match (class, entity.class(now_ns)) {
-            _ if entity.gang || entity.record.demoted(now_ns).is_some() => window_ns,
+            _ if entity.gang || entity.demoted(now_ns).is_some() => window_ns,
             (Some(Class::Guaranteed), Class::Opportunistic) => window_ns,
             _ => self.pace.drain_ns,
         };
-        let waited_for = self.roster.iter().filter(|entity| {
-            let waits = |since_ns| now_ns < since_ns + patience_ns(entity);
-            entity.tenant != slice.tenant && entity.drain_since_ns.is_some_and(waits)
+        let others = self.roster.iter().filter(|it| it.tenant != slice.tenant);
+        let waited_for = others.filter_map(|entity| {
+            let (since_ns, drain) = entity.drain()?;
+            let waits = now_ns < since_ns + patience_ns(entity);
+            waits.then_some((entity, since_ns, drain))
         });
         let (mut ends_ns, mut entry) = (None, Some((0, u64::MAX)));
         let mut look_out_ns = 0;
-        for entity in waited_for {
-            let since_ns = entity.drain_since_ns.unwrap_or(now_ns);
-            ends_ns = ends_ns.max(Some(entity.drain.ends_ns(since_ns)));
-            look_out_ns = look_out_ns.max(entity.drain.look_out_ns(since_ns, self.pace.lead_ns));
+        for (entity, since_ns, drain) in waited_for {
+            ends_ns = ends_ns.max(Some(drain.ends_ns(since_ns)));
+            look_out_ns = look_out_ns.max(drain.look_out_ns(since_ns, self.pace.lead_ns));
             // Its last kernels are not put behind a lesser one's.
             let lesser =
                 class == Some(Class::Opportunistic) && entity.class(now_ns) != Class::Opportunistic;
-            let own = entity
-                .drain
-                .entry_ns(since_ns)
-                .filter(|_| !lesser && !entity.gang);
+            let own = drain.entry_ns(since_ns).filter(|_| !lesser && !entity.gang);
             entry = entry
                 .zip(own)
                 .map(|(all, own): ((u64, u64), (u64, u64))| (all.0.max(own.0), all.1.min(own.1)));
@@ -154,7 +152,7 @@ impl DeviceScheduler {
         let mut again_ns = None;
         if let Some(at) = self.roster.position(slice.tenant) {
             self.begin(now_ns, at, slice.quantum_us, true);
-            again_ns = self.roster[at].hold.map(|hold| hold.due_ns());
+            again_ns = self.roster[at].hold().map(|hold| hold.due_ns());
         }
         Decision {
             again_ns,
@@ -168,7 +166,9 @@ impl DeviceScheduler {
         let turn_ns = turn_ns.max(self.time.charged_ns());
         self.charge(turn_ns);
         let at = self.roster.iter().position(|entity| {
-            entity.tenant == slice.tenant && !entity.clients.is_empty() && entity.competes(turn_ns)
+            entity.tenant == slice.tenant
+                && !entity.clients().is_empty()
+                && entity.competes(turn_ns)
         });
         if let Some(at) = at {
             self.hand_over.none_is_coming();
@@ -186,10 +186,10 @@ impl DeviceScheduler {
     ) -> Decision {
         let mut decision = Decision::default();
         for entity in self.roster.iter() {
-            if entity.hold.is_some() && entity.tenant != tenant {
+            if entity.holds() && entity.tenant != tenant {
                 decision.revoke.push(entity.tenant);
             }
-            if entity.tenant == tenant && entity.hold.is_none() && !entity.clients.is_empty() {
+            if entity.tenant == tenant && !entity.holds() && !entity.clients().is_empty() {
                 decision.grant.push(Slice { tenant, quantum_us });
             }
         }
@@ -200,8 +200,8 @@ impl DeviceScheduler {
     fn serve_floor(&mut self, now_ns: u64) -> Option<Decision> {
         let slices = self.slices();
         if let Some(entity) = self.precedence.floor().and_then(|id| self.roster.find(id)) {
-            let due_ns = entity.hold.map_or(0, |hold| hold.due_ns());
-            if entity.competes(now_ns) && entity.bounds.is_owed() && now_ns < due_ns {
+            let due_ns = entity.hold().map_or(0, |hold| hold.due_ns());
+            if entity.competes(now_ns) && entity.bounds().is_owed() && now_ns < due_ns {
                 return Some(Decision {
                     again_ns: Some(due_ns),
                     ..Decision::default()
@@ -210,19 +210,19 @@ impl DeviceScheduler {
         }
         self.precedence.set_floor(None);
         // A slice that has begun goes on to its end.
-        let begun = |entity: &RunEntity| entity.hold.is_some_and(|hold| now_ns < hold.due_ns());
+        let begun = |entity: &RunEntity| entity.hold().is_some_and(|hold| now_ns < hold.due_ns());
         if self
             .roster
             .iter()
-            .any(|entity| begun(entity) && entity.busy)
+            .any(|entity| begun(entity) && entity.is_busy())
         {
             return None;
         }
         let (tenant, owed_ns) = self
             .roster
             .iter()
-            .filter(|entity| entity.hold.is_none() && !entity.gang && entity.competes(now_ns))
-            .filter_map(|entity| Some((entity.tenant, entity.bounds.due_ns(slices)?)))
+            .filter(|entity| !entity.holds() && !entity.gang && entity.competes(now_ns))
+            .filter_map(|entity| Some((entity.tenant, entity.bounds().due_ns(slices)?)))
             .max_by_key(|(_, owed_ns)| *owed_ns)?;
         let owed_us = u32::try_from(owed_ns / 1000).unwrap_or(u32::MAX);
         let QuantumBounds { min_us, max_us } = self.choice.quantum();
@@ -239,27 +239,23 @@ impl DeviceScheduler {
     /// Opens the gates of a tenant, or begins its slice anew.
     pub(super) fn begin(&mut self, now_ns: u64, at: usize, quantum_us: u32, contended: bool) {
         self.grants += 1;
-        let entity = &self.roster[at];
-        let grace_ns = if entity.hold.is_none() {
-            entity.grace_ns()
-        } else {
-            0
-        };
+        let grace_ns = self.roster[at].grace_ns();
         let deadline_ns = if contended {
             now_ns + grace_ns + u64::from(quantum_us) * 1000
         } else {
             0
         };
         let grant = self.grant_of(&self.roster[at], now_ns, quantum_us, deadline_ns);
-        let handed_over = contended && self.roster[at].hold.is_none();
+        let handed_over = contended && !self.roster[at].holds();
         self.woken |= self.roster[at].begin(now_ns, self.device, &grant);
         if contended {
             self.choice.note_slice(quantum_us);
         }
         if handed_over {
-            self.roster[at].behind_until_ns = self.behind_until_ns(now_ns, at);
+            let behind_until_ns = self.behind_until_ns(now_ns, at);
             let (tenant, drains) = (self.roster[at].tenant, self.roster.is_draining());
-            self.roster[at].forgiven_ns = self.hand_over.begin(now_ns, tenant, drains);
+            let forgiven_ns = self.hand_over.begin(now_ns, tenant, drains);
+            self.roster[at].excuse(forgiven_ns, behind_until_ns);
         }
     }
 
@@ -267,8 +263,8 @@ impl DeviceScheduler {
     /// entity's slice; 0: unknown, and the device turns from the one to the other as it likes.
     fn behind_until_ns(&self, now_ns: u64, at: usize) -> u64 {
         let others = self.roster.iter().enumerate().filter(|(n, _)| *n != at);
-        let ends =
-            others.filter_map(|(_, entity)| Some(entity.drain.ends_ns(entity.drain_since_ns?)));
+        let drains = others.filter_map(|(_, entity)| entity.drain());
+        let ends = drains.map(|(since_ns, drain)| drain.ends_ns(since_ns));
         let ends_ns = ends.max().unwrap_or(0);
         if ends_ns <= now_ns + drain::SHORT_NS {
             ends_ns
@@ -279,17 +275,6 @@ impl DeviceScheduler {
 
     /// Takes the device from a tenant that holds it.
     pub(super) fn take(&mut self, now_ns: u64, at: usize) {
-        if self.roster[at].hold.is_some()
-            && let Some(hold) = self.roster[at].end(now_ns, self.device)
-        {
-            self.note_drain(now_ns, at, hold);
-        }
-    }
-
-    fn note_drain(&mut self, now_ns: u64, at: usize, hold: Hold) {
-        let entity = &mut self.roster[at];
-        if entity.begin_drain(now_ns, self.device, hold) {
-            entity.suspected_unresponsive = true;
-        }
+        self.roster[at].end(now_ns, self.device);
     }
 }

@@ -353,18 +353,17 @@ fn what_is_queued_behind_a_short_drain_is_charged_from_its_end_on() {
     };
     // Drains of the first one take 300 us.
     for _ in 0..200 {
-        bench.scheduler.roster[0].drain.begin(now_ns, 1);
+        bench.scheduler.roster[0].begin_drain(now_ns);
         // Found at 600, never looked at before: half way.
-        bench.scheduler.roster[0]
-            .drain
-            .end(now_ns, now_ns + 600 * US);
+        bench.scheduler.roster[0].end_drain(now_ns + 600 * US);
     }
     works(0);
     bench.scheduler.take(now_ns, 0);
-    assert!(bench.scheduler.roster[0].drain_since_ns.is_some());
+    assert!(bench.scheduler.roster[0].drains());
     // The second one goes in 100 us before its end, and is at work at once.
-    bench.scheduler.roster[0].drain.begin(now_ns, 1);
-    let ends_ns = bench.scheduler.roster[0].drain.ends_ns(now_ns);
+    bench.scheduler.roster[0].begin_drain(now_ns);
+    let (_, drain) = bench.scheduler.roster[0].drain().expect("a drain");
+    let ends_ns = drain.ends_ns(now_ns);
     assert!(ends_ns.abs_diff(now_ns + 300 * US) < 20 * US);
     let entry_ns = ends_ns - 100 * US;
     bench.scheduler.charge(entry_ns);

@@ -71,7 +71,7 @@ pub struct ViolationRecord {
     demoted_until_ns: u64,
     reported_ns: Option<u64>,
     /// How often it was found out.
-    pub count: u64,
+    count: u64,
 }
 
 impl ViolationRecord {
@@ -98,6 +98,11 @@ impl ViolationRecord {
         self.count += 1;
         self.reported_ns = Some(now_ns);
         true
+    }
+
+    /// How often it was found out.
+    pub fn count(&self) -> u64 {
+        self.count
     }
 
     /// Why it runs after all others.

@@ -1,0 +1,112 @@
+//! The co-ranks that are admitted beside a drain of their tenant, and for how long.
+//!
+//! Invariant: beside one drain their gates are open for no longer in all than a drain is waited
+//! for, and then for a window at a time, with a rest of [`AGAIN_NS`] between two of them.
+
+/// How often one that has used up its time gets another window.
+const AGAIN_NS: u64 = 1_000_000_000;
+/// How soon co-ranks whose gates have closed may come again, if the in-flight work stands still.
+const REST_NS: u64 = 500_000;
+
+/// The co-ranks that are admitted beside one drain.
+#[derive(Debug, Default)]
+pub struct CoRanks {
+    /// Clients whose gates are open, and since when; empty: none.
+    clients: Vec<u64>,
+    since_ns: u64,
+    /// When they left last.
+    left_ns: u64,
+    /// How long gates have been open beside this drain.
+    used_ns: u64,
+    /// Marks of the others when they came.
+    marks: u64,
+}
+
+impl CoRanks {
+    /// Whether there are any.
+    pub fn are_here(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
+    /// Which they are.
+    pub fn clients(&self) -> &[u64] {
+        &self.clients
+    }
+
+    /// The next drain starts afresh.
+    pub fn renew(&mut self) {
+        self.used_ns = 0;
+    }
+
+    /// Whether they may come. `drain_ns`: how long a drain is waited for.
+    pub fn may_come(&self, now_ns: u64, drain_ns: u64) -> bool {
+        let rest_ns = if self.used_ns < drain_ns {
+            REST_NS
+        } else {
+            AGAIN_NS
+        };
+        now_ns >= self.left_ns.saturating_add(rest_ns)
+    }
+
+    /// These come. `marks`: what the others have on the device.
+    pub fn come(&mut self, now_ns: u64, clients: Vec<u64>, marks: u64) {
+        (self.clients, self.since_ns, self.marks) = (clients, now_ns, marks);
+    }
+
+    /// Whether the others have got on since they came.
+    pub fn have_met(&self, marks: u64) -> bool {
+        marks < self.marks
+    }
+
+    /// Whether they have used up their time.
+    pub fn time_is_up(&self, now_ns: u64, drain_ns: u64, window_ns: u64) -> bool {
+        let left_ns = drain_ns.saturating_sub(self.used_ns);
+        self.open_ns(now_ns) >= left_ns.max(window_ns)
+    }
+
+    /// Their gates close. Returns which they are.
+    pub fn end(&mut self, now_ns: u64) -> Vec<u64> {
+        self.used_ns = self.used_ns.saturating_add(self.open_ns(now_ns));
+        self.left_ns = now_ns;
+        std::mem::take(&mut self.clients)
+    }
+
+    fn open_ns(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.since_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn beside_one_drain_they_have_its_time_and_then_a_window_in_a_second() {
+        let (drain_ns, window_ns) = (100 * MS, 2 * MS);
+        let mut co_ranks = CoRanks::default();
+        let mut now_ns = AGAIN_NS;
+        let mut stays = |co_ranks: &mut CoRanks| {
+            while !co_ranks.may_come(now_ns, drain_ns) {
+                now_ns += MS / 2;
+            }
+            let came_ns = now_ns;
+            co_ranks.come(now_ns, vec![7], 3);
+            assert!(co_ranks.are_here() && !co_ranks.have_met(3) && co_ranks.have_met(2));
+            while !co_ranks.time_is_up(now_ns, drain_ns, window_ns) {
+                now_ns += MS;
+            }
+            assert_eq!(co_ranks.end(now_ns), [7]);
+            assert!(!co_ranks.are_here());
+            (came_ns, now_ns)
+        };
+        let (first, second) = (stays(&mut co_ranks), stays(&mut co_ranks));
+        assert_eq!(first, (AGAIN_NS, AGAIN_NS + drain_ns));
+        assert_eq!(second.0, first.1 + AGAIN_NS);
+        assert_eq!(second.1, second.0 + window_ns);
+        co_ranks.renew();
+        let third = stays(&mut co_ranks);
+        assert_eq!(third, (second.1 + REST_NS, second.1 + REST_NS + drain_ns));
+    }
+}

@@ -1,0 +1,603 @@
+//! A tenant's run entity on a device: the one place that moves its parts together.
+//!
+//! Its parts keep their own invariants: `clients` has the processes and their gates, `hold` the
+//! slice that it has, `in_flight` what its slices leave on the device, `co_ranks` who is let in
+//! beside that, `demand` whether it wants and uses the device, `responsiveness` whether it comes
+//! when it is let in, `submissions` what it submits, `account` what it used, `closed_gate` what it
+//! submits past its gate, `profile` what a policy may know beyond that.
+//!
+//! Invariants: the account has the floor and the cap of the terms; what a tenant is charged in
+//! memory outlives new terms; a tenant without clients neither holds the device nor wants it.
+
+mod account;
+mod clients;
+mod closed_gate;
+mod co_ranks;
+mod demand;
+mod hold;
+mod in_flight;
+mod profile;
+mod responsiveness;
+mod submissions;
+
+use std::rc::Rc;
+
+use channel::Grant;
+use channel::arbiter::ClientPages;
+use policy::residency::Standing;
+use policy::{Class, Holder, Iterations, Memory, TenantId, TenantView};
+
+use super::bounds::Bounds;
+use super::drain::Drain;
+use super::pace::{Answer, Pace};
+use super::progress::Boundaries;
+use super::violation::{Violation, ViolationRecord};
+use crate::peer::Activity;
+use crate::terms::Terms;
+use crate::usage::Usage;
+pub(super) use account::Stretch;
+use account::{Account, Stood};
+use clients::Clients;
+use closed_gate::ClosedGate;
+use co_ranks::CoRanks;
+use demand::{Demand, Look};
+use hold::{Hold, Holding};
+use in_flight::InFlight;
+use profile::Profile;
+use responsiveness::Responsiveness;
+use submissions::Submissions;
+
+/// A thread that was let in says so within this time; later its waiting is no sign of life.
+/// TIMEOUT: the wake-up of a thread on a host with more threads than cores takes a few
+/// milliseconds.
+const WAKE_NS: u64 = 10_000_000;
+
+/// A tenant of the device.
+#[derive(Debug)]
+pub(super) struct RunEntity {
+    pub tenant: TenantId,
+    /// Whether its memory is where it can be used.
+    pub standing: Standing,
+    /// It is granted together with its run entities on other devices or not at all, by the gang
+    /// scheduler.
+    pub gang: bool,
+    terms: Terms,
+    clients: Clients,
+    holding: Holding,
+    in_flight: InFlight,
+    /// Those that its in-flight work waits for.
+    co_ranks: CoRanks,
+    demand: Demand,
+    responsiveness: Responsiveness,
+    submissions: Submissions,
+    account: Account,
+    record: ViolationRecord,
+    closed_gate: ClosedGate,
+    profile: Profile,
+}
+
+/// What it is, and what it is given.
+impl RunEntity {
+    pub fn new(now_ns: u64, tenant: TenantId, terms: Terms, pace: &Pace) -> Self {
+        Self {
+            tenant,
+            standing: Standing::In,
+            gang: false,
+            terms,
+            clients: Clients::new(pace.lone_window_us),
+            holding: Holding::default(),
+            in_flight: InFlight::default(),
+            co_ranks: CoRanks::default(),
+            demand: Demand::new(pace),
+            responsiveness: Responsiveness::default(),
+            submissions: Submissions::default(),
+            account: Account::new(now_ns, terms.min_ppm, terms.max_ppm),
+            record: ViolationRecord::default(),
+            closed_gate: ClosedGate::new(now_ns),
+            profile: Profile::default(),
+        }
+    }
+
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// New terms. What it is charged in memory is noted apart from them.
+    pub fn set_terms(&mut self, terms: Terms) {
+        let before = self.terms.residency;
+        self.terms = terms;
+        self.note_memory(before.used_bytes, before.limit_bytes);
+        self.account.set_bounds(terms.min_ppm, terms.max_ppm);
+    }
+
+    /// What it is charged in memory, and its limit, in bytes.
+    pub fn note_memory(&mut self, used_bytes: u64, limit_bytes: Option<u64>) {
+        self.terms.residency.used_bytes = used_bytes;
+        self.terms.residency.limit_bytes = limit_bytes;
+    }
+
+    /// What is known of its memory and its iterations.
+    pub fn inform(
+        &mut self,
+        memory: Memory,
+        iterations: Iterations,
+        boundaries: Option<Boundaries>,
+    ) {
+        self.profile.inform(memory, iterations, boundaries);
+    }
+
+    /// The device runs at another pace.
+    pub fn adapt(&mut self, pace: &Pace) {
+        self.demand.adapt(pace);
+        self.holding.shorten(pace.quantum.max_us);
+    }
+
+    /// A client comes.
+    pub fn add_client(&mut self, client: u64, pages: Rc<ClientPages>, device: usize) {
+        self.clients.add(client, pages);
+        self.submissions.count_from(self.clients.sample(device));
+    }
+
+    /// A client is gone, if it is one of these.
+    pub fn remove_client(&mut self, client: u64, device: usize) {
+        if !self.clients.remove(client) {
+            return;
+        }
+        self.submissions.count_from(self.clients.sample(device));
+        if self.clients().is_empty() {
+            self.demand.clear();
+            self.in_flight.clear();
+            self.holding.end();
+        }
+    }
+
+    /// What it had used before it was retired, where it has come back.
+    pub fn carry_over(&mut self, usage: Usage) {
+        self.account.carry_over(usage);
+    }
+
+    /// It is gone; what it used.
+    pub fn into_usage(self) -> Usage {
+        self.account.into_usage()
+    }
+
+    /// Gives its clients an in-flight bound.
+    pub fn set_window(&mut self, device: usize, window_us: u32) {
+        self.clients.set_window(device, window_us);
+    }
+}
+
+/// How it stands.
+impl RunEntity {
+    /// Its clients, by number.
+    pub fn clients(&self) -> &[(u64, Rc<ClientPages>)] {
+        self.clients.all()
+    }
+
+    /// The in-flight bound of its clients.
+    pub fn window_us(&self) -> u32 {
+        self.clients.window_us()
+    }
+
+    pub fn sample(&self, device: usize) -> Activity {
+        self.clients.sample(device)
+    }
+
+    /// The slice that it has.
+    pub fn hold(&self) -> Option<Hold> {
+        self.holding.hold()
+    }
+
+    /// Whether it holds the device.
+    pub fn holds(&self) -> bool {
+        self.hold().is_some()
+    }
+
+    /// For how long a slice that began now would wait for it to come.
+    pub fn grace_ns(&self) -> u64 {
+        if self.holds() {
+            return 0;
+        }
+        self.holding.grace_ns(self.demand.waits())
+    }
+
+    /// The drain under way, and since when.
+    pub fn drain(&self) -> Option<(u64, &Drain)> {
+        self.in_flight.drain()
+    }
+
+    /// Whether in-flight work of it is left after its slice.
+    pub fn drains(&self) -> bool {
+        self.in_flight.drains()
+    }
+
+    /// How long its drains are.
+    pub fn mean_drain_ns(&self) -> u64 {
+        self.in_flight.mean_ns()
+    }
+
+    /// The co-ranks that its in-flight work waits for.
+    pub fn co_ranks(&self) -> &CoRanks {
+        &self.co_ranks
+    }
+
+    /// Whether somebody waits at its gate.
+    pub fn waits(&self) -> bool {
+        self.demand.waits()
+    }
+
+    /// Whether somebody waits at its gate, which is closed.
+    pub fn is_kept_waiting(&self) -> bool {
+        self.demand.waits() && !self.holds()
+    }
+
+    /// Whether it is charged for the time from here on.
+    pub fn is_busy(&self) -> bool {
+        self.demand.is_busy()
+    }
+
+    /// When it counts as idle, where it holds the device and has nothing on it.
+    pub fn idle_ns(&self) -> Option<u64> {
+        self.demand.idle_ns()
+    }
+
+    /// Whether it would use the device if it were let in.
+    pub fn wants(&self, now_ns: u64) -> bool {
+        self.demand.wants(now_ns)
+    }
+
+    /// Whether it may run at all: neither its owner, nor its cap, nor the place of its memory holds
+    /// it back.
+    pub fn may_run(&self) -> bool {
+        !self.terms.paused && !self.bounds().is_barred() && self.standing.may_run()
+    }
+
+    /// Whether it is to be let in: it wants the device, or has it and uses it, and may.
+    pub fn competes(&self, now_ns: u64) -> bool {
+        self.may_run()
+            && if self.holds() {
+                self.is_busy()
+            } else {
+                self.wants(now_ns) && !self.is_stuck(now_ns)
+            }
+    }
+
+    /// Whether it is demoted for endless work that is still on the device, where more of its work
+    /// would only come behind that. Streams that get on beside it do not: the endless one may even
+    /// wait for what they do.
+    fn is_stuck(&self, now_ns: u64) -> bool {
+        let endless = matches!(self.demoted(now_ns), Some(Violation::Endless { .. }));
+        endless && self.in_flight.is_in_the_way()
+    }
+
+    /// Whether the device works for it. `drains`: work of others is left of earlier slices.
+    pub fn is_served(&self, now_ns: u64, drains: bool) -> bool {
+        self.is_busy() && !(drains && self.holding.is_behind(now_ns))
+    }
+
+    /// What it submitted.
+    pub fn submissions(&self) -> &Submissions {
+        &self.submissions
+    }
+
+    /// What it used.
+    pub fn usage(&self) -> &Usage {
+        self.account.usage()
+    }
+
+    /// Its floor and its cap.
+    pub fn bounds(&self) -> &Bounds {
+        self.account.bounds()
+    }
+
+    /// The most memory that it is known to need, in bytes.
+    pub fn peak_bytes(&self) -> u64 {
+        self.profile.memory().peak_bytes()
+    }
+
+    /// Why it runs after all others.
+    pub fn demoted(&self, now_ns: u64) -> Option<Violation> {
+        self.record.demoted(now_ns)
+    }
+
+    /// How often it was found to harm the others.
+    pub fn violations(&self) -> u64 {
+        self.record.count()
+    }
+
+    /// Its class as it is treated.
+    pub fn class(&self, now_ns: u64) -> Class {
+        if self.demoted(now_ns).is_some() {
+            Class::Opportunistic
+        } else {
+            self.terms.class
+        }
+    }
+
+    /// As a policy sees it.
+    pub fn view(&self, now_ns: u64) -> TenantView {
+        let weight_ppm = if self.demoted(now_ns).is_some() {
+            1
+        } else {
+            self.terms.weight_ppm
+        };
+        let wants = !self.gang && self.competes(now_ns);
+        let device_ns = self.usage().device_ns;
+        TenantView {
+            min_share_ppm: self.terms.min_ppm,
+            max_share_ppm: self.terms.max_ppm,
+            paused: !self.may_run(),
+            arrived_ns: self.usage().since_ns,
+            memory: self.profile.memory(),
+            attained_ns: device_ns,
+            remaining_ns: self
+                .terms
+                .work_ns
+                .map(|work_ns| work_ns.saturating_sub(device_ns)),
+            deadline_ns: self.terms.deadline_ns,
+            iterations: self.profile.iterations(device_ns),
+            ..TenantView::new(self.tenant, self.class(now_ns), weight_ppm, wants)
+        }
+    }
+
+    /// The slice that it has, as a policy sees it.
+    pub fn holder(&self) -> Option<Holder> {
+        self.holding.holder(self.tenant)
+    }
+}
+
+/// What happens to it.
+impl RunEntity {
+    /// Copies out what the clients claim. `gap`: only opportunistic tenants wait for it to fall
+    /// silent. Returns when its in-flight work has ended, where that was found now.
+    pub fn look(&mut self, now_ns: u64, device: usize, pace: &Pace, gap: bool) -> Option<u64> {
+        let device_ns = self.usage().device_ns;
+        let hold = self.hold();
+        if hold.is_none() && !self.drains() {
+            let waits = self.responsiveness.counts(now_ns) && self.clients.wait(device);
+            self.demand.look_outside(now_ns, waits, pace);
+            self.profile.look(self.clients.all(), device_ns, true);
+            return None;
+        }
+        let seen = self.sample(device);
+        let moved = self.submissions.look(seen);
+        self.holding
+            .note_coming(now_ns, seen.waits && !moved.submitted);
+        let holds = hold.is_some();
+        let drained_ns = self
+            .in_flight
+            .look(now_ns, device, &self.clients, holds, seen, moved);
+        let look = Look {
+            seen,
+            submitted: moved.submitted,
+            hold,
+            drains: self.in_flight.drains(),
+            gap,
+        };
+        self.demand.look(now_ns, look, pace);
+        let idle = !seen.is_on_device();
+        self.profile.look(self.clients.all(), device_ns, idle);
+        drained_ns
+    }
+
+    /// Its gate opens at that time by itself.
+    pub fn expect_turn(&mut self, turn_ns: u64) {
+        self.demand.expect_turn(turn_ns);
+    }
+
+    /// Opens its gates, or begins its slice anew. True where threads were woken.
+    pub fn begin(&mut self, now_ns: u64, device: usize, grant: &Grant) -> bool {
+        let woken = self.clients.open(device, grant);
+        if self.holds() {
+            self.in_flight.go_on(now_ns, device, &self.clients);
+        } else {
+            self.account.count_grant();
+            self.demand.begin_slice(now_ns);
+            self.in_flight.begin_slice();
+        }
+        // Its gate closes so much earlier that the slice ends with the drain, but is open for half
+        // of it at least.
+        let drain_us = u32::try_from(self.mean_drain_ns() / 1000).unwrap_or(u32::MAX);
+        let quantum_us = grant.quantum_us - (grant.quantum_us / 2).min(drain_us);
+        self.holding.begin(now_ns, self.demand.waits(), quantum_us);
+        woken
+    }
+
+    /// The device was handed over to it: it is not charged for `forgiven_ns`, nor until
+    /// `behind_until_ns` while what was there before drains.
+    pub fn excuse(&mut self, forgiven_ns: u64, behind_until_ns: u64) {
+        self.holding.excuse(forgiven_ns, behind_until_ns);
+    }
+
+    /// Others wait: it is charged for all of a slice that it has.
+    pub fn note_contention(&mut self) {
+        if self.holds() {
+            self.demand.keep_busy();
+        }
+    }
+
+    /// Closes its gates, and looks what it has on the device and what its slice has taught.
+    pub fn end(&mut self, now_ns: u64, device: usize) {
+        let Some(ended) = self.holding.end() else {
+            return;
+        };
+        self.clients.close(device);
+        self.closed_gate.close(now_ns);
+        let seen = self.sample(device);
+        self.in_flight
+            .end_slice(now_ns, device, &self.clients, seen);
+        let away = seen.waits && !self.submissions.has_changed(seen);
+        let attendance = self.holding.attendance(now_ns, ended, away);
+        let unresponsive = self.responsiveness.note(now_ns, attendance);
+        let waits = seen.waits && !unresponsive;
+        self.demand
+            .end_slice(now_ns, self.in_flight.drains(), waits);
+    }
+
+    /// Without a slice, and with nothing left of one, its next drain starts afresh.
+    pub fn renew_co_ranks(&mut self) {
+        if !self.drains() && !self.holds() {
+            self.co_ranks.renew();
+        }
+    }
+
+    /// These of its clients are admitted beside its drain. `marks`: what the others have on the
+    /// device.
+    pub fn admit_co_ranks(&mut self, now_ns: u64, clients: Vec<u64>, marks: u64) {
+        self.co_ranks.come(now_ns, clients, marks);
+    }
+
+    /// They are admitted no longer. Returns which they are.
+    pub fn dismiss_co_ranks(&mut self, now_ns: u64) -> Vec<u64> {
+        self.closed_gate.close(now_ns);
+        self.co_ranks.end(now_ns)
+    }
+
+    /// It was given so much of the device, of which `stall_ns` was a time in which nobody looked.
+    pub fn stand(&mut self, got_ns: u64, stall_ns: u64) {
+        self.in_flight.pass(got_ns.saturating_sub(stall_ns));
+    }
+
+    /// What remains of a charge once what is nobody's was taken off.
+    pub fn forgive(&mut self, got_ns: u64) -> u64 {
+        self.holding.forgive(got_ns)
+    }
+
+    /// Takes a stretch of time to its account, of which it used `got_ns`.
+    pub fn charge(&mut self, stretch: Stretch, got_ns: u64) {
+        let stood = Stood {
+            waits: self.waits(),
+            busy: self.is_busy(),
+            holds: self.holds(),
+        };
+        self.account.charge(stretch, got_ns, stood);
+        if got_ns > 0 {
+            self.submissions.charge(got_ns);
+        }
+    }
+
+    /// How it behaves, looked at a few times a second.
+    pub fn inspect(&mut self, now_ns: u64, device: usize) -> Option<Violation> {
+        if let Some(since_ns) = self.in_flight.find_endless() {
+            let ns = now_ns.saturating_sub(since_ns);
+            return Some(Violation::Endless { ms: ns / 1_000_000 });
+        }
+        if self.responsiveness.take_suspicion() {
+            return Some(Violation::Unresponsive);
+        }
+        let open = self.holds() || self.co_ranks.are_here();
+        let clients = &self.clients;
+        let launches = || clients.sample(device).launches;
+        self.closed_gate.inspect(now_ns, open, launches)
+    }
+
+    /// A violation was found. True where that is to be reported.
+    pub fn find(&mut self, now_ns: u64, violation: Violation, answer: Answer) -> bool {
+        self.record.find(now_ns, violation, answer)
+    }
+
+    /// True once, when its penalty is over.
+    pub fn end_penalty(&mut self, now_ns: u64) -> bool {
+        self.record.forgive(now_ns)
+    }
+}
+
+/// What tests of other modules prepare.
+#[cfg(test)]
+impl RunEntity {
+    /// A drain of one mark begins.
+    pub fn begin_drain(&mut self, now_ns: u64) {
+        let one = Activity {
+            marks: 1,
+            ..Activity::default()
+        };
+        self.in_flight.end_slice(now_ns, 0, &Clients::new(0), one);
+    }
+
+    /// It is found to have ended.
+    pub fn end_drain(&mut self, now_ns: u64) {
+        let (clients, nothing) = (Clients::new(0), Activity::default());
+        let moved = super::unfinished::Moved::default();
+        self.in_flight
+            .look(now_ns, 0, &clients, false, nothing, moved);
+    }
+
+    /// So many submissions have taken so long.
+    pub fn learn_rate(&mut self, launches: u64, ns: u64) {
+        let counted = Activity {
+            launches,
+            ..Activity::default()
+        };
+        self.submissions.look(counted);
+        self.submissions.charge(ns);
+        self.submissions.count_from(Activity::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::Mode;
+    use crate::dispatch::tests::{MS, setup};
+
+    fn entity(terms: Terms) -> RunEntity {
+        RunEntity::new(0, TenantId(7), terms, &setup(Mode::Exclusive).pace)
+    }
+
+    #[test]
+    fn new_terms_set_floor_and_cap_and_leave_what_is_charged_in_memory() {
+        let plain = Terms::plain(Class::Guaranteed, 500_000);
+        let mut entity = entity(plain);
+        entity.note_memory(3000, Some(5000));
+        let stretch = Stretch {
+            now_ns: 100 * MS,
+            dt_ns: 100 * MS,
+            contended: true,
+            slices: super::super::bounds::Slices {
+                min_ns: 2_000_000,
+                max_ns: 5_000_000,
+            },
+        };
+        entity.charge(stretch, 100 * MS);
+        assert!(entity.may_run(), "it has no cap");
+        entity.set_terms(Terms {
+            max_ppm: Some(100_000),
+            ..plain
+        });
+        let residency = entity.terms().residency;
+        assert_eq!(
+            (residency.used_bytes, residency.limit_bytes),
+            (3000, Some(5000))
+        );
+        entity.charge(stretch, 100 * MS);
+        assert!(!entity.may_run());
+    }
+
+    #[test]
+    fn without_clients_it_neither_holds_the_device_nor_wants_it() {
+        let mut entity = entity(Terms::plain(Class::Guaranteed, 500_000));
+        let pages = Rc::new(ClientPages::create().expect("pages"));
+        entity.add_client(1, Rc::clone(&pages), 0);
+        pages.client.want(0).expect("device").begin_waiting();
+        pages.client.claim_stream(0).expect("slot").1.issue();
+        let pace = setup(Mode::Exclusive).pace;
+        entity.look(MS, 0, &pace, false);
+        assert!(entity.is_kept_waiting() && entity.competes(MS));
+        let grant = Grant {
+            number: 1,
+            quantum_us: 3000,
+            deadline_mono_ns: 0,
+            window_us: 2000,
+        };
+        entity.begin(MS, 0, &grant);
+        assert!(entity.holds() && entity.is_busy() && pages.arbiter.is_open(0));
+        entity.end(4 * MS, 0);
+        assert!(entity.drains() && !entity.holds() && !pages.arbiter.is_open(0));
+        entity.begin(5 * MS, 0, &grant);
+        assert!(entity.holds() && !entity.drains());
+        entity.remove_client(2, 0);
+        assert!(entity.holds(), "another one's");
+        entity.remove_client(1, 0);
+        assert!(!entity.holds() && !entity.is_busy() && !entity.wants(5 * MS));
+    }
+}

@@ -1,0 +1,67 @@
+//! How much of a tenant's work may stay queued on the device: its in-flight bound.
+//!
+//! Invariants: the bound of an opportunistic tenant beside a guaranteed one is always the smallest;
+//! nobody has the wide one within [`CROWDED_NS`] of a moment of contention.
+
+use policy::Class;
+
+use super::entity::RunEntity;
+use super::pace::Pace;
+use super::roster::Roster;
+
+/// For how long after a moment of contention the small window stays.
+const CROWDED_NS: u64 = 1_000_000_000;
+
+/// The in-flight bounds of one device.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    crowded_until_ns: u64,
+}
+
+impl Windows {
+    /// Several tenants want the device.
+    pub fn note_contention(&mut self, now_ns: u64) {
+        self.crowded_until_ns = now_ns + CROWDED_NS;
+    }
+
+    /// That of a tenant, in microseconds.
+    pub fn of(&self, now_ns: u64, entity: &RunEntity, roster: &Roster, pace: &Pace) -> u32 {
+        let guaranteed = |other: &RunEntity| {
+            other.tenant != entity.tenant
+                && !other.clients().is_empty()
+                && other.class(now_ns) == Class::Guaranteed
+                && !other.terms().paused
+        };
+        if entity.class(now_ns) == Class::Opportunistic && roster.iter().any(guaranteed) {
+            pace.gap_window_us
+        } else if now_ns < self.crowded_until_ns {
+            pace.window_us
+        } else {
+            pace.lone_window_us
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::TenantId;
+
+    use super::*;
+    use crate::dispatch::Mode;
+    use crate::dispatch::tests::setup;
+    use crate::terms::Terms;
+
+    #[test]
+    fn the_wide_bound_comes_back_some_time_after_the_last_contention() {
+        let pace = setup(Mode::Exclusive).pace;
+        let (mut windows, roster) = (Windows::default(), Roster::default());
+        let terms = Terms::plain(Class::Opportunistic, 500_000);
+        let entity = RunEntity::new(0, TenantId(7), terms, &pace);
+        let of = |windows: &Windows, ns| windows.of(ns, &entity, &roster, &pace);
+        assert_eq!(of(&windows, 5), pace.lone_window_us);
+        windows.note_contention(5);
+        windows.note_contention(9);
+        assert_eq!(of(&windows, 9 + CROWDED_NS - 1), pace.window_us);
+        assert_eq!(of(&windows, 9 + CROWDED_NS), pace.lone_window_us);
+    }
+}
