@@ -7,51 +7,58 @@
 //! is reaped when no process of this host belongs to it any more ([`crate::census`]), when there
 //! are too many of them, or after [`DORMANT_NS`]; its token is refused after that.
 
+use std::collections::BTreeMap;
+
 use policy::TenantId;
 use serde_json::Value;
 
-use crate::census::{Answer, Known, Living, Process};
+use crate::census::{Known, Living, Process};
 use crate::convert::{self, NotIn};
+use crate::ledger::Ledger;
+use crate::outsiders::News;
+use crate::peer::Client;
 use crate::serve::Arbiter;
 use crate::tenant::{Dormant, Tenant};
 use channel::wire::Outcome;
 
-/// How often the processes of dormant jobs are counted. TIMEOUT: as long may a dead one be shown.
-const COUNT_NS: u64 = 5_000_000_000;
 /// Dormant jobs of one user, and in all; the one that has slept longest gives way.
 const MAX_OF_USER: usize = 64;
 const MAX_DORMANT: usize = 256;
 /// How long a job may sleep. TIMEOUT: a week is a session that nobody comes back to.
 const DORMANT_NS: u64 = 7 * 24 * 3600 * 1_000_000_000;
 
-impl Arbiter {
-    /// What the jobs are known by, for the census.
-    pub(crate) fn known_jobs(&self) -> Vec<Known> {
-        let known = self.ledger.iter().map(|tenant| {
-            let launcher = tenant.process.is_some().then_some(Process {
-                pid: tenant.spec.pid,
-                started_ticks: tenant.started_ticks,
-            });
-            let clients = tenant.clients.iter().filter_map(|id| {
-                let client = self.clients.get(id)?;
-                Some(Process {
-                    pid: client.pid,
-                    started_ticks: client.started_ticks,
-                })
-            });
-            let members = tenant.members.iter().copied();
-            Known {
-                id: tenant.id,
-                token: tenant.token,
-                since_ticks: tenant.since_ticks,
-                members: launcher.into_iter().chain(clients).chain(members).collect(),
-                session: tenant.session,
-                wanted: tenant.dormant.is_some() || tenant.ending.is_some(),
-            }
+/// What the jobs are known by, for the census.
+pub(crate) fn known_jobs(ledger: &Ledger, clients: &BTreeMap<u64, Client>) -> Vec<Known> {
+    let known = ledger.iter().map(|tenant| {
+        let launcher = tenant.process.is_some().then_some(Process {
+            pid: tenant.spec.pid,
+            started_ticks: tenant.started_ticks,
         });
-        known.collect()
-    }
+        let attached = tenant.clients.iter().filter_map(|id| {
+            let client = clients.get(id)?;
+            Some(Process {
+                pid: client.pid,
+                started_ticks: client.started_ticks,
+            })
+        });
+        let members = tenant.members.iter().copied();
+        Known {
+            id: tenant.id,
+            token: tenant.token,
+            since_ticks: tenant.since_ticks,
+            members: launcher
+                .into_iter()
+                .chain(attached)
+                .chain(members)
+                .collect(),
+            session: tenant.session,
+            wanted: tenant.dormant.is_some() || tenant.ending.is_some(),
+        }
+    });
+    known.collect()
+}
 
+impl Arbiter {
     /// Nothing of a job is attached, and its launcher is gone: what lives of it is counted.
     pub(crate) fn fall_asleep(&mut self, id: TenantId) {
         let now_ns = self.clock.mono_ns();
@@ -70,36 +77,35 @@ impl Arbiter {
         });
         self.publish_terms();
         self.state_is_old = true;
-        self.census_due_ns = Some(now_ns);
+        self.outsiders.count_at(now_ns);
         self.look_after_dormant(now_ns);
     }
 
     /// Has the processes of dormant jobs counted where that is due.
     pub(crate) fn look_after_dormant(&mut self, now_ns: u64) {
-        if self.census_asked_ns.is_none() && self.census_due_ns.is_some_and(|due| due <= now_ns) {
-            self.census_due_ns = None;
-            self.census_asked_ns = Some(now_ns);
-            self.census.count(self.known_jobs());
-        }
+        let (ledger, clients) = (&self.ledger, &self.clients);
+        let jobs = || known_jobs(ledger, clients);
+        self.outsiders.count_if_due(now_ns, jobs);
     }
 
     /// The census has answered.
     pub(crate) fn on_census(&mut self, now_ns: u64) {
-        for answer in self.census.take() {
-            match answer {
-                Answer::Counted { living, whole } => {
-                    let asked_ns = self.census_asked_ns.take().unwrap_or(0);
+        for news in self.outsiders.take() {
+            match news {
+                News::Counted {
+                    living,
+                    whole,
+                    asked_ns,
+                } => {
                     for (id, living) in living {
                         self.on_counted(id, living, whole, asked_ns);
                     }
                 }
-                Answer::Suspects(reported, looked_ns) => self.on_suspects(reported, looked_ns),
+                News::Escaped(escaped) => self.on_escaped(escaped),
             }
         }
-        let sleeps = self.ledger.iter().any(|tenant| tenant.dormant.is_some());
-        if sleeps && self.census_asked_ns.is_none() {
-            let again_ns = self.census_due_ns.unwrap_or(now_ns + COUNT_NS);
-            self.census_due_ns = Some(again_ns);
+        if self.ledger.iter().any(|tenant| tenant.dormant.is_some()) {
+            self.outsiders.count_again(now_ns);
             self.look_after_dormant(now_ns);
         }
     }
@@ -117,7 +123,7 @@ impl Arbiter {
         };
         // One that fell asleep after this was asked is counted by the next one.
         if dormant.since_ns > asked_ns {
-            self.census_due_ns = Some(0);
+            self.outsiders.count_at(0);
             return;
         }
         let too_long = asked_ns.saturating_sub(dormant.since_ns) > DORMANT_NS;

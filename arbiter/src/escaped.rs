@@ -2,48 +2,22 @@
 //! their environment cleaned. No limit holds for them. The journal and `sublet ps` report them, and
 //! a strict job is ended for one.
 //!
-//! NVML says who is on a device, the census ([`crate::census`]) to which job a process belongs.
-//! Both look at different times, and a process may become another program between them; so what was
-//! found is believed once NVML has looked after the census and the census after that, with the same
-//! result.
-
-use std::collections::BTreeMap;
+//! NVML says who is on a device, the census to which job a process belongs; when both are believed
+//! is for [`crate::outsiders`] to say. What follows from it is decided here.
 
 use control::EscapedProcess;
 use policy::TenantId;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
-use crate::census::{Found, Living, Process};
+use crate::census::{Living, Process};
+use crate::dormant::known_jobs;
+use crate::outsiders::Escaped;
 use crate::peer;
 use crate::serve::Arbiter;
 
-/// Processes that are suspected at a time; NVML names no more of one device.
-const MAX_SUSPECTS: usize = 512;
 /// Processes of one job that are reported; more are counted.
 const MAX_REPORTED: usize = 16;
-/// TIMEOUT: when a process that belongs to no job is asked about again: it may have become another
-/// program.
-const STRANGER_NS: u64 = 10_000_000_000;
-/// TIMEOUT: a process that has the library attaches before it has a context; so long may an
-/// arbiter's loop be behind with it.
-const ATTACHES_NS: u64 = 1_000_000_000;
-
-/// A process on a device that is not attached.
-#[derive(Debug)]
-pub struct Suspect {
-    /// When NVML named it first.
-    since_ns: u64,
-    /// Devices, as bits.
-    devices: u32,
-    used_bytes: u64,
-    /// What the census said, and when it had looked.
-    found: Option<(Found, u64)>,
-    /// NVML has named it since then.
-    named_again: bool,
-    /// It was reported.
-    reported: bool,
-}
 
 impl Arbiter {
     /// NVML has looked at `taken_ns`: who is on a device without being attached?
@@ -57,88 +31,25 @@ impl Arbiter {
                     .iter()
                     .any(|tenant| tenant.missing.iter().any(|one| one.pid == pid))
         };
-        let mut there: BTreeMap<u32, (u32, u64)> = BTreeMap::new();
-        for (index, device) in self.devices.iter() {
-            for (pid, bytes) in &device.process_bytes {
-                let known = there.contains_key(pid) || there.len() < MAX_SUSPECTS;
-                if known && *pid != std::process::id() && !attached(*pid) {
-                    let one = there.entry(*pid).or_default();
-                    one.0 |= 1 << index;
-                    one.1 = one.1.saturating_add(*bytes);
-                }
-            }
-        }
-        self.suspects.retain(|pid, _| there.contains_key(pid));
-        for (pid, (devices, used_bytes)) in there {
-            let suspect = self.suspects.entry(pid).or_insert_with(|| Suspect {
-                since_ns: taken_ns,
-                devices: 0,
-                used_bytes: 0,
-                found: None,
-                named_again: false,
-                reported: false,
-            });
-            (suspect.devices, suspect.used_bytes) = (devices, used_bytes);
-            if suspect
-                .found
-                .as_ref()
-                .is_some_and(|(_, at_ns)| *at_ns < taken_ns)
-            {
-                suspect.named_again = true;
-            }
-        }
-        self.ask_whose(taken_ns);
-    }
-
-    fn ask_whose(&mut self, now_ns: u64) {
-        if self.whose_asked || self.ledger.is_empty() {
-            return;
-        }
-        let due = self
-            .suspects
-            .iter()
-            .filter(|(_, suspect)| match &suspect.found {
-                None => true,
-                Some((Found { job: None, .. }, at_ns)) => {
-                    now_ns.saturating_sub(*at_ns) > STRANGER_NS
-                }
-                Some(_) => suspect.named_again && !suspect.reported,
-            });
-        let pids: Vec<u32> = due.map(|(pid, _)| *pid).collect();
-        if !pids.is_empty() {
-            self.whose_asked = true;
-            self.census.whose(self.known_jobs(), pids);
+        let named = self.devices.iter().flat_map(|(index, device)| {
+            let processes = device.process_bytes.iter();
+            processes.map(move |(pid, bytes)| (*pid, index, *bytes))
+        });
+        self.outsiders.see(taken_ns, named, attached);
+        if !self.ledger.is_empty() {
+            let (ledger, clients) = (&self.ledger, &self.clients);
+            let jobs = || known_jobs(ledger, clients);
+            self.outsiders.ask_whose(taken_ns, jobs);
         }
     }
 
-    /// The census has looked, at `looked_ns`.
-    pub(crate) fn on_suspects(&mut self, reported: Vec<Found>, looked_ns: u64) {
-        self.whose_asked = false;
-        for found in reported {
-            let Some(suspect) = self.suspects.get_mut(&found.process.pid) else {
-                continue;
-            };
-            let before = suspect.found.as_ref().map(|(found, _)| found);
-            let same = before.is_some_and(|before| {
-                (before.process, before.job, before.library)
-                    == (found.process, found.job, found.library)
-            });
-            let old = looked_ns.saturating_sub(suspect.since_ns) >= ATTACHES_NS;
-            let sure = same
-                && found.driver
-                && suspect.named_again
-                && (found.library == Some(false) || old);
-            suspect.named_again = false;
-            suspect.found = Some((found.clone(), looked_ns));
-            if let Some(job) = found.job.filter(|_| sure && !suspect.reported) {
-                suspect.reported = true;
-                let (devices, used_bytes) = (suspect.devices, suspect.used_bytes);
-                self.on_escaped(job, &found, devices, used_bytes);
-            }
-        }
-    }
-
-    fn on_escaped(&mut self, id: TenantId, found: &Found, devices: u32, used_bytes: u64) {
+    pub(crate) fn on_escaped(&mut self, escaped: Escaped) {
+        let Escaped {
+            job: id,
+            found,
+            devices,
+            used_bytes,
+        } = escaped;
         let Some(tenant) = self.ledger.get_mut(id) else {
             return;
         };
@@ -210,7 +121,8 @@ impl Arbiter {
 
     /// What is known to belong to a job.
     fn members_of(&self, id: TenantId) -> Vec<Process> {
-        let known = self.known_jobs().into_iter().find(|known| known.id == id);
+        let mut known = known_jobs(&self.ledger, &self.clients).into_iter();
+        let known = known.find(|known| known.id == id);
         known.map_or_else(Vec::new, |known| known.members)
     }
 
@@ -220,7 +132,7 @@ impl Arbiter {
             self.end_process(*process);
         }
         let now_ns = self.clock.mono_ns();
-        self.census_due_ns = Some(now_ns);
+        self.outsiders.count_at(now_ns);
         self.look_after_dormant(now_ns);
     }
 

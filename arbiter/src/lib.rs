@@ -36,6 +36,7 @@ mod names;
 pub mod nvml;
 mod operator;
 mod options;
+mod outsiders;
 mod peer;
 mod profile;
 mod reactor;

@@ -13,13 +13,11 @@ use policy::TenantId;
 use serde_json::Value;
 
 use crate::bell::Bell;
-use crate::census::Census;
 use crate::clock::{self, Clock};
 use crate::control_server::{Ask, ControlServer, Turn};
 use crate::descriptors::Descriptors;
 use crate::device_control::RulesReader;
 use crate::devices::Devices;
-use crate::escaped::Suspect;
 pub use crate::ground::Error;
 use crate::ground::Ground;
 use crate::journal::{Allowance, Journal};
@@ -27,6 +25,7 @@ use crate::ledger::Ledger;
 use crate::names::Names;
 use crate::nvml::Watcher;
 use crate::options::Options;
+use crate::outsiders::Outsiders;
 use crate::peer::{Client, Greeting};
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
@@ -126,17 +125,9 @@ pub struct Arbiter {
     pub(crate) listener: Option<Listener>,
     pub(crate) control: ControlServer,
     pub(crate) watcher: Watcher,
-    pub(crate) census: Census,
-    /// When processes were last to be counted, while there is no answer yet.
-    pub(crate) census_asked_ns: Option<u64>,
-    /// When they are to be counted next.
-    pub(crate) census_due_ns: Option<u64>,
+    pub(crate) outsiders: Outsiders,
     /// Kept back for those who come when there are none left.
     pub(crate) descriptors: Descriptors,
-    /// Processes on a device that are not attached.
-    pub(crate) suspects: BTreeMap<u32, Suspect>,
-    /// It was asked whose they are.
-    pub(crate) whose_asked: bool,
     pub(crate) ledger: Ledger,
     pub(crate) devices: Devices,
     pub(crate) schedulers: Schedulers,
@@ -254,12 +245,8 @@ impl Arbiter {
             listener,
             control,
             watcher,
-            census,
-            census_asked_ns: None,
-            census_due_ns: None,
+            outsiders: Outsiders::new(census),
             descriptors: Descriptors::default(),
-            suspects: BTreeMap::new(),
-            whose_asked: false,
             ledger: Ledger::default(),
             devices: Devices::default(),
             schedulers: Schedulers::default(),
@@ -322,7 +309,7 @@ impl Arbiter {
                 None => Ok(()),
             })
             .and_then(|()| {
-                let bell = arbiter.census.bell();
+                let bell = arbiter.outsiders.bell();
                 arbiter.poller.add(bell, Event::Census, Interest::Read)
             })
             .and_then(|()| arbiter.listen(true));
