@@ -90,7 +90,7 @@ impl Arbiter {
                 connection.refuse(not_in.outcome, &not_in.text);
                 continue;
             }
-            let id = self.new_id();
+            let id = self.persistence.new_id();
             self.poller
                 .add(&connection, Event::Greeting(id), Interest::Read)?;
             let greeting = Greeting {
@@ -125,11 +125,6 @@ impl Arbiter {
                     .unwrap_or_else(|| format!("the arbiter cannot watch this process: {error}")),
             ),
         }
-    }
-
-    pub(crate) fn new_id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id
     }
 
     /// The socket of a connection can be read.
@@ -561,7 +556,7 @@ impl Arbiter {
         welcome: impl FnOnce(PageFiles, &TenantMemory, DeviceMap) -> std::io::Result<Option<OwnedFd>>,
     ) -> Option<u64> {
         let now_ns = self.clock.mono_ns();
-        let id = self.new_id();
+        let id = self.persistence.new_id();
         let Terms {
             tenant: tenant_id,
             mut pages,
@@ -572,7 +567,7 @@ impl Arbiter {
         } = terms;
         let files = pages.take_files();
         pages.arbiter.set_tenant_slot(slot);
-        pages.arbiter.set_epoch(self.epoch);
+        pages.arbiter.set_epoch(self.persistence.epoch());
         pages.arbiter.beat(now_ns);
         let devices = device_map
             .iter()
@@ -694,7 +689,7 @@ impl Arbiter {
             let (message, fields) = convert::ungoverned(name, pid, &command, &ungoverned);
             self.journal.write("ungoverned", name, message, &fields);
         }
-        self.state_is_old = true;
+        self.persistence.mark_old();
         Some(id)
     }
 }

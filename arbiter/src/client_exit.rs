@@ -150,7 +150,7 @@ impl Arbiter {
             }
         }
         for id in touched {
-            self.state_is_old = true;
+            self.persistence.mark_old();
             self.reap_if_dead(id);
         }
     }

@@ -128,7 +128,7 @@ impl Arbiter {
             self.by_hand.insert(uuid, change.clone().or(&before));
             self.run_as_set(*index);
         }
-        self.state_is_old = true;
+        self.persistence.mark_old();
         for index in &indices {
             let fields = described(*index, &change);
             let message = format!("device {index} is run anew");
@@ -217,7 +217,7 @@ impl Arbiter {
             self.run_as_set(index);
         }
         self.publish_limits();
-        self.state_is_old = true;
+        self.persistence.mark_old();
         let file = match &reloaded.file {
             Some(file) => file.display().to_string(),
             None => "no file".into(),

@@ -76,7 +76,7 @@ impl Arbiter {
             usages: Vec::new(),
         });
         self.publish_terms();
-        self.state_is_old = true;
+        self.persistence.mark_old();
         self.outsiders.count_at(now_ns);
         self.look_after_dormant(now_ns);
     }
@@ -147,7 +147,9 @@ impl Arbiter {
         if let Some(status) = &mut dormant.status {
             status.dormant_processes = Some(living.count);
         }
-        self.state_is_old |= changed;
+        if changed {
+            self.persistence.mark_old();
+        }
         if first {
             self.doze(id);
         }
@@ -184,7 +186,7 @@ impl Arbiter {
         let fields = [("living", Value::from(living))];
         self.journal.write("dormant", &name, message, &fields);
         self.publish_terms();
-        self.state_is_old = true;
+        self.persistence.mark_old();
         let sleepers = |of: &dyn Fn(&&Tenant) -> bool| {
             let asleep = self.ledger.iter().filter(|tenant| {
                 let asleep = tenant.dormant.as_ref();
@@ -252,7 +254,7 @@ impl Arbiter {
         }
         self.publish_limits();
         self.publish_terms();
-        self.state_is_old = true;
+        self.persistence.mark_old();
         Ok(())
     }
 }

@@ -38,6 +38,7 @@ mod operator;
 mod options;
 mod outsiders;
 mod peer;
+mod persistence;
 mod profile;
 mod reactor;
 mod residency;

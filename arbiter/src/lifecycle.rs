@@ -19,9 +19,6 @@ use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSEKEEPING_NS};
 use crate::state::{SavedClient, SavedProcess, SavedTenant, State};
 use crate::tenant::{Missing, Tenant};
 
-/// How often the state is saved at most where nobody waits for it.
-const SAVE_NS: u64 = 50_000_000;
-
 impl Arbiter {
     /// Takes the jobs of an earlier arbiter back, as far as something of them lives.
     pub(crate) fn restore(&mut self, state: State, now_ns: u64) {
@@ -37,7 +34,7 @@ impl Arbiter {
                 continue;
             };
             let id = TenantId(saved.id);
-            self.next_id = self.next_id.max(saved.id + 1);
+            self.persistence.has_id(saved.id);
             let name = saved.job.name.clone();
             let spec = convert::spec(saved.job, name, self.clock.unix_ms());
             self.names.ask(saved.uid, now_ns);
@@ -173,29 +170,25 @@ impl Arbiter {
             }
         }
         self.publish_terms();
-        self.state_is_old = true;
+        self.persistence.mark_old();
     }
 
-    /// Has it written where it is old, and not too often: putting it together takes longer the more
-    /// jobs there are. Returns when it is to be looked at again.
+    /// Has the state written where that is due. Returns when it is to be looked at again.
     pub(crate) fn save_soon(&mut self, now_ns: u64) -> Option<u64> {
-        if !self.state_is_old {
-            return None;
-        }
-        let waited_for = self.ledger.iter().any(|tenant| tenant.saved_as == 0);
-        if !waited_for && now_ns < self.save_again_ns {
-            return Some(self.save_again_ns);
+        let is_waited_for = || self.ledger.iter().any(|tenant| tenant.saved_as == 0);
+        let due_ns = self.persistence.due_ns(is_waited_for)?;
+        if now_ns < due_ns {
+            return Some(due_ns);
         }
         self.save_state();
         let took_ns = self.clock.mono_ns().saturating_sub(now_ns);
-        self.save_again_ns = now_ns + SAVE_NS.max(took_ns.saturating_mul(20));
+        self.persistence.rest(now_ns, took_ns);
         None
     }
 
     /// Has what a successor needs to know written, beside the loop.
     pub(crate) fn save_state(&mut self) {
-        self.state_is_old = false;
-        let number = self.state_file.save(self.state());
+        let number = self.persistence.save(self.state());
         for tenant in self.ledger.iter_mut().filter(|t| t.saved_as == 0) {
             tenant.saved_as = number;
         }
@@ -218,12 +211,10 @@ impl Arbiter {
             dormant_unix_ms: tenant.dormant.as_ref().map_or(0, |one| one.since_unix_ms),
         });
         State {
-            epoch: self.epoch,
-            next_id: self.next_id,
             tenants: tenants.collect(),
             baselines: self.profiles.saved(),
             devices: self.saved_devices(),
-            ..State::default()
+            ..self.persistence.numbers()
         }
     }
 
@@ -259,7 +250,7 @@ impl Arbiter {
         self.save_state();
         // What a disk has not taken by then is lost, as on a full disk.
         self.journal.settle(crate::writer::IN_THE_END);
-        self.state_file.settle(crate::writer::IN_THE_END);
+        self.persistence.settle(crate::writer::IN_THE_END);
         let dir = &self.options.dir;
         for path in [dir.channel_socket(), dir.control_socket()] {
             let _ = std::fs::remove_file(path);
@@ -510,7 +501,7 @@ impl Arbiter {
                 .wrapping_add(client.pages.client.launches());
             held = tenant.clear_slot(client.slot);
         }
-        self.state_is_old = true;
+        self.persistence.mark_old();
         Some((client, held))
     }
 
@@ -530,7 +521,7 @@ impl Arbiter {
         if client.journal_next == before {
             return;
         }
-        self.state_is_old = true;
+        self.persistence.mark_old();
         let (job, pid) = (tenant.spec.name.clone(), client.pid);
         let sound = |record: &channel::Record| (record.device as usize) < MAX_DEVICES;
         let bad = records

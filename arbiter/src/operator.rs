@@ -244,7 +244,7 @@ impl Arbiter {
         let failed = |message: String| ControlError::new(ErrorCode::Internal, message);
         let token = new_token(&self.clock)
             .map_err(|error| failed(format!("no random numbers: {error}")))?;
-        let id = TenantId(self.new_id());
+        let id = TenantId(self.persistence.new_id());
         let now_ns = self.clock.mono_ns();
         let mut tenant = Tenant::new(id, spec, token, (peer.uid, user), &self.clock);
         peer::started_ticks(peer.pid)
@@ -305,7 +305,7 @@ impl Arbiter {
         self.publish_terms();
         // On disk before it is answered: an arbiter that dies right after that is followed by one
         // that knows the job.
-        self.state_is_old = true;
+        self.persistence.mark_old();
         let mem_limit_bytes = self.limits_of(id);
         Ok(Registered {
             job: name,
@@ -398,7 +398,7 @@ impl Arbiter {
         }
         self.publish_limits();
         self.publish_terms();
-        self.state_is_old = true;
+        self.persistence.mark_old();
         let message = format!("job `{job}` has new terms");
         self.journal.write("changed", job, message, &fields);
         self.status_of(id)

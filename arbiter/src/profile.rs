@@ -384,7 +384,7 @@ impl Arbiter {
         });
         if worth && learnt.launches > 0.0 {
             self.profiles.keep(&name, learnt, self.clock.unix_ms());
-            self.state_is_old = true;
+            self.persistence.mark_old();
         }
     }
 

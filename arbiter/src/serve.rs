@@ -27,12 +27,13 @@ use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::outsiders::Outsiders;
 use crate::peer::{Client, Greeting};
+use crate::persistence::Persistence;
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{HostBooks, MoveRequest};
 use crate::schedulers::Schedulers;
 use crate::spare::Spare;
-use crate::state::{State, StateFile};
+use crate::state::State;
 use crate::unsaved::Unsaved;
 use crate::violations::Suspicion;
 use crate::writer;
@@ -149,17 +150,12 @@ pub struct Arbiter {
     pub(crate) overhead_bytes: [u64; channel::MAX_DEVICES],
     /// Operators that wait for jobs to be moved.
     pub(crate) move_requests: Vec<MoveRequest>,
-    pub(crate) epoch: u64,
-    pub(crate) next_id: u64,
+    pub(crate) persistence: Persistence,
     pub(crate) started_unix_ms: u64,
-    pub(crate) state_is_old: bool,
     /// Operators are not answered before that.
     operators_ns: u64,
     /// Operators that come wait until some of those that are there have gone.
     pub(crate) control_full: bool,
-    /// It is not saved again before that, unless somebody waits for it.
-    pub(crate) save_again_ns: u64,
-    pub(crate) state_file: StateFile,
     pub(crate) names: Names,
     /// What reads the quota file again; `None`: there is none.
     pub(crate) rules: Option<RulesReader>,
@@ -208,7 +204,7 @@ impl Arbiter {
         }
         // The number of this incarnation is used up before anybody is served.
         arbiter.save_state();
-        arbiter.state_file.settle(writer::IN_THE_END);
+        arbiter.persistence.settle(writer::IN_THE_END);
         Ok(arbiter)
     }
 
@@ -261,13 +257,9 @@ impl Arbiter {
             books: Rc::default(),
             overhead_bytes: [0; channel::MAX_DEVICES],
             move_requests: Vec::new(),
-            epoch: state.epoch + 1,
-            next_id: state.next_id.max(1),
-            state_is_old: true,
+            persistence: Persistence::after(&state, state_file),
             operators_ns: 0,
             control_full: false,
-            save_again_ns: 0,
-            state_file,
             names,
             rules,
             suspicions: BTreeMap::new(),
@@ -295,7 +287,7 @@ impl Arbiter {
                 arbiter.poller.add(bell, Event::Devices, Interest::Read)
             })
             .and_then(|()| {
-                let bell = arbiter.state_file.bell();
+                let bell = arbiter.persistence.bell();
                 arbiter.poller.add(bell, Event::Saved, Interest::Read)
             })
             .and_then(|()| {
@@ -324,7 +316,7 @@ impl Arbiter {
             ),
             &[
                 ("pid", Value::from(std::process::id())),
-                ("epoch", Value::from(arbiter.epoch)),
+                ("epoch", Value::from(arbiter.persistence.epoch())),
             ],
         );
         if arbiter.options.host_nvml {
@@ -466,7 +458,7 @@ impl Arbiter {
                 if let Some(tenant) = self.ledger.get_mut(TenantId(id)) {
                     tenant.process = None;
                     tenant.started_ticks = 0;
-                    self.state_is_old = true;
+                    self.persistence.mark_old();
                 }
                 self.reap_if_dead(TenantId(id));
             }
@@ -506,7 +498,7 @@ impl Arbiter {
             }
             Event::Devices => self.on_devices(),
             Event::Saved => {
-                self.state_file.answer_bell();
+                self.persistence.answer_bell();
                 self.answer_saved(now_ns);
             }
             Event::Census => self.on_census(now_ns),
@@ -711,14 +703,14 @@ mod tests {
         let mut arbiter = arbiter(&place);
         for _ in 1..FAILURES {
             let sum = arbiter.contained(|arbiter| {
-                let claimed = arbiter.epoch | u64::MAX;
+                let claimed = arbiter.persistence.epoch() | u64::MAX;
                 claimed.checked_add(1).expect("a sum of what was claimed")
             });
             assert_eq!(sum, None);
             arbiter.on_failure().expect("it goes on");
             assert!(
                 arbiter
-                    .contained(|arbiter| arbiter.step().is_none() || arbiter.epoch > 0)
+                    .contained(|arbiter| arbiter.step().is_none() || arbiter.persistence.epoch() > 0)
                     .expect("served")
             );
         }

@@ -230,9 +230,9 @@ fn scenario() -> (Vec<u64>, Vec<String>) {
     assert!(got[2] > 990 * MS, "{got:?}");
     assert!(world.kinds().contains(&"detached".to_owned()));
 
-    let epoch = world.arbiter.epoch;
+    let epoch = world.arbiter.persistence.epoch();
     let mut world = world.restart();
-    assert_eq!(world.arbiter.epoch, epoch + 1);
+    assert_eq!(world.arbiter.persistence.epoch(), epoch + 1);
     let b = world.attach(&small_token, Some(b));
     assert!(b.is_open(), "its job is known, and nobody else is there");
     assert!(world.kinds().contains(&"reattached".to_owned()));

@@ -63,12 +63,11 @@ impl Arbiter {
 
     /// Answers those whose jobs are in the file, or have waited for too long for that.
     pub(crate) fn answer_saved(&mut self, now_ns: u64) {
-        let done = self.state_file.done();
         // One that is gone needs no successor.
-        let ledger = &self.ledger;
+        let (ledger, persistence) = (&self.ledger, &self.persistence);
         let is_saved = |job| {
             let tenant = ledger.get(job);
-            tenant.is_none_or(|tenant| tenant.saved_as != 0 && tenant.saved_as <= done)
+            tenant.is_none_or(|tenant| persistence.has(tenant.saved_as))
         };
         let waiting = self.unsaved.take(now_ns, is_saved);
         let overdue = waiting.iter().map(|one| one.job);

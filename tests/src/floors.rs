@@ -157,7 +157,10 @@ pub const CRATES: [Crate; 16] = [
                 "what wakes the loop, what is recorded",
                 &["census", "journal", "names", "reactor"],
             ),
-            ("parts of the arbiter", &["control_server", "outsiders"]),
+            (
+                "parts of the arbiter",
+                &["control_server", "outsiders", "persistence"],
+            ),
             (
                 "jobs, devices, the arbiter as a whole",
                 &[

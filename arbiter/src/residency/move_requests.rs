@@ -84,7 +84,7 @@ impl Arbiter {
         }
         self.survey_residency(now_ns);
         self.publish_terms();
-        self.state_is_old = true;
+        self.persistence.mark_old();
         self.control.wait_until(connection, deadline_ns);
         let moved = both
             .iter()
@@ -226,7 +226,7 @@ impl Arbiter {
             simulated,
             jobs: request.moved,
         });
-        self.state_is_old = true;
+        self.persistence.mark_old();
         self.control
             .reply(request.connection, &Ok(reply), now_ns, &self.poller);
     }
