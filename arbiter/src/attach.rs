@@ -4,9 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use channel::arbiter::{
-    ClientPages, Connection, HandshakeError, Identity, PageFiles, TenantMemory,
-};
+use channel::arbiter::{ClientPages, Connection, Identity, PageFiles, TenantMemory};
 use channel::wire::{Hello, Outcome, PROTOCOL_MAJOR};
 use channel::{Accounts, MAX_DEVICES};
 use policy::TenantId;
@@ -14,23 +12,11 @@ use serde_json::Value;
 
 use crate::convert::{self, NotIn};
 use crate::descriptors::Descriptors;
-use crate::peer::{self, Client, Greeting};
+use crate::door::{HOLD_NS, Heard, Kept, Newcomer};
+use crate::peer::{self, Client};
 use crate::reactor::{Event, Interest};
 use crate::serve::Arbiter;
 use crate::tenant::Missing;
-
-/// TIMEOUT: a client sends its hello right after connecting; one second is a stopped or hostile
-/// peer.
-const HELLO_NS: u64 = 1_000_000_000;
-/// How long a new process is held back while an older one of its tenant may bring the tenant's
-/// page. TIMEOUT: shorter than a client waits for its welcome.
-const HOLD_NS: u64 = 1_000_000_000;
-/// Connections that have not said hello, in all and of one user.
-const MAX_GREETINGS: usize = 128;
-const MAX_GREETINGS_PER_USER: usize = 64;
-
-/// Pages that an earlier arbiter made.
-pub(crate) type Kept = Option<(OwnedFd, OwnedFd)>;
 
 /// The index of each of a client's devices in the arbiter's table; `None`: not its job's.
 type DeviceMap = [Option<u8>; MAX_DEVICES];
@@ -55,13 +41,10 @@ pub(crate) struct Terms {
 impl Arbiter {
     pub(crate) fn accept_clients(&mut self, now_ns: u64) -> std::io::Result<()> {
         for _ in 0..16 {
-            let Some(listener) = &self.listener else {
+            let Some(connection) = self.door.accept()? else {
                 return Ok(());
             };
-            let Some(connection) = listener.try_accept()? else {
-                return Ok(());
-            };
-            if !self.descriptors.suffice() {
+            if !self.door.has_descriptors() {
                 let who = peer::credentials(&connection).unwrap_or_default();
                 let not_in = NotIn::new(Outcome::Failed, Descriptors::lack());
                 self.tell_refused(who, "", None, &not_in);
@@ -78,12 +61,7 @@ impl Arbiter {
                     continue;
                 }
             };
-            let of_user = self
-                .greetings
-                .values()
-                .filter(|greeting| greeting.identity.uid == identity.uid)
-                .count();
-            if self.greetings.len() >= MAX_GREETINGS || of_user >= MAX_GREETINGS_PER_USER {
+            if self.door.is_crowded(identity.uid) {
                 let text = "too many connections are waiting to attach; try again";
                 let not_in = NotIn::new(Outcome::Failed, text);
                 self.tell_refused((identity.pid, identity.uid), "", None, &not_in);
@@ -91,15 +69,8 @@ impl Arbiter {
                 continue;
             }
             let id = self.persistence.new_id();
-            self.poller
-                .add(&connection, Event::Greeting(id), Interest::Read)?;
-            let greeting = Greeting {
-                connection,
-                identity,
-                hello: None,
-                deadline_ns: now_ns + HELLO_NS,
-            };
-            self.greetings.insert(id, greeting);
+            let of = (connection, identity);
+            self.door.greet(id, of, now_ns, &self.poller)?;
             // The hello usually follows at once: look before going back to sleep.
             self.on_greeting(id, now_ns);
         }
@@ -129,78 +100,53 @@ impl Arbiter {
 
     /// The socket of a connection can be read.
     pub(crate) fn on_greeting(&mut self, id: u64, now_ns: u64) {
-        let Some(greeting) = self.greetings.get_mut(&id) else {
-            return;
-        };
-        if greeting.hello.is_none() {
-            match greeting.connection.try_hello() {
-                Ok(hello) => greeting.hello = Some(hello),
-                Err(HandshakeError::Io(error))
-                    if error.kind() == std::io::ErrorKind::WouldBlock =>
-                {
-                    return;
-                }
-                Err(error) => {
-                    if let Some(greeting) = self.greetings.remove(&id) {
-                        let who = (greeting.identity.pid, greeting.identity.uid);
-                        let not_in = NotIn::new(Outcome::Malformed, convert::with_causes(&error));
-                        self.tell_refused(who, "", None, &not_in);
-                        greeting.connection.refuse(not_in.outcome, &not_in.text);
-                    }
-                    return;
-                }
+        match self.door.hear(id, now_ns, &self.poller) {
+            Heard::Nothing => {}
+            Heard::Hello => self.answer_greeting(id, now_ns),
+            Heard::Nonsense(connection, identity, error) => {
+                let who = (identity.pid, identity.uid);
+                let not_in = NotIn::new(Outcome::Malformed, convert::with_causes(&error));
+                self.tell_refused(who, "", None, &not_in);
+                connection.refuse(not_in.outcome, &not_in.text);
             }
-            // Nothing more is read from it; its end shows when it is answered.
-            self.poller.remove(&greeting.connection);
-            greeting.deadline_ns = now_ns + HOLD_NS;
         }
-        self.answer_greeting(id, now_ns);
     }
 
     /// Looks again at those that have been held.
     pub(crate) fn answer_greetings(&mut self, now_ns: u64) {
-        let held = self.greetings.iter();
-        let held = held.filter(|(_, greeting)| greeting.hello.is_some());
-        let ids: Vec<u64> = held.map(|(id, _)| *id).collect();
-        for id in ids {
+        for id in self.door.waiting() {
             self.answer_greeting(id, now_ns);
         }
     }
 
+    /// Looks again at all that wait, and dismisses those that have said nothing.
     pub(crate) fn expire_greetings(&mut self, now_ns: u64) {
-        let ids: Vec<u64> = self.greetings.keys().copied().collect();
-        for id in ids {
-            let Some(greeting) = self.greetings.get(&id) else {
-                continue;
-            };
-            if greeting.hello.is_some() {
-                self.answer_greeting(id, now_ns);
-            } else if greeting.deadline_ns <= now_ns {
-                let pid = greeting.identity.pid;
-                self.greetings.remove(&id);
-                self.warn_of_stranger(&format!("process {pid} connected and said nothing"));
+        for id in self.door.waiting() {
+            match self.door.dismiss_silent(id, now_ns) {
+                Some(pid) => {
+                    self.warn_of_stranger(&format!("process {pid} connected and said nothing"));
+                }
+                None => self.answer_greeting(id, now_ns),
             }
         }
     }
 
+    /// Answers a connection that has said hello, or holds it back.
     fn answer_greeting(&mut self, id: u64, now_ns: u64) {
-        let Some(Greeting {
-            connection,
-            identity,
-            hello: Some((hello, kept)),
-            deadline_ns,
-        }) = self.greetings.remove(&id)
-        else {
+        let Some(newcomer) = self.door.take(id) else {
             return;
         };
-        let may_hold = now_ns < deadline_ns;
-        // The client's pages are files until they have been sent.
-        if Descriptors::are_few() {
-            self.descriptors.give_up();
-        }
-        let who = (identity.pid, identity.uid);
-        match self.judge(&hello, &kept, who, may_hold, now_ns) {
+        let may_hold = newcomer.may_wait(now_ns);
+        let (hello, kept) = (&newcomer.hello, &newcomer.kept);
+        let who = (newcomer.identity.pid, newcomer.identity.uid);
+        match self.judge(hello, kept, who, may_hold, now_ns) {
             Verdict::In(terms) => {
+                let Newcomer {
+                    connection,
+                    identity,
+                    hello,
+                    ..
+                } = newcomer;
                 self.let_in(
                     identity.process,
                     who,
@@ -209,21 +155,12 @@ impl Arbiter {
                     |files, memory, map| connection.welcome(files, memory, map).map(Some),
                 );
             }
-            Verdict::Hold => {
-                self.descriptors.keep();
-                let greeting = Greeting {
-                    connection,
-                    identity,
-                    hello: Some((hello, kept)),
-                    deadline_ns,
-                };
-                self.greetings.insert(id, greeting);
-            }
+            Verdict::Hold => self.door.hold(id, newcomer),
             Verdict::Out(not_in) => {
                 let job = self.ledger.of_token(&hello.token).map(|tenant| tenant.id);
                 self.tell_refused(who, &hello.command, job, &not_in);
                 // After the journal has it: the reason is there for everybody who sees the refusal.
-                connection.refuse(not_in.outcome, &not_in.text);
+                newcomer.connection.refuse(not_in.outcome, &not_in.text);
                 // It may have been woken for this one.
                 if let Some(job) = job {
                     self.reap_if_dead(job);
@@ -247,7 +184,7 @@ impl Arbiter {
                 name.clone_from(&tenant.spec.name);
                 tenant.allowance.spend(now_ns)
             }
-            None => self.strangers.spend(now_ns),
+            None => self.allowances.stranger(now_ns),
         };
         let Some(left_out) = left_out else { return };
         let of_job = match name.as_str() {
@@ -486,10 +423,10 @@ impl Arbiter {
                     tenant.clear_slot(missing.slot);
                 }
                 if tenant.memory.is_none() {
-                    tenant.memory = Some(self.spare.tenant().map_err(failed)?);
+                    tenant.memory = Some(self.door.tenant_page().map_err(failed)?);
                 }
                 let asks = hello.features & channel::SIGNATURES != 0;
-                let pages = self.spare.client(asks).map_err(failed)?;
+                let pages = self.door.client_pages(asks).map_err(failed)?;
                 let slot = if reads {
                     channel::NO_SLOT
                 } else {
@@ -636,7 +573,7 @@ impl Arbiter {
             Some((memory, files)) => welcome(files, memory, device_map),
             None => Err(std::io::Error::other("the job has ended")),
         };
-        self.descriptors.keep();
+        self.door.keep_reserve();
         let watched = welcomed.and_then(|socket| {
             let Some(client) = self.clients.get_mut(&id) else {
                 return Ok(());

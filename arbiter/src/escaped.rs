@@ -25,7 +25,7 @@ impl Arbiter {
         let attached = |pid: u32| {
             let mut clients = self.clients.values();
             clients.any(|client| client.pid == pid && client.slot != channel::NO_SLOT)
-                || self.greetings.values().any(|one| one.identity.pid == pid)
+                || self.door.has_process(pid)
                 || self
                     .ledger
                     .iter()

@@ -14,6 +14,7 @@
 //! what they send is bounded, checked and copied out in `peer`, `channel::wire` and
 //! `control_server`.
 
+mod allowances;
 mod attach;
 mod background;
 mod bell;
@@ -26,6 +27,7 @@ mod descriptors;
 mod device_control;
 mod devices;
 mod dispatch;
+mod door;
 mod dormant;
 mod escaped;
 mod ground;

@@ -15,7 +15,7 @@ use crate::device_control;
 use crate::dispatch::DeviceScheduler;
 use crate::peer::{self, Client};
 use crate::reactor::{Event, Interest};
-use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS, HOUSEKEEPING_NS};
+use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS};
 use crate::state::{SavedClient, SavedProcess, SavedTenant, State};
 use crate::tenant::{Missing, Tenant};
 
@@ -257,23 +257,10 @@ impl Arbiter {
         }
     }
 
-    /// Begins or ceases to listen.
-    pub(crate) fn listen(&self, on: bool) -> io::Result<()> {
-        if on {
-            if let Some(listener) = &self.listener {
-                self.poller
-                    .add(listener, Event::ChannelAccept, Interest::Read)?;
-            }
-            self.listen_to_operators()
-        } else {
-            if let Some(listener) = &self.listener {
-                self.poller.remove(listener);
-            }
-            if let Some(listener) = self.control.listener() {
-                self.poller.remove(listener);
-            }
-            Ok(())
-        }
+    /// Begins to listen.
+    pub(crate) fn listen(&self) -> io::Result<()> {
+        self.door.listen(&self.poller)?;
+        self.listen_to_operators()
     }
 
     /// Lets operators ring.
@@ -290,13 +277,15 @@ impl Arbiter {
     /// end.
     pub(crate) fn stop_accepting(&mut self, error: &io::Error, now_ns: u64) {
         tracing::error!("cannot accept connections for now: {error}");
-        let _ = self.listen(false);
-        self.not_accepting_until_ns = Some(now_ns + HOUSEKEEPING_NS);
+        self.door.close(now_ns, &self.poller);
+        if let Some(listener) = self.control.listener() {
+            self.poller.remove(listener);
+        }
     }
 
     /// Tells about a peer that is not (yet) a client; not as often as it likes.
     pub(crate) fn warn_of_stranger(&mut self, text: &str) {
-        match self.strangers.spend(self.clock.mono_ns()) {
+        match self.allowances.stranger(self.clock.mono_ns()) {
             Some(0) => tracing::warn!("{text}"),
             Some(left_out) => tracing::warn!("{text} ({left_out} such lines left out before)"),
             None => {}

@@ -12,7 +12,6 @@ use crate::clock::Clock;
 use crate::control_server::{Ask, Peer};
 use crate::convert;
 use crate::descriptors::Descriptors;
-use crate::journal::Allowance;
 use crate::peer;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
@@ -293,9 +292,7 @@ impl Arbiter {
         }
         self.ledger.insert(tenant);
         self.ledger.keep_promises(now_ns);
-        let reported = self.registrations.entry(peer.uid);
-        let reported = reported.or_insert_with(|| Allowance::of_many(now_ns));
-        if let Some(left_out) = reported.spend(now_ns) {
+        if let Some(left_out) = self.allowances.start(peer.uid, now_ns) {
             if left_out > 0 {
                 fields.push(("left_out", Value::from(left_out)));
             }
@@ -416,7 +413,7 @@ impl Arbiter {
         only_ours(peer)?;
         // A part of the reason may be the words of who answered.
         let [hook, reason] = [hook, reason].map(|text| one_line(text, REFUSED_HOOK_CHARS));
-        if let Some(left_out) = self.refused_hooks.spend(self.clock.mono_ns()) {
+        if let Some(left_out) = self.allowances.refused_hook(self.clock.mono_ns()) {
             let message = format!("this node does not obey who answers at {hook}: {reason}");
             let mut fields = vec![("hook", Value::from(hook)), ("reason", reason.into())];
             if left_out > 0 {

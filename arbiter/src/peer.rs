@@ -6,28 +6,13 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 
-use channel::arbiter::{ClientPages, Connection, Identity};
-use channel::wire::Hello;
+use channel::arbiter::ClientPages;
 use policy::TenantId;
 
 /// Doorbells answered one by one within a housekeeping period; beyond them the client is only
 /// looked at once a period. A waiting thread rings once, and a gate opens and closes some hundred
 /// times a second.
 pub const RINGS_PER_PERIOD: u32 = 2000;
-
-/// A connection that has not been let in yet.
-#[derive(Debug)]
-pub struct Greeting {
-    /// The socket.
-    pub connection: Connection,
-    /// Who connected.
-    pub identity: Identity,
-    /// What it said, once it has; it is held back while pages of its tenant are expected from an
-    /// older process.
-    pub hello: Option<(Hello, Option<(OwnedFd, OwnedFd)>)>,
-    /// When patience ends.
-    pub deadline_ns: u64,
-}
 
 /// An attached client.
 #[derive(Debug)]

@@ -7,32 +7,32 @@ use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use channel::arbiter::Listener;
 use control::{DeviceSettings, JobStatus};
 use policy::TenantId;
 use serde_json::Value;
 
+use crate::allowances::Allowances;
 use crate::bell::Bell;
 use crate::clock::{self, Clock};
 use crate::control_server::{Ask, ControlServer, Turn};
 use crate::descriptors::Descriptors;
 use crate::device_control::RulesReader;
 use crate::devices::Devices;
+use crate::door::Door;
 pub use crate::ground::Error;
 use crate::ground::Ground;
-use crate::journal::{Allowance, Journal};
+use crate::journal::Journal;
 use crate::ledger::Ledger;
 use crate::names::Names;
 use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::outsiders::Outsiders;
-use crate::peer::{Client, Greeting};
+use crate::peer::Client;
 use crate::persistence::Persistence;
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{HostBooks, MoveRequest};
 use crate::schedulers::Schedulers;
-use crate::spare::Spare;
 use crate::state::State;
 use crate::unsaved::Unsaved;
 use crate::violations::Suspicion;
@@ -122,18 +122,14 @@ pub struct Arbiter {
     pub(crate) clock: Clock,
     pub(crate) options: Options,
     pub(crate) poller: Poller,
-    /// `None`: nobody can connect.
-    pub(crate) listener: Option<Listener>,
+    pub(crate) door: Door,
     pub(crate) control: ControlServer,
     pub(crate) watcher: Watcher,
     pub(crate) outsiders: Outsiders,
-    /// Kept back for those who come when there are none left.
-    pub(crate) descriptors: Descriptors,
     pub(crate) ledger: Ledger,
     pub(crate) devices: Devices,
     pub(crate) schedulers: Schedulers,
     pub(crate) clients: BTreeMap<u64, Client>,
-    pub(crate) greetings: BTreeMap<u64, Greeting>,
     /// Registrations that wait for word of their driver's devices.
     pub(crate) parked: Vec<(Ask, u64)>,
     /// Registrations whose job is not in the state file yet.
@@ -163,17 +159,9 @@ pub struct Arbiter {
     pub(crate) suspicions: BTreeMap<TenantId, Suspicion>,
     /// Turns of the loop that have failed, and since when that is counted.
     failures: (u32, u64),
-    /// Lines about starts of jobs that each user may still cause.
-    pub(crate) registrations: BTreeMap<u32, Allowance>,
-    /// Log lines that strangers may still cause.
-    pub(crate) strangers: Allowance,
-    /// Lines about cluster hooks that this node refuses.
-    pub(crate) refused_hooks: Allowance,
-    /// Listeners left alone until then, for want of descriptors.
-    pub(crate) not_accepting_until_ns: Option<u64>,
+    pub(crate) allowances: Allowances,
     housekeeping_ns: u64,
     profiles_ns: Option<u64>,
-    pub(crate) spare: Spare,
     idle_since_ns: Option<u64>,
     pub(crate) watching: bool,
     pub(crate) stopping: bool,
@@ -238,16 +226,14 @@ impl Arbiter {
             clock,
             options,
             poller,
-            listener,
+            door: Door::new(listener),
             control,
             watcher,
             outsiders: Outsiders::new(census),
-            descriptors: Descriptors::default(),
             ledger: Ledger::default(),
             devices: Devices::default(),
             schedulers: Schedulers::default(),
             clients: BTreeMap::new(),
-            greetings: BTreeMap::new(),
             parked: Vec::new(),
             unsaved: Unsaved::default(),
             drivers: BTreeMap::new(),
@@ -264,13 +250,9 @@ impl Arbiter {
             rules,
             suspicions: BTreeMap::new(),
             failures: (0, now_ns),
-            registrations: BTreeMap::new(),
-            strangers: Allowance::new(now_ns),
-            refused_hooks: Allowance::new(now_ns),
-            not_accepting_until_ns: None,
+            allowances: Allowances::new(now_ns),
             housekeeping_ns: now_ns,
             profiles_ns: None,
-            spare: Spare::default(),
             idle_since_ns: Some(now_ns),
             watching: false,
             stopping: false,
@@ -304,7 +286,7 @@ impl Arbiter {
                 let bell = arbiter.outsiders.bell();
                 arbiter.poller.add(bell, Event::Census, Interest::Read)
             })
-            .and_then(|()| arbiter.listen(true));
+            .and_then(|()| arbiter.listen());
         added.map_err(Error::io("wait for connections"))?;
         arbiter.journal.write(
             "start",
@@ -324,7 +306,7 @@ impl Arbiter {
             arbiter.watcher.discover(None);
         }
         arbiter.set_up_residency();
-        arbiter.descriptors.keep();
+        arbiter.door.keep_reserve();
         arbiter.restore(state, now_ns);
         Ok(arbiter)
     }
@@ -465,7 +447,7 @@ impl Arbiter {
             Event::ChannelAccept => {
                 let mut accepted = self.accept_clients(now_ns);
                 if accepted.as_ref().is_err_and(Descriptors::are_lacking)
-                    && self.descriptors.give_up()
+                    && self.door.give_up_reserve()
                 {
                     accepted = self.accept_clients(now_ns);
                 }
@@ -476,7 +458,7 @@ impl Arbiter {
             Event::ControlAccept => {
                 let mut accepted = self.control.accept(now_ns, &self.poller);
                 if accepted.as_ref().is_err_and(Descriptors::are_lacking)
-                    && self.descriptors.give_up()
+                    && self.door.give_up_reserve()
                 {
                     accepted = self.control.accept(now_ns, &self.poller);
                 }
@@ -541,11 +523,10 @@ impl Arbiter {
         let move_requests_ns = self.step_moves(self.clock.mono_ns());
         let save_ns = self.save_soon(self.clock.mono_ns());
         let quiet = self.clients.is_empty()
-            && self.greetings.is_empty()
+            && self.door.is_quiet()
             && self.parked.is_empty()
             && self.control.is_empty()
             && self.ledger.is_empty()
-            && self.not_accepting_until_ns.is_none()
             && !self.watching;
         let put_off = |due_ns: u64, waits: bool| if waits { later_ns } else { due_ns };
         let housekeeping = if !quiet {
@@ -604,15 +585,14 @@ impl Arbiter {
     }
 
     fn do_housekeeping(&mut self, now_ns: u64) {
-        if std::mem::take(&mut self.control_full) && self.not_accepting_until_ns.is_none() {
+        if std::mem::take(&mut self.control_full) && !self.door.is_closed() {
             let listening = self.listen_to_operators();
             if let Err(error) = listening {
                 self.stop_accepting(&error, now_ns);
             }
         }
         self.journal.tell_lost();
-        self.registrations
-            .retain(|_, allowance| !allowance.is_full(now_ns));
+        self.allowances.forget_full(now_ns);
         if self.ledger.keep_promises(now_ns) {
             self.publish_terms();
         }
@@ -621,14 +601,10 @@ impl Arbiter {
         self.answer_saved(now_ns);
         self.expire_greetings(now_ns);
         self.expire_resizes();
-        if self
-            .not_accepting_until_ns
-            .is_some_and(|until_ns| until_ns <= now_ns)
+        if self.door.opens_again(now_ns)
+            && let Err(error) = self.listen()
         {
-            self.not_accepting_until_ns = None;
-            if let Err(error) = self.listen(true) {
-                self.stop_accepting(&error, now_ns);
-            }
+            self.stop_accepting(&error, now_ns);
         }
         let ids: Vec<u64> = self.clients.keys().copied().collect();
         for id in ids {
@@ -643,10 +619,7 @@ impl Arbiter {
         self.look_after_dormant(now_ns);
         self.schedulers.form_gangs();
         self.look_for_offenders(now_ns);
-        self.descriptors.keep();
-        if !Descriptors::are_few() && self.descriptors.suffice() {
-            self.spare.fill();
-        }
+        self.door.make_ready();
         self.survey_residency(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.
         let watching = !self.clients.is_empty() || !self.ledger.is_empty();

@@ -159,7 +159,13 @@ pub const CRATES: [Crate; 16] = [
             ),
             (
                 "parts of the arbiter",
-                &["control_server", "outsiders", "persistence"],
+                &[
+                    "allowances",
+                    "control_server",
+                    "door",
+                    "outsiders",
+                    "persistence",
+                ],
             ),
             (
                 "jobs, devices, the arbiter as a whole",
