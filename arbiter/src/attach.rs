@@ -10,11 +10,11 @@ use channel::{Accounts, MAX_DEVICES};
 use policy::TenantId;
 use serde_json::Value;
 
+use crate::clients::Client;
 use crate::convert::{self, NotIn};
 use crate::descriptors::Descriptors;
-use crate::door::{HOLD_NS, Heard, Kept, Newcomer};
-use crate::peer::{self, Client};
-use crate::reactor::{Event, Interest};
+use crate::door::{Heard, Kept, Newcomer};
+use crate::peer;
 use crate::serve::Arbiter;
 use crate::tenant::Missing;
 
@@ -270,10 +270,7 @@ impl Arbiter {
         }
         let former: Vec<u64> = tenant.clients.clone();
         for client in former {
-            let is_former = self.clients.get(&client).is_some_and(|client| {
-                client.pid == pid && (client.hung_up || hello.previous_slot == Some(client.slot))
-            });
-            if is_former {
+            if self.clients.is_former(client, pid, hello.previous_slot) {
                 // Where it comes back with its pages, its memory stays on its account.
                 if hello.previous_slot.is_some() {
                     self.set_aside(client, now_ns);
@@ -291,12 +288,9 @@ impl Arbiter {
     /// Turns an attached client into a missing one.
     fn set_aside(&mut self, id: u64, now_ns: u64) {
         self.read_journal_of(id, now_ns);
-        let Some(client) = self.clients.remove(&id) else {
+        let Some(client) = self.clients.remove(id, &self.poller) else {
             return;
         };
-        if let Some(socket) = &client.socket {
-            self.poller.remove(socket);
-        }
         for index in client.device_indices() {
             if let Some(scheduler) = self.schedulers.get_mut(index) {
                 scheduler.remove(now_ns, id);
@@ -310,7 +304,7 @@ impl Arbiter {
                 pid: client.pid,
                 started_ticks: client.started_ticks,
                 slot: client.slot,
-                journal_next: client.journal_next,
+                journal_next: client.journal_next(),
             });
         }
     }
@@ -529,28 +523,16 @@ impl Arbiter {
             _ => Vec::new(),
         };
         let pages = Rc::new(pages);
-        let client = Client {
-            tenant: tenant_id,
-            pid,
-            started_ticks: 0,
-            process,
-            socket: None,
-            hung_up: false,
-            pages: Rc::clone(&pages),
-            slot,
-            // A reader is never granted one.
-            devices: if reads { 0 } else { devices },
-            totals,
-            other_devices,
-            ungoverned: ungoverned.clone(),
-            command: hello.command,
-            attached_unix_ms: self.clock.unix_ms(),
-            journal_next,
-            rings: 0,
-            muted: false,
-            floods: 0,
-            bad_records: 0,
-        };
+        let process = (pid, process);
+        let mut client = Client::new(tenant_id, process, Rc::clone(&pages), journal_next);
+        client.slot = slot;
+        // A reader is never granted one.
+        client.devices = if reads { 0 } else { devices };
+        client.totals = totals;
+        client.other_devices = other_devices;
+        client.ungoverned.clone_from(&ungoverned);
+        client.command = hello.command;
+        client.attached_unix_ms = self.clock.unix_ms();
         if let Some(tenant) = self.ledger.get_mut(tenant_id)
             && !std::mem::replace(&mut tenant.has_attached, true)
         {
@@ -574,20 +556,7 @@ impl Arbiter {
             None => Err(std::io::Error::other("the job has ended")),
         };
         self.door.keep_reserve();
-        let watched = welcomed.and_then(|socket| {
-            let Some(client) = self.clients.get_mut(&id) else {
-                return Ok(());
-            };
-            // After the welcome: the client waits for that, and nobody asks for this before.
-            client.started_ticks = peer::started_ticks(pid)?.unwrap_or(0);
-            if let Some(socket) = socket {
-                let socket = client.socket.insert(socket);
-                self.poller
-                    .add(&*socket, Event::Doorbell(id), Interest::Bell)?;
-            }
-            self.poller
-                .add(&client.process, Event::ClientEnded(id), Interest::Read)
-        });
+        let watched = welcomed.and_then(|socket| self.clients.watch(id, socket, &self.poller));
         if let Err(error) = watched {
             // Most likely it has waited long enough: this arbiter, or its host, stood still.
             let text = match error.kind() {

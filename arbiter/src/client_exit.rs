@@ -1,49 +1,29 @@
 //! Clients that are in: their doorbells, and how they go.
 
-use std::os::fd::AsFd;
-
 use channel::arbiter::Bell;
 use serde_json::Value;
 
-use crate::peer::RINGS_PER_PERIOD;
-use crate::reactor::{Event, Interest};
 use crate::serve::Arbiter;
 
 impl Arbiter {
     pub(crate) fn on_doorbell(&mut self, id: u64) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some((bell, farewell)) = self.clients.answer(id) else {
             return;
         };
-        let Some(socket) = &client.socket else {
-            return;
-        };
-        let mut farewell = None;
-        let bell = channel::arbiter::answer_bell(socket.as_fd(), &mut farewell);
         if let Some(why) = farewell {
             self.on_farewell(id, &why);
         }
         if bell == Bell::HungUp {
             return self.on_client_hung_up(id);
         }
-        let Some(client) = self.clients.get_mut(&id) else {
-            return;
-        };
-        client.rings += 1;
-        if (bell == Bell::StillRinging || client.rings > RINGS_PER_PERIOD) && !client.muted {
-            client.muted = true;
-            if let Some(socket) = &client.socket {
-                self.poller.remove(socket);
-            }
-            let pid = client.pid;
-            tracing::debug!("process {pid} rings without end; it is looked at ten times a second");
-        }
-        self.schedulers.mark(client.devices);
+        let devices = self.clients.count_ring(id, bell, &self.poller);
+        self.schedulers.mark(devices);
     }
 
     /// The process has refused itself, by its own word: that is reported, and nothing else follows
     /// from it.
     fn on_farewell(&mut self, id: u64, why: &str) {
-        let Some(client) = self.clients.get(&id) else {
+        let Some(client) = self.clients.get(id) else {
             return;
         };
         let Some(tenant) = self.ledger.get_mut(client.tenant) else {
@@ -60,23 +40,10 @@ impl Arbiter {
         }
     }
 
-    /// A new period begins for a client that rang too often.
-    pub(crate) fn unmute(&mut self, id: u64) {
-        let Some(client) = self.clients.get_mut(&id) else {
-            return;
-        };
-        client.rings = 0;
-        client.floods = if client.muted { client.floods + 1 } else { 0 };
-        if client.hung_up {
-            // It has no bell any more. Where it waits it is seen here.
-            self.schedulers.mark(client.devices);
-        } else if client.muted {
-            client.muted = false;
-            if let Some(socket) = &client.socket {
-                let _ = self.poller.add(socket, Event::Doorbell(id), Interest::Bell);
-            }
-            self.schedulers.mark(client.devices);
-        }
+    /// A new housekeeping period begins for a client.
+    pub(crate) fn begin_period(&mut self, id: u64) {
+        let devices = self.clients.begin_period(id, &self.poller);
+        self.schedulers.mark(devices);
     }
 
     pub(crate) fn on_client_ended(&mut self, id: u64) {
@@ -86,13 +53,7 @@ impl Arbiter {
     /// Its end of the socket is closed. A program may close all descriptors that it finds and go
     /// on; one that has executed another program has left its work and its memory behind.
     fn on_client_hung_up(&mut self, id: u64) {
-        let Some(client) = self.clients.get_mut(&id) else {
-            return;
-        };
-        client.hung_up = true;
-        if let Some(socket) = &client.socket {
-            self.poller.remove(socket);
-        }
+        self.clients.hang_up(id, &self.poller);
         self.end_if_executed(id);
     }
 
@@ -100,7 +61,7 @@ impl Arbiter {
     pub(crate) fn end_if_executed(&mut self, id: u64) -> bool {
         let is_another = self
             .clients
-            .get(&id)
+            .get(id)
             .is_some_and(|client| client.pages.are_mapped_by(client.pid) == Some(false));
         if is_another {
             self.end_client(id, "has executed another program");

@@ -22,9 +22,9 @@ use crate::spare::Spare;
 /// peer.
 const HELLO_NS: u64 = 1_000_000_000;
 /// How long a new process is held back at most, while an older one of its tenant may bring the
-/// tenant's page, or the disk takes its job's state. TIMEOUT: shorter than a client waits for its
+/// tenant's page, or its user's name is looked up. TIMEOUT: shorter than a client waits for its
 /// welcome.
-pub const HOLD_NS: u64 = 1_000_000_000;
+const HOLD_NS: u64 = 1_000_000_000;
 /// Connections that have not been answered, in all and of one user.
 const MAX_GREETINGS: usize = 128;
 const MAX_GREETINGS_PER_USER: usize = 64;

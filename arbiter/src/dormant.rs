@@ -7,16 +7,14 @@
 //! is reaped when no process of this host belongs to it any more ([`crate::census`]), when there
 //! are too many of them, or after [`DORMANT_NS`]; its token is refused after that.
 
-use std::collections::BTreeMap;
-
 use policy::TenantId;
 use serde_json::Value;
 
 use crate::census::{Known, Living, Process};
+use crate::clients::Clients;
 use crate::convert::{self, NotIn};
 use crate::ledger::Ledger;
 use crate::outsiders::News;
-use crate::peer::Client;
 use crate::serve::Arbiter;
 use crate::tenant::{Dormant, Tenant};
 use channel::wire::Outcome;
@@ -28,14 +26,14 @@ const MAX_DORMANT: usize = 256;
 const DORMANT_NS: u64 = 7 * 24 * 3600 * 1_000_000_000;
 
 /// What the jobs are known by, for the census.
-pub(crate) fn known_jobs(ledger: &Ledger, clients: &BTreeMap<u64, Client>) -> Vec<Known> {
+pub(crate) fn known_jobs(ledger: &Ledger, clients: &Clients) -> Vec<Known> {
     let known = ledger.iter().map(|tenant| {
         let launcher = tenant.process.is_some().then_some(Process {
             pid: tenant.spec.pid,
             started_ticks: tenant.started_ticks,
         });
         let attached = tenant.clients.iter().filter_map(|id| {
-            let client = clients.get(id)?;
+            let client = clients.get(*id)?;
             Some(Process {
                 pid: client.pid,
                 started_ticks: client.started_ticks,

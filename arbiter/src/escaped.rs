@@ -23,8 +23,7 @@ impl Arbiter {
     /// NVML has looked at `taken_ns`: who is on a device without being attached?
     pub(crate) fn look_for_escaped(&mut self, taken_ns: u64) {
         let attached = |pid: u32| {
-            let mut clients = self.clients.values();
-            clients.any(|client| client.pid == pid && client.slot != channel::NO_SLOT)
+            self.clients.has_user(pid)
                 || self.door.has_process(pid)
                 || self
                     .ledger

@@ -20,6 +20,7 @@ mod background;
 mod bell;
 mod census;
 mod client_exit;
+mod clients;
 mod clock;
 mod control_server;
 mod convert;

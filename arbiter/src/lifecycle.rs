@@ -10,10 +10,11 @@ use policy::TenantId;
 use serde_json::Value;
 
 use crate::census::Process;
+use crate::clients::{Client, Records};
 use crate::convert;
 use crate::device_control;
 use crate::dispatch::DeviceScheduler;
-use crate::peer::{self, Client};
+use crate::peer;
 use crate::reactor::{Event, Interest};
 use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS};
 use crate::state::{SavedClient, SavedProcess, SavedTenant, State};
@@ -219,12 +220,12 @@ impl Arbiter {
     }
 
     fn saved_clients(&self, tenant: &Tenant) -> Vec<SavedClient> {
-        let attached = tenant.clients.iter().filter_map(|id| self.clients.get(id));
+        let attached = tenant.clients.iter().filter_map(|id| self.clients.get(*id));
         let attached = attached.map(|client| SavedClient {
             pid: client.pid,
             started_ticks: client.started_ticks,
             slot: client.slot,
-            journal_next: client.journal_next,
+            journal_next: client.journal_next(),
         });
         let missing = tenant.missing.iter().map(|client| SavedClient {
             pid: client.pid,
@@ -239,8 +240,7 @@ impl Arbiter {
     pub(crate) fn finish(&mut self) {
         self.schedulers.open_all();
         let now_ns = self.clock.mono_ns();
-        let ids: Vec<u64> = self.clients.keys().copied().collect();
-        for id in ids {
+        for id in self.clients.ids() {
             self.read_journal_of(id, now_ns);
         }
         self.control.flush_all();
@@ -322,6 +322,7 @@ impl Arbiter {
         if !self.devices.is_full() {
             return 0;
         }
+        let used_by_clients = self.clients.devices();
         let free = self.devices.iter().filter(|(index, device)| {
             let named = |selector: &DeviceSelector| match selector {
                 DeviceSelector::Uuid(uuid) => {
@@ -341,10 +342,7 @@ impl Arbiter {
             !device.present
                 && !self.by_hand.contains_key(&device.uuid)
                 && !rules.any(named)
-                && !self
-                    .clients
-                    .values()
-                    .any(|one| one.devices & (1 << index) != 0)
+                && used_by_clients & (1 << index) == 0
                 && !self.ledger.iter().any(used)
         });
         free.fold(0, |bits, (index, _)| bits | 1 << index)
@@ -419,7 +417,7 @@ impl Arbiter {
                 }
             }
         }
-        for client in self.clients.values() {
+        for (_, client) in self.clients.iter() {
             self.publish_to(client);
         }
     }
@@ -445,7 +443,7 @@ impl Arbiter {
 
     /// Attaches a client's gates to the schedulers of its devices.
     pub(crate) fn enter_schedulers(&mut self, id: u64, now_ns: u64) {
-        let Some(client) = self.clients.get(&id) else {
+        let Some(client) = self.clients.get(id) else {
             return;
         };
         let (tenant, pages) = (client.tenant, Rc::clone(&client.pages));
@@ -471,10 +469,7 @@ impl Arbiter {
     /// A client is gone: its memory is free, its gates are no more, and tenants that wait go on.
     pub(crate) fn drop_client(&mut self, id: u64, now_ns: u64) -> Option<(Client, u64)> {
         self.read_journal_of(id, now_ns);
-        let client = self.clients.remove(&id)?;
-        if let Some(socket) = &client.socket {
-            self.poller.remove(socket);
-        }
+        let client = self.clients.remove(id, &self.poller)?;
         for index in client.device_indices() {
             if let Some(scheduler) = self.schedulers.get_mut(index) {
                 scheduler.remove(now_ns, id);
@@ -496,28 +491,17 @@ impl Arbiter {
 
     /// Puts what a client tells into the journal.
     pub(crate) fn read_journal_of(&mut self, id: u64, now_ns: u64) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(id) else {
             return;
         };
         let Some(tenant) = self.ledger.get_mut(client.tenant) else {
             return;
         };
-        let (before, mut records) = (client.journal_next, Vec::new());
-        let pages = Rc::clone(&client.pages);
-        let missed = pages
-            .client
-            .read_records(&mut client.journal_next, |record| records.push(record));
-        if client.journal_next == before {
+        let Some(Records { records, missed }) = client.read_records() else {
             return;
-        }
+        };
         self.persistence.mark_old();
         let (job, pid) = (tenant.spec.name.clone(), client.pid);
-        let sound = |record: &channel::Record| (record.device as usize) < MAX_DEVICES;
-        let bad = records
-            .iter()
-            .filter(|read| !read.as_ref().is_ok_and(sound));
-        let bad = bad.count();
-        client.bad_records += u32::try_from(bad).unwrap_or(u32::MAX);
         let mut newly_ungoverned = Vec::new();
         for record in records {
             if let Ok(channel::Record {
@@ -535,13 +519,7 @@ impl Arbiter {
                     },
             }) = record
             {
-                let other = client.other_devices.iter().find(|(at, _)| *at == ordinal);
-                if let Some((_, uuid)) = other
-                    && !client.ungoverned.contains(uuid)
-                {
-                    client.ungoverned.push(*uuid);
-                    newly_ungoverned.push(*uuid);
-                }
+                newly_ungoverned.extend(client.uses_other(ordinal));
                 // Reported below, with the device's name.
                 continue;
             }

@@ -1,71 +1,10 @@
-//! A client as the arbiter holds it: its identity, its pages, and what it claims. Everything a
-//! client wrote is copied out here, once, into plain values; if it is nonsense, the loss is that
-//! client's own.
+//! What a client claims, and what the kernel says of a process. Everything a client wrote is copied
+//! out here, once, into plain values; if it is nonsense, the loss is that client's own.
 
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::rc::Rc;
+use std::os::fd::{AsFd, AsRawFd};
 
 use channel::arbiter::ClientPages;
-use policy::TenantId;
-
-/// Doorbells answered one by one within a housekeeping period; beyond them the client is only
-/// looked at once a period. A waiting thread rings once, and a gate opens and closes some hundred
-/// times a second.
-pub const RINGS_PER_PERIOD: u32 = 2000;
-
-/// An attached client.
-#[derive(Debug)]
-pub struct Client {
-    /// Whose.
-    pub tenant: TenantId,
-    /// Process id.
-    pub pid: u32,
-    /// Start time of the process in clock ticks since boot; with the pid it names a process for
-    /// good.
-    pub started_ticks: u64,
-    /// Readable once the process has ended.
-    pub process: OwnedFd,
-    /// What it rings on. Kept open: closing it says goodbye. `None` until the welcome is sent.
-    pub socket: Option<OwnedFd>,
-    /// The other side has closed its end.
-    pub hung_up: bool,
-    /// Both halves.
-    pub pages: Rc<ClientPages>,
-    /// Slot in the tenant's page.
-    pub slot: u32,
-    /// Devices it can be granted, as bits.
-    pub devices: u32,
-    /// What its own driver says that each device has, in bytes: a little less than NVML says. 0:
-    /// unknown.
-    pub totals: [u64; channel::MAX_DEVICES],
-    /// Devices of its driver that the job may not use: ordinal and UUID.
-    pub other_devices: Vec<(u32, [u8; 16])>,
-    /// Of those, the ones that it uses, or would if it used any.
-    pub ungoverned: Vec<[u8; 16]>,
-    /// Name of the program, for people.
-    pub command: String,
-    /// When it attached.
-    pub attached_unix_ms: u64,
-    /// Next record to read from its ring.
-    pub journal_next: u64,
-    /// Doorbells in this housekeeping period.
-    pub rings: u32,
-    /// Its doorbell is not listened to until the period ends.
-    pub muted: bool,
-    /// Periods in a row in which that was so.
-    pub floods: u32,
-    /// Records in its ring that no library of ours writes, since that was looked at last.
-    pub bad_records: u32,
-}
-
-impl Client {
-    /// Indices of its devices.
-    pub fn device_indices(&self) -> impl Iterator<Item = usize> + use<> {
-        let devices = self.devices;
-        (0..channel::MAX_DEVICES).filter(move |device| devices & (1 << device) != 0)
-    }
-}
 
 /// What a client, or all of a tenant's, claim to be doing on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

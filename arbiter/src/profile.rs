@@ -286,15 +286,15 @@ impl Arbiter {
         }
         let profiles = &mut self.profiles;
         let clients = &self.clients;
-        profiles.learners.retain(|id, _| clients.contains_key(id));
+        profiles.learners.retain(|id, _| clients.get(*id).is_some());
         profiles.jobs.retain(|id, _| self.ledger.get(*id).is_some());
         let (mut moves, mut collects, mut most) = (false, false, 0);
-        for (id, client) in clients {
+        for (id, client) in clients.iter() {
             let learner = profiles
                 .learners
-                .entry(*id)
+                .entry(id)
                 .or_insert_with(|| Learner::new(&client.pages));
-            let seen = learner.look(*id, &client.pages, now_ns, &profiles.detector);
+            let seen = learner.look(id, &client.pages, now_ns, &profiles.detector);
             moves |= seen.moves;
             collects |= seen.collects;
             most = most.max(if seen.collects { seen.launches } else { 0 });
@@ -349,7 +349,7 @@ impl Arbiter {
             .clients
             .iter()
             .filter_map(|id| {
-                let pages = Rc::clone(&self.clients.get(id)?.pages);
+                let pages = Rc::clone(&self.clients.get(*id)?.pages);
                 Some(Watched { id: *id, pages })
             })
             .collect();

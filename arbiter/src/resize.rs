@@ -38,7 +38,7 @@ impl Arbiter {
         };
         let resize = tenant.resize.map(|(resize, _)| resize);
         for client in &tenant.clients {
-            if let Some(client) = self.clients.get(client) {
+            if let Some(client) = self.clients.get(*client) {
                 client.pages.arbiter.ask_resize(resize);
             }
         }
@@ -84,6 +84,6 @@ impl Arbiter {
 
     fn halves<'a>(&'a self, tenant: &'a Tenant) -> impl Iterator<Item = &'a ClientPages> {
         let clients = tenant.clients.iter();
-        clients.filter_map(|id| Some(&*self.clients.get(id)?.pages))
+        clients.filter_map(|id| Some(&*self.clients.get(*id)?.pages))
     }
 }

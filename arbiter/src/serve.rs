@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::allowances::Allowances;
 use crate::bell::Bell;
+use crate::clients::Clients;
 use crate::clock::{self, Clock};
 use crate::control_server::{Ask, ControlServer, Turn};
 use crate::descriptors::Descriptors;
@@ -27,7 +28,6 @@ use crate::names::Names;
 use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::outsiders::Outsiders;
-use crate::peer::Client;
 use crate::persistence::Persistence;
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
@@ -129,7 +129,7 @@ pub struct Arbiter {
     pub(crate) ledger: Ledger,
     pub(crate) devices: Devices,
     pub(crate) schedulers: Schedulers,
-    pub(crate) clients: BTreeMap<u64, Client>,
+    pub(crate) clients: Clients,
     /// Registrations that wait for word of their driver's devices.
     pub(crate) parked: Vec<(Ask, u64)>,
     /// Registrations whose job is not in the state file yet.
@@ -233,7 +233,7 @@ impl Arbiter {
             ledger: Ledger::default(),
             devices: Devices::default(),
             schedulers: Schedulers::default(),
-            clients: BTreeMap::new(),
+            clients: Clients::default(),
             parked: Vec::new(),
             unsaved: Unsaved::default(),
             drivers: BTreeMap::new(),
@@ -606,11 +606,10 @@ impl Arbiter {
         {
             self.stop_accepting(&error, now_ns);
         }
-        let ids: Vec<u64> = self.clients.keys().copied().collect();
-        for id in ids {
+        for id in self.clients.ids() {
             self.read_journal_of(id, now_ns);
-            self.unmute(id);
-            if let Some(client) = self.clients.get(&id) {
+            self.begin_period(id);
+            if let Some(client) = self.clients.get(id) {
                 client.pages.arbiter.beat(now_ns);
             }
         }

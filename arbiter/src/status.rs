@@ -111,11 +111,10 @@ impl Arbiter {
         if !self.watching {
             return Vec::new();
         }
-        let attached = |pid: u32| self.clients.values().any(|client| client.pid == pid);
         device
             .process_bytes
             .iter()
-            .filter(|(pid, _)| !attached(**pid))
+            .filter(|(pid, _)| !self.clients.has_process(**pid))
             .filter_map(|(pid, used_bytes)| {
                 let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
                 let words: Vec<_> = words
@@ -263,7 +262,7 @@ impl Arbiter {
         let physical: u64 = tenant
             .clients
             .iter()
-            .filter_map(|id| self.clients.get(id))
+            .filter_map(|id| self.clients.get(*id))
             .filter_map(|client| device?.process_bytes.get(&client.pid))
             .sum();
         JobDevice {
@@ -283,7 +282,7 @@ impl Arbiter {
     }
 
     fn processes(&self, tenant: &Tenant) -> Vec<ProcessStatus> {
-        let clients = tenant.clients.iter().filter_map(|id| self.clients.get(id));
+        let clients = tenant.clients.iter().filter_map(|id| self.clients.get(*id));
         let mut all: Vec<ProcessStatus> = clients
             .map(|client| ProcessStatus {
                 pid: client.pid,

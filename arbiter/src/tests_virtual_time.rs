@@ -158,7 +158,7 @@ impl World {
                 Ok(None)
             });
         let client = client.expect("welcomed");
-        let attached = &self.arbiter.clients[&client];
+        let attached = self.arbiter.clients.get(client).expect("it is in");
         End {
             client,
             slot: attached.slot,

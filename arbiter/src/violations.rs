@@ -5,12 +5,10 @@ use policy::TenantId;
 use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::Value;
 
+use crate::clients::Breach;
 use crate::dispatch::{Answer, Violation};
 use crate::peer;
 use crate::serve::Arbiter;
-
-/// Housekeeping ticks in a row with too many doorbells that make a flood: half a second of it.
-const FLOOD_PERIODS: u32 = 5;
 
 /// A job whose work stands still is looked at for so long before that counts as its own doing.
 /// Where its threads wait for a processor for more than a fifth of that, or the arbiter itself had
@@ -58,20 +56,18 @@ impl Arbiter {
     /// Looks how jobs behave; ten times a second.
     pub(crate) fn look_for_offenders(&mut self, now_ns: u64) {
         let mut found: Vec<(u32, TenantId, Violation)> = Vec::new();
-        for client in self.clients.values_mut() {
-            if client.floods >= FLOOD_PERIODS {
-                found.push((client.devices, client.tenant, Violation::Flood));
-            }
-            if std::mem::take(&mut client.bad_records) > 0 {
-                found.push((client.devices, client.tenant, Violation::Nonsense));
-            }
+        for (devices, tenant, breach) in self.clients.take_breaches() {
+            let violation = match breach {
+                Breach::Flood => Violation::Flood,
+                Breach::Nonsense => Violation::Nonsense,
+            };
+            found.push((devices, tenant, violation));
         }
         for tenant in self.ledger.iter_mut() {
             let Some(violation) = tenant.accounts.take_violation() else {
                 continue;
             };
-            let devices = tenant.clients.iter().filter_map(|id| self.clients.get(id));
-            let devices = devices.fold(0, |devices, client| devices | client.devices);
+            let devices = self.clients.devices_of(&tenant.clients);
             tracing::debug!("job `{}`: {violation}", tenant.spec.name);
             found.push((devices, tenant.id, Violation::Nonsense));
         }
@@ -95,7 +91,7 @@ impl Arbiter {
                 let clients = self.ledger.get(id).map(|tenant| tenant.clients.as_slice());
                 let clients = clients.unwrap_or_default().iter().take(LOOKED_AT);
                 let waited_ns = clients
-                    .filter_map(|client| peer::waited_for_cpu_ns(self.clients.get(client)?.pid))
+                    .filter_map(|client| peer::waited_for_cpu_ns(self.clients.get(*client)?.pid))
                     .fold(0, u64::saturating_add);
                 let suspicion = self.suspicions.entry(id).or_default();
                 left == 0 || suspicion.excuses(now_ns, waited_ns, stalled)
@@ -160,7 +156,7 @@ impl Arbiter {
         }
         self.journal.write("misbehaviour", &name, message, &fields);
         if answer == Answer::Kill {
-            for client in tenant.clients.iter().filter_map(|id| self.clients.get(id)) {
+            for client in tenant.clients.iter().filter_map(|id| self.clients.get(*id)) {
                 if let Err(errno) = pidfd_send_signal(&client.process, Signal::KILL) {
                     tracing::error!("process {} cannot be ended: {errno}", client.pid);
                 }

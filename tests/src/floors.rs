@@ -161,6 +161,7 @@ pub const CRATES: [Crate; 16] = [
                 "parts of the arbiter",
                 &[
                     "allowances",
+                    "clients",
                     "control_server",
                     "door",
                     "outsiders",

@@ -108,7 +108,7 @@ impl Arbiter {
             .map(|scheduler| scheduler.crowd().evictable_bytes)
             .fold(0, u64::saturating_add);
         let ready = books.could_hold(evictable);
-        for (id, client) in &self.clients {
+        for (id, client) in self.clients.iter() {
             let Some(tenant) = self.ledger.get(client.tenant) else {
                 continue;
             };
@@ -116,7 +116,7 @@ impl Arbiter {
                 continue;
             }
             let own = self.ledger.host_limit_bytes(&tenant.spec);
-            let budget = books.budget_bytes(*id, tenant.id, own);
+            let budget = books.budget_bytes(id, tenant.id, own);
             let half = &client.pages.arbiter;
             let crowded = self.schedulers.iter().any(|scheduler| {
                 scheduler.crowd().is_crowded && scheduler.residency_status(client.tenant).is_some()
