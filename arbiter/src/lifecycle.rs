@@ -16,7 +16,7 @@ use crate::device_control;
 use crate::dispatch::DeviceScheduler;
 use crate::peer;
 use crate::reactor::{Event, Interest};
-use crate::serve::{ADOPT_NS, Arbiter, GONE_KEPT, GONE_MS};
+use crate::serve::{ADOPT_NS, Arbiter};
 use crate::state::{SavedClient, SavedProcess, SavedTenant, State};
 use crate::tenant::{Missing, Tenant};
 
@@ -87,7 +87,7 @@ impl Arbiter {
                 self.journal
                     .write("restored", &tenant.spec.name, message, &fields);
                 if !tenant.spec.driver.as_os_str().is_empty() {
-                    self.ask_for_devices(Some(tenant.spec.driver.clone()));
+                    self.discovery.ask(Some(tenant.spec.driver.clone()));
                 }
                 self.ledger.insert(tenant);
             }
@@ -159,16 +159,7 @@ impl Arbiter {
         if let Some(mut status) = status {
             convert::at_rest(&mut status, control::JobState::Gone);
             status.dormant_processes = None;
-            let now_ms = self.clock.unix_ms();
-            self.gone.push_back((now_ms, status));
-            while self.gone.len() > GONE_KEPT
-                || self
-                    .gone
-                    .front()
-                    .is_some_and(|(at, _)| at + GONE_MS < now_ms)
-            {
-                self.gone.pop_front();
-            }
+            self.ended.add(self.clock.unix_ms(), status);
         }
         self.publish_terms();
         self.persistence.mark_old();

@@ -1,7 +1,5 @@
 //! What operators ask for: registering, listing, changing, ending.
 
-use std::path::PathBuf;
-
 use channel::wire::TOKEN_BYTES;
 use control::{Change, ControlError, ErrorCode, JobSpec, Registered, Reply, Request, Settings};
 use policy::TenantId;
@@ -16,9 +14,6 @@ use crate::peer;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
 
-/// How long a registration waits for word of its driver's devices. TIMEOUT: initialising NVML takes
-/// up to a second or two where no process holds the driver.
-const DISCOVERY_NS: u64 = 3_000_000_000;
 /// Of the address of a refused hook, and of the reason, in the journal.
 const REFUSED_HOOK_CHARS: usize = 400;
 
@@ -65,7 +60,7 @@ impl Arbiter {
                         peer,
                         request: Request::Register(job),
                     };
-                    self.parked.push((ask, now_ns + DISCOVERY_NS));
+                    self.parked.park(ask, now_ns);
                 }
                 return;
             }
@@ -105,35 +100,17 @@ impl Arbiter {
     /// Whether the devices of the job's driver have been asked for and the answer is there; asks
     /// where not.
     fn knows_devices_of(&mut self, job: &JobSpec) -> bool {
-        if !job.simulated && self.options.host_nvml && self.drivers.get(&None) == Some(&false) {
+        if !job.simulated && self.discovery.waits_for_host() {
             return false;
         }
-        if job.driver.as_os_str().is_empty() {
-            return true;
-        }
-        self.ask_for_devices(Some(job.driver.clone()))
-    }
-
-    /// Asks for the devices of a driver, once; true where the answer is there.
-    pub(crate) fn ask_for_devices(&mut self, driver: Option<PathBuf>) -> bool {
-        if let Some(answered) = self.drivers.get(&driver) {
-            return *answered;
-        }
-        // A user can name any number of paths; some dozens are an experiment, more are an attack.
-        if self.drivers.len() >= 64 {
-            return true;
-        }
-        self.watcher.discover(driver.clone());
-        self.drivers.insert(driver, false);
-        false
+        job.driver.as_os_str().is_empty() || self.discovery.ask(Some(job.driver.clone()))
     }
 
     /// The watcher has news.
     pub(crate) fn on_devices(&mut self) {
         let mut taken_ns = None;
-        for news in self.watcher.take() {
+        for news in self.discovery.take() {
             taken_ns = taken_ns.max(news.found.is_ok().then_some(news.taken_ns));
-            self.drivers.insert(news.driver.clone(), true);
             match news.found {
                 Ok(found) => {
                     let mut free = self.free_devices();
@@ -165,14 +142,14 @@ impl Arbiter {
 
     /// Answers registrations whose driver has been looked at.
     fn unpark(&mut self) {
-        for (ask, deadline_ns) in std::mem::take(&mut self.parked) {
-            let Request::Register(job) = &ask.request else {
+        for waiting in self.parked.take() {
+            let Request::Register(job) = &waiting.ask.request else {
                 continue;
             };
-            if self.is_ready_for(job, ask.peer) {
-                self.answer(ask);
+            if self.is_ready_for(job, waiting.ask.peer) {
+                self.answer(waiting.ask);
             } else {
-                self.parked.push((ask, deadline_ns));
+                self.parked.put_back(waiting);
             }
         }
     }
@@ -180,19 +157,14 @@ impl Arbiter {
     /// Registrations that have waited long enough go on without NVML: devices are then learnt from
     /// the clients.
     pub(crate) fn expire_parked(&mut self, now_ns: u64) {
-        let (latecomer, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.parked)
-            .into_iter()
-            .partition(|(_, deadline_ns)| *deadline_ns <= now_ns);
-        self.parked = waiting;
-        for (ask, _) in latecomer {
+        for ask in self.parked.expire(now_ns) {
             if let Request::Register(job) = &ask.request {
                 let driver = (!job.driver.as_os_str().is_empty()).then(|| job.driver.clone());
                 if !self.knows_devices_of(job) {
                     tracing::warn!(
                         "NVML has not answered in time; devices are learnt from clients"
                     );
-                    self.drivers.insert(driver, true);
-                    self.drivers.insert(None, true);
+                    self.discovery.give_up(driver);
                 }
                 self.names.give_up(ask.peer.uid);
             }

@@ -1,13 +1,12 @@
 //! The daemon as a whole: what it owns, its one loop, and the life cycle of tenants and clients.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 use std::rc::Rc;
 
-use control::{DeviceSettings, JobStatus};
+use control::DeviceSettings;
 use policy::TenantId;
 use serde_json::Value;
 
@@ -15,19 +14,21 @@ use crate::allowances::Allowances;
 use crate::bell::Bell;
 use crate::clients::Clients;
 use crate::clock::{self, Clock};
-use crate::control_server::{Ask, ControlServer, Turn};
+use crate::control_server::{ControlServer, Turn};
 use crate::descriptors::Descriptors;
 use crate::device_control::RulesReader;
 use crate::devices::Devices;
+use crate::discovery::Discovery;
 use crate::door::Door;
+use crate::ended::Ended;
 pub use crate::ground::Error;
 use crate::ground::Ground;
 use crate::journal::Journal;
 use crate::ledger::Ledger;
 use crate::names::Names;
-use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::outsiders::Outsiders;
+use crate::parked::Parked;
 use crate::persistence::Persistence;
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
@@ -58,9 +59,6 @@ const FAILURES_NS: u64 = 60_000_000_000;
 /// How long pages of an earlier arbiter may take to turn up. TIMEOUT: clients try again every
 /// second or so.
 pub(crate) const ADOPT_NS: u64 = 10_000_000_000;
-/// Jobs that have ended and are still shown, and for how long.
-pub(crate) const GONE_KEPT: usize = 64;
-pub(crate) const GONE_MS: u64 = 600_000;
 
 /// Serves until SIGTERM, SIGINT, a request to shut down, or the end of an idle time. Every gate is
 /// left open. SIGHUP has the quota file read again.
@@ -124,20 +122,15 @@ pub struct Arbiter {
     pub(crate) poller: Poller,
     pub(crate) door: Door,
     pub(crate) control: ControlServer,
-    pub(crate) watcher: Watcher,
+    pub(crate) discovery: Discovery,
     pub(crate) outsiders: Outsiders,
     pub(crate) ledger: Ledger,
     pub(crate) devices: Devices,
     pub(crate) schedulers: Schedulers,
     pub(crate) clients: Clients,
-    /// Registrations that wait for word of their driver's devices.
-    pub(crate) parked: Vec<(Ask, u64)>,
-    /// Registrations whose job is not in the state file yet.
+    pub(crate) parked: Parked,
     pub(crate) unsaved: Unsaved,
-    /// Drivers whose devices have been asked for; true: the answer is there.
-    pub(crate) drivers: BTreeMap<Option<PathBuf>, bool>,
-    /// With the time of their end.
-    pub(crate) gone: VecDeque<(u64, JobStatus)>,
+    pub(crate) ended: Ended,
     pub(crate) journal: Journal,
     pub(crate) profiles: Profiles,
     /// Host memory of what is not on the devices.
@@ -163,7 +156,6 @@ pub struct Arbiter {
     housekeeping_ns: u64,
     profiles_ns: Option<u64>,
     idle_since_ns: Option<u64>,
-    pub(crate) watching: bool,
     pub(crate) stopping: bool,
     stop: Bell,
     hangups: Hangups,
@@ -228,16 +220,15 @@ impl Arbiter {
             poller,
             door: Door::new(listener),
             control,
-            watcher,
+            discovery: Discovery::new(watcher),
             outsiders: Outsiders::new(census),
             ledger: Ledger::default(),
             devices: Devices::default(),
             schedulers: Schedulers::default(),
             clients: Clients::default(),
-            parked: Vec::new(),
+            parked: Parked::default(),
             unsaved: Unsaved::default(),
-            drivers: BTreeMap::new(),
-            gone: VecDeque::new(),
+            ended: Ended::default(),
             journal,
             profiles,
             books: Rc::default(),
@@ -254,7 +245,6 @@ impl Arbiter {
             housekeeping_ns: now_ns,
             profiles_ns: None,
             idle_since_ns: Some(now_ns),
-            watching: false,
             stopping: false,
             stop,
             hangups: Hangups::default(),
@@ -265,7 +255,7 @@ impl Arbiter {
             .poller
             .add(&arbiter.stop, Event::Stop, Interest::Read)
             .and_then(|()| {
-                let bell = arbiter.watcher.bell();
+                let bell = arbiter.discovery.bell();
                 arbiter.poller.add(bell, Event::Devices, Interest::Read)
             })
             .and_then(|()| {
@@ -302,8 +292,7 @@ impl Arbiter {
             ],
         );
         if arbiter.options.host_nvml {
-            arbiter.drivers.insert(None, false);
-            arbiter.watcher.discover(None);
+            arbiter.discovery.ask(None);
         }
         arbiter.set_up_residency();
         arbiter.door.keep_reserve();
@@ -527,7 +516,7 @@ impl Arbiter {
             && self.parked.is_empty()
             && self.control.is_empty()
             && self.ledger.is_empty()
-            && !self.watching;
+            && !self.discovery.refreshes();
         let put_off = |due_ns: u64, waits: bool| if waits { later_ns } else { due_ns };
         let housekeeping = if !quiet {
             Some(put_off(self.housekeeping_ns, housekeeping_waits))
@@ -621,11 +610,8 @@ impl Arbiter {
         self.door.make_ready();
         self.survey_residency(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.
-        let watching = !self.clients.is_empty() || !self.ledger.is_empty();
-        if watching != self.watching {
-            self.watching = watching;
-            self.watcher.watch(watching);
-        }
+        let watched = !self.clients.is_empty() || !self.ledger.is_empty();
+        self.discovery.refresh(watched);
         if !self.ledger.is_empty() || !self.parked.is_empty() || !self.control.is_empty() {
             self.idle_since_ns = Some(now_ns);
         } else if let (Some(after), Some(since_ns)) = (self.options.idle_exit, self.idle_since_ns)

@@ -36,9 +36,7 @@ impl Arbiter {
     /// Living jobs, then those that have ended lately.
     pub(crate) fn jobs(&self) -> Vec<JobStatus> {
         let living = self.ledger.iter().filter_map(|t| self.status_of(t.id));
-        living
-            .chain(self.gone.iter().map(|(_, job)| job.clone()))
-            .collect()
+        living.chain(self.ended.iter().cloned()).collect()
     }
 
     pub(crate) fn device_statuses(&self) -> Vec<DeviceStatus> {
@@ -108,7 +106,7 @@ impl Arbiter {
     /// Processes that are on the device by NVML's word and have not attached. Empty while no job is
     /// there, for then nobody looks; processes that have ended since the last look are left out.
     fn unmanaged(&self, device: &crate::devices::Device) -> Vec<UnmanagedProcess> {
-        if !self.watching {
+        if !self.discovery.refreshes() {
             return Vec::new();
         }
         device
