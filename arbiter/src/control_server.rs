@@ -7,7 +7,11 @@
 //! Reading and answering are apart: what has come is read at once, a whole line waits for its
 //! *turn*. The next turn is that of the user who has taken the least of our time lately, and of
 //! that user's connections of the one that has; so a new connection with one question comes before
-//! one with thousands. The loop decides how many turns there are at a time.
+//! one with thousands. Turns take a quarter of the loop's time at most.
+//!
+//! Owns the listener, the connections, what each user has taken lately, and when there are turns
+//! again. While no more connections can be taken the listener is left alone: newcomers would ring
+//! until then.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -40,6 +44,9 @@ const SILENCE_NS: u64 = 60_000_000_000;
 /// TIMEOUT: a client asks right after it has connected; one that has been silent for so long can
 /// give way to another.
 const IDLE_NS: u64 = 100_000_000;
+/// For how long operators are answered before slices are looked at again, and a request that takes
+/// longer after it.
+const SITTING_NS: u64 = 300_000;
 /// What a user has taken of our time counts half after so long.
 const HALF_LIFE_NS: u64 = 1_000_000_000;
 
@@ -72,6 +79,19 @@ pub enum Turn {
     Refused,
 }
 
+/// A row of turns.
+#[derive(Debug)]
+pub struct Sitting {
+    begun_ns: u64,
+}
+
+impl Sitting {
+    /// Whether another turn may begin.
+    pub fn goes_on(&self, now_ns: u64) -> bool {
+        now_ns < self.begun_ns + SITTING_NS
+    }
+}
+
 /// The listening socket and its connections.
 #[derive(Debug)]
 pub struct ControlServer {
@@ -81,6 +101,10 @@ pub struct ControlServer {
     next: u64,
     /// Of our time, what each user has taken lately, and when that was added up.
     taken: BTreeMap<u32, (u64, u64)>,
+    /// Newcomers wait until some of those that are there have gone.
+    full: bool,
+    /// There are no turns before that.
+    rests_until_ns: u64,
 }
 
 #[derive(Debug)]
@@ -137,31 +161,53 @@ impl ControlServer {
             connections: BTreeMap::new(),
             next: 1,
             taken: BTreeMap::new(),
+            full: false,
+            rests_until_ns: 0,
         }
     }
 
-    /// The listening socket, to poll.
-    pub fn listener(&self) -> Option<&UnixListener> {
-        self.listener.as_ref()
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// The set of descriptors does not take the listener.
+    pub fn listen(&self, poller: &Poller) -> io::Result<()> {
+        match &self.listener {
+            Some(listener) => poller.add(listener, Event::ControlAccept, Interest::Read),
+            None => Ok(()),
+        }
     }
 
-    /// Accepts a few newcomers at a time. False where no more can be taken now: every connection is
-    /// new or waits for an answer. Newcomers wait in the kernel's queue then.
+    /// Ceases to listen.
+    pub fn close(&self, poller: &Poller) {
+        if let Some(listener) = &self.listener {
+            poller.remove(listener);
+        }
+    }
+
+    /// Whether it has ceased to listen for want of space, and is to try again.
+    pub fn opens_again(&mut self) -> bool {
+        std::mem::take(&mut self.full)
+    }
+
+    /// Accepts a few newcomers at a time. Where no more can be taken now (every connection is new
+    /// or waits for an answer) it ceases to listen, and newcomers wait in the kernel's queue.
     ///
     /// # Errors
     /// Where no connection can be taken for want of resources: the listener would go on ringing.
-    pub fn accept(&mut self, now_ns: u64, poller: &Poller) -> io::Result<bool> {
+    pub fn accept(&mut self, now_ns: u64, poller: &Poller) -> io::Result<()> {
         for _ in 0..16 {
             if self.connections.len() >= MAX_CONNECTIONS && !self.make_space(now_ns) {
-                return Ok(false);
+                self.full = true;
+                self.close(poller);
+                return Ok(());
             }
             let Some(listener) = &self.listener else {
-                return Ok(true);
+                return Ok(());
             };
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => return Ok(true),
+                    io::ErrorKind::WouldBlock => return Ok(()),
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
                     _ => return Err(error),
                 },
@@ -192,7 +238,7 @@ impl ControlServer {
             };
             self.connections.insert(id, connection);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Closes the connection that was silent longest, of the process that has most; false where
@@ -288,8 +334,28 @@ impl ControlServer {
     }
 
     /// Whether somebody waits for a turn.
-    pub fn has_turn(&mut self) -> bool {
+    fn has_turn(&mut self) -> bool {
         self.connections.values_mut().any(Connection::has_turn)
+    }
+
+    /// Whether there are turns at `now_ns`. If not, when to go on, where somebody waits for one.
+    ///
+    /// # Errors
+    /// There are none yet.
+    pub fn sits(&mut self, now_ns: u64) -> Result<Sitting, Option<u64>> {
+        if now_ns < self.rests_until_ns {
+            return Err(self.has_turn().then_some(self.rests_until_ns));
+        }
+        Ok(Sitting { begun_ns: now_ns })
+    }
+
+    /// A row of turns has ended at `now_ns`: slices are looked at for three times as long as it
+    /// took. Returns when to go on: what was changed is carried out at once, and says itself when
+    /// to look at it again.
+    pub fn rise(&mut self, sitting: &Sitting, now_ns: u64) -> Option<u64> {
+        let took_ns = now_ns.saturating_sub(sitting.begun_ns);
+        self.rests_until_ns = now_ns + took_ns.saturating_mul(3);
+        (took_ns > 0).then_some(now_ns)
     }
 
     /// The line of the connection that is next. `None`: no line waits.
@@ -565,9 +631,9 @@ mod tests {
         }
 
         fn accept(&mut self) -> bool {
-            self.server
-                .accept(self.now_ns, &self.poller)
-                .expect("accepted")
+            let accepted = self.server.accept(self.now_ns, &self.poller);
+            accepted.expect("accepted");
+            !self.server.opens_again()
         }
 
         /// What has happened by now; how much that was.
@@ -695,6 +761,24 @@ mod tests {
         assert!(bench.server.connections.len() <= MAX_CONNECTIONS);
         let asked = bench.server.connections.values().filter(|one| one.asked);
         assert_eq!(asked.count(), 1, "who waits for an answer stays");
+    }
+
+    #[test]
+    fn turns_take_a_quarter_of_the_time() {
+        let mut bench = Bench::new();
+        let sitting = bench.server.sits(1000).expect("turns");
+        assert!(sitting.goes_on(999 + SITTING_NS) && !sitting.goes_on(1000 + SITTING_NS));
+        assert_eq!(bench.server.rise(&sitting, 1000), None, "nobody had one");
+        let sitting = bench.server.sits(1000).expect("turns");
+        assert_eq!(bench.server.rise(&sitting, 1100), Some(1100));
+        let early = bench.server.sits(1399).map(drop);
+        assert_eq!(early, Err(None), "nobody waits");
+        let mut stream = bench.connect();
+        stream.write_all(STATUS).expect("sent");
+        bench.look();
+        let early = bench.server.sits(1399).map(drop);
+        assert_eq!(early, Err(Some(1400)));
+        assert!(bench.server.sits(1400).is_ok());
     }
 
     #[test]

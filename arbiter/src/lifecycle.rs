@@ -251,17 +251,7 @@ impl Arbiter {
     /// Begins to listen.
     pub(crate) fn listen(&self) -> io::Result<()> {
         self.door.listen(&self.poller)?;
-        self.listen_to_operators()
-    }
-
-    /// Lets operators ring.
-    pub(crate) fn listen_to_operators(&self) -> io::Result<()> {
-        match self.control.listener() {
-            Some(listener) => self
-                .poller
-                .add(listener, Event::ControlAccept, Interest::Read),
-            None => Ok(()),
-        }
+        self.control.listen(&self.poller)
     }
 
     /// Out of descriptors or memory: peers that wait go on waiting, instead of waking us without
@@ -269,9 +259,7 @@ impl Arbiter {
     pub(crate) fn stop_accepting(&mut self, error: &io::Error, now_ns: u64) {
         tracing::error!("cannot accept connections for now: {error}");
         self.door.close(now_ns, &self.poller);
-        if let Some(listener) = self.control.listener() {
-            self.poller.remove(listener);
-        }
+        self.control.close(&self.poller);
     }
 
     /// Tells about a peer that is not (yet) a client; not as often as it likes.

@@ -47,9 +47,6 @@ const PUT_OFF_NS: u64 = 20_000_000;
 /// needs from being woken to its first submission; everything that comes meanwhile is looked at so
 /// much later.
 const ASIDE_NS: u64 = 50_000;
-/// For how long operators are answered before slices are looked at again, and a request that takes
-/// longer after it.
-const OPERATORS_NS: u64 = 300_000;
 /// A turn of the loop that comes so late is reported.
 const STALL_NS: u64 = 1_000_000_000;
 /// Failures in a row of [`FAILURES_NS`] after which the arbiter ends, every gate open, for a
@@ -141,10 +138,6 @@ pub struct Arbiter {
     pub(crate) move_requests: Vec<MoveRequest>,
     pub(crate) persistence: Persistence,
     pub(crate) started_unix_ms: u64,
-    /// Operators are not answered before that.
-    operators_ns: u64,
-    /// Operators that come wait until some of those that are there have gone.
-    pub(crate) control_full: bool,
     pub(crate) names: Names,
     /// What reads the quota file again; `None`: there is none.
     pub(crate) rules: Option<RulesReader>,
@@ -235,8 +228,6 @@ impl Arbiter {
             overhead_bytes: [0; channel::MAX_DEVICES],
             move_requests: Vec::new(),
             persistence: Persistence::after(&state, state_file),
-            operators_ns: 0,
-            control_full: false,
             names,
             rules,
             suspicions: BTreeMap::new(),
@@ -451,16 +442,8 @@ impl Arbiter {
                 {
                     accepted = self.control.accept(now_ns, &self.poller);
                 }
-                match accepted {
-                    Ok(true) => {}
-                    // Peers that are not taken now would ring until then.
-                    Ok(false) => {
-                        if let Some(listener) = self.control.listener() {
-                            self.poller.remove(listener);
-                        }
-                        self.control_full = true;
-                    }
-                    Err(error) => self.stop_accepting(&error, now_ns),
+                if let Err(error) = accepted {
+                    self.stop_accepting(&error, now_ns);
                 }
             }
             Event::Greeting(id) => self.on_greeting(id, now_ns),
@@ -545,15 +528,15 @@ impl Arbiter {
         self.schedulers.step(&self.clock);
     }
 
-    /// Answers operators, for a moment and at most a quarter of the time: slices are looked at in
-    /// between. Returns when to go on, where one waits.
+    /// Answers operators for a moment: slices are looked at in between. Returns when to go on, where
+    /// one waits.
     fn serve_operators(&mut self) -> Option<u64> {
-        let begun_ns = self.clock.mono_ns();
-        if begun_ns < self.operators_ns {
-            return self.control.has_turn().then_some(self.operators_ns);
-        }
-        let mut now_ns = begun_ns;
-        while now_ns < begun_ns + OPERATORS_NS && !self.stopping {
+        let mut now_ns = self.clock.mono_ns();
+        let sitting = match self.control.sits(now_ns) {
+            Ok(sitting) => sitting,
+            Err(again_ns) => return again_ns,
+        };
+        while sitting.goes_on(now_ns) && !self.stopping {
             let Some(turn) = self.control.next_turn(now_ns, &self.poller) else {
                 break;
             };
@@ -567,18 +550,15 @@ impl Arbiter {
                 self.control.spent(connection, peer, now_ns, took_ns);
             }
         }
-        let took_ns = now_ns.saturating_sub(begun_ns);
-        self.operators_ns = now_ns + took_ns.saturating_mul(3);
-        // What they have changed is carried out at once, and says itself when to look at it again.
-        (took_ns > 0).then_some(now_ns)
+        self.control.rise(&sitting, now_ns)
     }
 
     fn do_housekeeping(&mut self, now_ns: u64) {
-        if std::mem::take(&mut self.control_full) && !self.door.is_closed() {
-            let listening = self.listen_to_operators();
-            if let Err(error) = listening {
-                self.stop_accepting(&error, now_ns);
-            }
+        if self.control.opens_again()
+            && !self.door.is_closed()
+            && let Err(error) = self.control.listen(&self.poller)
+        {
+            self.stop_accepting(&error, now_ns);
         }
         self.journal.tell_lost();
         self.allowances.forget_full(now_ns);
