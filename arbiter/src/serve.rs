@@ -32,7 +32,7 @@ use crate::parked::Parked;
 use crate::persistence::Persistence;
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
-use crate::residency::{HostBooks, MoveRequest};
+use crate::residency::{HostBooks, MoveQueue};
 use crate::schedulers::Schedulers;
 use crate::state::State;
 use crate::unsaved::Unsaved;
@@ -134,8 +134,7 @@ pub struct Arbiter {
     pub(crate) books: Rc<RefCell<HostBooks>>,
     /// Of each device, what is gone and in nobody's book, in bytes.
     pub(crate) overhead_bytes: [u64; channel::MAX_DEVICES],
-    /// Operators that wait for jobs to be moved.
-    pub(crate) move_requests: Vec<MoveRequest>,
+    pub(crate) moves: MoveQueue,
     pub(crate) persistence: Persistence,
     pub(crate) started_unix_ms: u64,
     pub(crate) names: Names,
@@ -226,7 +225,7 @@ impl Arbiter {
             profiles,
             books: Rc::default(),
             overhead_bytes: [0; channel::MAX_DEVICES],
-            move_requests: Vec::new(),
+            moves: MoveQueue::default(),
             persistence: Persistence::after(&state, state_file),
             names,
             rules,

@@ -1,7 +1,7 @@
 //! Where the memory of jobs is: on their devices, or in host memory while others need the space.
 //!
 //! `client_state` follows one process on one device, `manager` one device with all its jobs,
-//! `books` the host memory of all of them, `move_requests` what operators ask for.
+//! `books` the host memory of all of them, `move_queue` and `move_requests` what operators ask for.
 //! `policy::residency` decides who stays, who leaves and for how long; the scheduler's hook is
 //! `dispatch/switch.rs`.
 
@@ -9,6 +9,7 @@ mod books;
 mod client_state;
 mod job_view;
 mod manager;
+mod move_queue;
 mod move_requests;
 mod pins;
 mod survey;
@@ -17,5 +18,5 @@ pub use books::HostBooks;
 pub use client_state::State;
 pub use job_view::{JobView, ResidencyTerms};
 pub use manager::{Crowd, News, ResidencyManager, ResidencyStatus};
-pub use move_requests::MoveRequest;
+pub use move_queue::MoveQueue;
 pub(crate) use survey::sum;

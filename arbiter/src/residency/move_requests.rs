@@ -8,25 +8,10 @@ use policy::TenantId;
 use policy::residency::Standing;
 use serde_json::Value;
 
+use super::move_queue::{MOST, MoveRequest};
 use super::{ResidencyStatus, State};
 use crate::control_server::Peer;
 use crate::serve::Arbiter;
-
-/// How long a move may take where the operator does not say.
-const PATIENCE_NS: u64 = 120_000_000_000;
-/// Requests that wait at a time; the sockets' own bound is near.
-const MOST: usize = 32;
-
-/// A request that waits for its jobs.
-#[derive(Debug)]
-pub struct MoveRequest {
-    connection: u64,
-    jobs: Vec<(TenantId, bool)>,
-    began_ns: u64,
-    deadline_ns: u64,
-    /// The answer in the end.
-    moved: Vec<JobMoved>,
-}
 
 impl Arbiter {
     /// Begins to move jobs; the answer comes when they have arrived.
@@ -46,7 +31,7 @@ impl Arbiter {
         if both.is_empty() {
             return Err(invalid("no job to move".into()).with_hint("name one"));
         }
-        if self.move_requests.len() >= MOST {
+        if self.moves.is_full() {
             let message = format!("{MOST} requests to move jobs are under way");
             return Err(ControlError::new(ErrorCode::Refused, message)
                 .with_hint("try again when one of them has ended"));
@@ -67,11 +52,6 @@ impl Arbiter {
             jobs.push((tenant.id, *evict));
         }
         let now_ns = self.clock.mono_ns();
-        let patience_ns = match moves.deadline_ms {
-            0 => PATIENCE_NS,
-            ms => ms.saturating_mul(1_000_000),
-        };
-        let deadline_ns = now_ns.saturating_add(patience_ns);
         for (id, evict) in &jobs {
             if let Some(tenant) = self.ledger.get_mut(*id) {
                 tenant.spec.evicted = *evict;
@@ -85,64 +65,32 @@ impl Arbiter {
         self.survey_residency(now_ns);
         self.publish_terms();
         self.persistence.mark_old();
-        self.control.wait_until(connection, deadline_ns);
-        let moved = both
-            .iter()
-            .map(|(name, evicted)| JobMoved {
-                job: (*name).clone(),
-                evicted: *evicted,
-                ..JobMoved::default()
-            })
-            .collect();
-        self.move_requests.push(MoveRequest {
-            connection,
-            jobs,
-            began_ns: now_ns,
-            deadline_ns,
-            moved,
-        });
+        let named = jobs.into_iter().zip(both);
+        let named = named.map(|((id, evict), (name, _))| (id, name.clone(), evict));
+        let request = MoveRequest::new(connection, named, now_ns, moves.deadline_ms);
+        self.control.wait_until(connection, request.deadline_ns());
+        self.moves.wait(request);
         Ok(())
     }
 
     /// Answers the requests whose jobs have arrived, or whose time is up. Returns when the next
     /// one's is.
     pub(crate) fn step_moves(&mut self, now_ns: u64) -> Option<u64> {
-        let mut at = 0;
-        while at < self.move_requests.len() {
-            let mut request = self.move_requests.swap_remove(at);
-            let over = now_ns >= request.deadline_ns;
-            let mut waiting = false;
-            for (at, (id, evict)) in request.jobs.iter().enumerate() {
-                // PANIC: one for each job.
-                let reported = &mut request.moved[at];
-                if reported.outcome == MoveOutcome::Unknown {
-                    self.see_to(*id, *evict, (request.began_ns, over), reported);
-                }
-                waiting |= reported.outcome == MoveOutcome::Unknown;
+        for mut request in self.moves.take() {
+            let (began_ns, over) = (request.began_ns(), request.is_over(now_ns));
+            let is_known = request.look(|id, job| self.see_to(id, (began_ns, over), job));
+            if is_known {
+                self.finish_move(request, now_ns);
+            } else {
+                self.moves.wait(request);
             }
-            if waiting {
-                self.move_requests.push(request);
-                let last = self.move_requests.len() - 1;
-                self.move_requests.swap(at, last);
-                at += 1;
-                continue;
-            }
-            self.finish_move(request, now_ns);
         }
-        self.move_requests
-            .iter()
-            .map(|request| request.deadline_ns)
-            .min()
+        self.moves.due_ns()
     }
 
     /// What has become of one job, once that is known or the time is up.
-    fn see_to(
-        &mut self,
-        id: TenantId,
-        evict: bool,
-        (began_ns, over): (u64, bool),
-        reported: &mut JobMoved,
-    ) {
+    fn see_to(&mut self, id: TenantId, (began_ns, over): (u64, bool), reported: &mut JobMoved) {
+        let evict = reported.evicted;
         if self.ledger.get(id).is_none() {
             reported.outcome = MoveOutcome::Failed;
             reported.reason = "the job has ended".into();
@@ -187,7 +135,7 @@ impl Arbiter {
     }
 
     fn finish_move(&mut self, request: MoveRequest, now_ns: u64) {
-        for (job, (id, _)) in request.moved.iter().zip(&request.jobs) {
+        for (id, job) in request.moved() {
             if self.ledger.get(*id).is_none() {
                 continue;
             }
@@ -215,20 +163,22 @@ impl Arbiter {
             };
             self.journal.write(kind, &job.job, message, &fields);
         }
-        let simulated = request.jobs.iter().all(|(id, _)| {
+        let simulated = request.moved().iter().all(|(id, _)| {
             self.ledger
                 .get(*id)
                 .is_none_or(|tenant| tenant.spec.simulated)
         });
-        let ends = request.moved.iter().map(|job| job.elapsed_ns).max();
+        let ends = request.moved().iter().map(|(_, job)| job.elapsed_ns);
+        let elapsed_ns = ends.max().unwrap_or(0);
+        let connection = request.connection();
         let reply = Reply::Moved(Moved {
-            elapsed_ns: ends.unwrap_or(0),
+            elapsed_ns,
             simulated,
-            jobs: request.moved,
+            jobs: request.into_answer(),
         });
         self.persistence.mark_old();
         self.control
-            .reply(request.connection, &Ok(reply), now_ns, &self.poller);
+            .reply(connection, &Ok(reply), now_ns, &self.poller);
     }
 }
 
