@@ -324,7 +324,7 @@ impl Arbiter {
         let simulated = self.ledger.get(id).is_some_and(|t| t.spec.simulated);
         // Who only reads is shown the pages, and holds nothing of them.
         let reads = hello.features & channel::READER != 0 && hello.previous_slot.is_none();
-        let most = self.options.job_processes;
+        let most = self.rulebook.options().job_processes;
         let mut device_map = [None; MAX_DEVICES];
         let mut free = self.free_devices();
         for (ordinal, device) in hello.devices.iter().enumerate().take(MAX_DEVICES) {

@@ -225,7 +225,7 @@ impl Arbiter {
         if let Some(why) = self.lacks_name(tenant.uid) {
             return Err(NotIn::new(Outcome::Failed, why));
         }
-        let ceiling = (self.options.ceilings)(tenant.uid, &tenant.user);
+        let ceiling = self.rulebook.ceiling(tenant.uid, &tenant.user);
         let user = (tenant.uid, tenant.user.as_str(), ceiling);
         let admitted = self
             .ledger

@@ -49,6 +49,7 @@ mod profile;
 mod reactor;
 mod residency;
 mod resize;
+mod rulebook;
 mod schedulers;
 mod serve;
 mod spare;

@@ -12,10 +12,10 @@ use serde_json::Value;
 use crate::census::Process;
 use crate::clients::{Client, Records};
 use crate::convert;
-use crate::device_control;
 use crate::dispatch::DeviceScheduler;
 use crate::peer;
 use crate::reactor::{Event, Interest};
+use crate::rulebook::is_this;
 use crate::serve::{ADOPT_NS, Arbiter};
 use crate::state::{SavedClient, SavedProcess, SavedTenant, State};
 use crate::tenant::{Missing, Tenant};
@@ -24,11 +24,7 @@ impl Arbiter {
     /// Takes the jobs of an earlier arbiter back, as far as something of them lives.
     pub(crate) fn restore(&mut self, state: State, now_ns: u64) {
         for saved in state.devices {
-            if let Some(uuid) = convert::uuid_bytes(&saved.uuid)
-                && device_control::check(&saved.settings).is_ok()
-            {
-                self.by_hand.insert(uuid, saved.settings);
-            }
+            self.rulebook.restore(saved);
         }
         for saved in state.tenants {
             let Some(token) = convert::token_bytes(&saved.token) else {
@@ -205,7 +201,7 @@ impl Arbiter {
         State {
             tenants: tenants.collect(),
             baselines: self.profiles.saved(),
-            devices: self.saved_devices(),
+            devices: self.rulebook.saved(),
             ..self.persistence.numbers()
         }
     }
@@ -242,7 +238,7 @@ impl Arbiter {
         // What a disk has not taken by then is lost, as on a full disk.
         self.journal.settle(crate::writer::IN_THE_END);
         self.persistence.settle(crate::writer::IN_THE_END);
-        let dir = &self.options.dir;
+        let dir = &self.rulebook.options().dir;
         for path in [dir.channel_socket(), dir.control_socket()] {
             let _ = std::fs::remove_file(path);
         }
@@ -276,8 +272,7 @@ impl Arbiter {
         for index in self.schedulers.len()..self.devices.iter().count() {
             self.reserve_memory(index);
             let setup = self.setup_of(index);
-            let chosen = self.settings_of(index).policy;
-            let chosen = chosen.unwrap_or_else(device_control::default_policy);
+            let chosen = self.rulebook.policy(&self.devices, index);
             let device = self.devices.get(index);
             let total = device.map_or(0, |device| device.total_bytes);
             if let Some(device) = device {
@@ -303,13 +298,7 @@ impl Arbiter {
         }
         let used_by_clients = self.clients.devices();
         let free = self.devices.iter().filter(|(index, device)| {
-            let named = |selector: &DeviceSelector| match selector {
-                DeviceSelector::Uuid(uuid) => {
-                    convert::uuid_text(&device.uuid).eq_ignore_ascii_case(uuid)
-                }
-                DeviceSelector::Index(_) => false,
-            };
-            let mut rules = self.options.devices.iter().flat_map(|rule| &rule.device);
+            let named = |selector: &DeviceSelector| is_this(selector, &device.uuid);
             let used = |tenant: &Tenant| {
                 let scheduler = self.schedulers.get(*index);
                 let has_some = !tenant.clients.is_empty() || !tenant.missing.is_empty();
@@ -319,8 +308,7 @@ impl Arbiter {
                     || tenant.used_bytes(*index) > 0
             };
             !device.present
-                && !self.by_hand.contains_key(&device.uuid)
-                && !rules.any(named)
+                && !self.rulebook.names(&device.uuid)
                 && used_by_clients & (1 << index) == 0
                 && !self.ledger.iter().any(used)
         });
@@ -335,8 +323,7 @@ impl Arbiter {
         }
         self.reserve_memory(index);
         let setup = self.setup_of(index);
-        let chosen = self.settings_of(index).policy;
-        let chosen = chosen.unwrap_or_else(device_control::default_policy);
+        let chosen = self.rulebook.policy(&self.devices, index);
         let scheduler = DeviceScheduler::new(index, setup, now_ns);
         self.schedulers.replace(index, scheduler, chosen);
         self.overhead_bytes[index] = 0;
@@ -357,18 +344,10 @@ impl Arbiter {
             .get(index)
             .map_or(0, |device| device.total_bytes);
         let reserve = self
-            .rule_of(index)
+            .rulebook
+            .rule(&self.devices, index)
             .and_then(|rule| rule.settings.mem_reserve);
         self.ledger.reserved[index] = reserve.map_or(0, |reserve| reserve.resolve(total));
-    }
-
-    /// The rule of the quota file for a device.
-    pub(crate) fn rule_of(&self, index: usize) -> Option<&crate::options::DeviceRule> {
-        let simulated = self.devices.get(index)?.simulated;
-        self.options.devices.iter().find(|rule| {
-            let selector = rule.device.as_ref();
-            selector.is_none_or(|selector| self.devices.answers(index, selector, simulated))
-        })
     }
 
     /// Shares have changed: passes them to the device schedulers.

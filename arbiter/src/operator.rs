@@ -90,7 +90,7 @@ impl Arbiter {
     /// Why a user's ceilings are not known, where there are some and its name is not: they go by
     /// names.
     pub(crate) fn lacks_name(&self, uid: u32) -> Option<String> {
-        (self.options.tenant_rules > 0 && !self.names.is_settled(uid)).then(|| {
+        (self.rulebook.options().tenant_rules > 0 && !self.names.is_settled(uid)).then(|| {
             format!(
                 "this host does not say what user {uid} is called, and the quota file has limits that go by names"
             )
@@ -208,7 +208,7 @@ impl Arbiter {
             return Err(error.with_hint("try again when the host's user database answers"));
         }
         let user = self.names.of(peer.uid).to_owned();
-        let ceiling = (self.options.ceilings)(peer.uid, &user);
+        let ceiling = self.rulebook.ceiling(peer.uid, &user);
         self.ledger
             .admit(&spec, None, (peer.uid, &user, ceiling), &self.devices)
             .map_err(|refusal| convert::refusal(&refusal))?;
@@ -280,7 +280,7 @@ impl Arbiter {
             job: name,
             id: id.0,
             token: convert::token_text(&token),
-            channel_socket: self.options.dir.channel_socket(),
+            channel_socket: self.rulebook.options().dir.channel_socket(),
             mem_limit_bytes,
             share: self.share_of(id),
         })
@@ -341,7 +341,7 @@ impl Arbiter {
         let ceiling = if peer.uid == 0 && uid != 0 {
             crate::Ceiling::default()
         } else {
-            (self.options.ceilings)(uid, &user)
+            self.rulebook.ceiling(uid, &user)
         };
         self.ledger
             .admit(&spec, Some(id), (uid, &user, ceiling), &self.devices)

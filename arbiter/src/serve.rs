@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io;
 use std::rc::Rc;
 
-use control::DeviceSettings;
 use policy::TenantId;
 use serde_json::Value;
 
@@ -16,7 +15,6 @@ use crate::clients::Clients;
 use crate::clock::{self, Clock};
 use crate::control_server::{ControlServer, Turn};
 use crate::descriptors::Descriptors;
-use crate::device_control::RulesReader;
 use crate::devices::Devices;
 use crate::discovery::Discovery;
 use crate::door::Door;
@@ -33,6 +31,7 @@ use crate::persistence::Persistence;
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{HostBooks, MoveQueue};
+use crate::rulebook::Rulebook;
 use crate::schedulers::Schedulers;
 use crate::state::State;
 use crate::unsaved::Unsaved;
@@ -115,7 +114,7 @@ impl Hangups {
 /// The daemon.
 pub struct Arbiter {
     pub(crate) clock: Clock,
-    pub(crate) options: Options,
+    pub(crate) rulebook: Rulebook,
     pub(crate) poller: Poller,
     pub(crate) door: Door,
     pub(crate) control: ControlServer,
@@ -138,8 +137,6 @@ pub struct Arbiter {
     pub(crate) persistence: Persistence,
     pub(crate) started_unix_ms: u64,
     pub(crate) names: Names,
-    /// What reads the quota file again; `None`: there is none.
-    pub(crate) rules: Option<RulesReader>,
     /// Jobs whose work, or whose processes, stand still.
     pub(crate) suspicions: BTreeMap<TenantId, Suspicion>,
     /// Turns of the loop that have failed, and since when that is counted.
@@ -151,8 +148,6 @@ pub struct Arbiter {
     pub(crate) stopping: bool,
     stop: Bell,
     hangups: Hangups,
-    /// Settings of devices that were made by hand, over those of the quota file.
-    pub(crate) by_hand: BTreeMap<[u8; 16], DeviceSettings>,
     _lock: Option<File>,
 }
 
@@ -168,7 +163,7 @@ impl Arbiter {
         let (state, damage) = State::load(&options.dir.state_file());
         let mut arbiter = Self::on(ground, options, state, clock)?;
         if let Some(damage) = damage {
-            let file = arbiter.options.dir.state_file();
+            let file = arbiter.rulebook.options().dir.state_file();
             tracing::warn!(
                 "{} is of no use, jobs that run are not known: {damage}",
                 file.display()
@@ -189,8 +184,7 @@ impl Arbiter {
     ) -> Result<Self, Error> {
         let look_up = std::mem::replace(&mut options.user_name, Box::new(|_| Ok(None)));
         let names = Names::start(look_up).map_err(Error::io("start a thread"))?;
-        let rules = options.reload.take().map(RulesReader::start).transpose();
-        let rules = rules.map_err(Error::io("start a thread"))?;
+        let rulebook = Rulebook::start(options).map_err(Error::io("start a thread"))?;
         let profiles = Profiles::new(std::mem::take(&mut state.baselines))
             .map_err(Error::io("start a thread"))?;
         let now_ns = clock.mono_ns();
@@ -208,7 +202,7 @@ impl Arbiter {
         let mut arbiter = Self {
             started_unix_ms: clock.unix_ms(),
             clock,
-            options,
+            rulebook,
             poller,
             door: Door::new(listener),
             control,
@@ -228,7 +222,6 @@ impl Arbiter {
             moves: MoveQueue::default(),
             persistence: Persistence::after(&state, state_file),
             names,
-            rules,
             suspicions: BTreeMap::new(),
             failures: (0, now_ns),
             allowances: Allowances::new(now_ns),
@@ -238,7 +231,6 @@ impl Arbiter {
             stopping: false,
             stop,
             hangups: Hangups::default(),
-            by_hand: BTreeMap::new(),
             _lock: lock,
         };
         let added = arbiter
@@ -256,10 +248,8 @@ impl Arbiter {
                 let bell = arbiter.names.bell();
                 arbiter.poller.add(bell, Event::Names, Interest::Read)
             })
-            .and_then(|()| match &arbiter.rules {
-                Some(rules) => arbiter
-                    .poller
-                    .add(rules.bell(), Event::Rules, Interest::Read),
+            .and_then(|()| match arbiter.rulebook.bell() {
+                Some(bell) => arbiter.poller.add(bell, Event::Rules, Interest::Read),
                 None => Ok(()),
             })
             .and_then(|()| {
@@ -274,14 +264,14 @@ impl Arbiter {
             format!(
                 "arbiter {} serves {}",
                 std::process::id(),
-                arbiter.options.dir.path().display()
+                arbiter.rulebook.options().dir.path().display()
             ),
             &[
                 ("pid", Value::from(std::process::id())),
                 ("epoch", Value::from(arbiter.persistence.epoch())),
             ],
         );
-        if arbiter.options.host_nvml {
+        if arbiter.rulebook.options().host_nvml {
             arbiter.discovery.ask(None);
         }
         arbiter.set_up_residency();
@@ -459,7 +449,7 @@ impl Arbiter {
             Event::Rules => self.on_rules(),
             Event::Reload => {
                 self.hangups.take();
-                if let Err(error) = self.ask_for_rules(None) {
+                if let Err(error) = self.rulebook.ask(None) {
                     tracing::error!("{error}");
                 }
             }
@@ -503,7 +493,7 @@ impl Arbiter {
         let housekeeping = if !quiet {
             Some(put_off(self.housekeeping_ns, housekeeping_waits))
         } else {
-            let idle_exit = self.options.idle_exit;
+            let idle_exit = self.rulebook.options().idle_exit;
             let since_ns = self.idle_since_ns;
             idle_exit.zip(since_ns).map(|(after, since_ns)| {
                 since_ns.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX))
@@ -593,7 +583,8 @@ impl Arbiter {
         self.discovery.refresh(watched);
         if !self.ledger.is_empty() || !self.parked.is_empty() || !self.control.is_empty() {
             self.idle_since_ns = Some(now_ns);
-        } else if let (Some(after), Some(since_ns)) = (self.options.idle_exit, self.idle_since_ns)
+        } else if let (Some(after), Some(since_ns)) =
+            (self.rulebook.options().idle_exit, self.idle_since_ns)
             && u128::from(now_ns.saturating_sub(since_ns)) >= after.as_nanos()
         {
             tracing::info!("no job for {} s", after.as_secs());

@@ -14,18 +14,22 @@ use crate::tenant::Tenant;
 impl Arbiter {
     pub(crate) fn status(&self) -> ArbiterStatus {
         ArbiterStatus {
-            version: self.options.version.clone(),
+            version: self.rulebook.options().version.clone(),
             protocol_major: control::PROTOCOL_MAJOR,
             protocol_minor: control::PROTOCOL_MINOR,
             pid: std::process::id(),
             uid: rustix::process::geteuid().as_raw(),
             started_unix_ms: self.started_unix_ms,
             uptime_ms: self.clock.unix_ms().saturating_sub(self.started_unix_ms),
-            runtime_dir: self.options.dir.path().to_owned(),
-            control_socket: self.options.dir.control_socket(),
-            channel_socket: self.options.dir.channel_socket(),
-            embedded: self.options.embedded,
-            idle_exit_s: self.options.idle_exit.map(|after| after.as_secs()),
+            runtime_dir: self.rulebook.options().dir.path().to_owned(),
+            control_socket: self.rulebook.options().dir.control_socket(),
+            channel_socket: self.rulebook.options().dir.channel_socket(),
+            embedded: self.rulebook.options().embedded,
+            idle_exit_s: self
+                .rulebook
+                .options()
+                .idle_exit
+                .map(|after| after.as_secs()),
             host_memory_limit_bytes: self.books.borrow().limit_bytes(),
             host_memory_used_bytes: self.books.borrow().used_bytes(),
             devices: self.device_statuses(),
@@ -86,7 +90,7 @@ impl Arbiter {
                 switch_cost_ns: scheduler.map_or(0, |scheduler| scheduler.slice().1),
                 early_wake: settings.early_wake.unwrap_or(false),
                 misbehaviour: settings.misbehaviour.unwrap_or_default(),
-                set_by_hand: self.by_hand_of(index).is_some(),
+                set_by_hand: self.rulebook.by_hand(&self.devices, index).is_some(),
                 // CAST: at most 64.
                 holders_max: settings.holders.unwrap_or(1) as u32,
                 holder: holders.first().cloned(),

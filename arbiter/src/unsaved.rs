@@ -84,7 +84,7 @@ impl Arbiter {
 
     /// A job starts although no successor of ours would know of it.
     fn tell_unsaved(&mut self, job: TenantId, now_ns: u64) {
-        let file = self.options.dir.state_file();
+        let file = self.rulebook.options().dir.state_file();
         let Some(tenant) = self.ledger.get_mut(job) else {
             return;
         };

@@ -184,6 +184,7 @@ pub const CRATES: [Crate; 16] = [
                     "options",
                     "profile",
                     "residency",
+                    "rulebook",
                     "schedulers",
                     "serve",
                     "tenant",

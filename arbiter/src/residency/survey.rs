@@ -24,7 +24,7 @@ impl Arbiter {
     pub(crate) fn set_up_residency(&mut self) {
         let host = Memory::of_this_host();
         let total_bytes = host.map_or(0, |memory| memory.total_bytes);
-        let limit = self.options.residency.host_memory;
+        let limit = self.rulebook.options().residency.host_memory;
         let limit_bytes = limit.map_or_else(
             || control::MemLimit::Percent(HOST_PART * 100.0).resolve(total_bytes),
             |limit| limit.resolve(total_bytes),
@@ -68,7 +68,7 @@ impl Arbiter {
     }
 
     fn survey_devices(&mut self, now_ns: u64) {
-        let ratio = self.options.residency.slice_over_switch;
+        let ratio = self.rulebook.options().residency.slice_over_switch;
         for (index, scheduler) in self.schedulers.iter_mut().enumerate() {
             let Some(device) = self.devices.get(index) else {
                 continue;
@@ -272,7 +272,7 @@ impl Arbiter {
     /// Books that a new scheduler shares with the others.
     pub(crate) fn set_up_residency_of(&mut self, index: usize) {
         let books = Rc::clone(&self.books);
-        let ratio = self.options.residency.slice_over_switch;
+        let ratio = self.rulebook.options().residency.slice_over_switch;
         let total = self.devices.get(index).map_or(0, |d| d.total_bytes);
         let kept = self.ledger.reserved[index];
         if let Some(scheduler) = self.schedulers.get_mut(index) {

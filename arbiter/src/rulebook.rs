@@ -1,0 +1,370 @@
+//! How this arbiter was started, how devices are run, and what users may have.
+//!
+//! Owns the options, the rules of the quota file with the thread that reads it again, and what was
+//! set on devices by hand. What is set by hand lies over the file's rules, outlives this process
+//! (`state.json`) and gives way when the file is read again. Nothing invalid is ever in force:
+//! rules are taken over all together or not at all.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use control::kinds::Quantum;
+use control::{
+    ControlError, DeviceSelector, DeviceSettings, ErrorCode, PolicyChoice, Reloaded, Settings,
+    SliceMode,
+};
+
+use crate::background::Background;
+use crate::convert;
+use crate::devices::Devices;
+use crate::dispatch::Setup;
+use crate::ledger::Ceiling;
+use crate::options::{DeviceRule, Options, Rules};
+use crate::state::SavedDevice;
+
+/// Bytes of a policy with its parameters, as people write it.
+const MAX_POLICY_BYTES: usize = 1024;
+
+/// Requests to read the quota file that wait at a time.
+const MAX_RELOADS: usize = 64;
+
+/// What was read, and the connection that waits for it.
+type Read = (Result<Rules, String>, Option<u64>);
+
+/// See the module's documentation.
+pub struct Rulebook {
+    options: Options,
+    /// What reads the quota file again; `None`: there is none.
+    reader: Option<Background<Option<u64>, Read>>,
+    /// Settings of devices that were made by hand, by the devices' UUIDs.
+    by_hand: BTreeMap<[u8; 16], DeviceSettings>,
+}
+
+impl Rulebook {
+    /// What these options say.
+    ///
+    /// # Errors
+    /// The thread that reads the quota file cannot be started.
+    pub fn start(mut options: Options) -> io::Result<Self> {
+        let reader = options.reload.take().map(|read| {
+            // Each request has a read of its own that begins after it.
+            Background::start("rules", MAX_RELOADS, move |connection| (read(), connection))
+        });
+        Ok(Self {
+            reader: reader.transpose()?,
+            options,
+            by_hand: BTreeMap::new(),
+        })
+    }
+
+    /// How it was started, with the rules that are in force.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// What a user may have.
+    pub fn ceiling(&self, uid: u32, user: &str) -> Ceiling {
+        (self.options.ceilings)(uid, user)
+    }
+
+    /// Readable when the quota file was read; `None`: there is none.
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.reader.as_ref().map(Background::bell)
+    }
+
+    /// Has the quota file read again, for a connection (`None`: nobody waits for it).
+    ///
+    /// # Errors
+    /// There is none, or too many wait for it.
+    pub fn ask(&self, connection: Option<u64>) -> Result<(), ControlError> {
+        let Some(reader) = &self.reader else {
+            let message = "this arbiter was not started from a quota file";
+            return Err(ControlError::new(ErrorCode::Unsupported, message));
+        };
+        if !reader.ask(connection) {
+            let message =
+                format!("{MAX_RELOADS} requests to read the quota file wait for its disk");
+            return Err(ControlError::new(ErrorCode::Refused, message)
+                .with_hint("try again when one of them has ended"));
+        }
+        Ok(())
+    }
+
+    /// What was read since that was asked last, to be [taken over](Self::take_over).
+    pub fn take(&self) -> Vec<Read> {
+        let reader = self.reader.as_ref();
+        reader.map_or_else(Vec::new, Background::take)
+    }
+
+    /// Goes by what the quota file says now.
+    ///
+    /// # Errors
+    /// It is wrong: everything stays as it is.
+    pub fn take_over(&mut self, rules: Result<Rules, String>) -> Result<Reloaded, String> {
+        let rules = rules?;
+        for rule in &rules.devices {
+            check(&rule.settings).map_err(|error| error.to_string())?;
+        }
+        let reloaded = Reloaded {
+            file: rules.file,
+            device_rules: u32::try_from(rules.devices.len()).unwrap_or(u32::MAX),
+            tenant_rules: u32::try_from(rules.tenant_rules).unwrap_or(u32::MAX),
+        };
+        self.options.devices = rules.devices;
+        self.options.ceilings = rules.ceilings;
+        self.options.tenant_rules = rules.tenant_rules;
+        self.options.residency = rules.residency;
+        self.options.job_processes = rules.job_processes;
+        self.by_hand.clear();
+        Ok(reloaded)
+    }
+
+    /// The rule of the quota file for a device.
+    pub fn rule(&self, devices: &Devices, index: usize) -> Option<&DeviceRule> {
+        let simulated = devices.get(index)?.simulated;
+        self.options.devices.iter().find(|rule| {
+            let selector = rule.device.as_ref();
+            selector.is_none_or(|selector| devices.answers(index, selector, simulated))
+        })
+    }
+
+    /// What was set on a device by hand.
+    pub fn by_hand(&self, devices: &Devices, index: usize) -> Option<&DeviceSettings> {
+        self.by_hand.get(&devices.get(index)?.uuid)
+    }
+
+    /// The settings in force on a device: what was set by hand, then the first rule of the file
+    /// that matches.
+    pub fn settings(&self, devices: &Devices, index: usize) -> DeviceSettings {
+        let rule = self.rule(devices, index);
+        let rule = rule.map(|rule| rule.settings.clone()).unwrap_or_default();
+        match self.by_hand(devices, index) {
+            Some(by_hand) => by_hand.clone().or(&rule),
+            None => rule,
+        }
+    }
+
+    /// The slice policy in force on a device.
+    pub fn policy(&self, devices: &Devices, index: usize) -> PolicyChoice {
+        let chosen = self.settings(devices, index).policy;
+        chosen.unwrap_or_else(default_policy)
+    }
+
+    /// How a device is run of which quotas may promise so much memory.
+    pub fn setup(&self, devices: &Devices, index: usize, usable_bytes: u64) -> Setup {
+        let mut settings = self.settings(devices, index);
+        settings.policy.get_or_insert_with(default_policy);
+        self.options.setup(&settings, usable_bytes)
+    }
+
+    /// Sets something on a device by hand, over what was set before. It was [checked](check).
+    pub fn set_by_hand(&mut self, uuid: [u8; 16], change: &DeviceSettings) {
+        let before = self.by_hand.remove(&uuid).unwrap_or_default();
+        self.by_hand.insert(uuid, change.clone().or(&before));
+    }
+
+    /// Takes back what an earlier arbiter has saved, as far as it is valid.
+    pub fn restore(&mut self, saved: SavedDevice) {
+        if let Some(uuid) = convert::uuid_bytes(&saved.uuid)
+            && check(&saved.settings).is_ok()
+        {
+            self.by_hand.insert(uuid, saved.settings);
+        }
+    }
+
+    /// What was set by hand, for the state file.
+    pub fn saved(&self) -> Vec<SavedDevice> {
+        let saved = self.by_hand.iter().map(|(uuid, settings)| SavedDevice {
+            uuid: convert::uuid_text(uuid),
+            settings: settings.clone(),
+        });
+        saved.collect()
+    }
+
+    /// Whether something is said of this very device, by hand or by a rule.
+    pub fn names(&self, uuid: &[u8; 16]) -> bool {
+        let mut rules = self.options.devices.iter().flat_map(|rule| &rule.device);
+        self.by_hand.contains_key(uuid) || rules.any(|selector| is_this(selector, uuid))
+    }
+}
+
+/// Whether `selector` names the device of this UUID, wherever it is.
+pub fn is_this(selector: &DeviceSelector, uuid: &[u8; 16]) -> bool {
+    match selector {
+        DeviceSelector::Uuid(text) => convert::uuid_text(uuid).eq_ignore_ascii_case(text),
+        DeviceSelector::Index(_) => false,
+    }
+}
+
+/// The policy of a device of which nothing is said.
+fn default_policy() -> PolicyChoice {
+    PolicyChoice::named("stride")
+}
+
+/// Whether settings make sense together.
+pub fn check(settings: &DeviceSettings) -> Result<(), ControlError> {
+    let invalid = |message: String, hint: &str| {
+        Err(ControlError::new(ErrorCode::Invalid, message).with_hint(hint))
+    };
+    if settings.mode == Some(SliceMode::Unknown) {
+        return invalid(
+            "the mode is not known to this arbiter".into(),
+            "write exclusive, concurrent or auto",
+        );
+    }
+    if let Some(policy) = &settings.policy {
+        let bytes = policy.to_string().len();
+        if bytes > MAX_POLICY_BYTES {
+            return invalid(
+                format!("a policy of {bytes} bytes is longer than {MAX_POLICY_BYTES}"),
+                "write its name and the parameters that it has",
+            );
+        }
+        convert::policy(policy)
+            .map_err(|error| ControlError::new(ErrorCode::Invalid, error.to_string()))?;
+    }
+    if let Some(holders) = settings
+        .holders
+        .filter(|holders| !(1..=64).contains(holders))
+    {
+        return invalid(
+            format!("{holders} holders at once make no sense"),
+            "write a number from 1 to 64",
+        );
+    }
+    for (name, quantum) in [
+        ("longest", settings.quantum),
+        ("shortest", settings.quantum_min),
+    ] {
+        if let Some(quantum) = quantum.filter(|quantum| !Quantum::holds(*quantum)) {
+            return invalid(
+                format!("a {name} slice of {quantum} is out of range"),
+                "write 0.5ms to 1s",
+            );
+        }
+    }
+    if let (Some(min), Some(max)) = (settings.quantum_min, settings.quantum)
+        && min > max
+    {
+        return invalid(
+            format!("a shortest slice of {min} is longer than the longest of {max}"),
+            "change both",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use channel::wire::DeviceId;
+    use control::Span;
+    use control::paths::RuntimeDir;
+
+    use super::*;
+    use crate::options::ResidencyRule;
+
+    #[test]
+    fn invalid_settings_are_reported_with_the_value() {
+        let of = |min_us: Option<u64>, max_us: Option<u64>| DeviceSettings {
+            quantum_min: min_us.map(Span::from_micros),
+            quantum: max_us.map(Span::from_micros),
+            ..DeviceSettings::default()
+        };
+        assert_eq!(check(&DeviceSettings::default()), Ok(()));
+        assert_eq!(check(&of(Some(500), Some(1_000_000))), Ok(()));
+        for (settings, words) in [
+            (of(Some(499), None), ["499us", "0.5ms"]),
+            (of(None, Some(1_000_001)), ["1000001us", "1s"]),
+            (of(Some(6000), Some(5000)), ["6ms", "5ms"]),
+            (
+                DeviceSettings {
+                    policy: Some(PolicyChoice::named("strid")),
+                    ..DeviceSettings::default()
+                },
+                ["`strid`", "did you mean `stride`?"],
+            ),
+            (
+                DeviceSettings {
+                    holders: Some(0),
+                    ..DeviceSettings::default()
+                },
+                ["0 holders", "1 to 64"],
+            ),
+            (
+                DeviceSettings {
+                    mode: Some(SliceMode::Unknown),
+                    ..DeviceSettings::default()
+                },
+                ["mode", "concurrent"],
+            ),
+        ] {
+            let error = check(&settings).expect_err("refused").to_string();
+            for word in words {
+                assert!(error.contains(word), "{error}");
+            }
+        }
+    }
+    const UUID: [u8; 16] = [7; 16];
+
+    fn devices() -> Devices {
+        let mut devices = Devices::default();
+        let id = DeviceId {
+            uuid: UUID,
+            total_bytes: 1 << 30,
+        };
+        devices.meet(&id, true, &mut 0);
+        devices
+    }
+
+    fn holders(holders: u64) -> DeviceSettings {
+        DeviceSettings {
+            holders: Some(holders),
+            ..DeviceSettings::default()
+        }
+    }
+
+    fn rules(settings: DeviceSettings) -> Rules {
+        Rules {
+            file: None,
+            devices: vec![DeviceRule {
+                device: Some(DeviceSelector::Uuid(convert::uuid_text(&UUID))),
+                settings,
+            }],
+            residency: ResidencyRule::default(),
+            ceilings: Box::new(|_, _| Ceiling::default()),
+            tenant_rules: 3,
+            job_processes: 5,
+        }
+    }
+
+    #[test]
+    fn what_is_set_by_hand_lies_over_the_rules_until_they_are_read_again() {
+        let devices = devices();
+        let dir = RuntimeDir::given("/nowhere".into()).expect("absolute");
+        let mut rulebook = Rulebook::start(Options::new(dir)).expect("a thread");
+        assert!(rulebook.ask(None).is_err(), "there is no file");
+        assert!(!rulebook.names(&UUID));
+        rulebook.set_by_hand(UUID, &holders(2));
+        assert!(rulebook.names(&UUID));
+        let reloaded = rulebook.take_over(Ok(rules(holders(0))));
+        let reason = reloaded.expect_err("invalid");
+        assert!(reason.contains("0 holders"), "{reason}");
+        assert_eq!(rulebook.settings(&devices, 0), holders(2), "as it was");
+        let reloaded = rulebook
+            .take_over(Ok(rules(holders(4))))
+            .expect("taken over");
+        assert_eq!((reloaded.device_rules, reloaded.tenant_rules), (1, 3));
+        assert!(rulebook.by_hand(&devices, 0).is_none() && rulebook.names(&UUID));
+        assert_eq!(rulebook.settings(&devices, 0), holders(4));
+        assert_eq!(rulebook.options().job_processes, 5);
+        rulebook.set_by_hand(UUID, &holders(6));
+        let saved = rulebook.saved();
+        assert_eq!(rulebook.settings(&devices, 0), holders(6));
+        rulebook
+            .take_over(Ok(rules(holders(4))))
+            .expect("taken over");
+        saved.into_iter().for_each(|saved| rulebook.restore(saved));
+        assert_eq!(rulebook.settings(&devices, 0), holders(6));
+    }
+}
