@@ -159,7 +159,7 @@ impl Arbiter {
     /// How a device is run.
     pub(crate) fn setup_of(&self, index: usize) -> Setup {
         let total = self.devices.get(index).map_or(0, |d| d.total_bytes);
-        let usable = total.saturating_sub(self.ledger.reserved[index]);
+        let usable = total.saturating_sub(self.ledger.reserved_bytes(index));
         self.rulebook.setup(&self.devices, index, usable)
     }
 

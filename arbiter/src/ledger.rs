@@ -109,11 +109,11 @@ pub struct Ledger {
     /// Whose page comes next where not all could be read at once.
     unread: Option<TenantId>,
     /// Memory kept from every quota, per device in bytes.
-    pub reserved: [u64; channel::MAX_DEVICES],
+    reserved: [u64; channel::MAX_DEVICES],
     /// Memory of the host, in bytes; 0: not known.
-    pub host_total_bytes: u64,
+    host_total_bytes: u64,
     /// Of that, what all jobs together may have for what is not on their devices.
-    pub host_limit_bytes: u64,
+    host_limit_bytes: u64,
 }
 
 impl Ledger {
@@ -241,6 +241,21 @@ impl Ledger {
     /// Lets a job go.
     pub fn remove(&mut self, id: TenantId) -> Option<Tenant> {
         self.tenants.remove(&id)
+    }
+
+    /// Keeps so much of a device from every quota.
+    pub fn reserve(&mut self, device: usize, bytes: u64) {
+        self.reserved[device] = bytes;
+    }
+
+    /// What is kept of a device from every quota.
+    pub fn reserved_bytes(&self, device: usize) -> u64 {
+        self.reserved[device]
+    }
+
+    /// What the host has, and what all jobs together may have of it; in bytes.
+    pub fn set_host_memory(&mut self, total_bytes: u64, limit_bytes: u64) {
+        (self.host_total_bytes, self.host_limit_bytes) = (total_bytes, limit_bytes);
     }
 
     /// A name that is free: the one given, or the first of `name-2`, `name-3`, ... that is.
@@ -697,7 +712,7 @@ mod tests {
     fn quotas_stay_within_the_device_and_its_reserve() {
         let devices = devices(&[1000, 400]);
         let mut ledger = ledger(&[]);
-        ledger.reserved[0] = 100;
+        ledger.reserve(0, 100);
         let mem = |mem| with("a", |spec| spec.settings.mem = Some(mem));
         assert_eq!(
             ledger.admit(&mem(MemLimit::Bytes(900)), None, ANYBODY, &devices),

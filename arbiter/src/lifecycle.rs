@@ -326,7 +326,7 @@ impl Arbiter {
         let chosen = self.rulebook.policy(&self.devices, index);
         let scheduler = DeviceScheduler::new(index, setup, now_ns);
         self.schedulers.replace(index, scheduler, chosen);
-        self.overhead_bytes[index] = 0;
+        self.capacity.forget_device(index);
         self.set_up_residency_of(index);
         let uuid = self.devices.get(index).map(|device| device.uuid);
         if let Some(uuid) = uuid {
@@ -347,7 +347,8 @@ impl Arbiter {
             .rulebook
             .rule(&self.devices, index)
             .and_then(|rule| rule.settings.mem_reserve);
-        self.ledger.reserved[index] = reserve.map_or(0, |reserve| reserve.resolve(total));
+        let reserved = reserve.map_or(0, |reserve| reserve.resolve(total));
+        self.ledger.reserve(index, reserved);
     }
 
     /// Shares have changed: passes them to the device schedulers.

@@ -1,10 +1,8 @@
 //! The daemon as a whole: what it owns, its one loop, and the life cycle of tenants and clients.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::rc::Rc;
 
 use policy::TenantId;
 use serde_json::Value;
@@ -30,7 +28,7 @@ use crate::parked::Parked;
 use crate::persistence::Persistence;
 use crate::profile::Profiles;
 use crate::reactor::{Event, Interest, Poller, be_prompt};
-use crate::residency::{HostBooks, MoveQueue};
+use crate::residency::{Capacity, MoveQueue};
 use crate::rulebook::Rulebook;
 use crate::schedulers::Schedulers;
 use crate::state::State;
@@ -129,10 +127,7 @@ pub struct Arbiter {
     pub(crate) ended: Ended,
     pub(crate) journal: Journal,
     pub(crate) profiles: Profiles,
-    /// Host memory of what is not on the devices.
-    pub(crate) books: Rc<RefCell<HostBooks>>,
-    /// Of each device, what is gone and in nobody's book, in bytes.
-    pub(crate) overhead_bytes: [u64; channel::MAX_DEVICES],
+    pub(crate) capacity: Capacity,
     pub(crate) moves: MoveQueue,
     pub(crate) persistence: Persistence,
     pub(crate) started_unix_ms: u64,
@@ -217,8 +212,7 @@ impl Arbiter {
             ended: Ended::default(),
             journal,
             profiles,
-            books: Rc::default(),
-            overhead_bytes: [0; channel::MAX_DEVICES],
+            capacity: Capacity::default(),
             moves: MoveQueue::default(),
             persistence: Persistence::after(&state, state_file),
             names,

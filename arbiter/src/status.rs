@@ -30,8 +30,8 @@ impl Arbiter {
                 .options()
                 .idle_exit
                 .map(|after| after.as_secs()),
-            host_memory_limit_bytes: self.books.borrow().limit_bytes(),
-            host_memory_used_bytes: self.books.borrow().used_bytes(),
+            host_memory_limit_bytes: self.capacity.books().limit_bytes(),
+            host_memory_used_bytes: self.capacity.books().used_bytes(),
             devices: self.device_statuses(),
             jobs: self.jobs(),
         }
@@ -70,7 +70,7 @@ impl Arbiter {
                 uuid: convert::uuid_text(&device.uuid),
                 name: device.name.clone(),
                 total_bytes: device.total_bytes,
-                reserved_bytes: self.ledger.reserved[index],
+                reserved_bytes: self.ledger.reserved_bytes(index),
                 simulated: device.simulated,
                 mode: settings.mode.unwrap_or_default(),
                 running: if at_once {

@@ -1,11 +1,12 @@
 //! Where the memory of jobs is: on their devices, or in host memory while others need the space.
 //!
 //! `client_state` follows one process on one device, `manager` one device with all its jobs,
-//! `books` the host memory of all of them, `move_queue` and `move_requests` what operators ask for.
-//! `policy::residency` decides who stays, who leaves and for how long; the scheduler's hook is
-//! `dispatch/switch.rs`.
+//! `books` and `capacity` the memory that there is for all of them, `move_queue` and
+//! `move_requests` what operators ask for. `policy::residency` decides who stays, who leaves and
+//! for how long; the scheduler's hook is `dispatch/switch.rs`.
 
 mod books;
+mod capacity;
 mod client_state;
 mod job_view;
 mod manager;
@@ -15,6 +16,7 @@ mod pins;
 mod survey;
 
 pub use books::HostBooks;
+pub use capacity::Capacity;
 pub use client_state::State;
 pub use job_view::{JobView, ResidencyTerms};
 pub use manager::{Crowd, News, ResidencyManager, ResidencyStatus};

@@ -1,8 +1,6 @@
 //! The daemon's residency work, ten times a second: how much memory devices and host have for it,
 //! what each client may hold, and the reports about it.
 
-use std::rc::Rc;
-
 use control::{Pressure, PressureLevel, Residence, ResidenceState};
 use host_memory::Memory;
 use policy::TenantId;
@@ -29,11 +27,9 @@ impl Arbiter {
             || control::MemLimit::Percent(HOST_PART * 100.0).resolve(total_bytes),
             |limit| limit.resolve(total_bytes),
         );
-        self.ledger.host_total_bytes = total_bytes;
-        self.ledger.host_limit_bytes = limit_bytes;
-        let mut books = self.books.borrow_mut();
-        books.set_limit(limit_bytes);
-        books.set_free(host);
+        self.ledger.set_host_memory(total_bytes, limit_bytes);
+        self.capacity.set_host_limit(limit_bytes);
+        self.capacity.note_host(host);
     }
 
     /// Looks at devices, clients and news.
@@ -45,8 +41,7 @@ impl Arbiter {
                 .iter()
                 .any(|scheduler| scheduler.crowd().is_crowded)
             {
-                let host = Memory::of_this_host();
-                self.books.borrow_mut().set_free(host);
+                self.capacity.note_host(Memory::of_this_host());
             }
             self.publish_budgets();
         }
@@ -86,14 +81,14 @@ impl Arbiter {
                 let on_device = used.saturating_sub(away).min(device.total_bytes);
                 booked = booked.saturating_add(on_device);
             }
-            // What is gone and in nobody's book: contexts, code, processes that are part of no job.
             let calm = !scheduler.has_moved(now_ns.saturating_sub(SETTLED_NS));
             if let Some(free) = device.free_bytes.filter(|_| calm) {
                 let gone = device.total_bytes.saturating_sub(free);
-                self.overhead_bytes[index] = gone.saturating_sub(booked);
+                self.capacity.note_device(index, gone, booked);
             }
-            let kept = self.overhead_bytes[index].max(self.ledger.reserved[index]);
-            scheduler.set_up_residency(ratio, &self.books, device.total_bytes.saturating_sub(kept));
+            let (total, reserved) = (device.total_bytes, self.ledger.reserved_bytes(index));
+            let capacity = self.capacity.of_device(index, total, reserved);
+            scheduler.set_up_residency(ratio, self.capacity.shared_books(), capacity);
         }
     }
 
@@ -101,7 +96,7 @@ impl Arbiter {
     /// leave. And whether to make it ready: where the jobs of a device do not fit together, and the
     /// host can hold what all of them have, so that nobody's eviction finds it taken.
     fn publish_budgets(&self) {
-        let books = self.books.borrow();
+        let books = self.capacity.books();
         let evictable: u64 = self
             .schedulers
             .iter()
@@ -140,7 +135,7 @@ impl Arbiter {
             return;
         };
         let own = self.ledger.host_limit_bytes(&tenant.spec);
-        let budget = self.books.borrow().budget_bytes(0, tenant.id, own);
+        let budget = self.capacity.books().budget_bytes(0, tenant.id, own);
         pages.arbiter.set_residency(mode_of(tenant), Some(budget));
         pages.arbiter.ask_before_pinning();
     }
@@ -154,7 +149,7 @@ impl Arbiter {
             return Ok(());
         };
         let own = self.ledger.host_limit_bytes(spec);
-        let books = self.books.borrow();
+        let books = self.capacity.books();
         for (index, scheduler) in self.schedulers.iter().enumerate() {
             let Some(limit) = self.ledger.limit_bytes(spec, &self.devices, index) else {
                 continue;
@@ -271,12 +266,12 @@ impl Arbiter {
 
     /// Books that a new scheduler shares with the others.
     pub(crate) fn set_up_residency_of(&mut self, index: usize) {
-        let books = Rc::clone(&self.books);
         let ratio = self.rulebook.options().residency.slice_over_switch;
         let total = self.devices.get(index).map_or(0, |d| d.total_bytes);
-        let kept = self.ledger.reserved[index];
+        let reserved = self.ledger.reserved_bytes(index);
+        let capacity = self.capacity.of_device(index, total, reserved);
         if let Some(scheduler) = self.schedulers.get_mut(index) {
-            scheduler.set_up_residency(ratio, &books, total.saturating_sub(kept));
+            scheduler.set_up_residency(ratio, self.capacity.shared_books(), capacity);
         }
     }
 }
