@@ -55,6 +55,7 @@ mod serve;
 mod spare;
 mod state;
 mod status;
+mod suspicions;
 mod tenant;
 mod terms;
 mod unsaved;

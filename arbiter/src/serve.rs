@@ -1,6 +1,5 @@
 //! The daemon as a whole: what it owns, its one loop, and the life cycle of tenants and clients.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 
@@ -32,8 +31,8 @@ use crate::residency::{Capacity, MoveQueue};
 use crate::rulebook::Rulebook;
 use crate::schedulers::Schedulers;
 use crate::state::State;
+use crate::suspicions::Suspicions;
 use crate::unsaved::Unsaved;
-use crate::violations::Suspicion;
 use crate::writer;
 
 /// How often the slow things are seen to: deadlines of strangers, journals, the file of the state.
@@ -132,8 +131,7 @@ pub struct Arbiter {
     pub(crate) persistence: Persistence,
     pub(crate) started_unix_ms: u64,
     pub(crate) names: Names,
-    /// Jobs whose work, or whose processes, stand still.
-    pub(crate) suspicions: BTreeMap<TenantId, Suspicion>,
+    pub(crate) suspicions: Suspicions,
     /// Turns of the loop that have failed, and since when that is counted.
     failures: (u32, u64),
     pub(crate) allowances: Allowances,
@@ -216,7 +214,7 @@ impl Arbiter {
             moves: MoveQueue::default(),
             persistence: Persistence::after(&state, state_file),
             names,
-            suspicions: BTreeMap::new(),
+            suspicions: Suspicions::default(),
             failures: (0, now_ns),
             allowances: Allowances::new(now_ns),
             housekeeping_ns: now_ns,

@@ -168,6 +168,7 @@ pub const CRATES: [Crate; 16] = [
                     "outsiders",
                     "parked",
                     "persistence",
+                    "suspicions",
                 ],
             ),
             (
@@ -190,7 +191,6 @@ pub const CRATES: [Crate; 16] = [
                     "tenant",
                     "terms",
                     "unsaved",
-                    "violations",
                 ],
             ),
             (
@@ -204,6 +204,7 @@ pub const CRATES: [Crate; 16] = [
                     "operator",
                     "resize",
                     "status",
+                    "violations",
                 ],
             ),
         ],
