@@ -37,6 +37,7 @@ mod ground;
 mod journal;
 mod ledger;
 mod lifecycle;
+mod lifetime;
 mod names;
 pub mod nvml;
 mod operator;
@@ -52,6 +53,7 @@ mod resize;
 mod rulebook;
 mod schedulers;
 mod serve;
+mod slow_work;
 mod spare;
 mod state;
 mod status;
@@ -65,9 +67,10 @@ mod writer;
 
 pub use convert::check_policy;
 pub use ledger::Ceiling;
+pub use lifetime::Stopper;
 pub use names::LookUp;
 pub use options::{DeviceRule, JOB_PROCESSES, Options, Reload, ResidencyRule, Rules};
-pub use serve::{Arbiter, Error, Stopper, run};
+pub use serve::{Arbiter, Error, run};
 pub use writer::{Lost, Sink, Writer};
 
 #[cfg(test)]

@@ -400,7 +400,7 @@ impl Arbiter {
     fn shut_down(&mut self, peer: Peer) -> Result<Reply, ControlError> {
         only_ours(peer)?;
         tracing::info!("process {} asks for an end", peer.pid);
-        self.stopping = true;
+        self.lifetime.end();
         Ok(Reply::ShuttingDown)
     }
 }

@@ -1,13 +1,11 @@
 //! The daemon as a whole: what it owns, its one loop, and the life cycle of tenants and clients.
 
-use std::fs::File;
 use std::io;
 
 use policy::TenantId;
 use serde_json::Value;
 
 use crate::allowances::Allowances;
-use crate::bell::Bell;
 use crate::clients::Clients;
 use crate::clock::{self, Clock};
 use crate::control_server::{ControlServer, Turn};
@@ -20,6 +18,7 @@ pub use crate::ground::Error;
 use crate::ground::Ground;
 use crate::journal::Journal;
 use crate::ledger::Ledger;
+use crate::lifetime::{FAILURES, Lifetime, Stopper};
 use crate::names::Names;
 use crate::options::Options;
 use crate::outsiders::Outsiders;
@@ -30,25 +29,18 @@ use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{Capacity, MoveQueue};
 use crate::rulebook::Rulebook;
 use crate::schedulers::Schedulers;
+use crate::slow_work::{HOUSEKEEPING_NS, SlowWork};
 use crate::state::State;
 use crate::suspicions::Suspicions;
 use crate::unsaved::Unsaved;
 use crate::writer;
 
-/// How often the slow things are seen to: deadlines of strangers, journals, the file of the state.
-pub(crate) const HOUSEKEEPING_NS: u64 = 100_000_000;
-/// How long they are put off at most while a hand-over is under way or near.
-const PUT_OFF_NS: u64 = 20_000_000;
 /// For how long the core is left to threads that were just woken. TIMEOUT: twice what a thread
 /// needs from being woken to its first submission; everything that comes meanwhile is looked at so
 /// much later.
 const ASIDE_NS: u64 = 50_000;
 /// A turn of the loop that comes so late is reported.
 const STALL_NS: u64 = 1_000_000_000;
-/// Failures in a row of [`FAILURES_NS`] after which the arbiter ends, every gate open, for a
-/// successor to take over.
-const FAILURES: u32 = 16;
-const FAILURES_NS: u64 = 60_000_000_000;
 /// How long pages of an earlier arbiter may take to turn up. TIMEOUT: clients try again every
 /// second or so.
 pub(crate) const ADOPT_NS: u64 = 10_000_000_000;
@@ -82,30 +74,8 @@ pub fn run(options: Options) -> Result<(), Error> {
         .poller
         .add(&hangups, Event::Reload, Interest::Read)
         .map_err(Error::io("wait for signals"))?;
-    arbiter.hangups = Hangups(Some(hangups));
+    arbiter.lifetime.hear_hangups(hangups);
     arbiter.serve()
-}
-
-/// Asks an [`Arbiter`] to end, from any thread.
-#[derive(Clone, Debug)]
-pub struct Stopper(Bell);
-
-impl Stopper {
-    /// Asks.
-    pub fn stop(&self) {
-        self.0.ring();
-    }
-}
-
-/// Where SIGHUP is read from.
-#[derive(Default)]
-pub(crate) struct Hangups(Option<nix::sys::signalfd::SignalFd>);
-
-impl Hangups {
-    /// Takes those that are there.
-    fn take(&self) {
-        while let Some(Ok(Some(_))) = self.0.as_ref().map(|signals| signals.read_signal()) {}
-    }
 }
 
 /// The daemon.
@@ -129,19 +99,12 @@ pub struct Arbiter {
     pub(crate) capacity: Capacity,
     pub(crate) moves: MoveQueue,
     pub(crate) persistence: Persistence,
-    pub(crate) started_unix_ms: u64,
     pub(crate) names: Names,
     pub(crate) suspicions: Suspicions,
-    /// Turns of the loop that have failed, and since when that is counted.
-    failures: (u32, u64),
     pub(crate) allowances: Allowances,
-    housekeeping_ns: u64,
-    profiles_ns: Option<u64>,
-    idle_since_ns: Option<u64>,
-    pub(crate) stopping: bool,
-    stop: Bell,
-    hangups: Hangups,
-    _lock: Option<File>,
+    pub(crate) slow_work: SlowWork,
+    /// The last of all: it has the lock of the directory.
+    pub(crate) lifetime: Lifetime,
 }
 
 impl Arbiter {
@@ -193,7 +156,7 @@ impl Arbiter {
             stop,
         } = ground;
         let mut arbiter = Self {
-            started_unix_ms: clock.unix_ms(),
+            lifetime: Lifetime::begin(clock.unix_ms(), now_ns, stop, lock),
             clock,
             rulebook,
             poller,
@@ -215,19 +178,12 @@ impl Arbiter {
             persistence: Persistence::after(&state, state_file),
             names,
             suspicions: Suspicions::default(),
-            failures: (0, now_ns),
             allowances: Allowances::new(now_ns),
-            housekeeping_ns: now_ns,
-            profiles_ns: None,
-            idle_since_ns: Some(now_ns),
-            stopping: false,
-            stop,
-            hangups: Hangups::default(),
-            _lock: lock,
+            slow_work: SlowWork::new(now_ns),
         };
         let added = arbiter
             .poller
-            .add(&arbiter.stop, Event::Stop, Interest::Read)
+            .add(arbiter.lifetime.bell(), Event::Stop, Interest::Read)
             .and_then(|()| {
                 let bell = arbiter.discovery.bell();
                 arbiter.poller.add(bell, Event::Devices, Interest::Read)
@@ -274,7 +230,7 @@ impl Arbiter {
 
     /// Something to end it with.
     pub fn stopper(&self) -> Stopper {
-        Stopper(self.stop.clone())
+        self.lifetime.stopper()
     }
 
     /// Serves until it is asked to end.
@@ -285,7 +241,7 @@ impl Arbiter {
         be_prompt();
         let mut events = Vec::new();
         let mut deadline_ns = Some(self.clock.mono_ns());
-        while !self.stopping {
+        while !self.lifetime.is_over() {
             self.poller
                 .wait(deadline_ns, &mut events)
                 .map_err(Error::io("wait for events"))?;
@@ -340,13 +296,7 @@ impl Arbiter {
     /// # Errors
     /// That happens all the time: a successor does better.
     fn on_failure(&mut self) -> Result<(), Error> {
-        let now_ns = self.clock.mono_ns();
-        let (count, since_ns) = &mut self.failures;
-        if now_ns.saturating_sub(*since_ns) > FAILURES_NS {
-            (*count, *since_ns) = (0, now_ns);
-        }
-        *count += 1;
-        let count = *count;
+        let count = self.lifetime.note_failure(self.clock.mono_ns());
         let message = format!(
             "a check inside the arbiter has failed ({count} of {FAILURES} in a minute); it goes on. Please report the lines of its log before this one"
         );
@@ -361,11 +311,6 @@ impl Arbiter {
             what: "go on: checks inside the arbiter fail again and again".into(),
             source: io::Error::other("see its log"),
         })
-    }
-
-    /// When the slow things were to be seen to next.
-    pub(crate) fn housekeeping_due_ns(&self) -> u64 {
-        self.housekeeping_ns
     }
 
     /// Leaves the core to threads that were just woken, for [`ASIDE_NS`] or until `deadline_ns`,
@@ -394,7 +339,7 @@ impl Arbiter {
     pub(crate) fn on_event(&mut self, event: Event) {
         let now_ns = self.clock.mono_ns();
         match event {
-            Event::Stop => self.stopping = true,
+            Event::Stop => self.lifetime.end(),
             Event::Doorbell(id) => self.on_doorbell(id),
             Event::ClientEnded(id) => self.on_client_ended(id),
             Event::JobEnded(id) => {
@@ -440,7 +385,7 @@ impl Arbiter {
             Event::Names => self.on_names(now_ns),
             Event::Rules => self.on_rules(),
             Event::Reload => {
-                self.hangups.take();
+                self.lifetime.take_hangups();
                 if let Err(error) = self.rulebook.ask(None) {
                     tracing::error!("{error}");
                 }
@@ -454,22 +399,16 @@ impl Arbiter {
         let now_ns = self.clock.mono_ns();
         self.schedulers.mark_due(now_ns);
         self.step_dirty_schedulers();
-        // The slow things are not in the way of a hand-over: the core is left to the threads that
-        // were just woken, and to the turn that is near.
         let now_ns = self.clock.mono_ns();
-        let later_ns = self.schedulers.hands_over_until(now_ns).unwrap_or(0);
-        let waits = |due_ns: u64| now_ns < later_ns && now_ns < due_ns + PUT_OFF_NS;
-        let (housekeeping_waits, profiles_wait) = (
-            now_ns >= self.housekeeping_ns && waits(self.housekeeping_ns),
-            self.profiles_ns
-                .is_some_and(|due_ns| now_ns >= due_ns && waits(due_ns)),
-        );
-        if now_ns >= self.housekeeping_ns && !housekeeping_waits {
+        let until_ns = self.schedulers.hands_over_until(now_ns).unwrap_or(0);
+        let (housekeeping, profiles) = self.slow_work.look(now_ns, until_ns);
+        if housekeeping {
             self.do_housekeeping(now_ns);
-            self.housekeeping_ns = now_ns + HOUSEKEEPING_NS;
+            self.slow_work.note_housekeeping(now_ns);
         }
-        if !profiles_wait {
-            self.profiles_ns = self.look_at_profiles(now_ns);
+        if profiles {
+            let again_ns = self.look_at_profiles(now_ns);
+            self.slow_work.note_profiles(again_ns);
         }
         // Housekeeping may have changed what opens gates.
         self.step_dirty_schedulers();
@@ -481,23 +420,17 @@ impl Arbiter {
             && self.control.is_empty()
             && self.ledger.is_empty()
             && !self.discovery.refreshes();
-        let put_off = |due_ns: u64, waits: bool| if waits { later_ns } else { due_ns };
-        let housekeeping = if !quiet {
-            Some(put_off(self.housekeeping_ns, housekeeping_waits))
-        } else {
+        let housekeeping_ns = if quiet {
             let idle_exit = self.rulebook.options().idle_exit;
-            let since_ns = self.idle_since_ns;
-            idle_exit.zip(since_ns).map(|(after, since_ns)| {
-                since_ns.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX))
-            })
+            idle_exit.map(|after| self.lifetime.ends_idle_at(after))
+        } else {
+            self.slow_work.housekeeping_ns()
         };
-        let profiles = self.profiles_ns;
-        let profiles = profiles.map(|due_ns| put_off(due_ns, profiles_wait));
         self.schedulers
             .due_ns()
             .into_iter()
-            .chain(housekeeping)
-            .chain(profiles)
+            .chain(housekeeping_ns)
+            .chain(self.slow_work.profiles_ns())
             .chain(move_requests_ns)
             .chain(save_ns)
             .min()
@@ -509,15 +442,15 @@ impl Arbiter {
         self.schedulers.step(&self.clock);
     }
 
-    /// Answers operators for a moment: slices are looked at in between. Returns when to go on, where
-    /// one waits.
+    /// Answers operators for a moment: slices are looked at in between. Returns when to go on,
+    /// where one waits.
     fn serve_operators(&mut self) -> Option<u64> {
         let mut now_ns = self.clock.mono_ns();
         let sitting = match self.control.sits(now_ns) {
             Ok(sitting) => sitting,
             Err(again_ns) => return again_ns,
         };
-        while sitting.goes_on(now_ns) && !self.stopping {
+        while sitting.goes_on(now_ns) && !self.lifetime.is_over() {
             let Some(turn) = self.control.next_turn(now_ns, &self.poller) else {
                 break;
             };
@@ -574,13 +507,12 @@ impl Arbiter {
         let watched = !self.clients.is_empty() || !self.ledger.is_empty();
         self.discovery.refresh(watched);
         if !self.ledger.is_empty() || !self.parked.is_empty() || !self.control.is_empty() {
-            self.idle_since_ns = Some(now_ns);
-        } else if let (Some(after), Some(since_ns)) =
-            (self.rulebook.options().idle_exit, self.idle_since_ns)
-            && u128::from(now_ns.saturating_sub(since_ns)) >= after.as_nanos()
+            self.lifetime.note_busy(now_ns);
+        } else if let Some(after) = self.rulebook.options().idle_exit
+            && now_ns >= self.lifetime.ends_idle_at(after)
         {
             tracing::info!("no job for {} s", after.as_secs());
-            self.stopping = true;
+            self.lifetime.end();
         }
     }
 }

@@ -19,8 +19,11 @@ impl Arbiter {
             protocol_minor: control::PROTOCOL_MINOR,
             pid: std::process::id(),
             uid: rustix::process::geteuid().as_raw(),
-            started_unix_ms: self.started_unix_ms,
-            uptime_ms: self.clock.unix_ms().saturating_sub(self.started_unix_ms),
+            started_unix_ms: self.lifetime.started_unix_ms(),
+            uptime_ms: self
+                .clock
+                .unix_ms()
+                .saturating_sub(self.lifetime.started_unix_ms()),
             runtime_dir: self.rulebook.options().dir.path().to_owned(),
             control_socket: self.rulebook.options().dir.control_socket(),
             channel_socket: self.rulebook.options().dir.channel_socket(),

@@ -38,7 +38,7 @@ impl Arbiter {
             }
             self.schedulers.mark(devices);
         }
-        let late_ns = now_ns.saturating_sub(self.housekeeping_due_ns());
+        let late_ns = self.slow_work.late_ns(now_ns);
         let mut round = self.suspicions.begin_round(now_ns, late_ns);
         for at in 0..self.schedulers.len() {
             // Whether it is the host that stands still, and not a job: by what its threads wait
