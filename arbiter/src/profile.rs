@@ -17,8 +17,11 @@ use control::{IterationSource, Profile};
 use policy::TenantId;
 use policy::iterations::Found;
 
+use crate::clients::Clients;
+use crate::clock::Clock;
 use crate::dispatch::Boundaries;
-use crate::serve::Arbiter;
+use crate::ledger::Ledger;
+use crate::schedulers::Schedulers;
 use crate::state::SavedBaseline;
 use crate::tenant::Tenant;
 
@@ -273,97 +276,108 @@ struct Watched {
     pages: Rc<ClientPages>,
 }
 
-impl Arbiter {
-    /// Looks at every job that is due. Returns when to do it again; `None`: nobody is there.
-    pub(crate) fn look_at_profiles(&mut self, now_ns: u64) -> Option<u64> {
-        if self.clients.is_empty() && self.ledger.is_empty() {
-            self.profiles.learners.clear();
-            self.profiles.jobs.clear();
-            return None;
+/// The other parts of the arbiter, as a look at the profiles reads them.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    /// The jobs.
+    pub ledger: &'a Ledger,
+    /// Their processes.
+    pub clients: &'a Clients,
+    /// What they got.
+    pub schedulers: &'a Schedulers,
+}
+
+/// What came of a look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Look {
+    /// When to look again; `None`: nobody is there.
+    pub next_ns: Option<u64>,
+    /// Something was looked at: what is known may have changed.
+    pub looked: bool,
+    /// Something was learnt that is to be kept for the next run.
+    pub learnt: bool,
+}
+
+impl Profiles {
+    /// Looks at every job, where that is due.
+    pub(crate) fn look(&mut self, now_ns: u64, parts: Parts<'_>, clock: &Clock) -> Look {
+        let Parts {
+            ledger, clients, ..
+        } = parts;
+        if clients.is_empty() && ledger.is_empty() {
+            self.learners.clear();
+            self.jobs.clear();
+            return Look::default();
         }
-        if now_ns < self.profiles.next_ns {
-            return Some(self.profiles.next_ns);
+        if now_ns < self.next_ns {
+            return Look {
+                next_ns: Some(self.next_ns),
+                ..Look::default()
+            };
         }
-        let profiles = &mut self.profiles;
-        let clients = &self.clients;
-        profiles.learners.retain(|id, _| clients.get(*id).is_some());
-        profiles.jobs.retain(|id, _| self.ledger.get(*id).is_some());
+        self.learners.retain(|id, _| clients.get(*id).is_some());
+        self.jobs.retain(|id, _| ledger.get(*id).is_some());
         let (mut moves, mut collects, mut most) = (false, false, 0);
         for (id, client) in clients.iter() {
-            let learner = profiles
+            let learner = self
                 .learners
                 .entry(id)
                 .or_insert_with(|| Learner::new(&client.pages));
-            let seen = learner.look(id, &client.pages, now_ns, &profiles.detector);
+            let seen = learner.look(id, &client.pages, now_ns, &self.detector);
             moves |= seen.moves;
             collects |= seen.collects;
             most = most.max(if seen.collects { seen.launches } else { 0 });
         }
-        for answer in profiles.detector.answers() {
-            if let Some(learner) = profiles.learners.get_mut(&answer.client) {
+        for answer in self.detector.answers() {
+            if let Some(learner) = self.learners.get_mut(&answer.client) {
                 learner.learn(&answer, now_ns);
             }
         }
-        let ids: Vec<TenantId> = self.ledger.iter().map(|tenant| tenant.id).collect();
-        for id in ids {
-            self.look_at_job(id, now_ns);
+        let mut learnt = false;
+        for tenant in ledger.iter() {
+            learnt |= self.look_at_job(tenant, now_ns, parts, clock);
         }
-        self.inform_schedulers();
-        let profiles = &mut self.profiles;
-        profiles.every_ns = match (moves, collects) {
+        self.every_ns = match (moves, collects) {
             (false, _) => IDLE_NS,
             (_, false) => COUNT_NS,
-            _ if most > MANY => (profiles.every_ns / 2).clamp(COLLECT_MIN_NS, COLLECT_NS),
+            _ if most > MANY => (self.every_ns / 2).clamp(COLLECT_MIN_NS, COLLECT_NS),
             _ => COLLECT_NS,
         };
-        profiles.next_ns = now_ns + profiles.every_ns;
-        Some(profiles.next_ns)
-    }
-
-    /// Passes to the schedulers what is known of their tenants' memory and iterations.
-    fn inform_schedulers(&mut self) {
-        for (at, scheduler) in self.schedulers.iter_mut().enumerate() {
-            for tenant in self.ledger.iter() {
-                let (iterations, memory) = self.profiles.view(tenant.id, &tenant.spec.name);
-                let peak_bytes = tenant.peak_bytes(at);
-                // The profile's figures are of all devices together: of this one where all is here.
-                let memory = if memory.is_known() && memory.peak_bytes() <= peak_bytes {
-                    memory
-                } else {
-                    policy::Memory {
-                        persistent_bytes: 0,
-                        ephemeral_bytes: peak_bytes,
-                    }
-                };
-                let boundaries = self.profiles.boundaries(tenant.id);
-                scheduler.inform(tenant.id, memory, iterations, boundaries);
-            }
+        self.next_ns = now_ns + self.every_ns;
+        Look {
+            next_ns: Some(self.next_ns),
+            looked: true,
+            learnt,
         }
     }
 
-    fn look_at_job(&mut self, id: TenantId, now_ns: u64) {
-        let Some(tenant) = self.ledger.get(id) else {
-            return;
-        };
+    /// Looks at one job. Whether something was learnt that is worth keeping.
+    fn look_at_job(
+        &mut self,
+        tenant: &Tenant,
+        now_ns: u64,
+        parts: Parts<'_>,
+        clock: &Clock,
+    ) -> bool {
         let watched: Vec<Watched> = tenant
             .clients
             .iter()
             .filter_map(|id| {
-                let pages = Rc::clone(&self.clients.get(*id)?.pages);
+                let pages = Rc::clone(&parts.clients.get(*id)?.pages);
                 Some(Watched { id: *id, pages })
             })
             .collect();
-        let counters = self.counters_of(tenant, &watched);
+        let counters = self.counters_of(tenant, &watched, parts.schedulers);
         let (name, fixed) = (
-            tenant.spec.name.clone(),
+            &tenant.spec.name,
             tenant
                 .spec
                 .settings
                 .iteration_launches
                 .filter(|launches| *launches > 0),
         );
-        let Profiles { learners, jobs, .. } = &mut self.profiles;
-        let job = jobs.entry(id).or_default();
+        let Self { learners, jobs, .. } = self;
+        let job = jobs.entry(tenant.id).or_default();
         job.choose(&watched, learners, fixed);
         job.copy_bytes_per_us = watched
             .iter()
@@ -371,26 +385,32 @@ impl Arbiter {
             .max()
             .unwrap_or(0);
         job.count(&watched, learners, now_ns, &counters);
-        let learnt = job.meter.learnt();
         // What was learnt is kept for the next run.
-        let Some(learnt) = learnt else { return };
-        let baselines = &self.profiles.baselines;
-        let old = baselines.get(&name).map(|kept| kept.baseline);
+        let Some(learnt) = job.meter.learnt() else {
+            return false;
+        };
+        let old = self.baselines.get(name).map(|kept| kept.baseline);
         let worth = old.is_none_or(|old| {
             let off = |new: f64, old: f64| (new - old).abs() > CHANGED * old;
             !old.set
                 && (off(learnt.iteration_ns, old.iteration_ns)
                     || off(learnt.launches, old.launches))
         });
-        if worth && learnt.launches > 0.0 {
-            self.profiles.keep(&name, learnt, self.clock.unix_ms());
-            self.persistence.mark_old();
+        let is_kept = worth && learnt.launches > 0.0;
+        if is_kept {
+            self.keep(name, learnt, clock.unix_ms());
         }
+        is_kept
     }
 
-    fn counters_of(&self, tenant: &Tenant, watched: &[Watched]) -> Counters {
+    fn counters_of(
+        &self,
+        tenant: &Tenant,
+        watched: &[Watched],
+        schedulers: &Schedulers,
+    ) -> Counters {
         let mut counters = Counters::default();
-        for (index, scheduler) in self.schedulers.iter().enumerate() {
+        for (index, scheduler) in schedulers.iter().enumerate() {
             if let Some(usage) = scheduler.usage(tenant.id) {
                 counters.device_ns += usage.device_ns;
                 counters.contended_ns += usage.contended_ns;
@@ -398,7 +418,7 @@ impl Arbiter {
             counters.held_bytes = counters.held_bytes.saturating_add(tenant.used_bytes(index));
             counters.peak_bytes = counters.peak_bytes.saturating_add(tenant.peak_bytes(index));
         }
-        let source = self.profiles.jobs.get(&tenant.id).map(|job| job.source);
+        let source = self.jobs.get(&tenant.id).map(|job| job.source);
         for client in watched {
             let lead = match source {
                 Some(Source::Steps { client: lead } | Source::Found { client: lead, .. }) => {

@@ -24,7 +24,7 @@ use crate::options::Options;
 use crate::outsiders::Outsiders;
 use crate::parked::Parked;
 use crate::persistence::Persistence;
-use crate::profile::Profiles;
+use crate::profile::{Parts, Profiles};
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{Capacity, MoveQueue};
 use crate::rulebook::Rulebook;
@@ -465,6 +465,44 @@ impl Arbiter {
             }
         }
         self.control.rise(&sitting, now_ns)
+    }
+
+    /// Looks at the profiles that are due. Returns when to do it again; `None`: nobody is there.
+    fn look_at_profiles(&mut self, now_ns: u64) -> Option<u64> {
+        let parts = Parts {
+            ledger: &self.ledger,
+            clients: &self.clients,
+            schedulers: &self.schedulers,
+        };
+        let look = self.profiles.look(now_ns, parts, &self.clock);
+        if look.looked {
+            self.inform_schedulers();
+        }
+        if look.learnt {
+            self.persistence.mark_old();
+        }
+        look.next_ns
+    }
+
+    /// Passes to the schedulers what is known of their tenants' memory and iterations.
+    fn inform_schedulers(&mut self) {
+        for (at, scheduler) in self.schedulers.iter_mut().enumerate() {
+            for tenant in self.ledger.iter() {
+                let (iterations, memory) = self.profiles.view(tenant.id, &tenant.spec.name);
+                let peak_bytes = tenant.peak_bytes(at);
+                // The profile's figures are of all devices together: of this one where all is here.
+                let memory = if memory.is_known() && memory.peak_bytes() <= peak_bytes {
+                    memory
+                } else {
+                    policy::Memory {
+                        persistent_bytes: 0,
+                        ephemeral_bytes: peak_bytes,
+                    }
+                };
+                let boundaries = self.profiles.boundaries(tenant.id);
+                scheduler.inform(tenant.id, memory, iterations, boundaries);
+            }
+        }
     }
 
     fn do_housekeeping(&mut self, now_ns: u64) {
