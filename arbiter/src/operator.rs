@@ -13,6 +13,7 @@ use crate::descriptors::Descriptors;
 use crate::peer;
 use crate::serve::Arbiter;
 use crate::tenant::Tenant;
+use crate::unsaved;
 
 /// Of the address of a refused hook, and of the reason, in the journal.
 const REFUSED_HOOK_CHARS: usize = 400;
@@ -284,6 +285,61 @@ impl Arbiter {
             mem_limit_bytes,
             share: self.share_of(id),
         })
+    }
+
+    /// Answers a registration: at once where it was refused, else when a successor would know the
+    /// job.
+    pub(crate) fn answer_registration(
+        &mut self,
+        connection: u64,
+        registered: Result<Registered, ControlError>,
+        now_ns: u64,
+    ) {
+        match registered {
+            Ok(registered) => self.unsaved.add(connection, registered, now_ns),
+            Err(error) => {
+                self.control
+                    .reply(connection, &Err(error), now_ns, &self.poller);
+            }
+        }
+    }
+
+    /// Answers those whose jobs are in the file, or have waited for too long for that.
+    pub(crate) fn answer_saved(&mut self, now_ns: u64) {
+        // One that is gone needs no successor.
+        let (ledger, persistence) = (&self.ledger, &self.persistence);
+        let is_saved = |job| {
+            let tenant = ledger.get(job);
+            tenant.is_none_or(|tenant| persistence.has(tenant.saved_as))
+        };
+        let waiting = self.unsaved.take(now_ns, is_saved);
+        let overdue = waiting.iter().map(|one| one.job);
+        let overdue: Vec<TenantId> = overdue.filter(|job| !is_saved(*job)).collect();
+        for waiting in waiting {
+            if overdue.contains(&waiting.job) {
+                self.tell_unsaved(waiting.job, now_ns);
+            }
+            let reply = Ok(Reply::Registered(waiting.registered));
+            self.control
+                .reply(waiting.connection, &reply, now_ns, &self.poller);
+        }
+    }
+
+    /// A job starts although no successor of ours would know of it.
+    fn tell_unsaved(&mut self, job: TenantId, now_ns: u64) {
+        let file = self.rulebook.options().dir.state_file();
+        let Some(tenant) = self.ledger.get_mut(job) else {
+            return;
+        };
+        if tenant.allowance.spend(now_ns).is_some() {
+            let name = tenant.spec.name.clone();
+            let message = format!(
+                "job `{name}` starts before it is in {}: the disk has not taken it for {} ms, and an arbiter after this one may not know it",
+                file.display(),
+                unsaved::PATIENCE_NS / 1_000_000
+            );
+            self.journal.write("unsaved", &name, message, &[]);
+        }
     }
 
     /// The job of a name, for somebody who may change it.

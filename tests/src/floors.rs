@@ -171,6 +171,7 @@ pub const CRATES: [Crate; 16] = [
                     "persistence",
                     "slow_work",
                     "suspicions",
+                    "unsaved",
                 ],
             ),
             (
@@ -192,7 +193,6 @@ pub const CRATES: [Crate; 16] = [
                     "serve",
                     "tenant",
                     "terms",
-                    "unsaved",
                 ],
             ),
             (
