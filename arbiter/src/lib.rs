@@ -1,18 +1,20 @@
 //! The host daemon: admits jobs, meters their memory and decides which of them holds a device.
 //!
 //! One thread, one loop ([`serve`](Arbiter::serve)): `reactor` waits, `serve` turns events into
-//! calls, `attach` lets clients in, `lifecycle` sees jobs through, `operator` answers requests,
-//! `device_control` those about devices and the quota file, `dispatch` runs the fast loop of each
-//! device, `residency` moves the memory of jobs, `violations` deals with jobs that harm the others,
-//! `dormant` with those of which only waiting processes are left, `escaped` with processes that got
-//! out of their job's limits, `ledger` says what was promised, `profile` watches iterations,
-//! `state` and `journal` outlive the process. Other threads ask NVML (`nvml`), search for
-//! iterations, find out which processes belong to which job (`census`), and write what goes to a
-//! disk (`writer`, `state`), look up login names (`names`) and read the quota file again
-//! (`background`): the loop waits for none of them, and each rings a bell (`bell`) when it has
-//! something to say. Clients and operators are strangers:
-//! what they send is bounded, checked and copied out in `peer`, `channel::wire` and
-//! `control_server`.
+//! calls, `attach` lets clients in, `client_exit` lets them go, `lifecycle` sees jobs through,
+//! `operator` answers requests, `device_control` those about devices and the quota file, `dispatch`
+//! runs the fast loop of each device, `residency` moves the memory of jobs, `violations` deals with
+//! jobs that harm the others, `dormant` with those of which only waiting processes are left,
+//! `escaped` with processes that got out of their job's limits. Their state is in parts with
+//! private fields, which the first paragraph of each module describes: among them `door` and
+//! `clients`, `ledger`, `outsiders`, `persistence`, `rulebook`, `schedulers`, `profile` and
+//! `slow_work`.
+//!
+//! Other threads ask NVML (`nvml`), search for iterations, find out which processes belong to which
+//! job (`census`), write what goes to a disk (`writer`, `state`), look up login names (`names`) and
+//! read the quota file again (`background`): the loop waits for none of them, and each rings a bell
+//! (`bell`) when it has something to say. Clients and operators are strangers: what they send is
+//! bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
 
 mod allowances;
 mod attach;

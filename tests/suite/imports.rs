@@ -400,6 +400,68 @@ fn policy_does_no_unsafe_and_no_input_or_output() {
     }
 }
 
+/// The fields of a structure in a source, as they are written; `None`: it is not there.
+fn fields<'a>(source: &'a str, name: &str) -> Option<Vec<&'a str>> {
+    let (_, after) = source.split_once(&format!("struct {name}"))?;
+    let (body, end) = match after.as_bytes().first()? {
+        b' ' => (after.strip_prefix(" {")?, "\n}"),
+        b'(' => (after.strip_prefix('(')?, ");"),
+        _ => return None,
+    };
+    let (body, _) = body.split_once(end)?;
+    let lines = body.lines().map(str::trim);
+    let fields = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
+    Some(fields.map(|field| field.trim_end_matches(',')).collect())
+}
+
+#[test]
+fn the_arbiter_owns_parts_that_show_no_field() {
+    let sources = Artefacts::get().root().join("arbiter/src");
+    let mut files: Vec<String> = Vec::new();
+    for folder in [sources.clone(), sources.join("residency")] {
+        for entry in std::fs::read_dir(folder).expect("the arbiter's sources") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|ext| ext == "rs") {
+                files.push(std::fs::read_to_string(path).expect("a source"));
+            }
+        }
+    }
+    let serve = std::fs::read_to_string(sources.join("serve.rs")).expect("a source");
+    let parts = fields(&serve, "Arbiter").expect("the arbiter");
+    assert!(parts.len() > 15, "{parts:?}");
+    for part in parts {
+        let (_, of) = part.split_once(": ").expect("a name and a type");
+        // What time it is and random numbers: no state.
+        if of == "Clock" {
+            continue;
+        }
+        let found = files
+            .iter()
+            .find_map(|file| Some((file, fields(file, of)?)));
+        let Some((file, own)) = found else {
+            panic!("`{part}` is no part: give it a module of its own, and a structure");
+        };
+        let shown: Vec<_> = own.iter().filter(|own| own.starts_with("pub")).collect();
+        assert!(shown.is_empty(), "`{of}` shows {shown:?}");
+        assert!(
+            !file.contains("impl Arbiter"),
+            "the module of `{of}` reaches into the arbiter, and the arbiter into it"
+        );
+    }
+}
+
+#[test]
+fn a_field_that_is_shown_is_found() {
+    let source = "/// One.\npub struct One {\n    /// Its.\n    pub all: u64,\n    own: u64,\n}\n\
+                  struct Two(Vec<u8>);\n";
+    assert_eq!(
+        fields(source, "One"),
+        Some(vec!["pub all: u64", "own: u64"])
+    );
+    assert_eq!(fields(source, "Two"), Some(vec!["Vec<u8>"]));
+    assert_eq!(fields(source, "Tw"), None);
+}
+
 /// Licences under which something may be linked. `deny.toml` has the same list for cargo-deny.
 const ALLOWED: [&str; 9] = [
     "Apache-2.0",
