@@ -38,9 +38,9 @@ const RESTART_OPEN: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(20);
 /// TIMEOUT: how long a thread waits for another one's attachment, which takes no longer itself.
 const OTHERS_ATTACH_NS: u64 = 75_000_000_000;
-/// TIMEOUT: silence after which an arbiter that lives is taken for stuck (it beats ten times a
-/// second).
-const SILENCE_NS: u64 = 5_000_000_000;
+/// TIMEOUT: silence after which an arbiter that lives is taken for stuck: 25 of its beats. Until
+/// then who has an open gate has the device for itself.
+const SILENCE_NS: u64 = 2_500_000_000;
 /// How often a lost arbiter is looked for, in nanoseconds.
 const REATTACH_EVERY_NS: u64 = 500_000_000;
 

@@ -34,7 +34,8 @@ use crate::ground::thread::thread;
 const STEP: Duration = Duration::from_millis(250);
 /// How often the agent says what kinds of memory stay where they are.
 const TELL_NS: u64 = 1_000_000_000;
-/// TIMEOUT: silence after which an arbiter that lives is taken for stuck, as at the gate.
+/// TIMEOUT: silence after which memory comes back without an arbiter that lives. Longer than at the
+/// gate, for it takes space on the device that the arbiter may have given to others.
 const SILENCE_NS: u64 = 5_000_000_000;
 /// TIMEOUT: how long the next arbiter has to come before the client helps itself.
 const GRACE_NS: u64 = 2_000_000_000;
