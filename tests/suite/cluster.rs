@@ -18,6 +18,8 @@ struct Hook {
     process: Option<Child>,
     port: String,
     words: Vec<String>,
+    /// The limit of its descriptors, where it has one of its own.
+    descriptors: Option<u32>,
 }
 
 impl Hook {
@@ -32,6 +34,7 @@ impl Hook {
             process: None,
             port: "0".into(),
             words: words.iter().map(|word| (*word).to_owned()).collect(),
+            descriptors: None,
         };
         hook.start();
         hook
@@ -69,11 +72,14 @@ impl Hook {
     }
 
     fn start(&mut self) {
-        let mut process = self
-            .command()
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the hook");
+        let mut command = self.command();
+        if let Some(limit) = self.descriptors {
+            let mut limited = self.sandbox.command("sh");
+            limited.args(["-c", &format!("ulimit -n {limit}; exec \"$@\""), "sh"]);
+            limited.arg(command.get_program()).args(command.get_args());
+            command = limited;
+        }
+        let mut process = command.stderr(Stdio::piped()).spawn().expect("the hook");
         let mut line = String::new();
         let mut stderr = BufReader::new(process.stderr.take().expect("its stderr"));
         testbed::read_line(&mut stderr, &mut line);

@@ -18,6 +18,7 @@ use getrandom::Error as NoRandom;
 use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use utoipa::ToSchema;
 
 use super::wire::HookId;
 
@@ -35,7 +36,7 @@ impl std::fmt::Debug for Secret {
 }
 
 /// The hook's answer to a client's nonce.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Challenge {
     /// Which hook answers.

@@ -1,11 +1,11 @@
 //! The live hook: what the simulator does in virtual time, done to real jobs on real nodes.
 //!
-//! * [`wire`]: the messages, JSON over HTTP; [`http`]: as much of HTTP as that needs; [`auth`]: how
-//!   both sides authenticate; [`openapi`]: the document.
+//! * [`wire`]: the messages, JSON over HTTP; [`http`]: connections, their bounds and deadlines;
+//!   [`auth`]: how both sides authenticate; [`openapi`]: the document.
 //! * [`store`]: what survives `kill -9`; [`records`]: in which form.
 //! * [`hook`]: the state machine around the same [`policy::cluster::Scheduler`]; [`adapt`]: what
 //!   live nodes add to pure policies.
-//! * [`service`]: routes, token, ticks; [`clock`]: what time it is.
+//! * [`routes`]: what can be asked; [`service`]: token, lock, ticks; [`clock`]: what time it is.
 //! * [`agent`]: a node's side: reports, orders; [`engine`]: what starts jobs there; [`runner`]: the
 //!   parent of one job; [`process`] and [`confine`]: its processes; [`waits`]: how long a demand
 //!   would wait.
@@ -21,6 +21,7 @@ pub mod http;
 pub mod openapi;
 pub mod process;
 pub mod records;
+pub mod routes;
 pub mod runner;
 pub mod service;
 pub mod store;

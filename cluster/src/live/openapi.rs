@@ -1,8 +1,102 @@
-//! The API as an OpenAPI document, served at `/v1/openapi.json`. Tests hold it to the routes and to
-//! the types.
+//! The API as an OpenAPI document, served at `/v1/openapi.json`: made from what the handlers
+//! ([`routes`](super::routes)) and the messages ([`wire`](super::wire)) declare. Tests hold it to
+//! the routes and to what is sent.
+
+use std::sync::LazyLock;
+
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityScheme};
+use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
+use utoipa::{Modify, OpenApi, ToSchema};
+
+// The macro looks for what each handler declares beside the handler's name.
+use super::routes::*;
 
 /// OpenAPI 3.1.
-pub const DOCUMENT: &str = include_str!("openapi.json");
+pub static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
+    // PANIC: the document is data of ours; a test makes it.
+    Api::openapi().to_json().expect("JSON")
+});
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "sublet cluster hook",
+        version = "1",
+        description = "Nodes report, jobs are submitted, decisions are carried out. Each connection begins with GET /v1/session; every request after it carries `Authorization: Sublet seq=N digest=SHA256 code=HMAC`, and every answer `Sublet-Code: HMAC`, as docs/how-to/cluster.md says. The token never travels."
+    ),
+    paths(
+        session, document, health, status, decisions, jobs, submit, job, cancel, register, report,
+        forget
+    ),
+    components(schemas(Problem)),
+    security(("token" = [])),
+    modifiers(&Common)
+)]
+struct Api;
+
+/// What is the same for every route.
+struct Common;
+
+impl Modify for Common {
+    fn modify(&self, api: &mut utoipa::openapi::OpenApi) {
+        let problem = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem")));
+        let refused = ResponseBuilder::new()
+            .description("Refused.")
+            .content("application/json", problem.build())
+            .build();
+        for (path, item) in &mut api.paths.paths {
+            let operations = [
+                ("GET", &mut item.get),
+                ("POST", &mut item.post),
+                ("PUT", &mut item.put),
+                ("DELETE", &mut item.delete),
+            ];
+            for (method, operation) in operations {
+                let Some(operation) = operation else {
+                    continue;
+                };
+                let responses = &mut operation.responses.responses;
+                responses.insert("default".into(), refused.clone().into());
+                let is = |route: &&Route| route.method == method && route.path == *path;
+                if ROUTES.iter().find(is).is_some_and(|route| route.open) {
+                    operation.security = Some(Vec::new());
+                }
+            }
+        }
+        let token =
+            ApiKeyValue::with_description("Authorization", "Sublet seq=N digest=SHA256 code=HMAC");
+        let scheme = SecurityScheme::ApiKey(ApiKey::Header(token));
+        let components = api.components.get_or_insert_default();
+        components.add_security_scheme("token", scheme);
+    }
+}
+
+/// How firmly a share is promised.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes control::Class")]
+pub(super) enum Class {
+    Guaranteed,
+    Opportunistic,
+}
+
+/// Why not.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes control::ControlError")]
+struct ControlError {
+    code: String,
+    /// What happened, with the value that was refused. One line.
+    message: String,
+    /// What to do about it; empty where there is nothing to say.
+    hint: String,
+}
+
+/// An error.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes what `problem` writes")]
+struct Problem {
+    error: ControlError,
+}
 
 #[cfg(test)]
 mod tests {
@@ -12,15 +106,15 @@ mod tests {
     use serde_json::Value;
 
     use super::DOCUMENT;
-    use crate::live::service::ROUTES;
+    use crate::live::routes::ROUTES;
     use crate::live::wire::{
-        Ack, DecisionView, Device, Ended, HookId, HookStatus, JobView, NodeView, Order, Orders,
-        PairView, Registration, Report, RunId, RunReport, Signal, StartRun, Submission, Terms,
-        WaitMatrix, Welcome, What,
+        Ack, DecisionView, Device, Ended, Health, HookId, HookStatus, JobPhase, JobView, NodeView,
+        Order, Orders, PairView, Registration, Report, RunId, RunReport, Signal, StartRun,
+        Submission, Terms, WaitMatrix, Welcome, What,
     };
 
     fn document() -> Value {
-        serde_json::from_str(DOCUMENT).expect("JSON")
+        serde_json::from_str(&DOCUMENT).expect("JSON")
     }
 
     #[test]
@@ -40,16 +134,25 @@ mod tests {
             .collect();
         let served: BTreeSet<(String, String)> = ROUTES
             .iter()
-            .map(|route| (route.method.to_owned(), route.path.to_owned()))
+            .map(|route| (route.method.to_owned(), route.path.clone()))
             .collect();
         assert_eq!(described, served);
-        for route in ROUTES {
-            let operation = &document["paths"][route.path][route.method.to_lowercase()];
+        assert_eq!(served.len(), 12);
+        for route in ROUTES.iter() {
+            let operation = &document["paths"][&route.path][route.method.to_lowercase()];
             assert_eq!(
                 operation["security"] == serde_json::json!([]),
                 route.open,
                 "{route:?}"
             );
+            let refused = &operation["responses"]["default"]["content"]["application/json"];
+            assert_eq!(refused["schema"]["$ref"], "#/components/schemas/Problem");
+            let varies = route.path.matches('{').count();
+            let parameters = operation["parameters"].as_array().into_iter().flatten();
+            let in_path = parameters.filter(|one| one["in"] == "path" && one["required"] == true);
+            assert_eq!(in_path.count(), varies, "{route:?}");
+            let takes = matches!(route.method, "POST" | "PUT");
+            assert_eq!(operation["requestBody"].is_object(), takes, "{route:?}");
         }
     }
 
@@ -109,8 +212,41 @@ mod tests {
         check("DecisionView", json(DecisionView::default()));
         check("PairView", json(PairView::default()));
         check("HookStatus", json(HookStatus::default()));
+        check("Health", json(Health::default()));
         check("Problem", serde_json::json!({"error": {}}));
         check("ControlError", json(control::ControlError::default()));
+        let mut choice = |name: &str, samples: Vec<Value>| {
+            let schema = &document["components"]["schemas"][name];
+            assert_eq!(schema["enum"], Value::Array(samples), "{name}");
+            described.remove(name);
+        };
+        use control::Class::{Guaranteed, Opportunistic};
+        choice("Class", vec![json(Guaranteed), json(Opportunistic)]);
+        use JobPhase::{Cancelled, Done, Failed, Paused, Running, Starting, Stopping, Waiting};
+        let phases = [
+            Waiting, Starting, Running, Paused, Stopping, Done, Failed, Cancelled,
+        ];
+        choice("JobPhase", phases.map(json).to_vec());
+        let what = [
+            What::Start(Box::default()),
+            What::Set(Terms::default()),
+            What::Stop {
+                grace_s: 1.0,
+                signal: None,
+            },
+        ];
+        let kinds = document["components"]["schemas"]["What"]["oneOf"].as_array();
+        let kinds = kinds.expect("its kinds");
+        assert_eq!(kinds.len(), what.len());
+        for (kind, sample) in kinds.iter().zip(what.map(json)) {
+            let properties = &kind["properties"];
+            assert_eq!(
+                properties["kind"]["enum"],
+                serde_json::json!([sample["kind"]])
+            );
+            assert!(properties["body"].is_object(), "{kind}");
+        }
+        described.remove("What");
         assert!(
             described.is_empty(),
             "described and not checked: {described:?}"

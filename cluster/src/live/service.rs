@@ -1,4 +1,4 @@
-//! The hook as a service: who may ask, the routes, and the thread that ticks.
+//! The hook as a service: who may ask, the lock, and the thread that ticks.
 //!
 //! One lock around the hook; every request is carried out, committed and answered in this order. If
 //! the state cannot be written, the process ends: later answers could be forgotten.
@@ -8,23 +8,23 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use control::{ControlError, ErrorCode};
 use crossbeam_channel::{bounded, select, tick};
 use parking_lot::Mutex;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::auth::Secret;
-use super::clock::Clock;
+use super::clock::{Clock, Now};
 use super::hook::Hook;
 use super::http::MAX_BODY_BYTES;
-use super::http::server::{self, Request, Response, Site, problem};
+use super::http::server::{self, Response, SESSION, Site, problem};
 use super::openapi;
+use super::routes::{self, ROUTES};
 use super::store::{StoreError, random_word};
-use super::wire::HookId;
+use super::wire::{Health, HookId};
 
 /// How often the hook looks around.
 const TICK: Duration = Duration::from_millis(200);
@@ -173,37 +173,6 @@ impl std::fmt::Debug for Service {
     }
 }
 
-/// One row of the API.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Route {
-    /// `GET`, ...
-    pub method: &'static str,
-    /// With `{name}` for what varies.
-    pub path: &'static str,
-    /// Asked without a token, too.
-    pub open: bool,
-}
-
-const fn route(method: &'static str, path: &'static str, open: bool) -> Route {
-    Route { method, path, open }
-}
-
-/// The whole API.
-pub const ROUTES: [Route; 12] = [
-    route("GET", "/v1/session", true),
-    route("GET", "/v1/openapi.json", true),
-    route("GET", "/v1/health", true),
-    route("GET", "/v1/status", false),
-    route("GET", "/v1/decisions", false),
-    route("GET", "/v1/jobs", false),
-    route("POST", "/v1/jobs", false),
-    route("GET", "/v1/jobs/{id}", false),
-    route("DELETE", "/v1/jobs/{id}", false),
-    route("PUT", "/v1/nodes/{node}", false),
-    route("POST", "/v1/nodes/{node}/report", false),
-    route("DELETE", "/v1/nodes/{node}", false),
-];
-
 impl Service {
     /// Serves a hook to clients that know the token. `say` gets what an operator should know.
     #[must_use]
@@ -222,94 +191,21 @@ impl Service {
         }
     }
 
-    /// The row of a request, with what varies in its path; or why there is none.
-    fn route<'a>(&self, method: &str, path: &'a str) -> Result<(Route, &'a str), Response> {
-        let mut other_methods = false;
-        for route in ROUTES {
-            let Some(varies) = matches(route.path, path) else {
-                continue;
-            };
-            if route.method == method {
-                return Ok((route, varies));
-            }
-            other_methods = true;
-        }
-        if other_methods {
-            return Err(problem(405, &format!("{method} is not for {path}")));
-        }
-        Err(problem(
-            404,
-            &format!("there is nothing at {path}; see /v1/openapi.json"),
-        ))
+    /// What time it is.
+    pub(super) fn now(&self) -> Now {
+        self.clock.now()
     }
 
-    fn dispatch(&self, route: Route, varies: &str, query: &str, request: &Request) -> Response {
-        let now = self.clock.now();
-        let id = || {
-            varies.parse::<u64>().map_err(|_| {
-                ControlError::new(
-                    ErrorCode::NoSuchJob,
-                    format!("`{varies}` is no number of a job"),
-                )
-            })
+    /// Which hook answers.
+    pub(super) fn health(&self) -> Response {
+        let health = Health {
+            hook: self.id.clone(),
         };
-        match (route.method, route.path) {
-            (_, "/v1/session") => problem(400, "this connection has its session"),
-            (_, path) if route.open => self
-                .open("GET", path)
-                .unwrap_or_else(|| problem(404, "nothing there")),
-            ("GET", "/v1/status") => self.with(200, |hook| Ok(hook.status())),
-            ("GET", "/v1/decisions") => {
-                let above = query
-                    .split('&')
-                    .find_map(|pair| pair.strip_prefix("above="));
-                let above = above.map_or(Ok(0), str::parse::<u64>);
-                self.with(200, |hook| match above {
-                    Ok(above) => Ok(hook.decisions(above)),
-                    Err(_) => Err(ControlError::new(
-                        ErrorCode::Invalid,
-                        "`above` is no number",
-                    )),
-                })
-            }
-            ("GET", "/v1/jobs") => self.with(200, |hook| Ok(hook.job_views())),
-            ("POST", "/v1/jobs") => match body(request) {
-                Err(error) => refusal(&error),
-                Ok(asked) => {
-                    let mut new = true;
-                    let response = self.with(201, |hook| {
-                        let (view, fresh) = hook.submit(asked, now)?;
-                        new = fresh;
-                        Ok(view)
-                    });
-                    Response {
-                        status: if new || response.status != 201 {
-                            response.status
-                        } else {
-                            200
-                        },
-                        ..response
-                    }
-                }
-            },
-            ("GET", _) => self.with(200, |hook| hook.job(id()?)),
-            ("DELETE", "/v1/jobs/{id}") => self.with(200, |hook| hook.cancel(id()?, now)),
-            ("PUT", _) => match body(request) {
-                Err(error) => refusal(&error),
-                Ok(said) => self.with(200, |hook| hook.register(varies, said, now)),
-            },
-            ("POST", _) => match body(request) {
-                Err(error) => refusal(&error),
-                Ok(report) => self.with(200, |hook| hook.report(varies, report, now)),
-            },
-            _ => self.with(200, |hook| {
-                hook.forget(varies, now).map(|()| serde_json::json!({}))
-            }),
-        }
+        answer(200, &health)
     }
 
     /// Under the lock; the answer is only made once everything is written.
-    fn with<T: Serialize>(
+    pub(super) fn with<T: Serialize>(
         &self,
         status: u16,
         work: impl FnOnce(&mut Hook) -> Result<T, ControlError>,
@@ -327,10 +223,7 @@ impl Service {
             return response;
         }
         match result {
-            Ok(value) => match serde_json::to_vec(&value) {
-                Ok(body) => Response { status, body },
-                Err(error) => problem(500, &format!("the answer cannot be written: {error}")),
-            },
+            Ok(value) => answer(status, &value),
             Err(error) => refusal(&error),
         }
     }
@@ -359,11 +252,14 @@ impl Service {
     /// # Errors
     /// [`ServeError`].
     pub fn serve(self: Arc<Self>, listener: TcpListener) -> Result<(), ServeError> {
+        // Made before anybody waits for it.
+        LazyLock::force(&openapi::DOCUMENT);
         let site: Arc<dyn Site> = Arc::clone(&self) as _;
+        let routes = routes::router(Arc::clone(&self));
         let (ended, accepting) = bounded(1);
         std::thread::Builder::new()
             .name("accept".into())
-            .spawn(move || drop(ended.send(server::serve(&listener, &site))))
+            .spawn(move || drop(ended.send(server::serve(&listener, site, routes))))
             .map_err(ServeError::Accept)?;
         let ticks = tick(TICK);
         loop {
@@ -388,15 +284,10 @@ impl Site for Service {
         &self.id
     }
 
-    fn open(&self, method: &str, path: &str) -> Option<Response> {
-        let body = match (method, path) {
-            ("GET", "/v1/openapi.json") => openapi::DOCUMENT.as_bytes().to_vec(),
-            ("GET", "/v1/health") => serde_json::json!({ "hook": self.id })
-                .to_string()
-                .into_bytes(),
-            _ => return None,
-        };
-        Some(Response { status: 200, body })
+    fn is_open(&self, method: &str, path: &str) -> bool {
+        // A session begins where connections are.
+        let is = |route: &routes::Route| route.open && route.method == method && route.path == path;
+        path != SESSION && ROUTES.iter().any(is)
     }
 
     fn body_limit(&self, method: &str, path: &str) -> usize {
@@ -405,15 +296,6 @@ impl Site for Service {
             ("POST", _) => MAX_BODY_BYTES,
             ("PUT", _) => SUBMISSION_BYTES,
             _ => 0,
-        }
-    }
-
-    /// Carries a request out.
-    fn answer(&self, request: &Request) -> Response {
-        let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
-        match self.route(&request.method, path) {
-            Ok((route, varies)) => self.dispatch(route, varies, query, request),
-            Err(response) => response,
         }
     }
 
@@ -431,30 +313,15 @@ impl Site for Service {
     }
 }
 
-/// What stands in `path` for the part of `pattern` that varies; empty where nothing does.
-fn matches<'a>(pattern: &str, path: &'a str) -> Option<&'a str> {
-    let mut found = "";
-    let (mut want, mut have) = (pattern.split('/'), path.split('/'));
-    loop {
-        match (want.next(), have.next()) {
-            (None, None) => return Some(found),
-            (Some(want), Some(have)) if want.starts_with('{') && !have.is_empty() => found = have,
-            (Some(want), Some(have)) if want == have => {}
-            _ => return None,
-        }
+fn answer<T: Serialize>(status: u16, value: &T) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => Response { status, body },
+        Err(error) => problem(500, &format!("the answer cannot be written: {error}")),
     }
 }
 
-fn body<T: DeserializeOwned>(request: &Request) -> Result<T, ControlError> {
-    serde_json::from_slice(&request.body).map_err(|error| {
-        ControlError::new(
-            ErrorCode::Invalid,
-            format!("the body makes no sense: {error}"),
-        )
-    })
-}
-
-fn refusal(error: &ControlError) -> Response {
+/// A refusal as an answer.
+pub(super) fn refusal(error: &ControlError) -> Response {
     let status = match &error.code {
         ErrorCode::NoSuchJob | ErrorCode::NoSuchDevice => 404,
         ErrorCode::Other(code) if code == "unknown_node" => 404,
@@ -472,33 +339,44 @@ fn refusal(error: &ControlError) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::{Body, to_bytes};
+    use tower_service::Service as _;
+
     use super::*;
     use crate::live::hook::Config;
     use crate::live::http::client::{Client, ClientError};
 
     const TOKEN: &str = "0123456789abcdef";
 
-    fn service(dir: &Path) -> Service {
+    fn service(dir: &Path) -> Arc<Service> {
         let hook = Hook::open(dir, Config::default(), 1000).unwrap();
-        Service::new(hook, TOKEN, Box::new(|_| ()))
+        Arc::new(Service::new(hook, TOKEN, Box::new(|_| ())))
     }
 
-    fn ask(service: &Service, method: &str, path: &str, body: &str) -> (u16, String) {
-        let request = Request {
-            method: method.into(),
-            path: path.into(),
-            body: body.as_bytes().to_vec(),
-        };
-        let response = service.answer(&request);
-        (response.status, String::from_utf8(response.body).unwrap())
+    /// What the routes answer to one who knows the token.
+    fn ask(service: &Arc<Service>, method: &str, path: &str, body: &str) -> (u16, String) {
+        let request = hyper::Request::builder().method(method).uri(path);
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        let mut routes = routes::router(Arc::clone(service));
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(async {
+            let answer = routes.call(request).await.unwrap();
+            let status = answer.status().as_u16();
+            let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+            (status, String::from_utf8(body.to_vec()).unwrap())
+        })
     }
 
     /// At an address of its own, for as long as the test runs.
     fn served(dir: &Path) -> SocketAddr {
-        let service = Arc::new(service(dir));
+        serve(&service(dir))
+    }
+
+    fn serve(service: &Arc<Service>) -> SocketAddr {
         let (listener, address) = server::listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let site: Arc<dyn Site> = service;
-        std::thread::spawn(move || server::serve(&listener, &site));
+        let routes = routes::router(Arc::clone(service));
+        let site: Arc<dyn Site> = Arc::clone(service) as _;
+        std::thread::spawn(move || server::serve(&listener, site, routes));
         address
     }
 
@@ -582,6 +460,230 @@ mod tests {
             text.is_empty() || text.starts_with("HTTP/1.1 431 "),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_could_be_read_in_two_ways_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = served(dir.path());
+        let many = "A: b\r\n".repeat(65);
+        for (fields, status) in [
+            ("Content-Length: 1\r\nContent-Length: 2", "400 "),
+            ("Content-Length: +1", "400 "),
+            ("Content-Length: -1", "400 "),
+            ("Content-Length: 99999999", "413 Content Too Large"),
+            ("Transfer-Encoding: chunked", "501 "),
+            ("Transfer-Encoding: chunked\r\nContent-Length: 1", "501 "),
+            ("Transfer-Encoding: gzip", "400 "),
+            ("no field", "400 "),
+            (many.as_str(), "431 "),
+        ] {
+            let text = format!("POST /v1/jobs HTTP/1.1\r\n{fields}\r\n\r\n");
+            let answer = ask_raw(address, &text);
+            let expected = format!("HTTP/1.1 {status}");
+            assert!(answer.starts_with(&expected), "{fields}: {answer}");
+        }
+        let answer = ask_raw(address, "\x16\x03\x01\x02\x00\r\n\r\n");
+        assert!(!answer.contains(" 200 "), "TLS: {answer}");
+    }
+
+    /// A session, by hand.
+    struct ByHand {
+        stream: io::BufReader<std::net::TcpStream>,
+        session: crate::live::auth::Session,
+    }
+
+    impl ByHand {
+        fn begin(address: SocketAddr) -> Self {
+            let stream = std::net::TcpStream::connect(address).unwrap();
+            let patience = Some(Duration::from_secs(60));
+            stream.set_read_timeout(patience).unwrap();
+            let mut by_hand = Self {
+                stream: io::BufReader::new(stream),
+                session: crate::live::auth::Session::default(),
+            };
+            let nonce = crate::live::auth::nonce().unwrap();
+            by_hand.write(&format!(
+                "GET /v1/session?nonce={nonce} HTTP/1.1\r\nHost: h\r\n\r\n"
+            ));
+            let (head, body) = by_hand.read();
+            assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+            let said = serde_json::from_str(&body).unwrap();
+            by_hand.session = Secret::new(TOKEN).accept(&nonce, &said).unwrap();
+            by_hand
+        }
+
+        fn write(&mut self, text: &str) {
+            self.stream.get_mut().write_all(text.as_bytes()).unwrap();
+        }
+
+        /// The head of the session's next request.
+        fn head(&mut self, method: &str, path: &str, body: &str, length: usize) -> String {
+            let signature = self.session.sign(method, path, body.as_bytes());
+            format!(
+                "{method} {path} HTTP/1.1\r\nAuthorization: Sublet {signature}\r\nContent-Length: {length}\r\n\r\n"
+            )
+        }
+
+        /// Head and body of an answer.
+        fn read(&mut self) -> (String, String) {
+            use io::BufRead;
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") {
+                let count = self.stream.read_line(&mut head).unwrap();
+                assert!(count > 0, "closed after `{head}`");
+            }
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("Content-Length: "));
+            let length: usize = length.unwrap_or_else(|| panic!("{head}")).parse().unwrap();
+            let mut body = vec![0; length];
+            self.stream.read_exact(&mut body).unwrap();
+            (head, String::from_utf8(body).unwrap())
+        }
+
+        /// The answer, which is the hook's to the last request.
+        fn answer(&mut self) -> (String, String) {
+            let (head, body) = self.read();
+            let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
+            let code = field("Sublet-Code: ").unwrap_or_else(|| panic!("{head}"));
+            let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+            assert!(self.session.is_answer(status, body.as_bytes(), code));
+            assert_eq!(field("Content-Type: "), Some("application/json"));
+            assert_eq!(field("Cache-Control: "), Some("no-store"));
+            (head, body)
+        }
+
+        fn is_closed(&mut self) -> bool {
+            let mut rest = Vec::new();
+            // An end, or a reset where something was not read.
+            let _ = self.stream.read_to_end(&mut rest);
+            rest.is_empty()
+        }
+    }
+
+    #[test]
+    fn a_connection_takes_the_next_request_of_its_own_session_and_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = served(dir.path());
+        let mut one = ByHand::begin(address);
+        for _ in 0..2 {
+            let head = one.head("GET", "/v1/jobs", "", 0);
+            one.write(&head);
+            let (head, body) = one.answer();
+            assert!(head.contains("Connection: keep-alive\r\n"), "{head}");
+            assert_eq!(body, "[]");
+        }
+        // On another connection, where a session has begun, too.
+        let head = one.head("GET", "/v1/jobs", "", 0);
+        let mut other = ByHand::begin(address);
+        other.write(&head);
+        let (answer, body) = other.read();
+        assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
+        assert!(body.contains("who know the hook's token"), "{body}");
+        assert!(other.is_closed());
+        // In its place once, and not again.
+        one.write(&head);
+        one.answer();
+        one.write(&head);
+        let (answer, body) = one.read();
+        assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
+        assert!(body.contains("not the session's next request"), "{body}");
+        assert!(!answer.contains("Sublet-Code"), "{answer}");
+        assert!(one.is_closed());
+    }
+
+    #[test]
+    fn bodies_are_bounded_and_taken_as_they_were_signed() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = served(dir.path());
+        let body = r#"{"command":["a"]}"#;
+        for (path, sent, length, status, words) in [
+            // Refused by its head: nothing of it is waited for.
+            ("/v1/jobs", "", SUBMISSION_BYTES + 1, 413, "are taken there"),
+            (
+                "/v1/jobs",
+                r#"{"command":["b"]}"#,
+                17,
+                400,
+                "not the one that was signed",
+            ),
+            ("/v1/jobs", body, 30, 400, "ends after 17 of 30 bytes"),
+            ("/v1/jobs", body, 17, 201, "waiting"),
+        ] {
+            let mut asks = ByHand::begin(address);
+            let head = asks.head("POST", path, body, length);
+            asks.write(&(head + sent));
+            if status == 400 {
+                let write = std::net::Shutdown::Write;
+                asks.stream.get_ref().shutdown(write).unwrap();
+            }
+            let (head, said) = asks.answer();
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
+            assert!(said.contains(words), "{said}");
+        }
+    }
+
+    #[test]
+    fn newcomers_get_in_while_requests_wait_for_the_hook() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service(dir.path());
+        let address = serve(&service);
+        let waits = service.hook.lock();
+        let mut asking = Vec::new();
+        for _ in 0..20 {
+            let mut one = ByHand::begin(address);
+            let head = one.head("GET", "/v1/jobs", "", 0);
+            one.write(&head);
+            asking.push(one);
+        }
+        // More than there are threads for them wait, and this is answered.
+        let text = ask_raw(address, "GET /v1/health HTTP/1.1\r\n\r\n");
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+        let mut last = ByHand::begin(address);
+        drop(waits);
+        for one in &mut asking {
+            assert_eq!(one.answer().1, "[]");
+        }
+        let head = last.head("GET", "/v1/jobs", "", 0);
+        last.write(&head);
+        last.answer();
+    }
+
+    #[test]
+    fn a_kept_connection_that_was_closed_is_sent_nothing_and_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = served(dir.path());
+        let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", middle.local_addr().unwrap());
+        let (closed, is_closed) = bounded(1);
+        let relay = std::thread::spawn(move || {
+            let mut chunk = [0; 64 << 10];
+            let mut forward = || {
+                let (mut asks, _) = middle.accept().unwrap();
+                let mut hook = std::net::TcpStream::connect(address).unwrap();
+                for _ in 0..2 {
+                    let count = asks.read(&mut chunk).unwrap();
+                    hook.write_all(&chunk[..count]).unwrap();
+                    let count = hook.read(&mut chunk).unwrap();
+                    asks.write_all(&chunk[..count]).unwrap();
+                }
+                asks
+            };
+            let mut first = forward();
+            first.shutdown(std::net::Shutdown::Write).unwrap();
+            closed.send(()).unwrap();
+            forward();
+            let mut more = Vec::new();
+            let _ = first.read_to_end(&mut more);
+            more.len()
+        });
+        let mut client = Client::new(&url, TOKEN, Duration::from_secs(60)).unwrap();
+        let mut jobs = || client.ask::<(), Vec<serde_json::Value>>("GET", "/v1/jobs", None);
+        assert_eq!(jobs().unwrap().len(), 0);
+        is_closed.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(jobs().unwrap().len(), 0);
+        assert_eq!(relay.join().unwrap(), 0, "sent on the closed connection");
     }
 
     #[test]

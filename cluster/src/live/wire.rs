@@ -18,17 +18,20 @@ use std::collections::BTreeMap;
 
 use control::{ArbiterStatus, Class};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::openapi;
 
 /// Raised when an old peer would misunderstand a new one.
 pub const API_MAJOR: u32 = 1;
 
 /// Identifies one life of one hook. Two hooks on copies of one state would count alike; the nonce
 /// distinguishes them.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct HookId {
     /// Drawn when the state was made.
     pub cluster: String,
-    /// Counts the starts of the hook.
+    /// Counts the starts of the hook. An agent does nothing for a lower one than it has seen.
     pub epoch: u64,
     /// Drawn at each start.
     pub nonce: String,
@@ -36,7 +39,18 @@ pub struct HookId {
 
 /// One attempt of a job: its number and which attempt it is, from 1.
 #[derive(
-    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Debug,
+    Default,
+    Serialize,
+    Deserialize,
+    ToSchema,
 )]
 pub struct RunId {
     /// The job.
@@ -51,13 +65,23 @@ impl std::fmt::Display for RunId {
     }
 }
 
+/// Which hook answers.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Health {
+    /// This one.
+    pub hook: HookId,
+}
+
 /// A node introduces itself.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Registration {
-    /// Must be [`API_MAJOR`].
+    /// Must be 1: `API_MAJOR`.
+    #[schema(required)]
     pub api: u32,
     /// Drawn once for each runtime directory: two nodes of one name differ in it.
+    #[schema(required)]
     pub instance: String,
     /// The machine and its boot: after another boot no process of the boot before can still run.
     pub machine: String,
@@ -78,7 +102,7 @@ pub struct Registration {
 }
 
 /// A device of a node.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Device {
     /// Identity, as `nvidia-smi -L` prints it.
@@ -92,7 +116,7 @@ pub struct Device {
 }
 
 /// The answer to a registration.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Welcome {
     /// Who answers.
@@ -102,36 +126,41 @@ pub struct Welcome {
 }
 
 /// What an agent says each second.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Report {
     /// As registered.
+    #[schema(required)]
     pub instance: String,
     /// What became of orders, oldest first; repeated until the hook has answered.
     pub acks: Vec<Ack>,
     /// Every attempt of a job that the engine knows and the hook has not settled yet.
     pub runs: Vec<RunReport>,
-    /// The arbiter with its devices and jobs; `None` where it did not answer its own agent.
+    /// The arbiter with its devices and jobs, as `sublet ps --json` prints it; null where it did
+    /// not answer its own agent.
+    #[schema(value_type = Option<Object>)]
     pub arbiter: Option<ArbiterStatus>,
     /// What is free and how long a demand would wait, one entry for each device.
     pub waits: Vec<WaitMatrix>,
 }
 
 /// What became of an order.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Ack {
     /// Which one.
+    #[schema(required)]
     pub seq: u64,
     /// Why it was not done; empty: it was.
     pub error: String,
 }
 
 /// An attempt of a job as its engine sees it.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct RunReport {
     /// Which one.
+    #[schema(required)]
     pub run: RunId,
     /// Its name on the node's arbiter.
     pub name: String,
@@ -145,7 +174,7 @@ pub struct RunReport {
 }
 
 /// How an attempt ended.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Ended {
     /// Exit code, where it had one.
@@ -167,12 +196,13 @@ impl Ended {
 }
 
 /// Expected waits on one device, after Apollo (OSDI'14): rows are memory, columns shares of time.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct WaitMatrix {
     /// Which device.
     pub uuid: String,
     /// Share that is promised to nobody.
+    #[schema(minimum = 0, maximum = 1)]
     pub free_share: f64,
     /// Memory that is neither used nor reserved.
     pub free_bytes: u64,
@@ -187,7 +217,7 @@ pub struct WaitMatrix {
 }
 
 /// The answer to a report.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Orders {
     /// Who answers.
@@ -202,7 +232,7 @@ pub struct Orders {
 
 /// One thing to do on a node. Numbers grow by node and are never used twice within an epoch; one of
 /// a later epoch is always a later order.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Order {
     /// The epoch of the hook that made it.
     #[serde(default)]
@@ -216,7 +246,7 @@ pub struct Order {
 }
 
 /// What to do about an attempt.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", content = "body", rename_all = "snake_case")]
 pub enum What {
     /// Start it.
@@ -235,31 +265,34 @@ pub enum What {
 
 /// Asks a job that looks for such requests to prepare for a stop: at the end of an iteration it
 /// saves, and reports that.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Signal {
     /// GPUs that it is to go on with; 0: none for now.
+    #[schema(maximum = 65535)]
     pub gpus: u16,
     /// How long that may take, in seconds.
     pub patience_s: f64,
 }
 
 /// What it may have while it runs.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Terms {
-    /// Part of each device's time; `None` leaves it.
+    /// Part of each device's time; null leaves it.
+    #[schema(minimum = 0, maximum = 1)]
     pub share: Option<f64>,
     /// How firmly.
+    #[schema(value_type = Option<openapi::Class>)]
     pub class: Option<Class>,
-    /// Memory quota on each device; `None` leaves it.
+    /// Memory quota on each device; null leaves it.
     pub mem_bytes: Option<u64>,
     /// Held back.
     pub paused: bool,
 }
 
 /// An attempt to start.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct StartRun {
     /// What the job is called there.
@@ -279,7 +312,7 @@ pub struct StartRun {
 }
 
 /// A job as its owner asks for it.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Submission {
     /// For people; empty: from the command.
@@ -289,7 +322,8 @@ pub struct Submission {
     pub kind: String,
     /// Whose; empty: everybody's.
     pub user: String,
-    /// What to run.
+    /// What to run: the program and its arguments.
+    #[schema(required)]
     pub command: Vec<String>,
     /// Variables for it.
     pub env: BTreeMap<String, String>,
@@ -298,17 +332,19 @@ pub struct Submission {
     /// GPUs, all on one node. 0 counts as 1.
     pub gpus: u32,
     /// It can go on with any number of GPUs up to this, in proportion as fast; for restartable
-    /// jobs. `None`: with `gpus` only.
+    /// jobs. Null: with `gpus` only.
+    #[schema(minimum = 1)]
     pub max_gpus: Option<u32>,
     /// Memory quota on each device.
     pub mem_bytes: Option<u64>,
     /// How firmly.
+    #[schema(value_type = openapi::Class)]
     pub class: Class,
     /// How long it takes solo, as its owner thinks.
     pub work_s: Option<f64>,
     /// From its submission.
     pub deadline_s: Option<f64>,
-    /// Above 0; weighs among jobs. `None`: 1.
+    /// Above 0; weighs among jobs. Null: 1.
     pub weight: Option<f64>,
     /// It keeps its progress itself: it may be stopped and started again, anywhere. Otherwise it
     /// stays where it started, and is paused if it has to make space.
@@ -318,7 +354,7 @@ pub struct Submission {
 }
 
 /// What a job is doing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobPhase {
     /// It waits for GPUs.
@@ -364,7 +400,7 @@ impl JobPhase {
 }
 
 /// A job as it stands.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct JobView {
     /// Its number, never used twice.
@@ -384,6 +420,7 @@ pub struct JobView {
     /// Its devices there, by UUID.
     pub devices: Vec<String>,
     /// Part of their time that it was given.
+    #[schema(minimum = 0, maximum = 1)]
     pub share: f64,
     /// The job it shares them with.
     pub beside: Option<u64>,
@@ -404,14 +441,14 @@ pub struct JobView {
 }
 
 /// A node as it stands.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct NodeView {
     /// Its name.
     pub name: String,
     /// It has reported lately.
     pub up: bool,
-    /// Seconds since its last report; `None`: none since the hook started.
+    /// Seconds since its last report; null: none since the hook started.
     pub silent_s: Option<f64>,
     /// Who starts jobs there.
     pub engine: String,
@@ -428,7 +465,7 @@ pub struct NodeView {
 }
 
 /// A line of the decision log.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct DecisionView {
     /// Counts up by one, over restarts too.
@@ -447,7 +484,7 @@ pub struct DecisionView {
 }
 
 /// What was measured of two kinds of job together.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct PairView {
     /// Type of the GPU.
@@ -465,7 +502,7 @@ pub struct PairView {
 }
 
 /// The hook as it stands.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct HookStatus {
     /// Which one.

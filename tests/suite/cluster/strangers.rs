@@ -148,3 +148,26 @@ fn a_crowd_of_idle_connections_and_unread_bodies_locks_nobody_out() {
     );
     assert!(tasks < 32, "strangers have threads: {tasks}");
 }
+
+#[test]
+fn a_hook_with_few_descriptors_gives_them_to_those_who_know_the_token() {
+    let mut hook = Hook::new();
+    hook.kill();
+    hook.descriptors = Some(32);
+    hook.start();
+    let address = format!("127.0.0.1:{}", hook.port);
+    let crowd: Vec<TcpStream> = (0..60)
+        .filter_map(|_| TcpStream::connect(&address).ok())
+        .collect();
+    assert!(crowd.len() > 32, "{}", crowd.len());
+    for _ in 0..3 {
+        hook.json(&["status", "--json"]);
+    }
+    let pid = hook.process.as_ref().expect("it runs").id();
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
+    println!(
+        "now: {} strangers, {} descriptors of 32, status is answered",
+        crowd.len(),
+        open.count()
+    );
+}

@@ -1,16 +1,27 @@
 //! The client: one request after the other over one connection, every wait with a deadline.
 //!
 //! It asks nothing before the other side has proved that it knows the token, and accepts no answer
-//! but the hook's to this request ([`auth`]).
+//! but the hook's to this request ([`auth`]). A session is a proof about one connection: so it is
+//! hyper's connection that is used, and no client that keeps several and connects by itself.
 
+use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+use axum::body::Bytes;
 use control::ControlError;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::Request;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::yield_now;
+use tokio::time::timeout;
 
-use super::{First, HttpError, SCHEME, Timed};
+use super::{CODE_FIELD, MAX_BODY_BYTES, MAX_FIELDS, MAX_HEAD_BYTES, SCHEME, stays};
 use crate::live::auth::{self, Challenge, Secret, Session};
 use crate::live::wire::HookId;
 
@@ -90,9 +101,53 @@ pub struct Client {
 
 /// A connection to one that knows the token.
 struct Connection {
-    stream: Timed,
+    line: Line,
     session: Session,
     hook: HookId,
+}
+
+/// A connection. It is driven by who asks, while it asks: there is no thread for it.
+struct Line {
+    requests: SendRequest<Full<Bytes>>,
+    runtime: Runtime,
+}
+
+/// Why there is no answer on a connection.
+#[derive(Debug, thiserror::Error)]
+enum LineError {
+    /// The other side had closed it, and was not sent the request.
+    #[error("the connection was closed")]
+    Unsent,
+    /// It was closed before the answer was whole.
+    #[error("the connection was closed")]
+    Closed,
+    /// It took too long.
+    #[error("nothing came within {} ms", .0.as_millis())]
+    TimedOut(Duration),
+    /// It is no HTTP, or more than we take.
+    #[error("{0}")]
+    Bad(String),
+    /// The socket failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<hyper::Error> for LineError {
+    fn from(error: hyper::Error) -> Self {
+        use std::error::Error;
+        if error.is_canceled() {
+            Self::Unsent
+        } else if error.is_incomplete_message() || error.is_closed() {
+            Self::Closed
+        } else if error.is_parse() {
+            Self::Bad(format!("this is no HTTP: {error}"))
+        } else {
+            let cause = error
+                .source()
+                .map_or_else(|| error.to_string(), ToString::to_string);
+            Self::Bad(cause)
+        }
+    }
 }
 
 /// What was read.
@@ -100,7 +155,7 @@ struct Answer {
     status: u16,
     code: Option<String>,
     keep: bool,
-    body: Vec<u8>,
+    body: Bytes,
 }
 
 impl std::fmt::Debug for Client {
@@ -156,7 +211,7 @@ impl Client {
         }
     }
 
-    fn reach(&self) -> Result<Timed, ClientError> {
+    fn reach(&self) -> Result<TcpStream, ClientError> {
         let addresses = self
             .host
             .to_socket_addrs()
@@ -166,7 +221,7 @@ impl Client {
             match TcpStream::connect_timeout(&address, self.patience) {
                 Ok(stream) => {
                     let _ = stream.set_nodelay(true);
-                    return Ok(Timed::new(stream));
+                    return Ok(stream);
                 }
                 Err(error) => last = error.to_string(),
             }
@@ -177,10 +232,11 @@ impl Client {
     /// A connection whose other side has proved that it knows the token.
     fn connect(&self) -> Result<Connection, ClientError> {
         let nonce = auth::nonce().map_err(|error| self.unreachable(error))?;
-        let mut stream = self.reach()?;
+        let stream = self.reach()?;
         let path = format!("/v1/session?nonce={nonce}");
+        let mut line = Line::new(stream).map_err(|error| self.unreachable(error))?;
         let answer = self
-            .exchange(&mut stream, &self.head("GET", &path, 0, ""))
+            .exchange(&mut line, "GET", &path, &[], None)
             .map_err(|error| self.unreachable(error))?;
         let stranger = || ClientError::Stranger {
             url: self.url.clone(),
@@ -197,7 +253,7 @@ impl Client {
         let said: Challenge = serde_json::from_slice(&answer.body).map_err(|_| stranger())?;
         let session = self.secret.accept(&nonce, &said).ok_or_else(stranger)?;
         Ok(Connection {
-            stream,
+            line,
             session,
             hook: said.hook,
         })
@@ -217,16 +273,8 @@ impl Client {
         Ok(hook)
     }
 
-    fn head(&self, method: &str, path: &str, length: usize, more: &str) -> Vec<u8> {
-        format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{more}\r\n",
-            self.host
-        )
-        .into_bytes()
-    }
-
     /// Asks and reads the answer. A kept connection that has died is made anew once: the request
-    /// was not read.
+    /// was not sent.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -253,7 +301,7 @@ impl Client {
                 Ok(answer) => connection = Some((kept, answer)),
                 // Closed while idle; after any other error the request may have been carried out,
                 // and the caller decides whether to repeat it.
-                Err(HttpError::Closed) => {}
+                Err(LineError::Unsent) => {}
                 Err(error) => return Err(self.unreachable(error)),
             }
         }
@@ -295,31 +343,87 @@ impl Client {
         method: &str,
         path: &str,
         body: &[u8],
-    ) -> Result<Answer, HttpError> {
+    ) -> Result<Answer, LineError> {
         let signature = connection.session.sign(method, path, body);
-        let field = format!("Authorization: {SCHEME} {signature}\r\n");
-        let head = self.head(method, path, body.len(), &field);
-        self.exchange(&mut connection.stream, &[&head, body].concat())
+        let field = format!("{SCHEME} {signature}");
+        self.exchange(&mut connection.line, method, path, body, Some(&field))
     }
 
-    fn exchange(&self, stream: &mut Timed, bytes: &[u8]) -> Result<Answer, HttpError> {
-        stream
-            .write(bytes, self.patience)
-            .map_err(|error| match error {
-                HttpError::Io(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                    HttpError::Closed
-                }
-                error => error,
-            })?;
-        let head = stream.head(false, self.patience, self.patience)?;
-        let First::Response { status } = head.first else {
-            return Err(HttpError::Bad(0, "no response".into()));
-        };
-        Ok(Answer {
-            status,
-            code: head.code,
-            keep: head.keep,
-            body: stream.body(head.length, self.patience)?,
+    fn exchange(
+        &self,
+        line: &mut Line,
+        method: &str,
+        path: &str,
+        body: &[u8],
+        authorization: Option<&str>,
+    ) -> Result<Answer, LineError> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, &self.host)
+            .header(CONTENT_TYPE, "application/json")
+            .header(CONTENT_LENGTH, body.len());
+        if let Some(authorization) = authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let request = request
+            .body(Full::from(body.to_vec()))
+            .map_err(|error| LineError::Bad(error.to_string()))?;
+        line.ask(request, self.patience)
+    }
+}
+
+impl Line {
+    fn new(stream: TcpStream) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
+        stream.set_nonblocking(true)?;
+        let requests = runtime.block_on(async {
+            let stream = TokioIo::new(tokio::net::TcpStream::from_std(stream)?);
+            let (requests, connection) = http1::Builder::new()
+                .title_case_headers(true)
+                .max_headers(MAX_FIELDS)
+                .max_buf_size(MAX_HEAD_BYTES)
+                .handshake(stream)
+                .await
+                .map_err(io::Error::other)?;
+            // Its errors are those of the requests.
+            tokio::spawn(async { drop(connection.await) });
+            Ok::<_, io::Error>(requests)
+        })?;
+        Ok(Self { requests, runtime })
+    }
+
+    /// The head of the answer may take `patience`, and so may its body.
+    fn ask(
+        &mut self,
+        request: Request<Full<Bytes>>,
+        patience: Duration,
+    ) -> Result<Answer, LineError> {
+        let Self { requests, runtime } = self;
+        let expired = |_| LineError::TimedOut(patience);
+        runtime.block_on(async {
+            // What has come meanwhile is seen first: a connection that was closed is sent nothing.
+            yield_now().await;
+            let answer = async {
+                requests.ready().await.map_err(|_| LineError::Unsent)?;
+                Ok::<_, LineError>(requests.send_request(request).await?)
+            };
+            let answer = timeout(patience, answer).await.map_err(expired)??;
+            let (head, body) = answer.into_parts();
+            let code = head.headers.get(CODE_FIELD);
+            let code = code.and_then(|code| Some(code.to_str().ok()?.to_owned()));
+            let body = Limited::new(body, MAX_BODY_BYTES).collect();
+            let body = timeout(patience, body).await.map_err(expired)?;
+            let body = body.map_err(|error| LineError::Bad(error.to_string()))?;
+            Ok(Answer {
+                status: head.status.as_u16(),
+                code,
+                keep: stays(head.version, &head.headers),
+                body: body.to_bytes(),
+            })
         })
     }
 }

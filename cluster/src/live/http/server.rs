@@ -1,28 +1,52 @@
-//! The listening side, in two stages.
+//! The listening side: hyper's connections, and who may hold one for how long.
 //!
-//! *Pending*: every new connection. One thread serves all of them without ever waiting for one. A
-//! connection may send a head of 16 KiB at most, and nothing else, within [`PENDING_TIME`]. There
-//! is space for [`PENDING`]. A newcomer is never refused: it replaces a connection of the address
-//! that has most of them, the one that has been silent for longest. So strangers, however many and
-//! however slow, cost a bounded part of one thread and some memory, and an honest client that
-//! authenticates at once gets through.
+//! One thread looks after all connections and never waits for one of them (tokio's current-thread
+//! runtime). A connection is in one of two stages.
+//!
+//! *Pending*: every new connection. It may send a head of 16 KiB at most, and nothing else, within
+//! [`PENDING_TIME`]. There is space for [`PENDING`]. A newcomer is never refused: it replaces a
+//! connection of the address that has most of them, the one that has been silent for longest. So
+//! strangers, however many and however slow, cost a bounded part of one thread and some memory, and
+//! an honest client that authenticates at once gets through.
 //!
 //! *Admitted*: connections that have proved by the head of a request that they know the token
-//! ([`auth`]). Each has a thread; only admitted connections may send bodies, within [`BODY_BYTES`]
-//! for all together.
+//! ([`auth`]). Only they may send bodies, within [`BODY_BYTES`] for all together. Their requests
+//! are carried out on [`WORKERS`] further threads, which may wait for locks and disks.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::request::Parts;
+use axum::response::IntoResponse;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body as _, Incoming};
+use hyper::ext::ReasonPhrase;
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, StatusCode};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::{AbortHandle, spawn_blocking, yield_now};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tower_service::Service;
 
-use super::{CODE_FIELD, First, Head, HttpError, MAX_BODY_BYTES, Timed, parse};
-use crate::live::auth::{self, Secret, Session};
+use super::{CODE_FIELD, MAX_BODY_BYTES, MAX_FIELDS, MAX_HEAD_BYTES, SCHEME, stays};
+use crate::live::auth::{self, Secret, Session, Signature};
 use crate::live::wire::HookId;
 
 /// Most pending connections.
@@ -33,7 +57,10 @@ const ADMITTED: usize = 1280;
 const STEP: usize = 32;
 /// Bytes of all bodies that are read or answered at a time.
 const BODY_BYTES: usize = 64 << 20;
-/// Stack of an admitted connection's thread.
+/// Threads that carry requests out, and the stack of each. Most of a request is done under one
+/// lock.
+const WORKERS: usize = 8;
+/// See [`WORKERS`].
 const STACK_BYTES: usize = 512 << 10;
 /// TIMEOUT: a connection says who it is within a network's round trip; on a host in trouble within
 /// seconds.
@@ -42,17 +69,10 @@ const PENDING_TIME: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(60);
 /// TIMEOUT: a message of megabytes takes well below a second on any link between hosts.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A request of somebody who knows the token.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Request {
-    /// `GET`, `POST`, ...
-    pub method: String,
-    /// The path with its query.
-    pub path: String,
-    /// The body.
-    pub body: Vec<u8>,
-}
+/// TIMEOUT: connections that are closed give descriptors back within a moment.
+const NO_DESCRIPTORS: Duration = Duration::from_millis(50);
+/// Where a session begins, with the client's nonce.
+pub const SESSION: &str = "/v1/session";
 
 /// An answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -63,19 +83,26 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
-/// What is served. Only [`answer`](Self::answer) may wait; it is called on the thread of a
-/// connection.
+impl IntoResponse for Response {
+    fn into_response(self) -> axum::response::Response {
+        (status(self.status), self.body).into_response()
+    }
+}
+
+fn status(number: u16) -> StatusCode {
+    StatusCode::from_u16(number).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// What is served beside the routes. Nothing here may wait.
 pub trait Site: Send + Sync {
     /// What everybody has to know.
     fn secret(&self) -> &Secret;
     /// Who serves.
     fn hook(&self) -> &HookId;
-    /// The answer that needs no token; `None`: this path needs the token.
-    fn open(&self, method: &str, path: &str) -> Option<Response>;
+    /// Whether this needs no token. Such a route may not wait.
+    fn is_open(&self, method: &str, path: &str) -> bool;
     /// Bytes of the longest body that is taken there.
     fn body_limit(&self, method: &str, path: &str) -> usize;
-    /// A request whose sender knows the token.
-    fn answer(&self, request: &Request) -> Response;
     /// A peer without the token was refused.
     fn turned_away(&self, from: IpAddr);
 }
@@ -84,19 +111,33 @@ pub trait Site: Send + Sync {
 ///
 /// # Errors
 /// The listener's.
-pub fn serve(listener: &TcpListener, site: &Arc<dyn Site>) -> io::Error {
+pub fn serve(listener: &TcpListener, site: Arc<dyn Site>, routes: Router) -> io::Error {
     allow_descriptors();
-    let acceptor = Acceptor {
-        listener,
-        site,
-        admitted: Arc::default(),
-        pending: Vec::new(),
-        shut_until: None,
+    let runtime = Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(WORKERS)
+        .thread_name("http")
+        .thread_stack_size(STACK_BYTES)
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return error,
     };
-    match acceptor.run() {
+    let door = Arc::new(Door {
+        site,
+        routes,
+        pending: Mutex::default(),
+        admitted: Arc::default(),
+        bodies: Arc::new(Semaphore::new(BODY_BYTES)),
+    });
+    let error = match runtime.block_on(accept_all(listener, &door)) {
         Ok(never) => match never {},
         Err(error) => error,
-    }
+    };
+    // A request that waits for a disk holds nobody up: the process is about to end.
+    runtime.shutdown_background();
+    error
 }
 
 /// As many as the host allows: each connection is one.
@@ -111,310 +152,159 @@ fn allow_descriptors() {
     let _ = setrlimit(Resource::Nofile, most);
 }
 
+/// Takes newcomers in.
+async fn accept_all(listener: &TcpListener, door: &Arc<Door>) -> io::Result<Infallible> {
+    let listener = listener.try_clone()?;
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let mut number = 0_u64;
+    let mut step = 0;
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                if door.pending.lock().len() >= PENDING {
+                    door.drop_one();
+                    // It closes before the next newcomer is taken in.
+                    step = STEP;
+                }
+                let _ = stream.set_nodelay(true);
+                number += 1;
+                door.take_in(stream, from.ip(), number);
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                // Out of descriptors: a connection gives one back, and those admitted will close
+                // theirs.
+                _ if matches!(error.raw_os_error(), Some(23 | 24)) => {
+                    door.drop_one();
+                    sleep(NO_DESCRIPTORS).await;
+                }
+                _ => return Err(error),
+            },
+        }
+        step += 1;
+        if step >= STEP {
+            step = 0;
+            yield_now().await;
+        }
+    }
+}
+
+/// What all connections share.
+struct Door {
+    site: Arc<dyn Site>,
+    routes: Router,
+    /// By number: in the sequence of their arrival.
+    pending: Mutex<BTreeMap<u64, Pending>>,
+    /// How many are admitted.
+    admitted: Arc<AtomicUsize>,
+    /// Bytes of bodies that may yet be taken.
+    bodies: Arc<Semaphore>,
+}
+
 /// A connection that has not authenticated yet.
 struct Pending {
-    stream: TcpStream,
     from: IpAddr,
-    since: Instant,
     /// When it last sent something useful.
     shown: Instant,
-    input: Vec<u8>,
-    output: Vec<u8>,
-    session: Option<Session>,
-    /// To be closed once its output is sent.
-    closing: bool,
+    task: AbortHandle,
 }
 
-/// What happens to a connection.
-enum Next {
-    Stay,
-    Close,
-    /// Its request, and what it sent after that.
-    Admit(Head),
-}
-
-struct Acceptor<'a> {
-    listener: &'a TcpListener,
-    site: &'a Arc<dyn Site>,
-    admitted: Arc<Admitted>,
-    pending: Vec<Pending>,
-    /// The host is out of descriptors.
-    shut_until: Option<Instant>,
-}
-
-impl Acceptor<'_> {
-    fn run(mut self) -> io::Result<std::convert::Infallible> {
-        self.listener.set_nonblocking(true)?;
-        loop {
-            let now = Instant::now();
-            let open = self.shut_until.is_none_or(|until| now >= until);
-            let ready = self.wait(now, open)?;
-            if open && ready.first() == Some(&true) {
-                self.accept_all()?;
-            }
-            // New connections are served in the next step. If one of them replaced another,
-            // the list is off by one after it, which costs a look in vain or a step:
-            // nothing waits.
-            let mut at = ready.len().saturating_sub(1);
-            while at > 0 {
-                at -= 1;
-                let Some(connection) = self.pending.get_mut(at) else {
-                    continue;
-                };
-                let next = if ready[at + 1] {
-                    connection.advance(self.site.as_ref())
-                } else {
-                    Next::Stay
-                };
-                match next {
-                    Next::Stay if connection.since.elapsed() < PENDING_TIME => {}
-                    Next::Stay | Next::Close => drop(self.pending.swap_remove(at)),
-                    Next::Admit(head) => {
-                        let connection = self.pending.swap_remove(at);
-                        self.admit(connection, head);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Until there is something to do: whether for the listener, and for each connection.
-    fn wait(&self, now: Instant, open: bool) -> io::Result<Vec<bool>> {
-        let ends = self
-            .pending
-            .iter()
-            .map(|connection| connection.since + PENDING_TIME);
-        let ends = ends.chain(self.shut_until.filter(|_| !open));
-        let left = ends.min().map(|end| end.saturating_duration_since(now));
-        let left = left.map(|left| Timespec {
-            // CAST: ten seconds at most.
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
+impl Door {
+    fn take_in(self: &Arc<Self>, stream: TcpStream, from: IpAddr, number: u64) {
+        let now = Instant::now();
+        let peer = Arc::new(Peer {
+            door: Arc::clone(self),
+            number,
+            from,
+            session: Mutex::default(),
+            place: Mutex::default(),
+            stage: Mutex::new(Stage::Pending(now + PENDING_TIME)),
         });
-        let none = PollFlags::empty();
-        let mut all = vec![PollFd::new(
-            self.listener,
-            if open { PollFlags::IN } else { none },
-        )];
-        for connection in &self.pending {
-            let wants = if connection.output.is_empty() {
-                PollFlags::IN
-            } else {
-                PollFlags::OUT
-            };
-            all.push(PollFd::new(&connection.stream, wants));
-        }
-        match poll(&mut all, left.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        Ok(all.iter().map(|fd| !fd.revents().is_empty()).collect())
-    }
-
-    /// Takes newcomers in.
-    fn accept_all(&mut self) -> io::Result<()> {
-        for _ in 0..STEP {
-            match self.listener.accept() {
-                Ok((stream, from)) => {
-                    if self.pending.len() >= PENDING {
-                        self.drop_one();
-                    }
-                    let _ = stream.set_nodelay(true);
-                    if stream.set_nonblocking(true).is_ok() {
-                        self.pending.push(Pending::new(stream, from.ip()));
-                    }
-                }
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => return Ok(()),
-                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    // Out of descriptors: a connection gives one back, and those admitted will
-                    // close theirs.
-                    _ if matches!(error.raw_os_error(), Some(23 | 24)) => {
-                        self.drop_one();
-                        self.shut_until = Some(Instant::now() + Duration::from_millis(50));
-                        return Ok(());
-                    }
-                    _ => return Err(error),
-                },
-            }
-        }
-        Ok(())
+        // It first runs when this thread comes to it, after the next line.
+        let task = tokio::spawn(converse(peer, stream)).abort_handle();
+        let shown = now;
+        self.pending
+            .lock()
+            .insert(number, Pending { from, shown, task });
     }
 
     /// Drops the connection that has been silent for longest, of the address that has most of them.
-    fn drop_one(&mut self) {
-        let mut pending: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for connection in &self.pending {
-            *pending.entry(connection.from).or_default() += 1;
+    fn drop_one(&self) {
+        let mut pending = self.pending.lock();
+        let mut count: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for connection in pending.values() {
+            *count.entry(connection.from).or_default() += 1;
         }
-        let most = pending.values().max().copied().unwrap_or(0);
-        let crowded = |connection: &Pending| pending.get(&connection.from) == Some(&most);
-        let last = (0..self.pending.len())
-            .filter(|at| crowded(&self.pending[*at]))
-            .min_by_key(|at| self.pending[*at].shown);
-        if let Some(at) = last {
-            self.pending.remove(at);
+        let most = count.values().max().copied();
+        let last = pending
+            .iter()
+            .filter(|(_, connection)| count.get(&connection.from).copied() == most)
+            .min_by_key(|(_, connection)| connection.shown)
+            .map(|(number, _)| *number);
+        let dropped = last.and_then(|number| pending.remove(&number));
+        drop(pending);
+        if let Some(dropped) = dropped {
+            dropped.task.abort();
         }
     }
 
-    fn admit(&self, connection: Pending, head: Head) {
-        let Some(session) = connection.session else {
-            return;
-        };
-        let place = Place::take(&self.admitted);
-        if place.number > ADMITTED {
-            let text = format!("{ADMITTED} connections are open; try again in a moment");
-            let mut stream = connection.stream;
-            let _ = stream.write(&encode(&problem(503, &text), None, false));
-            return;
+    /// Space for a body, waited for as long as for a body.
+    async fn space(&self, bytes: usize) -> Option<Option<OwnedSemaphorePermit>> {
+        if bytes == 0 {
+            return Some(None);
         }
-        if connection.stream.set_nonblocking(false).is_err() {
-            return;
-        }
-        let (site, admitted) = (Arc::clone(self.site), Arc::clone(&self.admitted));
-        let (stream, from) = (
-            Timed::with(connection.stream, connection.input),
-            connection.from,
-        );
-        let started = std::thread::Builder::new()
-            .name("http".into())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                let _place = place;
-                converse(stream, from, session, head, site.as_ref(), &admitted);
-            });
-        // No thread to be had: the connection closes, and its owner tries again.
-        drop(started);
+        let bytes = u32::try_from(bytes).ok()?;
+        let space = Arc::clone(&self.bodies).acquire_many_owned(bytes);
+        timeout(PATIENCE, space).await.ok()?.ok().map(Some)
     }
 }
 
-impl Pending {
-    fn new(stream: TcpStream, from: IpAddr) -> Self {
-        let now = Instant::now();
-        Self {
-            stream,
-            from,
-            since: now,
-            shown: now,
-            input: Vec::new(),
-            output: Vec::new(),
-            session: None,
-            closing: false,
-        }
-    }
+/// What a connection does, and until when it may.
+#[derive(Clone, Copy)]
+enum Stage {
+    /// It has yet to prove that it knows the token.
+    Pending(Instant),
+    /// The head of its next request begins.
+    Idle(Instant),
+    /// That head comes.
+    Head(Instant),
+    /// The body of its request comes.
+    Body(Instant),
+    /// Its request is carried out: that takes as long as it takes.
+    Working,
+    /// The answer is sent.
+    Answering(Instant),
+}
 
-    /// One read or one write, and what follows from it.
-    fn advance(&mut self, site: &dyn Site) -> Next {
-        let gone = |error: &io::Error| {
-            !matches!(
-                error.kind(),
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-            )
-        };
-        if !self.output.is_empty() {
-            return match self.stream.write(&self.output) {
-                Ok(count) => {
-                    self.output.drain(..count);
-                    self.flush_output()
-                }
-                Err(error) if gone(&error) => Next::Close,
-                Err(_) => Next::Stay,
-            };
-        }
-        let mut chunk = [0; 4 << 10];
-        match self.stream.read(&mut chunk) {
-            Ok(0) => return Next::Close,
-            // PANIC: a read returns at most the buffer's length.
-            Ok(count) => self.input.extend_from_slice(&chunk[..count]),
-            Err(error) if gone(&error) => return Next::Close,
-            Err(_) => return Next::Stay,
-        }
-        match parse(&self.input, true) {
-            Ok(None) => Next::Stay,
-            Ok(Some(head)) => {
-                self.input.drain(..head.bytes);
-                self.heard(head, site)
-            }
-            Err(HttpError::Bad(status, text)) => self.tell(&problem(status, &text), false),
-            Err(_) => Next::Close,
-        }
-    }
+/// A connection.
+struct Peer {
+    door: Arc<Door>,
+    number: u64,
+    from: IpAddr,
+    /// Both sides' proofs hold for this connection only.
+    session: Mutex<Option<Session>>,
+    /// Held once it is admitted.
+    place: Mutex<Option<Place>>,
+    stage: Mutex<Stage>,
+}
 
-    fn flush_output(&mut self) -> Next {
-        if self.output.is_empty() && self.closing {
-            return Next::Close;
-        }
-        Next::Stay
-    }
-
-    fn tell(&mut self, response: &Response, stays: bool) -> Next {
-        self.output = encode(response, None, stays);
-        self.closing = !stays;
-        // Most answers go out at once.
-        match self.stream.write(&self.output) {
-            Ok(count) => drop(self.output.drain(..count)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return Next::Close,
-        }
-        self.flush_output()
-    }
-
-    fn heard(&mut self, head: Head, site: &dyn Site) -> Next {
-        let First::Request { method, path } = &head.first else {
-            return Next::Close;
-        };
-        if method == "GET"
-            && head.length == 0
-            && self.session.is_none()
-            && let Some(nonce) = path.strip_prefix("/v1/session?nonce=")
-        {
-            if !auth::is_nonce(nonce) {
-                return self.tell(
-                    &problem(400, "the nonce is not 64 hexadecimal digits"),
-                    false,
-                );
-            }
-            let Ok((challenge, session)) = site.secret().answer(nonce, site.hook()) else {
-                return self.tell(&problem(503, "this host has no random numbers"), false);
-            };
-            self.session = Some(session);
-            self.shown = Instant::now();
-            let body = serde_json::to_vec(&challenge).unwrap_or_default();
-            return self.tell(&Response { status: 200, body }, true);
-        }
-        if let (Some(session), Some(signature)) = (&mut self.session, &head.signature)
-            && session.admits(method, path, signature)
-        {
-            return Next::Admit(head);
-        }
-        if let Some(response) = site.open(method, path) {
-            return self.tell(&response, false);
-        }
-        site.turned_away(self.from);
-        let text = "this is for those who know the hook's token and prove it; `sublet cluster` does with --token-file, docs/how-to/cluster.md says how";
-        self.tell(&problem(401, text), false)
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.door.pending.lock().remove(&self.number);
     }
 }
 
-/// What those admitted share.
-#[derive(Default)]
-struct Admitted {
-    count: AtomicUsize,
-    /// Bytes of bodies in the works.
-    bytes: Mutex<usize>,
-    freed: Condvar,
-}
-
-/// A place admitted.
+/// A place among those admitted.
 struct Place {
-    admitted: Arc<Admitted>,
+    admitted: Arc<AtomicUsize>,
     number: usize,
 }
 
 impl Place {
-    fn take(admitted: &Arc<Admitted>) -> Self {
+    fn take(admitted: &Arc<AtomicUsize>) -> Self {
         // SYNC(count): a count and nothing else; no data is published by it.
-        let number = admitted.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = admitted.fetch_add(1, Ordering::Relaxed) + 1;
         Self {
             admitted: Arc::clone(admitted),
             number,
@@ -424,112 +314,347 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.admitted.count.fetch_sub(1, Ordering::Relaxed);
+        self.admitted.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// BodySpace for a body.
-struct BodySpace<'a> {
-    admitted: &'a Admitted,
-    bytes: usize,
-}
-
-impl<'a> BodySpace<'a> {
-    /// Waits for it as long as for a body.
-    fn take(admitted: &'a Admitted, bytes: usize) -> Option<Self> {
-        let mut used = admitted.bytes.lock();
-        let full = |used: &mut usize| *used + bytes > BODY_BYTES;
-        admitted.freed.wait_while_for(&mut used, full, PATIENCE);
-        if full(&mut used) {
-            return None;
+/// Requests and answers of one connection, until its end or its deadline.
+async fn converse(peer: Arc<Peer>, stream: TcpStream) {
+    let watched = TokioIo::new(Watched {
+        stream,
+        peer: Arc::clone(&peer),
+    });
+    let own = Arc::clone(&peer);
+    let answers = service_fn(move |request| Arc::clone(&own).answer(request));
+    let serving = http1::Builder::new()
+        // A client may say that it sends nothing more, and is answered.
+        .half_close(true)
+        .title_case_headers(true)
+        .auto_date_header(false)
+        .max_headers(MAX_FIELDS)
+        .max_buf_size(MAX_HEAD_BYTES)
+        // The stage has the deadline of a head, too.
+        .header_read_timeout(None::<Duration>)
+        .serve_connection(watched, answers);
+    let mut serving = pin!(serving);
+    let mut alarm = pin!(sleep_until(Instant::now() + PENDING_TIME));
+    poll_fn(|cx| {
+        // What fails ends this connection, and nothing else.
+        if serving.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
         }
-        *used += bytes;
-        Some(Self { admitted, bytes })
-    }
-}
-
-impl Drop for BodySpace<'_> {
-    fn drop(&mut self) {
-        *self.admitted.bytes.lock() -= self.bytes;
-        self.admitted.freed.notify_all();
-    }
-}
-
-/// Requests of one who knows the token; the head of the first has been read and checked.
-fn converse(
-    mut stream: Timed,
-    from: IpAddr,
-    mut session: Session,
-    mut head: Head,
-    site: &dyn Site,
-    admitted: &Admitted,
-) {
-    loop {
-        let (response, keep) = match carry_out(&mut stream, &head, site, admitted) {
-            Ok(response) => (response, head.keep),
-            Err(HttpError::Bad(status, text)) => (problem(status, &text), false),
-            Err(_) => return,
+        let Some(ends) = peer.ends() else {
+            return Poll::Pending;
         };
-        let code = session.sign_answer(response.status, &response.body);
-        let bytes = encode(&response, Some(&code), keep);
-        if stream.write(&bytes, PATIENCE).is_err() || !keep {
-            return;
+        if alarm.deadline() != ends {
+            alarm.as_mut().reset(ends);
         }
-        head = match stream.head(true, IDLE, PATIENCE) {
-            Ok(head) => head,
-            Err(HttpError::Bad(status, text)) => {
-                let _ = stream.write(&encode(&problem(status, &text), None, false), PATIENCE);
-                return;
+        alarm.as_mut().poll(cx)
+    })
+    .await;
+}
+
+/// A connection's socket: tells how far the connection has come.
+struct Watched {
+    stream: TcpStream,
+    peer: Arc<Peer>,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let result = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
+        if buffer.filled().len() > before {
+            self.peer.heard();
+        }
+        Poll::Ready(result)
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        all: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, all)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// hyper flushes once everything is written.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        self.peer.sent();
+        Poll::Ready(result)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// What is done about a request, by its head.
+enum Verdict {
+    /// It is answered at once.
+    Tell(Response),
+    /// It began the session: the connection stays.
+    Began(Response),
+    /// It needs no token.
+    Open,
+    /// Its sender knows the token.
+    Genuine(Signature),
+}
+
+impl Peer {
+    /// Until when this stage may last.
+    fn ends(&self) -> Option<Instant> {
+        match *self.stage.lock() {
+            Stage::Working => None,
+            Stage::Pending(ends)
+            | Stage::Idle(ends)
+            | Stage::Head(ends)
+            | Stage::Body(ends)
+            | Stage::Answering(ends) => Some(ends),
+        }
+    }
+
+    /// Something came.
+    fn heard(&self) {
+        let mut stage = self.stage.lock();
+        if matches!(*stage, Stage::Idle(_)) {
+            *stage = Stage::Head(Instant::now() + PATIENCE);
+        }
+    }
+
+    /// Everything was sent.
+    fn sent(&self) {
+        let mut stage = self.stage.lock();
+        if matches!(*stage, Stage::Answering(_)) {
+            *stage = Stage::Idle(Instant::now() + IDLE);
+        }
+    }
+
+    async fn answer(
+        self: Arc<Self>,
+        request: hyper::Request<Incoming>,
+    ) -> Result<hyper::Response<Full<Bytes>>, Infallible> {
+        let (head, body) = request.into_parts();
+        let keep = stays(head.version, &head.headers);
+        // A body in parts has no length, and is refused.
+        let length = body.size_hint().exact().map_or(usize::MAX, |length| {
+            usize::try_from(length).unwrap_or(usize::MAX)
+        });
+        let answer = match self.judge(&head, length) {
+            Verdict::Tell(said) => encode(said, None, false),
+            Verdict::Began(said) => encode(said, None, keep),
+            Verdict::Open => {
+                let request = hyper::Request::from_parts(head, Body::empty());
+                encode(routed(&self.door.routes, request).await, None, false)
             }
-            Err(_) => return,
+            Verdict::Genuine(signature) => {
+                let (said, code, taken) = self.carry_out(head, body, length, signature).await;
+                encode(said, Some(&code), keep && taken)
+            }
         };
-        let First::Request { method, path } = &head.first else {
-            return;
-        };
-        let next = head
-            .signature
-            .as_ref()
-            .is_some_and(|signature| session.admits(method, path, signature));
-        if !next {
-            site.turned_away(from);
-            let text = "this is not the session's next request, or somebody has altered it";
-            let _ = stream.write(&encode(&problem(401, text), None, false), PATIENCE);
-            return;
+        let mut stage = self.stage.lock();
+        // A connection that is pending has its deadline.
+        if !matches!(*stage, Stage::Pending(_)) {
+            *stage = Stage::Answering(Instant::now() + PATIENCE);
         }
+        drop(stage);
+        Ok(answer)
+    }
+
+    /// Before anything of the body is read.
+    fn judge(&self, head: &Parts, length: usize) -> Verdict {
+        if head.headers.contains_key(header::TRANSFER_ENCODING) {
+            let text = "bodies are taken whole, with a Content-Length";
+            return Verdict::Tell(problem(501, text));
+        }
+        if length > MAX_BODY_BYTES {
+            let text = format!("the body has {length} bytes, {MAX_BODY_BYTES} are taken");
+            return Verdict::Tell(problem(413, &text));
+        }
+        let site = &self.door.site;
+        let (method, path) = (head.method.as_str(), path(head));
+        let mut session = self.session.lock();
+        if head.method == Method::GET
+            && length == 0
+            && session.is_none()
+            && let Some(query) = path.strip_prefix(SESSION)
+            && let Some(nonce) = query.strip_prefix("?nonce=")
+        {
+            if !auth::is_nonce(nonce) {
+                let text = "the nonce is not 64 hexadecimal digits";
+                return Verdict::Tell(problem(400, text));
+            }
+            let Ok((challenge, own)) = site.secret().answer(nonce, site.hook()) else {
+                return Verdict::Tell(problem(503, "this host has no random numbers"));
+            };
+            *session = Some(own);
+            if let Some(pending) = self.door.pending.lock().get_mut(&self.number) {
+                pending.shown = Instant::now();
+            }
+            let body = serde_json::to_vec(&challenge).unwrap_or_default();
+            return Verdict::Began(Response { status: 200, body });
+        }
+        let mut place = self.place.lock();
+        if let (Some(session), Some(signature)) = (session.as_mut(), signature(&head.headers))
+            && session.admits(method, path, &signature)
+        {
+            if place.is_none() {
+                let taken = Place::take(&self.door.admitted);
+                if taken.number > ADMITTED {
+                    let text = format!("{ADMITTED} connections are open; try again in a moment");
+                    return Verdict::Tell(problem(503, &text));
+                }
+                *place = Some(taken);
+                self.door.pending.lock().remove(&self.number);
+            }
+            *self.stage.lock() = Stage::Working;
+            return Verdict::Genuine(signature);
+        }
+        let text = if place.is_some() {
+            "this is not the session's next request, or somebody has altered it"
+        } else if path != SESSION && site.is_open(method, path) {
+            return Verdict::Open;
+        } else {
+            "this is for those who know the hook's token and prove it; `sublet cluster` does with --token-file, docs/how-to/cluster.md says how"
+        };
+        site.turned_away(self.from);
+        Verdict::Tell(problem(401, text))
+    }
+
+    /// A request of one who knows the token: the answer, its code, and whether the connection may
+    /// stay.
+    async fn carry_out(
+        self: &Arc<Self>,
+        head: Parts,
+        body: Incoming,
+        length: usize,
+        signature: Signature,
+    ) -> (Response, String, bool) {
+        let (space, body) = match self.body(&head, body, length).await {
+            Ok(both) => both,
+            Err(said) => {
+                let code = self.sign(&said);
+                return (said, code, false);
+            }
+        };
+        *self.stage.lock() = Stage::Working;
+        let own = Arc::clone(self);
+        // It is carried out even if the connection ends meanwhile, and its place stays taken.
+        let work = move || {
+            let _space = space;
+            let (said, taken) = if auth::digest(&body) == signature.digest {
+                let request = hyper::Request::from_parts(head, Body::from(body));
+                let answer = routed(&own.door.routes, request);
+                (Handle::current().block_on(answer), true)
+            } else {
+                let text = "the body is not the one that was signed";
+                (problem(400, text), false)
+            };
+            let code = own.sign(&said);
+            (said, code, taken)
+        };
+        match spawn_blocking(work).await {
+            Ok(done) => done,
+            Err(_) => {
+                let said = problem(503, "the hook has failed; start it again");
+                let code = self.sign(&said);
+                (said, code, false)
+            }
+        }
+    }
+
+    /// The body of a request, and the space that it takes.
+    async fn body(
+        &self,
+        head: &Parts,
+        mut body: Incoming,
+        length: usize,
+    ) -> Result<(Option<OwnedSemaphorePermit>, Bytes), Response> {
+        let site = &self.door.site;
+        let limit = site.body_limit(head.method.as_str(), path(head));
+        let limit = limit.min(MAX_BODY_BYTES);
+        if length > limit {
+            let text = format!("the body has {length} bytes, {limit} are taken there");
+            return Err(problem(413, &text));
+        }
+        let Some(space) = self.door.space(length).await else {
+            let text = "too many bodies are being read; try again in a moment";
+            return Err(problem(503, text));
+        };
+        *self.stage.lock() = Stage::Body(Instant::now() + PATIENCE);
+        let mut bytes = Vec::new();
+        // hyper hands out as much as Content-Length says, and no more.
+        while bytes.len() < length {
+            let Some(Ok(frame)) = body.frame().await else {
+                let have = bytes.len();
+                let text = format!("the body ends after {have} of {length} bytes");
+                return Err(problem(400, &text));
+            };
+            if let Some(data) = frame.data_ref() {
+                bytes.extend_from_slice(data);
+            }
+        }
+        Ok((space, bytes.into()))
+    }
+
+    /// The code of an answer to the request that came last.
+    fn sign(&self, said: &Response) -> String {
+        let session = self.session.lock();
+        let code = session
+            .as_ref()
+            .map(|session| session.sign_answer(said.status, &said.body));
+        code.unwrap_or_default()
     }
 }
 
-fn carry_out(
-    stream: &mut Timed,
-    head: &Head,
-    site: &dyn Site,
-    admitted: &Admitted,
-) -> Result<Response, HttpError> {
-    let (First::Request { method, path }, Some(signature)) = (&head.first, &head.signature) else {
-        return Err(HttpError::Closed);
+/// What the routes answer.
+async fn routed(routes: &Router, request: hyper::Request<Body>) -> Response {
+    let answer = match routes.clone().call(request).await {
+        Ok(answer) => answer,
+        Err(never) => match never {},
     };
-    let limit = site.body_limit(method, path).min(MAX_BODY_BYTES);
-    if head.length > limit {
-        let text = format!(
-            "the body has {} bytes, {limit} are taken there",
-            head.length
-        );
-        return Err(HttpError::Bad(413, text));
+    let status = answer.status().as_u16();
+    match to_bytes(answer.into_body(), usize::MAX).await {
+        Ok(body) => Response {
+            status,
+            body: body.into(),
+        },
+        Err(error) => problem(500, &format!("the answer cannot be written: {error}")),
     }
-    let Some(_space) = BodySpace::take(admitted, head.length) else {
-        let text = "too many bodies are being read; try again in a moment".into();
-        return Err(HttpError::Bad(503, text));
-    };
-    let body = stream.body(head.length, PATIENCE)?;
-    if auth::digest(&body) != signature.digest {
-        let text = "the body is not the one that was signed".into();
-        return Err(HttpError::Bad(400, text));
-    }
-    Ok(site.answer(&Request {
-        method: method.clone(),
-        path: path.clone(),
-        body,
-    }))
+}
+
+/// The path with its query, as it is signed.
+fn path(head: &Parts) -> &str {
+    head.uri.path_and_query().map_or("", |path| path.as_str())
+}
+
+/// What came as `Authorization: Sublet`.
+fn signature(fields: &HeaderMap) -> Option<Signature> {
+    let value = fields.get(header::AUTHORIZATION)?.to_str().ok()?.trim();
+    let (scheme, rest) = value.split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case(SCHEME)
+        .then(|| Signature::parse(rest))
+        .flatten()
 }
 
 /// An error as the body of an answer.
@@ -550,29 +675,28 @@ pub fn problem(status: u16, message: &str) -> Response {
     }
 }
 
-fn encode(response: &Response, code: Option<&str>, keep: bool) -> Vec<u8> {
-    let reason = match response.status {
-        200 => "OK",
-        201 => "Created",
-        400 => "Bad Request",
-        401 => "Unauthorized",
-        404 => "Not Found",
-        405 => "Method Not Allowed",
-        409 => "Conflict",
-        413 => "Content Too Large",
-        431 => "Request Header Fields Too Large",
-        501 => "Not Implemented",
-        503 => "Service Unavailable",
-        _ => "Other",
-    };
+fn encode(said: Response, code: Option<&str>, keep: bool) -> hyper::Response<Full<Bytes>> {
+    let number = said.status;
+    let mut answer = hyper::Response::new(Full::from(said.body));
+    *answer.status_mut() = status(number);
+    if number == 413 {
+        // As RFC 9110 calls it.
+        let reason = ReasonPhrase::from_static(b"Content Too Large");
+        answer.extensions_mut().insert(reason);
+    }
     let connection = if keep { "keep-alive" } else { "close" };
-    let code = code.map_or_else(String::new, |code| format!("{CODE_FIELD}: {code}\r\n"));
-    let head = format!(
-        "HTTP/1.1 {} {reason}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: {connection}\r\n{code}Cache-Control: no-store\r\n\r\n",
-        response.status,
-        response.body.len()
-    );
-    [head.as_bytes(), &response.body].concat()
+    let fields = answer.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CONNECTION, connection),
+        (header::CACHE_CONTROL, "no-store"),
+    ] {
+        fields.insert(name, HeaderValue::from_static(value));
+    }
+    if let Some(code) = code.and_then(|code| HeaderValue::from_str(code).ok()) {
+        fields.insert(CODE_FIELD, code);
+    }
+    answer
 }
 
 /// Listen, and say where.
