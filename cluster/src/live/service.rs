@@ -495,7 +495,10 @@ mod tests {
 
     impl ByHand {
         fn begin(address: SocketAddr) -> Self {
-            let stream = std::net::TcpStream::connect(address).unwrap();
+            Self::on(std::net::TcpStream::connect(address).unwrap())
+        }
+
+        fn on(stream: std::net::TcpStream) -> Self {
             let patience = Some(Duration::from_secs(60));
             stream.set_read_timeout(patience).unwrap();
             let mut by_hand = Self {
@@ -622,6 +625,49 @@ mod tests {
             assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
             assert!(said.contains(words), "{said}");
         }
+    }
+
+    /// A connection from this address of the host's own.
+    fn connect_from(ip: [u8; 4], address: SocketAddr) -> std::net::TcpStream {
+        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+        let stream = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&stream, &SocketAddr::from((ip, 0))).unwrap();
+        connect(&stream, &address).unwrap();
+        stream.into()
+    }
+
+    #[test]
+    fn a_crowd_displaces_its_own_and_no_connection_of_another_address() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = served(dir.path());
+        // Once more where this host takes so long that the first connection has no more time.
+        let stays = (0..10).any(|_| {
+            let mut quiet = ByHand::on(connect_from([127, 0, 0, 2], address));
+            let begun = Instant::now();
+            let crowd: Vec<std::net::TcpStream> = (0..400)
+                .map(|_| connect_from([127, 0, 0, 1], address))
+                .collect();
+            // The last one comes after all of them.
+            let mut last = ByHand::on(connect_from([127, 0, 0, 3], address));
+            let head = last.head("GET", "/v1/jobs", "", 0);
+            last.write(&head);
+            last.answer();
+            let open = crowd.iter().filter(|stream| {
+                stream.set_nonblocking(true).unwrap();
+                let left = stream.peek(&mut [0]).map_err(|error| error.kind());
+                left == Err(io::ErrorKind::WouldBlock)
+            });
+            let open = open.count();
+            assert!(open <= 256, "{open} of {} are open", crowd.len());
+            if begun.elapsed() > Duration::from_secs(5) {
+                return false;
+            }
+            let head = quiet.head("GET", "/v1/jobs", "", 0);
+            quiet.write(&head);
+            quiet.answer();
+            true
+        });
+        assert!(stays, "this host takes seconds for a few connections");
     }
 
     #[test]
