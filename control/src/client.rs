@@ -12,8 +12,9 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, sockop
 use crate::device::DeviceSettings;
 use crate::error::{ControlError, ErrorCode};
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
-use crate::request::{Change, DeviceSelector, JobSpec, Reply, Request};
+use crate::request::{Change, JobSpec, Reply, Request};
 use crate::residency::{Moved, Moves};
+use crate::values::DeviceSelector;
 use crate::wire::{self, MAX_LINE_BYTES, WireError};
 
 /// Why the arbiter was not reached, or what it answered. Each message is one line for people and

@@ -3,9 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::{Count, Devices, Flag, FromNow, Share, Size, Time, Word};
-use crate::request::{Class, DeviceSelector, FailMode, OnRefusal};
-use crate::residency::Overflow;
-use crate::span::{Span, short_span};
+use crate::span::short_span;
+use crate::values::{Class, Deadline, DeviceSelector, FailMode, OnRefusal, Overflow};
 
 crate::settings! {
     /// The settings of a job. A flag of `sublet run` beats the environment, that beats the quota
@@ -56,16 +55,6 @@ crate::settings! {
         /// Submissions that make one iteration of the job.
         iteration_launches: Count<1, { u64::MAX }>, unset "found out from the launches";
     }
-}
-
-/// By when a job's work should be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Deadline {
-    /// So long after it is asked for.
-    In(Span),
-    /// At a time.
-    AtUnixMs(u64),
 }
 
 /// Settings that contradict each other: the key, and a sentence that goes on from its value.
@@ -155,6 +144,7 @@ mod tests {
     use super::*;
     use crate::setting::Settings;
     use crate::size::MemLimit;
+    use crate::span::Span;
 
     /// Every setting from its example.
     fn all() -> JobSettings {

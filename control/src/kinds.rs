@@ -6,14 +6,13 @@ use std::str::FromStr;
 
 use serde_json::{Value as Json, json};
 
-use crate::device::{Misbehaviour, PolicyChoice};
-use crate::job_settings::Deadline;
-use crate::report::SliceMode;
-use crate::request::{Class, DeviceSelector, FailMode, OnRefusal};
-use crate::residency::Overflow;
 use crate::setting::{Form, Kind};
 use crate::size::MemLimit;
 use crate::span::{Span, parse_span, short_span};
+use crate::values::{
+    Class, Deadline, DeviceSelector, FailMode, Misbehaviour, OnRefusal, Overflow, PolicyChoice,
+    SliceMode,
+};
 
 /// `"8GiB"` or `"50%"`
 #[derive(Debug)]

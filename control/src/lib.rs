@@ -25,30 +25,31 @@ mod resize;
 pub mod setting;
 mod size;
 mod span;
+mod values;
 pub mod wire;
 
 pub use client::{Client, ClientError};
-pub use device::{BadPolicyText, DeviceSettings, Misbehaviour, Parameter, PolicyChoice};
+pub use device::DeviceSettings;
 pub use error::{ControlError, ErrorCode};
-pub use job_settings::{Contradiction, Deadline, JobSettings};
+pub use job_settings::{Contradiction, JobSettings};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use profile::{IterationSource, Profile, SoloSource};
 pub use report::{
     ArbiterStatus, DeviceBytes, DeviceStatus, EscapedProcess, Event, JobDevice, JobState,
-    JobStatus, ProcessStatus, Registered, Reloaded, SliceMode, UnmanagedProcess,
+    JobStatus, ProcessStatus, Registered, Reloaded, UnmanagedProcess,
 };
-pub use request::{
-    BadDevice, Change, Class, DeviceSelector, FailMode, JobSpec, OnRefusal, Reply, Request,
-    UnknownWord,
-};
+pub use request::{Change, JobSpec, Reply, Request};
 pub use residency::{
-    JobMoved, MoveOutcome, Moved, Moves, Overflow, Pressure, PressureLevel, Residence,
-    ResidenceState,
+    JobMoved, MoveOutcome, Moved, Moves, Pressure, PressureLevel, Residence, ResidenceState,
 };
 pub use resize::{Resize, ResizeStatus};
 pub use setting::{Setting, Settings};
 pub use size::{MemLimit, SizeError, exact_bytes, parse_bytes, short_bytes};
 pub use span::{BadSpan, Span, parse_span, short_span};
+pub use values::{
+    BadDevice, BadPolicyText, Class, Deadline, DeviceSelector, FailMode, Misbehaviour, OnRefusal,
+    Overflow, Parameter, PolicyChoice, SliceMode, UnknownWord,
+};
 
 /// Raised when an old peer would misunderstand a new one.
 pub const PROTOCOL_MAJOR: u32 = 2;

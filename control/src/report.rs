@@ -3,17 +3,14 @@
 //! Times on the host are Unix milliseconds (`_unix_ms`), durations nanoseconds (`_ns`), sizes bytes
 //! (`_bytes`), shares fractions of one device's time between 0 and 1.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::Misbehaviour;
 use crate::profile::Profile;
-use crate::request::{Class, DeviceSelector, FailMode, UnknownWord};
-use crate::residency::{Overflow, Pressure, Residence};
+use crate::residency::{Pressure, Residence};
 use crate::resize::ResizeStatus;
+use crate::values::{Class, DeviceSelector, FailMode, Misbehaviour, Overflow, SliceMode};
 
 /// A registration that was accepted.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -277,53 +274,6 @@ impl DeviceStatus {
         match selector {
             DeviceSelector::Index(index) => *index == self.index,
             DeviceSelector::Uuid(uuid) => uuid.eq_ignore_ascii_case(&self.uuid),
-        }
-    }
-}
-
-/// How the jobs of a device share its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SliceMode {
-    /// One job at a time, in slices.
-    #[default]
-    Exclusive,
-    /// All at once; only memory is limited.
-    Concurrent,
-    /// The arbiter decides between the two.
-    Auto,
-    /// A mode of a newer arbiter.
-    #[serde(other)]
-    Unknown,
-}
-
-impl FromStr for SliceMode {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        [Self::Exclusive, Self::Concurrent, Self::Auto]
-            .into_iter()
-            .find(|mode| mode.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "exclusive, concurrent or auto",
-            })
-    }
-}
-
-impl fmt::Display for SliceMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl SliceMode {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Exclusive => "exclusive",
-            Self::Concurrent => "concurrent",
-            Self::Auto => "auto",
-            Self::Unknown => "unknown",
         }
     }
 }

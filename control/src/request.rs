@@ -1,8 +1,6 @@
 //! What can be asked of the arbiter.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +9,7 @@ use crate::job_settings::JobSettings;
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
 use crate::residency::{Moved, Moves};
 use crate::resize::Resize;
+use crate::values::DeviceSelector;
 
 /// One request. On the wire `{"kind": "set", "body": {...}}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,7 +36,8 @@ pub enum Request {
     /// Reads the quota file again; if it is wrong, the arbiter goes on as before. ->
     /// [`Reply::Reloaded`]
     Reload,
-    /// Ends the arbiter; jobs go on as their [`FailMode`] says. -> [`Reply::ShuttingDown`]
+    /// Ends the arbiter; jobs go on as their [`FailMode`](crate::FailMode) says. ->
+    /// [`Reply::ShuttingDown`]
     Shutdown,
     /// Journal lines with a sequence number above `since_seq`, oldest first, `limit` at most (0: as
     /// many as the arbiter keeps). -> [`Reply::Events`]
@@ -127,193 +127,12 @@ impl From<JobSettings> for Change {
     }
 }
 
-/// How firmly a share is promised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Class {
-    /// Gets its share whenever it wants it.
-    #[default]
-    Guaranteed,
-    /// Runs in what guaranteed jobs leave.
-    Opportunistic,
-}
-
-impl Class {
-    pub const ALL: [Self; 2] = [Self::Guaranteed, Self::Opportunistic];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Guaranteed => "guaranteed",
-            Self::Opportunistic => "opportunistic",
-        }
-    }
-}
-
-impl fmt::Display for Class {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Class {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|class| class.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "guaranteed or opportunistic",
-            })
-    }
-}
-
-/// What a job does when its arbiter is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FailMode {
-    /// Goes on without slices; its memory quota stays.
-    #[default]
-    Open,
-    /// Waits for an arbiter to come back.
-    Freeze,
-    /// Its device calls fail.
-    Closed,
-}
-
-impl FailMode {
-    pub const ALL: [Self; 3] = [Self::Open, Self::Freeze, Self::Closed];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Freeze => "freeze",
-            Self::Closed => "closed",
-        }
-    }
-}
-
-impl fmt::Display for FailMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for FailMode {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|mode| mode.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "open, freeze or closed",
-            })
-    }
-}
-
-/// What becomes of a process of a job that cannot be governed from its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnRefusal {
-    /// It runs without limits.
-    Open,
-    /// It does not start: its `cuInit`, and every later call of the driver, fails.
-    Closed,
-}
-
-impl OnRefusal {
-    pub const ALL: [Self; 2] = [Self::Open, Self::Closed];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Closed => "closed",
-        }
-    }
-}
-
-impl fmt::Display for OnRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for OnRefusal {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|one| one.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "open or closed",
-            })
-    }
-}
-
-/// A word that is not one of a closed set.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{word}` is not known: write {choices}")]
-pub struct UnknownWord {
-    pub word: String,
-    pub choices: &'static str,
-}
-
-/// Which device: its index on this host, or its UUID as `nvidia-smi -L` prints it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeviceSelector {
-    Index(u32),
-    Uuid(String),
-}
-
-impl fmt::Display for DeviceSelector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Index(index) => write!(f, "{index}"),
-            Self::Uuid(uuid) => f.write_str(uuid),
-        }
-    }
-}
-
-impl FromStr for DeviceSelector {
-    type Err = BadDevice;
-
-    fn from_str(text: &str) -> Result<Self, BadDevice> {
-        if let Ok(index) = text.parse() {
-            return Ok(Self::Index(index));
-        }
-        let uuid = ["GPU-", "MIG-"]
-            .iter()
-            .find_map(|prefix| text.strip_prefix(prefix));
-        match uuid {
-            Some(rest)
-                if !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') =>
-            {
-                Ok(Self::Uuid(text.to_owned()))
-            }
-            _ => Err(BadDevice(text.to_owned())),
-        }
-    }
-}
-
-/// Neither an index nor a UUID.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is no device: write an index such as 0, or a UUID such as GPU-5a1c... from `nvidia-smi -L`"
-)]
-pub struct BadDevice(pub String);
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job_settings::Deadline;
     use crate::size::MemLimit;
     use crate::span::Span;
+    use crate::values::{Class, Deadline};
 
     fn round_trip(request: &Request) {
         let wire = serde_json::to_string(request).unwrap();
@@ -406,37 +225,5 @@ mod tests {
                 limit: 0
             }
         );
-    }
-
-    #[test]
-    fn words_parse_back_and_others_are_named() {
-        for class in Class::ALL {
-            assert_eq!(class.to_string().parse(), Ok(class));
-        }
-        for mode in FailMode::ALL {
-            assert_eq!(mode.to_string().parse(), Ok(mode));
-        }
-        for one in OnRefusal::ALL {
-            assert_eq!(one.to_string().parse(), Ok(one));
-        }
-        let error = "besteffort".parse::<Class>().unwrap_err().to_string();
-        assert!(
-            error.contains("`besteffort`") && error.contains("opportunistic"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn devices_are_an_index_or_a_uuid() {
-        assert_eq!("3".parse(), Ok(DeviceSelector::Index(3)));
-        let uuid = "GPU-5a1c0000-0000-0000-0000-000000000001";
-        assert_eq!(uuid.parse(), Ok(DeviceSelector::Uuid(uuid.into())));
-        for bad in ["", "gpu0", "-1", "GPU-", "GPU-xyz", "4294967296"] {
-            assert_eq!(
-                bad.parse::<DeviceSelector>(),
-                Err(BadDevice(bad.into())),
-                "{bad}"
-            );
-        }
     }
 }

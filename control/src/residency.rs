@@ -1,53 +1,6 @@
 //! Where a job's memory is: requests about it, and reports.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
-
-use crate::request::UnknownWord;
-
-/// What happens to an allocation that the job's quota has no space for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Overflow {
-    /// It fails.
-    #[default]
-    Fail,
-    /// It lives in host memory.
-    Host,
-}
-
-impl Overflow {
-    pub const ALL: [Self; 2] = [Self::Fail, Self::Host];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Fail => "fail",
-            Self::Host => "host",
-        }
-    }
-}
-
-impl fmt::Display for Overflow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Overflow {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|overflow| overflow.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "host or fail",
-            })
-    }
-}
 
 /// Where the memory of a job, or of one of its processes, is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -256,18 +209,6 @@ mod tests {
         assert_eq!(pressure.level, PressureLevel::Unknown);
         let moved: JobMoved = serde_json::from_str(r#"{"outcome":"halfway"}"#).unwrap();
         assert_eq!(moved.outcome, MoveOutcome::Unknown);
-    }
-
-    #[test]
-    fn overflow_is_host_or_fail() {
-        for overflow in Overflow::ALL {
-            assert_eq!(overflow.to_string().parse(), Ok(overflow));
-        }
-        let error = "disk".parse::<Overflow>().unwrap_err().to_string();
-        assert!(
-            error.contains("`disk`") && error.contains("host or fail"),
-            "{error}"
-        );
     }
 
     #[test]

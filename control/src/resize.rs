@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::request::UnknownWord;
+use crate::values::UnknownWord;
 
 /// A request to a job. The job sees it at the end of an iteration, saves, and reports that it may
 /// be stopped.
