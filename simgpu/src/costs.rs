@@ -8,8 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use crate::clock;
-use crate::device_state::DeviceState;
-use crate::profile::BadConfig;
+use crate::settings::BadConfig;
 
 /// The costs of a profile. All zero: calls take what the host takes for them.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -88,10 +87,9 @@ pub struct MemoryTimeline {
 }
 
 impl MemoryTimeline {
-    /// Takes `ns` of the profile's time of the calling thread, from `began_ns` on, or behind calls
-    /// that other threads are in. What the host has done for the call since then is a part of it.
-    pub fn spend(&self, device_state: &DeviceState, began_ns: u64, ns: u64) {
-        let ns = device_state.scaled(ns);
+    /// Takes `ns` of the calling thread's time, from `began_ns` on, or behind calls that other
+    /// threads are in. What the host has done for the call since then is a part of it.
+    pub fn spend(&self, began_ns: u64, ns: u64) {
         if ns == 0 {
             return;
         }

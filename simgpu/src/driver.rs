@@ -6,25 +6,24 @@ use std::sync::{Arc, OnceLock};
 use crate::lock::Mutex;
 use shim_ffi::CUresult;
 
-use crate::api::{Array, Link, Texture};
+use crate::array::{Array, Texture};
 use crate::capture::Capture;
 use crate::context::Context;
 use crate::costs::MemoryTimeline;
-use crate::device_state::{DeviceState, DeviceStateError, state_dir};
+use crate::device_state::{DeviceState, DeviceStateError};
 use crate::event::Event;
 use crate::exec::engine::Engine;
 use crate::faults::Faults;
+use crate::function::Function;
 use crate::graph::{Graph, GraphExec, Node, UserObject};
 use crate::memory::Memory;
 use crate::memory::pool::Pool;
-use crate::module::{Function, Library, Module};
-use crate::profile::{BadConfig, MAX_DEVICES, Profile};
+use crate::module::{Library, Link, Module};
+use crate::profile::MAX_DEVICES;
 use crate::registry::Registry;
+use crate::settings::{BadConfig, env};
 use crate::stream::{Freed, Stream};
-use crate::visible;
-
-/// CUDA version that this driver claims: 13.2.
-pub const VERSION: i32 = 13020;
+use crate::{unsupported, visible};
 
 /// A device's primary context.
 #[derive(Default)]
@@ -46,7 +45,7 @@ pub struct Driver {
     /// Streams' queues.
     pub engine: Engine,
     /// Time of calls that manage memory.
-    pub memory_timeline: MemoryTimeline,
+    memory_timeline: MemoryTimeline,
     /// Contexts.
     pub contexts: Registry<Context>,
     /// Streams.
@@ -164,35 +163,11 @@ impl std::fmt::Display for InitError {
     }
 }
 
-/// A setting: what [`set`] said, else the process's environment.
-pub fn env(name: &str) -> Option<String> {
-    let set = SETTINGS.lock().get(name).cloned();
-    set.or_else(|| std::env::var(name).ok())
-}
-
-static SETTINGS: Mutex<std::collections::BTreeMap<String, String>> =
-    Mutex::new(std::collections::BTreeMap::new());
-
-/// Sets a `SUBLET_SIM_*` setting for this process, for programs in Rust that link this crate.
-/// Before `cuInit`.
-pub fn set(name: &str, value: &str) {
-    SETTINGS.lock().insert(name.to_owned(), value.to_owned());
-}
-
-/// The device of this host as the environment asks for it.
-///
-/// # Errors
-/// A wrong setting, or a state file that cannot be used.
-pub fn open_device_state() -> Result<DeviceState, DeviceStateError> {
-    let config = Profile::text_from_env(env).map_err(DeviceStateError::Config)?;
-    DeviceState::open(&state_dir(env), &config)
-}
-
 impl Driver {
     fn new() -> Result<Self, InitError> {
         let faults = Faults::parse(&env("SUBLET_SIM_FAULT").unwrap_or_default())
             .map_err(InitError::Config)?;
-        let device_state = Arc::new(open_device_state().map_err(InitError::DeviceState)?);
+        let device_state = Arc::new(DeviceState::of_this_host().map_err(InitError::DeviceState)?);
         device_state.claim().map_err(InitError::DeviceState)?;
         let devices = device_state.profile().devices;
         let list = env("CUDA_VISIBLE_DEVICES");
@@ -275,6 +250,13 @@ impl Driver {
         })
     }
 
+    /// Takes `ns` of the profile's time of the calling thread for a call that manages memory, which
+    /// began at `began_ns`.
+    pub fn spend(&self, began_ns: u64, ns: u64) {
+        self.memory_timeline
+            .spend(began_ns, self.device_state.scaled(ns));
+    }
+
     /// Number of devices that the program sees.
     pub fn devices(&self) -> usize {
         self.visible.len()
@@ -317,5 +299,5 @@ extern "C" fn forked() {
 
 extern "C" fn exited() {
     EXITED.store(true, Relaxed);
-    crate::entry::dump_counts();
+    unsupported::dump();
 }

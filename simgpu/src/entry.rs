@@ -2,11 +2,10 @@
 //! pointers are errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use shim_ffi::{COUNT, CUresult, SYMBOLS, Symbol};
+use shim_ffi::{CUresult, Symbol};
 
-use crate::driver::{driver, env};
+use crate::driver::driver;
 
 /// A pointer that an entry point writes through.
 #[repr(transparent)]
@@ -187,8 +186,6 @@ pub fn put_text(to: Out<std::ffi::c_char>, text: &str, capacity: i32) -> Result<
     to.put_all(&bytes, capacity)
 }
 
-static CALLS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
-
 /// A thread is not cancelled inside the driver, but at its next cancellation point after it:
 /// nothing here could unwind.
 struct Uncancelled(libc::c_int);
@@ -255,44 +252,6 @@ pub fn guard(symbol: Symbol, body: impl FnOnce() -> Result<(), CUresult>) -> CUr
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,
         Ok(Err(status)) => status,
         Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
-    }
-}
-
-/// What an entry point that is not written answers; counted.
-pub extern "C" fn unsupported(symbol: Symbol) -> CUresult {
-    CALLS[symbol as usize].fetch_add(1, Relaxed);
-    CUresult::CUDA_ERROR_NOT_SUPPORTED
-}
-
-/// How often this process called entry points that are not written.
-pub fn unsupported_counts() -> Vec<(Symbol, u64)> {
-    SYMBOLS
-        .iter()
-        .map(|symbol| (*symbol, CALLS[*symbol as usize].load(Relaxed)))
-        .filter(|(_, count)| *count > 0)
-        .collect()
-}
-
-/// Appends the counts to the file named by `SUBLET_SIM_UNSUPPORTED`, one line `PID SYMBOL COUNT`
-/// each.
-pub fn dump_counts() {
-    use std::io::Write;
-    let Some(path) = env("SUBLET_SIM_UNSUPPORTED") else {
-        return;
-    };
-    let lines: String = unsupported_counts()
-        .iter()
-        .map(|(symbol, count)| {
-            format!("{} {} {count}\n", std::process::id(), symbol.entry().name())
-        })
-        .collect();
-    if let Ok(mut file) = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(path)
-    {
-        // The process ends; there is nobody left to tell.
-        let _ = file.write_all(lines.as_bytes());
     }
 }
 

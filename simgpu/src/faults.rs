@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use shim_ffi::{CUresult, Symbol};
 
-use crate::profile::BadConfig;
+use crate::settings::BadConfig;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Fault {

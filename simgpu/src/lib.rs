@@ -16,6 +16,7 @@
     reason = "the driver's own names and parameters"
 )]
 pub mod api;
+mod array;
 mod attributes;
 mod capture;
 pub mod clock;
@@ -27,6 +28,7 @@ pub mod entry;
 mod event;
 mod exec;
 mod faults;
+mod function;
 mod graph;
 pub mod image;
 pub mod kernels;
@@ -42,10 +44,12 @@ pub mod profile;
 mod random;
 pub mod received;
 mod registry;
+pub mod settings;
 mod stream;
+pub mod unsupported;
 mod visible;
 
-pub use driver::set;
+pub use settings::set;
 
 #[cfg(test)]
 testbed::starts_clean!();

@@ -3,7 +3,6 @@
 use std::sync::OnceLock;
 
 use crate::device_state::{DeviceState, DeviceStateError, Usage};
-use crate::driver::open_device_state;
 
 /// One device.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +27,7 @@ pub struct DeviceView {
 /// A wrong setting, or a state file that cannot be used.
 pub fn device_state() -> Result<&'static DeviceState, &'static DeviceStateError> {
     static DEVICE_STATE: OnceLock<Result<DeviceState, DeviceStateError>> = OnceLock::new();
-    DEVICE_STATE.get_or_init(open_device_state).as_ref()
+    DEVICE_STATE.get_or_init(DeviceState::of_this_host).as_ref()
 }
 
 /// The clock of the devices' timelines: `CLOCK_MONOTONIC` in nanoseconds.

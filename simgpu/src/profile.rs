@@ -5,9 +5,9 @@
 //! no device state.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use crate::costs::Costs;
+use crate::settings::BadConfig;
 
 /// Profiles that are built in, by name.
 const BUILT_IN: &[(&str, &str)] = &[
@@ -18,18 +18,6 @@ const BUILT_IN: &[(&str, &str)] = &[
 
 /// Most devices that one host can simulate.
 pub const MAX_DEVICES: usize = 16;
-
-/// A value of the configuration that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadConfig(pub String);
-
-impl fmt::Display for BadConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for BadConfig {}
 
 /// A simulated device, and how many of it there are.
 #[derive(Debug, Clone, PartialEq)]
@@ -364,6 +352,19 @@ impl Fields {
             ))),
         }
     }
+}
+
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+pub fn uuid_text(bytes: [u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "GPU-{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use crate::event::Event;
 use crate::exec::engine::StreamInfo;
 use crate::exec::work::{Record, Work};
 use crate::graph::{Action, Block};
-use crate::profile::BadConfig;
 use crate::registry::{self, NumberMap};
+use crate::settings::BadConfig;
 
 type Result<T> = std::result::Result<T, CUresult>;
 

@@ -5,7 +5,7 @@
 //! counts devices in the order of the list. The first word that names no device ends it, and so
 //! does one that names a device again. Unset: all; empty: none. NVML knows nothing of it.
 
-use crate::nvml::uuid_text;
+use crate::profile::uuid_text;
 
 /// Devices by ordinal, as indices of the host.
 pub fn devices(list: Option<&str>, count: usize, uuid: impl Fn(usize) -> [u8; 16]) -> Vec<usize> {

@@ -214,24 +214,34 @@ pub const CRATES: [Crate; 16] = [
         in_full: false,
         floors: &[
             (
-                "clock, lock, images, host kernels",
-                &["clock", "image", "kernels", "lock", "received"],
+                "clock, lock, settings, images, host kernels",
+                &["clock", "image", "kernels", "lock", "received", "settings"],
             ),
             (
-                "the device that processes share",
-                &["costs", "device_state", "profile", "registry"],
-            ),
-            (
-                "its memory and attributes",
-                &["attributes", "faults", "memory"],
-            ),
-            (
-                "the driver and NVML",
+                "a profile and its costs; what handles stand for",
                 &[
-                    "api", "capture", "context", "driver", "entry", "event", "exec", "graph",
-                    "module", "nvml", "observe", "stream", "visible",
+                    "array",
+                    "costs",
+                    "function",
+                    "profile",
+                    "registry",
+                    "unsupported",
                 ],
             ),
+            ("the device that processes share", &["device_state"]),
+            (
+                "its memory and attributes; who sees what",
+                &["attributes", "faults", "memory", "observe", "visible"],
+            ),
+            ("work on it", &["exec"]),
+            (
+                "the driver",
+                &[
+                    "capture", "context", "driver", "event", "graph", "module", "stream",
+                ],
+            ),
+            ("what every entry point does", &["entry"]),
+            ("the entry points; NVML", &["api", "nvml"]),
         ],
     },
     Crate {

@@ -74,7 +74,7 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         pub extern "C" fn $symbol() -> CUresult {
             received::count(Symbol::$symbol);
-            simgpu::entry::unsupported(Symbol::$symbol)
+            simgpu::unsupported::call(Symbol::$symbol)
         }
     };
 }

@@ -11,6 +11,7 @@ use shim_ffi::{
 
 use super::Done;
 use super::copy::{Request, copy};
+use crate::array::{Array, Texture};
 use crate::context::current;
 use crate::driver::{Driver, driver};
 use crate::entry::{In, Out, api};
@@ -20,27 +21,6 @@ use crate::registry;
 
 /// Rows start at multiples of this.
 const PITCH: usize = 512;
-
-/// An array.
-pub(crate) struct Array {
-    pub id: u64,
-    pub context: u64,
-    address: u64,
-    descriptor: CUDA_ARRAY3D_DESCRIPTOR,
-    row_bytes: usize,
-    pitch: usize,
-    bytes: u64,
-}
-
-/// A texture object: what it was made from, and nothing that could be sampled.
-pub(crate) struct Texture {
-    descriptor: CUDA_RESOURCE_DESC,
-}
-
-// SAFETY: the descriptor is given back as it came; nothing follows its pointers.
-unsafe impl Send for Texture {}
-// SAFETY: as above.
-unsafe impl Sync for Texture {}
 
 fn element_bytes(format: u32) -> Result<usize, CUresult> {
     Ok(match format {
@@ -53,7 +33,7 @@ fn element_bytes(format: u32) -> Result<usize, CUresult> {
 
 fn create(to: Out<CUarray>, descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> Done {
     to.check()?;
-    let (driver, context) = super::allocating()?;
+    let (driver, context) = super::memory::allocating()?;
     if descriptor.Width == 0 || !matches!(descriptor.NumChannels, 1 | 2 | 4) {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -96,12 +76,6 @@ fn find(array: CUarray) -> Result<(&'static Driver, Arc<Array>), CUresult> {
             .get(array.0 as u64)
             .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?,
     ))
-}
-
-/// Base, pitch and height of an array.
-pub(super) fn array_layout(array: u64) -> Result<(u64, usize, usize), CUresult> {
-    let (_, array) = find(CUarray(array as *mut c_void))?;
-    Ok((array.address, array.pitch, array.descriptor.Height.max(1)))
 }
 
 /// A part of a row of an array, as one side of a copy.

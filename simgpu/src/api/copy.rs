@@ -9,7 +9,7 @@ use shim_ffi::{
 };
 
 use super::Done;
-use crate::driver::Driver;
+use crate::driver::{Driver, driver};
 use crate::entry::{In, api};
 use crate::exec::work::{Copy, Direction, Side, Work};
 use crate::memory::Kind;
@@ -182,6 +182,15 @@ pub(super) fn copy(
     }
 }
 
+/// Base, pitch and height of an array.
+fn array_layout(array: u64) -> Result<(u64, usize, usize), CUresult> {
+    let array = driver()?
+        .arrays
+        .get(array)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    Ok((array.address, array.pitch, array.descriptor.Height.max(1)))
+}
+
 fn side(
     kind: CUmemorytype,
     host: u64,
@@ -195,7 +204,7 @@ fn side(
         DEVICE => (device.0, pitch, height, true),
         UNIFIED => (device.0, pitch, height, false),
         ARRAY => {
-            let (base, pitch, height) = crate::api::array_layout(array)?;
+            let (base, pitch, height) = array_layout(array)?;
             (base, pitch, height, true)
         }
         _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),

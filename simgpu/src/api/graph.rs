@@ -7,7 +7,6 @@ use std::sync::Arc;
 use shim_ffi::{CUgraph, CUgraphEdgeData, CUgraphNode, CUhostFn, CUresult, CUuserObject};
 
 use super::Done;
-use super::graph_node::check_edges;
 use crate::capture::node_handle;
 use crate::driver::{Driver, driver};
 use crate::entry::{In, Out, api};
@@ -123,6 +122,21 @@ fn user_object(handle: CUuserObject) -> Result<(&'static Driver, Arc<UserObject>
             .get(handle.0 as u64)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
     ))
+}
+
+pub(super) fn check_edges(edges: In<CUgraphEdgeData>, count: usize) -> Done {
+    if edges.is_null() {
+        return Ok(());
+    }
+    let plain = edges
+        .list(count)?
+        .iter()
+        .all(|edge| edge.from_port == 0 && edge.to_port == 0 && edge.r#type == 0);
+    if plain {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    }
 }
 
 api! {

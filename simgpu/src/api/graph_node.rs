@@ -10,7 +10,7 @@ use shim_ffi::{
 };
 
 use super::Done;
-use super::graph::{graph, ids, node};
+use super::graph::{check_edges, graph, ids, node};
 use crate::capture::node_handle;
 use crate::context::current;
 use crate::driver::driver;
@@ -134,7 +134,7 @@ pub(super) fn fill(params: &CUDA_MEMSET_NODE_PARAMS) -> Result<Action, CUresult>
     if !matches!(fill.element, 1 | 2 | 4) || fill.width == 0 || fill.height == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    super::check_fill(driver, &fill)?;
+    super::memset::check(driver, &fill)?;
     Ok(Action::Fill(fill))
 }
 
@@ -227,21 +227,6 @@ fn event_of(handle: CUgraphNode, to: Out<CUevent>) -> Done {
     match *node(handle)?.1.action.lock() {
         Action::Wait(event) | Action::Record(event) => to.put(CUevent(event as *mut c_void)),
         _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-    }
-}
-
-pub(super) fn check_edges(edges: In<CUgraphEdgeData>, count: usize) -> Done {
-    if edges.is_null() {
-        return Ok(());
-    }
-    let plain = edges
-        .list(count)?
-        .iter()
-        .all(|edge| edge.from_port == 0 && edge.to_port == 0 && edge.r#type == 0);
-    if plain {
-        Ok(())
-    } else {
-        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
     }
 }
 

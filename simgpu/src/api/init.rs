@@ -5,8 +5,10 @@ use std::sync::OnceLock;
 
 use shim_ffi::{CUresult, CUuuid, Symbol, resolve};
 
-use crate::driver::{self, VERSION};
+use crate::attributes::VERSION;
+use crate::driver;
 use crate::entry::{In, Out, api};
+use crate::settings;
 
 /// Finds the exported address of a symbol. Set by the library that exports them.
 pub type Exports = fn(Symbol) -> Option<*const c_void>;
@@ -61,7 +63,7 @@ fn describe(status: CUresult) -> Option<&'static CStr> {
 /// names and calls its `InitializeInjection`. What cannot be loaded is passed over.
 fn inject() {
     static ONCE: std::sync::Once = std::sync::Once::new();
-    let Some(path) = driver::env("CUDA_INJECTION64_PATH").filter(|path| !path.is_empty()) else {
+    let Some(path) = settings::env("CUDA_INJECTION64_PATH").filter(|path| !path.is_empty()) else {
         return;
     };
     ONCE.call_once(|| {

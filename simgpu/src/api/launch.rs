@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::driver::Driver;
 use crate::entry::{In, api};
 use crate::exec::work::{KernelLaunch, Work};
-use crate::module::Function;
+use crate::function::Function;
 use crate::stream::{Default, Stream};
 
 const PARAM_END: usize = 0;

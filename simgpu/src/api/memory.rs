@@ -126,7 +126,7 @@ fn host_alloc(to: Out<*mut c_void>, bytes: usize, flags: u32) -> Done {
             .memory
             .alloc_host(device_state, context.device, context.id, bytes, flags)?;
     let ns = device_state.profile().costs.pin_ns(bytes);
-    driver.memory_timeline.spend(device_state, began, ns);
+    driver.spend(began, ns);
     to.put(address as *mut c_void)
 }
 
@@ -146,7 +146,7 @@ fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Done {
         flags,
     )?;
     let ns = device_state.profile().costs.pin_ns(bytes);
-    driver.memory_timeline.spend(device_state, began, ns);
+    driver.spend(began, ns);
     Ok(())
 }
 
@@ -218,7 +218,7 @@ api! {
         let began = now_ns();
         driver.memory.free_host(&driver.device_state, pointer as u64)?;
         let ns = driver.device_state.profile().costs.unpin_ns(bytes);
-        driver.memory_timeline.spend(&driver.device_state, began, ns);
+        driver.spend(began, ns);
         Ok(())
     }
 
@@ -237,7 +237,7 @@ api! {
         let (bytes, began) = (host_region(pointer).map_or(0, |region| region.bytes), now_ns());
         driver.memory.unregister_host(&driver.device_state, pointer as u64)?;
         let ns = driver.device_state.profile().costs.unpin_ns(bytes);
-        driver.memory_timeline.spend(&driver.device_state, began, ns);
+        driver.spend(began, ns);
         Ok(())
     }
 

@@ -16,15 +16,9 @@ use crate::context::{Context, current, current_any};
 use crate::driver::{Driver, driver};
 use crate::entry::{In, Out, api};
 use crate::event::Event;
+use crate::module::Link;
 use crate::registry;
 use crate::stream::{Default, Stream};
-
-/// PTX that is being put together.
-pub(crate) struct Link {
-    parts: Mutex<Vec<u8>>,
-    /// What the program was given; it lives as long as the link state.
-    complete: Mutex<Option<Box<[u8]>>>,
-}
 
 fn batch(
     to: In<CUdeviceptr>,
@@ -193,7 +187,7 @@ api! {
         if !matches!(flags, 1 | 2 | 4) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        super::managed(address, 1)
+        super::memory::managed(address, 1)
     }
 
     stream fn cuMemcpyBatchAsync, cuMemcpyBatchAsync_ptsz(

@@ -42,14 +42,7 @@ pub use pool::*;
 pub use stream::*;
 pub use vmm::*;
 
-pub(crate) use array::{Array, Texture};
-pub(crate) use misc::Link;
 use shim_ffi::CUresult;
-
-use array::array_layout;
-use memory::allocating;
-use memory::managed;
-use memset::check as check_fill;
 
 /// What a body answers.
 type Done = Result<(), CUresult>;

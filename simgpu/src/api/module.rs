@@ -10,8 +10,9 @@ use super::Done;
 use crate::context::{current, current_any};
 use crate::driver::{Driver, driver};
 use crate::entry::{In, Out, api};
+use crate::function::Function;
 use crate::image::{self, Image};
-use crate::module::{Function, Library, Module};
+use crate::module::{Library, Module};
 
 const MAX_THREADS: u32 = 0;
 const SHARED: u32 = 1;
@@ -33,7 +34,7 @@ fn capability(driver: &Driver) -> (i32, i32) {
 }
 
 fn load(to: Out<CUmodule>, image: *const c_void) -> Done {
-    let (driver, context) = super::allocating()?;
+    let (driver, context) = super::memory::allocating()?;
     to.check()?;
     // SAFETY: the program vouches for a complete image.
     let image = unsafe { image::read_pointer(image.cast(), capability(driver)) }?;
@@ -168,7 +169,7 @@ fn global(module: CUmodule, name: In<c_char>) -> Result<(u64, u64), CUresult> {
 
 api! {
     fn cuModuleLoad(to: Out<CUmodule>, path: In<c_char>) {
-        let (driver, context) = super::allocating()?;
+        let (driver, context) = super::memory::allocating()?;
         to.check()?;
         let image = read_file(driver, path)?;
         to.put(CUmodule(Module::load(driver, &context, &image)?.id as *mut c_void))

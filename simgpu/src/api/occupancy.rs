@@ -9,7 +9,7 @@ use super::Done;
 use crate::context::current;
 use crate::driver::Driver;
 use crate::entry::{In, Out, api};
-use crate::module::Function;
+use crate::function::Function;
 
 /// Shared memory that the system keeps of every block.
 const RESERVED_SHARED: i64 = 1024;

@@ -54,13 +54,11 @@ fn synchronise(driver: &Driver) {
 /// Takes the time that a call takes by the profile, which began at `began_ns`.
 fn spend(driver: &Driver, began_ns: u64, ns: impl FnOnce(&Costs) -> u64) {
     let ns = ns(&driver.device_state.profile().costs);
-    driver
-        .memory_timeline
-        .spend(&driver.device_state, began_ns, ns);
+    driver.spend(began_ns, ns);
 }
 
 fn open(to: Out<CUdeviceptr>, handle: CUipcMemHandle, flags: u32) -> Done {
-    let (driver, context) = super::allocating()?;
+    let (driver, context) = super::memory::allocating()?;
     to.check()?;
     if flags & !1 != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::profile::{BadConfig, MAX_DEVICES};
+use crate::profile::MAX_DEVICES;
+use crate::settings::BadConfig;
 
 /// Processes that one host can have on its devices.
 pub const SLOTS: usize = 256;

@@ -32,7 +32,8 @@ use memmap2::MmapOptions;
 
 use crate::clock;
 use crate::lock::Mutex;
-use crate::profile::{BadConfig, Profile};
+use crate::profile::Profile;
+use crate::settings::{self, BadConfig};
 use host::{image_number, lock, locked_by_another, unlock};
 use layout::{LAYOUT, SlotDevice, State, turn_word};
 
@@ -160,6 +161,15 @@ pub fn state_dir(env: impl Fn(&str) -> Option<String>) -> PathBuf {
 }
 
 impl DeviceState {
+    /// The device of this host as the settings of this process ask for it.
+    ///
+    /// # Errors
+    /// A wrong setting, or a state file that cannot be used.
+    pub fn of_this_host() -> Result<Self, DeviceStateError> {
+        let config = Profile::text_from_env(settings::env).map_err(DeviceStateError::Config)?;
+        Self::open(&state_dir(settings::env), &config)
+    }
+
     /// Opens the host's device, creating it with `config` if nobody uses it.
     ///
     /// # Errors

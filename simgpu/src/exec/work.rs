@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 use shim_ffi::{CUhostFn, CUresult, CUstream, CUstreamCallback, c_void};
 
+use crate::function::Function;
 use crate::kernels::{DeviceMemory, Fault, Launch, Written};
 use crate::memory::Memory;
-use crate::module::Function;
 use crate::profile::Profile;
 
 /// One side of a copy: where it starts and how far rows and slices are apart.

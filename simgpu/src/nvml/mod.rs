@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use crate::lock::Mutex;
 
+use crate::attributes::VERSION;
 use crate::clock;
 use crate::device_state::{DeviceState, Usage};
-use crate::driver::VERSION;
 use crate::entry::{Errno, In, Out, put_text};
 use crate::observe;
+use crate::profile::uuid_text;
 pub use structs::*;
 use structs::{MEMORY_INFO_V2, PROCESSES_UTILIZATION_V1, PciInfoV1};
 
@@ -100,19 +101,6 @@ fn guard(body: impl FnOnce() -> Done) -> Status {
         Ok(Err(status)) => status,
         Err(_) => Status::UNKNOWN,
     }
-}
-
-/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
-pub fn uuid_text(bytes: [u8; 16]) -> String {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!(
-        "GPU-{}-{}-{}-{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..]
-    )
 }
 
 fn bus_id(device_state: &DeviceState, index: usize) -> String {
