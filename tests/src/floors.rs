@@ -20,7 +20,7 @@ pub struct Crate {
     pub name: &'static str,
     /// Where it lies in the repository.
     pub folder: &'static str,
-    /// Whether the list says what is inside of each module, and names the circles there.
+    /// Whether the list says what is inside of each module.
     pub in_full: bool,
     pub floors: &'static [(&'static str, &'static [&'static str])],
 }
@@ -506,12 +506,10 @@ fn list(repository: &Path) -> String {
             let text = format!("{what}: {}", here.join(", "));
             item(&mut list, &format!("  {number}. "), &text);
         }
-        if of.in_full {
-            for circle in of.circles(&modules) {
-                let names: Vec<String> = circle.iter().map(|name| format!("`{name}`")).collect();
-                let text = format!("a circle on one floor: {}", names.join(", "));
-                item(&mut list, "  - ", &text);
-            }
+        for circle in of.circles(&modules) {
+            let names: Vec<String> = circle.iter().map(|name| format!("`{name}`")).collect();
+            let text = format!("a circle on one floor: {}", names.join(", "));
+            item(&mut list, "  - ", &text);
         }
     }
     list
