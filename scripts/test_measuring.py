@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Tests of what measuring scripts have in common: help, the last line, the exit status.
+"""Tests of what scripts have in common: names that are bound; of those that measure help, the last line, the exit status.
 
     python3 scripts/test_measuring.py
 
 A measuring script is an executable below scripts/ whose help names --json. Those that take no more than seconds are run.
 """
 
+import ast
+import builtins
 import contextlib
 import io
 import json
@@ -56,6 +58,47 @@ def run(*words):
 def executables():
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "scripts").stdout.splitlines()
     return [name for name in listed if os.access(ROOT / name, os.X_OK) and (ROOT / name).is_file()]
+
+
+def undefined(text):
+    """Names that a Python program uses and that nothing in it binds: what only fails when that line is run."""
+    tree = ast.parse(text)
+    bound = {*dir(builtins), "__file__"}
+    for node in ast.walk(tree):
+        match node:
+            case ast.alias():
+                bound.add((node.asname or node.name).split(".")[0])
+            case ast.FunctionDef() | ast.ClassDef() | ast.ExceptHandler() | ast.MatchAs() | ast.MatchStar():
+                bound.add(node.name)
+            case ast.MatchMapping():
+                bound.add(node.rest)
+            case ast.arg():
+                bound.add(node.arg)
+            case ast.Name(ctx=ast.Store() | ast.Del()):
+                bound.add(node.id)
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    return sorted({f"line {node.lineno}: {node.id}" for node in used if node.id not in bound})
+
+
+class Scripts(unittest.TestCase):
+    def test_names_that_are_used_are_bound(self):
+        listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout.splitlines()
+        seen = 0
+        for name in listed:
+            path = ROOT / name
+            if not path.is_file() or path.is_symlink():
+                continue
+            with open(path, "rb") as file:
+                first = file.readline(80)
+            if not (path.suffix == ".py" or first.startswith(b"#!") and b"python3" in first):
+                continue
+            seen += 1
+            with self.subTest(name):
+                self.assertEqual(undefined(path.read_text()), [])
+        self.assertGreater(seen, 20)
+
+    def test_a_name_that_nothing_binds_is_found(self):
+        self.assertEqual(undefined("import json\ndef f(a):\n    return json.dumps(a, os)\n"), ["line 3: os"])
 
 
 class Measuring(unittest.TestCase):

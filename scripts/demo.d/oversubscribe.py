@@ -6,6 +6,7 @@ sublet, where there is memory for one, then together under sublet as evictable j
 """
 
 import json
+import os
 import subprocess
 import time
 
