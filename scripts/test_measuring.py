@@ -65,17 +65,14 @@ def undefined(text):
     tree = ast.parse(text)
     bound = {*dir(builtins), "__file__"}
     for node in ast.walk(tree):
-        match node:
-            case ast.alias():
-                bound.add((node.asname or node.name).split(".")[0])
-            case ast.FunctionDef() | ast.ClassDef() | ast.ExceptHandler() | ast.MatchAs() | ast.MatchStar():
-                bound.add(node.name)
-            case ast.MatchMapping():
-                bound.add(node.rest)
-            case ast.arg():
-                bound.add(node.arg)
-            case ast.Name(ctx=ast.Store() | ast.Del()):
-                bound.add(node.id)
+        if isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
     used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     return sorted({f"line {node.lineno}: {node.id}" for node in used if node.id not in bound})
 
