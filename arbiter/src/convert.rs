@@ -9,6 +9,7 @@ use control::{
 use policy::{Class, Param, PolicyError, SlicePolicy};
 use serde::Serialize;
 use serde_json::Value;
+use shim_ffi::nvml::{UuidText, uuid_digits};
 
 use crate::ledger::{LEAST_SHARE, Refusal};
 use crate::tenant::Spec;
@@ -17,40 +18,18 @@ use crate::tenant::Spec;
 const COMMAND_WORDS: usize = 32;
 const COMMAND_WORD_BYTES: usize = 200;
 
-/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, as `nvidia-smi -L` prints it.
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    // PANIC: 32 ASCII digits.
-    format!(
-        "GPU-{}-{}-{}-{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..]
-    )
+    UuidText(*uuid).to_string()
 }
 
 /// The bytes of a UUID with or without its `GPU-` or `MIG-`.
 pub fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
-    let text = text
+    let digits = text
         .strip_prefix("GPU-")
         .or_else(|| text.strip_prefix("MIG-"))
         .unwrap_or(text);
-    let digits: Vec<u8> = text
-        .bytes()
-        .filter(|byte| *byte != b'-')
-        // CAST: a hexadecimal digit.
-        .map(|byte| char::from(byte).to_digit(16).map(|digit| digit as u8))
-        .collect::<Option<_>>()?;
-    if digits.len() != 32 {
-        return None;
-    }
-    let mut uuid = [0; 16];
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = (pair[0] << 4) | pair[1];
-    }
-    Some(uuid)
+    uuid_digits(digits.as_bytes())
 }
 
 /// The token as it is handed to the job.

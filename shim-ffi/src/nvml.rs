@@ -2,6 +2,7 @@
 //! `nvml.h`, and the table of the functions that a job's programs are answered by us.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::fmt;
 
 /// Handle of a device.
 pub type Device = *mut c_void;
@@ -243,6 +244,11 @@ pub fn uuid_bytes(text: &[u8]) -> Option<[u8; 16]> {
     let digits = text
         .strip_prefix(b"GPU-")
         .or_else(|| text.strip_prefix(b"MIG-"))?;
+    uuid_digits(digits)
+}
+
+/// The same without what it begins with.
+pub fn uuid_digits(digits: &[u8]) -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
     let mut nibbles = 0;
     for digit in digits.iter().filter(|digit| **digit != b'-') {
@@ -255,15 +261,37 @@ pub fn uuid_bytes(text: &[u8]) -> Option<[u8; 16]> {
     (nibbles == 32).then_some(bytes)
 }
 
+/// A UUID as `nvidia-smi -L` prints it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+#[derive(Clone, Copy, Debug)]
+pub struct UuidText(pub [u8; 16]);
+
+impl fmt::Display for UuidText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU")?;
+        for (at, byte) in self.0.iter().enumerate() {
+            if matches!(at, 0 | 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
 
     #[test]
-    fn uuids_are_read() {
+    fn uuids_are_read_and_written() {
         let uuid = uuid_bytes(b"GPU-00010203-0405-0607-0809-0a0b0c0d0eFF");
         let expected = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255];
         assert_eq!(uuid, Some(expected));
+        let text = std::format!("{}", UuidText(expected));
+        assert_eq!(text, "GPU-00010203-0405-0607-0809-0a0b0c0d0eff");
+        assert_eq!(uuid_digits(&text.as_bytes()[4..]), Some(expected));
         for none in [
             &b"GPU-0001"[..],
             b"00010203-0405-0607-0809-0a0b0c0d0e0f",

@@ -5,7 +5,7 @@
 //! counts devices in the order of the list. The first word that names no device ends it, and so
 //! does one that names a device again. Unset: all; empty: none. NVML knows nothing of it.
 
-use crate::profile::uuid_text;
+use shim_ffi::nvml::UuidText;
 
 /// Devices by ordinal, as indices of the host.
 pub fn devices(list: Option<&str>, count: usize, uuid: impl Fn(usize) -> [u8; 16]) -> Vec<usize> {
@@ -31,7 +31,7 @@ fn named(word: &str, count: usize, uuid: impl Fn(usize) -> [u8; 16]) -> Option<u
         return None;
     }
     let mut found = (0..count).filter(|device| {
-        let text = uuid_text(uuid(*device)).to_ascii_lowercase();
+        let text = UuidText(uuid(*device)).to_string().to_ascii_lowercase();
         text.starts_with(&word)
     });
     let first = found.next()?;
@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(devices(None, 3, uuid), [0, 1, 2]);
         assert_eq!(of(""), [] as [usize; 0]);
         assert_eq!(of("2,0"), [2, 0]);
-        let text = uuid_text(uuid(3));
+        let text = UuidText(uuid(3)).to_string();
         assert_eq!(of(&format!("{text}, 1")), [3, 1]);
         assert_eq!(of(&text.to_uppercase()), [3]);
     }

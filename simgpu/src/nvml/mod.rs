@@ -10,6 +10,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
+use shim_ffi::nvml::UuidText;
+
 use crate::lock::Mutex;
 
 use crate::attributes::VERSION;
@@ -17,7 +19,6 @@ use crate::clock;
 use crate::device_state::{DeviceState, Usage};
 use crate::entry::{Errno, In, Out, put_text};
 use crate::observe;
-use crate::profile::uuid_text;
 pub use structs::*;
 use structs::{MEMORY_INFO_V2, PROCESSES_UTILIZATION_V1, PciInfoV1};
 
@@ -362,7 +363,7 @@ nvml! {
     fn nvmlDeviceGetHandleByUUID(uuid: In<c_char>, to: Out<Device>) {
         let device_state = device_state()?;
         let wanted = uuid.text().map_err(|_| Status::INVALID_ARGUMENT)?;
-        let found = (0..device_state.profile().devices).find(|index| uuid_text(device_state.profile().uuid(*index)) == wanted);
+        let found = (0..device_state.profile().devices).find(|index| UuidText(device_state.profile().uuid(*index)).to_string() == wanted);
         put(to, handle(found.ok_or(Status::NOT_FOUND)?))
     }
 
@@ -376,7 +377,7 @@ nvml! {
 
     fn nvmlDeviceGetUUID(of: Device, to: Out<c_char>, capacity: c_uint) {
         let (device_state, index) = device(of)?;
-        text(to, &uuid_text(device_state.profile().uuid(index)), capacity)
+        text(to, &UuidText(device_state.profile().uuid(index)).to_string(), capacity)
     }
 
     fn nvmlDeviceGetSerial(of: Device, to: Out<c_char>, capacity: c_uint) {

@@ -51,7 +51,7 @@ fn it_tells_the_same_story_as_the_driver() {
         );
         let uuid = text(|to| nvml::nvmlDeviceGetUUID(device, to, 96));
         let of_driver = out(|to| api::cuDeviceGetUuid_v2(to, CUdevice(1)));
-        assert_eq!(uuid, simgpu::profile::uuid_text(of_driver.bytes));
+        assert_eq!(uuid, shim_ffi::nvml::UuidText(of_driver.bytes).to_string());
         let named = std::ffi::CString::new(uuid).expect("no NUL");
         let mut found: Device = std::ptr::null_mut();
         assert_eq!(
