@@ -3,16 +3,16 @@
 
 use channel::wire::{Outcome, TOKEN_BYTES};
 use control::{
-    Class as WireClass, ControlError, ErrorCode, JobSpec, JobState, JobStatus, Parameter,
-    PolicyChoice, Settings, exact_bytes,
+    ControlError, ErrorCode, JobSpec, JobState, JobStatus, Parameter, PolicyChoice, Settings,
+    exact_bytes,
 };
-use policy::{Class, Param, PolicyError, SlicePolicy};
+use policy::{Param, PolicyError, SlicePolicy};
 use serde::Serialize;
 use serde_json::Value;
 use shim_ffi::nvml::{UuidText, uuid_digits};
 
-use crate::ledger::{LEAST_SHARE, Refusal};
-use crate::tenant::Spec;
+use crate::refusal::{LEAST_SHARE, Refusal};
+use crate::spec::Spec;
 
 /// A command for display is cut to this many words and bytes of each: it is kept for every job.
 const COMMAND_WORDS: usize = 32;
@@ -40,22 +40,6 @@ pub fn token_text(token: &[u8; TOKEN_BYTES]) -> String {
 /// A token from the state file.
 pub fn token_bytes(text: &str) -> Option<[u8; TOKEN_BYTES]> {
     text.as_bytes().try_into().ok()
-}
-
-/// The policy's class.
-pub fn class(class: WireClass) -> Class {
-    match class {
-        WireClass::Guaranteed => Class::Guaranteed,
-        WireClass::Opportunistic => Class::Opportunistic,
-    }
-}
-
-/// The operator's class.
-pub fn wire_class(class: Class) -> WireClass {
-    match class {
-        Class::Guaranteed => WireClass::Guaranteed,
-        Class::Opportunistic => WireClass::Opportunistic,
-    }
 }
 
 /// The policy that an operator names.
@@ -441,7 +425,7 @@ mod tests {
         let job = JobSpec {
             name: "a".into(),
             settings: JobSettings {
-                class: Some(WireClass::Opportunistic),
+                class: Some(control::Class::Opportunistic),
                 share: Some(0.25),
                 deadline: Some(control::Deadline::AtUnixMs(7)),
                 ..JobSettings::default()

@@ -3,17 +3,19 @@
 //!
 //! Shares of guaranteed jobs on one device sum to 1 at most. Guaranteed jobs that name no share
 //! split what the others leave equally, and none of them is let in where that would be less than
-//! [`LEAST_SHARE`] each. Opportunistic jobs promise each other nothing: their shares are weights
-//! among themselves, equal parts where none is named.
+//! [`LEAST_SHARE`](crate::refusal::LEAST_SHARE) each. Opportunistic jobs promise each other
+//! nothing: their shares are weights among themselves, equal parts where none is named.
 
 use std::collections::BTreeMap;
 
 use control::{DeviceSelector, MemLimit, Overflow};
 use policy::TenantId;
 
+use crate::admission::{admit_bounds, admit_share};
 use crate::devices::Devices;
-use crate::tenant::{Spec, Tenant};
-use crate::terms::{AIR, admit_bounds, admit_share};
+use crate::refusal::{AIR, Ceiling, Refusal};
+use crate::spec::Spec;
+use crate::tenant::Tenant;
 
 /// Jobs at a time, of one user and in all: what the loop does for each of them is bounded by that.
 pub const MAX_JOBS_OF_USER: usize = 256;
@@ -25,75 +27,9 @@ const KEPT_FOR: usize = 4;
 const KEPT_FOR_A_WHILE: usize = 16;
 const KEPT_NS: u64 = 60_000_000_000;
 
-/// The least that a guaranteed job without a share of its own is let in for.
-pub const LEAST_SHARE: f64 = 0.01;
-
 /// Shared blocks that are looked at before the other jobs' pages are left for the next time: one
 /// page has 8,192 of them at most.
 const BLOCKS_AT_ONCE: usize = 8192;
-
-/// What the jobs of one user may have together.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Ceiling {
-    /// Sum of their shares on a device.
-    pub share_max: Option<f64>,
-    /// Sum of their memory limits on a device.
-    pub mem_max: Option<MemLimit>,
-}
-
-/// Why a job or a change is refused.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Refusal {
-    /// Not a name.
-    BadName(String),
-    /// A living job has it.
-    NameTaken(String),
-    /// Not in (0, 1].
-    ShareRange(f64),
-    /// No size: what is limited, and the limit.
-    MemRange(&'static str, MemLimit),
-    /// More of something than a job can need: what, how much, and the most there may be.
-    TooLong(&'static str, usize, usize),
-    /// A deadline without the device time that the work takes.
-    DeadlineWithoutWork,
-    /// They exclude each other.
-    Bounds {
-        min: Option<f64>,
-        share: Option<f64>,
-        max: Option<f64>,
-    },
-    /// The sum would be above 1.
-    ShareSum { asked: f64, promised: f64 },
-    /// Nothing is left for those who named no share.
-    NothingLeft { promised: f64, waiting: usize },
-    /// Above what the device has for quotas.
-    MemAboveDevice {
-        asked: u64,
-        device: usize,
-        usable: u64,
-    },
-    /// No device answers.
-    NoDevice { selector: String, known: usize },
-    /// Above what the user may have.
-    UserShare { user: String, asked: f64, max: f64 },
-    /// Above what the user may have.
-    UserMem { user: String, asked: u64, max: u64 },
-    /// A user with a ceiling for memory has to name a limit.
-    UserMemUnnamed { user: String, max: u64 },
-    /// Above what all jobs together may have.
-    HostMemory { asked: u64, available: u64 },
-    /// Said of a job that is not evictable.
-    NotEvictable(&'static str),
-    /// There are as many as there can be, of this user's (`None`: of all).
-    TooManyJobs { user: Option<String>, most: usize },
-    /// What the job has beyond its new limit would not fit into host memory.
-    Overflow {
-        used: u64,
-        limit: u64,
-        needed: u64,
-        available: u64,
-    },
-}
 
 /// Devices that a job may name.
 const MAX_SELECTORS: usize = 64;

@@ -16,6 +16,7 @@
 //! (`bell`) when it has something to say. Clients and operators are strangers: what they send is
 //! bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
 
+mod admission;
 mod allowances;
 mod attach;
 mod background;
@@ -36,6 +37,7 @@ mod dormant;
 mod ended;
 mod escaped;
 mod ground;
+mod job_terms;
 mod journal;
 mod ledger;
 mod lifecycle;
@@ -50,13 +52,17 @@ mod peer;
 mod persistence;
 mod profile;
 mod reactor;
+mod refusal;
 mod residency;
+mod residency_moves;
+mod residency_survey;
 mod resize;
 mod rulebook;
 mod schedulers;
 mod serve;
 mod slow_work;
 mod spare;
+mod spec;
 mod state;
 mod status;
 mod suspicions;
@@ -68,10 +74,10 @@ mod violations;
 mod writer;
 
 pub use convert::check_policy;
-pub use ledger::Ceiling;
 pub use lifetime::Stopper;
 pub use names::LookUp;
 pub use options::{DeviceRule, JOB_PROCESSES, Options, Reload, ResidencyRule, Rules};
+pub use refusal::Ceiling;
 pub use serve::{Arbiter, Error, run};
 pub use writer::{Lost, Sink, Writer};
 

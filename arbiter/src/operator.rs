@@ -12,6 +12,7 @@ use crate::convert;
 use crate::descriptors::Descriptors;
 use crate::peer;
 use crate::serve::Arbiter;
+use crate::spec;
 use crate::tenant::Tenant;
 use crate::unsaved;
 
@@ -239,7 +240,7 @@ impl Arbiter {
             ("uid", Value::from(peer.uid)),
             (
                 "class",
-                Value::from(convert::wire_class(tenant.spec.class()).as_str()),
+                Value::from(spec::wire_class(tenant.spec.class()).as_str()),
             ),
         ];
         fields.extend(

@@ -9,8 +9,8 @@ use control::{DeviceSelector, DeviceSettings, MemLimit, Misbehaviour, SliceMode}
 
 use crate::convert;
 use crate::dispatch::{Answer, Mode, Pace, Setup};
-use crate::ledger::Ceiling;
 use crate::names::LookUp;
+use crate::refusal::Ceiling;
 
 /// What an opportunistic job may have queued beside a guaranteed one, in microseconds: a tenth of
 /// the least slice.

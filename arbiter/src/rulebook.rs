@@ -19,8 +19,8 @@ use crate::background::Background;
 use crate::convert;
 use crate::devices::Devices;
 use crate::dispatch::Setup;
-use crate::ledger::Ceiling;
 use crate::options::{DeviceRule, Options, Rules};
+use crate::refusal::Ceiling;
 use crate::state::SavedDevice;
 
 /// Bytes of a policy with its parameters, as people write it.

@@ -7,8 +7,9 @@ use control::{
 use policy::TenantId;
 
 use crate::convert;
-use crate::residency;
+use crate::residency_survey;
 use crate::serve::Arbiter;
+use crate::spec;
 use crate::tenant::Tenant;
 
 impl Arbiter {
@@ -197,7 +198,7 @@ impl Arbiter {
             uid: tenant.uid,
             user: tenant.user.clone(),
             command: tenant.spec.command.clone(),
-            class: convert::wire_class(tenant.spec.class()),
+            class: spec::wire_class(tenant.spec.class()),
             state: match (tenant.clients.is_empty(), busy, waits) {
                 // Whether it is dormant or gone is known in a moment, once its processes are
                 // counted.
@@ -244,7 +245,7 @@ impl Arbiter {
             overflow: tenant.spec.overflow(),
             host_memory_limit_bytes: self.ledger.host_limit_bytes(&tenant.spec),
             evicted: tenant.spec.evicted,
-            residence: residency::sum(devices.iter().filter_map(|d| d.residence.as_ref()))
+            residence: residency_survey::sum(devices.iter().filter_map(|d| d.residence.as_ref()))
                 .map(Box::new),
             devices,
             processes,

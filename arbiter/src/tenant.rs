@@ -1,60 +1,19 @@
 //! A tenant: one job with its terms, its processes and the page in which they account their memory.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 
 use channel::arbiter::TenantMemory;
 use channel::wire::TOKEN_BYTES;
 use channel::{Accounts, MAX_DEVICES, TENANT_SLOTS};
-use control::{EscapedProcess, JobSettings, JobStatus, Overflow};
-use policy::{Class, TenantId};
+use control::{EscapedProcess, JobStatus};
+use policy::TenantId;
 
 use crate::census::Process;
 use crate::clock::Clock;
-use crate::convert;
 use crate::journal::Allowance;
 use crate::peer;
+use crate::spec::Spec;
 use crate::usage::Usage;
-
-/// What a job asked for, as far as it was granted.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Spec {
-    /// Unique among living jobs.
-    pub name: String,
-    /// What it was given, a deadline as a time.
-    pub settings: JobSettings,
-    /// It gets no device time.
-    pub paused: bool,
-    /// The process that registered it and became it by `exec`.
-    pub pid: u32,
-    /// For display, cut short.
-    pub command: Vec<String>,
-    /// The driver library that it opens.
-    pub driver: PathBuf,
-    /// That driver simulates.
-    pub simulated: bool,
-    /// Its operator keeps it away.
-    pub evicted: bool,
-    /// It is ended where a process of it uses a device outside its limits.
-    pub strict: bool,
-}
-
-impl Spec {
-    /// Its class.
-    pub fn class(&self) -> Class {
-        convert::class(self.settings.class.unwrap_or_default())
-    }
-
-    /// Its memory may leave its devices.
-    pub fn evictable(&self) -> bool {
-        self.settings.evictable.unwrap_or_default()
-    }
-
-    /// What happens to an allocation above its memory limit.
-    pub fn overflow(&self) -> Overflow {
-        self.settings.overflow.unwrap_or_default()
-    }
-}
 
 /// A job.
 #[derive(Debug)]
@@ -330,11 +289,11 @@ impl Tenant {
 pub(crate) fn example(id: u64, name: &str) -> Tenant {
     let spec = Spec {
         name: name.into(),
-        settings: JobSettings::default(),
+        settings: control::JobSettings::default(),
         paused: false,
         pid: 0,
         command: Vec::new(),
-        driver: PathBuf::new(),
+        driver: std::path::PathBuf::new(),
         simulated: true,
         evicted: false,
         strict: false,

@@ -10,7 +10,7 @@ use policy::TenantId;
 /// How long a move may take where the operator does not say.
 const PATIENCE_NS: u64 = 120_000_000_000;
 /// Requests that wait at a time; the sockets' own bound is near.
-pub const MOST: usize = 32;
+pub const MAX_MOVE_REQUESTS: usize = 32;
 
 /// A request that waits for its jobs.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ pub struct MoveQueue {
 impl MoveQueue {
     /// Whether no more can wait.
     pub fn is_full(&self) -> bool {
-        self.requests.len() >= MOST
+        self.requests.len() >= MAX_MOVE_REQUESTS
     }
 
     /// One waits from here on, or goes on waiting.
@@ -159,14 +159,14 @@ mod tests {
     fn so_many_wait_and_the_first_deadline_is_due() {
         let mut queue = MoveQueue::default();
         assert_eq!(queue.due_ns(), None);
-        for at in 0..MOST as u64 {
+        for at in 0..MAX_MOVE_REQUESTS as u64 {
             assert!(!queue.is_full());
             queue.wait(request(at, 100 - at));
         }
         assert!(queue.is_full());
-        let first_ns = 5 + (101 - MOST as u64) * 1_000_000;
+        let first_ns = 5 + (101 - MAX_MOVE_REQUESTS as u64) * 1_000_000;
         assert_eq!(queue.due_ns(), Some(first_ns));
-        assert_eq!(queue.take().len(), MOST);
+        assert_eq!(queue.take().len(), MAX_MOVE_REQUESTS);
         assert!(!queue.is_full());
     }
 }

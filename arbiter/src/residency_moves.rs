@@ -8,9 +8,8 @@ use policy::TenantId;
 use policy::residency::Standing;
 use serde_json::Value;
 
-use super::move_queue::{MOST, MoveRequest};
-use super::{ResidencyStatus, State};
 use crate::control_server::Peer;
+use crate::residency::{MAX_MOVE_REQUESTS, MoveRequest, ResidencyStatus, State};
 use crate::serve::Arbiter;
 
 impl Arbiter {
@@ -32,7 +31,7 @@ impl Arbiter {
             return Err(invalid("no job to move".into()).with_hint("name one"));
         }
         if self.moves.is_full() {
-            let message = format!("{MOST} requests to move jobs are under way");
+            let message = format!("{MAX_MOVE_REQUESTS} requests to move jobs are under way");
             return Err(ControlError::new(ErrorCode::Refused, message)
                 .with_hint("try again when one of them has ended"));
         }

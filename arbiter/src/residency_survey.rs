@@ -7,10 +7,11 @@ use policy::TenantId;
 use policy::residency::{Level, Standing};
 use serde_json::Value;
 
-use super::{News, ResidencyStatus, State};
-use crate::ledger::Refusal;
+use crate::refusal::Refusal;
+use crate::residency::{News, ResidencyStatus, State};
 use crate::serve::Arbiter;
-use crate::tenant::{Spec, Tenant};
+use crate::spec::Spec;
+use crate::tenant::Tenant;
 
 /// Where nothing is said: this part of the host's memory is for what is not on the devices.
 const HOST_PART: f64 = 0.5;

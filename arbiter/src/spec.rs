@@ -1,0 +1,62 @@
+//! What a job asked for, as far as it was granted.
+
+use std::path::PathBuf;
+
+use control::{JobSettings, Overflow};
+use policy::Class;
+
+/// What a job asked for, as far as it was granted.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Spec {
+    /// Unique among living jobs.
+    pub name: String,
+    /// What it was given, a deadline as a time.
+    pub settings: JobSettings,
+    /// It gets no device time.
+    pub paused: bool,
+    /// The process that registered it and became it by `exec`.
+    pub pid: u32,
+    /// For display, cut short.
+    pub command: Vec<String>,
+    /// The driver library that it opens.
+    pub driver: PathBuf,
+    /// That driver simulates.
+    pub simulated: bool,
+    /// Its operator keeps it away.
+    pub evicted: bool,
+    /// It is ended where a process of it uses a device outside its limits.
+    pub strict: bool,
+}
+
+impl Spec {
+    /// Its class.
+    pub fn class(&self) -> Class {
+        class(self.settings.class.unwrap_or_default())
+    }
+
+    /// Its memory may leave its devices.
+    pub fn evictable(&self) -> bool {
+        self.settings.evictable.unwrap_or_default()
+    }
+
+    /// What happens to an allocation above its memory limit.
+    pub fn overflow(&self) -> Overflow {
+        self.settings.overflow.unwrap_or_default()
+    }
+}
+
+/// The policy's class.
+fn class(class: control::Class) -> Class {
+    match class {
+        control::Class::Guaranteed => Class::Guaranteed,
+        control::Class::Opportunistic => Class::Opportunistic,
+    }
+}
+
+/// The operator's class.
+pub fn wire_class(class: Class) -> control::Class {
+    match class {
+        Class::Guaranteed => control::Class::Guaranteed,
+        Class::Opportunistic => control::Class::Opportunistic,
+    }
+}
