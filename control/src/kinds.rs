@@ -425,12 +425,12 @@ mod tests {
             }
             assert!(Word::<T>::parse("colour").is_err_and(|error| error.contains("`colour`")));
         }
-        check(&Class::ALL);
-        check(&FailMode::ALL);
-        check(&OnRefusal::ALL);
-        check(&Overflow::ALL);
-        check(&Misbehaviour::ALL);
-        check(&[SliceMode::Exclusive, SliceMode::Concurrent, SliceMode::Auto]);
+        check(Class::ALL);
+        check(FailMode::ALL);
+        check(OnRefusal::ALL);
+        check(Overflow::ALL);
+        check(Misbehaviour::ALL);
+        check(SliceMode::ALL);
     }
 
     #[test]

@@ -17,6 +17,44 @@ pub struct UnknownWord {
     pub choices: &'static str,
 }
 
+/// All that follows from the words of a closed set: the list of its values, how they are written,
+/// and how a word is read. `choices` is the advice for somebody who writes another word. A value
+/// after `else` is shown and never read: it stands for a word of a newer version.
+macro_rules! closed_set {
+    ($set:ident, $choices:literal: $($value:ident = $word:literal,)+ $(; else $other:ident = $shown:literal,)?) => {
+        impl $set {
+            pub const ALL: &[Self] = &[$(Self::$value),+];
+
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$value => $word,)+
+                    $(Self::$other => $shown,)?
+                }
+            }
+        }
+
+        impl fmt::Display for $set {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl FromStr for $set {
+            type Err = UnknownWord;
+
+            fn from_str(word: &str) -> Result<Self, UnknownWord> {
+                match word {
+                    $($word => Ok(Self::$value),)+
+                    _ => Err(UnknownWord {
+                        word: word.to_owned(),
+                        choices: $choices,
+                    }),
+                }
+            }
+        }
+    };
+}
+
 /// How firmly a share is promised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -28,35 +66,10 @@ pub enum Class {
     Opportunistic,
 }
 
-impl Class {
-    pub const ALL: [Self; 2] = [Self::Guaranteed, Self::Opportunistic];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Guaranteed => "guaranteed",
-            Self::Opportunistic => "opportunistic",
-        }
-    }
-}
-
-impl fmt::Display for Class {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Class {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|class| class.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "guaranteed or opportunistic",
-            })
-    }
+closed_set! {
+    Class, "guaranteed or opportunistic":
+    Guaranteed = "guaranteed",
+    Opportunistic = "opportunistic",
 }
 
 /// What a job does when its arbiter is gone.
@@ -72,36 +85,11 @@ pub enum FailMode {
     Closed,
 }
 
-impl FailMode {
-    pub const ALL: [Self; 3] = [Self::Open, Self::Freeze, Self::Closed];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Freeze => "freeze",
-            Self::Closed => "closed",
-        }
-    }
-}
-
-impl fmt::Display for FailMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for FailMode {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|mode| mode.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "open, freeze or closed",
-            })
-    }
+closed_set! {
+    FailMode, "open, freeze or closed":
+    Open = "open",
+    Freeze = "freeze",
+    Closed = "closed",
 }
 
 /// What becomes of a process of a job that cannot be governed from its start.
@@ -114,35 +102,10 @@ pub enum OnRefusal {
     Closed,
 }
 
-impl OnRefusal {
-    pub const ALL: [Self; 2] = [Self::Open, Self::Closed];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Closed => "closed",
-        }
-    }
-}
-
-impl fmt::Display for OnRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for OnRefusal {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|one| one.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "open or closed",
-            })
-    }
+closed_set! {
+    OnRefusal, "open or closed":
+    Open = "open",
+    Closed = "closed",
 }
 
 /// What happens to an allocation that the job's quota has no space for.
@@ -156,35 +119,10 @@ pub enum Overflow {
     Host,
 }
 
-impl Overflow {
-    pub const ALL: [Self; 2] = [Self::Fail, Self::Host];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Fail => "fail",
-            Self::Host => "host",
-        }
-    }
-}
-
-impl fmt::Display for Overflow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Overflow {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|overflow| overflow.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "host or fail",
-            })
-    }
+closed_set! {
+    Overflow, "host or fail":
+    Fail = "fail",
+    Host = "host",
 }
 
 /// How the jobs of a device share its time.
@@ -203,35 +141,12 @@ pub enum SliceMode {
     Unknown,
 }
 
-impl FromStr for SliceMode {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        [Self::Exclusive, Self::Concurrent, Self::Auto]
-            .into_iter()
-            .find(|mode| mode.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "exclusive, concurrent or auto",
-            })
-    }
-}
-
-impl fmt::Display for SliceMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl SliceMode {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Exclusive => "exclusive",
-            Self::Concurrent => "concurrent",
-            Self::Auto => "auto",
-            Self::Unknown => "unknown",
-        }
-    }
+closed_set! {
+    SliceMode, "exclusive, concurrent or auto":
+    Exclusive = "exclusive",
+    Concurrent = "concurrent",
+    Auto = "auto",
+    ; else Unknown = "unknown",
 }
 
 /// What happens to a job that harms the others: one that keeps the device beyond all bounds, never
@@ -248,36 +163,11 @@ pub enum Misbehaviour {
     Kill,
 }
 
-impl Misbehaviour {
-    pub const ALL: [Self; 3] = [Self::Report, Self::Demote, Self::Kill];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Report => "report",
-            Self::Demote => "demote",
-            Self::Kill => "kill",
-        }
-    }
-}
-
-impl fmt::Display for Misbehaviour {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Misbehaviour {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|answer| answer.as_str() == word)
-            .ok_or_else(|| UnknownWord {
-                word: word.to_owned(),
-                choices: "report, demote or kill",
-            })
-    }
+closed_set! {
+    Misbehaviour, "report, demote or kill":
+    Report = "report",
+    Demote = "demote",
+    Kill = "kill",
 }
 
 /// Which device: its index on this host, or its UUID as `nvidia-smi -L` prints it.
@@ -436,18 +326,23 @@ mod tests {
 
     #[test]
     fn words_parse_back_and_others_are_named() {
-        for class in Class::ALL {
-            assert_eq!(class.to_string().parse(), Ok(class));
+        macro_rules! read_back {
+            ($($set:ident),+) => {
+                $(for one in $set::ALL {
+                    assert_eq!(one.to_string().parse(), Ok(*one));
+                })+
+            };
         }
-        for mode in FailMode::ALL {
-            assert_eq!(mode.to_string().parse(), Ok(mode));
-        }
-        for answer in Misbehaviour::ALL {
-            assert_eq!(answer.to_string().parse(), Ok(answer));
-        }
-        for one in OnRefusal::ALL {
-            assert_eq!(one.to_string().parse(), Ok(one));
-        }
+        read_back!(
+            Class,
+            FailMode,
+            Misbehaviour,
+            OnRefusal,
+            Overflow,
+            SliceMode
+        );
+        assert_eq!(SliceMode::Unknown.to_string(), "unknown");
+        assert!("unknown".parse::<SliceMode>().is_err());
         let error = "besteffort".parse::<Class>().unwrap_err().to_string();
         assert!(
             error.contains("`besteffort`") && error.contains("opportunistic"),
@@ -458,10 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_is_host_or_fail() {
-        for overflow in Overflow::ALL {
-            assert_eq!(overflow.to_string().parse(), Ok(overflow));
-        }
+    fn what_overflow_may_be_is_said() {
         let error = "disk".parse::<Overflow>().unwrap_err().to_string();
         assert!(
             error.contains("`disk`") && error.contains("host or fail"),
