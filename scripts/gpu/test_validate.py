@@ -237,6 +237,26 @@ class RunnerTest(Directory):
         self.assertEqual(found["wrong"]["reason"], "one is two (they differ)")
         self.assertEqual((written["passed"], written["failed"], written["skipped"]), (1, 4, 0))
 
+    def test_evidence_is_kept_of_what_fails(self):
+        def fails(context):
+            context.start([sys.executable, "-c", "import time; time.sleep(60)"], "sleeper")
+            (context.directory / "a1").mkdir()
+            (context.directory / "a1" / "journal.jsonl").write_text('{"kind":"seen"}\n')
+            context.arbiters = 1
+            context.result.check("a check", False)
+
+        found, _ = self.run_sections([("fails", fails, 10, None)])
+        note = found["fails"]["notes"][-1]
+        for name in ("threads.txt", "cgroup.txt", "dmesg.txt", "arbiter-1-journal.jsonl"):
+            self.assertIn(name, note)
+        with tarfile.open(self.directory / "out" / "logs.tar.gz") as archive:
+            names = archive.getnames()
+            kept = {name.rpartition("/")[2]: name for name in names if "/evidence/" in name}
+            threads = archive.extractfile(kept["threads.txt"]).read().decode()
+            journal = archive.extractfile(kept["arbiter-1-journal.jsonl"]).read().decode()
+        self.assertIn("of sleeper", threads)
+        self.assertIn("seen", journal)
+
     def test_skips_say_why(self):
         def skipping(_ctx):
             raise Skip("not here")
@@ -363,6 +383,14 @@ class ArithmeticTest(unittest.TestCase):
                     "fairness", "protect"}
         self.assertLessEqual(expected, set(names))
 
+    def test_three_calls_are_everything_and_the_first_two_fit(self):
+        called = [name for call in sections.CALLS.values() for name in call]
+        self.assertEqual(set(called), {section.name for section in sections.ALL})
+        self.assertEqual({name for name in called if called.count(name) > 1}, {"device"})
+        limits = {section.name: section.limit_s for section in sections.ALL}
+        for call in ("facts", "figures"):
+            self.assertLessEqual(sum(limits[name] for name in sections.CALLS[call]), 500, call)
+
 
 @unittest.skipIf(place.Place().missing(simulated=True), "there is no build to rehearse with")
 class RehearsalTest(Directory):
@@ -389,6 +417,12 @@ class RehearsalTest(Directory):
         found = self.rehearse("device", "write_value", "ways", "vmm", "pcie", "context_memory")
         self.assertTrue(any("Simulated" in line for line in (self.directory / "out" / "report.md").read_text().splitlines()))
         self.assertGreater(len(found["vmm"].figures), 10)
+
+    def test_the_sections_of_neighbours_and_streams_find_what_they_look_for(self):
+        found = self.rehearse("marks_beside", "vmm_beside", "pin_beside", "streams")
+        names = [figure["name"] for result in found.values() for figure in result.figures]
+        for name in ("visible_beside_5000us_kernels_p99", "neighbour_access_p99", "alloc_free_beside_pins_p99", "six_streams_launch_added"):
+            self.assertIn(name, names)
 
     def test_the_pytorch_sections_hold_their_dialogue_under_quotas_and_shares(self):
         found = self.rehearse("pytorch_solo", "pytorch_pair", "pytorch_quota", "expandable", "async_alloc", "graphs")

@@ -65,7 +65,15 @@ enum { CU_NOT_READY = 600, CU_NOT_SUPPORTED = 801 };
   X(MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *, CUdeviceptr, size_t, CUstream))                                         \
   X(MemsetD8, "cuMemsetD8_v2", (CUdeviceptr, unsigned char, size_t))                                                          \
   X(StreamCreate, "cuStreamCreate", (CUstream *, unsigned))                                                                   \
+  X(StreamDestroy, "cuStreamDestroy_v2", (CUstream))                                                                          \
   X(StreamSynchronize, "cuStreamSynchronize", (CUstream))                                                                     \
+  X(StreamQuery, "cuStreamQuery", (CUstream))                                                                                 \
+  X(StreamBeginCapture, "cuStreamBeginCapture_v2", (CUstream, int))                                                           \
+  X(StreamEndCapture, "cuStreamEndCapture", (CUstream, void **))                                                              \
+  X(GraphInstantiate, "cuGraphInstantiateWithFlags", (void **, void *, uint64_t))                                             \
+  X(GraphLaunch, "cuGraphLaunch", (void *, CUstream))                                                                         \
+  X(GraphExecDestroy, "cuGraphExecDestroy", (void *))                                                                         \
+  X(GraphDestroy, "cuGraphDestroy", (void *))                                                                                 \
   X(StreamWriteValue64, "cuStreamWriteValue64_v2", (CUstream, CUdeviceptr, uint64_t, unsigned))                               \
   X(EventCreate, "cuEventCreate", (CUevent *, unsigned))                                                                      \
   X(EventRecord, "cuEventRecord", (CUevent, CUstream))                                                                        \
@@ -126,8 +134,15 @@ int mode_alloc(int argc, char **argv);
 int mode_info(int argc, char **argv);
 int mode_first(int argc, char **argv);
 int mode_marks(int argc, char **argv);
+int mode_idle_marks(int argc, char **argv);
 int mode_vmm(int argc, char **argv);
 int mode_pcie(int argc, char **argv);
 int mode_turns(int argc, char **argv);
+int mode_handles(int argc, char **argv);
+int mode_pins(int argc, char **argv);
+int mode_allocs(int argc, char **argv);
+int mode_streams(int argc, char **argv);
+int mode_destroyed(int argc, char **argv);
+int mode_captures(int argc, char **argv);
 
 #endif

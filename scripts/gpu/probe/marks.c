@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -97,9 +98,8 @@ static void batches(void) {
   json_list("batch_marked_ns", marked, BATCHES);
 }
 
-int mode_marks(int argc, char **argv) {
-  (void)argc, (void)argv;
-  driver_start();
+/* The page of the marks, mapped twice and registered; the status of the registration, and the ns that it took. */
+static int open_page(double *register_ns, int *same_address) {
   const int file = memfd_create("probe-marks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (file < 0 || ftruncate(file, PAGE)) fail("memfd: %s", strerror(errno));
   if (fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) fail("seals: %s", strerror(errno));
@@ -107,16 +107,27 @@ int mode_marks(int argc, char **argv) {
   void *theirs = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, file, 0);
   if (ours == MAP_FAILED || theirs == MAP_FAILED) fail("mmap: %s", strerror(errno));
   seen = theirs;
-
-  json_open();
   const uint64_t begun = now_ns();
   const int status = cu.MemHostRegister(ours, PAGE, 1 | 2);
+  *register_ns = (double)(now_ns() - begun);
+  if (status) return status;
+  check(cu.MemHostGetDevicePointer(&word, ours, 0), "cuMemHostGetDevicePointer");
+  *same_address = word == (CUdeviceptr)(uintptr_t)ours;
+  return 0;
+}
+
+int mode_marks(int argc, char **argv) {
+  (void)argc, (void)argv;
+  double register_ns;
+  int same_address = 0;
+  driver_start();
+  const int status = open_page(&register_ns, &same_address);
+  json_open();
   json_number("register_status", status);
-  json_number("register_ns", (double)(now_ns() - begun));
+  json_number("register_ns", register_ns);
   if (!status) {
     CUstream stream;
-    check(cu.MemHostGetDevicePointer(&word, ours, 0), "cuMemHostGetDevicePointer");
-    json_flag("same_address", word == (CUdeviceptr)(uintptr_t)ours);
+    json_flag("same_address", same_address);
     check(cu.StreamCreate(&stream, 1), "cuStreamCreate");
     try_stream("null", NULL);
     try_stream("legacy", CU_STREAM_LEGACY);
@@ -124,6 +135,37 @@ int mode_marks(int argc, char **argv) {
     try_stream("created", stream);
     batches();
   }
+  json_close();
+  return 0;
+}
+
+/* idle-marks SECONDS EVERY_US: a mark on an idle stream every so often, and ns until each is seen. Without MPS a mark of this
+ * process needs its context on the device, for which others may have to go. */
+int mode_idle_marks(int argc, char **argv) {
+  enum { MOST = 1 << 14 };
+  static double visible[MOST];
+  if (argc < 2) fail("idle-marks SECONDS EVERY_US");
+  const double seconds = atof(argv[0]);
+  const useconds_t every_us = (useconds_t)strtoul(argv[1], NULL, 10);
+  double register_ns;
+  int same_address = 0, lost = 0, status;
+  size_t marks = 0;
+  CUstream stream;
+  driver_start();
+  if ((status = open_page(&register_ns, &same_address))) fail("the page of marks cannot be registered: %d", status);
+  check(cu.StreamCreate(&stream, 1), "cuStreamCreate");
+  const uint64_t end = now_ns() + (uint64_t)(seconds * 1e9);
+  while (now_ns() < end && marks < MOST && lost <= 3) {
+    usleep(every_us);
+    const uint64_t value = next_value(), begun = now_ns();
+    check(write_mark(stream, value), "cuStreamWriteValue64");
+    const uint64_t there = wait_mark(value);
+    lost += !there;
+    if (there) visible[marks++] = (double)(there - begun);
+  }
+  json_open();
+  json_number("lost", lost);
+  json_list("visible_ns", visible, marks);
   json_close();
   return 0;
 }

@@ -8,8 +8,9 @@ import sys
 import tempfile
 import time
 
+from .evidence import collect
 from .place import bare_env
-from .processes import Failure, TimedOut, Processes
+from .processes import Failure, TimedOut, Processes, describe
 
 ENV_PRINTER = "import json, os, sys; print(json.dumps(dict(os.environ)), flush=True); sys.stdin.read()"
 
@@ -38,6 +39,11 @@ class Context:
         self.processes.end_all()
         self.scratch.cleanup()
 
+    def keep_evidence(self):
+        """Of a section that failed, before its programs are ended: the names of what was written."""
+        directories = [self.directory / f"a{number}" for number in range(1, self.arbiters + 1)]
+        return collect(self.logs / "evidence", directories, self.processes.all, self.simulated)
+
     # Time
 
     def left(self):
@@ -50,6 +56,9 @@ class Context:
             raise TimedOut("the section's time is over")
         return min(at_most, left)
 
+    def pause(self, seconds):
+        time.sleep(self.limit(seconds))
+
     # Programs
 
     def run(self, command, name, timeout_s=60, env=None, expect=(0,)):
@@ -58,6 +67,13 @@ class Context:
     def json_of(self, command, name, timeout_s=60, env=None, expect=(0,)):
         """The JSON object that a program prints as its last line."""
         return last_json(self.run(command, name, timeout_s, env, expect))
+
+    def last_json_of(self, process, timeout_s):
+        """The JSON object that a program that was started prints as its last line, once it has ended well."""
+        code = process.wait(self.limit(timeout_s))
+        if code:
+            raise Failure(f"{process.name} ended with {describe(code)}: {process.last_lines()}")
+        return last_json(process)
 
     def json_text(self, command, name, timeout_s=60, env=None, expect=(0,)):
         """The JSON that is all of what a program prints."""
@@ -112,6 +128,14 @@ class Arbiter:
         if not found:
             raise Failure(f"`sublet ps` does not know the job {name}")
         return found[0]
+
+    def wait_for_job(self, name, timeout_s=20):
+        """Until a job has memory."""
+        deadline = time.monotonic() + self.context.limit(timeout_s)
+        while not any(job["name"] == name and job["mem_used_bytes"] for job in self.status()["jobs"]):
+            if time.monotonic() > deadline:
+                raise Failure(f"the job {name} has not come to use the device")
+            time.sleep(0.05)
 
     def refusals(self, name):
         """How often a job was refused memory, as the arbiter counts: it reads its clients' journals a little later."""
@@ -176,8 +200,6 @@ def read_line(process, timeout_s):
         data = os.read(pipe.fileno(), 1 << 16)
         if not data:
             code = process.wait(5)
-            from .processes import describe
-
             raise Failure(f"{process.name} ended with {describe(code)} instead of answering: {process.last_lines()}")
         buffer += data
     line, _, rest = bytes(buffer).partition(b"\n")

@@ -50,7 +50,7 @@ class Place:
         newest = max((source.stat().st_mtime for source in sources), default=0)
         if path.exists() and (self.packed or path.stat().st_mtime >= newest):
             return path
-        return self._compile(path, ["-std=gnu11", "-O2"], [s for s in sources if s.suffix == ".c"], ["-ldl", "-lm"])
+        return self._compile(path, ["-std=gnu11", "-O2"], [s for s in sources if s.suffix == ".c"], ["-ldl", "-lm", "-lpthread"])
 
     def stub_bench(self):
         """The bench host of scripts/bench/overhead and the directory of its stub driver."""

@@ -37,6 +37,9 @@ class Result:
     def note(self, text):
         self.notes.append(text)
 
+    def has_failed(self):
+        return self.status == FAILED or self.status is None and not all(check["ok"] for check in self.checks)
+
     def finish(self, seconds):
         """Sets the status that the checks ask for, unless something has gone wrong before."""
         self.seconds = seconds

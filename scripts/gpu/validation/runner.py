@@ -128,6 +128,9 @@ class Runner:
             result.reason = f"the section itself failed with {type(error).__name__}: {error}\n" + "".join(traceback.format_exc()[-1500:])
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            if result.has_failed():
+                kept = context.keep_evidence()
+                result.note(f"evidence in the logs: {', '.join(kept)}" if kept else "no evidence could be written")
             context.close()
             result.finish(time.monotonic() - begun)
 

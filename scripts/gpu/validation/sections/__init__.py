@@ -5,7 +5,7 @@ A new section is a function of a Context in one of these modules, and a row here
 
 import collections
 
-from . import calls, frameworks, host, memory, residency, shares, torch_jobs, turns
+from . import calls, frameworks, host, memory, neighbours, residency, shares, torch_jobs, turns
 
 # needs: "torch", "cupy" or "jax": a module that must be importable and see a GPU; None: also on the
 # simulated GPU.
@@ -30,6 +30,11 @@ ALL = [
     Section("vmm", memory.vmm, 20, None, "cost of physical handles"),
     Section("pcie", memory.pcie, 20, None, "pinned, duplex and pageable copies; cost of pinning"),
     Section("context_memory", memory.context_memory, 45, None, "device memory of a context and its libraries"),
+    Section("marks_beside", neighbours.marks_beside, 45, None, "an idle process's marks beside a busy one: visibility, the other's loss"),
+    Section("vmm_beside", neighbours.vmm_beside, 40, None, "physical handles beside a copy and beside another process's"),
+    Section("pin_beside", neighbours.pin_beside, 30, None, "allocations beside another process that page-locks memory"),
+    Section("streams", neighbours.streams, 60, None, "six streams, destroyed streams, captures during evictions"),
+    Section("tools", neighbours.tools, 55, None, "NVIDIA's profilers and debuggers on a governed program"),
     Section("expandable", torch_jobs.expandable, 45, "torch", "PyTorch's expandable segments under a quota"),
     Section("async_alloc", torch_jobs.async_alloc, 45, "torch", "PyTorch on cudaMallocAsync under a quota"),
     Section("graphs", torch_jobs.graphs, 40, "torch", "CUDA graph capture and replay"),
@@ -39,3 +44,14 @@ ALL = [
     Section("jax", frameworks.jax, 50, "jax", "JAX bare and governed"),
     Section("compile", torch_jobs.compiled, 80, "torch", "torch.compile, with its compiler processes"),
 ]
+
+# A run of everything is longer than one command may last on many a borrowed machine. Three calls, the
+# cheap facts first: what fails in the first changes what the second is for. The first two fit whatever
+# happens; of the third, what has no time left is skipped by name, the last first.
+CALLS = {
+    "facts": ["device", "write_value", "vmm", "pcie", "context_memory", "transparency", "marks_beside", "vmm_beside", "pin_beside", "streams",
+              "ways", "handover"],
+    "figures": ["device", "overheads", "mlp", "residency", "oversubscribe", "fairness", "protect", "tools"],
+    "frameworks": ["pytorch_solo", "pytorch_pair", "pytorch_quota", "residency_pytorch", "expandable", "async_alloc", "graphs", "workers", "amp",
+                   "cupy", "jax", "compile"],
+}
