@@ -138,13 +138,24 @@ impl Standing {
 
     /// What the process can still take now: the least of all its bounds.
     pub fn space(&self) -> Space {
+        self.least(|left_bytes, _| left_bytes)
+    }
+
+    /// What the process could take if nothing else were in use: the least of all its bounds, empty.
+    pub fn whole(&self) -> Space {
+        self.least(|_, of_bytes| of_bytes)
+    }
+
+    /// The least bound, by what `available` says of its free bytes and of all.
+    fn least(&self, available: impl Fn(u64, u64) -> u64) -> Space {
         let host = read_to_string(&self.meminfo)
             .ok()
             .and_then(|text| Memory::parse(&text))
             .map(|memory| {
                 let total_bytes = memory.total_bytes;
                 let bound = Bound::Host { total_bytes };
-                Space::under(total_bytes, memory.available_bytes, bound)
+                let available_bytes = available(memory.available_bytes, total_bytes);
+                Space::under(total_bytes, available_bytes, bound)
             });
         let groups = self.groups.iter().filter_map(|group| {
             let (limit_bytes, used_bytes) = group.look()?;
@@ -153,7 +164,11 @@ impl Standing {
                 version: group.version,
             };
             let left = limit_bytes.saturating_sub(used_bytes);
-            Some(Space::under(limit_bytes, left, bound))
+            Some(Space::under(
+                limit_bytes,
+                available(left, limit_bytes),
+                bound,
+            ))
         });
         host.into_iter()
             .chain(groups)

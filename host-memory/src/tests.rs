@@ -97,6 +97,18 @@ fn without_a_limit_the_host_is_the_bound() {
 }
 
 #[test]
+fn the_whole_is_the_least_bound_whatever_is_used_of_it() {
+    let fixture = Fixture::new("0::/job\n", UNIFIED);
+    fixture.two("sys/fs/cgroup/job", "max\n", "max\n", GIB, 0);
+    let whole = |fixture: &Fixture| Standing::under(&fixture.0).whole();
+    assert_eq!(whole(&fixture).available_bytes, 64 * GIB);
+    assert_eq!(whole(&fixture).free_bytes, 63 * GIB, "some stays free");
+    fixture.two("sys/fs/cgroup/job", "2147483648\n", "max\n", GIB, 0);
+    assert_eq!(whole(&fixture).available_bytes, 2 * GIB);
+    assert!(whole(&fixture).is_of_a_group());
+}
+
+#[test]
 fn the_limit_of_version_2_counts_with_what_is_used() {
     let fixture = Fixture::new("0::/job\n", UNIFIED);
     fixture.two("sys/fs/cgroup/job", "2147483648\n", "max\n", GIB, 256 * MIB);

@@ -1,9 +1,10 @@
 //! What calls of the driver cost that manage memory, in time of the calling thread.
 //!
 //! The driver carries such calls out one after another, whatever thread they come from: a call
-//! takes its time on a timeline of the process, behind those before it. Costs go with the number of
-//! handles, not with their bytes; locking pages goes with bytes. Where the figures of the profiles
-//! come from is said in `docs/reference/simgpu.md`.
+//! takes its time on a timeline of the process, behind those before it; or of all processes, where
+//! the driver's locks are the machine's. Costs go with the number of handles, not with their bytes;
+//! locking pages goes with bytes. Where the figures of the profiles come from is said in
+//! `docs/reference/simgpu.md`.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -29,6 +30,16 @@ pub struct Costs {
     pub unpin_gbps: f64,
     /// Whether unmapping and setting access wait for the work of all streams of the process.
     pub synchronise: bool,
+    /// `cuMemAlloc` and `cuMemFree`, in ns.
+    pub alloc_ns: u64,
+    /// A call that takes memory and gets none, in ns.
+    pub failed_ns: u64,
+    /// The first launch of a kernel, in ns.
+    pub first_launch_ns: u64,
+    /// Whether such calls of all processes go one behind the other.
+    pub driver_lock: bool,
+    /// Whether a value that a stream writes waits for its process's turn on the compute engine.
+    pub marks_need_turn: bool,
 }
 
 impl Costs {
@@ -42,12 +53,16 @@ impl Costs {
         let (create_ns, map_ns) = (ns("vmm_create_us")?, ns("vmm_map_us")?);
         let (access_ns, unmap_ns) = (ns("vmm_access_us")?, ns("vmm_unmap_us")?);
         let release_ns = ns("vmm_release_us")?;
-        let synchronise = number("vmm_synchronise")?;
-        if synchronise != 0.0 && synchronise != 1.0 {
-            return Err(BadConfig(format!(
-                "vmm_synchronise = {synchronise}: expected 0 or 1"
-            )));
-        }
+        let (alloc_ns, failed_ns) = (ns("alloc_us")?, ns("failed_call_us")?);
+        let first_launch_ns = ns("first_launch_us")?;
+        let mut switch = |key: &str| match number(key)? {
+            0.0 => Ok(false),
+            1.0 => Ok(true),
+            other => Err(BadConfig(format!("{key} = {other}: expected 0 or 1"))),
+        };
+        let synchronise = switch("vmm_synchronise")?;
+        let driver_lock = switch("driver_lock")?;
+        let marks_need_turn = switch("marks_need_turn")?;
         Ok(Self {
             create_ns,
             map_ns,
@@ -56,7 +71,12 @@ impl Costs {
             release_ns,
             pin_gbps: number("pin_gbps")?,
             unpin_gbps: number("unpin_gbps")?,
-            synchronise: synchronise == 1.0,
+            synchronise,
+            alloc_ns,
+            failed_ns,
+            first_launch_ns,
+            driver_lock,
+            marks_need_turn,
         })
     }
 
@@ -80,28 +100,36 @@ fn at_rate(bytes: u64, gbps: f64) -> u64 {
     }
 }
 
-/// The process's timeline of such calls.
-#[derive(Debug, Default)]
-pub struct MemoryTimeline {
-    busy_until_ns: AtomicU64,
-}
+/// A timeline of such calls: until when the driver is busy with them.
+pub struct MemoryTimeline<'a>(pub &'a AtomicU64);
 
-impl MemoryTimeline {
-    /// Takes `ns` of the calling thread's time, from `began_ns` on, or behind calls that other
-    /// threads are in. What the host has done for the call since then is a part of it.
+/// A call reserves so much at a time: a process that is killed in a long one leaves little behind,
+/// and others' calls come in between.
+const PART_NS: u64 = 20_000_000;
+
+impl MemoryTimeline<'_> {
+    /// Takes `ns` of the calling thread's time, from `began_ns` on, or behind calls that others
+    /// are in. What the host has done for the call since then is a part of it.
     pub fn spend(&self, began_ns: u64, ns: u64) {
-        if ns == 0 {
-            return;
+        let (mut from_ns, mut left) = (began_ns, ns);
+        loop {
+            let part = left.min(PART_NS);
+            from_ns = self.reserve(from_ns, part);
+            clock::work_until(from_ns);
+            left -= part;
+            if left == 0 {
+                break;
+            }
         }
-        clock::work_until(self.reserve(began_ns, ns));
     }
 
     /// When a call ends that takes `ns`.
     fn reserve(&self, began_ns: u64, ns: u64) -> u64 {
         let mut end = 0;
-        let _ = self.busy_until_ns.fetch_update(AcqRel, Acquire, |busy| {
+        let _ = self.0.fetch_update(AcqRel, Acquire, |busy| {
             end = busy.max(began_ns) + ns;
-            Some(end)
+            // One that takes no time waits, and keeps nobody waiting.
+            Some(if ns == 0 { busy } else { end })
         });
         end
     }
@@ -113,12 +141,17 @@ mod tests {
 
     #[test]
     fn calls_take_their_time_from_when_they_began_one_behind_the_other() {
-        let memory_timeline = MemoryTimeline::default();
+        let word = AtomicU64::new(0);
+        let memory_timeline = MemoryTimeline(&word);
         assert_eq!(memory_timeline.reserve(1000, 50), 1050);
         assert_eq!(memory_timeline.reserve(1020, 30), 1080);
         assert_eq!(memory_timeline.reserve(2000, 30), 2030);
         // Began before the last one, came behind it.
         assert_eq!(memory_timeline.reserve(1990, 30), 2060);
+        // Takes no time: waits for those before it, and keeps nobody waiting.
+        assert_eq!(memory_timeline.reserve(2010, 0), 2060);
+        assert_eq!(memory_timeline.reserve(9000, 0), 9000);
+        assert_eq!(word.load(Relaxed), 2060);
     }
 
     #[test]
@@ -135,9 +168,12 @@ mod tests {
 
     #[test]
     fn a_switch_is_on_or_off() {
-        let read =
-            |value: f64| Costs::read(|key| Ok(if key == "vmm_synchronise" { value } else { 0.0 }));
-        assert!(read(1.0).unwrap().synchronise && !read(0.0).unwrap().synchronise);
-        assert!(read(0.5).unwrap_err().0.contains("vmm_synchronise = 0.5"));
+        for key in ["vmm_synchronise", "driver_lock", "marks_need_turn"] {
+            let read = |value: f64| Costs::read(|of| Ok(if of == key { value } else { 0.0 }));
+            assert_ne!(read(1.0).unwrap(), read(0.0).unwrap());
+            assert_eq!(read(0.0).unwrap(), Costs::default());
+            let error = read(0.5).unwrap_err().0;
+            assert!(error.contains(&format!("{key} = 0.5")), "{error}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The one driver of a process: everything that `cuInit` sets up.
 
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
@@ -9,7 +9,7 @@ use shim_ffi::CUresult;
 use crate::array::{Array, Texture};
 use crate::capture::Capture;
 use crate::context::Context;
-use crate::costs::MemoryTimeline;
+use crate::costs::{Costs, MemoryTimeline};
 use crate::device_state::{DeviceState, DeviceStateError};
 use crate::event::Event;
 use crate::exec::engine::Engine;
@@ -45,7 +45,7 @@ pub struct Driver {
     /// Streams' queues.
     pub engine: Engine,
     /// Time of calls that manage memory.
-    memory_timeline: MemoryTimeline,
+    memory_until_ns: AtomicU64,
     /// Contexts.
     pub contexts: Registry<Context>,
     /// Streams.
@@ -165,6 +165,11 @@ impl std::fmt::Display for InitError {
 
 impl Driver {
     fn new() -> Result<Self, InitError> {
+        if let Some(text) = env("SUBLET_SIM_LOAD_US").filter(|text| text.parse::<u64>().is_err()) {
+            return Err(InitError::Config(BadConfig(format!(
+                "SUBLET_SIM_LOAD_US={text}: expected a number of microseconds"
+            ))));
+        }
         let faults = Faults::parse(&env("SUBLET_SIM_FAULT").unwrap_or_default())
             .map_err(InitError::Config)?;
         let device_state = Arc::new(DeviceState::of_this_host().map_err(InitError::DeviceState)?);
@@ -185,7 +190,7 @@ impl Driver {
             })?),
             None => None,
         };
-        let memory = Arc::new(Memory::new(devices, headroom).map_err(InitError::Memory)?);
+        let memory = Arc::new(Memory::new(&device_state, headroom).map_err(InitError::Memory)?);
         let pools = Arc::new(Registry::<Pool>::default());
         let device_pools = (0..devices)
             .map(|device| {
@@ -221,7 +226,7 @@ impl Driver {
         }
         Ok(Self {
             engine: Engine::new(device_state.clone(), memory.clone(), free),
-            memory_timeline: MemoryTimeline::default(),
+            memory_until_ns: AtomicU64::new(0),
             device_state,
             memory,
             contexts: Registry::default(),
@@ -253,8 +258,24 @@ impl Driver {
     /// Takes `ns` of the profile's time of the calling thread for a call that manages memory, which
     /// began at `began_ns`.
     pub fn spend(&self, began_ns: u64, ns: u64) {
-        self.memory_timeline
-            .spend(began_ns, self.device_state.scaled(ns));
+        let ns = self.device_state.scaled(ns);
+        if self.costs().driver_lock {
+            MemoryTimeline(self.device_state.memory_until_ns()).spend(began_ns, ns);
+        } else if ns > 0 {
+            MemoryTimeline(&self.memory_until_ns).spend(began_ns, ns);
+        }
+    }
+
+    /// What calls cost beside what the host takes for them.
+    pub fn costs(&self) -> &Costs {
+        &self.device_state.profile().costs
+    }
+
+    /// Takes the time of a call that was to take memory, began at `began_ns` and failed.
+    pub fn spend_if_failed<T>(&self, began_ns: u64, result: &Result<T, CUresult>) {
+        if result.is_err() && self.costs().failed_ns > 0 {
+            self.spend(began_ns, self.costs().failed_ns);
+        }
     }
 
     /// Number of devices that the program sees.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 
 use crate::image::{EntryPoint, Param};
 use crate::kernels::{self, Kernel};
@@ -33,6 +33,8 @@ pub struct Function {
     /// The function of a library's kernel, once asked for; a kernel's own handle is valid in every
     /// context.
     pub function: Mutex<Option<u64>>,
+    /// Whether it was launched: its code is loaded then.
+    pub launched: AtomicBool,
 }
 
 impl Function {
@@ -54,6 +56,7 @@ impl Function {
             dynamic_shared_limit: AtomicI32::new(48 << 10),
             attributes: Mutex::default(),
             function: Mutex::new(None),
+            launched: AtomicBool::new(false),
         })
     }
 
@@ -70,6 +73,7 @@ impl Function {
             dynamic_shared_limit: AtomicI32::new(self.dynamic_shared_limit.load(Relaxed)),
             attributes: Mutex::new(self.attributes.lock().clone()),
             function: Mutex::new(None),
+            launched: AtomicBool::new(false),
         })
     }
 }

@@ -16,6 +16,9 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("t4", include_str!("../profiles/t4.profile")),
 ];
 
+/// Version of the driver where the profile says none.
+const DRIVER_VERSION: &str = "595.99.02";
+
 /// Most devices that one host can simulate.
 pub const MAX_DEVICES: usize = 16;
 
@@ -80,6 +83,8 @@ pub struct Profile {
     pub switch_ns: u64,
     /// Power limit, in mW.
     pub power_limit_mw: u32,
+    /// Version of the driver that the management library tells.
+    pub driver_version: String,
     /// What calls cost that manage memory.
     pub costs: Costs,
     /// True where thread block clusters exist.
@@ -151,6 +156,33 @@ impl Profile {
         Ok(text)
     }
 
+    /// Of the device that nobody has described: as much memory as the host could give, where that
+    /// is less than the profile's. What was asked for by name is as large as it says.
+    ///
+    /// # Errors
+    /// As [`Profile::text_from_env`].
+    pub fn text_for_host(
+        env: impl Fn(&str) -> Option<String>,
+        most_bytes: u64,
+    ) -> Result<String, BadConfig> {
+        let mut text = Self::text_from_env(&env)?;
+        let is_named = ["SUBLET_SIM_PROFILE", "SUBLET_SIM_CAPACITY"]
+            .iter()
+            .any(|name| env(name).is_some())
+            || env("SUBLET_SIM_SET").is_some_and(|set| {
+                let keys = set.split(';').filter_map(|pair| pair.split_once('='));
+                keys.into_iter().any(|(key, _)| key.trim() == "memory")
+            });
+        let profile = Self::parse(&text)?;
+        // Whole GiB are easier to read; less than one is no device.
+        let fits = (most_bytes >> 30 << 30).max(1 << 30);
+        if !is_named && profile.usable_bytes() > fits {
+            let reserved = profile.driver_reserved_bytes;
+            text.push_str(&format!("memory = {}B\n", fits + reserved));
+        }
+        Ok(text)
+    }
+
     /// Parses profile text. A later line wins over an earlier one.
     ///
     /// # Errors
@@ -200,6 +232,7 @@ impl Profile {
             timeslice_ns: (fields.number("timeslice_us")? * 1e3) as u64,
             switch_ns: (fields.number("switch_us")? * 1e3) as u64,
             power_limit_mw: fields.number("power_limit_mw")? as u32,
+            driver_version: fields.text_or("driver_version", DRIVER_VERSION)?,
             cluster_launch: fields.number("cluster_launch")? != 0.0,
             speed: fields.number_or("speed", 1.0)?,
         };
@@ -310,6 +343,14 @@ impl Fields {
         self.0
             .remove(key)
             .ok_or_else(|| BadConfig(format!("the profile lacks the key \"{key}\"")))
+    }
+
+    fn text_or(&mut self, key: &str, default: &str) -> Result<String, BadConfig> {
+        if self.0.contains_key(key) {
+            self.text(key)
+        } else {
+            Ok(default.to_owned())
+        }
     }
 
     fn number(&mut self, key: &str) -> Result<f64, BadConfig> {
@@ -431,6 +472,32 @@ mod tests {
         let profile = Profile::parse(&text).unwrap();
         assert_eq!(profile.costs, Costs::default());
         assert_eq!(profile.copy_out_pinned_gbps, profile.copy_pinned_gbps);
+    }
+
+    #[test]
+    fn a_device_that_nobody_has_described_fits_the_host() {
+        let usable = |pairs: &[(&str, &str)], most_gib: u64| {
+            let find = |name: &str| {
+                let found = pairs.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            let text = Profile::text_for_host(find, most_gib << 30).unwrap();
+            Profile::parse(&text).unwrap().usable_bytes() >> 30
+        };
+        assert_eq!(usable(&[], 23), 23);
+        assert_eq!(usable(&[("SUBLET_SIM_DEVICES", "2")], 23), 23);
+        assert_eq!(usable(&[], 0), 1);
+        assert_eq!(usable(&[], 2000), 139, "the profile's own");
+        for named in [
+            ("SUBLET_SIM_PROFILE", "h200"),
+            ("SUBLET_SIM_CAPACITY", "139GiB"),
+            (
+                "SUBLET_SIM_SET",
+                "switch_us=1; memory = 139GiB; driver_reserved = 0B",
+            ),
+        ] {
+            assert_eq!(usable(&[named], 23), 139, "{named:?}");
+        }
     }
 
     #[test]

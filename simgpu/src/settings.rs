@@ -30,3 +30,11 @@ static SETTINGS: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 pub fn set(name: &str, value: &str) {
     SETTINGS.lock().insert(name.to_owned(), value.to_owned());
 }
+
+/// Takes the time that loading the driver takes (`SUBLET_SIM_LOAD_US`).
+pub fn load() {
+    let us = env("SUBLET_SIM_LOAD_US").and_then(|text| text.parse().ok());
+    if let Some(us) = us {
+        std::thread::sleep(std::time::Duration::from_micros(us));
+    }
+}

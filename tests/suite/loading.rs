@@ -39,3 +39,26 @@ fn a_drivers_constructor_finds_the_drivers_own_functions() {
         .env("LOOKING_DRIVER_REAL", Artefacts::get().simulated_driver());
     assert_eq!(ends(&mut command).quiet(), "0\n");
 }
+
+#[test]
+fn a_driver_that_takes_long_to_load_is_waited_for() {
+    let library = programs::library("in_constructor");
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.job(&["--mem", "1GiB"], programs::program("opens"));
+    let began = std::time::Instant::now();
+    let outcome = ends(
+        command
+            .arg(&library)
+            .env("IN_CONSTRUCTOR", "call")
+            .env("SUBLET_SIM_LOAD_US", "200000"),
+    );
+    assert!(began.elapsed() >= std::time::Duration::from_millis(200));
+    let mut lines: Vec<&str> = outcome.stdout.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["constructor 0", "thread 0"], "{outcome:?}");
+
+    let mut wrong = sandbox.preloaded(programs::program("init_once"));
+    let outcome = ends(wrong.env("SUBLET_SIM_LOAD_US", "long"));
+    assert_eq!(outcome.stdout, "100\n", "no device: {outcome:?}");
+    assert!(outcome.stderr.contains("SUBLET_SIM_LOAD_US=long"));
+}

@@ -170,10 +170,8 @@ pub(super) fn copy(
     if wait {
         stream.forbid_capture(driver)?;
     }
-    if copy.height == 1 && copy.depth == 1 {
-        // Said at once where it can be: what fails on the device ends the context.
-        copy.may_fill(&driver.memory, 0, copy.width)?;
-    }
+    // Said at once where it can be: what fails on the device ends the context.
+    copy.may_fill_all(&driver.memory)?;
     stream.submit(driver, Work::Copy(Box::new(copy)))?;
     if wait {
         stream.synchronize(driver, &context)

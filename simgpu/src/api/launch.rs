@@ -2,10 +2,12 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use shim_ffi::{CUfunction, CUlaunchConfig, CUresult, CUstream};
 
 use super::Done;
+use crate::clock;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::entry::{In, api};
@@ -149,6 +151,14 @@ pub(crate) fn prepare(
     })
 }
 
+/// The first launch of a kernel loads its code, in the time of the calling thread.
+fn load(driver: &Driver, function: &Function) {
+    let ns = driver.device_state.scaled(driver.costs().first_launch_ns);
+    if ns > 0 && !function.launched.swap(true, Relaxed) {
+        clock::work_until(clock::now_ns() + ns);
+    }
+}
+
 fn launch(
     stream: CUstream,
     default: Default,
@@ -163,6 +173,7 @@ fn launch(
     check(driver, &context)?;
     let raw = arguments(&function, params, extra)?;
     let launch = prepare(driver, &function, shape, raw)?;
+    load(driver, &function);
     stream.submit(driver, Work::Kernel(Box::new(launch)))
 }
 

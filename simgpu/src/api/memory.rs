@@ -28,13 +28,17 @@ pub(super) fn allocating() -> Result<(&'static Driver, Arc<Context>), CUresult> 
 fn alloc(to: Out<CUdeviceptr>, bytes: usize, kind: Kind) -> Done {
     let (driver, context) = allocating()?;
     to.check()?;
+    let began = now_ns();
     let address = driver.memory.alloc(
         &driver.device_state,
         context.device,
         context.id,
         bytes as u64,
         kind,
-    )?;
+    );
+    driver.spend_if_failed(began, &address);
+    let address = address?;
+    driver.spend(began, driver.costs().alloc_ns);
     to.put(CUdeviceptr(address))
 }
 
@@ -82,7 +86,9 @@ fn free(address: u64) -> Done {
         // The graph keeps its node's memory for its next launch.
         return Ok(());
     }
+    let began = now_ns();
     let region = driver.memory.free(&driver.device_state, address)?;
+    driver.spend(began, driver.costs().alloc_ns);
     if let Kind::Pool(pool) = region.kind
         && let Some(pool) = driver.pools.get(pool.0 as u64)
     {
@@ -121,10 +127,11 @@ fn host_alloc(to: Out<*mut c_void>, bytes: usize, flags: u32) -> Done {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let (device_state, bytes, began) = (&driver.device_state, bytes as u64, now_ns());
-    let address =
-        driver
-            .memory
-            .alloc_host(device_state, context.device, context.id, bytes, flags)?;
+    let address = driver
+        .memory
+        .alloc_host(device_state, context.device, context.id, bytes, flags);
+    driver.spend_if_failed(began, &address);
+    let address = address?;
     let ns = device_state.profile().costs.pin_ns(bytes);
     driver.spend(began, ns);
     to.put(address as *mut c_void)
@@ -137,14 +144,16 @@ fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Done {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let (device_state, bytes, began) = (&driver.device_state, bytes as u64, now_ns());
-    driver.memory.register_host(
+    let registered = driver.memory.register_host(
         device_state,
         context.device,
         context.id,
         pointer as u64,
         bytes,
         flags,
-    )?;
+    );
+    driver.spend_if_failed(began, &registered);
+    registered?;
     let ns = device_state.profile().costs.pin_ns(bytes);
     driver.spend(began, ns);
     Ok(())

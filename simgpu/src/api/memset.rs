@@ -13,9 +13,14 @@ fn fill(stream: CUstream, default: Default, fill: Fill) -> Done {
         return Ok(());
     }
     check(driver, &fill)?;
-    if fill.value != 0 && fill.height == 1 {
+    if fill.value != 0 {
         // Said at once where it can be: what fails on the device ends the context.
-        driver.memory.may_fill(fill.address, fill.bytes())?;
+        let size = (fill.width * u64::from(fill.element), fill.height);
+        drop(
+            driver
+                .memory
+                .may_fill_rows(fill.address, fill.pitch, size)?,
+        );
     }
     stream.submit(driver, Work::Fill(fill))
 }

@@ -94,7 +94,9 @@ api! {
         let device = check_prop(driver, &prop)?;
         let exportable = prop.requestedHandleTypes.0 & POSIX_FD != 0;
         let began = now_ns();
-        let handle = driver.memory.create_handle(&driver.device_state, device, bytes as u64, prop, exportable)?;
+        let handle = driver.memory.create_handle(&driver.device_state, device, bytes as u64, prop, exportable);
+        driver.spend_if_failed(began, &handle);
+        let handle = handle?;
         // Pages of the host are taken and locked as well.
         let locked = if device.is_none() { bytes as u64 } else { 0 };
         spend(driver, began, |costs| costs.create_ns + costs.pin_ns(locked));

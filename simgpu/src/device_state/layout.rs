@@ -11,7 +11,7 @@ pub const SLOTS: usize = 256;
 /// Blocks of memory that a process can share with others.
 pub const SHARED_BLOCKS: usize = 256;
 /// Layout of the file; another one is refused.
-pub(super) const LAYOUT: u32 = 3;
+pub(super) const LAYOUT: u32 = 4;
 const CONFIG_BYTES: usize = 8192;
 pub(super) const WAITER_WORDS: usize = SLOTS / 64;
 
@@ -21,7 +21,10 @@ pub(super) struct Header {
     pub(super) layout: AtomicU32,
     pub(super) config_len: AtomicU32,
     pub(super) config: [AtomicU64; CONFIG_BYTES / 8],
-    padding: [u64; 15],
+    /// Until when the driver is busy with calls that manage memory, where those of all processes go
+    /// one behind the other (CLOCK_MONOTONIC ns).
+    pub(super) memory_until_ns: AtomicU64,
+    padding: [u64; 14],
 }
 
 #[repr(C, align(128))]
@@ -40,7 +43,18 @@ pub(super) struct DeviceShared {
     pub(super) waiters: [AtomicU64; WAITER_WORDS],
     /// Most bytes that live processes ever had together.
     pub(super) peak_bytes: AtomicU64,
-    padding: [u64; 5],
+    /// Time that the compute engine was given to anybody.
+    pub(super) busy_ns: AtomicU64,
+    /// The same for the two copy engines.
+    pub(super) moved_ns: [AtomicU64; 2],
+    padding: [u64; 2],
+}
+
+/// What a process had been given of the compute engine at a time.
+#[repr(C)]
+pub(super) struct UseSample {
+    pub(super) time_ns: AtomicU64,
+    pub(super) compute_ns: AtomicU64,
 }
 
 #[repr(C, align(128))]
@@ -56,7 +70,10 @@ pub(super) struct SlotDevice {
     pub(super) contexts: AtomicU32,
     /// Start of the last interval in which it computed, for utilisation samples.
     pub(super) last_busy_ns: AtomicU64,
-    padding: [u64; 9],
+    /// Two samples of `compute_ns`, the newer one first, and when they were taken: for monitors
+    /// that ask once.
+    pub(super) samples: [UseSample; 2],
+    padding: [u64; 5],
 }
 
 #[repr(C, align(128))]
@@ -76,7 +93,9 @@ pub(super) struct Slot {
     pub(super) handles: AtomicU64,
     /// Bytes of those that lie in host memory.
     pub(super) host_located_bytes: AtomicU64,
-    padding: [u64; 9],
+    /// Bytes of the host's memory that the process is promised and has not written yet.
+    pub(super) promised_bytes: AtomicU64,
+    padding: [u64; 8],
     pub(super) devices: [SlotDevice; MAX_DEVICES],
     /// Memory that this process holds and others may hold as well, not in `used_bytes`.
     pub(super) shared: [SharedBlock; SHARED_BLOCKS],

@@ -15,6 +15,7 @@
 //! A record lock goes away with *any* descriptor of the file that the process closes, so the one
 //! descriptor is never closed. This file knows nothing of contexts, streams or memory contents.
 
+mod allowance;
 mod host;
 mod layout;
 mod shared;
@@ -26,6 +27,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use memmap2::MmapOptions;
@@ -44,7 +46,45 @@ pub use turns::CATCH_UP_NS;
 /// Record locks lie beyond the file's content.
 const LOCK_INIT: i64 = 1 << 40;
 const LOCK_MEMORY: i64 = LOCK_INIT + 1;
+const LOCK_HOST: i64 = LOCK_INIT + 2048;
 const LOCK_SLOT: i64 = LOCK_INIT + 4096;
+
+/// How far samples of use lie apart.
+const SAMPLE_NS: u64 = 250_000_000;
+
+impl SlotDevice {
+    /// Takes a sample where the last one is old. By the slot's process alone.
+    fn sample(&self, now_ns: u64) {
+        let [newer, older] = &self.samples;
+        if now_ns.saturating_sub(newer.time_ns.load(Relaxed)) < SAMPLE_NS {
+            return;
+        }
+        older
+            .compute_ns
+            .store(newer.compute_ns.load(Relaxed), Relaxed);
+        older.time_ns.store(newer.time_ns.load(Relaxed), Relaxed);
+        newer
+            .compute_ns
+            .store(self.compute_ns.load(Relaxed), Relaxed);
+        newer.time_ns.store(now_ns, Relaxed);
+    }
+
+    /// The older sample, or the newer one where there is but that. Two words that are read one
+    /// after the other: a monitor's figure may be off once.
+    fn recent(&self) -> (u64, u64) {
+        let [newer, older] = &self.samples;
+        let of = |sample: &layout::UseSample| {
+            (
+                sample.time_ns.load(Relaxed),
+                sample.compute_ns.load(Relaxed),
+            )
+        };
+        match of(older) {
+            (0, _) => of(newer),
+            older => older,
+        }
+    }
+}
 
 /// Engines of a device that processes share by time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,6 +146,8 @@ pub struct Usage {
     pub contexts: u32,
     /// When it last computed (CLOCK_MONOTONIC).
     pub last_busy_ns: u64,
+    /// A time not long before that, and `compute_ns` then.
+    pub recent: (u64, u64),
     /// Host memory that the process has page-locked, on whatever device's behalf.
     pub pinned_bytes: u64,
     /// Physical memory handles of the process that live, of whatever device.
@@ -166,7 +208,9 @@ impl DeviceState {
     /// # Errors
     /// A wrong setting, or a state file that cannot be used.
     pub fn of_this_host() -> Result<Self, DeviceStateError> {
-        let config = Profile::text_from_env(settings::env).map_err(DeviceStateError::Config)?;
+        let most = host_memory::Standing::of_this_process().whole().free_bytes;
+        let config =
+            Profile::text_for_host(settings::env, most).map_err(DeviceStateError::Config)?;
         Self::open(&state_dir(settings::env), &config)
     }
 
@@ -228,6 +272,7 @@ impl DeviceState {
                 Profile::parse(&shared.header.config()).map_err(DeviceStateError::Config)?;
         } else {
             shared.header.layout.store(0, Relaxed);
+            shared.header.memory_until_ns.store(0, Relaxed);
             shared
                 .header
                 .set_config(config)
@@ -283,6 +328,10 @@ impl DeviceState {
                     &device.launches,
                     &device.debt_ns,
                     &device.last_busy_ns,
+                    &device.samples[0].time_ns,
+                    &device.samples[0].compute_ns,
+                    &device.samples[1].time_ns,
+                    &device.samples[1].compute_ns,
                 ] {
                     counter.store(0, Relaxed);
                 }
@@ -292,6 +341,7 @@ impl DeviceState {
                 &shared.pinned_bytes,
                 &shared.handles,
                 &shared.host_located_bytes,
+                &shared.promised_bytes,
             ] {
                 counter.store(0, Relaxed);
             }
@@ -412,6 +462,7 @@ impl DeviceState {
                     launches: shared.launches.load(Relaxed),
                     contexts: shared.contexts.load(Relaxed),
                     last_busy_ns: shared.last_busy_ns.load(Relaxed),
+                    recent: shared.recent(),
                     pinned_bytes: self.state().slots[slot].pinned_bytes.load(Relaxed),
                     handles: self.state().slots[slot].handles.load(Relaxed),
                     host_located_bytes: self.state().slots[slot].host_located_bytes.load(Relaxed),
@@ -465,14 +516,41 @@ impl DeviceState {
         });
     }
 
+    /// Host memory that this process has page-locked, and that its handles have.
+    pub fn own_host_bytes(&self) -> u64 {
+        self.own().map_or(0, |own| {
+            let slot = &self.state().slots[own.slot];
+            let located = slot.host_located_bytes.load(Acquire);
+            slot.pinned_bytes.load(Acquire).saturating_add(located)
+        })
+    }
+
+    /// Until when the driver is busy with calls of all processes that manage memory.
+    pub fn memory_until_ns(&self) -> &AtomicU64 {
+        &self.state().header.memory_until_ns
+    }
+
     /// Accounts compute engine time.
     pub fn computed(&self, device: usize, ns: u64, launches: u64) {
         if let Some(own) = self.own() {
             let shared = self.slot_device(own.slot, device);
+            let now_ns = clock::now_ns();
+            shared.sample(now_ns);
             shared.compute_ns.fetch_add(ns, Relaxed);
             shared.launches.fetch_add(launches, Relaxed);
-            shared.last_busy_ns.store(clock::now_ns(), Relaxed);
+            shared.last_busy_ns.store(now_ns, Relaxed);
+            self.state().devices[device].busy_ns.fetch_add(ns, Relaxed);
         }
+    }
+
+    /// Compute engine time that anybody was ever given.
+    pub fn busy_ns(&self, device: usize) -> u64 {
+        self.state().devices[device].busy_ns.load(Relaxed)
+    }
+
+    /// Time that a copy engine was ever given to anybody.
+    pub fn moved_ns(&self, device: usize, engine: CopyEngine) -> u64 {
+        self.state().devices[device].moved_ns[engine as usize].load(Relaxed)
     }
 
     /// True while the other direction's copy engine has work at `at_ns`.
@@ -493,6 +571,7 @@ impl DeviceState {
             end = busy.max(ready_ns) + duration_ns;
             Some(end)
         });
+        self.state().devices[device].moved_ns[engine as usize].fetch_add(duration_ns, Relaxed);
         if let Some(own) = self.own() {
             self.slot_device(own.slot, device)
                 .copy_ns

@@ -112,6 +112,8 @@ pub struct Engine {
     pub(super) state: Mutex<State>,
     pub(super) wake: [Condvar; THREADS],
     pub(super) done: Condvar,
+    /// A value that a stream writes waits for its process's turn.
+    marks_need_turn: bool,
     /// Called when a pool block is free, with its address.
     pub(super) pool_free: Box<dyn Fn(u64) + Send + Sync>,
 }
@@ -129,6 +131,7 @@ impl Engine {
             ..State::default()
         };
         Self {
+            marks_need_turn: device_state.profile().costs.marks_need_turn,
             device_state,
             memory,
             state: Mutex::new(state),
@@ -296,8 +299,9 @@ impl Engine {
     }
 
     /// The thread that carries an operation out; none where it takes no time.
-    fn thread_of(device: usize, work: &Work) -> Option<usize> {
+    fn thread_of(&self, device: usize, work: &Work) -> Option<usize> {
         match work {
+            Work::Write { .. } if self.marks_need_turn => Some(device * PER_DEVICE),
             Work::Kernel(_) | Work::Fill(_) => Some(device * PER_DEVICE),
             Work::Copy(copy) => Some(match copy.direction {
                 Direction::Within => device * PER_DEVICE,
@@ -314,7 +318,7 @@ impl Engine {
         let Some(queue) = state.queues.get(&stream) else {
             return;
         };
-        let Some(thread) = Self::thread_of(queue.info.device, work) else {
+        let Some(thread) = self.thread_of(queue.info.device, work) else {
             return;
         };
         if std::mem::replace(&mut state.spawned[thread], true) {
@@ -365,7 +369,7 @@ impl Engine {
                 break;
             };
             let failed = queue.info.failure.load(Acquire) != 0;
-            let thread = Self::thread_of(queue.info.device, &head.work);
+            let thread = self.thread_of(queue.info.device, &head.work);
             if let (Some(thread), false) = (thread, failed) {
                 if thread == POLL {
                     match self.awaited(&head.work) {

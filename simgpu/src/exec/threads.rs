@@ -10,7 +10,7 @@ use shim_ffi::CUresult;
 
 use super::compute::{Compute, RUN_AHEAD_NS};
 use super::engine::{Engine, HOST, Op, PER_DEVICE, POLL, State, StreamInfo, fail};
-use super::work::{Copy, Direction, Work};
+use super::work::{Copy, Direction, Work, write_word};
 use crate::clock;
 use crate::device_state::{CATCH_UP_NS, CopyEngine};
 use crate::lock::MutexGuard;
@@ -155,6 +155,13 @@ impl Engine {
                         (copy.run(&self.memory, 0, rows), 0)
                     })
                 }
+                Work::Write {
+                    address,
+                    value,
+                    wide,
+                } => compute.execute(ready_ns, 0, 0, || {
+                    (write_word(&self.memory, *address, *value, *wide), 0)
+                }),
                 _ => (ready_ns, Ok(())),
             };
             state = self.finish(&info, ended_ns, outcome);

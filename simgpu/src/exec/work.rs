@@ -1,6 +1,6 @@
 //! What can be put into a stream, and what carrying it out does to memory. Knows nothing of queues.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -9,6 +9,7 @@ use shim_ffi::{CUhostFn, CUresult, CUstream, CUstreamCallback, c_void};
 use crate::function::Function;
 use crate::kernels::{DeviceMemory, Fault, Launch, Written};
 use crate::memory::Memory;
+use crate::memory::bound::Promise;
 use crate::profile::Profile;
 
 /// One side of a copy: where it starts and how far rows and slices are apart.
@@ -209,6 +210,8 @@ pub struct View<'a> {
     over_the_link: Cell<u64>,
     /// The host has no pages for what is to be written.
     is_short: Cell<bool>,
+    /// Pages that it has for what is written until the kernel is done.
+    promises: RefCell<Vec<Promise<'a>>>,
 }
 
 impl<'a> View<'a> {
@@ -218,6 +221,7 @@ impl<'a> View<'a> {
             device,
             over_the_link: Cell::new(0),
             is_short: Cell::new(false),
+            promises: RefCell::default(),
         }
     }
 }
@@ -225,10 +229,11 @@ impl<'a> View<'a> {
 impl DeviceMemory for View<'_> {
     fn translate(&self, dptr: u64, bytes: u64) -> Option<*mut u8> {
         let host = self.translate_to_read(dptr, bytes)?;
-        if self.memory.may_fill(dptr, bytes).is_err() {
+        let Ok(promise) = self.memory.may_fill(dptr, bytes) else {
             self.is_short.set(true);
             return None;
-        }
+        };
+        self.promises.borrow_mut().push(promise);
         self.memory.may_write(dptr, bytes);
         Some(host)
     }
@@ -262,7 +267,7 @@ impl KernelLaunch {
             .saturating_add(arithmetic.max(traffic) as u64)
     }
 
-    fn launch<'a>(&'a self, view: &'a View<'a>) -> Launch<'a> {
+    fn launch<'a>(&'a self, view: &'a View<'_>) -> Launch<'a> {
         Launch {
             grid: self.grid,
             block: self.block,
@@ -367,7 +372,7 @@ impl Copy {
                 slice * self.to.slice + line * self.to.pitch,
                 self.width,
             )?;
-            self.may_fill(
+            let _promise = self.may_fill(
                 memory,
                 slice * self.to.slice + line * self.to.pitch,
                 self.width,
@@ -414,10 +419,28 @@ impl Copy {
     pub fn run_part(&self, memory: &Memory, from: u64, to: u64) -> Result<(), CUresult> {
         let source = resolve(memory, &self.from, from, to - from)?;
         let target = resolve(memory, &self.to, from, to - from)?;
-        self.may_fill(memory, from, to - from)?;
+        let _promise = self.may_fill(memory, from, to - from)?;
         // SAFETY: as in `run`.
         unsafe { self.move_bytes(memory, (0, 0, from), source, target, to - from) };
         Ok(())
+    }
+
+    /// Whether all of the target can be written as things stand.
+    ///
+    /// # Errors
+    /// As [`Copy::may_fill`].
+    pub fn may_fill_all(&self, memory: &Memory) -> Result<(), CUresult> {
+        if self.from.staged.is_some() {
+            return self.may_fill(memory, 0, self.width).map(drop);
+        }
+        (0..self.depth).try_for_each(|slice| {
+            let from = self.from.address + slice * self.from.slice;
+            let to = self.to.address + slice * self.to.slice;
+            let sides = ((from, self.from.pitch), (to, self.to.pitch));
+            let size = (self.width, self.height);
+            let promise = memory.may_copy_rows(sides.0, sides.1, size, self.private);
+            promise.map(drop)
+        })
     }
 
     /// Before bytes of the target are written; what a copy takes from memory that was never written
@@ -425,11 +448,13 @@ impl Copy {
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` where the host has no pages for it.
-    pub fn may_fill(&self, memory: &Memory, offset: u64, bytes: u64) -> Result<(), CUresult> {
+    pub fn may_fill<'a>(
+        &self,
+        memory: &'a Memory,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Promise<'a>, CUresult> {
         let to = self.to.address + offset;
-        if !memory.is_device_address(to) {
-            return Ok(());
-        }
         let from = self.from.address + offset;
         if self.from.staged.is_some() {
             return memory.may_fill(to, bytes);
@@ -437,6 +462,9 @@ impl Copy {
         memory.may_copy(from, to, bytes, self.private)
     }
 }
+
+/// Bytes that a fill writes at a time.
+const FILL_PART: u64 = 64 << 20;
 
 impl Fill {
     /// Fills.
@@ -449,23 +477,32 @@ impl Fill {
             let target = memory
                 .translate(self.address + row * self.pitch, row_bytes, None)
                 .ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)?;
-            let width = self.width as usize;
             if self.value == 0 {
                 // SAFETY: translated for the whole row.
                 unsafe { memory.zero(self.address + row * self.pitch, target, row_bytes, false) };
                 continue;
             }
-            memory.may_fill(self.address + row * self.pitch, row_bytes)?;
-            memory.will_write(self.address + row * self.pitch, row_bytes);
-            // SAFETY: translated for the whole row; addresses are multiples of the element, which
-            // the entry checked.
-            unsafe {
-                match self.element {
-                    1 => target.write_bytes(self.value as u8, width),
-                    2 => std::slice::from_raw_parts_mut(target.cast::<u16>(), width)
-                        .fill(self.value as u16),
-                    _ => {
-                        std::slice::from_raw_parts_mut(target.cast::<u32>(), width).fill(self.value)
+            // In parts, so that no more is promised at a time than is about to be written.
+            let part = FILL_PART / u64::from(self.element);
+            for from in (0..self.width).step_by(part as usize) {
+                let count = part.min(self.width - from);
+                let (at, bytes) = (
+                    self.address + row * self.pitch + from * u64::from(self.element),
+                    count * u64::from(self.element),
+                );
+                let _promise = memory.may_fill(at, bytes)?;
+                memory.will_write(at, bytes);
+                // SAFETY: translated for the whole row; addresses are multiples of the element,
+                // which the entry checked.
+                unsafe {
+                    let target = target.add((from * u64::from(self.element)) as usize);
+                    let count = count as usize;
+                    match self.element {
+                        1 => target.write_bytes(self.value as u8, count),
+                        2 => std::slice::from_raw_parts_mut(target.cast::<u16>(), count)
+                            .fill(self.value as u16),
+                        _ => std::slice::from_raw_parts_mut(target.cast::<u32>(), count)
+                            .fill(self.value),
                     }
                 }
             }
@@ -486,9 +523,11 @@ fn word(memory: &Memory, address: u64, wide: bool) -> Result<*mut u8, CUresult> 
 /// `ILLEGAL_ADDRESS` when it is not mapped.
 pub fn write_word(memory: &Memory, address: u64, value: u64, wide: bool) -> Result<(), CUresult> {
     let at = word(memory, address, wide)?;
-    if memory.is_device_address(address) {
-        memory.may_fill(address, if wide { 8 } else { 4 })?;
-    }
+    // A page of the program's own host memory is its own affair.
+    let _promise = match memory.is_device_address(address) {
+        true => Some(memory.may_fill(address, if wide { 8 } else { 4 })?),
+        false => None,
+    };
     memory.will_write(address, 8);
     // SAFETY: translated, and aligned as the entry checked; the program reads it while we write,
     // hence an atomic.

@@ -20,6 +20,8 @@ pub(super) enum Backing {
     },
     /// In one that the window owns.
     Window(i32, u64),
+    /// In another process's, from an offset on.
+    Imported(Arc<OwnedFd>, u64),
     /// In private pages of this process.
     Private,
     /// Somewhere; all of it counts as written.
@@ -31,6 +33,7 @@ impl Backing {
         match self {
             Self::Handle { file, offset, .. } => Some((file.as_raw_fd(), *offset)),
             Self::Window(fd, offset) => Some((*fd, *offset)),
+            Self::Imported(file, offset) => Some((file.as_raw_fd(), *offset)),
             Self::Private | Self::Unknown => None,
         }
     }
@@ -87,6 +90,7 @@ impl Backing {
                 within: within + skipped,
             },
             Self::Window(file, offset) => Self::Window(*file, offset + skipped),
+            Self::Imported(file, offset) => Self::Imported(file.clone(), offset + skipped),
             Self::Private => Self::Private,
             Self::Unknown => Self::Unknown,
         }
@@ -120,7 +124,10 @@ impl Memory {
                 None => Backing::Unknown,
             },
             Kind::HostAlloc { .. } | Kind::HostRegistered { private: true, .. } => Backing::Private,
-            Kind::HostRegistered { .. } | Kind::Imported { .. } => Backing::Unknown,
+            Kind::HostRegistered { .. } => Backing::Unknown,
+            Kind::Imported { file, offset, .. } => {
+                Backing::Imported(file, offset + (address - region.start))
+            }
             _ => Backing::Window(self.window().arena(), self.window().offset(address)),
         }
     }
@@ -131,6 +138,7 @@ impl Memory {
             Backing::Private => extents::of_private_memory(address, bytes),
             Backing::Unknown => None,
             Backing::Window(file, offset) => extents::of_file(*file, *offset, bytes),
+            Backing::Imported(file, offset) => extents::of_file(file.as_raw_fd(), *offset, bytes),
             Backing::Handle {
                 file,
                 offset,

@@ -5,6 +5,7 @@
 //! exporter.
 
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use shim_ffi::CUresult;
 
@@ -100,6 +101,7 @@ impl Memory {
                 Kind::Imported {
                     handle: known,
                     opens,
+                    ..
                 } if known[..] == handle[..] => {
                     *opens += 1;
                     Some(region.start)
@@ -135,6 +137,8 @@ impl Memory {
         let kind = Kind::Imported {
             handle: handle.to_vec(),
             opens: 1,
+            file: Arc::new(file.into()),
+            offset: parts.offset,
         };
         let region = Region {
             start,

@@ -7,7 +7,7 @@
 //! devices.
 
 mod backing;
-mod bound;
+pub mod bound;
 mod extents;
 pub mod ipc;
 mod known;
@@ -19,6 +19,8 @@ pub mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::lock::RwLock;
@@ -59,8 +61,13 @@ pub enum Kind {
         access: Vec<(i32, u32)>,
         on_host: bool,
     },
-    /// Opened from another process.
-    Imported { handle: Vec<u8>, opens: u32 },
+    /// Opened from another process: of its file, from an offset on.
+    Imported {
+        handle: Vec<u8>,
+        opens: u32,
+        file: Arc<OwnedFd>,
+        offset: u64,
+    },
     /// Page-locked host memory of ours, with its flags.
     HostAlloc { flags: u32 },
     /// The program's own host memory, registered, with its flags; and whether it is private memory
@@ -144,7 +151,8 @@ impl Memory {
     ///
     /// # Errors
     /// The kernel's, when no address space can be had.
-    pub fn new(devices: usize, headroom: Option<u64>) -> std::io::Result<Self> {
+    pub fn new(device_state: &Arc<DeviceState>, headroom: Option<u64>) -> std::io::Result<Self> {
+        let devices = device_state.profile().devices;
         let window = Window::new()?;
         let mut space = Ranges::default();
         // Address 0 of the window stays unused: an off-by-one below the first allocation must not
@@ -158,7 +166,7 @@ impl Memory {
                 ..Inner::default()
             }),
             next_id: AtomicU64::new(1),
-            bound: bound::Bound::new(headroom),
+            bound: bound::Bound::new(device_state.clone(), headroom),
             handles: crate::lock::Mutex::new(vmm::Handles::default()),
         })
     }
@@ -193,6 +201,9 @@ impl Memory {
         let small =
             bytes <= SMALL_LIMIT && matches!(kind, Kind::Large | Kind::Small | Kind::Global);
         let span = bytes.next_multiple_of(if small { ALIGNMENT } else { GRANULE });
+        if matches!(kind, Kind::Managed) {
+            self.may_give(span)?;
+        }
         let mut inner = self.inner.write();
         let start = if small {
             self.take_small(&mut inner, device_state, device, span)?
@@ -367,7 +378,7 @@ impl Memory {
     /// Takes page-locked host memory.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for zero bytes, `OUT_OF_MEMORY` when the host has none.
+    /// `INVALID_VALUE` for zero bytes, `OUT_OF_MEMORY` when the host has not as much.
     pub fn alloc_host(
         &self,
         device_state: &DeviceState,
@@ -380,6 +391,7 @@ impl Memory {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let span = bytes.next_multiple_of(PAGE);
+        self.may_give(span)?;
         // SAFETY: a fresh anonymous mapping.
         let address = unsafe {
             libc::mmap(
@@ -451,6 +463,7 @@ impl Memory {
         if self.window.contains(start) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        self.may_give(bytes)?;
         let private = sparse::is_private(start, bytes);
         if private {
             sparse::small_pages(start, bytes);

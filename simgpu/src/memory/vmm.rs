@@ -173,10 +173,12 @@ impl Memory {
         if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        if let Some(device) = device
-            && !device_state.reserve(device, bytes)
-        {
-            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        match device {
+            Some(device) if !device_state.reserve(device, bytes) => {
+                return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            Some(_) => {}
+            None => self.may_give(bytes)?,
         }
         let mut handles = self.handles.lock();
         let made = Self::back(&mut handles, device, bytes, exportable);

@@ -25,6 +25,11 @@ struct Member {
 
 impl Member {
     fn start(dir: &Path, role: &str) -> Self {
+        Self::with(dir, role, "")
+    }
+
+    /// On a device with these keys of the profile.
+    fn with(dir: &Path, role: &str, keys: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("a path"))
             .args([
                 "--exact",
@@ -36,6 +41,7 @@ impl Member {
             .env("SUBLET_SIM_STATE", dir)
             .env("SUBLET_SIM_CAPACITY", "1GiB")
             .env("SUBLET_SIM_CONTEXT", "16MiB")
+            .env("SUBLET_SIM_SET", keys)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -165,6 +171,44 @@ fn in_a_role() {
             loop {
                 launch(busy, stream, &[500]);
             }
+        }
+        "takes" => {
+            println!("role:ready");
+            std::io::stdin()
+                .read_line(&mut String::new())
+                .expect("a line");
+            let began = simgpu::observe::now_ns();
+            for _ in 0..20 {
+                alloc(2 << 20);
+            }
+            println!("role:{began} {}", simgpu::observe::now_ns());
+        }
+        "fails" => {
+            let began = simgpu::observe::now_ns();
+            let refused = try_alloc(4 << 30).expect_err("more than there is");
+            assert_eq!(refused, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            println!("role:{}", simgpu::observe::now_ns() - began);
+        }
+        "marks" => {
+            let (memory, stream) = (alloc(4096), stream(1));
+            for value in 0..20 {
+                // SAFETY: memory of this process.
+                ok(unsafe { api::cuStreamWriteValue32_v2(stream, memory, value, 0) });
+                // SAFETY: no pointers.
+                ok(unsafe { api::cuStreamSynchronize(stream) });
+            }
+            println!("role:marked");
+        }
+        "launches" => {
+            let (busy, stream) = (busy(), stream(1));
+            let took = || {
+                let began = simgpu::observe::now_ns();
+                launch(busy, stream, &[1]);
+                simgpu::observe::now_ns() - began
+            };
+            let first = took();
+            let later = (0..20).map(|_| took()).min().expect("some");
+            println!("role:{first} {later}");
         }
         "long" => {
             let busy = busy();
@@ -436,4 +480,65 @@ fn kernels_of_two_processes_meet_although_one_runs_at_a_time() {
     second.tell(&handle);
     // 3 at first; from then on a sum is the one before and 1.
     assert_eq!((first.hear(), second.hear()), ("202".into(), "202".into()));
+}
+
+/// Two numbers that a role says.
+fn two(said: &str) -> (u64, u64) {
+    let (one, other) = said.split_once(' ').expect("two words");
+    let number = |word: &str| word.parse::<u64>().expect("a number");
+    (number(one), number(other))
+}
+
+#[test]
+fn calls_that_manage_memory_wait_for_other_processes_where_the_driver_has_one_lock() {
+    let dir = dir("lock");
+    let mut members: Vec<Member> = (0..2)
+        .map(|_| Member::with(&dir, "takes", "driver_lock=1;alloc_us=5000"))
+        .collect();
+    for member in &mut members {
+        assert_eq!(member.hear(), "ready");
+    }
+    members.iter_mut().for_each(Member::proceed);
+    let times: Vec<_> = members
+        .iter_mut()
+        .map(|member| two(&member.hear()))
+        .collect();
+    let began = times.iter().map(|(began, _)| *began).min();
+    let ended = times.iter().map(|(_, ended)| *ended).max();
+    // 20 calls of 5 ms each, and none beside another.
+    let took = ended.zip(began).map(|(ended, began)| ended - began);
+    assert!(took >= Some(200_000_000), "{times:?}");
+}
+
+#[test]
+fn a_call_that_gets_no_memory_costs_what_the_profile_says() {
+    let dir = dir("fails");
+    let mut member = Member::with(&dir, "fails", "failed_call_us=30000");
+    let took: u64 = member.hear().parse().expect("a number");
+    assert!(took >= 30_000_000, "{took}");
+}
+
+#[test]
+fn marks_that_need_a_turn_take_the_engine_from_others() {
+    for (keys, turns) in [("marks_need_turn=1", true), ("", false)] {
+        let dir = dir(&format!("marks-{turns}"));
+        let mut busy = Member::with(&dir, "busy", keys);
+        assert_eq!(busy.hear(), "running");
+        let device_state = device_state(&dir);
+        let before = device_state.switches(0);
+        let mut marker = Member::with(&dir, "marks", keys);
+        assert_eq!(marker.hear(), "marked");
+        let switches = device_state.switches(0) - before;
+        // The busy process takes its first turn about now; marks that are close share one.
+        assert_eq!(switches > 3, turns, "{keys}: {switches}");
+        busy.kill();
+    }
+}
+
+#[test]
+fn the_first_launch_of_a_kernel_costs_what_the_profile_says() {
+    let dir = dir("first");
+    let mut member = Member::with(&dir, "launches", "first_launch_us=100000");
+    let (first, later) = two(&member.hear());
+    assert!(first >= 100_000_000 && later < first, "{first} {later}");
 }

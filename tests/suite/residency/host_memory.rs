@@ -1,6 +1,7 @@
 //! Copies in host memory stay within what the host, and the job's control groups, have left.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use channel::{Event, OrderState, Reason, Verb};
 use tests::{ProgramRun, Sandbox, programs};
@@ -113,7 +114,9 @@ struct Group {
 impl Group {
     /// `None`: none can be made here.
     fn new() -> Option<Self> {
-        let name = format!("sublet-suite-{}", std::process::id());
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("sublet-suite-{}-{number}", std::process::id());
         [
             (
                 Path::new("/sys/fs/cgroup/memory"),
@@ -199,4 +202,122 @@ fn the_simulated_device_takes_no_more_of_the_host_than_it_may() {
     for word in ["CUDA_ERROR_OUT_OF_MEMORY", "SUBLET_SIM_HEADROOM"] {
         assert!(outcome.stderr.contains(word), "{outcome:?}");
     }
+}
+
+/// A bare program that takes all that it can of a device of 141 GB, in a control group of half a
+/// gigabyte; `None`: none can be made here.
+struct Greedy {
+    run: ProgramRun,
+}
+
+const GROUP_BYTES: u64 = 512 * MIB;
+
+impl Greedy {
+    fn start(group: &Group, sandbox: &Sandbox) -> Option<Self> {
+        let mut command = sandbox.bare(programs::program("greedy"));
+        command.env("SUBLET_SIM_CAPACITY", "141GiB");
+        let mut run = ProgramRun::start(&mut command);
+        if !group.take_in(run.running.pid()) {
+            println!("skipped: no process can be moved to a control group here");
+            run.ended_well();
+            return None;
+        }
+        assert_eq!(run.ask("init"), "0");
+        Some(Self { run })
+    }
+
+    /// Status and MiB of a way to take memory.
+    fn takes(&mut self, way: &str) -> (u32, u64) {
+        let answer = self.run.ask(way);
+        let mut words = answer.split(' ').map(|word| word.parse::<u64>());
+        let mut next = || words.next().expect(&answer).expect(&answer);
+        // CAST: a status.
+        (next() as u32, next())
+    }
+}
+
+const OUT_OF_MEMORY: u32 = 2;
+
+#[test]
+fn a_program_that_touches_141_gb_on_a_small_host_is_refused_and_lives() {
+    let Some(group) = Group::new().filter(|group| group.set_limit(GROUP_BYTES)) else {
+        println!("skipped: no control group with a memory limit can be made here");
+        return;
+    };
+    let sandbox = Sandbox::new();
+    let Some(mut greedy) = Greedy::start(&group, &sandbox) else {
+        return;
+    };
+    // One after the other, so that each finds what the one before has given back.
+    for way in ["fill", "pages", "copy", "handles", "back"] {
+        let (status, mib) = greedy.takes(way);
+        println!("now: {way}: status {status} after {mib} MiB");
+        assert_eq!(status, OUT_OF_MEMORY, "{way} {mib}");
+        // The program itself takes some of it.
+        assert!((64..GROUP_BYTES / MIB).contains(&mib), "{way} {mib}");
+    }
+    // What the program could then write to by itself is not given at all.
+    for way in ["managed", "locked"] {
+        let (status, mib) = greedy.takes(way);
+        println!("now: {way}: status {status} after {mib} MiB");
+        assert_eq!(status, OUT_OF_MEMORY, "{way} {mib}");
+        assert!(mib <= GROUP_BYTES / MIB, "{way} {mib}");
+    }
+    assert_eq!(group.kills(), 0);
+    let outcome = greedy.run.finish();
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.stderr.lines().count(), 1, "said once: {outcome:?}");
+    assert!(
+        outcome
+            .stderr
+            .contains("the control group's limit of 512 MiB"),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn several_processes_together_take_no_more_than_their_control_group_has() {
+    let Some(group) = Group::new().filter(|group| group.set_limit(GROUP_BYTES)) else {
+        println!("skipped: no control group with a memory limit can be made here");
+        return;
+    };
+    let sandbox = Sandbox::new();
+    let started: Option<Vec<Greedy>> = (0..4).map(|_| Greedy::start(&group, &sandbox)).collect();
+    let Some(mut all) = started else {
+        return;
+    };
+    for way in ["fill", "pages", "copy"] {
+        all.iter_mut().for_each(|one| one.run.send(way));
+        for one in &mut all {
+            let answer = one.run.answer();
+            assert!(answer.starts_with("2 "), "{way}: {answer}");
+        }
+    }
+    assert_eq!(group.kills(), 0);
+    for one in all {
+        let outcome = one.run.finish();
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    }
+}
+
+#[test]
+fn memory_that_another_process_lends_is_bounded_as_well() {
+    let Some(group) = Group::new().filter(|group| group.set_limit(GROUP_BYTES)) else {
+        println!("skipped: no control group with a memory limit can be made here");
+        return;
+    };
+    let sandbox = Sandbox::new();
+    let (Some(mut lender), Some(mut borrower)) = (
+        Greedy::start(&group, &sandbox),
+        Greedy::start(&group, &sandbox),
+    ) else {
+        return;
+    };
+    let lent = lender.run.ask("lend");
+    let (status, mib) = borrower.takes(&format!("borrow {lent}"));
+    assert_eq!(status, OUT_OF_MEMORY, "{mib}");
+    assert!((64..GROUP_BYTES / MIB).contains(&mib), "{mib}");
+    assert_eq!(group.kills(), 0);
+    assert_eq!(borrower.run.finish().code, Some(0));
+    assert_eq!(lender.run.finish().code, Some(0));
 }
