@@ -1,10 +1,13 @@
 //! Entry points that are not written: how often a process called which.
 
+use std::collections::BTreeMap;
 use std::io::Write;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use shim_ffi::{COUNT, CUresult, SYMBOLS, Symbol};
 
+use crate::lock::Mutex;
 use crate::settings::env;
 
 static CALLS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
@@ -13,6 +16,24 @@ static CALLS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
 pub extern "C" fn call(symbol: Symbol) -> CUresult {
     CALLS[symbol as usize].fetch_add(1, Relaxed);
     CUresult::CUDA_ERROR_NOT_SUPPORTED
+}
+
+/// The same by name, for libraries whose functions have no number.
+static NAMED: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+
+/// Counts a call of a function that is not written, by its name. What was counted is reported at
+/// the end of the process, as for entry points.
+pub fn named(name: &'static str) {
+    static AT_EXIT: Once = Once::new();
+    extern "C" fn exited() {
+        dump();
+    }
+    AT_EXIT.call_once(|| {
+        // SAFETY: the function only appends to a file; the library that it is in is never
+        // unloaded.
+        unsafe { libc::atexit(exited) };
+    });
+    *NAMED.lock().entry(name).or_default() += 1;
 }
 
 /// How often this process called entry points that are not written.
@@ -30,11 +51,12 @@ pub fn dump() {
     let Some(path) = env("SUBLET_SIM_UNSUPPORTED") else {
         return;
     };
+    let named: Vec<_> = std::mem::take(&mut *NAMED.lock()).into_iter().collect();
     let lines: String = counts()
         .iter()
-        .map(|(symbol, count)| {
-            format!("{} {} {count}\n", std::process::id(), symbol.entry().name())
-        })
+        .map(|(symbol, count)| (symbol.entry().name(), *count))
+        .chain(named)
+        .map(|(name, count)| format!("{} {name} {count}\n", std::process::id()))
         .collect();
     if let Ok(mut file) = std::fs::OpenOptions::new()
         .create(true)

@@ -22,7 +22,7 @@ macro_rules! export {
         #[doc = concat!("`", stringify!($symbol), "`: not simulated.")]
         #[unsafe(no_mangle)]
         pub extern "C" fn $symbol() -> nvml::Status {
-            nvml::unsupported()
+            nvml::unsupported(stringify!($symbol))
         }
     };
 }
@@ -36,5 +36,5 @@ table::nvml_table!(exports);
 /// library.
 #[unsafe(no_mangle)]
 pub extern "C" fn sublet_simgpu() -> nvml::Status {
-    nvml::unsupported()
+    nvml::Status::NOT_SUPPORTED
 }

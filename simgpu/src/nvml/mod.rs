@@ -2,9 +2,25 @@
 //! utilisation.
 //!
 //! It reads the same shared state as the driver and needs no context. Power, temperature and clocks
-//! are made up from how busy a device is; nothing was measured.
+//! are made up from how busy a device is; nothing was measured. What a device of the data centre
+//! cannot be asked for (fans, displays) is answered as that one does: not supported.
 
+macro_rules! nvml {
+    ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of NVML.")]
+        ///
+        /// # Safety
+        /// As NVML says: pointers are null or valid for what the call reads or writes through them.
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> Status {
+            guard(move || $body)
+        }
+    )*};
+}
+
+mod fields;
+mod readings;
 mod structs;
+mod tools;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,8 +35,12 @@ use crate::clock;
 use crate::device_state::{DeviceState, Usage};
 use crate::entry::{Errno, In, Out, put_text};
 use crate::observe;
+use crate::unsupported;
+pub use fields::*;
+pub use readings::*;
 pub use structs::*;
 use structs::{MEMORY_INFO_V2, PROCESSES_UTILIZATION_V1, PciInfoV1};
+pub use tools::*;
 
 /// Status of an NVML call.
 #[repr(transparent)]
@@ -36,12 +56,18 @@ impl Status {
     pub const INVALID_ARGUMENT: Self = Self(2);
     /// Not simulated.
     pub const NOT_SUPPORTED: Self = Self(3);
+    /// What the user may not do.
+    pub const NO_PERMISSION: Self = Self(4);
     /// No such device.
     pub const NOT_FOUND: Self = Self(6);
     /// The buffer is too small; the count tells what is needed.
     pub const INSUFFICIENT_SIZE: Self = Self(7);
     /// The device cannot be opened.
     pub const DRIVER_NOT_LOADED: Self = Self(9);
+    /// Nothing has happened in the time given.
+    pub const TIMEOUT: Self = Self(10);
+    /// The library lacks the function.
+    pub const FUNCTION_NOT_FOUND: Self = Self(13);
     /// A structure of another version.
     pub const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
     /// Anything else.
@@ -54,9 +80,6 @@ type Done = Result<(), Status>;
 const FIRST_HANDLE: usize = 0x0051_b1e7_1000;
 /// Utilisation is over the time since the last question, but not over less than this.
 const WINDOW_NS: u64 = 100_000_000;
-const DRIVER: &str = "595.99.simulated";
-const NVML: &str = "13.595.99";
-
 static USERS: AtomicU32 = AtomicU32::new(0);
 
 /// Handle of a device.
@@ -178,16 +201,20 @@ fn memory(device_state: &DeviceState, index: usize) -> MemoryInfoV2 {
     }
 }
 
+/// Processes with a context.
+fn with_context<T: From<Usage>>(device_state: &DeviceState, index: usize) -> Vec<T> {
+    let usages = device_state.usages(index).into_iter();
+    usages
+        .filter(|usage| usage.contexts > 0)
+        .map(T::from)
+        .collect()
+}
+
 /// Processes with a context, as a list that the program has space for.
 fn processes<T: From<Usage> + Copy>(of: Device, count: Out<c_uint>, list: Out<T>) -> Done {
     let (device_state, index) = device(of)?;
     let capacity = count.get().map_err(|_| Status::INVALID_ARGUMENT)? as usize;
-    let found: Vec<T> = device_state
-        .usages(index)
-        .into_iter()
-        .filter(|usage| usage.contexts > 0)
-        .map(T::from)
-        .collect();
+    let found: Vec<T> = with_context(device_state, index);
     put(count, found.len() as c_uint)?;
     if found.is_empty() {
         return Ok(());
@@ -214,7 +241,24 @@ struct Seen {
 
 static SEEN: Mutex<Vec<Option<Seen>>> = Mutex::new(Vec::new());
 
-/// Percent of the compute engine, in all and by process, since the last question.
+/// Percent of a window that were computed.
+fn share(from_ns: u64, before_ns: u64, now_ns: u64, computed_ns: u64) -> u32 {
+    let window_ns = now_ns.saturating_sub(from_ns).max(1);
+    (computed_ns.saturating_sub(before_ns) * 100 / window_ns).min(100) as u32
+}
+
+/// Where nobody has asked yet, what the process notes by itself counts, while it is fresh.
+fn recent_share(usage: &Usage, now_ns: u64) -> u32 {
+    const FRESH_NS: u64 = 1_000_000_000;
+    let (from_ns, before_ns) = usage.recent;
+    if from_ns == 0 || now_ns.saturating_sub(usage.last_busy_ns) > FRESH_NS {
+        return 0;
+    }
+    share(from_ns, before_ns, now_ns, usage.compute_ns)
+}
+
+/// Percent of the compute engine, in all and by process, since the last question; at the first
+/// one, lately.
 fn utilization(device_state: &DeviceState, index: usize) -> (u32, Vec<(u32, u32)>) {
     let mut seen = SEEN.lock();
     if seen.len() <= index {
@@ -226,25 +270,24 @@ fn utilization(device_state: &DeviceState, index: usize) -> (u32, Vec<(u32, u32)
     {
         return (last.percent, last.per_process.clone());
     }
-    let compute_ns: Vec<_> = device_state
-        .usages(index)
+    let usages = device_state.usages(index);
+    let (mut percent, mut per_process) = (0, Vec::new());
+    for usage in &usages {
+        let share = match &seen[index] {
+            Some(last) => {
+                let before = last.compute_ns.iter().find(|(of, _)| *of == usage.pid);
+                let before = before.map_or(0, |(_, ns)| *ns);
+                share(last.time_ns, before, now_ns, usage.compute_ns)
+            }
+            None => recent_share(usage, now_ns),
+        };
+        per_process.push((usage.pid, share));
+        percent = (percent + share).min(100);
+    }
+    let compute_ns = usages
         .iter()
         .map(|usage| (usage.pid, usage.compute_ns))
         .collect();
-    let (mut percent, mut per_process) = (0, Vec::new());
-    if let Some(last) = &seen[index] {
-        let window_ns = (now_ns - last.time_ns).max(1);
-        for (pid, ns) in &compute_ns {
-            let before = last
-                .compute_ns
-                .iter()
-                .find(|(of, _)| of == pid)
-                .map_or(0, |(_, ns)| *ns);
-            let share = (ns.saturating_sub(before) * 100 / window_ns).min(100) as u32;
-            per_process.push((*pid, share));
-            percent = (percent + share).min(100);
-        }
-    }
     seen[index] = Some(Seen {
         time_ns: now_ns,
         compute_ns,
@@ -252,6 +295,17 @@ fn utilization(device_state: &DeviceState, index: usize) -> (u32, Vec<(u32, u32)
         per_process: per_process.clone(),
     });
     (percent, per_process)
+}
+
+/// The program as it was called, with its path where it was called by one.
+fn process_name(pid: c_uint) -> Option<String> {
+    let called = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let called = called.split(|byte| *byte == 0).next().unwrap_or_default();
+    if !called.is_empty() {
+        return Some(String::from_utf8_lossy(called).into_owned());
+    }
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim_end().to_owned())
 }
 
 fn now_us() -> u64 {
@@ -298,30 +352,22 @@ pub unsafe extern "C" fn nvmlErrorString(status: Status) -> *const c_char {
         Status::UNINITIALIZED => c"Uninitialized",
         Status::INVALID_ARGUMENT => c"Invalid Argument",
         Status::NOT_SUPPORTED => c"Not Supported",
+        Status::NO_PERMISSION => c"Insufficient Permissions",
         Status::NOT_FOUND => c"Not Found",
         Status::INSUFFICIENT_SIZE => c"Insufficient Size",
         Status::DRIVER_NOT_LOADED => c"Driver Not Loaded",
+        Status::TIMEOUT => c"Timeout",
+        Status::FUNCTION_NOT_FOUND => c"Function Not Found",
         Status::ARGUMENT_VERSION_MISMATCH => c"Argument version mismatch",
         _ => c"Unknown Error",
     };
     text.as_ptr()
 }
 
-/// What a function that is not written answers.
-pub extern "C" fn unsupported() -> Status {
+/// What a function that is not written answers; counted.
+pub fn unsupported(name: &'static str) -> Status {
+    unsupported::named(name);
     Status::NOT_SUPPORTED
-}
-
-macro_rules! nvml {
-    ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "` of NVML.")]
-        ///
-        /// # Safety
-        /// As NVML says: pointers are null or valid for what the call reads or writes through them.
-        pub unsafe extern "C" fn $name($($arg: $ty),*) -> Status {
-            guard(move || $body)
-        }
-    )*};
 }
 
 nvml! {
@@ -335,13 +381,12 @@ nvml! {
     }
 
     fn nvmlSystemGetDriverVersion(to: Out<c_char>, capacity: c_uint) {
-        device_state()?;
-        text(to, DRIVER, capacity)
+        text(to, &device_state()?.profile().driver_version, capacity)
     }
 
     fn nvmlSystemGetNVMLVersion(to: Out<c_char>, capacity: c_uint) {
-        device_state()?;
-        text(to, NVML, capacity)
+        let nvml = format!("{}.{}", VERSION / 1000, device_state()?.profile().driver_version);
+        text(to, &nvml, capacity)
     }
 
     fn nvmlSystemGetCudaDriverVersion(to: Out<c_int>) { put(to, VERSION) }
@@ -349,8 +394,8 @@ nvml! {
 
     fn nvmlSystemGetProcessName(pid: c_uint, to: Out<c_char>, capacity: c_uint) {
         device_state()?;
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).map_err(|_| Status::NOT_FOUND)?;
-        put_text(to, name.trim_end(), capacity as c_int).map_err(|_| Status::INVALID_ARGUMENT)
+        let name = process_name(pid).ok_or(Status::NOT_FOUND)?;
+        put_text(to, &name, capacity as c_int).map_err(|_| Status::INVALID_ARGUMENT)
     }
 
     fn nvmlDeviceGetCount(to: Out<c_uint>) { count(to) }

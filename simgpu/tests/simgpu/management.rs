@@ -88,9 +88,132 @@ fn it_tells_the_same_story_as_the_driver() {
                 .count(),
             1
         );
-        assert_eq!(nvml::unsupported(), Status::NOT_SUPPORTED);
+        assert_eq!(nvml::unsupported("nvmlTest"), Status::NOT_SUPPORTED);
         assert_eq!(nvml::nvmlShutdown(), Status::SUCCESS);
         assert_eq!(nvml::nvmlShutdown(), Status::UNINITIALIZED);
+    }
+}
+
+/// A function of the table that NVIDIA's tool asks for.
+unsafe fn entry(at: usize) -> *const std::ffi::c_void {
+    const TOOL: [u8; 16] = [
+        0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7,
+        0xc4,
+    ];
+    let mut table = std::ptr::null();
+    // SAFETY: pointers to locals of the types that the call has.
+    unsafe {
+        let ask = |id: &[u8; 16], to: &mut *const std::ffi::c_void| {
+            nvml::nvmlInternalGetExportTable(Out::new(to), In::new(id))
+        };
+        assert_eq!(ask(&[0; 16], &mut table), Status::NOT_FOUND);
+        assert_eq!(ask(&TOOL, &mut table), Status::SUCCESS);
+        // The first word is the size in bytes.
+        let words = table.cast::<usize>();
+        assert!(*words > (at + 1) * size_of::<usize>());
+        *words.add(at + 1) as *const std::ffi::c_void
+    }
+}
+
+#[test]
+fn nvidia_s_tool_finds_its_table_and_the_processes_in_it() {
+    if !in_own_process("management::nvidia_s_tool_finds_its_table_and_the_processes_in_it") {
+        return;
+    }
+    type Processes = unsafe extern "C" fn(Device, *mut u32, *mut [u8; 4128]) -> Status;
+    // SAFETY: pointers to locals; entries of the table, with the parameters that they have.
+    unsafe {
+        driver();
+        assert_eq!(nvml::nvmlInit_v2(), Status::SUCCESS);
+        context(0);
+        let mut device: Device = std::ptr::null_mut();
+        let found = nvml::nvmlDeviceGetHandleByIndex_v2(0, Out::new(&raw mut device));
+        assert_eq!(found, Status::SUCCESS);
+        for (at, processes) in [(212, 1), (213, 0), (214, 0)] {
+            let list = std::mem::transmute::<*const std::ffi::c_void, Processes>(entry(at));
+            let (mut count, mut all) = (2, vec![[0; 4128]; 2]);
+            assert_eq!(
+                list(device, &raw mut count, all.as_mut_ptr()),
+                Status::SUCCESS
+            );
+            assert_eq!(count, processes, "{at}");
+            if processes > 0 {
+                assert_eq!(all[0][..4], std::process::id().to_ne_bytes());
+                assert_ne!(all[0][32], 0, "its name");
+            }
+        }
+        let other =
+            std::mem::transmute::<*const std::ffi::c_void, extern "C" fn() -> Status>(entry(1000));
+        assert_eq!(other(), Status::NOT_SUPPORTED);
+        let mut set = std::ptr::null_mut();
+        assert_eq!(
+            nvml::nvmlEventSetCreate(Out::new(&raw mut set)),
+            Status::SUCCESS
+        );
+        assert_eq!(nvml::nvmlEventSetFree(set), Status::SUCCESS);
+    }
+}
+
+#[test]
+fn monitors_read_energy_traffic_affinity_and_fields() {
+    if !in_own_process("management::monitors_read_energy_traffic_affinity_and_fields") {
+        return;
+    }
+    // SAFETY: pointers to locals of the types that NVML names.
+    unsafe {
+        driver();
+        assert_eq!(nvml::nvmlInit_v2(), Status::SUCCESS);
+        context(0);
+        let mut device: Device = std::ptr::null_mut();
+        let found = nvml::nvmlDeviceGetHandleByIndex_v2(0, Out::new(&raw mut device));
+        assert_eq!(found, Status::SUCCESS);
+        let number = |call: &dyn Fn(Out<u32>) -> Status| {
+            let mut value = u32::MAX;
+            assert_eq!(call(Out::new(&raw mut value)), Status::SUCCESS);
+            value
+        };
+        let energy = || {
+            let mut mj = 0;
+            let read = nvml::nvmlDeviceGetTotalEnergyConsumption(device, Out::new(&raw mut mj));
+            assert_eq!(read, Status::SUCCESS);
+            mj
+        };
+        let before = energy();
+        let traffic =
+            |counter| number(&|to| nvml::nvmlDeviceGetPcieThroughput(device, counter, to));
+        assert_eq!(traffic(1), 0, "nothing was asked before");
+        let bytes = vec![7_u8; 32 << 20];
+        let memory = alloc(bytes.len());
+        for _ in 0..4 {
+            upload(memory, &bytes);
+        }
+        ok(api::cuMemsetD8_v2(memory, 1, bytes.len()));
+        ok(api::cuCtxSynchronize());
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        assert!(traffic(1) > 0, "received");
+        assert_eq!(traffic(0), 0, "sent");
+        assert!(energy() > before);
+        assert_eq!(
+            number(&|to| nvml::nvmlDeviceGetVirtualizationMode(device, to)),
+            0
+        );
+        assert_eq!(
+            number(&|to| nvml::nvmlDeviceGetCurrPcieLinkGeneration(device, to)),
+            5
+        );
+        let mut set = [0; 2];
+        let read = nvml::nvmlDeviceGetCpuAffinity(device, 2, Out::new(set.as_mut_ptr()));
+        assert_eq!(read, Status::SUCCESS);
+        assert!(set[0] & 1 == 1, "the first processor is near");
+
+        let mut fields = [83, 186, 32].map(nvml::FieldValue::of);
+        let ask = |fields: &mut [nvml::FieldValue; 3]| {
+            nvml::nvmlDeviceGetFieldValues(device, 3, Out::new(fields.as_mut_ptr()))
+        };
+        assert_eq!(ask(&mut fields), Status::SUCCESS);
+        assert_eq!(fields[0].answer().map(|mj| mj > before), Ok(true));
+        assert!(fields[1].answer().is_ok_and(|mw| mw >= 70_000));
+        assert_eq!(fields[2].answer(), Err(Status::NOT_SUPPORTED), "no NVLink");
     }
 }
 
