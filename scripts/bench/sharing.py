@@ -72,6 +72,35 @@ class Account:
         return self.at(end_ns, pid) - self.at(begin_ns, pid)
 
 
+# Drivers that cost more than the built-in profiles say, by name: what a real one may do
+# (docs/reference/simgpu.md).
+DRIVERS = {
+    "marks": {"SUBLET_SIM_SET": "marks_need_turn=1"},
+    "lock": {"SUBLET_SIM_SET": "driver_lock=1;alloc_us=10"},
+    "first-launch": {"SUBLET_SIM_SET": "first_launch_us=10000"},
+    "failures": {"SUBLET_SIM_SET": "failed_call_us=500"},
+    "slow-memory": {"SUBLET_SIM_SET": "vmm_create_us=290;vmm_map_us=20;vmm_access_us=380;vmm_unmap_us=340;vmm_release_us=230;vmm_synchronise=1"},
+    "load": {"SUBLET_SIM_LOAD_US": "200000"},
+}
+# What was chosen, for every place of this run.
+chosen_driver = {}
+
+
+def driver_option(parser):
+    parser.add_argument("--driver", metavar="NAMES", default="", help=f"a simulated driver that costs more, by comma: {', '.join(DRIVERS)}")
+
+
+def use_driver(parser, options):
+    """Takes the choice; wrong names end the script."""
+    names = [name for name in options.driver.split(",") if name]
+    unknown = [name for name in names if name not in DRIVERS]
+    if unknown:
+        parser.error(f"--driver {','.join(unknown)}: there are {', '.join(DRIVERS)}")
+    for name in names:
+        for key, value in DRIVERS[name].items():
+            chosen_driver[key] = ";".join(filter(None, [chosen_driver.get(key), value]))
+
+
 class Place:
     """An arbiter and a simulated device of its own, and the jobs in it."""
 
@@ -82,6 +111,7 @@ class Place:
         config.write_text(settings)
         self.env.update(SUBLET_RUNTIME_DIR=str(directory), SUBLET_SIM_STATE=str(self.directory / "sim"), SUBLET_CONFIG=str(config))
         self.env.update(sim)
+        self.env.update(chosen_driver)
         self.jobs = {}
 
     def start(self, name, program, flags=(), managed=True):
@@ -198,6 +228,8 @@ def finish(metrics, rows, options):
         real, slow = getattr(options, "real", False), getattr(options, "slow", 1)
         device = "the GPU of this machine" if real else "simgpu (simulated)"
         more = {"slow": slow} if slow != 1 else {}
+        if getattr(options, "driver", ""):
+            more["driver"] = options.driver
         print(json.dumps({"commit": commit(), "device": device, "simulated": not real, "cpus": os.cpu_count(), **more,
                           "metrics": metrics, "rows": rows}))
     sys.stdout.flush()
