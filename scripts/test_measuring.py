@@ -38,6 +38,7 @@ MEASURING = {
     "scripts/duplicates": ["channel", "--json"],
     "scripts/faults": "runs the tests of the workspace",
     "scripts/gpu/validate": "takes minutes",
+    "scripts/nvml-tools": "fetches packages, builds, starts jobs",
     "scripts/sim/calibrate": "builds; its program is run",
     "scripts/sim/scale": "builds",
     "scripts/soak/residency": "takes minutes",
