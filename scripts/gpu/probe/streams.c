@@ -4,6 +4,7 @@
 #include "driver.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 
 static CUcontext context;
@@ -47,7 +48,12 @@ int mode_streams(int argc, char **argv) {
   return 0;
 }
 
-static volatile int done;
+static volatile sig_atomic_t done;
+
+static void finish(int number) {
+  (void)number;
+  done = 1;
+}
 static size_t destroyed;
 
 static void *destroyer(void *argument) {
@@ -90,18 +96,20 @@ int mode_destroyed(int argc, char **argv) {
   return 0;
 }
 
-/* captures SECONDS: a graph of eight kernels captured, instantiated, launched and destroyed again and again. */
+/* captures SECONDS: a graph of eight kernels captured, instantiated, launched and destroyed again and again, until SIGTERM or
+ * for so long. */
 int mode_captures(int argc, char **argv) {
   CUstream stream;
   size_t graphs = 0;
   if (argc < 1) fail("captures SECONDS");
+  signal(SIGTERM, finish);
   start();
   CUdeviceptr memory;
   CUfunction busy = kernel("sublet_busy_us");
   check(cu.MemAlloc(&memory, 64 << 20), "cuMemAlloc");
   check(cu.MemsetD8(memory, 0x5a, 64 << 20), "cuMemsetD8");
   check(cu.StreamCreate(&stream, 1), "cuStreamCreate");
-  for (const uint64_t end = now_ns() + (uint64_t)(atof(argv[0]) * 1e9); now_ns() < end; graphs++) {
+  for (const uint64_t end = now_ns() + (uint64_t)(atof(argv[0]) * 1e9); now_ns() < end && !done; graphs++) {
     void *graph, *exec;
     check(cu.StreamBeginCapture(stream, 0), "cuStreamBeginCapture");
     for (int i = 0; i < 8; i++) launch(busy, stream, 50);

@@ -45,9 +45,9 @@ ALL = [
     Section("compile", torch_jobs.compiled, 80, "torch", "torch.compile, with its compiler processes"),
 ]
 
-# A run of everything is longer than one command may last on many a borrowed machine. Three calls, the
-# cheap facts first: what fails in the first changes what the second is for. The first two fit whatever
-# happens; of the third, what has no time left is skipped by name, the last first.
+# A run of everything is longer than one command may last on many a borrowed machine. Three calls,
+# the cheap facts first: what fails in the first changes what the second is for. The first two fit
+# whatever happens; of the third, what has no time left is skipped by name, the last first.
 CALLS = {
     "facts": ["device", "write_value", "vmm", "pcie", "context_memory", "transparency", "marks_beside", "vmm_beside", "pin_beside", "streams",
               "ways", "handover"],

@@ -2,6 +2,7 @@
 evictions stand on. Each figure has the same process alone beside it."""
 
 import shutil
+import signal
 import statistics
 
 from ..context import Skip
@@ -12,6 +13,8 @@ from .shares import ended, load
 
 MIB, GIB = 1 << 20, 1 << 30
 MARK_EVERY_US = 5000
+# Longer than any section: who runs so long is ended.
+LONG_S = 300
 STEPS = ("create_ns", "map_ns", "access_ns", "unmap_ns", "release_ns")
 
 
@@ -33,10 +36,10 @@ def beside(ctx, words, other, seconds):
 def marks_beside(ctx):
     """An idle process marks every 5 ms while another saturates the device: how long a mark takes, and what the other loses."""
     seconds = seconds_of(ctx, 4)
-    alone = ctx.probe("idle-marks", seconds, MARK_EVERY_US, name="idle-marks-alone", timeout_s=seconds + 15)
+    solo_run = ctx.probe("idle-marks", seconds, MARK_EVERY_US, name="idle-marks-solo", timeout_s=seconds + 15)
     for kernel_us in (200, 5000):
         command = load(ctx, f"busy_{kernel_us}", kernel_us, seconds)
-        by_itself = ended(ctx, {"alone": ctx.start(command, f"busy-{kernel_us}-alone")})["alone"]
+        by_itself = ended(ctx, {"solo_run": ctx.start(command, f"busy-{kernel_us}-solo")})["solo_run"]
         longer = load(ctx, f"busy_{kernel_us}", kernel_us, seconds + 1)
         marker = ctx.start([ctx.place.probe(), "idle-marks", str(seconds + 3), str(MARK_EVERY_US)], f"idle-marks-{kernel_us}")
         ctx.pause(0.5)
@@ -49,8 +52,8 @@ def marks_beside(ctx):
         ctx.result.figure(f"visible_beside_{kernel_us}us_kernels_p99", percentile(marks["visible_ns"], 99) / 1000, "us")
         rates = [report["kernels"] / report["seconds"] for report in (by_itself, together)]
         ctx.result.figure(f"lost_by_{kernel_us}us_kernels", 100 * (1 - rates[1] / rates[0]), "%", "below 1 where a mark takes no turn", at_most=1)
-    ctx.result.check("marks of a process by itself arrive", alone["lost"] == 0 and alone["visible_ns"], f"{alone['lost']} lost")
-    ctx.result.figure("visible_alone", statistics.median(alone["visible_ns"]) / 1000, "us")
+    ctx.result.check("marks of a process by itself arrive", solo_run["lost"] == 0 and solo_run["visible_ns"], f"{solo_run['lost']} lost")
+    ctx.result.figure("visible_solo_run", statistics.median(solo_run["visible_ns"]) / 1000, "us")
 
 
 def vmm_beside(ctx):
@@ -59,9 +62,9 @@ def vmm_beside(ctx):
     large = 256 * MIB if ctx.simulated else GIB
     words = ("handles", seconds, bytes_)
     cases = {
-        "alone": ctx.probe(*words, name="handles-alone", timeout_s=seconds + 15),
+        "solo_run": ctx.probe(*words, name="handles-solo", timeout_s=seconds + 15),
         "copy": ctx.probe(*words, "copy", name="handles-copy", timeout_s=seconds + 15),
-        "neighbour": beside(ctx, words, ("handles", seconds + 4, large), seconds),
+        "neighbour": beside(ctx, words, ("handles", LONG_S, large), seconds),
     }
     for case, found in cases.items():
         ctx.result.check(f"{case}: handles were made", found["rounds"] > 0, f"{found['rounds']:.0f} rounds")
@@ -70,18 +73,18 @@ def vmm_beside(ctx):
             ctx.result.figure(f"{case}_{step[:-3]}_p99", percentile(found[step], 99) / 1000, "us per handle")
     share = cases["copy"]["copies_in_flight"] / max(1, cases["copy"]["rounds"])
     ctx.result.check("copies were in flight at the end of rounds", ctx.simulated or share > 0.5, f"{100 * share:.0f} % of the rounds")
-    ctx.result.note("a step that waits for copies takes as long as a copy of 256 MiB in the case `copy`, and as `alone` if it does not")
+    ctx.result.note("a step that waits for copies takes as long as a copy of 256 MiB in the case `copy`, and as `solo_run` if it does not")
 
 
 def pin_beside(ctx):
     """Allocations of one process while another page-locks memory, which some drivers serialise on a lock of the whole machine."""
     seconds = seconds_of(ctx, 3)
     words = ("allocs", seconds, 2 * MIB)
-    alone = ctx.probe(*words, name="allocs-alone", timeout_s=seconds + 15)["alloc_free_ns"]
-    found = beside(ctx, words, ("pins", seconds + 4, 64 * MIB), seconds)["alloc_free_ns"]
-    pins = ctx.probe("pins", 1, 64 * MIB, name="pins-alone", timeout_s=20)
-    ctx.result.check("both processes came to work", alone and found and pins["pin_ns"], f"{len(alone)} and {len(found)} allocations")
-    for case, values in (("alone", alone), ("beside_pins", found)):
+    solo_run = ctx.probe(*words, name="allocs-solo", timeout_s=seconds + 15)["alloc_free_ns"]
+    found = beside(ctx, words, ("pins", LONG_S, 64 * MIB), seconds)["alloc_free_ns"]
+    pins = ctx.probe("pins", 1, 64 * MIB, name="pins-solo", timeout_s=20)
+    ctx.result.check("both processes came to work", solo_run and found and pins["pin_ns"], f"{len(solo_run)} and {len(found)} allocations")
+    for case, values in (("solo_run", solo_run), ("beside_pins", found)):
         ctx.result.figure(f"alloc_free_{case}", statistics.median(values) / 1000, "us")
         ctx.result.figure(f"alloc_free_{case}_p99", percentile(values, 99) / 1000, "us")
         ctx.result.figure(f"alloc_free_{case}_max", max(values) / 1000, "us")
@@ -95,8 +98,8 @@ def streams(ctx):
     governed = arbiter.environment("streams")
     launches, rates = {}, {}
     for side, env in (("bare", ctx.bare), ("governed", governed)):
-        # Short kernels for the calls themselves; with long ones the bound of what is in flight makes
-        # calls wait, by design, and what counts is that the device loses nothing by it.
+        # Short kernels for the calls themselves; with long ones the bound of what is in flight
+        # makes calls wait, by design, and what counts is that the device loses nothing by it.
         found = ctx.probe("streams", 6, seconds, 20, name=f"{side}-streams-20us", env=env, timeout_s=seconds + 15)
         launches[side] = statistics.median(found["launch_ns"])
         ctx.result.figure(f"six_streams_launch_{side}", launches[side], "ns")
@@ -109,7 +112,7 @@ def streams(ctx):
     ctx.result.figure("six_streams_launch_added", launches["governed"] - launches["bare"], "ns", at_most=100)
     ctx.result.figure("six_streams_1ms_kernels_rate", rates["governed"] / rates["bare"], "x", at_least=0.98)
 
-    words = [ctx.place.probe(), "captures", str(seconds + 4)]
+    words = [ctx.place.probe(), "captures", str(LONG_S)]
     capturing = ctx.start(arbiter.command(words, "captures", f"{GIB}B", flags=["--evictable", "--host-memory", f"{2 * GIB}B"]), "captures", arbiter.env)
     arbiter.wait_for_job("captures")
     moves = 0
@@ -117,7 +120,8 @@ def streams(ctx):
         move(ctx, arbiter, "evict", "captures")
         move(ctx, arbiter, "restore", "captures")
         moves += 1
-    found = ctx.last_json_of(capturing, seconds + 20)
+    capturing.popen.send_signal(signal.SIGTERM)
+    found = ctx.last_json_of(capturing, 20)
     ctx.result.check("graphs are captured while memory is moved", moves == 3 and found["graphs"] > 0 and found["wrong_bytes"] == 0,
                      f"{moves} evictions, {found['graphs']:.0f} graphs, {found['wrong_bytes']:.0f} wrong bytes")
 
