@@ -29,7 +29,7 @@ pub struct Counts {
     magic: u64,
     rows: u32,
     pid: u32,
-    /// What the preload library notes besides; zero in the driver's page. By [`Note`].
+    /// What is noted besides. By [`Note`].
     notes: [AtomicU64; 14],
     row: [Row; COUNT],
 }
@@ -43,7 +43,7 @@ struct Row {
 const _: () = assert!(size_of::<Row>() == 64);
 const _: () = assert!(size_of::<Counts>() == 64 * (COUNT + 2));
 
-/// What the preload library notes besides calls.
+/// What the preload library, and the simulated driver, note besides calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Note {
     /// Answers of `dlsym` and `dlvsym` that were swapped for ours.
@@ -71,6 +71,8 @@ pub enum Note {
     PassedWithoutArbiter = 10,
     /// Because the hook failed.
     PassedFailed = 11,
+    /// In the driver's page: launches of kernels that the simulated GPU cannot compute.
+    NotComputed = 12,
 }
 
 impl Counts {

@@ -74,7 +74,8 @@ pub fn value(profile: &Profile, device: usize, id: u32) -> Option<i32> {
         109 => 128 << 20,
         111 => 1024,
         113 | 115 => 1,
-        119 => 0,
+        // A pool can be handed on by descriptor.
+        119 => 1,
         120 => i32::from(profile.cluster_launch),
         121 | 124 => 0,
         125 => 0,

@@ -15,7 +15,8 @@ use crate::event::Event;
 use crate::exec::engine::Engine;
 use crate::faults::Faults;
 use crate::function::Function;
-use crate::graph::{Graph, GraphExec, Node, UserObject};
+use crate::graph::{Condition, Graph, GraphExec, Node, UserObject};
+use crate::green::{Green, Resource};
 use crate::memory::Memory;
 use crate::memory::pool::Pool;
 use crate::module::{Library, Link, Module};
@@ -34,6 +35,22 @@ pub struct Primary {
     pub retained: u32,
     /// Flags for the next activation.
     pub flags: u32,
+}
+
+/// Type and number of a place where memory lies (`CUmemLocation`).
+pub type Location = (u32, i32);
+
+/// What a program has advised for managed memory, and where it was prefetched to last.
+#[derive(Debug, Clone, Default)]
+pub struct Advice {
+    /// It is mostly read.
+    pub mostly_read: bool,
+    /// Where it is to be.
+    pub preferred: Option<Location>,
+    /// Who is to reach it.
+    pub accessed_by: Vec<Location>,
+    /// Where it was prefetched to.
+    pub prefetched: Option<Location>,
 }
 
 /// Everything of a process.
@@ -80,8 +97,18 @@ pub struct Driver {
     pub nodes: Registry<Node>,
     /// Executable graphs.
     pub execs: Registry<GraphExec>,
+    /// What conditional nodes go by.
+    pub conditions: Registry<Condition>,
     /// Objects that graphs keep alive.
     pub user_objects: Registry<UserObject>,
+    /// Green contexts.
+    pub greens: Registry<Green>,
+    /// Resources that green contexts are made from.
+    pub resources: Registry<Resource>,
+    /// What `cuCoredumpSetAttribute*` was given, by context (0: global) and number.
+    pub coredump: Mutex<std::collections::BTreeMap<(u64, u32), Vec<u8>>>,
+    /// What was advised for managed memory, by the region's number.
+    pub advice: Mutex<std::collections::BTreeMap<u64, Advice>>,
     /// Captures in progress.
     pub captures: Mutex<Vec<Arc<Capture>>>,
     /// Devices that the program sees, by ordinal.
@@ -92,6 +119,12 @@ pub struct Driver {
     pub context_counts: Vec<Mutex<u32>>,
     /// Faults on demand.
     pub faults: Faults,
+}
+
+/// Handle of the green context that a context is; 0 where it is none.
+pub fn green_of(driver: &Driver, context: u64) -> u64 {
+    let green = driver.greens.all(|green| green.context.id == context);
+    green.first().map_or(0, |green| green.id)
 }
 
 static DRIVER: OnceLock<Result<Driver, CUresult>> = OnceLock::new();
@@ -246,7 +279,12 @@ impl Driver {
             graphs: Registry::default(),
             nodes: Registry::default(),
             execs: Registry::default(),
+            conditions: Registry::default(),
             user_objects: Registry::default(),
+            greens: Registry::default(),
+            resources: Registry::default(),
+            coredump: Mutex::default(),
+            advice: Mutex::default(),
             captures: Mutex::default(),
             visible,
             primaries: (0..MAX_DEVICES).map(|_| Mutex::default()).collect(),

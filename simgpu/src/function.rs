@@ -10,6 +10,18 @@ use crate::kernels::{self, Kernel};
 use crate::lock::Mutex;
 use crate::registry;
 
+/// Registers of a thread where nothing is known: what PTX takes is decided when it is compiled.
+const USUAL_REGISTERS: u32 = 32;
+
+/// Block, dynamic shared memory and arguments of the next launch that names none of them
+/// (`cuFuncSetBlockShape`, `cuFuncSetSharedSize`, `cuParamSet*`).
+#[derive(Debug, Clone, Default)]
+pub struct Prepared {
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub arguments: Vec<u8>,
+}
+
 /// A kernel, as a function of a context or a kernel of a library.
 pub struct Function {
     /// Handle.
@@ -26,10 +38,18 @@ pub struct Function {
     pub shared_bytes: u32,
     /// Largest block.
     pub max_threads: u32,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Local memory of a thread, in bytes.
+    pub local_bytes: u32,
+    /// Constant memory of its module's own, in bytes.
+    pub const_bytes: u32,
     /// `MAX_DYNAMIC_SHARED_SIZE_BYTES` as set by the program.
     pub dynamic_shared_limit: AtomicI32,
     /// Other attributes that the program set.
     pub attributes: Mutex<BTreeMap<u32, i32>>,
+    /// What the launches of CUDA 2 use, set call by call.
+    pub prepared: Mutex<Prepared>,
     /// The function of a library's kernel, once asked for; a kernel's own handle is valid in every
     /// context.
     pub function: Mutex<Option<u64>>,
@@ -53,8 +73,12 @@ impl Function {
             owner,
             shared_bytes: entry.shared_bytes,
             max_threads: entry.max_threads.unwrap_or(1024).min(1024),
+            registers: entry.registers.unwrap_or(USUAL_REGISTERS),
+            local_bytes: entry.local_bytes,
+            const_bytes: entry.const_bytes,
             dynamic_shared_limit: AtomicI32::new(48 << 10),
             attributes: Mutex::default(),
+            prepared: Mutex::default(),
             function: Mutex::new(None),
             launched: AtomicBool::new(false),
         })
@@ -70,8 +94,12 @@ impl Function {
             owner: self.owner,
             shared_bytes: self.shared_bytes,
             max_threads: self.max_threads,
+            registers: self.registers,
+            local_bytes: self.local_bytes,
+            const_bytes: self.const_bytes,
             dynamic_shared_limit: AtomicI32::new(self.dynamic_shared_limit.load(Relaxed)),
             attributes: Mutex::new(self.attributes.lock().clone()),
+            prepared: Mutex::default(),
             function: Mutex::new(None),
             launched: AtomicBool::new(false),
         })

@@ -1,6 +1,7 @@
 //! Graphs: nodes, the edges between them, and the order that they make.
 
 mod action;
+mod conditional;
 mod exec;
 mod object;
 
@@ -15,6 +16,7 @@ use crate::lock::Mutex;
 use crate::registry;
 
 pub use action::{Action, Block, CopyParams, fill_params};
+pub use conditional::{Choice, Condition, Conditional};
 pub use exec::GraphExec;
 pub use object::UserObject;
 
@@ -192,6 +194,7 @@ impl Graph {
         for node in &state.nodes {
             let action = match &*node.action.lock() {
                 Action::Graph(child) => Action::Graph(child.duplicate(driver)),
+                Action::Conditional(own) => Action::Conditional(own.duplicate(driver)),
                 action => action.clone(),
             };
             let host_kernel = Arc::new(Node {
@@ -254,8 +257,12 @@ impl Graph {
         let mut state = self.state.lock();
         for node in std::mem::take(&mut state.nodes) {
             driver.nodes.remove(node.id);
-            if let Action::Graph(child) = &*node.action.lock() {
-                child.destroy(driver);
+            match &*node.action.lock() {
+                Action::Graph(child) => child.destroy(driver),
+                Action::Conditional(own) => {
+                    own.bodies.iter().for_each(|body| body.destroy(driver));
+                }
+                _ => {}
             }
         }
         state.edges.clear();

@@ -1,6 +1,8 @@
 //! Reading module images: PTX text, cubins (ELF) and fat binaries. Finds out what they export;
 //! compiles nothing.
 
+mod cubin;
+
 use shim_ffi::CUresult;
 
 /// A parameter of a kernel.
@@ -23,6 +25,12 @@ pub struct EntryPoint {
     pub shared_bytes: u32,
     /// Largest block from `.maxntid`.
     pub max_threads: Option<u32>,
+    /// Registers of a thread, where the image says so.
+    pub registers: Option<u32>,
+    /// Local memory of a thread, in bytes.
+    pub local_bytes: u32,
+    /// Constant memory of the module's own, in bytes.
+    pub const_bytes: u32,
 }
 
 /// A global variable of an image.
@@ -48,6 +56,8 @@ pub struct Image {
 const ELF: &[u8] = b"\x7fELF";
 const FATBIN: u32 = 0xba55_ed50;
 const FATBIN_WRAPPER: u32 = 0x4662_43b1;
+/// ABI: intermediate code that is compiled when it is linked. What is in it is not known here.
+const LINKABLE: u32 = 0x7f4e_43ed;
 /// Longest image that is believed.
 const LIMIT: usize = 1 << 31;
 
@@ -82,6 +92,9 @@ pub unsafe fn read_pointer(image: *const u8, capability: (i32, i32)) -> Result<I
         // SAFETY: as vouched for by the caller.
         return unsafe { read_pointer(inner, capability) };
     }
+    if word == LINKABLE {
+        return Ok(Image::default());
+    }
     let bytes = if word == FATBIN {
         // SAFETY: a fat binary starts with magic, version, header bytes (u16 each after the magic)
         // and a u64 length.
@@ -115,10 +128,13 @@ pub unsafe fn read_pointer(image: *const u8, capability: (i32, i32)) -> Result<I
 /// As [`read_pointer`].
 pub fn read(image: &[u8], capability: (i32, i32)) -> Result<Image, CUresult> {
     if image.starts_with(ELF) {
-        return elf(image);
+        return elf(image, capability);
     }
     if image.len() >= 16 && image[..4] == FATBIN.to_le_bytes() {
         return fat(image, capability);
+    }
+    if image.starts_with(&LINKABLE.to_le_bytes()) {
+        return Ok(Image::default());
     }
     let text = image.split(|byte| *byte == 0).next().unwrap_or_default();
     let text = std::str::from_utf8(text).map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?;
@@ -150,65 +166,15 @@ fn elf_bytes(header: &[u8]) -> usize {
     sections.saturating_add(size).max(64)
 }
 
-/// Global functions and objects of an ELF file's symbol table.
-fn elf(image: &[u8]) -> Result<Image, CUresult> {
-    elf_symbols(image).ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)
-}
-
-fn elf_symbols(image: &[u8]) -> Option<Image> {
-    const SYMTAB: usize = 2;
-    const FUNCTION: u8 = 2;
-    const OBJECT: u8 = 1;
-    let (table, entry_bytes, count) = (
-        u64_at(image, 0x28)?,
-        u16_at(image, 0x3a)?,
-        u16_at(image, 0x3c)?,
-    );
-    let section =
-        |index: usize| image.get(table + index * entry_bytes..table + (index + 1) * entry_bytes);
-    let mut found = Image::default();
-    for index in 0..count {
-        let header = section(index)?;
-        if u32_at(header, 4)? != SYMTAB {
-            continue;
+/// A cubin, where the device can run it: one of its own major version, and of no later minor one.
+fn elf(image: &[u8], capability: (i32, i32)) -> Result<Image, CUresult> {
+    let read = cubin::read(image).ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+    match cubin::capability(image) {
+        Some(made_for) if made_for / 10 != capability.0 || made_for % 10 > capability.1 => {
+            Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU)
         }
-        let names = section(u32_at(header, 0x28)?)?;
-        let names = image.get(u64_at(names, 0x18)?..)?;
-        let symbols = image
-            .get(u64_at(header, 0x18)?..)?
-            .get(..u64_at(header, 0x20)?)?;
-        for symbol in symbols.chunks_exact(24) {
-            let name = names
-                .get(u32_at(symbol, 0)?..)?
-                .split(|byte| *byte == 0)
-                .next()?;
-            let name = String::from_utf8_lossy(name).into_owned();
-            let (kind, binding) = (symbol[4] & 0xf, symbol[4] >> 4);
-            let section = u16_at(symbol, 6)?;
-            if name.is_empty() || binding == 0 || section == 0 {
-                continue;
-            }
-            match kind {
-                FUNCTION => {
-                    found.entries.push(EntryPoint {
-                        name,
-                        params: None,
-                        shared_bytes: 0,
-                        max_threads: None,
-                    });
-                }
-                OBJECT => {
-                    found.variables.push(Variable {
-                        name,
-                        bytes: u64_at(symbol, 16)? as u64,
-                        initial: Vec::new(),
-                    });
-                }
-                _ => {}
-            }
-        }
+        _ => Ok(read),
     }
-    Some(found)
 }
 
 /// The best part of a fat binary that we can read: PTX if it is not compressed, else a cubin.
@@ -230,7 +196,7 @@ fn fat(image: &[u8], capability: (i32, i32)) -> Result<Image, CUresult> {
             let read = if kind == 1 {
                 ptx(&String::from_utf8_lossy(part), capability)
             } else {
-                elf(part)
+                elf(part, capability)
             };
             if let Ok(read) = read
                 && (kind == 1 || best.is_none())
@@ -422,7 +388,8 @@ fn ptx(text: &str, capability: (i32, i32)) -> Result<Image, CUresult> {
             body.push(c)
         }
     }
-    if depth != 0 {
+    // A kernel that was begun has a body, and the body an end.
+    if depth != 0 || statement.contains(".entry") {
         return Err(CUresult::CUDA_ERROR_INVALID_PTX);
     }
     Ok(image)
@@ -460,6 +427,9 @@ fn entry(statement: &str, body: &str) -> Option<EntryPoint> {
         params: Some(list),
         shared_bytes,
         max_threads,
+        registers: None,
+        local_bytes: 0,
+        const_bytes: 0,
     })
 }
 
@@ -565,6 +535,10 @@ mod tests {
         );
         assert_eq!(
             read(b".version 8.0\n.target sm_90\n.entry x() {", (9, 0)),
+            Err(CUresult::CUDA_ERROR_INVALID_PTX)
+        );
+        assert_eq!(
+            read(b".version 8.0\n.target sm_90\n.entry x(", (9, 0)),
             Err(CUresult::CUDA_ERROR_INVALID_PTX)
         );
         assert_eq!(

@@ -30,6 +30,7 @@ mod exec;
 mod faults;
 mod function;
 mod graph;
+mod green;
 pub mod image;
 pub mod kernels;
 mod lock;

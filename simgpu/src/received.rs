@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memmap2::MmapOptions;
 use shim_ffi::Symbol;
-use shim_ffi::counts::{Counts, RECEIVED, RECEIVED_VARIABLE};
+use shim_ffi::counts::{Counts, Note, RECEIVED, RECEIVED_VARIABLE};
 
 /// The page, or null where nobody asked for it. Read by the exported symbols.
 pub static PAGE: AtomicPtr<Counts> = AtomicPtr::new(std::ptr::null_mut());
@@ -38,6 +38,15 @@ pub fn begin() {
     // SAFETY: fresh zero pages of a new file of ours, mapped whole and never unmapped.
     unsafe { Counts::begin(page, std::process::id()) };
     PAGE.store(page, Ordering::Release);
+}
+
+/// Notes what is no call.
+pub fn note(note: Note) {
+    let page = PAGE.load(Ordering::Acquire);
+    // SAFETY: null, or begun and never unmapped.
+    if let Some(page) = unsafe { page.as_ref() } {
+        page.note(note, 1);
+    }
 }
 
 /// Counts one call.

@@ -238,7 +238,7 @@ pub const CRATES: [Crate; 16] = [
             (
                 "the driver",
                 &[
-                    "capture", "context", "driver", "event", "graph", "module", "stream",
+                    "capture", "context", "driver", "event", "graph", "green", "module", "stream",
                 ],
             ),
             ("what every entry point does", &["entry"]),

@@ -1,7 +1,7 @@
 //! Graphs: making, cloning, edges and questions. Nodes are in `graph_node`, executable graphs in
 //! `graph_exec`.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use shim_ffi::{CUgraph, CUgraphEdgeData, CUgraphNode, CUhostFn, CUresult, CUuserObject};
@@ -10,7 +10,7 @@ use super::Done;
 use crate::capture::node_handle;
 use crate::driver::{Driver, driver};
 use crate::entry::{In, Out, api};
-use crate::graph::{Graph, Node, UserObject};
+use crate::graph::{Action, Graph, Node, UserObject};
 
 pub(super) fn graph(handle: CUgraph) -> Result<(&'static Driver, Arc<Graph>), CUresult> {
     let driver = driver()?;
@@ -139,7 +139,73 @@ pub(super) fn check_edges(edges: In<CUgraphEdgeData>, count: usize) -> Done {
     }
 }
 
+/// A graph, and those inside it, in the language of Graphviz.
+fn dot(graph: &Graph, to: &mut String) {
+    use std::fmt::Write as _;
+    const NAMES: [&str; 14] = [
+        "KERNEL",
+        "MEMCPY",
+        "MEMSET",
+        "HOST",
+        "GRAPH",
+        "EMPTY",
+        "WAIT_EVENT",
+        "EVENT_RECORD",
+        "EXT_SEMAS_SIGNAL",
+        "EXT_SEMAS_WAIT",
+        "MEM_ALLOC",
+        "MEM_FREE",
+        "BATCH_MEM_OP",
+        "CONDITIONAL",
+    ];
+    let number = graph.number;
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        to,
+        "subgraph cluster_{number} {{\nlabel=\"graph_{number}\" graph[style=\"dashed\"];"
+    );
+    let name = |node: &Node| format!("\"graph_{number}_node_{}\"", node.local);
+    let nodes = graph.nodes();
+    for node in &nodes {
+        let action = node.action.lock();
+        let kind = NAMES
+            .get(action.kind() as usize)
+            .copied()
+            .unwrap_or("UNKNOWN");
+        let what = match &*action {
+            Action::Kernel(launch, _) => format!("\\n{}", launch.function.name.to_string_lossy()),
+            _ => String::new(),
+        };
+        let _ = writeln!(
+            to,
+            "{} [label=\"{}\\n{kind}{what}\"];",
+            name(node),
+            node.local
+        );
+        match &*action {
+            Action::Graph(child) => dot(child, to),
+            Action::Conditional(own) => own.bodies.iter().for_each(|body| dot(body, to)),
+            _ => {}
+        }
+    }
+    let by_id = |id: u64| nodes.iter().find(|node| node.id == id);
+    for (from, until) in graph.edges() {
+        if let (Some(from), Some(until)) = (by_id(from), by_id(until)) {
+            let _ = writeln!(to, "{} -> {};", name(from), name(until));
+        }
+    }
+    to.push_str("}\n");
+}
+
 api! {
+    fn cuGraphDebugDotPrint(graph: CUgraph, path: In<c_char>, _flags: u32) {
+        let (_, graph) = self::graph(graph)?;
+        let mut text = String::from("digraph dot {\n");
+        dot(&graph, &mut text);
+        text.push_str("}\n");
+        std::fs::write(path.text()?, text).map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
+    }
+
     fn cuGraphCreate(to: Out<CUgraph>, flags: u32) {
         let driver = driver()?;
         to.check()?;

@@ -23,6 +23,11 @@ use crate::stream::{Default, Stream};
 const INSTANTIATE_FLAGS: u64 = 15;
 
 const DEVICE_LAUNCH: u64 = 4;
+const KERNEL: u32 = 0;
+const COPY: u32 = 1;
+const FILL: u32 = 2;
+const CHILD: u32 = 4;
+const EMPTY: u32 = 5;
 
 fn exec(handle: CUgraphExec) -> Result<(&'static Driver, Arc<GraphExec>), CUresult> {
     let driver = driver()?;
@@ -45,7 +50,15 @@ fn instantiate(to: Out<CUgraphExec>, handle: CUgraph, flags: u64) -> Done {
     if flags & !INSTANTIATE_FLAGS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    if flags & DEVICE_LAUNCH != 0 {
+    // Whether it may be launched from the device: it may only have what the device can start.
+    let startable = |kind: u32| matches!(kind, KERNEL | COPY | FILL | CHILD | EMPTY);
+    let nodes = graph.nodes();
+    if flags & DEVICE_LAUNCH != 0
+        && (nodes.is_empty()
+            || !nodes
+                .iter()
+                .all(|node| startable(node.action.lock().kind())))
+    {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     to.put(CUgraphExec(

@@ -16,7 +16,7 @@ use crate::context::current;
 use crate::driver::driver;
 use crate::entry::{In, Out, api};
 use crate::exec::work::{Fill, UserData};
-use crate::graph::{Action, Block, CopyParams, fill_params};
+use crate::graph::{Action, Block, Choice, Condition, Conditional, CopyParams, fill_params};
 
 fn add(
     to: Out<CUgraphNode>,
@@ -184,6 +184,34 @@ fn free(address: CUdeviceptr) -> Result<Action, CUresult> {
     }
 }
 
+/// ABI: `CUDA_CONDITIONAL_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ConditionalParams {
+    handle: u64,
+    kind: u32,
+    bodies: u32,
+    shown: *const usize,
+    _context: CUcontext,
+}
+
+fn conditional(to: Out<ConditionalParams>) -> Result<Action, CUresult> {
+    let driver = driver()?;
+    let mut params = to.get()?;
+    let bad = CUresult::CUDA_ERROR_INVALID_VALUE;
+    let condition = driver.conditions.get(params.handle).ok_or(bad)?;
+    let choice = match params.kind {
+        0 => Choice::If,
+        1 => Choice::While,
+        2 => Choice::Switch,
+        _ => return Err(bad),
+    };
+    let own = Conditional::create(driver, condition, choice, params.bodies)?;
+    params.shown = own.shown.as_ptr();
+    to.put(params)?;
+    Ok(Action::Conditional(own))
+}
+
 /// A node of any kind from the tagged union.
 pub(super) fn any(params: Out<CUgraphNodeParams>) -> Result<Action, CUresult> {
     let tagged = params.get()?;
@@ -208,6 +236,7 @@ pub(super) fn any(params: Out<CUgraphNodeParams>) -> Result<Action, CUresult> {
                 Ok(action)
             }
             11 => free(In::new(payload.cast::<CUdeviceptr>()).get()?),
+            13 => conditional(Out::new(payload.cast::<ConditionalParams>())),
             _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
         }
     }
@@ -231,6 +260,18 @@ fn event_of(handle: CUgraphNode, to: Out<CUevent>) -> Done {
 }
 
 api! {
+    fn cuGraphConditionalHandleCreate(
+        to: Out<u64>, graph: CUgraph, _context: CUcontext, default: u32, flags: u32,
+    ) {
+        const ASSIGNS_DEFAULT: u32 = 1;
+        to.check()?;
+        let (driver, _) = self::graph(graph)?;
+        if flags & !ASSIGNS_DEFAULT != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        to.put(Condition::create(driver, default, flags == ASSIGNS_DEFAULT).id)
+    }
+
     fn cuGraphAddKernelNode(
         to: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize,
         params: In<CUDA_KERNEL_NODE_PARAMS_v1>,

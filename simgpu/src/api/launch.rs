@@ -1,9 +1,10 @@
 //! Kernel launches.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use shim_ffi::counts::Note;
 use shim_ffi::{CUfunction, CUlaunchConfig, CUresult, CUstream};
 
 use super::Done;
@@ -133,6 +134,9 @@ pub(crate) fn prepare(
             u64::from_le_bytes(word)
         })
         .collect();
+    if function.host_kernel.is_none() {
+        crate::received::note(Note::NotComputed);
+    }
     let name = function.name.to_str().unwrap_or_default();
     let (forced, endless) = if driver.faults.is_empty() {
         (None, false)
@@ -177,6 +181,49 @@ fn launch(
     stream.submit(driver, Work::Kernel(Box::new(launch)))
 }
 
+/// Most bytes of arguments.
+const MOST_ARGUMENTS: usize = 4096;
+
+/// Writes a part of the arguments of later launches by [`launch_prepared`].
+fn set_arguments(handle: CUfunction, offset: c_int, bytes: &[u8]) -> Done {
+    let (_, function) = super::known_in_context(handle)?;
+    let bad = CUresult::CUDA_ERROR_INVALID_VALUE;
+    let from = usize::try_from(offset).map_err(|_| bad)?;
+    let end = from.checked_add(bytes.len()).ok_or(bad)?;
+    if end > MOST_ARGUMENTS {
+        return Err(bad);
+    }
+    let mut prepared = function.prepared.lock();
+    if prepared.arguments.len() < end {
+        prepared.arguments.resize(end, 0);
+    }
+    prepared.arguments[from..end].copy_from_slice(bytes);
+    Ok(())
+}
+
+/// Launches with what was set before, as programs did before CUDA 4.
+fn launch_prepared(handle: CUfunction, width: c_int, height: c_int, stream: CUstream) -> Done {
+    let bad = CUresult::CUDA_ERROR_INVALID_VALUE;
+    let (driver, _, stream) = Stream::of(stream, Default::Legacy)?;
+    let function = super::function(driver, handle)?;
+    let prepared = function.prepared.lock().clone();
+    let side = |side: c_int| u32::try_from(side).map_err(|_| bad);
+    let shape = Shape {
+        grid: [side(width)?, side(height)?, 1],
+        block: prepared.block,
+        shared_bytes: prepared.shared_bytes,
+    };
+    let of = |param: &crate::image::Param| {
+        let end = param.offset.checked_add(param.bytes).ok_or(bad)?;
+        let bytes = prepared.arguments.get(param.offset..end).ok_or(bad)?;
+        Ok(bytes.to_vec())
+    };
+    let layout = function.params.as_deref().unwrap_or_default();
+    let raw = layout.iter().map(of).collect::<Result<_, CUresult>>()?;
+    let launch = prepare(driver, &function, shape, raw)?;
+    stream.submit(driver, Work::Kernel(Box::new(launch)))
+}
+
 /// A cooperative grid has to be resident at once.
 fn cooperative(driver: &Driver, shape: Shape) -> Done {
     let profile = driver.device_state.profile();
@@ -201,6 +248,64 @@ fn cooperative(driver: &Driver, shape: Shape) -> Done {
 }
 
 api! {
+    fn cuFuncSetBlockShape(function: CUfunction, x: c_int, y: c_int, z: c_int) {
+        let (_, found) = super::known_in_context(function)?;
+        let side = |side: c_int, most: u32| {
+            u32::try_from(side).ok().filter(|side| (1..=most).contains(side))
+        };
+        let (Some(x), Some(y), Some(z)) = (side(x, 1024), side(y, 1024), side(z, 64)) else {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        };
+        if u64::from(x) * u64::from(y) * u64::from(z) > 1024 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        found.prepared.lock().block = [x, y, z];
+        Ok(())
+    }
+
+    fn cuFuncSetSharedSize(function: CUfunction, bytes: u32) {
+        super::known_in_context(function)?.1.prepared.lock().shared_bytes = bytes;
+        Ok(())
+    }
+
+    fn cuParamSetSize(function: CUfunction, bytes: u32) {
+        let (_, found) = super::known_in_context(function)?;
+        if bytes as usize > MOST_ARGUMENTS {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        found.prepared.lock().arguments.resize(bytes as usize, 0);
+        Ok(())
+    }
+
+    fn cuParamSeti(function: CUfunction, offset: c_int, value: u32) {
+        set_arguments(function, offset, &value.to_ne_bytes())
+    }
+
+    fn cuParamSetf(function: CUfunction, offset: c_int, value: f32) {
+        set_arguments(function, offset, &value.to_ne_bytes())
+    }
+
+    fn cuParamSetv(function: CUfunction, offset: c_int, value: *mut c_void, bytes: u32) {
+        if value.is_null() || bytes as usize > MOST_ARGUMENTS {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the program vouches for this many bytes.
+        let value = unsafe { std::slice::from_raw_parts(value.cast_const().cast::<u8>(), bytes as usize) };
+        set_arguments(function, offset, value)
+    }
+
+    fn cuLaunch(function: CUfunction) {
+        launch_prepared(function, 1, 1, CUstream::NULL)
+    }
+
+    fn cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) {
+        launch_prepared(function, width, height, CUstream::NULL)
+    }
+
+    fn cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) {
+        launch_prepared(function, width, height, stream)
+    }
+
     stream fn cuLaunchKernel, cuLaunchKernel_ptsz(
         default; function: CUfunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
         shared_bytes: u32, stream: CUstream, params: In<*mut c_void>, extra: In<*mut c_void>,

@@ -8,14 +8,16 @@ use shim_ffi::{CUdeviceptr, CUresult};
 use super::Done;
 use crate::clock::now_ns;
 use crate::context::{Context, current};
-use crate::driver::Driver;
-use crate::entry::{Out, api};
+use crate::driver::{Advice, Driver, Location};
+use crate::entry::{In, Out, api};
 use crate::memory::{Kind, Region};
 
 const HOST_ALLOC_FLAGS: u32 = 7;
 const HOST_REGISTER_FLAGS: u32 = 15;
 const ATTACH_GLOBAL: u32 = 1;
 const ATTACH_HOST: u32 = 2;
+const LOCATION_DEVICE: u32 = 1;
+const LOCATION_HOST: u32 = 2;
 
 /// The current context, for a call that may allocate.
 pub(super) fn allocating() -> Result<(&'static Driver, Arc<Context>), CUresult> {
@@ -86,6 +88,10 @@ fn free(address: u64) -> Done {
         // The graph keeps its node's memory for its next launch.
         return Ok(());
     }
+    if matches!(region.kind, Kind::Imported { of_pool: true, .. }) {
+        return driver.memory.close_import(address);
+    }
+    driver.advice.lock().remove(&region.id);
     let began = now_ns();
     let region = driver.memory.free(&driver.device_state, address)?;
     driver.spend(began, driver.costs().alloc_ns);
@@ -267,31 +273,137 @@ api! {
         }
     }
 
-    fn cuMemAdvise(address: CUdeviceptr, bytes: usize, _advice: u32, _device: c_int) {
-        managed(address, bytes)
+    fn cuMemAdvise(address: CUdeviceptr, bytes: usize, advice: u32, device: c_int) {
+        advise(address, bytes, advice, of_ordinal(device))
     }
 
-    fn cuMemAdvise_v2(address: CUdeviceptr, bytes: usize, _advice: u32, _location: shim_ffi::CUmemLocation) {
-        managed(address, bytes)
+    fn cuMemAdvise_v2(address: CUdeviceptr, bytes: usize, advice: u32, location: shim_ffi::CUmemLocation) {
+        advise(address, bytes, advice, (location.r#type.0, location.id))
+    }
+
+    fn cuMemRangeGetAttribute(
+        to: Out<c_void>, capacity: usize, attribute: u32, address: CUdeviceptr, bytes: usize,
+    ) {
+        range_attribute(to, capacity, attribute, address, bytes)
+    }
+
+    fn cuMemRangeGetAttributes(
+        to: In<*mut c_void>, capacities: In<usize>, attributes: In<u32>, count: usize, address: CUdeviceptr, bytes: usize,
+    ) {
+        if count == 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        for at in 0..count {
+            // SAFETY: the program vouches for as many pointers, each to as many bytes as it says.
+            let one = unsafe { Out::new(to.at(at)?) };
+            range_attribute(one, capacities.at(at)?, attributes.at(at)?, address, bytes)?;
+        }
+        Ok(())
     }
 
     stream fn cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz(
-        default; address: CUdeviceptr, bytes: usize, _device: c_int, stream: shim_ffi::CUstream,
+        default; address: CUdeviceptr, bytes: usize, device: c_int, stream: shim_ffi::CUstream,
     ) {
         managed(address, bytes)?;
-        crate::stream::Stream::of(stream, default).map(|_| ())
+        crate::stream::Stream::of(stream, default)?;
+        prefetched(address, of_ordinal(device))
     }
 
     stream fn cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz(
-        default; address: CUdeviceptr, bytes: usize, _location: shim_ffi::CUmemLocation, _flags: u32,
+        default; address: CUdeviceptr, bytes: usize, location: shim_ffi::CUmemLocation, _flags: u32,
         stream: shim_ffi::CUstream,
     ) {
         managed(address, bytes)?;
-        crate::stream::Stream::of(stream, default).map(|_| ())
+        crate::stream::Stream::of(stream, default)?;
+        prefetched(address, (location.r#type.0, location.id))
     }
 }
 
-/// Advice about managed memory: checked, and of no consequence, since its pages never move here.
+/// Type and number of a location, as device ordinals say it.
+fn of_ordinal(device: c_int) -> Location {
+    if device < 0 {
+        (LOCATION_HOST, 0)
+    } else {
+        (LOCATION_DEVICE, device)
+    }
+}
+
+fn of_region(address: CUdeviceptr, change: impl FnOnce(&mut Advice)) -> Done {
+    let (driver, _) = current()?;
+    let region = driver.memory.region(address.0);
+    let region = region.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    change(driver.advice.lock().entry(region.id).or_default());
+    Ok(())
+}
+
+fn prefetched(address: CUdeviceptr, to: Location) -> Done {
+    of_region(address, |advice| advice.prefetched = Some(to))
+}
+
+fn advise(address: CUdeviceptr, bytes: usize, what: u32, location: Location) -> Done {
+    managed(address, bytes)?;
+    if !(1..=6).contains(&what) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    of_region(address, |advice| match what {
+        1 => advice.mostly_read = true,
+        2 => advice.mostly_read = false,
+        3 => advice.preferred = Some(location),
+        4 => advice.preferred = None,
+        5 if !advice.accessed_by.contains(&location) => advice.accessed_by.push(location),
+        5 => {}
+        _ => advice.accessed_by.retain(|other| *other != location),
+    })
+}
+
+/// What was advised for managed memory. Advice is for whole allocations here.
+fn range_attribute(
+    to: Out<c_void>,
+    capacity: usize,
+    attribute: u32,
+    address: CUdeviceptr,
+    bytes: usize,
+) -> Done {
+    const NOWHERE: c_int = -2;
+    to.check()?;
+    managed(address, bytes)?;
+    let (driver, _) = current()?;
+    let advice = driver
+        .memory
+        .region(address.0)
+        .and_then(|region| driver.advice.lock().get(&region.id).cloned())
+        .unwrap_or_default();
+    let ordinal = |location: Option<Location>| match location {
+        Some((LOCATION_DEVICE, device)) => device,
+        Some(_) => -1,
+        None => NOWHERE,
+    };
+    let kind = |location: Option<Location>| location.map_or(0, |(kind, _)| kind as c_int);
+    let number = |location: Option<Location>| location.map_or(0, |(_, id)| id);
+    let values = match attribute {
+        1 => vec![c_int::from(advice.mostly_read)],
+        2 => vec![ordinal(advice.preferred)],
+        3 => {
+            let list = advice.accessed_by.iter().map(|one| ordinal(Some(*one)));
+            let mut list: Vec<c_int> = list.collect();
+            list.resize((capacity / 4).max(1), NOWHERE);
+            list
+        }
+        4 => vec![ordinal(advice.prefetched)],
+        5 => vec![kind(advice.preferred)],
+        6 => vec![number(advice.preferred)],
+        7 => vec![kind(advice.prefetched)],
+        8 => vec![number(advice.prefetched)],
+        _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    };
+    if capacity == 0 || !capacity.is_multiple_of(4) || (attribute != 3 && capacity != 4) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the program says that it has space for so many bytes.
+    unsafe { Out::new(to.raw().cast::<c_int>()) }.put_all(&values, capacity / 4)
+}
+
+/// Whether advice may be given about a range: managed memory, whose pages never move here.
 pub(super) fn managed(address: CUdeviceptr, bytes: usize) -> Done {
     let (driver, _) = current()?;
     let region = driver

@@ -101,6 +101,14 @@ fn known(handle: CUfunction) -> Result<(&'static Driver, Arc<Function>), CUresul
     Ok((driver, function))
 }
 
+/// The same, with the current context in order.
+pub(super) fn known_in_context(
+    handle: CUfunction,
+) -> Result<(&'static Driver, Arc<Function>), CUresult> {
+    current()?;
+    known(handle)
+}
+
 fn attribute(driver: &Driver, function: &Function, id: u32) -> Result<i32, CUresult> {
     let version = driver.device_state.profile().major * 10 + driver.device_state.profile().minor;
     let stored = |default| {
@@ -114,8 +122,10 @@ fn attribute(driver: &Driver, function: &Function, id: u32) -> Result<i32, CUres
     Ok(match id {
         MAX_THREADS => function.max_threads as i32,
         SHARED => function.shared_bytes as i32,
-        CONST | LOCAL | CACHE_MODE => 0,
-        REGISTERS => 32,
+        CONST => function.const_bytes as i32,
+        LOCAL => function.local_bytes as i32,
+        REGISTERS => function.registers as i32,
+        CACHE_MODE => 0,
         PTX_VERSION | BINARY_VERSION => version,
         MAX_DYNAMIC_SHARED => function.dynamic_shared_limit.load(Relaxed),
         CARVEOUT => stored(-1),
@@ -325,6 +335,9 @@ api! {
     }
 
     fn cuKernelGetName(to: Out<*const c_char>, kernel: CUkernel) {
+        if kernel.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
         to.put(self::kernel(kernel)?.1.name.as_ptr())
     }
 
@@ -347,6 +360,7 @@ api! {
     }
 
     fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: Out<usize>, bytes: Out<usize>) {
+        current_any()?;
         param_info(&self::kernel(kernel)?.1, index, offset, bytes)
     }
 
@@ -395,6 +409,9 @@ api! {
     }
 
     fn cuFuncGetName(to: Out<*const c_char>, function: CUfunction) {
+        if function.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
         to.put(known(function)?.1.name.as_ptr())
     }
 

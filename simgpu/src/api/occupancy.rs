@@ -14,7 +14,8 @@ use crate::function::Function;
 /// Shared memory that the system keeps of every block.
 const RESERVED_SHARED: i64 = 1024;
 const REGISTERS: i64 = 65_536;
-const REGISTERS_PER_THREAD: i64 = 32;
+/// Registers are given to warps in multiples of this.
+const REGISTER_UNIT: i64 = 256;
 const WARP: i64 = 32;
 const CLUSTER_DIMENSION: u32 = 4;
 const MAX_CLUSTER: c_int = 8;
@@ -37,7 +38,8 @@ fn blocks(
     let shared = i64::from(function.shared_bytes) + dynamic_bytes as i64 + RESERVED_SHARED;
     let by_threads = i64::from(profile.threads_per_multiprocessor) / threads;
     let by_shared = i64::from(profile.shared_per_multiprocessor_bytes) / shared;
-    let by_registers = REGISTERS / (REGISTERS_PER_THREAD * threads);
+    let of_a_warp = (i64::from(function.registers) * WARP + REGISTER_UNIT - 1) / REGISTER_UNIT;
+    let by_registers = REGISTERS / (of_a_warp * REGISTER_UNIT) / (threads / WARP);
     Ok(by_threads
         .min(by_shared)
         .min(by_registers)
@@ -149,7 +151,9 @@ api! {
         }
         let share = i64::from(profile.shared_per_multiprocessor_bytes / count);
         let rest = share - RESERVED_SHARED - i64::from(function.shared_bytes);
-        let most = i64::from(profile.shared_per_block_optin_bytes) - i64::from(function.shared_bytes);
+        // As much as the function may have: what it was given by attribute, or the usual 48 KiB.
+        let allowed = i64::from(function.dynamic_shared_limit.load(Relaxed));
+        let most = allowed.min(i64::from(profile.shared_per_block_optin_bytes) - i64::from(function.shared_bytes));
         to.put(rest.clamp(0, most) as usize)
     }
 

@@ -8,6 +8,7 @@ use super::Done;
 use crate::context::current_any;
 use crate::driver::{Driver, driver};
 use crate::entry::{In, Out, api};
+use crate::memory::pool::Sharing;
 use crate::memory::{Kind, Region};
 
 const CONTEXT: u32 = 1;
@@ -131,6 +132,10 @@ fn value(
                 .lock()
                 .get(*handle)
                 .map_or(0, |handle| handle.prop.requestedHandleTypes.0.into()),
+            Kind::Pool(pool) => {
+                let pool = driver.pools.get(pool.0 as u64);
+                u64::from(pool.is_some_and(|pool| pool.sharing == Sharing::Exportable))
+            }
             _ => 0,
         }),
         IS_RDMA_CAPABLE => Value::Bool(rdma_handle(driver, region).is_some()),

@@ -1,11 +1,12 @@
 //! Stream-ordered allocation and memory pools.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{FromRawFd as _, IntoRawFd as _};
 use std::sync::Arc;
 
 use shim_ffi::{
-    CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUresult,
-    CUstream,
+    CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemPoolPtrExportData,
+    CUmemoryPool, CUresult, CUstream,
 };
 
 use super::Done;
@@ -14,10 +15,11 @@ use crate::driver::{Driver, driver};
 use crate::entry::{In, Out, api};
 use crate::exec::work::Work;
 use crate::memory::Kind;
-use crate::memory::pool::Pool;
+use crate::memory::pool::{Pool, Sharing};
 use crate::stream::{Default, Stream};
 
 const LOCATION_DEVICE: u32 = 1;
+const POSIX_FD: u32 = 1;
 const REUSE_FIRST: u32 = 1;
 const REUSE_LAST: u32 = 3;
 const RELEASE_THRESHOLD: u32 = 4;
@@ -100,6 +102,11 @@ fn free(address: CUdeviceptr, stream: CUstream, default: Default) -> Done {
         return stream.submit(driver, Work::PoolFree { address: address.0 });
     }
     match region.kind {
+        Kind::Imported { of_pool: true, .. } => {
+            // Work on it may be under way in other streams.
+            driver.engine.wait_streams(|_| true);
+            driver.memory.close_import(address.0)
+        }
         Kind::Pool(_) if driver.memory.begin_free(address.0) => {
             stream.submit(driver, Work::PoolFree { address: address.0 })
         }
@@ -151,6 +158,59 @@ fn on_device(location: In<CUmemLocation>) -> Result<i32, CUresult> {
     }
 }
 
+/// Words of what `cuMemPoolExportPointer` gives: the exporting process, as in every handle of
+/// memory, and the pool, where those have nothing.
+const OWNER_WORD: usize = 1;
+const POOL_WORD: usize = 7;
+/// First word of the description of a pool.
+const MAGIC: u64 = 0x5355_424c_504f_4f4c;
+
+/// A descriptor of a file that says on which device a pool is. Memory of the pool is found by what
+/// `cuMemPoolExportPointer` gives; the descriptor only proves that there is such a pool.
+fn describe(pool: &Pool) -> Result<c_int, CUresult> {
+    use std::os::unix::fs::FileExt as _;
+    let failed = CUresult::CUDA_ERROR_OPERATING_SYSTEM;
+    // SAFETY: a NUL-terminated name.
+    let file = unsafe { libc::memfd_create(c"simgpu-pool".as_ptr(), libc::MFD_CLOEXEC) };
+    if file < 0 {
+        return Err(failed);
+    }
+    // SAFETY: the descriptor just made, which nobody else has.
+    let file = unsafe { std::fs::File::from_raw_fd(file) };
+    let owner = u64::from(std::process::id());
+    let words = [MAGIC, pool.device as u64, owner, pool.id];
+    for (at, word) in words.iter().enumerate() {
+        file.write_all_at(&word.to_ne_bytes(), 8 * at as u64)
+            .map_err(|_| failed)?;
+    }
+    Ok(file.into_raw_fd())
+}
+
+/// The device of the pool that a descriptor describes, and whose pool it is.
+fn described(file: c_int, devices: usize) -> Result<(usize, Sharing), CUresult> {
+    use std::os::unix::fs::FileExt as _;
+    let bad = CUresult::CUDA_ERROR_INVALID_VALUE;
+    // SAFETY: duplicating fails cleanly for a number that is no descriptor.
+    let copy = unsafe { libc::fcntl(file, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return Err(bad);
+    }
+    // SAFETY: the copy just made, which nobody else has.
+    let file = unsafe { std::fs::File::from_raw_fd(copy) };
+    let word = |at: u64| {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, 8 * at).map_err(|_| bad)?;
+        Ok(u64::from_ne_bytes(word))
+    };
+    if word(0)? != MAGIC {
+        return Err(bad);
+    }
+    let device = usize::try_from(word(1)?).map_err(|_| bad)?;
+    let (owner, pool) = (word(2)?, word(3)?);
+    let sharing = Sharing::Received { owner, pool };
+    (device < devices).then_some((device, sharing)).ok_or(bad)
+}
+
 api! {
     stream fn cuMemAllocAsync, cuMemAllocAsync_ptsz(default; to: Out<CUdeviceptr>, bytes: usize, stream: CUstream) {
         alloc(to, bytes, None, stream, default)
@@ -170,10 +230,11 @@ api! {
         let driver = driver()?;
         to.check()?;
         let props = props.get()?;
-        if props.location.r#type.0 != LOCATION_DEVICE || props.handleTypes.0 != 0 {
+        if props.location.r#type.0 != LOCATION_DEVICE || props.handleTypes.0 & !POSIX_FD != 0 {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        let pool = Pool::new(driver.device(props.location.id)?, false, props.maxSize as u64);
+        let sharing = if props.handleTypes.0 == POSIX_FD { Sharing::Exportable } else { Sharing::None };
+        let pool = Pool::shared(driver.device(props.location.id)?, false, props.maxSize as u64, sharing);
         driver.pools.insert(pool.id, pool.clone());
         to.put(handle(&pool))
     }
@@ -258,6 +319,59 @@ api! {
         to.check()?;
         driver.device(on_device(location)?)?;
         to.put(READ_WRITE)
+    }
+
+    fn cuMemPoolExportToShareableHandle(to: Out<c_void>, pool: CUmemoryPool, kind: u32, flags: u64) {
+        let (_, pool) = find(pool)?;
+        to.check()?;
+        if kind != POSIX_FD || flags != 0 || pool.sharing != Sharing::Exportable {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: for this kind of handle the program points to an int.
+        unsafe { Out::new(to.raw().cast::<c_int>()) }.put(describe(&pool)?)
+    }
+
+    fn cuMemPoolImportFromShareableHandle(to: Out<CUmemoryPool>, handle: *mut c_void, kind: u32, flags: u64) {
+        let driver = driver()?;
+        to.check()?;
+        if kind != POSIX_FD || flags != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // CAST: the API passes the descriptor itself in the pointer.
+        let (device, sharing) = described(handle as usize as c_int, driver.all_devices())?;
+        let pool = Pool::shared(device, false, 0, sharing);
+        driver.pools.insert(pool.id, pool.clone());
+        to.put(self::handle(&pool))
+    }
+
+    fn cuMemPoolExportPointer(to: Out<CUmemPoolPtrExportData>, address: CUdeviceptr) {
+        let driver = driver()?;
+        to.check()?;
+        let pool = match driver.memory.region(address.0).map(|region| region.kind) {
+            Some(Kind::Pool(pool)) => find(pool)?.1,
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        };
+        if pool.sharing != Sharing::Exportable {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let handle = driver.memory.share_of_pool(address.0)?;
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| handle[at * 8 + byte]));
+        let mut reserved: [u64; 8] = std::array::from_fn(word);
+        reserved[POOL_WORD] = pool.id;
+        to.put(CUmemPoolPtrExportData { reserved })
+    }
+
+    fn cuMemPoolImportPointer(to: Out<CUdeviceptr>, pool: CUmemoryPool, data: In<CUmemPoolPtrExportData>) {
+        let (driver, pool) = find(pool)?;
+        to.check()?;
+        let words = data.get()?.reserved;
+        let from = Sharing::Received { owner: words[OWNER_WORD], pool: words[POOL_WORD] };
+        if pool.sharing != from {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let handle = std::array::from_fn(|byte| words[byte / 8].to_ne_bytes()[byte % 8]);
+        let context = crate::context::current_id();
+        to.put(CUdeviceptr(driver.memory.open_import(context, driver.all_devices(), &handle, true)?))
     }
 
     fn cuDeviceGetDefaultMemPool(to: Out<CUmemoryPool>, device: CUdevice) {

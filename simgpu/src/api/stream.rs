@@ -9,6 +9,7 @@ use shim_ffi::{
 
 use super::Done;
 use crate::context::current;
+use crate::driver::green_of;
 use crate::entry::{In, Out, api};
 use crate::exec::engine::{Ordering, StreamInfo};
 use crate::exec::work::{Until, UserData, Work};
@@ -19,6 +20,17 @@ const PRIORITIES: std::ops::RangeInclusive<i32> = -5..=0;
 
 fn create(to: Out<CUstream>, flags: u32, priority: i32) -> Done {
     let (driver, context) = current()?;
+    create_in(driver, &context, to, flags, priority)
+}
+
+/// A stream of a context.
+pub(super) fn create_in(
+    driver: &'static crate::driver::Driver,
+    context: &crate::context::Context,
+    to: Out<CUstream>,
+    flags: u32,
+    priority: i32,
+) -> Done {
     to.check()?;
     if flags > NON_BLOCKING {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -192,8 +204,9 @@ api! {
     stream fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(
         default; stream: CUstream, to: Out<CUcontext>, green: Out<shim_ffi::CUgreenCtx>,
     ) {
-        green.put_if(shim_ffi::CUgreenCtx::NULL);
-        to.put(CUcontext(Stream::of(stream, default)?.2.context as *mut c_void))
+        let (driver, _, stream) = Stream::of(stream, default)?;
+        green.put_if(shim_ffi::CUgreenCtx(green_of(driver, stream.context) as *mut c_void));
+        to.put(CUcontext(stream.context as *mut c_void))
     }
 
     stream fn cuStreamGetDevice, cuStreamGetDevice_ptsz(default; stream: CUstream, to: Out<CUdevice>) {
@@ -202,8 +215,8 @@ api! {
     }
 
     fn cuStreamGetGreenCtx(stream: CUstream, to: Out<shim_ffi::CUgreenCtx>) {
-        Stream::of(stream, Default::Legacy)?;
-        to.put(shim_ffi::CUgreenCtx::NULL)
+        let (driver, _, stream) = Stream::of(stream, Default::Legacy)?;
+        to.put(shim_ffi::CUgreenCtx(green_of(driver, stream.context) as *mut c_void))
     }
 
     stream fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(default; stream: CUstream, event: CUevent, flags: u32) {

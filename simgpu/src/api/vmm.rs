@@ -68,6 +68,7 @@ fn open(to: Out<CUdeviceptr>, handle: CUipcMemHandle, flags: u32) -> Done {
         context.id,
         driver.all_devices(),
         &handle,
+        false,
     )?))
 }
 

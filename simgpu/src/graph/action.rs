@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use shim_ffi::{CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUfunction, CUhostFn, c_void};
 
-use super::{Graph, Result};
+use super::{Conditional, Graph, Result};
 use crate::driver::Driver;
 use crate::exec::work::{Copy, Fill, KernelLaunch, UserData, Work};
 use crate::memory::pool::Pool;
@@ -80,6 +80,8 @@ pub enum Action {
     Free(u64),
     /// Memory operations.
     Operations(Vec<Work>),
+    /// Other graphs, by a condition.
+    Conditional(Arc<Conditional>),
 }
 
 /// A copy node's parameters.
@@ -106,6 +108,7 @@ impl Action {
             Self::Alloc(_) => 10,
             Self::Free(_) => 11,
             Self::Operations(_) => 12,
+            Self::Conditional(_) => 13,
         }
     }
 

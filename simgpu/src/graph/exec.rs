@@ -20,6 +20,18 @@ struct Step {
     origin: u64,
     action: Action,
     enabled: bool,
+    /// A conditional node's bodies.
+    bodies: Vec<Vec<Self>>,
+}
+
+/// The step of a node, also where it is inside of a conditional node.
+fn find(steps: &mut [Step], origin: u64) -> Option<&mut Step> {
+    steps.iter_mut().find_map(|step| {
+        if step.origin == origin {
+            return Some(step);
+        }
+        step.bodies.iter_mut().find_map(|body| find(body, origin))
+    })
 }
 
 /// An executable graph.
@@ -72,32 +84,7 @@ impl GraphExec {
     /// `INVALID_HANDLE` for an event that has been destroyed.
     pub fn work(&self, driver: &Driver) -> Result<Vec<Work>> {
         let mut work = Vec::new();
-        for step in self.steps.lock().iter().filter(|step| step.enabled) {
-            let event = |id: u64| {
-                driver
-                    .events
-                    .get(id)
-                    .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
-            };
-            match &step.action {
-                Action::Kernel(launch, _) => work.push(Work::Kernel(launch.clone())),
-                Action::Copy(Some(copy), _) => work.push(Work::Copy(copy.clone())),
-                Action::Fill(fill) => work.push(Work::Fill(*fill)),
-                Action::Host(function, data) => work.push(Work::Host(*function, *data)),
-                Action::Operations(operations) => work.extend(operations.iter().cloned()),
-                Action::Wait(id) => work.extend(event(*id)?.last.lock().clone().map(Work::Wait)),
-                Action::Record(id) => {
-                    let record = Arc::new(Record::default());
-                    *event(*id)?.last.lock() = Some(record.clone());
-                    work.push(Work::Record(record));
-                }
-                Action::Copy(None, _)
-                | Action::Graph(_)
-                | Action::Empty
-                | Action::Alloc(_)
-                | Action::Free(_) => {}
-            }
-        }
+        put(driver, &self.steps.lock(), &mut work)?;
         Ok(work)
     }
 
@@ -120,9 +107,7 @@ impl GraphExec {
     /// `INVALID_VALUE` for a node that is not in here or of another kind.
     pub fn replace(&self, origin: u64, action: Action) -> Result<()> {
         let mut steps = self.steps.lock();
-        let step = steps
-            .iter_mut()
-            .find(|step| step.origin == origin && step.action.kind() == action.kind());
+        let step = find(&mut steps, origin).filter(|step| step.action.kind() == action.kind());
         step.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.action = action;
         Ok(())
     }
@@ -132,10 +117,7 @@ impl GraphExec {
     /// # Errors
     /// `INVALID_VALUE` for a node that is not in here.
     pub fn enabled(&self, origin: u64) -> Result<bool> {
-        let steps = self.steps.lock();
-        steps
-            .iter()
-            .find(|step| step.origin == origin)
+        find(&mut self.steps.lock(), origin)
             .map(|step| step.enabled)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
@@ -146,9 +128,7 @@ impl GraphExec {
     /// `INVALID_VALUE` for another node.
     pub fn enable(&self, origin: u64, enabled: bool) -> Result<()> {
         let mut steps = self.steps.lock();
-        let step = steps
-            .iter_mut()
-            .find(|step| step.origin == origin && step.action.kind() <= 2);
+        let step = find(&mut steps, origin).filter(|step| step.action.kind() <= 2);
         step.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.enabled = enabled;
         Ok(())
     }
@@ -158,26 +138,80 @@ impl GraphExec {
     /// # Errors
     /// The result code of `cuGraphExecUpdate` and the node of the graph that differs.
     pub fn update(&self, graph: &Graph) -> std::result::Result<(), (u32, u64)> {
-        const TOPOLOGY_CHANGED: u32 = 2;
-        const NODE_TYPE_CHANGED: u32 = 3;
         let mut fresh = Vec::new();
         flatten(graph, &mut fresh).map_err(|_| (TOPOLOGY_CHANGED, 0))?;
         let mut steps = self.steps.lock();
-        if steps.len() != fresh.len() {
-            return Err((TOPOLOGY_CHANGED, 0));
+        may_take_over(&steps, &fresh)?;
+        take_over(&mut steps, fresh);
+        Ok(())
+    }
+}
+
+/// What enabled steps put into a stream.
+fn put(driver: &Driver, steps: &[Step], work: &mut Vec<Work>) -> Result<()> {
+    for step in steps.iter().filter(|step| step.enabled) {
+        let event = |id: u64| {
+            driver
+                .events
+                .get(id)
+                .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        };
+        match &step.action {
+            Action::Kernel(launch, _) => work.push(Work::Kernel(launch.clone())),
+            Action::Copy(Some(copy), _) => work.push(Work::Copy(copy.clone())),
+            Action::Fill(fill) => work.push(Work::Fill(*fill)),
+            Action::Host(function, data) => work.push(Work::Host(*function, *data)),
+            Action::Operations(operations) => work.extend(operations.iter().cloned()),
+            Action::Wait(id) => work.extend(event(*id)?.last.lock().clone().map(Work::Wait)),
+            Action::Record(id) => {
+                let record = Arc::new(Record::default());
+                *event(*id)?.last.lock() = Some(record.clone());
+                work.push(Work::Record(record));
+            }
+            Action::Conditional(own) => {
+                if let Some(body) = own.chosen().and_then(|number| step.bodies.get(number)) {
+                    put(driver, body, work)?;
+                }
+            }
+            Action::Copy(None, _)
+            | Action::Graph(_)
+            | Action::Empty
+            | Action::Alloc(_)
+            | Action::Free(_) => {}
         }
-        if let Some((_, other)) = steps
-            .iter()
-            .zip(&fresh)
-            .find(|(a, b)| a.action.kind() != b.action.kind())
-        {
+    }
+    Ok(())
+}
+
+const TOPOLOGY_CHANGED: u32 = 2;
+const NODE_TYPE_CHANGED: u32 = 3;
+
+/// Whether steps are of the same shape; else the result code of `cuGraphExecUpdate` and the node.
+fn may_take_over(steps: &[Step], fresh: &[Step]) -> std::result::Result<(), (u32, u64)> {
+    if steps.len() != fresh.len() {
+        return Err((TOPOLOGY_CHANGED, 0));
+    }
+    for (step, other) in steps.iter().zip(fresh) {
+        if step.action.kind() != other.action.kind() {
             return Err((NODE_TYPE_CHANGED, other.origin));
         }
-        for (step, other) in steps.iter_mut().zip(fresh) {
-            // Nodes are still named by the graph that this was made from.
-            step.action = other.action;
+        if step.bodies.len() != other.bodies.len() {
+            return Err((TOPOLOGY_CHANGED, other.origin));
         }
-        Ok(())
+        for (body, other) in step.bodies.iter().zip(&other.bodies) {
+            may_take_over(body, other)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes what steps do; nodes are still named by the graph that they were made from.
+fn take_over(steps: &mut [Step], fresh: Vec<Step>) {
+    for (step, other) in steps.iter_mut().zip(fresh) {
+        step.action = other.action;
+        for (body, other) in step.bodies.iter_mut().zip(other.bodies) {
+            take_over(body, other);
+        }
     }
 }
 
@@ -188,10 +222,19 @@ fn flatten(graph: &Graph, steps: &mut Vec<Step>) -> Result<()> {
         if let Action::Graph(child) = &action {
             flatten(child, steps)?;
         }
+        let mut bodies = Vec::new();
+        if let Action::Conditional(own) = &action {
+            for graph in &own.bodies {
+                let mut body = Vec::new();
+                flatten(graph, &mut body)?;
+                bodies.push(body);
+            }
+        }
         steps.push(Step {
             origin: node.id,
             action,
             enabled: true,
+            bodies,
         });
     }
     Ok(())

@@ -68,15 +68,30 @@ impl Memory {
             .region(address)
             .filter(|region| matches!(region.kind, Kind::Large | Kind::Small));
         let region = region.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let parts = Parts {
+        Ok(self.parts(&region).encode())
+    }
+
+    /// The same for memory of a pool, which its caller knows may be shared.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for anything but memory of a pool.
+    pub fn share_of_pool(&self, address: u64) -> Result<Handle> {
+        let region = self
+            .region(address)
+            .filter(|region| region.start == address && matches!(region.kind, Kind::Pool(_)));
+        let region = region.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        Ok(self.parts(&region).encode())
+    }
+
+    fn parts(&self, region: &Region) -> Parts {
+        Parts {
             pid: u64::from(std::process::id()),
             fd: self.window.arena() as u64,
             offset: self.window.offset(region.start),
             bytes: region.bytes,
             device: region.device as u64,
             id: region.id,
-        };
-        Ok(parts.encode())
+        }
     }
 
     /// Maps the memory of another process; opening it again gives the same address.
@@ -84,7 +99,13 @@ impl Memory {
     /// # Errors
     /// `INVALID_VALUE` for what is no handle, `INVALID_CONTEXT` for one of this process,
     /// `MAP_FAILED` when the other process cannot be reached.
-    pub fn open_import(&self, context: u64, devices: usize, handle: &Handle) -> Result<u64> {
+    pub fn open_import(
+        &self,
+        context: u64,
+        devices: usize,
+        handle: &Handle,
+        of_pool: bool,
+    ) -> Result<u64> {
         let parts = Parts::decode(handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         if parts.pid == u64::from(std::process::id()) {
             return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
@@ -139,6 +160,7 @@ impl Memory {
             opens: 1,
             file: Arc::new(file.into()),
             offset: parts.offset,
+            of_pool,
         };
         let region = Region {
             start,

@@ -61,12 +61,14 @@ pub enum Kind {
         access: Vec<(i32, u32)>,
         on_host: bool,
     },
-    /// Opened from another process: of its file, from an offset on.
+    /// Opened from another process: of its file, from an offset on; memory of a pool is given back as
+    /// such.
     Imported {
         handle: Vec<u8>,
         opens: u32,
         file: Arc<OwnedFd>,
         offset: u64,
+        of_pool: bool,
     },
     /// Page-locked host memory of ours, with its flags.
     HostAlloc { flags: u32 },
@@ -111,6 +113,11 @@ impl Region {
             self.kind,
             Kind::HostAlloc { .. } | Kind::HostRegistered { .. }
         )
+    }
+
+    /// True for memory that the host follows at the device's addresses.
+    pub fn is_seen_by_the_host(&self) -> bool {
+        self.is_over_the_link() || matches!(self.kind, Kind::Managed)
     }
 
     /// True for memory that the device reaches over its link: page-locked host memory, and handles

@@ -14,6 +14,22 @@ use super::{ALIGNMENT, Kind, Memory, Region, Result};
 use crate::device_state::DeviceState;
 use crate::registry;
 
+/// What a pool has to do with other processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// Nothing.
+    None,
+    /// Its memory may be opened by others.
+    Exportable,
+    /// It stands for another process's pool: nothing can be allocated from it.
+    Received {
+        /// That process.
+        owner: u64,
+        /// Its handle of the pool.
+        pool: u64,
+    },
+}
+
 /// A pool.
 pub struct Pool {
     /// Handle.
@@ -24,6 +40,8 @@ pub struct Pool {
     pub is_default: bool,
     /// Most bytes it may have; 0 for no limit.
     pub max_bytes: u64,
+    /// What it has to do with other processes.
+    pub sharing: Sharing,
     state: Mutex<State>,
 }
 
@@ -61,6 +79,11 @@ pub struct PoolUse {
 impl Pool {
     /// An empty pool.
     pub fn new(device: usize, is_default: bool, max_bytes: u64) -> Arc<Self> {
+        Self::shared(device, is_default, max_bytes, Sharing::None)
+    }
+
+    /// An empty pool that has to do with other processes.
+    pub fn shared(device: usize, is_default: bool, max_bytes: u64, sharing: Sharing) -> Arc<Self> {
         let state = State {
             reuse: [1; 3],
             ..State::default()
@@ -69,7 +92,8 @@ impl Pool {
             id: registry::fresh(),
             device,
             is_default,
-            max_bytes,
+            max_bytes: max_bytes.next_multiple_of(GRANULE),
+            sharing,
             state: Mutex::new(state),
         })
     }
@@ -89,7 +113,7 @@ impl Pool {
         context: u64,
         bytes: u64,
     ) -> Result<u64> {
-        if bytes == 0 {
+        if bytes == 0 || matches!(self.sharing, Sharing::Received { .. }) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         if bytes > device_state.profile().usable_bytes() {

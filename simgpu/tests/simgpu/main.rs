@@ -9,6 +9,7 @@ mod random;
 mod residency;
 mod stress;
 mod support;
+mod taught;
 mod written;
 
 testbed::starts_clean!();

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use shim_ffi::CUresult;
 use simgpu::api;
 use simgpu::device_state::DeviceState;
+use simgpu::entry::{In, Out};
 use simgpu::profile::Profile;
 
 use crate::support::*;
@@ -138,6 +139,32 @@ fn from_hex(hex: &str) -> shim_ffi::CUipcMemHandle {
 }
 
 /// Not a test by itself: what a child process does.
+fn words_to_hex(words: &[u64; 8]) -> String {
+    words.iter().map(|word| format!("{word:016x}")).collect()
+}
+
+fn words_from_hex(hex: &str) -> [u64; 8] {
+    std::array::from_fn(|at| {
+        u64::from_str_radix(&hex[at * 16..at * 16 + 16], 16).expect("hexadecimal digits")
+    })
+}
+
+#[test]
+fn memory_of_a_pool_is_the_same_bytes_in_the_process_that_opens_it() {
+    let dir = dir("pool");
+    let (mut owner, mut other) = (
+        Member::start(&dir, "share a pool"),
+        Member::start(&dir, "open a pool"),
+    );
+    let said = owner.hear();
+    let (file, data) = said.split_once(' ').expect("two words");
+    assert_eq!(other.hear(), "ready");
+    other.tell(&format!("/proc/{}/fd/{file} {data}", owner.pid()));
+    assert_eq!(other.hear(), "true");
+    owner.proceed();
+    assert_eq!(owner.hear(), 0x77.to_string());
+}
+
 #[test]
 fn in_a_role() {
     let Ok(role) = std::env::var("SIMGPU_TEST_ROLE") else {
@@ -242,6 +269,64 @@ fn in_a_role() {
                     api::cuIpcCloseMemHandle(address),
                     CUresult::CUDA_ERROR_INVALID_VALUE
                 );
+                println!("role:{}", seen.iter().all(|byte| *byte == 0x5a));
+            }
+        }
+        "share a pool" => {
+            let mut props = shim_ffi::CUmemPoolProps::default();
+            props.allocType.0 = 1;
+            props.location.r#type.0 = 1;
+            props.handleTypes.0 = 1;
+            let stream = stream(1);
+            // SAFETY: pointers are to locals.
+            unsafe {
+                let pool = out(|to| api::cuMemPoolCreate(to, In::new(&raw const props)));
+                let address = out(|to| api::cuMemAllocFromPoolAsync(to, 4096, pool, stream));
+                ok(api::cuStreamSynchronize(stream));
+                upload(address, &[0x5a_u8; 4096]);
+                let mut file = 0_i32;
+                let to = Out::new((&raw mut file).cast());
+                ok(api::cuMemPoolExportToShareableHandle(to, pool, 1, 0));
+                let data = out(|to| api::cuMemPoolExportPointer(to, address));
+                println!("role:{file} {}", words_to_hex(&data.reserved));
+                std::io::stdin()
+                    .read_line(&mut String::new())
+                    .expect("a line");
+                println!("role:{}", download::<u8>(address, 1)[0]);
+            }
+        }
+        "open a pool" => {
+            println!("role:ready");
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).expect("a line");
+            let (path, data) = line.trim().split_once(' ').expect("two words");
+            let file = std::fs::File::open(path).expect("the descriptor of the other process");
+            let data = shim_ffi::CUmemPoolPtrExportData {
+                reserved: words_from_hex(data),
+            };
+            let stream = stream(1);
+            // SAFETY: the out-parameters are locals; addresses are the driver's.
+            unsafe {
+                use std::os::fd::AsRawFd;
+                let handle = file.as_raw_fd() as usize as *mut std::ffi::c_void;
+                let pool = out(|to| api::cuMemPoolImportFromShareableHandle(to, handle, 1, 0));
+                let none = try_out(|to| api::cuMemAllocFromPoolAsync(to, 4096, pool, stream));
+                assert_eq!(none, Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+                let mut other = data;
+                other.reserved[7] += 64;
+                let wrong =
+                    try_out(|to| api::cuMemPoolImportPointer(to, pool, In::new(&raw const other)));
+                assert_eq!(wrong, Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+                let address =
+                    out(|to| api::cuMemPoolImportPointer(to, pool, In::new(&raw const data)));
+                let seen = download::<u8>(address, 4096);
+                upload(address, &[0x77_u8]);
+                ok(api::cuMemFreeAsync(address, stream));
+                assert_eq!(
+                    api::cuMemFree_v2(address),
+                    CUresult::CUDA_ERROR_INVALID_VALUE
+                );
+                ok(api::cuMemPoolDestroy(pool));
                 println!("role:{}", seen.iter().all(|byte| *byte == 0x5a));
             }
         }
