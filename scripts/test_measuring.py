@@ -39,6 +39,7 @@ MEASURING = {
     "scripts/faults": "runs the tests of the workspace",
     "scripts/gpu/validate": "takes minutes",
     "scripts/nvml-tools": "fetches packages, builds, starts jobs",
+    "scripts/real-programs": "installs programs",
     "scripts/sim/calibrate": "builds; its program is run",
     "scripts/sim/scale": "builds",
     "scripts/soak/residency": "takes minutes",

@@ -221,6 +221,7 @@ fn launch_prepared(handle: CUfunction, width: c_int, height: c_int, stream: CUst
     let layout = function.params.as_deref().unwrap_or_default();
     let raw = layout.iter().map(of).collect::<Result<_, CUresult>>()?;
     let launch = prepare(driver, &function, shape, raw)?;
+    load(driver, &function);
     stream.submit(driver, Work::Kernel(Box::new(launch)))
 }
 
