@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of more rounds the last ones are told. */
+/* Of more rounds the last ones are kept. */
 enum { MOST = 1 << 14 };
 
-static size_t told(size_t rounds) { return rounds < MOST ? rounds : MOST; }
+static size_t kept(size_t rounds) { return rounds < MOST ? rounds : MOST; }
 
 static double lap(uint64_t *since) {
   const uint64_t now = now_ns(), passed = now - *since;
@@ -66,7 +66,7 @@ int mode_handles(int argc, char **argv) {
   json_open();
   json_number("rounds", (double)rounds);
   json_number("copies_in_flight", (double)in_flight);
-  for (int s = 0; s < 5; s++) json_list(names[s], took[s], told(rounds));
+  for (int s = 0; s < 5; s++) json_list(names[s], took[s], kept(rounds));
   json_close();
   return 0;
 }
@@ -87,8 +87,8 @@ int mode_pins(int argc, char **argv) {
     freed[rounds % MOST] = lap(&clock);
   }
   json_open();
-  json_list("pin_ns", pinned, told(rounds));
-  json_list("free_ns", freed, told(rounds));
+  json_list("pin_ns", pinned, kept(rounds));
+  json_list("free_ns", freed, kept(rounds));
   json_close();
   return 0;
 }
@@ -110,7 +110,7 @@ int mode_allocs(int argc, char **argv) {
     }
   }
   json_open();
-  json_list("alloc_free_ns", took, told(rounds));
+  json_list("alloc_free_ns", took, kept(rounds));
   json_close();
   return 0;
 }

@@ -63,7 +63,9 @@ class Tenant:
 
 def move(ctx, arbiter, verb, *names):
     """`sublet evict`, `restore` or `switch`; all must arrive."""
-    said = ctx.json_text([ctx.place.sublet, verb, "--json", *names], verb, 60, arbiter.env, expect=(0, 1))
+    said = ctx.json_text([ctx.place.sublet, verb, "--json", *names], verb, 60, arbiter.env, expect=(0, 1, 125))
+    if "jobs" not in said:
+        raise Failure(f"{verb} of {', '.join(names)} was refused: {said}")
     for job in said["jobs"]:
         if job["outcome"] != "done":
             raise Failure(f"{verb} of {job['job']}: {job['outcome']}: {job['reason']}")
