@@ -61,8 +61,8 @@ pub enum Kind {
         access: Vec<(i32, u32)>,
         on_host: bool,
     },
-    /// Opened from another process: of its file, from an offset on; memory of a pool is given back as
-    /// such.
+    /// Opened from another process: of its file, from an offset on; memory of a pool is given back
+    /// as such.
     Imported {
         handle: Vec<u8>,
         opens: u32,
