@@ -13,6 +13,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::driver::elf::holds;
+use crate::driver::loader::LinkMap;
 
 /// Cookie of an object that is this library.
 const OURS: usize = usize::MAX;
@@ -21,13 +22,6 @@ const ORIGINAL: c_uint = 1;
 
 /// Path of this library, as it was loaded.
 static PATH: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
-
-/// What is known of an object in the dynamic linker's list. ABI: the public part of `link_map`.
-#[repr(C)]
-pub struct LinkMap {
-    address: usize,
-    name: *const c_char,
-}
 
 /// Answers the version of the interface: the linker's own, of which the functions here are a part
 /// since the first.

@@ -26,6 +26,7 @@ const STT_FUNC: u8 = 2;
 const R_X86_64_64: u32 = 1;
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
+const DT_NEEDED: i64 = 1;
 const DT_PLTRELSZ: i64 = 2;
 const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
@@ -237,6 +238,22 @@ unsafe fn dynamic(info: &libc::dl_phdr_info) -> impl Iterator<Item = (i64, usize
         next = next.wrapping_add(1);
         Some((tag, value))
     })
+}
+
+/// Whether the object is linked against the library of this SONAME.
+///
+/// # Safety
+/// `info` describes an object that stays mapped meanwhile.
+pub(crate) unsafe fn needs(info: &libc::dl_phdr_info, soname: &CStr) -> bool {
+    // SAFETY: as the caller promises; a needed library's name is an offset into the object's own
+    // string table.
+    unsafe {
+        let Some(symbols) = Symbols::of(info) else {
+            return false;
+        };
+        dynamic(info)
+            .any(|(tag, at)| tag == DT_NEEDED && CStr::from_ptr(symbols.strings.add(at)) == soname)
+    }
 }
 
 /// Calls `visit` with each word of the object that the dynamic linker has filled with the address

@@ -21,6 +21,12 @@ pub(crate) fn open(path: &CStr) -> *mut c_void {
     open_as(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
 }
 
+/// Opens a library by absolute path, with its symbols in the global scope, behind everybody else's.
+/// Null as above.
+pub(crate) fn open_for_all(path: &CStr) -> *mut c_void {
+    open_as(path, libc::RTLD_NOW | libc::RTLD_GLOBAL)
+}
+
 /// A handle of a library that is loaded already, by its SONAME, or null. Nothing is searched for on
 /// disk.
 pub(crate) fn loaded(soname: &CStr) -> *mut c_void {
@@ -94,17 +100,7 @@ fn forget_error() {
 
 /// `dlsym` of the C library, for handles (not for `RTLD_NEXT`, which would mean next after us).
 pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    find_real();
-    let at = REAL_DLSYM.load(Ordering::Acquire);
-    if at.is_null() {
-        return at;
-    }
-    // SAFETY: the address of the C library's `dlsym`; the name is NUL-terminated.
-    let found = unsafe { std::mem::transmute::<*mut c_void, Dlsym>(at)(handle, name.as_ptr()) };
-    if found.is_null() {
-        forget_error();
-    }
-    found
+    real_dlvsym(handle, name, std::ptr::null())
 }
 
 /// Finds the C library's `dlsym` and `dlvsym`.
@@ -180,27 +176,136 @@ pub(crate) fn fail_to_find(name: &CStr) {
 
 /// The same for a version of the symbol, by `dlvsym`; null: no one version, by `dlsym`.
 pub(crate) fn real_dlvsym(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
-    if version.is_null() {
-        return real_dlsym(handle, name);
-    }
-    let at = REAL_DLVSYM.load(Ordering::Acquire);
-    if at.is_null() {
-        return at;
-    }
-    // SAFETY: the C library's `dlvsym` with the caller's own arguments; an explicit handle needs no
-    // return address.
-    let found =
-        unsafe { std::mem::transmute::<*mut c_void, Dlvsym>(at)(handle, name.as_ptr(), version) };
+    let found = look_up(handle, name, version);
     if found.is_null() {
         forget_error();
     }
     found
 }
 
+/// The same for the program itself: where nothing is found, its `dlerror` says so.
+pub(crate) fn look_up(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
+    find_real();
+    let real = if version.is_null() {
+        &REAL_DLSYM
+    } else {
+        &REAL_DLVSYM
+    };
+    let at = real.load(Ordering::Acquire);
+    if at.is_null() {
+        return at;
+    }
+    // SAFETY: the address of the C library's `dlsym` or `dlvsym`, with the caller's own arguments;
+    // the name is NUL-terminated, and an explicit handle needs no return address.
+    unsafe {
+        if version.is_null() {
+            std::mem::transmute::<*mut c_void, Dlsym>(at)(handle, name.as_ptr())
+        } else {
+            std::mem::transmute::<*mut c_void, Dlvsym>(at)(handle, name.as_ptr(), version)
+        }
+    }
+}
+
+/// The beginning of the dynamic linker's description of an object, which is what its handles point
+/// to. ABI: the public part of `link_map`.
+#[repr(C)]
+pub struct LinkMap {
+    address: usize,
+    pub(crate) name: *const c_char,
+}
+
+/// The handle of this library, which a program holds that has opened the driver by its SONAME. Null
+/// where the C library does not say.
+pub(crate) fn own_handle() -> *mut c_void {
+    type Dladdr1 =
+        unsafe extern "C" fn(*const c_void, *mut libc::Dl_info, *mut *mut c_void, c_int) -> c_int;
+    /// `RTLD_DL_LINKMAP`.
+    const LINK_MAP: c_int = 2;
+    static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let known = OWN.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    let at = in_c_library(c"dladdr1");
+    if at.is_null() {
+        return at;
+    }
+    let mut own = std::ptr::null_mut();
+    // SAFETY: all zeros are a value of this structure; the C library's function of this name, with
+    // an address of ours and valid pointers to locals.
+    unsafe {
+        let mut info = std::mem::zeroed::<libc::Dl_info>();
+        let dladdr1 = std::mem::transmute::<*mut c_void, Dladdr1>(at);
+        let inside = own_handle as *const c_void;
+        if dladdr1(inside, &raw mut info, &raw mut own, LINK_MAP) == 0 {
+            return std::ptr::null_mut();
+        }
+    }
+    OWN.store(own, Ordering::Release);
+    own
+}
+
+/// Whether `handle` is the program's own, as `dlopen` answers for no name: it stands for the global
+/// scope.
+///
+/// # Safety
+/// `handle` is one of the dynamic linker's.
+pub(crate) unsafe fn is_program(handle: *mut c_void) -> bool {
+    // SAFETY: as the caller promises; names are NUL-terminated, the program's is empty.
+    unsafe {
+        let name = (*handle.cast::<LinkMap>()).name;
+        !name.is_null() && *name == 0
+    }
+}
+
+/// Whether a loaded object is linked against the driver: without us it would have come with it.
+/// Only objects of our own namespace are seen, and only where that is the program's.
+pub(crate) fn driver_is_needed() -> bool {
+    struct Asked {
+        first: bool,
+        needed: bool,
+    }
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the dynamic linker hands us a valid object description and our own data; names
+        // are NUL-terminated.
+        let (info, asked) = unsafe { (&*info, &mut *data.cast::<Asked>()) };
+        // SAFETY: as above.
+        let named = unsafe { !info.dlpi_name.is_null() && *info.dlpi_name != 0 };
+        if std::mem::take(&mut asked.first) && named {
+            return 1;
+        }
+        // SAFETY: the object is mapped while the dynamic linker iterates over it.
+        asked.needed = unsafe { elf::needs(info, c"libcuda.so.1") };
+        c_int::from(asked.needed)
+    }
+    let mut asked = Asked {
+        first: true,
+        needed: false,
+    };
+    // SAFETY: the callback matches the prototype and its data outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut asked).cast()) };
+    asked.needed
+}
+
 /// Whether the object that holds `address` bears the driver's SONAME.
 pub(crate) fn belongs_to_a_driver(address: *mut c_void) -> bool {
+    in_a_driver(address, 0)
+}
+
+/// Whether `address` is code of an object that bears the driver's SONAME.
+pub(crate) fn is_code_of_a_driver(address: *mut c_void) -> bool {
+    in_a_driver(address, libc::PF_X)
+}
+
+/// Whether a segment with these flags of an object that bears the driver's SONAME holds `address`.
+fn in_a_driver(address: *mut c_void, flags: u32) -> bool {
     struct Asked {
         address: usize,
+        flags: u32,
         driver: bool,
     }
     unsafe extern "C" fn visit(
@@ -210,16 +315,20 @@ pub(crate) fn belongs_to_a_driver(address: *mut c_void) -> bool {
     ) -> c_int {
         // SAFETY: the dynamic linker hands us a valid object description and our own data.
         let (info, asked) = unsafe { (&*info, &mut *data.cast::<Asked>()) };
-        if !elf::holds(info, asked.address) {
+        let segment =
+            elf::segments(info).find(|(first, end, _)| (*first..*end).contains(&asked.address));
+        let Some((_, _, flags)) = segment else {
             return 0;
-        }
+        };
         // SAFETY: the object is mapped while the dynamic linker iterates over it.
-        asked.driver = unsafe { Symbols::of(info) }
-            .is_some_and(|symbols| symbols.soname() == Some(c"libcuda.so.1"));
+        asked.driver = flags & asked.flags == asked.flags
+            && unsafe { Symbols::of(info) }
+                .is_some_and(|symbols| symbols.soname() == Some(c"libcuda.so.1"));
         1
     }
     let mut asked = Asked {
         address: address as usize,
+        flags,
         driver: false,
     };
     // SAFETY: the callback matches the prototype and its data outlives the call.

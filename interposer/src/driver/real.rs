@@ -1,6 +1,6 @@
 //! The real driver: found by absolute path, opened once, its functions looked up on first use.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use shim_ffi::*;
@@ -99,6 +99,19 @@ pub(crate) fn exported(symbol: Symbol) -> bool {
 /// Whether a real driver was found (and opened).
 pub(crate) fn found() -> bool {
     !handle().is_null()
+}
+
+/// Whether a real driver is open already.
+pub(crate) fn is_open() -> bool {
+    let handle = HANDLE.load(Ordering::Acquire);
+    !handle.is_null() && handle != NONE
+}
+
+/// Looks a name up in the real driver, which was found, for the program itself: where there is
+/// none, its `dlerror` says so. A name of the table leads to us, since the driver's own symbols do;
+/// where they could not be made to, to the driver.
+pub(crate) fn look_up(name: &CStr, version: *const c_char) -> *mut c_void {
+    loader::look_up(handle(), name, version)
 }
 
 #[cold]
@@ -237,7 +250,13 @@ fn open_path(path: &[u8]) -> *mut c_void {
     let Ok(path) = std::ffi::CString::new(path) else {
         return std::ptr::null_mut();
     };
-    let handle = loader::open(&path);
+    // Where something is linked against the driver, its symbols are in the global scope. Ours stand
+    // before them; those that we do not have are found there.
+    let handle = if loader::driver_is_needed() {
+        loader::open_for_all(&path)
+    } else {
+        loader::open(&path)
+    };
     if handle.is_null() {
         return handle;
     }

@@ -6,6 +6,7 @@ mod doctor;
 mod entitled;
 mod library;
 mod linkage;
+mod lookups;
 mod memory;
 mod process;
 mod python;
