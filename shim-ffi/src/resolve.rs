@@ -1,8 +1,10 @@
 //! Which symbol `cuGetProcAddress(name, version, flags)` means.
 //!
-//! The rule was read off 474 answers of a real driver: among the rows of that base name which the
-//! driver exports and whose `introduced` is at most the version asked for, the per-thread variant
-//! if the flags ask for it and one exists, else the legacy one; of those the newest ABI.
+//! The rule was read off the answers of real drivers, and is compared with all of them by
+//! `scripts/real-driver`: among the rows of that base name which the driver exports, those of the
+//! per-thread variant if the flags ask for it and there is one in any version, else the legacy
+//! ones; of those whose `introduced` is at most the version asked for the newest ABI. What is not
+//! documented (`introduced` is 0) is no answer.
 
 use crate::{ENTRIES, SYMBOLS, Symbol, Variant};
 
@@ -17,19 +19,16 @@ pub fn select(
     flags: u64,
     exported: impl Fn(Symbol) -> bool,
 ) -> Option<Symbol> {
-    let per_thread = flags & PER_THREAD_DEFAULT_STREAM != 0;
-    let best = |wanted: fn(Variant) -> bool| {
-        rows(base_name)
-            .filter(|symbol| {
-                let entry = symbol.entry();
-                wanted(entry.variant) && entry.introduced <= version && exported(*symbol)
-            })
-            .max_by_key(|symbol| symbol.entry().introduced)
-    };
-    if per_thread && let Some(symbol) = best(|variant| variant != Variant::Legacy) {
-        return Some(symbol);
-    }
-    best(|variant| variant == Variant::Legacy)
+    let known =
+        || rows(base_name).filter(|symbol| symbol.entry().introduced != 0 && exported(*symbol));
+    let is_per_thread = |symbol: &Symbol| symbol.entry().variant != Variant::Legacy;
+    let per_thread =
+        flags & PER_THREAD_DEFAULT_STREAM != 0 && known().any(|one| is_per_thread(&one));
+    known()
+        .filter(|symbol| {
+            is_per_thread(symbol) == per_thread && symbol.entry().introduced <= version
+        })
+        .max_by_key(|symbol| symbol.entry().introduced)
 }
 
 /// Rows of one base name. They all start with it, so they lie between it and the first name that
@@ -70,6 +69,19 @@ mod tests {
         assert_eq!(all("cuLaunchKernel", 12000, 1), Some("cuLaunchKernel"));
         assert_eq!(all("cuMemAlloc", 12000, 2), Some("cuMemAlloc_v2"));
         assert_eq!(all("cuMemcpyHtoD", 12000, 2), Some("cuMemcpyHtoD_v2_ptds"));
+    }
+
+    #[test]
+    fn a_version_before_the_per_thread_variant_has_no_other_in_its_place() {
+        assert_eq!(all("cuEventRecord", 6050, 0), Some("cuEventRecord"));
+        assert_eq!(all("cuEventRecord", 6050, 2), None);
+        assert_eq!(all("cuEventRecord", 7000, 2), Some("cuEventRecord_ptsz"));
+    }
+
+    #[test]
+    fn what_is_not_documented_is_no_answer() {
+        assert_eq!(all("cuEGLApiInit", 13000, 0), None);
+        assert_eq!(all("cuMemGetAttribute", 13000, 2), None);
     }
 
     #[test]

@@ -2,9 +2,6 @@
 
 use crate::profile::Profile;
 
-/// CUDA version that this driver claims: 13.2.
-pub const VERSION: i32 = 13020;
-
 /// The value of an attribute, if there is one of that id.
 pub fn value(profile: &Profile, device: usize, id: u32) -> Option<i32> {
     let registers = 65_536;

@@ -134,8 +134,8 @@ static EXITED: AtomicBool = AtomicBool::new(false);
 /// The driver, after `cuInit`.
 ///
 /// # Errors
-/// `NOT_INITIALIZED` before `cuInit` and in a forked child, `DEINITIALIZED` when the process ends,
-/// and why `cuInit` failed.
+/// `NOT_INITIALIZED` before `cuInit`, after one that has failed and in a forked child,
+/// `DEINITIALIZED` when the process ends.
 pub fn driver() -> Result<&'static Driver, CUresult> {
     if EXITED.load(Relaxed) {
         return Err(CUresult::CUDA_ERROR_DEINITIALIZED);
@@ -145,8 +145,7 @@ pub fn driver() -> Result<&'static Driver, CUresult> {
     }
     match DRIVER.get() {
         Some(Ok(driver)) => Ok(driver),
-        Some(Err(status)) => Err(*status),
-        None => Err(CUresult::CUDA_ERROR_NOT_INITIALIZED),
+        Some(Err(_)) | None => Err(CUresult::CUDA_ERROR_NOT_INITIALIZED),
     }
 }
 
@@ -154,17 +153,20 @@ pub fn driver() -> Result<&'static Driver, CUresult> {
 ///
 /// # Errors
 /// `INVALID_VALUE`, `NO_DEVICE`, `SYSTEM_NOT_READY`, after one line on standard error that says
-/// why.
+/// why; without one where a machine without devices is simulated.
 pub fn init() -> Result<&'static Driver, CUresult> {
     if EXITED.load(Relaxed) || FORKED.load(Relaxed) {
         return driver();
     }
     let made = DRIVER.get_or_init(|| {
         Driver::new().map_err(|error| {
-            eprintln!("sublet simgpu: {error}");
+            if !matches!(error, InitError::NoDevices) {
+                eprintln!("sublet simgpu: {error}");
+            }
             match error {
                 InitError::DeviceState(DeviceStateError::Config(_))
                 | InitError::Config(_)
+                | InitError::NoDevices
                 | InitError::Nothing(_) => CUresult::CUDA_ERROR_NO_DEVICE,
                 InitError::DeviceState(_) => CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
                 InitError::Memory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
@@ -179,6 +181,8 @@ enum InitError {
     Config(BadConfig),
     DeviceState(DeviceStateError),
     Memory(std::io::Error),
+    /// The profile has none.
+    NoDevices,
     /// `CUDA_VISIBLE_DEVICES` names no device.
     Nothing(String),
 }
@@ -188,6 +192,7 @@ impl std::fmt::Display for InitError {
         match self {
             Self::Config(error) => write!(f, "{error}"),
             Self::DeviceState(error) => write!(f, "{error}"),
+            Self::NoDevices => f.write_str("the profile has no devices"),
             Self::Nothing(list) => {
                 write!(f, "CUDA_VISIBLE_DEVICES=`{list}` names none of the devices")
             }
@@ -206,8 +211,11 @@ impl Driver {
         let faults = Faults::parse(&env("SUBLET_SIM_FAULT").unwrap_or_default())
             .map_err(InitError::Config)?;
         let device_state = Arc::new(DeviceState::of_this_host().map_err(InitError::DeviceState)?);
-        device_state.claim().map_err(InitError::DeviceState)?;
         let devices = device_state.profile().devices;
+        if devices == 0 {
+            return Err(InitError::NoDevices);
+        }
+        device_state.claim().map_err(InitError::DeviceState)?;
         let list = env("CUDA_VISIBLE_DEVICES");
         let visible = visible::devices(list.as_deref(), devices, |at| {
             device_state.profile().uuid(at)

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use shim_ffi::{CUresult, Symbol};
 
 use crate::driver::driver;
+use crate::{uninitialised, unsupported};
 
 /// A pointer that an entry point writes through.
 #[repr(transparent)]
@@ -236,13 +237,37 @@ impl Drop for Errno {
     }
 }
 
-/// Runs the body of an entry point.
-pub fn guard(symbol: Symbol, body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+/// Whether an argument is null, or zero.
+pub fn is_zero<T: Copy>(argument: &T) -> bool {
+    let word = std::ptr::from_ref(argument).cast::<u8>();
+    // SAFETY: arguments of the driver's functions are integers, handles and pointers, or structures
+    // of these, whose bytes are all there.
+    (0..size_of::<T>()).all(|at| unsafe { word.add(at).read() } == 0)
+}
+
+/// Functions that answer whether the driver is initialised or not.
+const fn needs_no_driver(symbol: Symbol) -> bool {
+    symbol.traits().always || matches!(symbol, Symbol::cuInit | Symbol::cuGetExportTable)
+}
+
+/// Runs the body of an entry point. `first_is_zero`: its first argument is.
+pub fn guard(
+    symbol: Symbol,
+    first_is_zero: bool,
+    body: impl FnOnce() -> Result<(), CUresult>,
+) -> CUresult {
     let checked = || {
-        if let Ok(driver) = driver()
-            && !driver.faults.is_empty()
-        {
-            driver.faults.call(symbol)?;
+        match driver() {
+            Ok(driver) if !driver.faults.is_empty() => driver.faults.call(symbol)?,
+            Err(status) if !needs_no_driver(symbol) => {
+                return Err(match status {
+                    CUresult::CUDA_ERROR_NOT_INITIALIZED => {
+                        uninitialised::answer(symbol, first_is_zero)
+                    }
+                    status => status,
+                });
+            }
+            _ => {}
         }
         body()
     };
@@ -253,6 +278,11 @@ pub fn guard(symbol: Symbol, body: impl FnOnce() -> Result<(), CUresult>) -> CUr
         Ok(Err(status)) => status,
         Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
     }
+}
+
+/// Runs an entry point that is not simulated.
+pub fn not_simulated(symbol: Symbol, first_is_zero: bool) -> CUresult {
+    guard(symbol, first_is_zero, || Err(unsupported::call(symbol)))
 }
 
 /// Defines entry points. `stream fn a, a_ptsz (default; ...)` defines the two that differ in what
@@ -266,7 +296,7 @@ macro_rules! api {
         /// As the driver API says: pointers are null or valid for what the call reads or writes
         /// through them.
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> ::shim_ffi::CUresult {
-            $crate::entry::guard(::shim_ffi::Symbol::$name, move || $body)
+            $crate::entry::guard(::shim_ffi::Symbol::$name, $crate::entry::first_is_zero!($($arg)*), move || $body)
         }
         $crate::entry::api! { $($rest)* }
     };
@@ -278,7 +308,7 @@ macro_rules! api {
         /// through them.
         pub unsafe extern "C" fn $legacy($($arg: $ty),*) -> ::shim_ffi::CUresult {
             let $default = $crate::stream::Default::Legacy;
-            $crate::entry::guard(::shim_ffi::Symbol::$legacy, move || $body)
+            $crate::entry::guard(::shim_ffi::Symbol::$legacy, $crate::entry::first_is_zero!($($arg)*), move || $body)
         }
         #[doc = concat!("`", stringify!($per_thread), "` of the driver API.")]
         ///
@@ -287,9 +317,19 @@ macro_rules! api {
         /// through them.
         pub unsafe extern "C" fn $per_thread($($arg: $ty),*) -> ::shim_ffi::CUresult {
             let $default = $crate::stream::Default::PerThread;
-            $crate::entry::guard(::shim_ffi::Symbol::$per_thread, move || $body)
+            $crate::entry::guard(::shim_ffi::Symbol::$per_thread, $crate::entry::first_is_zero!($($arg)*), move || $body)
         }
         $crate::entry::api! { $($rest)* }
     };
 }
 pub(crate) use api;
+
+macro_rules! first_is_zero {
+    () => {
+        false
+    };
+    ($first:ident $($rest:ident)*) => {
+        $crate::entry::is_zero(&$first)
+    };
+}
+pub(crate) use first_is_zero;

@@ -47,6 +47,7 @@ pub mod received;
 mod registry;
 pub mod settings;
 mod stream;
+mod uninitialised;
 pub mod unsupported;
 mod visible;
 

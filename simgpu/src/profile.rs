@@ -19,6 +19,9 @@ const BUILT_IN: &[(&str, &str)] = &[
 /// Version of the driver where the profile says none.
 const DRIVER_VERSION: &str = "595.99.02";
 
+/// CUDA version that the driver claims unless a profile says otherwise: 13.2.
+pub const CUDA_VERSION: i32 = 13020;
+
 /// Most devices that one host can simulate.
 pub const MAX_DEVICES: usize = 16;
 
@@ -33,8 +36,10 @@ pub struct Profile {
     pub major: i32,
     /// Minor compute capability.
     pub minor: i32,
-    /// Number of devices of this kind.
+    /// Number of devices of this kind; 0: a machine without one.
     pub devices: usize,
+    /// CUDA version of the driver, as it counts them (12040: 12.4).
+    pub cuda_version: i32,
     /// Streaming multiprocessors.
     pub multiprocessors: i32,
     /// Core clock.
@@ -204,6 +209,7 @@ impl Profile {
             major,
             minor,
             devices: fields.number_or("devices", 1.0)? as usize,
+            cuda_version: fields.number_or("cuda_version", f64::from(CUDA_VERSION))? as i32,
             multiprocessors: fields.number("multiprocessors")? as i32,
             clock_mhz: fields.number("clock_mhz")? as i32,
             memory_clock_mhz: fields.number("memory_clock_mhz")? as i32,
@@ -257,9 +263,9 @@ impl Profile {
                 profile.copy_duplex_factor
             )));
         }
-        if !(1..=MAX_DEVICES).contains(&profile.devices) {
+        if profile.devices > MAX_DEVICES {
             return Err(BadConfig(format!(
-                "devices = {}: must be between 1 and {MAX_DEVICES}",
+                "devices = {}: must be at most {MAX_DEVICES}",
                 profile.devices
             )));
         }
@@ -505,7 +511,7 @@ mod tests {
         for (variable, value) in [
             ("SUBLET_SIM_PROFILE", "b9000"),
             ("SUBLET_SIM_CAPACITY", "16"),
-            ("SUBLET_SIM_DEVICES", "0"),
+            ("SUBLET_SIM_DEVICES", "17"),
             ("SUBLET_SIM_SPEED", "-1"),
             ("SUBLET_SIM_CONTEXT", "much"),
         ] {

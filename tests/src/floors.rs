@@ -226,6 +226,7 @@ pub const CRATES: [Crate; 16] = [
                     "function",
                     "profile",
                     "registry",
+                    "uninitialised",
                     "unsupported",
                 ],
             ),

@@ -72,9 +72,9 @@ macro_rules! export {
     ($symbol:ident nosim) => {
         #[doc = concat!("`", stringify!($symbol), "`: not simulated.")]
         #[unsafe(no_mangle)]
-        pub extern "C" fn $symbol() -> CUresult {
+        pub extern "C" fn $symbol(first: usize) -> CUresult {
             received::count(Symbol::$symbol);
-            simgpu::unsupported::call(Symbol::$symbol)
+            simgpu::entry::not_simulated(Symbol::$symbol, first == 0)
         }
     };
 }

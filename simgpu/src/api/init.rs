@@ -5,10 +5,9 @@ use std::sync::OnceLock;
 
 use shim_ffi::{CUresult, CUuuid, Symbol, resolve};
 
-use crate::attributes::VERSION;
-use crate::driver;
 use crate::entry::{In, Out, api};
-use crate::settings;
+use crate::profile::{CUDA_VERSION, Profile};
+use crate::{driver, settings};
 
 /// Finds the exported address of a symbol. Set by the library that exports them.
 pub type Exports = fn(Symbol) -> Option<*const c_void>;
@@ -19,14 +18,45 @@ pub fn set_exports(exports: Exports) {
     let _ = EXPORTS.set(exports);
 }
 
-fn address(name: &CStr, version: c_int, flags: u64) -> Result<*const c_void, CUresult> {
+/// Version that this driver says it is of: it resolves what came with that, or before.
+fn version() -> c_int {
+    static VERSION: OnceLock<c_int> = OnceLock::new();
+    *VERSION.get_or_init(|| {
+        let text = Profile::text_from_env(settings::env);
+        text.and_then(|text| Profile::parse(&text))
+            .map_or(CUDA_VERSION, |profile| profile.cuda_version)
+    })
+}
+
+/// What a look-up by `cuGetProcAddress` comes to.
+enum Resolved {
+    Address(*const c_void),
+    /// The name is known; the version asked for is older.
+    Older,
+    Unknown,
+}
+
+fn resolve(name: In<c_char>, asked: c_int, flags: u64) -> Result<Resolved, CUresult> {
+    /// Legacy and per-thread default stream.
+    const FLAGS: u64 = 3;
     let exports = EXPORTS.get().ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED)?;
-    if version < 0 {
+    if flags & !FLAGS != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    resolve::select(name.to_bytes(), version as u32, flags, |_| true)
-        .and_then(exports)
-        .ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
+    let name = std::ffi::CString::new(name.text()?).unwrap_or_default();
+    // CAST: versions are not negative, and those of the table neither.
+    let own = version() as u32;
+    let found = |asked| {
+        resolve::select(name.to_bytes(), asked, flags, |symbol| {
+            symbol.entry().introduced <= own
+        })
+    };
+    // CAST: as real drivers do, to whom a version below zero is newer than all.
+    Ok(match found(asked as u32).and_then(exports) {
+        Some(address) => Resolved::Address(address),
+        None if found(u32::MAX).is_some() => Resolved::Older,
+        None => Resolved::Unknown,
+    })
 }
 
 fn describe(status: CUresult) -> Option<&'static CStr> {
@@ -95,8 +125,8 @@ api! {
         Ok(())
     }
 
-    fn cuDriverGetVersion(version: Out<c_int>) {
-        version.put(VERSION)
+    fn cuDriverGetVersion(to: Out<c_int>) {
+        to.put(version())
     }
 
     fn cuGetErrorName(status: CUresult, text: Out<*const c_char>) {
@@ -113,9 +143,10 @@ api! {
         if name.is_null() || function.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let name = std::ffi::CString::new(name.text()?).unwrap_or_default();
-        function.put(std::ptr::null())?;
-        function.put(address(&name, version, flags)?)
+        match resolve(name, version, flags)? {
+            Resolved::Address(address) => function.put(address),
+            Resolved::Older | Resolved::Unknown => Err(CUresult::CUDA_ERROR_NOT_FOUND),
+        }
     }
 
     fn cuGetProcAddress_v2(
@@ -131,20 +162,13 @@ api! {
         if name.is_null() || function.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let name = std::ffi::CString::new(name.text()?).unwrap_or_default();
-        function.put(std::ptr::null())?;
-        match address(&name, version, flags) {
-            Ok(address) => {
-                found.put_if(SUCCESS);
-                function.put(address)
-            }
-            Err(CUresult::CUDA_ERROR_NOT_FOUND) => {
-                let known = resolve::select(name.to_bytes(), u32::MAX, flags, |_| true).is_some();
-                found.put_if(if known { VERSION_NOT_SUFFICIENT } else { SYMBOL_NOT_FOUND });
-                Err(CUresult::CUDA_ERROR_NOT_FOUND)
-            }
-            Err(status) => Err(status),
-        }
+        let (address, status) = match resolve(name, version, flags)? {
+            Resolved::Address(address) => (address, SUCCESS),
+            Resolved::Older => (std::ptr::null(), VERSION_NOT_SUFFICIENT),
+            Resolved::Unknown => (std::ptr::null(), SYMBOL_NOT_FOUND),
+        };
+        found.put_if(status);
+        function.put(address)
     }
 
     fn cuGetExportTable(table: Out<*const c_void>, id: In<CUuuid>) {

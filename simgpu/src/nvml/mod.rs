@@ -30,11 +30,11 @@ use shim_ffi::nvml::UuidText;
 
 use crate::lock::Mutex;
 
-use crate::attributes::VERSION;
 use crate::clock;
 use crate::device_state::{DeviceState, Usage};
 use crate::entry::{Errno, In, Out, put_text};
 use crate::observe;
+use crate::profile::CUDA_VERSION;
 use crate::unsupported;
 pub use fields::*;
 pub use readings::*;
@@ -141,6 +141,11 @@ fn init() -> Done {
     })?;
     USERS.fetch_add(1, AcqRel);
     Ok(())
+}
+
+/// Of the driver, which says it also before `nvmlInit`.
+fn cuda_version() -> c_int {
+    observe::device_state().map_or(CUDA_VERSION, |state| state.profile().cuda_version)
 }
 
 fn count(to: Out<c_uint>) -> Done {
@@ -385,12 +390,12 @@ nvml! {
     }
 
     fn nvmlSystemGetNVMLVersion(to: Out<c_char>, capacity: c_uint) {
-        let nvml = format!("{}.{}", VERSION / 1000, device_state()?.profile().driver_version);
+        let nvml = format!("{}.{}", cuda_version() / 1000, device_state()?.profile().driver_version);
         text(to, &nvml, capacity)
     }
 
-    fn nvmlSystemGetCudaDriverVersion(to: Out<c_int>) { put(to, VERSION) }
-    fn nvmlSystemGetCudaDriverVersion_v2(to: Out<c_int>) { put(to, VERSION) }
+    fn nvmlSystemGetCudaDriverVersion(to: Out<c_int>) { put(to, cuda_version()) }
+    fn nvmlSystemGetCudaDriverVersion_v2(to: Out<c_int>) { put(to, cuda_version()) }
 
     fn nvmlSystemGetProcessName(pid: c_uint, to: Out<c_char>, capacity: c_uint) {
         device_state()?;

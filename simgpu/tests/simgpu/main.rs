@@ -10,6 +10,7 @@ mod residency;
 mod stress;
 mod support;
 mod taught;
+mod unready;
 mod written;
 
 testbed::starts_clean!();
