@@ -40,6 +40,7 @@ MEASURING = {
     "scripts/gpu/validate": "takes minutes",
     "scripts/nvml-tools": "fetches packages, builds, starts jobs",
     "scripts/real-programs": "installs programs",
+    "scripts/real-driver": "fetches NVIDIA's packages, takes minutes",
     "scripts/sim/calibrate": "builds; its program is run",
     "scripts/sim/scale": "builds",
     "scripts/soak/residency": "takes minutes",
