@@ -392,5 +392,6 @@ def test_a_green_context_has_its_part(context):
 def test_symbols_are_found_by_version(context):
     found = check(driver.cuGetProcAddress(b"cuMemAlloc", 12000, 0))
     assert int(found[0]) != 0
-    none = driver.cuGetProcAddress(b"cuNoSuchThing", 12000, 0)
-    assert none[0] == RESULT.CUDA_ERROR_NOT_FOUND
+    _, none, what = driver.cuGetProcAddress(b"cuNoSuchThing", 12000, 0)
+    assert not none
+    assert what == driver.CUdriverProcAddressQueryResult.CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
