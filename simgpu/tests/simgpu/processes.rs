@@ -218,13 +218,15 @@ fn in_a_role() {
         }
         "marks" => {
             let (memory, stream) = (alloc(4096), stream(1));
-            for value in 0..20 {
+            for value in 0.. {
                 // SAFETY: memory of this process.
                 ok(unsafe { api::cuStreamWriteValue32_v2(stream, memory, value, 0) });
                 // SAFETY: no pointers.
                 ok(unsafe { api::cuStreamSynchronize(stream) });
+                if value == 20 {
+                    println!("role:marked");
+                }
             }
-            println!("role:marked");
         }
         "launches" => {
             let (busy, stream) = (busy(), stream(1));
@@ -613,9 +615,15 @@ fn marks_that_need_a_turn_take_the_engine_from_others() {
         let before = device_state.switches(0);
         let mut marker = Member::with(&dir, "marks", keys);
         assert_eq!(marker.hear(), "marked");
-        let switches = device_state.switches(0) - before;
-        // The busy process takes its first turn about now; marks that are close share one.
-        assert_eq!(switches > 3, turns, "{keys}: {switches}");
+        let switches = || device_state.switches(0) - before;
+        // The busy process takes its first turn about now; marks that are close share one, and on a
+        // busy host nobody may want the engine for a while.
+        if turns {
+            wait_until("marks take turns", || switches() > 3);
+        } else {
+            assert!(switches() <= 3, "{}", switches());
+        }
+        marker.kill();
         busy.kill();
     }
 }
