@@ -118,34 +118,31 @@ macro_rules! gated {
                 });
                 result
             }
-            /// Apart as well, for it calls: a thread that goes from stream to stream.
+            /// A thread that goes to another stream than the last time. Apart, for it calls.
             #[inline(never)]
-            extern "C-unwind" fn turned($($arg: usize),*) -> CUresult {
+            extern "C-unwind" fn sought($($arg: usize),*) -> CUresult {
                 let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
-                let function = real::bound(Symbol::$symbol);
+                let seen = signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream);
                 let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = slow;
-                if !blocks!($stream)
-                    && !TRAITS.allocates
-                    && !function.is_null()
-                    && gate::open_turning(stream, signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream))
-                {
-                    // SAFETY: as below.
+                if let Ok(function) = gate::open::<true>(stream, seen, || real::bound(Symbol::$symbol)) {
+                    // SAFETY: the driver's function of this name, which takes these words.
                     next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
                 }
                 // SAFETY: the caller's own arguments.
                 unsafe { next($($arg),*) }
             }
-            let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
-            let function = real::bound(Symbol::$symbol);
-            let mut next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult = turned;
-            if !blocks!($stream)
-                && !TRAITS.allocates
-                && !function.is_null()
-                && gate::open(stream, signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream))
-            {
-                // SAFETY: the driver's function of this name, which takes these words.
-                next = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) };
+            if blocks!($stream) || TRAITS.allocates {
+                return slow($($arg),*);
             }
+            let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
+            let seen = signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream);
+            let next: unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult =
+                match gate::open::<false>(stream, seen, || real::bound(Symbol::$symbol)) {
+                    // SAFETY: the driver's function of this name, which takes these words.
+                    Ok(function) => unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($(word!($arg)),*) -> CUresult>(function) },
+                    Err(gate::NotOpen::Elsewhere) => sought,
+                    Err(gate::NotOpen::Slow) => slow,
+                };
             // SAFETY: the caller's own arguments.
             unsafe { next($($arg),*) }
         }

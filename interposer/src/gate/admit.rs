@@ -6,6 +6,7 @@
 //! knows yet how long it takes. The call blocks here and nowhere later: nothing is queued behind
 //! the program's back.
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use channel::{COMING, DeviceGrant, OPEN, Want};
 
 use crate::attachment::client::{self, Attached, OnLoss};
 use crate::attachment::verdict::{self, Reason};
-use crate::gate::marks::{self, Weight};
+use crate::gate::marks::{self, Way, Weight};
 use crate::gate::quiesce::{self, Pass};
 use crate::gate::signature::{self, Seen};
 use crate::gate::waiting::Waiting;
@@ -68,47 +69,64 @@ impl Drop for Blocking {
     }
 }
 
-/// The fast path: whether a submission to `stream` may go to the driver right now, and is counted.
-#[inline(always)]
-pub(crate) fn open(stream: usize, seen: Seen) -> bool {
-    let thread = thread();
-    // First, for a thread that goes from stream to stream comes here twice.
-    if thread.stream.get() != stream {
-        return false;
-    }
-    // Below zero also where the credit is, see `open_quiesced`.
-    let left = thread.credit.get() - cost::quickly(seen.signature, thread.unknown_ns.get());
-    if left < 0 || capture::any() {
-        return false;
-    }
-    counted(thread, seen, left)
+/// Why a submission may not go to the driver right now.
+pub(crate) enum NotOpen {
+    /// Its stream is to be looked for.
+    Elsewhere,
+    /// It is a matter for the slow path.
+    Slow,
 }
 
-/// The same for another stream that the thread has submitted to lately: turns to it.
+/// The fast path: the driver's function, by `function`, where a submission to `stream` may go to it
+/// right now; it is counted. A thread that goes from stream to stream turns to another one of the
+/// batch. `SEEK`: also to one that it did not turn to from here the last time.
 #[inline(always)]
-pub(crate) fn open_turning(stream: usize, seen: Seen) -> bool {
+pub(crate) fn open<const SEEK: bool>(
+    stream: usize,
+    seen: Seen,
+    function: impl Fn() -> *mut c_void,
+) -> Result<*mut c_void, NotOpen> {
     let thread = thread();
-    let Some(turn) = marks::turn_to::<false>(thread, stream) else {
-        return false;
-    };
-    let granted = turn.left;
-    let left = granted - cost::quickly(seen.signature, thread.unknown_ns.get());
-    if left < 0 || thread.stream.get() == stream || capture::any() || !counted(thread, seen, left) {
-        return false;
+    let cost = cost::quickly(seen.signature, thread.unknown_ns.get());
+    if thread.stream.get() == stream {
+        // Below zero also where the credit is, see `open_quiesced`.
+        let left = thread.credit.get() - cost;
+        if left < 0 || !is_open(thread, seen) {
+            return Err(NotOpen::Slow);
+        }
+        let function = function();
+        if function.is_null() {
+            return Err(NotOpen::Slow);
+        }
+        thread.credit.set(left);
+        count(thread, seen);
+        return Ok(function);
     }
-    thread.granted.set(granted);
-    turn.made(thread);
-    true
+    let turn = match marks::turn_to::<false, SEEK>(thread, stream) {
+        Way::Found(turn) => turn,
+        Way::Elsewhere => return Err(NotOpen::Elsewhere),
+        Way::Slow => return Err(NotOpen::Slow),
+    };
+    if turn.left_ns < i64::from(cost) || !is_open(thread, seen) {
+        return Err(NotOpen::Slow);
+    }
+    let function = function();
+    if function.is_null() {
+        return Err(NotOpen::Slow);
+    }
+    turn.make::<false>(thread, i64::from(cost));
+    count(thread, seen);
+    Ok(function)
 }
 
 /// Turns to another stream that the thread has submitted to lately, where memory may be moved.
 pub(crate) fn turn_to(stream: usize) {
     let thread = thread();
     if thread.stream.get() != stream
-        && let Some(turn) = marks::turn_to::<true>(thread, stream)
+        && let Way::Found(turn) = marks::turn_to::<true, true>(thread, stream)
+        && turn.left_ns > 0
     {
-        thread.set_credit(-turn.left);
-        turn.made(thread);
+        turn.make::<true>(thread, 0);
     }
 }
 
@@ -120,35 +138,41 @@ pub(crate) fn open_quiesced(stream: usize, seen: Seen) -> Option<Pass> {
     let credit = thread.credit.get();
     // Below zero the one, not negative the other.
     let left = -credit - cost::quickly(seen.signature, thread.unknown_ns.get());
-    if credit >= 0 || left < 0 || thread.stream.get() != stream || capture::any() {
+    if credit >= 0 || left < 0 || thread.stream.get() != stream {
         return None;
     }
     let pass = quiesce::try_pass()?;
-    counted(thread, seen, -left).then_some(pass)
+    is_open(thread, seen).then(|| {
+        thread.credit.set(-left);
+        count(thread, seen);
+        pass
+    })
 }
 
-/// Whether the gate of a thread with credit is open; then the submission is counted.
+/// Whether the gate of a thread with credit is open for a submission that is not the one which the
+/// slow path waits for, and nothing is captured.
 #[inline(always)]
-fn counted(thread: &Thread, seen: Seen, credit_left: i32) -> bool {
-    // SAFETY: with credit the first two pointers are set; all three are to words that are never
-    // unmapped.
-    unsafe {
-        if (*thread.gate.get()).load(Ordering::Relaxed) & OPEN == 0
-            || seen.signature == thread.anchor.get()
-        {
-            return false;
-        }
-        thread.credit.set(credit_left);
-        let line = &*thread.launches.get();
-        if let Some(ring) = thread.ring.get().as_ref() {
-            ring.record(line.launches(), seen.signature);
-        }
-        line.count_launch();
-        if seen.copies != 0 {
-            line.count_copied(seen.copies);
-        }
+fn is_open(thread: &Thread, seen: Seen) -> bool {
+    // SAFETY: with credit the pointer is set; it is to a word that is never unmapped.
+    let gate = unsafe { &*thread.gate.get() };
+    !capture::any()
+        && gate.load(Ordering::Relaxed) & OPEN != 0
+        && seen.signature != thread.anchor.get()
+}
+
+/// Counts a submission of a thread with credit.
+#[inline(always)]
+fn count(thread: &Thread, seen: Seen) {
+    // SAFETY: with credit the first pointer is set, the other may be; both are to memory that is
+    // never unmapped.
+    let (line, ring) = unsafe { (&*thread.launches.get(), thread.ring.get().as_ref()) };
+    if let Some(ring) = ring {
+        ring.record(line.launches(), seen.signature);
     }
-    true
+    line.count_launch();
+    if seen.copies != 0 {
+        line.count_copied(seen.copies);
+    }
 }
 
 /// The slow path, before the driver call.
@@ -246,7 +270,7 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) -> bool {
         Ticket::Pass(_) | Ticket::Deny => return false,
         Ticket::Count(weight) => {
             line.count_launch();
-            thread.spent_ns.set(thread.spent_ns.get() + weight.ns);
+            thread.set_spent_ns(thread.spent_ns() + weight.ns);
             solo = weight.solo;
         }
         Ticket::Blocked(blocking) => {
@@ -255,9 +279,7 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) -> bool {
             }
             line.count_launch();
             // It is over; what it took is not queued.
-            thread
-                .spent_ns
-                .set(thread.spent_ns.get() + thread.budget_ns.get() / 8);
+            thread.set_spent_ns(thread.spent_ns() + thread.budget_ns.get() / 8);
             drop(blocking);
             marks::learn(thread, attached);
         }
@@ -285,7 +307,7 @@ fn ungoverned(thread: &Thread, stream: usize, reason: Reason) -> Ticket {
     // time, or 1000 submissions.
     thread.unknown_ns.set(100_000);
     thread.give_credit(credit(100_000_000));
-    thread.spent_ns.set(0);
+    thread.set_spent_ns(0);
     thread.context_known.set(false);
     Ticket::Pass(reason)
 }

@@ -46,6 +46,7 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         thread.marked.set(line.launches());
         if thread.who.get() == 0 {
             thread.who.set(slots::number());
+            thread.renew_turn();
         }
         thread.slot_plus_one.set(slot as u32 + 1);
         thread.budget_ns.set(marks::FIRST_BUDGET_NS);
@@ -64,7 +65,7 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
     thread.give_credit(0);
     thread.device_plus_one.set(0);
     thread.ordinal.set(-1);
-    thread.context.set(0);
+    let context_before = thread.context.replace(0);
     let mut device = CUdevice::default();
     let mut context = CUcontext::NULL;
     // SAFETY: valid pointers to locals. Both calls only read the thread's current context, also
@@ -76,6 +77,9 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
         if real::cuCtxGetCurrent(&raw mut context).is_ok() {
             thread.context.set(context.0 as usize);
         }
+    }
+    if thread.context.get() != context_before {
+        thread.renew_turn();
     }
     thread.ordinal.set(device.0);
     if quiesce::active() && thread.context.get() != 0 {

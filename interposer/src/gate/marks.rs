@@ -94,7 +94,7 @@ pub(crate) fn forget() {
 
 /// The slot of the thread's current stream, while it is that.
 fn own(thread: &Thread) -> Option<usize> {
-    let index = (thread.stream_slot_plus_one.get() as usize).checked_sub(1)?;
+    let index = slots::index_of(thread.stream_place.get())?;
     let stream = thread.stream.get();
     slots::is(index, thread.who.get(), stream, thread.context.get()).then_some(index)
 }
@@ -104,11 +104,9 @@ fn current<'a>(thread: &Thread, attached: &'a Attached) -> Option<(usize, &'a St
     Some((index, attached.end.client.stream(index)?))
 }
 
-/// Books what was submitted to the current stream since the thread turned to it; what is left of
-/// the credit stays.
+/// Books what was submitted to the current stream since the thread turned to it.
 fn book(thread: &Thread) {
-    thread.give_credit(thread.credit.get());
-    let spent_ns = thread.spent_ns.get();
+    let spent_ns = thread.spent_ns();
     if let Some(index) = own(thread) {
         let here = &slots::at(index).spent_ns;
         let since_ns = spent_ns.saturating_sub(thread.entered_ns.get());
@@ -123,69 +121,83 @@ fn book(thread: &Thread) {
 /// What it takes to turn to another stream of the batch.
 pub(crate) struct Turn {
     stream: usize,
-    index: usize,
+    place: u32,
     before: &'static Slot,
     spent_ns: u64,
-    /// Credit for it.
-    pub(crate) left: i32,
+    /// Credit for it, in nanoseconds; none, or below, where it is to be marked first.
+    pub(crate) left_ns: i64,
 }
 
-/// On the launch path: how the thread turns to `stream`, if that is in the batch and has an
-/// allowance left. The same as [`switch_stream`], with less to look at. `BELOW`: credit is counted
-/// below zero.
+/// How a thread turns to a stream.
+pub(crate) enum Way {
+    /// So.
+    Found(Turn),
+    /// It is not the one that the thread turned to from here the last time.
+    Elsewhere,
+    /// By the slow path.
+    Slow,
+}
+
+/// On the launch path: how the thread turns to `stream`, if that is in the batch. The same as
+/// [`switch_stream`], with less to look at. `BELOW`: credit is counted below zero. `SEEK`: wherever
+/// the stream's slot is.
 #[inline(always)]
-pub(crate) fn turn_to<const BELOW: bool>(thread: &Thread, stream: usize) -> Option<Turn> {
-    let sign = if BELOW { -1 } else { 1 };
-    let (credit, granted) = (sign * thread.credit.get(), sign * thread.granted.get());
+pub(crate) fn turn_to<const BELOW: bool, const SEEK: bool>(thread: &Thread, stream: usize) -> Way {
+    let credit = match BELOW {
+        true => -thread.credit.get(),
+        false => thread.credit.get(),
+    };
     if credit <= 0 {
-        return None;
+        return Way::Slow;
     }
-    let (who, context) = (thread.who.get(), thread.context.get());
-    // With credit there is one. Programs use their streams in the same order again and again.
-    let before = slots::at((thread.stream_slot_plus_one.get() as usize).wrapping_sub(1));
-    let mut index = before.next.load(Ordering::Relaxed) as usize;
-    if !slots::is(index, who, stream, context) {
-        index = slots::find(who, stream, context)?;
-        before.next.store(index as u32, Ordering::Relaxed); // CAST: below the number of slots.
+    let before = slots::placed(thread.stream_place.get());
+    let mut place = before.next.load(Ordering::Relaxed);
+    if SEEK {
+        let found = slots::find(thread.who.get(), stream, thread.context.get());
+        place = found.map_or(0, slots::place);
+        before.next.store(place, Ordering::Relaxed);
     }
-    let slot = slots::at(index);
-    if slot.batch.load(Ordering::Relaxed) != thread.batch.get() {
-        return None;
+    let slot = slots::placed(place);
+    if !slot.is_in(thread.turn.get(), stream) {
+        return if SEEK { Way::Slow } else { Way::Elsewhere };
     }
-    // CAST: what was used is not negative, in all; and sums of nanoseconds that are left fit.
-    let spent_ns = (thread.spent_ns.get()).wrapping_add((granted - credit) as u64);
+    // CAST: the credit is above 0; and sums of nanoseconds that are left fit.
+    let spent_ns = (thread.spent_with_credit_ns.get()).wrapping_sub(credit as u64);
     let of_all = thread.limit_ns.get().wrapping_sub(spent_ns) as i64;
     let of_one = (slot.allowance_ns.load(Ordering::Relaxed))
         .wrapping_sub(slot.spent_ns.load(Ordering::Relaxed)) as i64;
-    let left_ns = of_all.min(of_one);
-    (left_ns > 0).then_some(Turn {
+    Way::Found(Turn {
         stream,
-        index,
+        place,
         before,
         spent_ns,
-        // CAST: at most `MOST_CREDIT`, as the allowance is.
-        left: left_ns as i32,
+        left_ns: of_all.min(of_one),
     })
 }
 
 impl Turn {
-    /// Books what went to the stream before. The credit is given by the caller.
+    /// Turns to it, and books what went to the stream before. `used_ns` of the credit is used at
+    /// once.
     #[inline(always)]
-    pub(crate) fn made(self, thread: &Thread) {
+    pub(crate) fn make<const BELOW: bool>(self, thread: &Thread, used_ns: i64) {
         let spent_ns = self.spent_ns;
+        // CAST: at most `MOST_CREDIT`, as the allowance is; and not negative.
+        let (left, all_ns) = ((self.left_ns - used_ns) as i32, self.left_ns as u64);
+        thread.credit.set(if BELOW { -left } else { left });
+        thread
+            .spent_with_credit_ns
+            .set(spent_ns.wrapping_add(all_ns));
         // What is another's by now is not marked by us any more.
-        if self.before.owner.is(thread.who.get()) {
+        if self.before.turn.load(Ordering::Relaxed) == thread.turn.get() {
             let here_ns = spent_ns.wrapping_sub(thread.entered_ns.get());
             let before_ns = self.before.spent_ns.load(Ordering::Relaxed);
             self.before
                 .spent_ns
                 .store(before_ns.wrapping_add(here_ns), Ordering::Relaxed);
         }
-        thread.spent_ns.set(spent_ns);
         thread.entered_ns.set(spent_ns);
         thread.stream.set(self.stream);
-        // CAST: below the number of slots.
-        thread.stream_slot_plus_one.set(self.index as u32 + 1);
+        thread.stream_place.set(self.place);
     }
 }
 
@@ -206,10 +218,10 @@ pub(crate) fn switch_stream(
     }
     book(thread);
     if !same {
-        thread.entered_ns.set(thread.spent_ns.get());
+        thread.entered_ns.set(thread.spent_ns());
     }
     thread.stream.set(stream);
-    thread.stream_slot_plus_one.set(0);
+    thread.stream_place.set(0);
     let index = slots::find(thread.who.get(), stream, thread.context.get())
         .or_else(|| take(thread, attached, device));
     if let Some(index) = index {
@@ -233,26 +245,28 @@ fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
         holding.set_open(true);
         slot.batch.store(thread.batch.get(), Ordering::Relaxed);
         slot.spent_ns.store(0, Ordering::Relaxed);
-        allow(thread, attached, slot);
-        slot.rate
+        allow(thread, attached, index);
+        slots::rate(index)
             .let_in_ns
             .fetch_max(thread.let_in_ns.get(), Ordering::Relaxed);
         drop(holding);
         put(thread, index);
     }
-    thread.stream_slot_plus_one.set(index as u32 + 1); // CAST: as above.
+    slot.turn.store(thread.turn.get(), Ordering::Relaxed);
+    thread.stream_place.set(slots::place(index));
 }
 
 /// Sets the weight that may go to a stream between two of its marks. Little where marks are to
 /// bound what is in flight and nobody knows yet how fast it gets on.
-fn allow(thread: &Thread, attached: &Attached, slot: &Slot) {
+fn allow(thread: &Thread, attached: &Attached, index: usize) {
+    let rate = slots::rate(index);
     let ns = match window_us(thread, attached) {
-        1.. if !slot.rate.is_known() => FIRST_BUDGET_NS,
-        _ => slot.rate.weight_of(aim_ns(thread, attached)),
+        1.. if !rate.is_known() => FIRST_BUDGET_NS,
+        _ => rate.weight_of(aim_ns(thread, attached)),
     };
     let most_ns = MOST_CREDIT as u64; // CAST: not negative.
     let ns = ns.clamp(LEAST_BUDGET_NS, most_ns);
-    slot.allowance_ns.store(ns, Ordering::Relaxed);
+    slots::at(index).allowance_ns.store(ns, Ordering::Relaxed);
 }
 
 fn put(thread: &Thread, index: usize) {
@@ -348,7 +362,7 @@ pub(crate) fn flush(thread: &Thread, attached: &'static Attached) {
         return;
     }
     book(thread);
-    if thread.spent_ns.get() == 0 {
+    if thread.spent_ns() == 0 {
         return;
     }
     thread.give_credit(0);
@@ -363,7 +377,7 @@ pub(crate) fn flush(thread: &Thread, attached: &'static Attached) {
 /// The thread's slot was taken over before what it submitted was marked: takes another, unless the
 /// stream may have been destroyed.
 fn take_again(thread: &Thread, attached: &'static Attached) {
-    let unmarked = thread.spent_ns.get() > thread.entered_ns.get();
+    let unmarked = thread.spent_ns() > thread.entered_ns.get();
     let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
         return;
     };
@@ -430,7 +444,7 @@ fn unmarked(thread: &Thread, line: &ThreadSlot) -> u64 {
 /// Whether what is unmarked is worth its marks.
 fn due(thread: &Thread, line: &ThreadSlot) -> bool {
     thread.give_credit(0);
-    let spent_ns = thread.spent_ns.get();
+    let spent_ns = thread.spent_ns();
     let most = LARGEST_BATCH * u64::from(thread.streams.get().max(1));
     spent_ns != 0 && (spent_ns >= thread.budget_ns.get() || unmarked(thread, line) >= most)
 }
@@ -448,17 +462,17 @@ pub(crate) fn credit_ns(thread: &Thread, attached: &Attached) -> i32 {
     let left_ns = thread
         .budget_ns
         .get()
-        .saturating_sub(thread.spent_ns.get())
+        .saturating_sub(thread.spent_ns())
         .min(until_turn(thread, attached))
         .min(MOST_CREDIT as u64); // CAST: not negative.
-    thread.limit_ns.set(thread.spent_ns.get() + left_ns);
+    thread.limit_ns.set(thread.spent_ns() + left_ns);
     // CAST: at most `MOST_CREDIT`.
     left_ns.min(allowance_ns(thread)) as i32
 }
 
 /// Weight that may still go to the thread's stream before it is marked.
 fn allowance_ns(thread: &Thread) -> u64 {
-    let here_ns = (thread.spent_ns.get()).saturating_sub(thread.entered_ns.get());
+    let here_ns = (thread.spent_ns()).saturating_sub(thread.entered_ns.get());
     own(thread).map_or(0, |index| {
         let slot = slots::at(index);
         let spent_ns = slot
@@ -479,8 +493,7 @@ pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
         line(thread, attached).note_let_in(now_ns);
     }
     if let Some(index) = own(thread) {
-        slots::at(index)
-            .rate
+        slots::rate(index)
             .let_in_ns
             .store(now_ns, Ordering::Relaxed);
     }
@@ -526,7 +539,7 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<
         if own(thread) == Some(index)
             && slots::at(index).allowance_ns.load(Ordering::Relaxed) == FIRST_BUDGET_NS
         {
-            allow(thread, attached, slots::at(index));
+            allow(thread, attached, index);
         }
     }
     thread.marks_since_apart.set(match solo {
@@ -546,27 +559,24 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<
 fn end_batch(thread: &Thread, attached: &Attached, keep: bool) {
     let before = batch(thread);
     thread.last_streams.set(thread.streams.get());
-    thread.batch.set(thread.batch.get().wrapping_add(1));
-    thread.streams.set(0);
+    thread.begin_batch();
     let mut left_ns = 0;
     for index in before {
         let slot = slots::at(index);
         let spent_ns = slot.spent_ns.load(Ordering::Relaxed);
         if slot.owner.is(thread.who.get()) && spent_ns != 0 {
             slot.batch.store(thread.batch.get(), Ordering::Relaxed);
+            if slots::context(index) == thread.context.get() {
+                slot.turn.store(thread.turn.get(), Ordering::Relaxed);
+            }
             put(thread, index);
             left_ns += spent_ns;
         }
     }
-    let here_ns = thread
-        .spent_ns
-        .get()
-        .saturating_sub(thread.entered_ns.get());
+    let here_ns = thread.spent_ns().saturating_sub(thread.entered_ns.get());
     thread.entered_ns.set(left_ns);
-    thread
-        .spent_ns
-        .set(if keep { left_ns + here_ns } else { left_ns });
-    if thread.spent_ns.get() == 0 {
+    thread.set_spent_ns(if keep { left_ns + here_ns } else { left_ns });
+    if thread.spent_ns() == 0 {
         all_marked(thread, attached);
     }
 }
@@ -596,7 +606,7 @@ fn mark(
     let (slot, now) = (slots::at(index), now_ns());
     follow::look(attached, index, word, &holding, false);
     follow::note(word);
-    slot.rate.observe(word, now, false);
+    slots::rate(index).observe(word, now, false);
     let weight_ns = slot.spent_ns.load(Ordering::Relaxed);
     let behind = word.issued().wrapping_sub(word.done());
     if weight_ns == 0 || space && behind >= follow::space() {
@@ -608,12 +618,12 @@ fn mark(
         after_error(result);
         return false;
     };
-    slot.rate.issued(mark, weight_ns, solo, now);
+    slots::rate(index).issued(mark, weight_ns, solo, now);
     slot.spent_ns.store(0, Ordering::Relaxed);
     holding.set_open(own(thread) == Some(index));
     drop(holding);
-    let spent_ns = thread.spent_ns.get().saturating_sub(weight_ns);
-    thread.spent_ns.set(spent_ns);
+    let spent_ns = thread.spent_ns().saturating_sub(weight_ns);
+    thread.set_spent_ns(spent_ns);
     thread
         .entered_ns
         .set(thread.entered_ns.get().saturating_sub(weight_ns));
@@ -707,7 +717,7 @@ fn give_up(attached: &Attached, index: usize, word: &StreamSlot, holding: Holdin
     if holding.is_open() && stream > PER_THREAD {
         let (made, result) = make(attached, index, word, &holding);
         if let Some(mark) = made {
-            let rate = &slots::at(index).rate;
+            let rate = slots::rate(index);
             rate.issued(mark, 0, None, now_ns());
         }
         slots::retire(index, holding);
@@ -740,7 +750,7 @@ fn adapt(thread: &Thread, attached: &Attached) {
     let keeps_up = slot.issued().wrapping_sub(slot.done()) <= 1;
     let aim_ns = aim_ns(thread, attached);
     let others = batch(thread).filter(|other| *other != index);
-    let streams = others.chain([index]).map(|at| &slots::at(at).rate);
+    let streams = others.chain([index]).map(|at| slots::rate(at));
     let weight_ns = StreamRate::weight_together(streams, aim_ns);
     let before_ns = thread.budget_ns.get().max(LEAST_BUDGET_NS);
     let most_ns = if keeps_up { before_ns * 2 } else { before_ns };
@@ -790,7 +800,7 @@ fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
         return u64::MAX;
     };
     // Half of it, and half of the rest next time: what work takes is a guess.
-    slots::at(index).rate.weight_of(left_ns / 2)
+    slots::rate(index).weight_of(left_ns / 2)
 }
 
 /// After a call that has waited for the device: the one look that a program gives us that submits a
@@ -807,7 +817,7 @@ pub(crate) fn learn(thread: &Thread, attached: &Attached) {
             thread.asked_ns.set(now_ns());
             settle_if_over(attached, index, word, &holding);
         }
-        slots::at(index).rate.observe(word, now_ns(), true);
+        slots::rate(index).observe(word, now_ns(), true);
     }
 }
 
@@ -817,7 +827,7 @@ fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
     let words = (0..client.streams_used()).filter_map(|index| Some((index, client.stream(index)?)));
     words
         .filter(|(_, word)| !word.is_idle() && word.is_on(device))
-        .map(|(index, word)| slots::at(index).rate.queued_ns(word))
+        .map(|(index, word)| slots::rate(index).queued_ns(word))
         .fold(0, u64::saturating_add)
 }
 
@@ -840,7 +850,7 @@ fn bound(
             if let (Some(_holding), Some(word)) =
                 (slots::hold(index, thread.who.get()), client.stream(index))
             {
-                slots::at(index).rate.observe(word, now_ns(), false);
+                slots::rate(index).observe(word, now_ns(), false);
             }
         }
         thread.crowd.set(thread.crowd.get() / 2);
@@ -864,7 +874,7 @@ fn bound(
         let Some(word) = attached.end.client.stream(index) else {
             continue;
         };
-        let rate = &slots::at(index).rate;
+        let rate = slots::rate(index);
         let done_at_first = word.done();
         let mut asked = begun;
         // Nobody takes it over while anything is outstanding; but its stream may go.
@@ -935,7 +945,7 @@ pub(crate) fn stream_goes(stream: usize) {
     if ours && thread.stream.get() == stream {
         thread.give_credit(0);
         thread.stream.set(0);
-        thread.stream_slot_plus_one.set(0);
+        thread.stream_place.set(0);
     }
 }
 
@@ -953,7 +963,7 @@ pub(crate) fn context_goes(context: Option<usize>) {
     if thread.generation.get() == client::generation() {
         thread.give_credit(0);
         thread.stream.set(0);
-        thread.stream_slot_plus_one.set(0);
+        thread.stream_place.set(0);
     }
 }
 

@@ -18,8 +18,7 @@ use channel::{ClientHalf, Hold, Holding, Owner, STREAM_SLOTS, StreamSlot};
 
 use crate::gate::pace::StreamRate;
 
-/// What this process knows of a slot. What is looked at where a thread turns to another stream
-/// comes first, in one line.
+/// What this process knows of a slot and looks at where a thread turns to another stream: a line.
 #[repr(C, align(64))]
 pub(crate) struct Slot {
     pub(crate) owner: Owner,
@@ -27,33 +26,46 @@ pub(crate) struct Slot {
     key: AtomicUsize,
     /// The context that was its thread's current one: default streams are of it.
     context: AtomicUsize,
-    /// Batch of its thread that it is in, see [`crate::gate::marks`].
-    pub(crate) batch: AtomicU32,
-    /// The slot that its thread turned to from here the last time.
-    pub(crate) next: AtomicU32,
+    /// The [`Thread::turn`](crate::ground::thread::Thread) in which its thread may turn to it
+    /// without a look at whose it is; 0: none.
+    pub(crate) turn: AtomicU64,
     /// Weight of what went to the stream in this batch, in nanoseconds, but for what went there
     /// since the thread turned to it.
     pub(crate) spent_ns: AtomicU64,
     /// Weight that may go to the stream between two of its marks, in nanoseconds.
     pub(crate) allowance_ns: AtomicU64,
+    /// Batch of its thread that it is in, see [`crate::gate::marks`].
+    pub(crate) batch: AtomicU32,
+    /// The place of the slot that its thread turned to from here the last time.
+    pub(crate) next: AtomicU32,
     /// It was marked before a call that waits or asks, and what is in flight not bounded since.
     pub(crate) flushed: AtomicBool,
-    pub(crate) rate: StreamRate,
 }
 
-static SLOTS: [Slot; STREAM_SLOTS] = [const {
+const _: () = assert!(size_of::<Slot>() == 64);
+
+/// Entries of the table of slots. The first is nobody's, ever, and so are those after all slots,
+/// which make it a power of two.
+const TABLE: usize = 2 * STREAM_SLOTS;
+
+/// Dense: all that a program with many streams looks at lies in a few pages, whose lines do not
+/// drive out each other.
+static SLOTS: [Slot; TABLE] = [const {
     Slot {
         owner: Owner::new(),
         key: AtomicUsize::new(0),
         context: AtomicUsize::new(0),
-        batch: AtomicU32::new(0),
-        next: AtomicU32::new(0),
+        turn: AtomicU64::new(0),
         spent_ns: AtomicU64::new(0),
         allowance_ns: AtomicU64::new(0),
+        batch: AtomicU32::new(0),
+        next: AtomicU32::new(0),
         flushed: AtomicBool::new(false),
-        rate: StreamRate::new(),
     }
-}; STREAM_SLOTS];
+}; TABLE];
+
+/// How the stream of each slot gets on.
+static RATES: [StreamRate; STREAM_SLOTS] = [const { StreamRate::new() }; STREAM_SLOTS];
 
 /// The stream of each slot once more, apart: a thread that destroys a stream looks at all of them.
 static KEYS: [AtomicUsize; STREAM_SLOTS] = [const { AtomicUsize::new(0) }; STREAM_SLOTS];
@@ -81,9 +93,10 @@ static THREADS: AtomicU32 = AtomicU32::new(0);
 
 /// In a forked child: nothing of the parent's is ours.
 pub(crate) fn forget() {
-    for (slot, key) in SLOTS.iter().zip(&KEYS) {
+    for (slot, key) in SLOTS.iter().skip(1).zip(&KEYS) {
         slot.owner.forget();
         slot.key.store(0, Ordering::Relaxed);
+        slot.turn.store(0, Ordering::Relaxed);
         key.store(0, Ordering::Relaxed);
     }
     FREE.iter()
@@ -102,7 +115,30 @@ pub(crate) fn number() -> u32 {
 /// Slot `index`.
 #[inline(always)]
 pub(crate) fn at(index: usize) -> &'static Slot {
-    &SLOTS[index % STREAM_SLOTS] // PANIC: the modulus is the length.
+    &SLOTS[index % STREAM_SLOTS + 1] // PANIC: the modulus is half of the length.
+}
+
+/// Where a slot is: its number in the table in bytes, so that the launch path does not multiply; 0:
+/// nowhere.
+#[inline(always)]
+pub(crate) const fn place(index: usize) -> u32 {
+    ((index % STREAM_SLOTS + 1) * size_of::<Slot>()) as u32 // CAST: below 2^17.
+}
+
+/// The index of the slot at that place.
+pub(crate) const fn index_of(place: u32) -> Option<usize> {
+    (place as usize / size_of::<Slot>()).checked_sub(1)
+}
+
+/// The slot at that place, or one that is nobody's.
+#[inline(always)]
+pub(crate) fn placed(place: u32) -> &'static Slot {
+    &SLOTS[place as usize / size_of::<Slot>() % TABLE] // PANIC: the modulus is the length.
+}
+
+/// How the stream of slot `index` gets on.
+pub(crate) fn rate(index: usize) -> &'static StreamRate {
+    &RATES[index % STREAM_SLOTS] // PANIC: the modulus is the length.
 }
 
 /// The stream of slot `index`.
@@ -131,8 +167,17 @@ pub(crate) fn is(index: usize, who: u32, stream: usize, context: usize) -> bool 
         && slot.context.load(Ordering::Relaxed) == context
 }
 
+impl Slot {
+    /// Whether it is for that stream, of the thread whose turn this is.
+    #[inline(always)]
+    pub(crate) fn is_in(&self, turn: u64, stream: usize) -> bool {
+        self.turn.load(Ordering::Relaxed) == turn && self.key.load(Ordering::Relaxed) == stream
+    }
+}
+
 /// The slot of that thread and stream.
-#[inline(always)]
+#[cold]
+#[inline(never)]
 pub(crate) fn find(who: u32, stream: usize, context: usize) -> Option<usize> {
     let mut hints = hints(who, stream).load(Ordering::Relaxed);
     while hints != 0 {
@@ -163,11 +208,12 @@ pub(crate) fn take(
     word.set_device(device);
     slot.key.store(stream, Ordering::Relaxed);
     slot.context.store(context, Ordering::Relaxed);
+    slot.turn.store(0, Ordering::Relaxed);
     slot.batch.store(0, Ordering::Relaxed);
     slot.spent_ns.store(0, Ordering::Relaxed);
     slot.allowance_ns.store(0, Ordering::Relaxed);
     slot.flushed.store(false, Ordering::Relaxed);
-    slot.rate.reset(word, now_ns);
+    rate(index).reset(word, now_ns);
     begun(index);
     // PANIC: the modulus is the length.
     KEYS[index % STREAM_SLOTS].store(stream, Ordering::Release);
@@ -321,4 +367,23 @@ pub(crate) fn hold(index: usize, who: u32) -> Option<Holding<'static>> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slot_is_found_at_its_place_and_nobody_else() {
+        for index in 0..STREAM_SLOTS {
+            let place = place(index);
+            assert_eq!(index_of(place), Some(index));
+            assert!(std::ptr::eq(placed(place), at(index)), "slot {index}");
+            assert!(!std::ptr::eq(placed(0), at(index)), "slot {index}");
+        }
+        assert_eq!(index_of(0), None);
+        // Nobody's slot is in no thread's turn, for no stream: streams are not 0.
+        assert!(!placed(0).is_in(0, 1));
+        assert!(!placed(u32::MAX).is_in(0, 1));
+    }
 }

@@ -57,27 +57,28 @@ pub(crate) struct Thread {
     pub(crate) ordinal: Cell<i32>,
     /// The current context.
     pub(crate) context: Cell<usize>,
-    /// The credit when it was last given.
-    pub(crate) granted: Cell<i32>,
     /// Completion marks since the last one that covers a single submission.
     pub(crate) marks_since_apart: Cell<u32>,
     /// Device time per completion mark, in nanoseconds.
     pub(crate) budget_ns: Cell<u64>,
-    /// Device time of the submissions that no mark covers yet and that the credit does not show, in
-    /// nanoseconds; all streams.
-    pub(crate) spent_ns: Cell<u64>,
-    /// Up to where that may grow by the fast path.
+    /// What [`Thread::spent_ns`] is when all credit is used.
+    pub(crate) spent_with_credit_ns: Cell<u64>,
+    /// Up to where `spent_ns` may grow by the fast path.
     pub(crate) limit_ns: Cell<u64>,
     /// What `spent_ns` was when the thread turned to its current stream.
     pub(crate) entered_ns: Cell<u64>,
     /// Submissions on the thread's line when all were marked last.
     pub(crate) marked: Cell<u64>,
-    /// Slot of the current stream, plus one; 0 where completion cannot be followed.
-    pub(crate) stream_slot_plus_one: Cell<u32>,
+    /// Place of the current stream's slot; 0 where completion cannot be followed.
+    pub(crate) stream_place: Cell<u32>,
     /// The thread's number; 0: none yet.
     pub(crate) who: Cell<u32>,
     /// Number of the thread's batch.
     pub(crate) batch: Cell<u32>,
+    /// Renewed with every batch, context and number: a slot that has the same is in the thread's
+    /// batch and of its current context. No other thread's is the same, and it is not 0 where there
+    /// is credit.
+    pub(crate) turn: Cell<u64>,
     /// Streams that had been destroyed when the current one was turned to.
     pub(crate) destroyed: Cell<u32>,
     /// When the gate last let the thread in after a wait.
@@ -229,34 +230,53 @@ impl Thread {
         Inside::at(&self.inside_nvml)
     }
 
+    /// Device time of the submissions that no mark covers yet, in nanoseconds; all streams.
+    pub(crate) fn spent_ns(&self) -> u64 {
+        self.spent_with_credit_ns
+            .get()
+            .wrapping_sub(u64::from(self.credit.get().unsigned_abs()))
+    }
+
+    /// The same, to be so much. The credit stays.
+    pub(crate) fn set_spent_ns(&self, ns: u64) {
+        let credit_ns = u64::from(self.credit.get().unsigned_abs());
+        self.spent_with_credit_ns.set(ns.wrapping_add(credit_ns));
+    }
+
     /// Lets submissions that take `ns` together pass by the fast path from here on, instead of what
     /// was left.
     pub(crate) fn give_credit(&self, ns: i32) {
-        let used = self.granted.get().abs() - self.credit.get().abs();
-        // CAST: not negative.
-        self.spent_ns.set(self.spent_ns.get() + used.max(0) as u64);
-        self.set_credit(ns);
-    }
-
-    /// The same where what was used is booked already.
-    #[inline(always)]
-    pub(crate) fn set_credit(&self, ns: i32) {
-        self.granted.set(ns);
+        let spent_ns = self.spent_ns();
         self.credit.set(ns);
+        self.set_spent_ns(spent_ns);
     }
 
     /// What the thread submits from here on is not followed.
     pub(crate) fn detach_all(&self) {
-        self.stream_slot_plus_one.set(0);
+        self.stream_place.set(0);
+        self.begin_batch();
+        self.entered_ns.set(0);
+    }
+
+    /// The next batch, without streams yet.
+    pub(crate) fn begin_batch(&self) {
         self.batch.set(self.batch.get().wrapping_add(1));
         self.streams.set(0);
-        self.entered_ns.set(0);
+        self.renew_turn();
+    }
+
+    /// What the thread's slots say is to be looked at anew, one by one.
+    pub(crate) fn renew_turn(&self) {
+        // CAST: the lower half counts.
+        let count = (self.turn.get() as u32).wrapping_add(1).max(1);
+        self.turn
+            .set(u64::from(self.who.get()) << 32 | u64::from(count));
     }
 
     /// Forgets everything that belongs to an attachment; the next submission takes the slow path.
     pub(crate) fn forget(&self) {
         self.give_credit(0);
-        self.spent_ns.set(0);
+        self.set_spent_ns(0);
         self.unknown_ns.set(UNKNOWN_NS);
         self.context_known.set(false);
         self.stream.set(0);
@@ -269,5 +289,52 @@ impl Thread {
         self.detach_all();
         self.last_check_ns.set(0);
         self.impatience.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_spent_includes_the_credit_that_was_used() {
+        let thread = thread();
+        thread.set_spent_ns(7_000);
+        thread.give_credit(5_000);
+        assert_eq!(thread.spent_ns(), 7_000);
+        thread.credit.set(thread.credit.get() - 2_000);
+        assert_eq!(thread.spent_ns(), 9_000);
+        // Below zero where memory may be moved: the same amounts.
+        thread.give_credit(-4_000);
+        assert_eq!(thread.spent_ns(), 9_000);
+        thread.credit.set(-1_000);
+        assert_eq!(thread.spent_ns(), 12_000);
+        thread.set_spent_ns(500);
+        assert_eq!((thread.spent_ns(), thread.credit.get()), (500, -1_000));
+        thread.give_credit(0);
+        assert_eq!(thread.spent_ns(), 500);
+    }
+
+    #[test]
+    fn a_turn_is_renewed_with_a_batch_and_is_no_other_threads() {
+        let turns = |who: u32| {
+            let thread = thread();
+            thread.who.set(who);
+            thread.renew_turn();
+            let first = thread.turn.get();
+            thread.begin_batch();
+            [first, thread.turn.get()]
+        };
+        let mut all = turns(1).to_vec();
+        all.extend(turns(2));
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 4);
+        assert!(!all.contains(&0));
+        // Also where the count begins anew.
+        thread().turn.set(u64::from(u32::MAX));
+        thread().who.set(0);
+        thread().renew_turn();
+        assert_eq!(thread().turn.get(), 1);
     }
 }

@@ -3,7 +3,8 @@
  *   host launch THREADS          ns of CPU time per cuLaunchKernel, one figure per repetition
  *   host threads COUNT           ns of CPU time per cuLaunchKernel of so many threads at once, each with a stream: the mean over them, one figure
  *                                per repetition
- *   host streams COUNT           ns of CPU time per cuLaunchKernel of one thread that launches on so many streams in turn
+ *   host streams COUNT           the same of one thread that launches on so many streams in turn, one figure per repetition, each with
+ *                                another behind it: see probe()
  *   host start COUNT             ns from the start of so many threads to the end of the last, each with a stream, 40 launches and two waits
  *   host alloc LIVE              ns of CPU time per cuMemAlloc + cuMemFree pair with LIVE allocations live
  *   host info                    ns per cuMemGetInfo
@@ -86,8 +87,23 @@ static void start(void) {
 static inline int launch_on(void *stream) { return launch((void *)8, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL); }
 static inline int one_launch(void) { return launch_on(NULL); }
 
+/* ns per instruction of a loop that does as many at once as the processor can. A launch is some hundred instructions that hardly
+ * wait for each other, so both take longer where somebody else is at work on the same core (another virtual machine of the
+ * host on its second hardware thread); a loop that waits for itself, as the bare launches do, does not. */
+static double probe(void) {
+  uint64_t a = 1, b = 2, c = 3, d = 4, e = 5;
+  const long rounds = 500000;
+  uint64_t begun = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+  for (long i = 0; i < rounds; i++)
+    __asm__ volatile("add $1, %0\n add $1, %1\n add $1, %2\n add $1, %3\n add $1, %4\n"
+                     "add $2, %0\n add $2, %1\n add $2, %2\n add $2, %3\n add $2, %4\n"
+                     : "+r"(a), "+r"(b), "+r"(c), "+r"(d), "+r"(e));
+  return (double)(clock_ns(CLOCK_THREAD_CPUTIME_ID) - begun) / (double)rounds / 10;
+}
+
 static pthread_barrier_t barrier;
-static double per_call[REPETITIONS][64];
+static double per_call[REPETITIONS][64], around[REPETITIONS];
+static int single;
 
 static void *launching(void *arg) {
   const long self = (long)arg, calls = 1000000;
@@ -95,11 +111,16 @@ static void *launching(void *arg) {
   check(retain(&context, 0), "cuDevicePrimaryCtxRetain");
   check(set(context), "cuCtxSetCurrent");
   for (long i = 0; i < 50000; i++) one_launch();
+  double before = single ? probe() : 0;
   for (int r = 0; r < REPETITIONS; r++) {
     pthread_barrier_wait(&barrier);
     uint64_t begun = clock_ns(CLOCK_THREAD_CPUTIME_ID);
     for (long i = 0; i < calls; i++) one_launch();
     per_call[r][self] = (double)(clock_ns(CLOCK_THREAD_CPUTIME_ID) - begun) / (double)calls;
+    if (!single) continue;
+    double after = probe();
+    around[r] = before > after ? before : after;
+    before = after;
   }
   return NULL;
 }
@@ -107,12 +128,13 @@ static void *launching(void *arg) {
 static void bench_launch(int threads) {
   pthread_t thread[64];
   pthread_barrier_init(&barrier, NULL, (unsigned)threads);
+  single = threads == 1;
   for (long t = 0; t < threads; t++) pthread_create(&thread[t], NULL, launching, (void *)t);
   for (int t = 0; t < threads; t++) pthread_join(thread[t], NULL);
   for (int r = 0; r < REPETITIONS; r++) {
     double sum = 0;
     for (int t = 0; t < threads; t++) sum += per_call[r][t];
-    printf("%.3f\n", sum / threads);
+    printf(single ? "%.3f %.4f\n" : "%.3f\n", sum / threads, around[r]);
   }
 }
 
@@ -165,13 +187,17 @@ static void bench_streams(long count) {
   const long calls = 1000000;
   if (count > 4096) count = 4096;
   for (long s = 0; s < count; s++) check(create(&stream[s], 1), "cuStreamCreate");
+  double before = probe();
   for (int r = -1; r < REPETITIONS; r++) {
     uint64_t begun = clock_ns(CLOCK_THREAD_CPUTIME_ID);
     for (long i = 0, s = 0; i < calls; i++) {
       launch_on(stream[s]);
       if (++s == count) s = 0;
     }
-    if (r >= 0) printf("%.3f\n", (double)(clock_ns(CLOCK_THREAD_CPUTIME_ID) - begun) / (double)calls);
+    double taken = (double)(clock_ns(CLOCK_THREAD_CPUTIME_ID) - begun) / (double)calls;
+    double after = probe();
+    if (r >= 0) printf("%.3f %.4f\n", taken, before > after ? before : after);
+    before = after;
   }
 }
 
