@@ -151,6 +151,11 @@ class Measuring(unittest.TestCase):
                 self.assertEqual(sharing.verdict([*rows, *more]), status)
             self.assertEqual([row["name"] in said.getvalue() for row in more], [True] * len(more))
 
+    def test_the_figures_of_a_case_are_the_medians_of_its_runs(self):
+        runs = [{"case": "a", "stall": stall, "quanta": quanta, "ticket": None, "tenants": [stall]}
+                for stall, quanta in ((1.5, 10), (9.0, 30), (None, 20), (2.5, 20))]
+        self.assertEqual(sharing.medians(runs), {"case": "a", "stall": 2.5, "quanta": 20, "ticket": None, "tenants": [1.5]})
+
 
 if __name__ == "__main__":
     unittest.main()

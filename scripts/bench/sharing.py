@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -191,6 +192,19 @@ def load(name, **options):
     for key, value in options.items():
         words += [f"--{key.replace('_', '-')}", value]
     return words
+
+
+def rounds_option(parser):
+    parser.add_argument("--rounds", type=int, default=3, help="runs of every case; each figure is their median (default 3)")
+
+
+def medians(runs):
+    """One row of the rows of a case's runs: the median of each figure, what is no figure from the first."""
+    row = dict(runs[0])
+    for key, value in row.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            row[key] = round(statistics.median(run[key] for run in runs if run[key] is not None), 3)
+    return row
 
 
 def metric(name, value, unit, budget=None, baseline=None):
