@@ -151,10 +151,21 @@ class Measuring(unittest.TestCase):
                 self.assertEqual(sharing.verdict([*rows, *more]), status)
             self.assertEqual([row["name"] in said.getvalue() for row in more], [True] * len(more))
 
-    def test_the_figures_of_a_case_are_the_medians_of_its_runs(self):
-        runs = [{"case": "a", "stall": stall, "quanta": quanta, "ticket": None, "tenants": [stall]}
-                for stall, quanta in ((1.5, 10), (9.0, 30), (None, 20), (2.5, 20))]
-        self.assertEqual(sharing.medians(runs), {"case": "a", "stall": 2.5, "quanta": 20, "ticket": None, "tenants": [1.5]})
+    def test_a_case_that_the_host_disturbed_runs_again_and_its_calmest_run_counts(self):
+        calm_ms = int(sharing.CALM * 1000 * (os.cpu_count() or 1))
+        steals = {"calm": [calm_ms], "late": [900, calm_ms], "never": [700, 300, 500], "halves": [(0, 90), (80, 0)]}
+        runs = {name: iter(left) for name, left in steals.items()}
+
+        def run(name):
+            stolen = next(runs[name])
+            both = stolen if isinstance(stolen, tuple) else (stolen, stolen)
+            return [{"case": name, "steal_ms": ms} for ms in both]
+
+        rows = sharing.undisturbed(list(steals), 3, 1, run)
+        found = {name: [row["steal_ms"] for row in rows if row["case"] == name] for name in steals}
+        self.assertEqual(found, {"calm": [calm_ms] * 2, "late": [calm_ms] * 2, "never": [300, 300], "halves": [0, 0]})
+        # None was run again that had been calm, nor any more than three times.
+        self.assertEqual([list(left) for left in runs.values()], [[], [], [], []])
 
 
 if __name__ == "__main__":
