@@ -151,20 +151,28 @@ class Measuring(unittest.TestCase):
                 self.assertEqual(sharing.verdict([*rows, *more]), status)
             self.assertEqual([row["name"] in said.getvalue() for row in more], [True] * len(more))
 
-    def test_a_case_that_the_host_disturbed_runs_again_and_its_calmest_run_counts(self):
+    def test_a_case_runs_until_it_was_calm_three_times_and_its_calmest_runs_count(self):
         calm_ms = int(sharing.CALM * 1000 * (os.cpu_count() or 1))
-        steals = {"calm": [calm_ms], "late": [900, calm_ms], "never": [700, 300, 500], "halves": [(0, 90), (80, 0)]}
+        steals = {
+            "calm": [0, calm_ms, 0],
+            "late": [900, 0, 0, 800, calm_ms],
+            "never": [700, 300, 500, 600, 800, 900],
+            # Two rows, each of which has a calm run three times.
+            "halves": [(0, 90), (80, 0), (0, 0), (0, 70), (0, 0)],
+        }
         runs = {name: iter(left) for name, left in steals.items()}
 
         def run(name):
             stolen = next(runs[name])
-            both = stolen if isinstance(stolen, tuple) else (stolen, stolen)
-            return [{"case": name, "steal_ms": ms} for ms in both]
+            # The figure is what was stolen, so that it shows which runs count.
+            both = stolen if isinstance(stolen, tuple) else (stolen,)
+            return [{"case": name, "steal_ms": ms, "figure": ms, "none": None, "tenants": [ms]} for ms in both]
 
-        rows = sharing.undisturbed(list(steals), 3, 1, run)
-        found = {name: [row["steal_ms"] for row in rows if row["case"] == name] for name in steals}
-        self.assertEqual(found, {"calm": [calm_ms] * 2, "late": [calm_ms] * 2, "never": [300, 300], "halves": [0, 0]})
-        # None was run again that had been calm, nor any more than three times.
+        rows = sharing.undisturbed(list(steals), 6, 1, run)
+        found = [(row["case"], row["figure"], row["none"], row["tenants"]) for row in rows]
+        self.assertEqual(found, [("calm", 0, None, [0]), ("late", 0, None, [0]), ("never", 500, None, [300]),
+                                 ("halves", 0, None, [0]), ("halves", 0, None, [0])])
+        # None was run more often than needed, nor any more than six times.
         self.assertEqual([list(left) for left in runs.values()], [[], [], [], []])
 
 

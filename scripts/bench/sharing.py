@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -201,29 +202,35 @@ def load(name, **options):
 
 
 def rounds_option(parser):
-    parser.add_argument("--rounds", type=int, default=4, help="most runs of a case; see above (default 4)")
+    parser.add_argument("--rounds", type=int, default=6, help="most runs of a case; see above (default 6)")
 
 
-# Part of all processors' time that may be stolen from a run that is not made again.
-CALM = 0.005
+# Part of all processors' time that the host may steal from a run that counts as calm, and how many of those are enough.
+CALM, ENOUGH = 0.005, 3
 
 
 def undisturbed(cases, rounds, seconds, run):
-    """For each case the rows of a run from which the host took little processor time, or of all its runs the least.
+    """For each case its rows, each figure the median of the three runs from which the host stole the least processor time.
 
     `run(case)` gives rows, each with `steal_ms`, that are always as many and in the same order. A case is run again, after all the
-    others, until each of its rows had a calm run, at most `rounds` times. What is stolen is not ours to change, so that choosing by
-    it chooses no figure."""
+    others, until each of its rows had three calm runs, at most `rounds` times. What is stolen is not ours to change, so that
+    choosing by it chooses no figure. What is no figure is of the calmest run."""
     calm_ms = CALM * seconds * 1000 * (os.cpu_count() or 1)
-    best = {}
+    runs = [[] for _ in cases]
     for _ in range(rounds):
-        for number, case in enumerate(cases):
-            before = best.get(number)
-            if before and all(row["steal_ms"] <= calm_ms for row in before):
+        for case, done in zip(cases, runs):
+            if all(sum(row["steal_ms"] <= calm_ms for row in rows) >= ENOUGH for rows in zip(*done)) and len(done) >= ENOUGH:
                 continue
-            rows = run(case)
-            best[number] = [min(pair, key=lambda row: row["steal_ms"]) for pair in zip(before or rows, rows)]
-    return [row for number in range(len(cases)) for row in best[number]]
+            done.append(run(case))
+    return [median_row(sorted(rows, key=lambda row: row["steal_ms"])[:ENOUGH]) for done in runs for rows in zip(*done)]
+
+
+def median_row(rows):
+    def figure(key):
+        values = [row[key] for row in rows if isinstance(row[key], (int, float))]
+        return round(statistics.median(values), 3) if values else rows[0][key]
+
+    return {key: figure(key) for key in rows[0]}
 
 
 def metric(name, value, unit, budget=None, baseline=None):
