@@ -1,9 +1,10 @@
 """A pytest plugin of scripts/real-programs: writes down what became of each test, as it happens.
 
 A test may end the process or never end, so each line is written at once: {"test", "event": "start"}, then {"test", "outcome",
-"message", "launched"}. Tests that the journal has already are left out, so that a run goes on where the one before stopped; where REAL_PROGRAMS_ONLY names
+"message", "launched", "said"}. Tests that the journal has already are left out, so that a run goes on where the one before stopped; where REAL_PROGRAMS_ONLY names
 tests, all others are.
 
+said       what the test itself wrote down (`record_property`), by name
 launched   kernels that reached the simulated GPU during the test and that it cannot compute, in all processes that were started
 """
 
@@ -104,7 +105,8 @@ def pytest_runtest_protocol(item, nextitem):
         return (yield)
     finally:
         worst = item.stash_worst or {"outcome": "passed", "message": "", "text": ""}
-        write(test=item.nodeid, launched=launched() - item.stash_launched, **worst)
+        said = dict(item.user_properties)
+        write(test=item.nodeid, launched=launched() - item.stash_launched, **({"said": said} if said else {}), **worst)
 
 
 @pytest.hookimpl(wrapper=True)
