@@ -205,7 +205,8 @@ def rounds_option(parser):
     parser.add_argument("--rounds", type=int, default=6, help="most runs of a case; see above (default 6)")
 
 
-# Part of all processors' time that the host may steal from a run that counts as calm, and how many of those are enough.
+# Part of all processors' time that the host may steal from a run that counts as calm, and how
+# many of those are enough.
 CALM, ENOUGH = 0.005, 3
 
 
