@@ -9,6 +9,8 @@ A measuring script is an executable below scripts/ whose help names --json. Thos
 import ast
 import builtins
 import contextlib
+import importlib.machinery
+import importlib.util
 import io
 import json
 import os
@@ -174,6 +176,40 @@ class Measuring(unittest.TestCase):
                                  ("halves", 0, None, [0]), ("halves", 0, None, [0])])
         # None was run more often than needed, nor any more than six times.
         self.assertEqual([list(left) for left in runs.values()], [[], [], [], []])
+
+
+class RealDriver(unittest.TestCase):
+    """scripts/real-driver: which differences count."""
+
+    def setUp(self):
+        loader = importlib.machinery.SourceFileLoader("real_driver", str(ROOT / "scripts/real-driver"))
+        self.module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+        loader.exec_module(self.module)
+
+    def judged(self, bare, interposed):
+        """The difference that is found where each side gives these answers to a question, one after another; the last for ever."""
+        left = {"bare": list(bare), "preloaded": list(interposed)}
+
+        def ask(way, questions):
+            del questions
+            return {"f": left[way].pop(0) if len(left[way]) > 1 else left[way][0]}
+
+        found = self.module.Comparison()
+        found.compare("calls", "550", "before zeros", ask, ["preloaded"], again=True)
+        return [(row["bare"], row["interposed"]) for row in found.rows], found.unstable
+
+    def test_what_always_differs_is_a_difference(self):
+        self.assertEqual(self.judged(["0"], ["1"]), ([("0", "1")], []))
+        self.assertEqual(self.judged(["signal 11"], ["1"]), ([("signal 11", "1")], []))
+
+    def test_what_differs_bare_as_well_is_none(self):
+        self.assertEqual(self.judged(["0", "0", "7"], ["1"]), ([], ["550 calls before zeros f"]))
+
+    def test_a_driver_that_crashes_on_it_with_us_in_front_too_is_none(self):
+        self.assertEqual(self.judged(["signal 11"], ["1", "1", "signal 11"]), ([], ["550 calls before zeros f"]))
+
+    def test_an_answer_that_only_we_change_now_and_then_stays_a_difference(self):
+        self.assertEqual(self.judged(["0"], ["1", "0"]), ([("0", "1")], []))
 
 
 if __name__ == "__main__":

@@ -168,8 +168,12 @@ def test_a_saved_model_is_the_same(tmp_path, record_property):
 
 
 def test_how_long_an_import_takes(record_property):
-    # Compared by nobody test by test: times differ. The script says the median of each way.
-    code = "import time; begun = time.perf_counter(); import torch; torch.cuda.is_available(); print(time.perf_counter() - begun)"
+    # Compared by nobody test by test: times differ. The script says the median of each way. Of the
+    # processor, for what else the machine does is nobody's matter here.
+    code = (
+        "import resource, torch; torch.cuda.is_available(); used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(used.ru_utime + used.ru_stime)"
+    )
     taken = []
     for _ in range(5):
         done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=80, check=True)
