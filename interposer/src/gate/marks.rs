@@ -211,7 +211,7 @@ pub(crate) fn switch_stream(
     thread.destroyed.set(slots::destroyed());
     let same = thread.stream.get() == stream;
     if same && let Some(index) = own(thread) {
-        if slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get() {
+        if !in_turn(thread, index) {
             enter(thread, attached, index);
         }
         return;
@@ -227,6 +227,11 @@ pub(crate) fn switch_stream(
     if let Some(index) = index {
         enter(thread, attached, index);
     }
+}
+
+/// Whether slot `index` is of the thread's batch, and the launch path knows.
+fn in_turn(thread: &Thread, index: usize) -> bool {
+    slots::at(index).turn.load(Ordering::Relaxed) == thread.turn.get()
 }
 
 /// Makes slot `index` that of the current stream, and one of the batch.
@@ -249,10 +254,17 @@ fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
         slots::rate(index)
             .let_in_ns
             .fetch_max(thread.let_in_ns.get(), Ordering::Relaxed);
+        slot.turn.store(thread.turn.get(), Ordering::Relaxed);
         drop(holding);
         put(thread, index);
+    } else if !in_turn(thread, index) {
+        // Held, for nobody else may have it when that is said.
+        let Some(holding) = slots::hold(index, thread.who.get()) else {
+            return;
+        };
+        slot.turn.store(thread.turn.get(), Ordering::Relaxed);
+        drop(holding);
     }
-    slot.turn.store(thread.turn.get(), Ordering::Relaxed);
     thread.stream_place.set(slots::place(index));
 }
 
@@ -504,7 +516,7 @@ pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
 pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<SoloSample>) {
     // A batch may have ended while it waited at the gate.
     if let Some(index) = own(thread)
-        && slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get()
+        && !in_turn(thread, index)
     {
         enter(thread, attached, index);
     }
@@ -547,7 +559,7 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<
         None => thread.marks_since_apart.get() + 1,
     });
     if let Some(index) = own(thread)
-        && slots::at(index).batch.load(Ordering::Relaxed) != thread.batch.get()
+        && !in_turn(thread, index)
     {
         enter(thread, attached, index);
     }
@@ -566,9 +578,6 @@ fn end_batch(thread: &Thread, attached: &Attached, keep: bool) {
         let spent_ns = slot.spent_ns.load(Ordering::Relaxed);
         if slot.owner.is(thread.who.get()) && spent_ns != 0 {
             slot.batch.store(thread.batch.get(), Ordering::Relaxed);
-            if slots::context(index) == thread.context.get() {
-                slot.turn.store(thread.turn.get(), Ordering::Relaxed);
-            }
             put(thread, index);
             left_ns += spent_ns;
         }

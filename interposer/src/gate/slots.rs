@@ -300,6 +300,7 @@ fn used(
 /// Takes a slot that is held from its owner: nobody marks its stream any more.
 pub(crate) fn retire(index: usize, holding: Holding<'_>) {
     at(index).key.store(0, Ordering::Relaxed);
+    at(index).turn.store(0, Ordering::Relaxed);
     KEYS[index % STREAM_SLOTS].store(0, Ordering::Release); // PANIC: the modulus is the length.
     let at = index % STREAM_SLOTS;
     holding.retire();
