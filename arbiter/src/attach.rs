@@ -14,6 +14,7 @@ use crate::clients::Client;
 use crate::convert::{self, NotIn};
 use crate::descriptors::Descriptors;
 use crate::door::{Heard, Kept, Newcomer};
+use crate::journal::About;
 use crate::peer;
 use crate::serve::Arbiter;
 use crate::tenant::Missing;
@@ -178,10 +179,11 @@ impl Arbiter {
         not_in: &NotIn,
     ) {
         let now_ns = self.clock.mono_ns();
-        let mut name = String::new();
+        let (mut name, mut id) = (String::new(), 0);
         let left_out = match job.and_then(|id| self.ledger.get_mut(id)) {
             Some(tenant) => {
                 name.clone_from(&tenant.spec.name);
+                id = tenant.id.0;
                 tenant.allowance.spend(now_ns)
             }
             None => self.allowances.stranger(now_ns),
@@ -204,7 +206,8 @@ impl Arbiter {
         if left_out > 0 {
             fields.push(("left_out", Value::from(left_out)));
         }
-        self.journal.write("refused", &name, message, &fields);
+        let about = About::job(&name, id);
+        self.journal.write("refused", about, message, &fields);
     }
 
     /// What becomes of a process that has said hello, and what its job is promised with it. No
@@ -339,6 +342,8 @@ impl Arbiter {
                 self.remake_scheduler(place.index);
             }
             let index = place.index;
+            self.journal
+                .name_device(index, convert::uuid_text(&device.uuid));
             // A device of this process is not one that gives way to its next one.
             free &= !(1 << index);
             // An entitlement by index counts the devices of the driver, and that is how it is known
@@ -587,13 +592,13 @@ impl Arbiter {
             if came_back {
                 fields.push(("gap_ns", Value::from(hello.gap_ns)));
             }
-            self.journal
-                .write(kind, &tenant.spec.name, message, &fields);
+            self.journal.write(kind, tenant.about(), message, &fields);
         }
         if !ungoverned.is_empty() && tenant.allowance.spend(now_ns).is_some() {
             let name = &tenant.spec.name;
             let (message, fields) = convert::ungoverned(name, pid, &command, &ungoverned);
-            self.journal.write("ungoverned", name, message, &fields);
+            self.journal
+                .write("ungoverned", tenant.about(), message, &fields);
         }
         self.persistence.mark_old();
         Some(id)

@@ -36,7 +36,8 @@ impl Arbiter {
                 client.command
             );
             let fields = [("pid", Value::from(pid)), ("why", Value::from(why))];
-            self.journal.write("refused", name, message, &fields);
+            self.journal
+                .write("refused", tenant.about(), message, &fields);
         }
     }
 
@@ -87,7 +88,7 @@ impl Arbiter {
                 ("launches", Value::from(client.pages.client.launches())),
             ];
             self.journal
-                .write("detached", &tenant.spec.name, message, &fields);
+                .write("detached", tenant.about(), message, &fields);
         }
         // Tenants that wait are served before the bookkeeping is done.
         self.step_dirty_schedulers();

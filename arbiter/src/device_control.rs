@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::control_server::Peer;
 use crate::convert;
 use crate::dispatch::Setup;
+use crate::journal::About;
 use crate::options::Rules;
 use crate::rulebook::check;
 use crate::serve::Arbiter;
@@ -80,7 +81,7 @@ impl Arbiter {
         for index in &indices {
             let fields = described(*index, &change);
             let message = format!("device {index} is run anew");
-            self.journal.write("device", "", message, &fields);
+            self.journal.write("device", About::NONE, message, &fields);
         }
         let statuses = self.device_statuses();
         let changed = indices.iter().filter_map(|index| statuses.get(*index));
@@ -121,7 +122,7 @@ impl Arbiter {
             Ok(reloaded) => reloaded,
             Err(reason) => {
                 let message = format!("the quota file is not taken over: {reason}");
-                self.journal.write("reload", "", message, &[]);
+                self.journal.write("reload", About::NONE, message, &[]);
                 let error = ControlError::new(ErrorCode::Invalid, reason);
                 return Err(error.with_hint("what was in force before still is"));
             }
@@ -138,7 +139,7 @@ impl Arbiter {
             None => "no file".into(),
         };
         let message = format!("the quota file was read again: {file}");
-        self.journal.write("reload", "", message, &[]);
+        self.journal.write("reload", About::NONE, message, &[]);
         Ok(reloaded)
     }
 

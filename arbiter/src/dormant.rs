@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::census::{Known, Living, Process};
 use crate::clients::Clients;
 use crate::convert::{self, NotIn};
+use crate::journal::About;
 use crate::ledger::Ledger;
 use crate::outsiders::News;
 use crate::serve::Arbiter;
@@ -182,7 +183,8 @@ impl Arbiter {
             "job `{name}` is dormant: its launcher has ended, {living} of its processes live and none uses a device"
         );
         let fields = [("living", Value::from(living))];
-        self.journal.write("dormant", &name, message, &fields);
+        self.journal
+            .write("dormant", About::job(&name, id.0), message, &fields);
         self.publish_terms();
         self.persistence.mark_old();
         let sleepers = |of: &dyn Fn(&&Tenant) -> bool| {
@@ -247,7 +249,8 @@ impl Arbiter {
             if slept {
                 let name = tenant.spec.name.clone();
                 let message = format!("job `{name}` is awake: a process of it uses a device again");
-                self.journal.write("woken", &name, message, &[]);
+                self.journal
+                    .write("woken", About::job(&name, id.0), message, &[]);
             }
         }
         self.publish_limits();

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::census::{Living, Process};
 use crate::dormant::known_jobs;
+use crate::journal::About;
 use crate::outsiders::Escaped;
 use crate::peer;
 use crate::serve::Arbiter;
@@ -90,8 +91,9 @@ impl Arbiter {
                 ("used_bytes", Value::from(used_bytes)),
             ];
             tracing::warn!("{message}");
+            let about = About::job(&name, id.0);
             self.journal
-                .write("escaped", &name, message.clone(), &fields);
+                .write("escaped", about, message.clone(), &fields);
         }
         if strict {
             self.end_job(id, found.process, &message);
@@ -108,7 +110,8 @@ impl Arbiter {
             tenant.ending = Some(why.to_owned());
             let message = format!("job `{name}` is ended, because it is strict: {why}");
             tracing::warn!("{message}");
-            self.journal.write("strict", &name, message, &[]);
+            self.journal
+                .write("strict", About::job(&name, id.0), message, &[]);
         }
         self.end_process(escaped);
         let living = Living {

@@ -5,6 +5,8 @@
 //! take are counted and reported. The numbers of the lines continue over restarts. A tenant cannot
 //! flood it: [`Allowance`] lets a burst through and then a few lines a second, and says how many
 //! were left out.
+//!
+//! `sublet events` reads it, and `docs/reference/events.md` says what is in it.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -13,7 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use control::Event;
+use control::{Event, EventKind};
 use serde_json::{Map, Value};
 
 use crate::clock::Clock;
@@ -34,6 +36,27 @@ pub struct Journal {
     kept: VecDeque<Event>,
     /// A loss is reported no sooner than this.
     quiet_until_ns: u64,
+    /// UUIDs of the devices, by index.
+    devices: Vec<String>,
+}
+
+/// The job that a line is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About<'a> {
+    /// Its name; empty where the line is about none.
+    pub job: &'a str,
+    /// Its number; 0 where the line is about none.
+    pub id: u64,
+}
+
+impl<'a> About<'a> {
+    /// The line is about no job.
+    pub const NONE: About<'static> = About { job: "", id: 0 };
+
+    /// The line is about this job.
+    pub fn job(job: &'a str, id: u64) -> Self {
+        Self { job, id }
+    }
 }
 
 /// TIMEOUT: a disk that is full stays so for a while, and the same line over and over says no more
@@ -53,7 +76,11 @@ struct Lines {
 impl Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
         if self.bytes + line.len() as u64 > self.rotate_bytes && self.bytes > 0 {
-            std::fs::rename(&self.path, aside(&self.path))?;
+            match std::fs::rename(&self.path, aside(&self.path)) {
+                // Somebody has removed it, or it could not be begun anew the last time.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                renamed => renamed?,
+            }
             self.file = append(&self.path)?;
             self.bytes = 0;
         }
@@ -108,14 +135,31 @@ impl Journal {
             seq,
             kept: VecDeque::new(),
             quiet_until_ns: 0,
+            devices: Vec::new(),
         })
+    }
+
+    /// Says which device an index is: lines that name the index name the UUID as well.
+    pub fn name_device(&mut self, index: usize, uuid: String) {
+        if index >= self.devices.len() {
+            self.devices.resize(index + 1, String::new());
+        }
+        if let Some(device) = self.devices.get_mut(index) {
+            *device = uuid;
+        }
     }
 
     /// Takes note of a line, which is written beside the loop. A journal that cannot be written is
     /// reported where that is possible, and delays nothing.
-    pub fn write(&mut self, kind: &str, job: &str, message: String, fields: &[(&str, Value)]) {
+    pub fn write(
+        &mut self,
+        kind: &str,
+        about: About<'_>,
+        message: String,
+        fields: &[(&str, Value)],
+    ) {
         self.tell_lost();
-        self.put(kind, job, message, fields);
+        self.put(kind, about, message, fields);
     }
 
     /// Tells how many lines could not be written, once in a while.
@@ -136,20 +180,29 @@ impl Journal {
         let message = format!("{} lines could not be written to {path}: {why}", lost.lines);
         let fields = [("lines", Value::from(lost.lines))];
         tracing::error!("{message}");
-        self.put("journal_lost", "", message, &fields);
+        self.put("journal_lost", About::NONE, message, &fields);
     }
 
-    fn put(&mut self, kind: &str, job: &str, message: String, fields: &[(&str, Value)]) {
+    fn put(
+        &mut self,
+        kind: &str,
+        About { job, id }: About<'_>,
+        message: String,
+        fields: &[(&str, Value)],
+    ) {
+        debug_assert!(EventKind::of(kind).is_some(), "{kind} is in no list");
         self.seq += 1;
-        let fields: Map<String, Value> = fields
+        let mut fields: Map<String, Value> = fields
             .iter()
             .map(|(name, value)| ((*name).to_owned(), value.clone()))
             .collect();
+        self.name_devices(&mut fields);
         let event = Event {
             seq: self.seq,
             unix_ms: self.clock.unix_ms(),
             kind: kind.to_owned(),
             job: job.to_owned(),
+            job_id: id,
             message,
             fields,
         };
@@ -162,6 +215,22 @@ impl Journal {
             self.kept.pop_front();
         }
         self.kept.push_back(event);
+    }
+
+    /// Adds the UUID of `device`, and those of `devices`.
+    fn name_devices(&self, fields: &mut Map<String, Value>) {
+        let uuid_of = |index: &Value| -> Option<Value> {
+            let index = usize::try_from(index.as_u64()?).ok()?;
+            let uuid = self.devices.get(index).filter(|uuid| !uuid.is_empty())?;
+            Some(Value::from(uuid.as_str()))
+        };
+        if let Some(uuid) = fields.get("device").and_then(uuid_of) {
+            fields.insert("uuid".into(), uuid);
+        }
+        let all = fields.get("devices").and_then(Value::as_array);
+        if let Some(uuids) = all.and_then(|all| all.iter().map(uuid_of).collect()) {
+            fields.insert("uuids".into(), Value::Array(uuids));
+        }
     }
 
     /// Waits until all lines are written, `limit` at most. Not for the loop.
@@ -275,7 +344,8 @@ mod tests {
     fn fill(journal: &mut Journal, lines: u64) {
         for line in 0..lines {
             let fields = [("limit_bytes", Value::from(line))];
-            journal.write("oom", "train", format!("line {line}"), &fields);
+            let about = About::job("train", 7);
+            journal.write("oom", about, format!("line {line}"), &fields);
         }
     }
 
@@ -300,6 +370,63 @@ mod tests {
         assert_eq!(events.len(), 1);
         assert_eq!(events[0].seq, 31);
         assert_eq!(events[0].fields["limit_bytes"], Value::from(0));
+    }
+
+    #[test]
+    fn a_line_has_the_number_of_its_job_and_the_uuids_of_its_devices() {
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("journal.jsonl");
+        let mut journal = Journal::open(&path, crate::clock::host()).expect("new");
+        journal.name_device(1, "GPU-1f".into());
+        journal.name_device(0, "GPU-0a".into());
+        let about = About::job("train", 7);
+        let field = |name, value| [(name, value)];
+        journal.write("oom", about, "of one".into(), &field("device", 1.into()));
+        journal.write("oom", about, "unknown".into(), &field("device", 2.into()));
+        let several = field("devices", vec![0, 1].into());
+        journal.write("escaped", About::NONE, "of two".into(), &several);
+        let names = field("devices", vec!["GPU-77"].into());
+        journal.write("ungoverned", about, "named".into(), &names);
+        let events = journal.since(0, 0);
+        let ids: Vec<u64> = events.iter().map(|event| event.job_id).collect();
+        assert_eq!(ids, [7, 7, 0, 7]);
+        assert_eq!(events[0].fields["uuid"], "GPU-1f");
+        assert_eq!(events[1].fields.get("uuid"), None);
+        assert_eq!(
+            events[2].fields["uuids"],
+            Value::from(vec!["GPU-0a", "GPU-1f"])
+        );
+        assert_eq!(events[3].fields.get("uuids"), None);
+        // What is in the file is what is kept.
+        assert!(journal.settle(PATIENCE));
+        let text = std::fs::read_to_string(&path).expect("the file");
+        let written = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("an event"));
+        assert_eq!(written.collect::<Vec<Event>>(), events);
+    }
+
+    #[test]
+    fn a_journal_that_somebody_removed_is_begun_anew_when_it_is_put_aside() {
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("journal.jsonl");
+        let mut journal = Journal::with_limit(&path, 2000, crate::clock::host()).expect("new");
+        fill(&mut journal, 1);
+        assert!(journal.settle(PATIENCE));
+        std::fs::remove_file(&path).expect("remove");
+        fill(&mut journal, 30);
+        assert!(journal.settle(PATIENCE));
+        let text = std::fs::read_to_string(&path).expect("a new file");
+        assert!(
+            text.ends_with('\n') && text.contains("\"line 29\""),
+            "{text}"
+        );
+        fill(&mut journal, 1);
+        let kept = journal.since(0, 0);
+        assert!(
+            kept.iter().all(|event| event.kind == "oom"),
+            "none was lost"
+        );
     }
 
     #[test]

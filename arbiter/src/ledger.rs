@@ -89,8 +89,8 @@ impl Ledger {
     }
 
     /// Takes a name from the dormant job that has it, for one that is awake; the name that it has
-    /// from here on.
-    pub fn take_name(&mut self, name: &str) -> Option<String> {
+    /// from here on, and which job that is.
+    pub fn take_name(&mut self, name: &str) -> Option<(String, TenantId)> {
         let id = self
             .iter()
             .find(|tenant| tenant.dormant.is_some() && tenant.spec.name == name)?
@@ -99,7 +99,7 @@ impl Ledger {
         if let Some(tenant) = self.get_mut(id) {
             tenant.spec.name.clone_from(&other);
         }
-        Some(other)
+        Some((other, id))
     }
 
     /// The job of a token. Tokens are compared as a whole: timing tells nothing about their bytes.

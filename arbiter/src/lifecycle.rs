@@ -13,6 +13,7 @@ use crate::census::Process;
 use crate::clients::{Client, Records};
 use crate::convert;
 use crate::dispatch::DeviceScheduler;
+use crate::journal::About;
 use crate::peer;
 use crate::reactor::{Event, Interest};
 use crate::rulebook::is_this;
@@ -81,7 +82,7 @@ impl Arbiter {
                 let fields = [("missing", Value::from(tenant.missing.len()))];
                 let message = format!("job `{}` goes on under this arbiter", tenant.spec.name);
                 self.journal
-                    .write("restored", &tenant.spec.name, message, &fields);
+                    .write("restored", tenant.about(), message, &fields);
                 if !tenant.spec.driver.as_os_str().is_empty() {
                     self.discovery.ask(Some(tenant.spec.driver.clone()));
                 }
@@ -151,7 +152,7 @@ impl Arbiter {
             ),
         };
         self.journal
-            .write("ended", &tenant.spec.name, message, &fields);
+            .write("ended", tenant.about(), message, &fields);
         if let Some(mut status) = status {
             convert::at_rest(&mut status, control::JobState::Gone);
             status.dormant_processes = None;
@@ -233,7 +234,8 @@ impl Arbiter {
         self.control.flush_all();
         let pid = Value::from(std::process::id());
         let message = format!("arbiter {} ends", std::process::id());
-        self.journal.write("stop", "", message, &[("pid", pid)]);
+        self.journal
+            .write("stop", About::NONE, message, &[("pid", pid)]);
         self.save_state();
         // What a disk has not taken by then is lost, as on a full disk.
         self.journal.settle(crate::writer::IN_THE_END);
@@ -461,6 +463,7 @@ impl Arbiter {
         };
         self.persistence.mark_old();
         let (job, pid) = (tenant.spec.name.clone(), client.pid);
+        let about = About::job(&job, tenant.id.0);
         let mut newly_ungoverned = Vec::new();
         for record in records {
             if let Ok(channel::Record {
@@ -490,17 +493,17 @@ impl Arbiter {
             if left_out > 0 {
                 fields.push(("left_out", Value::from(left_out)));
             }
-            self.journal.write(kind, &job, message, &fields);
+            self.journal.write(kind, about, message, &fields);
         }
         if !newly_ungoverned.is_empty() && tenant.allowance.spend(now_ns).is_some() {
             let (message, fields) =
                 convert::ungoverned(&job, pid, &client.command, &newly_ungoverned);
-            self.journal.write("ungoverned", &job, message, &fields);
+            self.journal.write("ungoverned", about, message, &fields);
         }
         if missed > 0 && tenant.allowance.spend(now_ns).is_some() {
             let message = format!("{missed} events of process {pid} were overwritten unread");
             self.journal
-                .write("missed", &job, message, &[("missed", Value::from(missed))]);
+                .write("missed", about, message, &[("missed", Value::from(missed))]);
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::control_server::{Ask, Peer};
 use crate::convert;
 use crate::descriptors::Descriptors;
+use crate::journal::About;
 use crate::peer;
 use crate::serve::Arbiter;
 use crate::spec;
@@ -118,6 +119,12 @@ impl Arbiter {
                     let mut free = self.free_devices();
                     let driver = news.driver.as_ref();
                     let touched = self.devices.learn(driver, &found, &mut free);
+                    for place in &touched {
+                        if let Some(device) = self.devices.get(place.index) {
+                            let uuid = convert::uuid_text(&device.uuid);
+                            self.journal.name_device(place.index, uuid);
+                        }
+                    }
                     for place in touched.iter().filter(|place| place.anew) {
                         self.remake_scheduler(place.index);
                     }
@@ -258,11 +265,12 @@ impl Arbiter {
                 .map(|mem| ("mem", Value::from(mem.to_string()))),
         );
         let message = format!("job `{name}` is registered: {command}");
-        if let Some(other) = self.ledger.take_name(&name) {
+        if let Some((other, whose)) = self.ledger.take_name(&name) {
             let message = format!(
                 "the dormant job `{name}` is `{other}` from here on: another job has its name"
             );
-            self.journal.write("renamed", &other, message, &[]);
+            self.journal
+                .write("renamed", About::job(&other, whose.0), message, &[]);
         }
         self.ledger.insert(tenant);
         self.ledger.keep_promises(now_ns);
@@ -270,7 +278,8 @@ impl Arbiter {
             if left_out > 0 {
                 fields.push(("left_out", Value::from(left_out)));
             }
-            self.journal.write("registered", &name, message, &fields);
+            self.journal
+                .write("registered", About::job(&name, id.0), message, &fields);
         }
         self.publish_limits();
         self.publish_terms();
@@ -339,7 +348,8 @@ impl Arbiter {
                 file.display(),
                 unsaved::PATIENCE_NS / 1_000_000
             );
-            self.journal.write("unsaved", &name, message, &[]);
+            self.journal
+                .write("unsaved", About::job(&name, job.0), message, &[]);
         }
     }
 
@@ -426,7 +436,8 @@ impl Arbiter {
         self.publish_terms();
         self.persistence.mark_old();
         let message = format!("job `{job}` has new terms");
-        self.journal.write("changed", job, message, &fields);
+        self.journal
+            .write("changed", About::job(job, id.0), message, &fields);
         self.status_of(id)
             .map(|job| Reply::Changed(Box::new(job)))
             .ok_or_else(|| ControlError::new(ErrorCode::NoSuchJob, "the job has ended"))
@@ -449,7 +460,7 @@ impl Arbiter {
                 fields.push(("left_out", left_out.into()));
             }
             self.journal
-                .write("node_refused_hook", "", message, &fields);
+                .write("node_refused_hook", About::NONE, message, &fields);
         }
         Ok(Reply::Noted)
     }

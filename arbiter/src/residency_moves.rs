@@ -9,6 +9,7 @@ use policy::residency::Standing;
 use serde_json::Value;
 
 use crate::control_server::Peer;
+use crate::journal::About;
 use crate::residency::{MAX_MOVE_REQUESTS, MoveRequest, ResidencyStatus, State};
 use crate::serve::Arbiter;
 
@@ -160,7 +161,8 @@ impl Arbiter {
             } else {
                 format!("job `{}` is not {verb}: {}", job.job, job.reason)
             };
-            self.journal.write(kind, &job.job, message, &fields);
+            let about = About::job(&job.job, id.0);
+            self.journal.write(kind, about, message, &fields);
         }
         let simulated = request.moved().iter().all(|(id, _)| {
             self.ledger

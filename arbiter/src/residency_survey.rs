@@ -7,6 +7,7 @@ use policy::TenantId;
 use policy::residency::{Level, Standing};
 use serde_json::Value;
 
+use crate::journal::About;
 use crate::refusal::Refusal;
 use crate::residency::{News, ResidencyStatus, State};
 use crate::serve::Arbiter;
@@ -206,7 +207,8 @@ impl Arbiter {
         if tenant.allowance.spend(self.clock.mono_ns()).is_some() {
             let name = tenant.spec.name.clone();
             let message = format!("job `{name}` {reported}");
-            self.journal.write(kind, &name, message, &fields);
+            self.journal
+                .write(kind, About::job(&name, id.0), message, &fields);
         }
     }
 

@@ -16,7 +16,7 @@ use crate::door::Door;
 use crate::ended::Ended;
 pub use crate::ground::Error;
 use crate::ground::Ground;
-use crate::journal::Journal;
+use crate::journal::{About, Journal};
 use crate::ledger::Ledger;
 use crate::lifetime::{FAILURES, Lifetime, Stopper};
 use crate::names::Names;
@@ -208,7 +208,7 @@ impl Arbiter {
         added.map_err(Error::io("wait for connections"))?;
         arbiter.journal.write(
             "start",
-            "",
+            About::NONE,
             format!(
                 "arbiter {} serves {}",
                 std::process::id(),
@@ -280,7 +280,7 @@ impl Arbiter {
         );
         tracing::warn!("{message}");
         let fields = [("stalled_ms", Value::from(stall_ns / 1_000_000))];
-        self.journal.write("stalled", "", message, &fields);
+        self.journal.write("stalled", About::NONE, message, &fields);
     }
 
     /// Runs one step of the loop. A check that fails in it (a defect of ours) ends that step and
@@ -302,7 +302,7 @@ impl Arbiter {
         );
         tracing::error!("{message}");
         let fields = [("count", Value::from(count))];
-        self.journal.write("failure", "", message, &fields);
+        self.journal.write("failure", About::NONE, message, &fields);
         if count < FAILURES {
             return Ok(());
         }

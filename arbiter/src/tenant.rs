@@ -10,7 +10,7 @@ use policy::TenantId;
 
 use crate::census::Process;
 use crate::clock::Clock;
-use crate::journal::Allowance;
+use crate::journal::{About, Allowance};
 use crate::peer;
 use crate::spec::Spec;
 use crate::usage::Usage;
@@ -116,6 +116,11 @@ pub struct Missing {
 }
 
 impl Tenant {
+    /// For a line of the journal about it.
+    pub fn about(&self) -> About<'_> {
+        About::job(&self.spec.name, self.id.0)
+    }
+
     /// A new job.
     pub fn new(
         id: TenantId,

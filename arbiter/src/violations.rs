@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::clients::Breach;
 use crate::dispatch::{Answer, Violation};
+use crate::journal::About;
 use crate::peer;
 use crate::serve::Arbiter;
 use crate::suspicions::LOOKED_AT;
@@ -109,7 +110,8 @@ impl Arbiter {
             Violation::Ungated { launches } => fields.push(("launches", Value::from(launches))),
             Violation::Unresponsive | Violation::Flood | Violation::Nonsense => {}
         }
-        self.journal.write("misbehaviour", &name, message, &fields);
+        self.journal
+            .write("misbehaviour", About::job(&name, id.0), message, &fields);
         if answer == Answer::Kill {
             for client in tenant.clients.iter().filter_map(|id| self.clients.get(*id)) {
                 if let Err(errno) = pidfd_send_signal(&client.process, Signal::KILL) {
@@ -126,6 +128,7 @@ impl Arbiter {
         let name = tenant.spec.name.clone();
         let message = format!("job `{name}` has its place on device {device} back");
         let fields = [("device", Value::from(device))];
-        self.journal.write("forgiven", &name, message, &fields);
+        self.journal
+            .write("forgiven", About::job(&name, id.0), message, &fields);
     }
 }

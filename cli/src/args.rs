@@ -14,7 +14,7 @@ use crate::mistake;
 const EXIT_CODES: &str = "\
 Exit codes:
   the command's own  once `sublet run` has started it
-  0    done (`ps` also where no arbiter runs)
+  0    done (`ps` and `events` also where no arbiter runs)
   125  sublet itself failed: a bad flag, value or file, a refusal, no arbiter; nothing was started
   126  the command was found but cannot be executed
   127  the command was not found";
@@ -34,6 +34,8 @@ pub enum Command {
     Run(Run),
     /// Show the jobs and devices of the arbiter
     Ps(Ps),
+    /// Show what happened: jobs, processes, refusals, memory, devices
+    Events(Events),
     /// Change the settings of a running job
     Set(Set),
     /// Give jobs no device time until they are resumed
@@ -107,6 +109,31 @@ pub struct Ps {
     /// part of it anyway
     #[arg(long)]
     pub profile: bool,
+}
+
+/// Prints the arbiter's journal, oldest first: time in UTC, what it was, the job, and a sentence.
+/// Works also where no arbiter runs.
+#[derive(Debug, Args)]
+pub struct Events {
+    /// Go on with what happens from here on, until Ctrl-C; begins with the last 10 events, or as
+    /// --since and -n say
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only events of the job with this name or number (`id` in `sublet ps --json`)
+    #[arg(long, value_name = "NAME|ID", value_parser = parse_name)]
+    pub job: Option<String>,
+    /// Only events on this device
+    #[arg(long, value_name = "N|UUID")]
+    pub device: Option<DeviceSelector>,
+    /// Only events since then: how long ago (10m), or a time (2026-11-23T20:15:00Z)
+    #[arg(long, value_name = "WHEN", value_parser = crate::when::parse_since)]
+    pub since: Option<u64>,
+    /// Only the last so many of the events that are asked for
+    #[arg(short = 'n', value_name = "LINES")]
+    pub lines: Option<usize>,
+    /// Print one JSON object for each event
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Exits with 1 where something gets past the library, or would.
@@ -565,6 +592,11 @@ mod tests {
                 &["`10`", "--idle-exit", "90s"],
             ),
             (&["ps", "extra"], &["'extra'"]),
+            (&["events", "--since", "5"], &["`5`", "10m", "T20:15:00Z"]),
+            (&["events", "--job", "a b"], &["`a b`"]),
+            (&["events", "--device", "x"], &["`x`", "UUID"]),
+            (&["events", "-n", "-1"], &["`sublet events --help`"]),
+            (&["events", "-n", "many"], &["'many'"]),
             (&["evict"], &["NAME", "`sublet evict --help`"]),
             (&["switch", "a"], &["IN"]),
             (&["evict", "a", "--timeout", "0"], &["'0'", "--timeout"]),

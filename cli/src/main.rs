@@ -7,6 +7,7 @@ mod cluster_command;
 mod config;
 mod connect;
 mod doctor;
+mod events;
 mod exit;
 mod flags;
 mod json;
@@ -20,6 +21,7 @@ mod settings;
 mod simulate;
 mod table;
 mod unmanaged;
+mod when;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -43,6 +45,12 @@ fn main() -> ExitCode {
                     show(&text);
                     ExitCode::from(code)
                 }
+                Err(failure) => fail(&failure),
+            };
+        }
+        Command::Events(args) => {
+            return match events::events(&args) {
+                Ok(()) => ExitCode::SUCCESS,
                 Err(failure) => fail(&failure),
             };
         }

@@ -39,7 +39,7 @@ mod tests {
             clap_complete::Shell::Fish,
         ] {
             let script = completions(&Completions { shell });
-            for word in ["share-min", "quantum", "completions"] {
+            for word in ["share-min", "quantum", "completions", "follow"] {
                 assert!(script.contains(word), "{shell}: {word}");
             }
         }
@@ -54,6 +54,7 @@ mod tests {
             ("sublet.1", "sublet"),
             ("sublet-run.1", "SUBLET_SHARE_MIN"),
             ("sublet-device-set.1", "quantum"),
+            ("sublet-events.1", "follow"),
         ] {
             let text = fs::read_to_string(pages.join(page)).unwrap();
             assert!(text.contains(word), "{page}: {text}");

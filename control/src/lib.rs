@@ -13,6 +13,7 @@
 mod client;
 mod device;
 mod error;
+mod events;
 mod job_settings;
 pub mod kinds;
 mod name;
@@ -31,6 +32,7 @@ pub mod wire;
 pub use client::{Client, ClientError};
 pub use device::DeviceSettings;
 pub use error::{ControlError, ErrorCode};
+pub use events::{EVENT_KINDS, EventKind};
 pub use job_settings::{Contradiction, JobSettings};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use profile::{IterationSource, Profile, SoloSource};

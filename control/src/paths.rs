@@ -90,10 +90,7 @@ impl RuntimeDir {
         }
         let socket = fs::symlink_metadata(around.system_dir.join("control.sock"));
         if socket.is_ok_and(|meta| meta.file_type().is_socket() && meta.uid() == 0) {
-            return Ok(Self {
-                path: around.system_dir.clone(),
-                source: Source::System,
-            });
+            return Ok(Self::of_the_host(around));
         }
         let xdg = around.xdg_runtime_dir.as_ref().map(PathBuf::from);
         if let Some(xdg) = xdg.filter(|dir| dir.is_absolute() && dir.is_dir()) {
@@ -115,10 +112,7 @@ impl RuntimeDir {
     /// As [`find`](Self::find).
     pub fn find_for_daemon(around: &Surroundings) -> Result<Self, PathError> {
         if around.given.is_none() && around.uid == 0 {
-            return Ok(Self {
-                path: around.system_dir.clone(),
-                source: Source::System,
-            });
+            return Ok(Self::of_the_host(around));
         }
         Self::find(around)
     }
@@ -135,6 +129,14 @@ impl RuntimeDir {
             path,
             source: Source::Given,
         })
+    }
+
+    /// Where the host's arbiter is, whether or not it runs.
+    pub fn of_the_host(around: &Surroundings) -> Self {
+        Self {
+            path: around.system_dir.clone(),
+            source: Source::System,
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -168,6 +170,11 @@ impl RuntimeDir {
 
     pub fn journal_file(&self) -> PathBuf {
         self.path.join("journal.jsonl")
+    }
+
+    /// Where the journal is put aside once it is long enough.
+    pub fn older_journal_file(&self) -> PathBuf {
+        self.path.join("journal.jsonl.1")
     }
 
     /// Checks an existing directory: a real one, of this user or root, that nobody else can write;

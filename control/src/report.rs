@@ -322,10 +322,13 @@ pub struct Event {
     /// Counts up by one per line, over restarts of the arbiter too.
     pub seq: u64,
     pub unix_ms: u64,
-    /// A short word: `oom`, `attached`, `detached`, `overrun`, ...
+    /// A short word: `oom`, `attached`, `detached`, ...; see [`EVENT_KINDS`](crate::EVENT_KINDS).
     pub kind: String,
     /// Empty where the line is about no job.
     pub job: String,
+    /// The number of that job, which no other job of this arbiter's directory ever had; 0 where the
+    /// line is about none.
+    pub job_id: u64,
     pub message: String,
     /// The figures in `message`, by name with unit: `limit_bytes`, `used_bytes`, `requested_bytes`,
     /// ...

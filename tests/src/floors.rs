@@ -101,7 +101,9 @@ pub const CRATES: [Crate; 16] = [
         floors: &[
             (
                 "names, sizes, spans",
-                &["lib", "error", "name", "paths", "profile", "size", "span"],
+                &[
+                    "lib", "error", "events", "name", "paths", "profile", "size", "span",
+                ],
             ),
             ("values; what a setting is", &["setting", "values"]),
             (
@@ -286,6 +288,7 @@ pub const CRATES: [Crate; 16] = [
                     "settings",
                     "table",
                     "unmanaged",
+                    "when",
                 ],
             ),
             (
@@ -297,6 +300,7 @@ pub const CRATES: [Crate; 16] = [
                 &[
                     "arbiter_command",
                     "doctor",
+                    "events",
                     "manual",
                     "moves",
                     "set",

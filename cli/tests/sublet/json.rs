@@ -10,13 +10,14 @@ use serde_json::Value;
 use crate::fixture::{Fixture, Outcome};
 
 /// The commands that take `--json`, with what each is given here besides.
-const COMMANDS: [(&str, &str); 17] = [
+const COMMANDS: [(&str, &str); 18] = [
     ("cluster jobs", ""),
     ("cluster log", ""),
     ("cluster status", ""),
     ("cluster submit", "--name train -- true"),
     ("device set", "0 --quantum 5ms"),
     ("doctor", ""),
+    ("events", ""),
     ("evict", "train"),
     ("pause", "train"),
     ("ps", ""),
@@ -103,6 +104,11 @@ fn every_command_that_takes_json_prints_one_object_with_its_schema() {
         "trace.csv",
         "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n\
          1,1,0,10,resnet50,100,1\n",
+    );
+    // Of `events` each event is one.
+    fixture.write(
+        "run/journal.jsonl",
+        "{\"seq\":1,\"unix_ms\":1,\"kind\":\"start\",\"message\":\"arbiter 1 serves\"}\n",
     );
     let (_hook, url) = hook(&fixture);
     for (path, more) in COMMANDS {

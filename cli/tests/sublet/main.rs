@@ -4,6 +4,7 @@
 //! `with_arbiter` and the workspace's integration suite.
 
 mod bad_input;
+mod events;
 mod fixture;
 mod json;
 mod ps_and_set;

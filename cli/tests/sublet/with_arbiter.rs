@@ -2,6 +2,7 @@
 //! two say to each other over the control socket is the matter.
 
 use std::fs;
+use std::io::BufReader;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -209,6 +210,41 @@ fn an_arbiter_that_was_killed_is_replaced() {
     wait_until("it is gone", || host.ps()["arbiter"].is_null());
     assert_eq!(host.0.run(&["run", "--sim", "true"]).code, Some(0));
     assert_ne!(host.arbiter_pid().unwrap(), killed);
+}
+
+#[test]
+fn events_are_there_without_the_arbiter_and_are_followed_into_the_next_one() {
+    let host = Host::new();
+    let run = |name: &str| host.0.run(&["run", "--sim", "--name", name, "true"]);
+    assert_eq!(run("train").code, Some(0));
+    let of = |job: &str| host.0.run(&["events", "--job", job]);
+    wait_until("the end of the job is an event", || {
+        of("train").stdout.contains("  job ended  ")
+    });
+    kill(host.arbiter_pid().unwrap(), Signal::SIGKILL).unwrap();
+    wait_until("it is gone", || host.ps()["arbiter"].is_null());
+
+    let all = host.0.run(&["events"]);
+    assert_eq!((all.code, all.stderr.as_str()), (Some(0), ""), "{all:?}");
+    for line in ["arbiter started     -  ", "job registered      train  "] {
+        assert!(all.stdout.contains(line), "{all:?}");
+    }
+    let json = host
+        .0
+        .run(&["events", "--json", "--job", "train", "-n", "1"]);
+    let last: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(last["kind"], "ended", "{last}");
+    let id = last["job_id"].as_u64().unwrap();
+    assert_eq!(of(&id.to_string()).stdout, of("train").stdout);
+
+    let mut command = host.0.sublet(["events", "-f", "--job", "next"]);
+    let mut follower = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap());
+    assert_eq!(run("next").code, Some(0));
+    let mut line = String::new();
+    testbed::read_line(&mut lines, &mut line);
+    assert!(line.contains("  job registered      next  "), "{line}");
+    testbed::reap(&mut follower);
 }
 
 #[test]
