@@ -153,7 +153,7 @@ macro_rules! nvml_table {
             nvmlDeviceGetMinMaxClockOfPState nosim;
             nvmlDeviceGetMinMaxFanSpeed nosim;
             nvmlDeviceGetMinorNumber sim;
-            nvmlDeviceGetModuleId nosim;
+            nvmlDeviceGetModuleId sim;
             nvmlDeviceGetMultiGpuBoard sim;
             nvmlDeviceGetName sim;
             nvmlDeviceGetNumFans sim;
@@ -274,7 +274,7 @@ macro_rules! nvml_table {
             nvmlDeviceSetApplicationsClocks nosim;
             nvmlDeviceSetAutoBoostedClocksEnabled nosim;
             nvmlDeviceSetClockOffsets nosim;
-            nvmlDeviceSetComputeMode nosim;
+            nvmlDeviceSetComputeMode sim;
             nvmlDeviceSetConfComputeUnprotectedMemSize nosim;
             nvmlDeviceSetCpuAffinity nosim;
             nvmlDeviceSetDefaultAutoBoostedClocksEnabled nosim;

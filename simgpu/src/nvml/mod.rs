@@ -576,6 +576,19 @@ nvml! {
         put(to, 0)
     }
 
+    fn nvmlDeviceSetComputeMode(of: Device, mode: c_uint) {
+        const EXCLUSIVE_PROCESS: c_uint = 3;
+        device(of)?;
+        // The device is shared: its mode stays, also where root asks.
+        Err(if mode > EXCLUSIVE_PROCESS { Status::INVALID_ARGUMENT } else { Status::NO_PERMISSION })
+    }
+
+    fn nvmlDeviceGetModuleId(of: Device, to: Out<c_uint>) {
+        let (_, index) = device(of)?;
+        // CAST: there are 16 devices at most.
+        put(to, index as c_uint)
+    }
+
     fn nvmlDeviceGetEccMode(of: Device, current: Out<c_uint>, pending: Out<c_uint>) {
         device(of)?;
         put(current, 1)?;

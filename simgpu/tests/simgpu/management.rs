@@ -248,3 +248,43 @@ fn errno_is_the_callers() {
         assert_eq!(*errno, libc::EXDEV);
     }
 }
+
+#[test]
+fn a_shared_device_keeps_its_compute_mode_and_has_a_module_of_its_own() {
+    if !in_own_process(
+        "management::a_shared_device_keeps_its_compute_mode_and_has_a_module_of_its_own",
+    ) {
+        return;
+    }
+    driver();
+    // SAFETY: pointers are null or to locals of the types that NVML names.
+    unsafe {
+        let nowhere = std::ptr::null_mut();
+        let early = nvml::nvmlDeviceSetComputeMode(nowhere, 0);
+        assert_eq!(early, Status::UNINITIALIZED);
+        assert_eq!(nvml::nvmlInit_v2(), Status::SUCCESS);
+        let refused = nvml::nvmlDeviceSetComputeMode(nowhere, 0);
+        assert_eq!(refused, Status::INVALID_ARGUMENT);
+        let mut modules = Vec::new();
+        for index in 0..2 {
+            let mut device: Device = std::ptr::null_mut();
+            let found = nvml::nvmlDeviceGetHandleByIndex_v2(index, Out::new(&raw mut device));
+            assert_eq!(found, Status::SUCCESS);
+            let (mut mode, mut module) = (77, 77);
+            for wanted in [0, 2, 3] {
+                let answer = nvml::nvmlDeviceSetComputeMode(device, wanted);
+                assert_eq!(answer, Status::NO_PERMISSION, "mode {wanted}");
+                let answer = nvml::nvmlDeviceGetComputeMode(device, Out::new(&raw mut mode));
+                assert_eq!((answer, mode), (Status::SUCCESS, 0));
+            }
+            let answer = nvml::nvmlDeviceSetComputeMode(device, 4);
+            assert_eq!(answer, Status::INVALID_ARGUMENT);
+            let answer = nvml::nvmlDeviceGetModuleId(device, Out::new(&raw mut module));
+            assert_eq!(answer, Status::SUCCESS);
+            modules.push(module);
+            let answer = nvml::nvmlDeviceGetModuleId(device, Out::new(nowhere.cast()));
+            assert_eq!(answer, Status::INVALID_ARGUMENT);
+        }
+        assert_eq!(modules, [0, 1]);
+    }
+}
