@@ -332,9 +332,9 @@ macro_rules! driver_table {
             cuImportExternalSemaphore "cuImportExternalSemaphore" 10000 legacy track_handle tracked none device "external-memory" 2 0 nosim {} (a0: *mut CUexternalSemaphore, a1: *const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC);
             cuInit "cuInit" 2000 legacy observe_context init none none "init" 1 0 sim {} (a0: u32);
             cuIpcCloseMemHandle "cuIpcCloseMemHandle" 4010 legacy track_handle tracked none device "ipc" 1 0 sim {} (a0: CUdeviceptr);
-            cuIpcGetEventHandle "cuIpcGetEventHandle" 4010 legacy track_handle tracked none none "ipc" 2 0 nosim {} (a0: *mut CUipcEventHandle, a1: CUevent);
+            cuIpcGetEventHandle "cuIpcGetEventHandle" 4010 legacy track_handle tracked none none "ipc" 2 0 sim {} (a0: *mut CUipcEventHandle, a1: CUevent);
             cuIpcGetMemHandle "cuIpcGetMemHandle" 4010 legacy track_handle tracked none device "ipc" 2 0 sim {quiesced: true, unmovable: Some(1), shares: Shares::Address { at: 1 }} (a0: *mut CUipcMemHandle, a1: CUdeviceptr);
-            cuIpcOpenEventHandle "cuIpcOpenEventHandle" 4010 legacy track_handle jump none none "ipc" 2 0 nosim {} (a0: *mut CUevent, a1: CUipcEventHandle);
+            cuIpcOpenEventHandle "cuIpcOpenEventHandle" 4010 legacy track_handle jump none none "ipc" 2 0 sim {} (a0: *mut CUevent, a1: CUipcEventHandle);
             cuIpcOpenMemHandle "cuIpcOpenMemHandle" 4010 legacy track_handle jump none device "ipc" 3 0 sim {} (a0: *mut CUdeviceptr, a1: CUipcMemHandle, a2: u32);
             cuIpcOpenMemHandle_v2 "cuIpcOpenMemHandle" 11000 legacy track_handle jump none device "ipc" 3 0 sim {} (a0: *mut CUdeviceptr, a1: CUipcMemHandle, a2: u32);
             cuKernelGetAttribute "cuKernelGetAttribute" 12000 legacy pass_through jump none none "function-attr" 4 0 sim {} (a0: *mut i32, a1: CUfunction_attribute, a2: CUkernel, a3: CUdevice);

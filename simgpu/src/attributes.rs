@@ -75,7 +75,8 @@ pub fn value(profile: &Profile, device: usize, id: u32) -> Option<i32> {
         119 => 1,
         120 => i32::from(profile.cluster_launch),
         121 | 124 => 0,
-        125 => 0,
+        // Events can be shared between processes.
+        125 => 1,
         126 => {
             if profile.major >= 9 {
                 4

@@ -10,7 +10,7 @@ use crate::context::{Context, current};
 use crate::driver::Driver;
 use crate::event::Event;
 use crate::exec::engine::StreamInfo;
-use crate::exec::work::{Record, Work};
+use crate::exec::work::Work;
 use crate::graph::{Action, Block};
 use crate::registry::{self, NumberMap};
 use crate::settings::BadConfig;
@@ -252,14 +252,13 @@ impl Stream {
             if external {
                 return capture.add(driver, self.id, Action::Wait(event.id));
             }
-            if event.last.lock().is_none() {
+            if event.last().is_none() {
                 return Ok(());
             }
             capture.invalidate();
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
         }
-        let last = event.last.lock().clone();
-        match last {
+        match event.last() {
             Some(record) if record.reached().is_none() => self.submit(driver, Work::Wait(record)),
             _ => Ok(()),
         }
@@ -285,10 +284,10 @@ impl Stream {
             *event.captured.lock() = Some(capture.point(self.id));
             return Ok(());
         }
-        let record = Arc::new(Record::default());
-        *event.captured.lock() = None;
-        *event.last.lock() = Some(record.clone());
-        self.submit(driver, Work::Record(record))
+        capture::forbid_implicit(driver, self)?;
+        driver
+            .engine
+            .submit(self.id, [Work::Record(event.begin_record()?)])
     }
 
     /// Waits for everything in it.

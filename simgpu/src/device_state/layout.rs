@@ -10,8 +10,12 @@ use crate::settings::BadConfig;
 pub const SLOTS: usize = 256;
 /// Blocks of memory that a process can share with others.
 pub const SHARED_BLOCKS: usize = 256;
+/// Events that the processes of a host can share.
+pub const SHARED_EVENTS: usize = 4096;
+/// Records of a shared event that have a place of their own.
+pub(super) const EVENT_RECORDS: usize = 32;
 /// Layout of the file; another one is refused.
-pub(super) const LAYOUT: u32 = 4;
+pub(super) const LAYOUT: u32 = 5;
 const CONFIG_BYTES: usize = 8192;
 pub(super) const WAITER_WORDS: usize = SLOTS / 64;
 
@@ -24,7 +28,11 @@ pub(super) struct Header {
     /// Until when the driver is busy with calls that manage memory, where those of all processes go
     /// one behind the other (CLOCK_MONOTONIC ns).
     pub(super) memory_until_ns: AtomicU64,
-    padding: [u64; 14],
+    /// Entries of `events` that were ever used.
+    pub(super) events_used: AtomicU64,
+    /// Events that were ever shared.
+    pub(super) events_made: AtomicU64,
+    padding: [u64; 12],
 }
 
 #[repr(C, align(128))]
@@ -112,16 +120,49 @@ pub(super) struct SharedBlock {
     padding: u64,
 }
 
+/// One record of a shared event.
+#[repr(C)]
+pub(super) struct RecordShared {
+    /// Twice its number, and 1 once it was reached; 0: none.
+    pub(super) word: AtomicU64,
+    /// Who made it: a slot and its generation.
+    pub(super) by: AtomicU64,
+    /// When it was reached (CLOCK_MONOTONIC ns).
+    pub(super) time_ns: AtomicU64,
+    padding: u64,
+}
+
+/// An event that processes share: it is there as long as any live process holds it.
+#[repr(C, align(128))]
+pub(super) struct EventShared {
+    /// What handles name it by, never used again.
+    pub(super) key: AtomicU64,
+    /// Who made it: a slot and its generation; 0 when it was destroyed there.
+    pub(super) creator: AtomicU64,
+    /// Number of the last record; 0: none.
+    pub(super) last: AtomicU64,
+    /// Bumped whenever a record is reached; futex.
+    pub(super) bell: AtomicU32,
+    padding0: u32,
+    /// One bit per slot that holds it.
+    pub(super) holders: [AtomicU64; WAITER_WORDS],
+    padding: [u64; 8],
+    /// The last records, by number.
+    pub(super) records: [RecordShared; EVENT_RECORDS],
+}
+
 #[repr(C)]
 pub(super) struct State {
     pub(super) header: Header,
     pub(super) devices: [DeviceShared; MAX_DEVICES],
     pub(super) slots: [Slot; SLOTS],
+    pub(super) events: [EventShared; SHARED_EVENTS],
 }
 
 const _: () = assert!(size_of::<DeviceShared>() == 128 && size_of::<SlotDevice>() == 128);
 const _: () = assert!(size_of::<Slot>() == 128 + 128 * MAX_DEVICES + 32 * SHARED_BLOCKS);
 const _: () = assert!(size_of::<Header>().is_multiple_of(128));
+const _: () = assert!(size_of::<EventShared>() == 128 + 32 * EVENT_RECORDS);
 
 /// Who holds a compute engine: a slot and its generation, never 0.
 pub(super) fn turn_word(slot: usize, generation: u64) -> u64 {

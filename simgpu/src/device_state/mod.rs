@@ -16,11 +16,13 @@
 //! descriptor is never closed. This file knows nothing of contexts, streams or memory contents.
 
 mod allowance;
+mod events;
 mod host;
 mod layout;
 mod shared;
 mod turns;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -39,8 +41,9 @@ use crate::settings::{self, BadConfig};
 use host::{image_number, lock, locked_by_another, unlock};
 use layout::{LAYOUT, SlotDevice, State, turn_word};
 
+pub use events::{OpenError, SharedEvent};
 pub(crate) use host::memfd;
-pub use layout::SLOTS;
+pub use layout::{SHARED_EVENTS, SLOTS};
 pub use turns::CATCH_UP_NS;
 
 /// Record locks lie beyond the file's content.
@@ -48,6 +51,8 @@ const LOCK_INIT: i64 = 1 << 40;
 const LOCK_MEMORY: i64 = LOCK_INIT + 1;
 const LOCK_HOST: i64 = LOCK_INIT + 2048;
 const LOCK_SLOT: i64 = LOCK_INIT + 4096;
+const LOCK_EVENTS: i64 = LOCK_INIT + 8191;
+const LOCK_EVENT: i64 = LOCK_INIT + 8192;
 
 /// How far samples of use lie apart.
 const SAMPLE_NS: u64 = 250_000_000;
@@ -175,6 +180,8 @@ pub struct DeviceState {
     /// Own slot, once claimed. Also serialises the threads of this process in critical sections,
     /// which record locks don't.
     own: Mutex<Option<Own>>,
+    /// How often this process has each shared event. Taken after `own` where both are.
+    own_events: Mutex<BTreeMap<usize, u32>>,
 }
 
 #[derive(Clone, Copy)]
@@ -265,6 +272,7 @@ impl DeviceState {
             fd: file.as_raw_fd(),
             profile: Profile::parse(config).map_err(DeviceStateError::Config)?,
             own: Mutex::new(None),
+            own_events: Mutex::default(),
         };
         let in_use = found == LAYOUT && (0..SLOTS).any(|slot| device_state.alive(slot));
         if in_use {
@@ -346,6 +354,7 @@ impl DeviceState {
                 counter.store(0, Relaxed);
             }
             shared.forget_shared();
+            self.forget_events(*slot);
             lock(self.fd, LOCK_SLOT + *slot as i64, libc::F_SETLK).is_ok()
         });
         if let Some(slot) = claimed {

@@ -108,9 +108,13 @@ impl DeviceState {
     }
 
     fn locked<T>(&self, device: usize, act: impl FnOnce(Own) -> T) -> Option<T> {
+        self.locked_at(LOCK_MEMORY + device as i64, act)
+    }
+
+    /// Does something that no other thread of any process does under the same record lock.
+    pub(super) fn locked_at<T>(&self, at: i64, act: impl FnOnce(Own) -> T) -> Option<T> {
         let own = self.own.lock();
         let mine = (*own)?;
-        let at = LOCK_MEMORY + device as i64;
         lock(self.fd, at, libc::F_SETLKW).ok()?;
         let done = act(mine);
         unlock(self.fd, at);

@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
-use super::DeviceState;
 use super::host::{futex_wait, futex_wake, is_stopped};
 use super::layout::{SLOTS, WAITER_WORDS, turn_word};
+use super::{DeviceState, Own};
 use crate::clock;
 
 /// How often a process that waits for the compute engine looks whether the holder still lives.
@@ -188,6 +188,11 @@ impl DeviceState {
     }
 
     fn holds_alive(&self, word: u64) -> bool {
+        self.lives(word, self.own())
+    }
+
+    /// Whether the process that a word names (a slot and its generation) is alive.
+    pub(super) fn lives(&self, word: u64, own: Option<Own>) -> bool {
         let slot = (word & 0xffff) as usize;
         if !(1..=SLOTS).contains(&slot) {
             return false;
@@ -195,6 +200,6 @@ impl DeviceState {
         word == turn_word(
             slot - 1,
             self.state().slots[slot - 1].generation.load(Acquire),
-        ) && self.alive(slot - 1)
+        ) && self.alive_without_own(slot - 1, own)
     }
 }

@@ -72,6 +72,15 @@ pub(super) struct Op {
     pub(super) sequence: u64,
 }
 
+impl Op {
+    /// Whether it waits for what another process does, of which nobody tells.
+    fn waits_elsewhere(&self) -> bool {
+        self.waits
+            .iter()
+            .any(|wait| matches!(wait, Dependency::Record(record) if record.is_elsewhere()))
+    }
+}
+
 pub(super) struct Queue {
     pub(super) info: StreamInfo,
     pub(super) ops: VecDeque<Op>,
@@ -183,12 +192,10 @@ impl Engine {
     ) -> Result<(), CUresult> {
         let mut state = self.state.lock();
         loop {
-            let queue = state
-                .queues
-                .get(&stream)
-                .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-            if queue.ops.len() < QUEUE_LIMIT {
-                break;
+            match state.queues.get(&stream) {
+                None => return Err(never(work)),
+                Some(queue) if queue.ops.len() < QUEUE_LIMIT => break,
+                Some(_) => {}
             }
             state.full_waiters += 1;
             self.done.wait(&mut state);
@@ -233,10 +240,9 @@ impl Engine {
     /// `INVALID_HANDLE` for an unknown stream.
     pub fn submit_after_all(&self, stream: u64, record: Arc<Record>) -> Result<(), CUresult> {
         let mut state = self.state.lock();
-        let own = state
-            .queues
-            .get(&stream)
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let Some(own) = state.queues.get(&stream) else {
+            return Err(never([Work::Record(record)]));
+        };
         let context = own.info.context;
         let others = state
             .queues
@@ -310,6 +316,7 @@ impl Engine {
             }),
             Work::Host(..) | Work::Callback(..) => Some(HOST),
             Work::Await { .. } => Some(POLL),
+            Work::Wait(record) if record.is_elsewhere() => Some(POLL),
             _ => None,
         }
     }
@@ -366,6 +373,10 @@ impl Engine {
                 break;
             };
             let Some(ready_ns) = Self::ready(state, queue, head) else {
+                if head.waits_elsewhere() {
+                    state.polling = true;
+                    self.wake[POLL].notify_one();
+                }
                 break;
             };
             let failed = queue.info.failure.load(Acquire) != 0;
@@ -522,6 +533,9 @@ impl Engine {
 
     /// Waits until a record is reached.
     pub fn wait_record(&self, record: &Record) {
+        if let Some(reached_ns) = record.wait_elsewhere() {
+            return clock::wait_until(reached_ns);
+        }
         let mut state = self.state.lock();
         let reached_ns = loop {
             if let Some(reached_ns) = record.reached() {
@@ -538,6 +552,16 @@ impl Engine {
         drop(state);
         clock::wait_until(reached_ns);
     }
+}
+
+/// What work is answered that no stream takes: nobody is to wait for its records.
+fn never(work: impl IntoIterator<Item = Work>) -> CUresult {
+    for one in work {
+        if let Work::Record(record) = one {
+            record.complete(clock::now_ns());
+        }
+    }
+    CUresult::CUDA_ERROR_INVALID_HANDLE
 }
 
 /// Makes an error stick to the stream's context.

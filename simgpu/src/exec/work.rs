@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 use shim_ffi::{CUhostFn, CUresult, CUstream, CUstreamCallback, c_void};
 
+use crate::clock;
+use crate::device_state::SharedEvent;
 use crate::function::Function;
 use crate::kernels::{DeviceMemory, Fault, Launch, Written};
 use crate::memory::Memory;
@@ -124,23 +126,93 @@ pub struct KernelLaunch {
 }
 
 /// A point in a stream that others can wait for.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Record {
     done: AtomicBool,
     time_ns: AtomicU64,
+    /// Where other processes see it, or where it is another process's.
+    shared: Option<Shared>,
 }
 
+/// A record of an event that processes share.
+struct Shared {
+    event: Arc<SharedEvent>,
+    number: u64,
+    /// Another process carries it out.
+    elsewhere: bool,
+    /// When that process was last looked for.
+    looked_ns: AtomicU64,
+}
+
+/// How often a process is looked for whose record is waited for.
+const LOOK_NS: u64 = 1_000_000;
+
 impl Record {
+    /// One of this process's that other processes see.
+    pub fn shared(event: Arc<SharedEvent>, number: u64) -> Self {
+        Self::of_shared(event, number, false)
+    }
+
+    /// One that another process has made.
+    pub fn elsewhere(event: Arc<SharedEvent>, number: u64) -> Self {
+        Self::of_shared(event, number, true)
+    }
+
+    fn of_shared(event: Arc<SharedEvent>, number: u64, elsewhere: bool) -> Self {
+        Self {
+            shared: Some(Shared {
+                event,
+                number,
+                elsewhere,
+                looked_ns: AtomicU64::new(0),
+            }),
+            ..Self::default()
+        }
+    }
+
+    /// Its number among those of a shared event.
+    pub fn number(&self) -> Option<u64> {
+        self.shared.as_ref().map(|shared| shared.number)
+    }
+
+    /// Whether another process carries it out, so that nobody here says when it is reached.
+    pub fn is_elsewhere(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.elsewhere)
+    }
+
     /// Marks it as reached at `time_ns` of the device's timeline.
     pub fn complete(&self, time_ns: u64) {
         self.time_ns.store(time_ns, Relaxed);
         // SYNC(record): pairs with the Acquire load in `reached`; publishes the time.
         self.done.store(true, Release);
+        if let Some(shared) = &self.shared
+            && !shared.elsewhere
+        {
+            shared.event.reach(shared.number, time_ns);
+        }
     }
 
     /// When it was reached, if it was.
     pub fn reached(&self) -> Option<u64> {
-        self.done.load(Acquire).then(|| self.time_ns.load(Relaxed))
+        if self.done.load(Acquire) {
+            return Some(self.time_ns.load(Relaxed));
+        }
+        let shared = self.shared.as_ref().filter(|shared| shared.elsewhere)?;
+        let now_ns = clock::now_ns();
+        let look = now_ns.saturating_sub(shared.looked_ns.load(Relaxed)) >= LOOK_NS;
+        if look {
+            shared.looked_ns.store(now_ns, Relaxed);
+        }
+        let reached_ns = shared.event.reached(shared.number, look)?;
+        self.complete(reached_ns);
+        Some(reached_ns)
+    }
+
+    /// Waits for one that another process carries out; returns when it was reached.
+    pub fn wait_elsewhere(&self) -> Option<u64> {
+        let shared = self.shared.as_ref().filter(|shared| shared.elsewhere)?;
+        self.reached()
+            .or_else(|| Some(shared.event.wait(shared.number)))
     }
 }
 

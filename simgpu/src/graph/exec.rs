@@ -10,7 +10,7 @@ use shim_ffi::CUresult;
 
 use super::{Action, Graph, NUMBERS, Result, UserObject, order};
 use crate::driver::Driver;
-use crate::exec::work::{Record, Work};
+use crate::exec::work::Work;
 use crate::lock::Mutex;
 use crate::registry;
 
@@ -162,12 +162,8 @@ fn put(driver: &Driver, steps: &[Step], work: &mut Vec<Work>) -> Result<()> {
             Action::Fill(fill) => work.push(Work::Fill(*fill)),
             Action::Host(function, data) => work.push(Work::Host(*function, *data)),
             Action::Operations(operations) => work.extend(operations.iter().cloned()),
-            Action::Wait(id) => work.extend(event(*id)?.last.lock().clone().map(Work::Wait)),
-            Action::Record(id) => {
-                let record = Arc::new(Record::default());
-                *event(*id)?.last.lock() = Some(record.clone());
-                work.push(Work::Record(record));
-            }
+            Action::Wait(id) => work.extend(event(*id)?.last().map(Work::Wait)),
+            Action::Record(id) => work.push(Work::Record(event(*id)?.begin_record()?)),
             Action::Conditional(own) => {
                 if let Some(body) = own.chosen().and_then(|number| step.bodies.get(number)) {
                     put(driver, body, work)?;

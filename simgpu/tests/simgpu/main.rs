@@ -7,6 +7,7 @@ mod memory;
 mod processes;
 mod random;
 mod residency;
+mod shared_events;
 mod stress;
 mod support;
 mod taught;

@@ -19,7 +19,7 @@ use testbed::within;
 const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 1 << 30;
 
-struct Member {
+pub struct Member {
     child: Child,
     says: BufReader<ChildStdout>,
 }
@@ -31,13 +31,13 @@ impl Member {
 
     /// On a device with these keys of the profile.
     fn with(dir: &Path, role: &str, keys: &str) -> Self {
+        Self::of(dir, "processes::in_a_role", role, keys)
+    }
+
+    /// By the test that has this role.
+    pub fn of(dir: &Path, test: &str, role: &str, keys: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .args([
-                "--exact",
-                "processes::in_a_role",
-                "--nocapture",
-                "--test-threads=1",
-            ])
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env("SIMGPU_TEST_ROLE", role)
             .env("SUBLET_SIM_STATE", dir)
             .env("SUBLET_SIM_CAPACITY", "1GiB")
@@ -52,7 +52,7 @@ impl Member {
     }
 
     /// The next line that starts with `role:`; the test harness writes others.
-    fn hear(&mut self) -> String {
+    pub fn hear(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -72,7 +72,7 @@ impl Member {
         self.tell("go");
     }
 
-    fn tell(&mut self, line: &str) {
+    pub fn tell(&mut self, line: &str) {
         let stdin = self.child.stdin.as_mut().expect("piped");
         stdin
             .write_all(format!("{line}\n").as_bytes())
@@ -83,7 +83,7 @@ impl Member {
         self.child.id()
     }
 
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.child.kill().expect("it lives");
         within::wait(&mut self.child, "a killed process", testbed::PATIENCE);
     }
@@ -96,7 +96,7 @@ impl Drop for Member {
     }
 }
 
-fn device_state(dir: &Path) -> DeviceState {
+pub fn device_state(dir: &Path) -> DeviceState {
     let config = Profile::text_from_env(|name| match name {
         "SUBLET_SIM_CAPACITY" => Some("1GiB".to_owned()),
         "SUBLET_SIM_CONTEXT" => Some("16MiB".to_owned()),
@@ -105,14 +105,14 @@ fn device_state(dir: &Path) -> DeviceState {
     DeviceState::open(dir, &config.expect("a valid configuration")).expect("a device")
 }
 
-fn dir(name: &str) -> PathBuf {
+pub fn dir(name: &str) -> PathBuf {
     let dir = state_dir(name);
     // A run of the same pid long ago may have left a state.
     let _ = std::fs::remove_file(dir.join("state"));
     dir
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < deadline, "{what}: not within 60 s");
