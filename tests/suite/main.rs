@@ -19,6 +19,7 @@ mod quota;
 mod refusal;
 mod residency;
 mod resize;
+mod shared_events;
 mod shares;
 mod soak;
 mod streams;
