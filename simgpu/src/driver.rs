@@ -85,6 +85,8 @@ pub struct Driver {
     pub device_pools: Vec<(Arc<Pool>, Mutex<Arc<Pool>>)>,
     /// What graphs allocate from, by device.
     pub graph_pools: Vec<Arc<Pool>>,
+    /// Addresses that a graph has given the program, which it has not freed.
+    pub given_by_graphs: Mutex<std::collections::BTreeSet<u64>>,
     /// Arrays.
     pub(crate) arrays: Registry<Array>,
     /// Texture objects.
@@ -240,9 +242,7 @@ impl Driver {
                 (pool.clone(), Mutex::new(pool))
             })
             .collect();
-        let graph_pools: Vec<_> = (0..devices)
-            .map(|device| Pool::new(device, true, 0))
-            .collect();
+        let graph_pools: Vec<_> = (0..devices).map(Pool::of_graphs).collect();
         graph_pools
             .iter()
             .for_each(|pool| pools.insert(pool.id, pool.clone()));
@@ -281,6 +281,7 @@ impl Driver {
             pools,
             device_pools,
             graph_pools,
+            given_by_graphs: Mutex::default(),
             arrays: Registry::default(),
             textures: Registry::default(),
             links: Registry::default(),

@@ -86,6 +86,7 @@ fn free(address: u64) -> Done {
     context.check()?;
     if matches!(region.kind, Kind::Graph(_)) {
         // The graph keeps its node's memory for its next launch.
+        driver.given_by_graphs.lock().remove(&address);
         return Ok(());
     }
     if matches!(region.kind, Kind::Imported { of_pool: true, .. }) {

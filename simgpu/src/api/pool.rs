@@ -120,7 +120,10 @@ fn free(address: CUdeviceptr, stream: CUstream, default: Default) -> Done {
                 .map(|_| ())
         }
         // The graph keeps its node's memory for its next launch.
-        Kind::Graph(_) => Ok(()),
+        Kind::Graph(_) => {
+            driver.given_by_graphs.lock().remove(&address.0);
+            Ok(())
+        }
         _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     }
 }

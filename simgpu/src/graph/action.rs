@@ -9,7 +9,8 @@ use crate::driver::Driver;
 use crate::exec::work::{Copy, Fill, KernelLaunch, UserData, Work};
 use crate::memory::pool::Pool;
 
-/// Memory that an allocation node owns. It lives as long as a graph that has the node.
+/// Memory that an allocation node owns. It lives as long as a graph that has the node, and where a
+/// launch has given it to the program, until that frees it.
 pub struct Block {
     /// First address.
     pub address: u64,
@@ -44,6 +45,10 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        if self.driver.given_by_graphs.lock().remove(&self.address) {
+            self.driver.memory.own_by_program(self.address);
+            return;
+        }
         if let Ok(region) = self
             .driver
             .memory

@@ -12,6 +12,8 @@ use super::{Action, Graph, NUMBERS, Result, UserObject, order};
 use crate::driver::Driver;
 use crate::exec::work::Work;
 use crate::lock::Mutex;
+use crate::memory::Kind;
+use crate::memory::pool::Pool;
 use crate::registry;
 
 /// One node of an executable graph.
@@ -84,7 +86,9 @@ impl GraphExec {
     /// `INVALID_HANDLE` for an event that has been destroyed.
     pub fn work(&self, driver: &Driver) -> Result<Vec<Work>> {
         let mut work = Vec::new();
-        put(driver, &self.steps.lock(), &mut work)?;
+        let steps = self.steps.lock();
+        put(driver, &steps, &mut work)?;
+        give(driver, &steps);
         Ok(work)
     }
 
@@ -147,6 +151,36 @@ impl GraphExec {
     }
 }
 
+/// What a launch allocates and does not free is the program's from then on.
+fn give(driver: &Driver, steps: &[Step]) {
+    let allocates = |step: &Step| matches!(step.action, Action::Alloc(_) | Action::Free(_));
+    if !steps.iter().any(allocates) {
+        return;
+    }
+    let mut given = driver.given_by_graphs.lock();
+    for step in steps {
+        match &step.action {
+            Action::Alloc(block) => {
+                given.insert(block.address);
+            }
+            Action::Free(address) => {
+                given.remove(address);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether memory is the program's and came from a graph that is gone; then its end has begun.
+fn outlived(driver: &Driver, address: u64) -> bool {
+    let region = driver.memory.region(address);
+    let Some(Kind::Pool(pool)) = region.map(|region| region.kind) else {
+        return false;
+    };
+    let of_graphs = |other: &Arc<Pool>| other.id == pool.0 as u64;
+    driver.graph_pools.iter().any(of_graphs) && driver.memory.begin_free(address)
+}
+
 /// What enabled steps put into a stream.
 fn put(driver: &Driver, steps: &[Step], work: &mut Vec<Work>) -> Result<()> {
     for step in steps.iter().filter(|step| step.enabled) {
@@ -168,6 +202,9 @@ fn put(driver: &Driver, steps: &[Step], work: &mut Vec<Work>) -> Result<()> {
                 if let Some(body) = own.chosen().and_then(|number| step.bodies.get(number)) {
                     put(driver, body, work)?;
                 }
+            }
+            Action::Free(address) if outlived(driver, *address) => {
+                work.push(Work::PoolFree { address: *address });
             }
             Action::Copy(None, _)
             | Action::Graph(_)

@@ -541,6 +541,15 @@ impl Memory {
         });
     }
 
+    /// Makes a graph's block the program's, which ends it by freeing it.
+    pub fn own_by_program(&self, address: u64) {
+        self.update(address, |region| {
+            if let Kind::Graph(pool) = region.kind {
+                region.kind = Kind::Pool(pool);
+            }
+        });
+    }
+
     /// The region that contains `address`.
     pub fn region(&self, address: u64) -> Option<Region> {
         let inner = self.inner.read();

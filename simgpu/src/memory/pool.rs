@@ -42,6 +42,8 @@ pub struct Pool {
     pub max_bytes: u64,
     /// What it has to do with other processes.
     pub sharing: Sharing,
+    /// It is what graphs allocate from: what they have had stays until it is trimmed.
+    of_graphs: bool,
     state: Mutex<State>,
 }
 
@@ -54,6 +56,8 @@ struct State {
     reserved_high: u64,
     used: u64,
     used_high: u64,
+    /// Part of `used` that graphs gave back since the last trim.
+    idle: u64,
     /// Reuse attributes, which are kept but change nothing.
     reuse: [i32; 3],
     /// Something was freed since the last trim.
@@ -84,8 +88,24 @@ impl Pool {
 
     /// An empty pool that has to do with other processes.
     pub fn shared(device: usize, is_default: bool, max_bytes: u64, sharing: Sharing) -> Arc<Self> {
+        Self::with(device, is_default, max_bytes, sharing, false)
+    }
+
+    /// An empty pool for graphs.
+    pub fn of_graphs(device: usize) -> Arc<Self> {
+        Self::with(device, true, 0, Sharing::None, true)
+    }
+
+    fn with(
+        device: usize,
+        is_default: bool,
+        max_bytes: u64,
+        sharing: Sharing,
+        of_graphs: bool,
+    ) -> Arc<Self> {
         let state = State {
             reuse: [1; 3],
+            release_threshold: if of_graphs { u64::MAX } else { 0 },
             ..State::default()
         };
         Arc::new(Self {
@@ -94,6 +114,7 @@ impl Pool {
             is_default,
             max_bytes: max_bytes.next_multiple_of(GRANULE),
             sharing,
+            of_graphs,
             state: Mutex::new(state),
         })
     }
@@ -136,7 +157,9 @@ impl Pool {
                     .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?
             }
         };
-        state.used += span;
+        let again = span.min(state.idle);
+        state.idle -= again;
+        state.used += span - again;
         state.used_high = state.used_high.max(state.used);
         drop(state);
         let kind = Kind::Pool(self.handle());
@@ -188,7 +211,11 @@ impl Pool {
     pub fn give_back(&self, memory: &Memory, device_state: &DeviceState, region: &Region) -> bool {
         let mut state = self.state.lock();
         state.free.insert(region.start, region.span);
-        state.used = state.used.saturating_sub(region.span);
+        if self.of_graphs {
+            state.idle += region.span;
+        } else {
+            state.used = state.used.saturating_sub(region.span);
+        }
         state.dirty = true;
         if state.destroyed {
             Self::release_unused(&mut state, memory, device_state, self.device, 0);
@@ -203,6 +230,10 @@ impl Pool {
         device: usize,
         keep: u64,
     ) {
+        if keep == 0 {
+            state.used = state.used.saturating_sub(state.idle);
+            state.idle = 0;
+        }
         let mut kept = Vec::new();
         for (start, bytes) in std::mem::take(&mut state.segments) {
             if state.reserved > keep && state.free.is_free(start, bytes) {

@@ -318,3 +318,124 @@ fn a_graph_keeps_the_memory_of_its_allocation_nodes() {
         assert_eq!(status, CUresult::CUDA_ERROR_INVALID_VALUE);
     }
 }
+
+#[test]
+fn graph_memory_is_used_until_it_is_freed_and_reserved_until_it_is_trimmed() {
+    if !in_own_process(
+        "graphs::graph_memory_is_used_until_it_is_freed_and_reserved_until_it_is_trimmed",
+    ) {
+        return;
+    }
+    driver();
+    let device = shim_ffi::CUdevice(0);
+    let stream = stream(1);
+    const MIB: u64 = 1 << 20;
+    // Used now and at most, reserved now and at most.
+    let figures = || {
+        let figure = |which| {
+            // SAFETY: the out-parameter is a local of `out`.
+            out(|to| unsafe { api::cuDeviceGetGraphMemAttribute(device, which, to) })
+        };
+        [0, 1, 2, 3].map(|which| figure(which) / MIB)
+    };
+    let set = |which, value: u64| {
+        // SAFETY: a pointer to a local.
+        unsafe { api::cuDeviceSetGraphMemAttribute(device, which, In::new(&raw const value)) }
+    };
+    // SAFETY: no pointers.
+    let trim = || ok(unsafe { api::cuDeviceGraphMemTrim(device) });
+    assert_eq!(figures(), [0; 4]);
+    // SAFETY: out-parameters are locals; handles otherwise.
+    unsafe {
+        let captured = |free: bool| {
+            begin(stream, RELAXED);
+            let block = out(|to| api::cuMemAllocAsync(to, 3 << 20, stream));
+            ok(api::cuMemsetD32Async(block, 9, 4, stream));
+            if free {
+                ok(api::cuMemFreeAsync(block, stream));
+            }
+            let graph = end(stream).unwrap();
+            let exec = instantiate(graph);
+            run(exec, stream);
+            ok(api::cuGraphDestroy(graph));
+            (block, exec)
+        };
+        let gone = |block| {
+            let mut data = 0_u32;
+            let status = api::cuMemcpyDtoH_v2((&raw mut data).cast(), block, 4);
+            assert_eq!(status, CUresult::CUDA_ERROR_INVALID_VALUE);
+        };
+        // What a graph has given the program outlives it.
+        let (block, exec) = captured(false);
+        assert_eq!(figures(), [3, 3, 4, 4]);
+        ok(api::cuGraphExecDestroy(exec));
+        synchronize();
+        trim();
+        assert_eq!(download::<u32>(block, 1), [9]);
+        assert_eq!(figures(), [3, 3, 4, 4]);
+        ok(api::cuMemFreeAsync(block, stream));
+        ok(api::cuStreamSynchronize(stream));
+        gone(block);
+        assert_eq!(figures(), [3, 3, 4, 4], "kept until it is trimmed");
+        // The next graph has it again.
+        let (block, exec) = captured(true);
+        assert_eq!(figures(), [3, 3, 4, 4]);
+        let (second, other) = captured(true);
+        assert_eq!(figures(), [6, 6, 8, 8]);
+        ok(api::cuGraphExecDestroy(exec));
+        ok(api::cuGraphExecDestroy(other));
+        gone(block);
+        gone(second);
+        synchronize();
+        assert_eq!(figures(), [6, 6, 8, 8]);
+        trim();
+        assert_eq!(figures(), [0, 6, 0, 8]);
+        // Only the highest can be set, and to nothing but 0.
+        for (which, value) in [(0, 0), (2, 0), (1, 1), (3, 1), (4, 0)] {
+            assert_eq!(set(which, value), CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        ok(set(1, 0));
+        assert_eq!(figures(), [0, 0, 0, 8]);
+        ok(set(3, 0));
+        assert_eq!(figures(), [0; 4]);
+        // Freed before its graph is gone, by either call.
+        for free_async in [true, false] {
+            let (block, exec) = captured(false);
+            if free_async {
+                ok(api::cuMemFreeAsync(block, stream));
+            } else {
+                free(block);
+            }
+            ok(api::cuGraphExecDestroy(exec));
+            gone(block);
+            trim();
+            assert_eq!(figures(), [0, 3, 0, 4]);
+        }
+        // And after it, by the one that waits.
+        let (block, exec) = captured(false);
+        ok(api::cuGraphExecDestroy(exec));
+        free(block);
+        gone(block);
+        // Another graph's node frees it, before or after its own is gone.
+        for before in [true, false] {
+            let (block, exec) = captured(false);
+            begin(stream, RELAXED);
+            ok(api::cuMemFreeAsync(block, stream));
+            let graph = end(stream).unwrap();
+            let freeing = instantiate(graph);
+            ok(api::cuGraphDestroy(graph));
+            if before {
+                run(freeing, stream);
+                ok(api::cuGraphExecDestroy(exec));
+            } else {
+                ok(api::cuGraphExecDestroy(exec));
+                assert_eq!(download::<u32>(block, 1), [9]);
+                run(freeing, stream);
+            }
+            gone(block);
+            ok(api::cuGraphExecDestroy(freeing));
+        }
+        trim();
+        assert_eq!(figures(), [0, 3, 0, 4]);
+    }
+}
