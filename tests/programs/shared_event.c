@@ -10,6 +10,7 @@
 //   release  -> STATUS
 //   idle STREAM | drain STREAM  cuStreamQuery | cuStreamSynchronize  -> STATUS
 //   work STREAM COUNT US  so many kernels, not waited for  -> STATUS
+//   rounds STREAM COUNT US  so often: block, three kernels, release, drain  -> STATUS
 //   fill MIB VALUE  so much memory of the device, with this byte all over  -> STATUS
 //   differs VALUE  how many bytes of it are another  -> STATUS COUNT
 //   die  ends itself by SIGKILL
@@ -51,6 +52,21 @@ static cu_status work(W on, int count, uint64_t us) {
     cu_status status = 0;
     void *parameters[] = {&us};
     while (!status && count-- > 0) status = launch(busy, 1, on, parameters);
+    return status;
+}
+
+static cu_status block(W on) {
+    return CALL("cuStreamWaitValue32_v2", on, gate, ++gates, 0u);
+}
+
+static cu_status rounds(W on, int count, uint64_t us) {
+    cu_status status = 0;
+    while (!status && count-- > 0) {
+        status = block(on);
+        if (!status) status = work(on, 3, us);
+        *word = gates;
+        if (!status) status = CALL("cuStreamSynchronize", on);
+    }
     return status;
 }
 
@@ -101,7 +117,7 @@ int main(void) {
         } else if (!strcmp(verb, "synchronize")) {
             status = CALL("cuEventSynchronize", event);
         } else if (!strcmp(verb, "block")) {
-            status = CALL("cuStreamWaitValue32_v2", on, gate, ++gates, 0u);
+            status = block(on);
         } else if (!strcmp(verb, "release")) {
             *word = gates;
             status = 0;
@@ -111,6 +127,8 @@ int main(void) {
             status = CALL("cuStreamSynchronize", on);
         } else if (!strcmp(verb, "work")) {
             status = work(on, (int)count, us);
+        } else if (!strcmp(verb, "rounds")) {
+            status = rounds(on, (int)count, us);
         } else if (!strcmp(verb, "fill")) {
             status = fill(first, (unsigned char)count);
         } else if (!strcmp(verb, "differs")) {

@@ -142,6 +142,16 @@ fn a_job_that_waits_for_the_work_of_another_lets_it_have_its_turns() {
     ended(consumer);
 }
 
+#[test]
+fn work_behind_what_its_own_thread_does_later_waits_no_longer_each_time() {
+    let sandbox = Sandbox::new();
+    let _arbiter = sandbox.arbiter();
+    let mut run = start(sandbox.job(&["--share", "0.5"], program()));
+    // A wait that doubled in each round would be 3.2 s soon, and all of these 13 minutes.
+    says(&mut run, "rounds 0 250 200", "0");
+    ended(run);
+}
+
 /// The program, evictable, and the arbiter's end of its channel.
 fn evictable(sandbox: &Sandbox) -> (ProgramRun, Attached) {
     let listening = Listening::at(&sandbox.path("channel.sock"));

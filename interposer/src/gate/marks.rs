@@ -21,7 +21,7 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use channel::{Following, Holding, StreamSlot, ThreadSlot};
+use channel::{ClientHalf, Following, Holding, StreamSlot, ThreadSlot};
 use shim_ffi::*;
 
 use crate::attachment::client::{self, Attached};
@@ -302,7 +302,7 @@ fn batch(thread: &Thread) -> impl Iterator<Item = usize> + Clone + use<> {
 /// as for a full launch queue.
 fn take(thread: &Thread, attached: &'static Attached, device: usize) -> Option<usize> {
     let begun_ns = now_ns();
-    let patience_ns = PATIENCE_NS << thread.impatience.get().min(6);
+    let patience_ns = patience_ns(thread, attached.end.client);
     let mut looker = TAKERS.looker();
     loop {
         if let Some(index) = take_now(thread, attached, device) {
@@ -840,6 +840,20 @@ fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
+/// How long a submission waits for the device. The device may have got on since a wait ran out, not
+/// during one: what it was waiting for came from this thread.
+fn patience_ns(thread: &Thread, client: &ClientHalf) -> u64 {
+    if let Some(stuck) = (thread.stuck_plus_one.get() as usize).checked_sub(1)
+        && client
+            .stream(stuck)
+            .is_none_or(|word| word.done() != thread.stuck_at.get())
+    {
+        thread.stuck_plus_one.set(0);
+        thread.impatience.set(0);
+    }
+    PATIENCE_NS << thread.impatience.get().min(6)
+}
+
 /// Waits while more is in flight on these streams of the thread's than the window holds. Several
 /// streams in flight share it: each may have its part, or what the others leave of the whole.
 ///
@@ -877,7 +891,7 @@ fn bound(
     let window_ns = u64::from(window_us) * 1000;
     let share_ns = window_ns / u64::from(crowd);
     let begun = now_ns();
-    let patience_ns = PATIENCE_NS << thread.impatience.get().min(6);
+    let patience_ns = patience_ns(thread, client);
     let mut waiting = None;
     for index in streams {
         let Some(word) = attached.end.client.stream(index) else {
@@ -903,6 +917,8 @@ fn bound(
             }
             if now - begun > patience_ns {
                 thread.impatience.set(thread.impatience.get() + 1);
+                thread.stuck_plus_one.set(index as u32 + 1); // CAST: below the number of slots.
+                thread.stuck_at.set(word.done());
                 return;
             }
             if now - asked > follow::ask_every_ns() {
