@@ -42,6 +42,8 @@ impl Arbiter {
             // Whether it ever came is not known, and what it was promised stays so.
             tenant.has_attached = true;
             tenant.oom_count = saved.oom_count;
+            tenant.oom_largest_bytes = saved.oom_largest_bytes;
+            tenant.oom_limit_bytes = saved.oom_limit_bytes;
             let pid = tenant.spec.pid;
             if saved.started_ticks != 0 && peer::is_alive(pid, saved.started_ticks).unwrap_or(true)
             {
@@ -193,6 +195,8 @@ impl Arbiter {
             started_ticks: tenant.started_ticks,
             started_unix_ms: tenant.started_unix_ms,
             oom_count: tenant.oom_count,
+            oom_largest_bytes: tenant.oom_largest_bytes,
+            oom_limit_bytes: tenant.oom_limit_bytes,
             clients: self.saved_clients(tenant),
             since_ticks: tenant.since_ticks,
             session: tenant.session,
@@ -467,11 +471,20 @@ impl Arbiter {
         let mut newly_ungoverned = Vec::new();
         for record in records {
             if let Ok(channel::Record {
-                event: channel::Event::OverLimit { .. },
+                event:
+                    channel::Event::OverLimit {
+                        limit_bytes,
+                        requested_bytes,
+                        ..
+                    },
                 ..
             }) = record
             {
                 tenant.oom_count += 1;
+                if requested_bytes >= tenant.oom_largest_bytes {
+                    tenant.oom_largest_bytes = requested_bytes;
+                    tenant.oom_limit_bytes = limit_bytes;
+                }
             }
             if let Ok(channel::Record {
                 device: ordinal,

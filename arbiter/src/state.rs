@@ -76,6 +76,8 @@ pub struct SavedTenant {
     pub started_ticks: u64,
     pub started_unix_ms: u64,
     pub oom_count: u64,
+    pub oom_largest_bytes: u64,
+    pub oom_limit_bytes: u64,
     pub clients: Vec<SavedClient>,
     /// When it registered, in clock ticks since boot.
     pub since_ticks: u64,

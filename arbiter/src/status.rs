@@ -238,6 +238,8 @@ impl Arbiter {
             }),
             grants: usages.iter().map(|usage| usage.grants).sum(),
             oom_count: tenant.oom_count,
+            oom_largest_bytes: tenant.oom_largest_bytes,
+            oom_limit_bytes: tenant.oom_limit_bytes,
             started_unix_ms: tenant.started_unix_ms,
             simulated: tenant.spec.simulated,
             on_arbiter_loss: tenant.spec.settings.on_arbiter_loss.unwrap_or_default(),

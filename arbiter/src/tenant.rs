@@ -58,6 +58,9 @@ pub struct Tenant {
     pub limits: [Option<u64>; MAX_DEVICES],
     /// Allocations refused for the limit.
     pub oom_count: u64,
+    /// Bytes that the largest of these asked for, and the limit that was in force then.
+    pub oom_largest_bytes: u64,
+    pub oom_limit_bytes: u64,
     /// Submissions of clients that have gone.
     pub launches_gone: u64,
     /// Journal lines that it may still cause.
@@ -151,6 +154,8 @@ impl Tenant {
             adopt_until_ns: 0,
             limits: [None; MAX_DEVICES],
             oom_count: 0,
+            oom_largest_bytes: 0,
+            oom_limit_bytes: 0,
             launches_gone: 0,
             allowance: Allowance::new(now_ns),
             resize: None,

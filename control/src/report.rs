@@ -88,7 +88,11 @@ pub struct JobStatus {
     pub overrun_ns: u64,
     pub launches: u64,
     pub grants: u64,
+    /// Allocations that its limit refused.
     pub oom_count: u64,
+    /// The largest that was asked for of these, in bytes, and the limit that refused it; 0: none.
+    pub oom_largest_bytes: u64,
+    pub oom_limit_bytes: u64,
     pub started_unix_ms: u64,
     pub simulated: bool,
     pub on_arbiter_loss: FailMode,

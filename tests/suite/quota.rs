@@ -71,9 +71,15 @@ fn ended_well(run: ProgramRun) {
     let outcome = run.finish();
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert_eq!(outcome.stdout, "", "{outcome:?}");
-    // The one line that `sublet run` says; nothing of the library's.
-    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
-    assert!(outcome.stderr.contains("simulated"), "{outcome:?}");
+    // What `sublet run` says of the device and, at the end, of refusals; nothing of the library's.
+    let mut lines = outcome.stderr.lines();
+    assert!(
+        lines.next().is_some_and(|line| line.contains("simulated")),
+        "{outcome:?}"
+    );
+    for line in lines {
+        assert!(line.contains("was refused memory"), "{outcome:?}");
+    }
 }
 
 #[test]
@@ -117,6 +123,31 @@ fn over_the_quota_is_out_of_memory_and_one_line_in_the_journal() {
     );
     assert_eq!(status(&sandbox, "greedy").oom_count, 2);
     ended_well(run);
+}
+
+#[test]
+fn the_end_of_a_job_that_was_refused_memory_is_one_line_with_the_largest_request() {
+    let sandbox = Sandbox::new();
+    let mut run = job(&sandbox, "greedy", "1GiB");
+    take(&mut run, "plain", 768 * MIB);
+    refused(&mut run, "plain", 512 * MIB);
+    refused(&mut run, "plain", 300 * MIB);
+    let outcome = run.finish();
+    let last: Vec<_> = outcome.stderr.lines().skip(1).collect();
+    let said = "sublet: job `greedy` was refused memory 2 times by its limit of 1GiB; the largest request was 512MiB (see `sublet events --job greedy`)";
+    assert_eq!(last, [said], "{outcome:?}");
+    // One that was refused nothing, and one that was killed right after.
+    let outcome = job(&sandbox, "modest", "1GiB").finish();
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    let mut run = job(&sandbox, "killed", "1GiB");
+    refused(&mut run, "plain", 2048 * MIB);
+    let outcome = run.kill();
+    assert!(
+        outcome
+            .stderr
+            .contains("`killed` was refused memory once by its limit of 1GiB"),
+        "{outcome:?}"
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Reports, at the end of a job with limits, which of its processes were outside of them.
+//! Reports, at the end of a job with limits, which of its processes were outside of them, and what
+//! its memory limit refused.
 //!
 //! `sublet run` becomes the command, so it cannot say anything afterwards; and a parent that stayed
 //! in its place would have to pass on its signals, its stops, its exit code and its terminal, and
@@ -8,10 +9,11 @@
 
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use control::Client;
 use control::paths::RuntimeDir;
+use control::{Client, JobStatus, short_bytes};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::wait::waitpid;
@@ -21,6 +23,8 @@ use crate::{connect, ps};
 
 /// TIMEOUT: a reader that waits for the end of the job's stderr waits this long, too.
 const ANSWER: Duration = Duration::from_secs(1);
+/// TIMEOUT: by when an arbiter has seen the end of a process; the kernel reports it.
+const SEEN: Duration = Duration::from_secs(2);
 /// Processes reported, a line each.
 const MOST: usize = 4;
 
@@ -30,6 +34,7 @@ pub fn stay_behind(dir: &RuntimeDir, job: u64, strict: bool) {
     let Ok(process) = pidfd_of_ours() else {
         return;
     };
+    let pid = std::process::id();
     // SAFETY: this process has one thread; and the C library keeps its allocator usable in a forked
     // child.
     match unsafe { fork() } {
@@ -44,7 +49,7 @@ pub fn stay_behind(dir: &RuntimeDir, job: u64, strict: bool) {
                 && matches!(between, Ok(ForkResult::Child))
                 && let Some(process) = close_others(process)
             {
-                tell(&process, dir, job, strict);
+                tell(&process, pid, dir, job, strict);
             }
             // SAFETY: ends this process, and runs nothing of what its parent has registered for an
             // orderly end.
@@ -91,7 +96,7 @@ fn close_others(process: OwnedFd) -> Option<OwnedFd> {
     Some(kept)
 }
 
-fn tell(process: &OwnedFd, dir: &RuntimeDir, job: u64, strict: bool) {
+fn tell(process: &OwnedFd, pid: u32, dir: &RuntimeDir, job: u64, strict: bool) {
     let mut ended = libc::pollfd {
         fd: process.as_raw_fd(),
         events: libc::POLLIN,
@@ -100,17 +105,13 @@ fn tell(process: &OwnedFd, dir: &RuntimeDir, job: u64, strict: bool) {
     // No deadline: the job takes as long as it takes, and this ends with it.
     // SAFETY: one entry, which outlives the call.
     while unsafe { libc::poll(&raw mut ended, 1, -1) } < 0 && Errno::last() == Errno::EINTR {}
-    let status = connect::ask(|| connect::within(dir, ANSWER), Client::status);
-    let Ok(status) = status else {
+    let Some(job) = last_of(pid, dir, job) else {
         return;
     };
-    let Some(job) = status.jobs.iter().find(|one| one.id == job) else {
-        return;
-    };
-    let mut text = String::new();
+    let mut text = refusals_line(&job).unwrap_or_default();
     for process in job.escaped.iter().take(MOST) {
         text += "sublet: warning:";
-        text += ps::escaped_line(job, process).trim_end();
+        text += ps::escaped_line(&job, process).trim_end();
         text += if strict {
             "; the job was ended for it (--strict)\n"
         } else {
@@ -127,4 +128,56 @@ fn tell(process: &OwnedFd, dir: &RuntimeDir, job: u64, strict: bool) {
         );
     }
     let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// The job, once the arbiter has seen that process end and read what it had to say, or after
+/// [`SEEN`].
+fn last_of(pid: u32, dir: &RuntimeDir, job: u64) -> Option<JobStatus> {
+    let begun = Instant::now();
+    loop {
+        let status = connect::ask(|| connect::within(dir, ANSWER), Client::status).ok()?;
+        let job = status.jobs.into_iter().find(|one| one.id == job)?;
+        if job.processes.iter().all(|process| process.pid != pid) || begun.elapsed() > SEEN {
+            return Some(job);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What a program that ended for want of memory may not have said; `None`: nothing was refused.
+fn refusals_line(job: &JobStatus) -> Option<String> {
+    let times = match job.oom_count {
+        0 => return None,
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    };
+    Some(format!(
+        "sublet: job `{0}` was refused memory {times} by its limit of {1}; the largest request was {2} (see `sublet events --job {0}`)\n",
+        job.name,
+        short_bytes(job.oom_limit_bytes),
+        short_bytes(job.oom_largest_bytes),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_was_refused_memory_has_one_line_with_what_to_do_next() {
+        let mut job = JobStatus {
+            name: "train".into(),
+            ..JobStatus::default()
+        };
+        assert_eq!(refusals_line(&job), None);
+        job.oom_count = 1;
+        job.oom_largest_bytes = 3 << 30;
+        job.oom_limit_bytes = 8 << 30;
+        assert_eq!(
+            refusals_line(&job).unwrap(),
+            "sublet: job `train` was refused memory once by its limit of 8GiB; the largest request was 3GiB (see `sublet events --job train`)\n"
+        );
+        job.oom_count = 12;
+        assert!(refusals_line(&job).unwrap().contains(" 12 times "));
+    }
 }
