@@ -32,6 +32,8 @@ pub struct Cli {
 pub enum Command {
     /// Run a command as a job: inside a quota, with a share
     Run(Run),
+    /// Train two small jobs beside each other on the simulated GPU, to see what sublet does
+    Demo(Demo),
     /// Show the jobs and devices of the arbiter
     Ps(Ps),
     /// Show what happened: jobs, processes, refusals, memory, devices
@@ -98,6 +100,22 @@ pub struct Run {
     /// The command and its arguments
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
     pub command: Vec<OsString>,
+}
+
+/// Two jobs train at shares of 0.75 and 0.25 under an arbiter of their own; a third asks for more
+/// memory than it may have. Takes about 20 seconds and leaves nothing behind. Exits with 1 where
+/// something was not kept.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Use this machine's GPU
+    #[arg(long)]
+    pub gpu: bool,
+    /// How long the two train
+    #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = parse_demo_seconds)]
+    pub seconds: f64,
+    /// Print one JSON object: what each job asked for and got
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -302,6 +320,13 @@ fn parse_one_or_all(text: &str) -> Result<OneOrAll, String> {
     text.parse()
         .map(OneOrAll::One)
         .map_err(|error: control::BadDevice| format!("{error}, or `all`"))
+}
+
+fn parse_demo_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (5.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("`{text}` is no number of seconds from 5 to 3600")),
+    }
 }
 
 fn parse_solo_iteration(text: &str) -> Result<Duration, String> {

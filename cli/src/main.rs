@@ -6,6 +6,7 @@ mod args;
 mod cluster_command;
 mod config;
 mod connect;
+mod demo;
 mod doctor;
 mod events;
 mod exit;
@@ -38,6 +39,16 @@ fn main() -> ExitCode {
         }
     };
     let printed = match cli.command {
+        Command::Demo(args) => {
+            return match demo::demo(&args) {
+                Ok((text, true)) => show(&text),
+                Ok((text, false)) => {
+                    show(&text);
+                    ExitCode::FAILURE
+                }
+                Err(failure) => fail(&failure),
+            };
+        }
         Command::Doctor(args) => {
             return match doctor::doctor(&args) {
                 Ok((text, 0)) => show(&text),

@@ -299,6 +299,7 @@ pub const CRATES: [Crate; 16] = [
                 "the other commands",
                 &[
                     "arbiter_command",
+                    "demo",
                     "doctor",
                     "events",
                     "manual",
