@@ -57,6 +57,8 @@ pub enum Command {
     Switch(Switch),
     /// Show driver, devices and quotas, and whether a command's driver calls are all seen
     Doctor(Doctor),
+    /// Measure which jobs slow each other down on a GPU, and by how much
+    Interfere(Interfere),
     /// Run the arbiter: the daemon that decides who uses a GPU when
     Arbiter(Arbiter),
     /// Simulate a cluster: a trace of jobs under scheduling and packing policies, in virtual time
@@ -172,6 +174,40 @@ pub struct Doctor {
     /// A command to run as a job and to watch, with its arguments
     #[arg(value_name = "CMD", trailing_var_arg = true)]
     pub command: Vec<OsString>,
+}
+
+/// Runs each job of the plan by itself and beside each other one, and writes a report: heat map,
+/// tables, every raw figure. Stopped at any point, the same command goes on. Exits with 1 where
+/// runs failed.
+#[derive(Debug, Args)]
+pub struct Interfere {
+    /// The plan: jobs, which of them run together, modes, times
+    #[arg(value_name = "PLAN.toml")]
+    pub plan: PathBuf,
+    /// Where runs and report are kept
+    #[arg(long, value_name = "DIR", required_unless_present = "dry_run")]
+    pub out: Option<PathBuf>,
+    /// How often each run is made [default: the plan's, or 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: Option<u32>,
+    /// Seed of the order and of the confidence intervals [default: the plan's, or 1]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Make the runs again that failed
+    #[arg(long)]
+    pub retry: bool,
+    /// Print the time that it takes and every run, and do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// The device to share: index or UUID
+    #[arg(long, value_name = "N|UUID", default_value = "0")]
+    pub device: String,
+    /// Use the simulated GPU, also where there is a real one
+    #[arg(long)]
+    pub sim: bool,
+    /// Use this driver library instead of searching for libcuda.so.1
+    #[arg(long, value_name = "FILE", conflicts_with = "sim")]
+    pub driver: Option<PathBuf>,
 }
 
 /// Takes effect within a slice, and outlives the arbiter. What is refused changes nothing.
@@ -622,6 +658,12 @@ mod tests {
             (&["events", "--device", "x"], &["`x`", "UUID"]),
             (&["events", "-n", "-1"], &["`sublet events --help`"]),
             (&["events", "-n", "many"], &["'many'"]),
+            (&["interfere"], &["PLAN.toml", "`sublet interfere --help`"]),
+            (&["interfere", "p.toml"], &["--out"]),
+            (
+                &["interfere", "p.toml", "--out", "o", "--repeat", "0"],
+                &["'0'", "--repeat"],
+            ),
             (&["evict"], &["NAME", "`sublet evict --help`"]),
             (&["switch", "a"], &["IN"]),
             (&["evict", "a", "--timeout", "0"], &["'0'", "--timeout"]),

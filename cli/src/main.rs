@@ -11,6 +11,7 @@ mod doctor;
 mod events;
 mod exit;
 mod flags;
+mod interfere;
 mod json;
 mod manual;
 mod mistake;
@@ -62,6 +63,15 @@ fn main() -> ExitCode {
         Command::Events(args) => {
             return match events::events(&args) {
                 Ok(()) => ExitCode::SUCCESS,
+                Err(failure) => fail(&failure),
+            };
+        }
+        Command::Interfere(args) => {
+            return match interfere::interfere(&args) {
+                Ok((text, code)) => {
+                    show(&text);
+                    ExitCode::from(code)
+                }
                 Err(failure) => fail(&failure),
             };
         }

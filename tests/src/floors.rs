@@ -302,6 +302,7 @@ pub const CRATES: [Crate; 16] = [
                     "demo",
                     "doctor",
                     "events",
+                    "interfere",
                     "manual",
                     "moves",
                     "set",

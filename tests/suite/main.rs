@@ -11,6 +11,7 @@ mod hooks;
 mod host_process;
 mod hostile;
 mod imports;
+mod interfere;
 mod lease;
 mod loading;
 mod membership;

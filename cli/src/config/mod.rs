@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 
 use control::{DeviceSelector, DeviceSettings, JobSettings, Settings};
 
-pub use error::ConfigError;
+pub use error::{ConfigError, Source};
+pub use parse::scalar;
 pub use pattern::Pattern;
 pub use sections::{ClusterRule, JobMatch, Limits, ResidencyRule, TenantCeilings};
 

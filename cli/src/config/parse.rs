@@ -129,7 +129,7 @@ fn text_of<'v>(
 }
 
 /// Text, a number or a boolean as text.
-fn scalar<'v>(value: &'v DeValue<'_>) -> Option<Cow<'v, str>> {
+pub fn scalar<'v>(value: &'v DeValue<'_>) -> Option<Cow<'v, str>> {
     match value {
         DeValue::String(text) => Some(Cow::Borrowed(text)),
         DeValue::Float(number) => Some(number.as_str().into()),

@@ -6,6 +6,7 @@
 mod bad_input;
 mod events;
 mod fixture;
+mod interfere;
 mod json;
 mod ps_and_set;
 mod run;
