@@ -34,6 +34,8 @@ pub struct Journal {
     lines: Writer,
     seq: u64,
     kept: VecDeque<Event>,
+    /// Lines that were lost, as far as that was reported.
+    lost: u64,
     /// A loss is reported no sooner than this.
     quiet_until_ns: u64,
     /// UUIDs of the devices, by index.
@@ -134,6 +136,7 @@ impl Journal {
             lines: Writer::start("journal", sink)?,
             seq,
             kept: VecDeque::new(),
+            lost: 0,
             quiet_until_ns: 0,
             devices: Vec::new(),
         })
@@ -172,6 +175,7 @@ impl Journal {
             return;
         };
         self.quiet_until_ns = now_ns + QUIET_NS;
+        self.lost += lost.lines;
         let path = self.path.display();
         let why = match &lost.why {
             Some(error) => format!("{error}: free some space there"),
@@ -231,6 +235,11 @@ impl Journal {
         if let Some(uuids) = all.and_then(|all| all.iter().map(uuid_of).collect()) {
             fields.insert("uuids".into(), Value::Array(uuids));
         }
+    }
+
+    /// How many lines were lost, as far as that was reported.
+    pub fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// Waits until all lines are written, `limit` at most. Not for the loop.

@@ -38,6 +38,8 @@ pub struct Lifetime {
     is_over: bool,
     /// Since when there is no job.
     idle_since_ns: u64,
+    /// Turns of the loop, and by how much they began after their time.
+    turns: (u64, u64),
     /// Turns of the loop that have failed, and since when that is counted.
     failures: (u32, u64),
     /// `None`: nobody else can know of the directory.
@@ -53,6 +55,7 @@ impl Lifetime {
             hangups: None,
             is_over: false,
             idle_since_ns: now_ns,
+            turns: (0, 0),
             failures: (0, now_ns),
             _lock: lock,
         }
@@ -107,6 +110,17 @@ impl Lifetime {
         self.idle_since_ns.saturating_add(idle_ns)
     }
 
+    /// A turn of the loop has begun, so much after its time.
+    pub fn note_turn(&mut self, lag_ns: u64) {
+        self.turns.0 += 1;
+        self.turns.1 = self.turns.1.saturating_add(lag_ns);
+    }
+
+    /// How many turns the loop has had, and by how much they began after their time in all.
+    pub fn turns(&self) -> (u64, u64) {
+        self.turns
+    }
+
     /// A turn of the loop has failed; how many of them have lately.
     pub fn note_failure(&mut self, now_ns: u64) -> u32 {
         let (count, since_ns) = &mut self.failures;
@@ -134,6 +148,15 @@ mod tests {
             [1, 2, 3]
         );
         assert_eq!(lifetime.note_failure(2 + FAILURES_NS), 1);
+    }
+
+    #[test]
+    fn turns_and_their_lag_add_up() {
+        let mut lifetime = lifetime();
+        for lag_ns in [0, 5, u64::MAX] {
+            lifetime.note_turn(lag_ns);
+        }
+        assert_eq!(lifetime.turns(), (3, u64::MAX));
     }
 
     #[test]

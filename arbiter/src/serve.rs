@@ -247,6 +247,7 @@ impl Arbiter {
                 .map_err(Error::io("wait for events"))?;
             let woken_ns = self.clock.mono_ns();
             let stall_ns = woken_ns.saturating_sub(deadline_ns.unwrap_or(woken_ns));
+            self.lifetime.note_turn(stall_ns);
             let mut failed = false;
             for event in &events {
                 failed |= self.contained(|arbiter| arbiter.on_event(*event)).is_none();

@@ -7,6 +7,7 @@ use control::{
 use policy::TenantId;
 
 use crate::convert;
+use crate::dispatch::DeviceScheduler;
 use crate::residency_survey;
 use crate::serve::Arbiter;
 use crate::spec;
@@ -36,6 +37,9 @@ impl Arbiter {
                 .map(|after| after.as_secs()),
             host_memory_limit_bytes: self.capacity.books().limit_bytes(),
             host_memory_used_bytes: self.capacity.books().used_bytes(),
+            loop_turns: self.lifetime.turns().0,
+            loop_lag_ns: self.lifetime.turns().1,
+            journal_lost: self.journal.lost(),
             devices: self.device_statuses(),
             jobs: self.jobs(),
         }
@@ -104,6 +108,8 @@ impl Arbiter {
                     .filter_map(|tenant| tenant.spec.settings.share)
                     .sum(),
                 busy_fraction: scheduler.map_or(0.0, |scheduler| scheduler.busy_part(now_ns)),
+                busy_ns: scheduler.map_or(0, DeviceScheduler::busy_ns),
+                grants: scheduler.map_or(0, DeviceScheduler::grants),
                 unmanaged: self.unmanaged(device),
                 pressure: self.pressure_on(index),
             }

@@ -1,6 +1,7 @@
 //! The command line: each flag declared once, and every mistake reported in one line.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::mistake;
 const EXIT_CODES: &str = "\
 Exit codes:
   the command's own  once `sublet run` has started it
-  0    done (`ps` and `events` also where no arbiter runs)
+  0    done (`ps`, `events` and `metrics --once` also where no arbiter runs)
   125  sublet itself failed: a bad flag, value or file, a refusal, no arbiter; nothing was started
   126  the command was found but cannot be executed
   127  the command was not found";
@@ -38,6 +39,8 @@ pub enum Command {
     Ps(Ps),
     /// Show what happened: jobs, processes, refusals, memory, devices
     Events(Events),
+    /// Serve the figures of the arbiter, its devices and its jobs to Prometheus
+    Metrics(Metrics),
     /// Change the settings of a running job
     Set(Set),
     /// Give jobs no device time until they are resumed
@@ -154,6 +157,18 @@ pub struct Events {
     /// Print one JSON object for each event
     #[arg(long)]
     pub json: bool,
+}
+
+/// Asks the arbiter at each scrape of /metrics. Where it does not answer, `sublet_up` is 0.
+#[derive(Debug, Args)]
+pub struct Metrics {
+    /// Where to listen; port 0 takes a free one, which is then printed. Everybody who reaches it
+    /// reads the names of jobs and users
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9464")]
+    pub listen: SocketAddr,
+    /// Print the figures once, in Prometheus's text format, and end
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Exits with 1 where something gets past the library, or would.
@@ -664,6 +679,7 @@ mod tests {
                 &["interfere", "p.toml", "--out", "o", "--repeat", "0"],
                 &["'0'", "--repeat"],
             ),
+            (&["metrics", "--listen", "9464"], &["'9464'", "--listen"]),
             (&["evict"], &["NAME", "`sublet evict --help`"]),
             (&["switch", "a"], &["IN"]),
             (&["evict", "a", "--timeout", "0"], &["'0'", "--timeout"]),

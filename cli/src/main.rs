@@ -14,6 +14,7 @@ mod flags;
 mod interfere;
 mod json;
 mod manual;
+mod metrics;
 mod mistake;
 mod moves;
 mod ps;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
                 Err(failure) => fail(&failure),
             };
         }
+        Command::Metrics(args) => metrics::metrics(&args),
         Command::Evict(args) => return moved(moves::evict(&args)),
         Command::Restore(args) => return moved(moves::restore(&args)),
         Command::Switch(args) => return moved(moves::switch(&args)),

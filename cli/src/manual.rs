@@ -39,7 +39,7 @@ mod tests {
             clap_complete::Shell::Fish,
         ] {
             let script = completions(&Completions { shell });
-            for word in ["share-min", "quantum", "completions", "follow"] {
+            for word in ["share-min", "quantum", "completions", "follow", "once"] {
                 assert!(script.contains(word), "{shell}: {word}");
             }
         }

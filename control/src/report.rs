@@ -254,6 +254,10 @@ pub struct DeviceStatus {
     pub share_promised: f64,
     /// Part of the last window in which some job held the device.
     pub busy_fraction: f64,
+    /// Time in which it was in use, since this arbiter has known it.
+    pub busy_ns: u64,
+    /// Slices granted on it in that time.
+    pub grants: u64,
     /// Processes that the driver knows on the device, and that belong to no job: nothing limits
     /// them.
     pub unmanaged: Vec<UnmanagedProcess>,
@@ -304,6 +308,11 @@ pub struct ArbiterStatus {
     pub host_memory_limit_bytes: u64,
     /// What they take.
     pub host_memory_used_bytes: u64,
+    /// Turns of its loop, and by how much they began after their time, in all.
+    pub loop_turns: u64,
+    pub loop_lag_ns: u64,
+    /// Lines of the journal that could not be written.
+    pub journal_lost: u64,
     pub devices: Vec<DeviceStatus>,
     pub jobs: Vec<JobStatus>,
 }

@@ -304,6 +304,7 @@ pub const CRATES: [Crate; 16] = [
                     "events",
                     "interfere",
                     "manual",
+                    "metrics",
                     "moves",
                     "set",
                     "simulate",

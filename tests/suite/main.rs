@@ -15,6 +15,7 @@ mod interfere;
 mod lease;
 mod loading;
 mod membership;
+mod metrics;
 mod namespaces;
 mod one_table;
 mod quota;

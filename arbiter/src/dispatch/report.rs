@@ -101,6 +101,16 @@ impl DeviceScheduler {
         self.time.busy_part(now_ns)
     }
 
+    /// How long it was in use, in nanoseconds.
+    pub fn busy_ns(&self) -> u64 {
+        self.time.busy_ns()
+    }
+
+    /// How many slices were granted.
+    pub fn grants(&self) -> u64 {
+        self.grants
+    }
+
     /// What a tenant used.
     pub fn usage(&self, tenant: TenantId) -> Option<&Usage> {
         Some(self.roster.find(tenant)?.usage())

@@ -13,6 +13,7 @@ pub(super) struct TimeAccount {
     /// When the next look was planned.
     planned_ns: Option<u64>,
     busy: Recent,
+    busy_ns: u64,
 }
 
 /// A stretch of time that is accounted now.
@@ -32,6 +33,7 @@ impl TimeAccount {
             charged_ns: now_ns,
             planned_ns: None,
             busy: Recent::default(),
+            busy_ns: 0,
         }
     }
 
@@ -62,6 +64,12 @@ impl TimeAccount {
     /// The device was in use for so long.
     pub fn add_busy(&mut self, now_ns: u64, ns: u64) {
         self.busy.add(now_ns, ns);
+        self.busy_ns += ns;
+    }
+
+    /// How long it was in use in all.
+    pub fn busy_ns(&self) -> u64 {
+        self.busy_ns
     }
 
     /// Part of the last second in which it was.

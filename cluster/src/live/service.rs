@@ -276,12 +276,8 @@ impl Service {
 }
 
 impl Site for Service {
-    fn secret(&self) -> &Secret {
-        &self.secret
-    }
-
-    fn hook(&self) -> &HookId {
-        &self.id
+    fn proof(&self) -> Option<(&Secret, &HookId)> {
+        Some((&self.secret, &self.id))
     }
 
     fn is_open(&self, method: &str, path: &str) -> bool {

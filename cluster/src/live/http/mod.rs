@@ -3,6 +3,7 @@
 //! proofs that belong to one connection.
 
 pub mod client;
+pub mod pages;
 pub mod server;
 
 use hyper::Version;

@@ -83,6 +83,10 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
+/// Beside an answer that is not JSON: its `Content-Type`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MediaType(pub &'static str);
+
 impl IntoResponse for Response {
     fn into_response(self) -> axum::response::Response {
         (status(self.status), self.body).into_response()
@@ -95,10 +99,9 @@ fn status(number: u16) -> StatusCode {
 
 /// What is served beside the routes. Nothing here may wait.
 pub trait Site: Send + Sync {
-    /// What everybody has to know.
-    fn secret(&self) -> &Secret;
-    /// Who serves.
-    fn hook(&self) -> &HookId;
+    /// What everybody has to know, and who serves; `None`: there are no sessions, and every route
+    /// is open.
+    fn proof(&self) -> Option<(&Secret, &HookId)>;
     /// Whether this needs no token. Such a route may not wait.
     fn is_open(&self, method: &str, path: &str) -> bool;
     /// Bytes of the longest body that is taken there.
@@ -464,7 +467,13 @@ impl Peer {
             Verdict::Began(said) => encode(said, None, keep),
             Verdict::Open => {
                 let request = hyper::Request::from_parts(head, Body::empty());
-                encode(routed(&self.door.routes, request).await, None, false)
+                let (said, media) = routed_as(&self.door.routes, request).await;
+                let mut answer = encode(said, None, false);
+                if let Some(MediaType(media)) = media {
+                    let media = HeaderValue::from_static(media);
+                    answer.headers_mut().insert(header::CONTENT_TYPE, media);
+                }
+                answer
             }
             Verdict::Genuine(signature) => {
                 let (said, code, taken) = self.carry_out(head, body, length, signature).await;
@@ -498,12 +507,13 @@ impl Peer {
             && session.is_none()
             && let Some(query) = path.strip_prefix(SESSION)
             && let Some(nonce) = query.strip_prefix("?nonce=")
+            && let Some((secret, hook)) = site.proof()
         {
             if !auth::is_nonce(nonce) {
                 let text = "the nonce is not 64 hexadecimal digits";
                 return Verdict::Tell(problem(400, text));
             }
-            let Ok((challenge, own)) = site.secret().answer(nonce, site.hook()) else {
+            let Ok((challenge, own)) = secret.answer(nonce, hook) else {
                 return Verdict::Tell(problem(503, "this host has no random numbers"));
             };
             *session = Some(own);
@@ -531,7 +541,7 @@ impl Peer {
         }
         let text = if place.is_some() {
             "this is not the session's next request, or somebody has altered it"
-        } else if path != SESSION && site.is_open(method, path) {
+        } else if site.proof().is_none() || path != SESSION && site.is_open(method, path) {
             return Verdict::Open;
         } else {
             "this is for those who know the hook's token and prove it; `sublet cluster` does with --token-file, docs/how-to/cluster.md says how"
@@ -628,18 +638,28 @@ impl Peer {
 
 /// What the routes answer.
 async fn routed(routes: &Router, request: hyper::Request<Body>) -> Response {
+    routed_as(routes, request).await.0
+}
+
+/// The same, and what it is if it is not JSON.
+async fn routed_as(
+    routes: &Router,
+    request: hyper::Request<Body>,
+) -> (Response, Option<MediaType>) {
     let answer = match routes.clone().call(request).await {
         Ok(answer) => answer,
         Err(never) => match never {},
     };
     let status = answer.status().as_u16();
-    match to_bytes(answer.into_body(), usize::MAX).await {
+    let media = answer.extensions().get::<MediaType>().copied();
+    let said = match to_bytes(answer.into_body(), usize::MAX).await {
         Ok(body) => Response {
             status,
             body: body.into(),
         },
         Err(error) => problem(500, &format!("the answer cannot be written: {error}")),
-    }
+    };
+    (said, media)
 }
 
 /// The path with its query, as it is signed.

@@ -1,0 +1,178 @@
+//! Where a job runs, as the control group of a process says: its container, its pod, its Slurm job.
+//! That file is open to every user. Environments of other users' processes are not looked at.
+
+use std::fs::File;
+use std::io::Read;
+
+/// A path in a control group is no longer; more than that is not read.
+const MAX_BYTES: u64 = 16 << 10;
+/// Digits of a container's id.
+const ID_DIGITS: usize = 64;
+
+/// Each is empty where the job is in none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Place {
+    /// 64 hexadecimal digits.
+    pub container: String,
+    /// UID of the pod, as Kubernetes writes it.
+    pub pod: String,
+    /// Number of the job.
+    pub slurm_job: String,
+}
+
+impl Place {
+    /// Of a process of this PID namespace; `None`: it has ended, or runs in none of these.
+    pub fn of_process(pid: u32) -> Option<Self> {
+        let mut text = String::new();
+        File::open(format!("/proc/{pid}/cgroup"))
+            .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
+            .ok()?;
+        Some(Self::of(&text)).filter(|place| *place != Self::default())
+    }
+
+    /// This one, with what it lacks from another.
+    pub fn or(self, other: Self) -> Self {
+        let or = |own: String, other| if own.is_empty() { other } else { own };
+        Self {
+            container: or(self.container, other.container),
+            pod: or(self.pod, other.pod),
+            slurm_job: or(self.slurm_job, other.slurm_job),
+        }
+    }
+
+    /// By the text of a process's `cgroup` file: a line for each hierarchy, with a path at its end.
+    fn of(text: &str) -> Self {
+        let mut place = Self::default();
+        for line in text.lines() {
+            // hierarchy:controllers:path, where the path may have colons.
+            let path = line.splitn(3, ':').nth(2).unwrap_or_default();
+            let mut in_slurm = false;
+            for part in path.split('/') {
+                in_slurm |= part.starts_with("slurm");
+                if let Some(id) = container(part) {
+                    // The innermost one.
+                    place.container = id;
+                }
+                if let Some(uid) = pod(part) {
+                    place.pod = uid;
+                }
+                let job = part.strip_prefix("job_").filter(|_| in_slurm);
+                if let Some(job) = job.filter(|job| is_number(job)) {
+                    place.slurm_job = job.to_owned();
+                }
+            }
+        }
+        place
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    (1..=20).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// `docker-ID.scope`, `cri-containerd-ID.scope`, `crio-ID.scope`, `libpod-ID.scope`, `ID`.
+fn container(part: &str) -> Option<String> {
+    let part = part.strip_suffix(".scope").unwrap_or(part);
+    let id = part.rsplit('-').next()?;
+    let is_id = id.len() == ID_DIGITS
+        && id
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    is_id.then(|| id.to_owned())
+}
+
+/// `podUID`, or `kubepods-burstable-podUID.slice` with underscores in the UID.
+fn pod(part: &str) -> Option<String> {
+    let part = part.strip_suffix(".slice").unwrap_or(part);
+    let from = part.rfind("pod")?;
+    let before = &part[..from];
+    if !before.is_empty() && !before.starts_with("kubepods") {
+        return None;
+    }
+    let uid = part[from + 3..].replace('_', "-");
+    let is_uid = (32..=36).contains(&uid.len())
+        && uid
+            .bytes()
+            .all(|byte| byte == b'-' || byte.is_ascii_hexdigit());
+    is_uid.then_some(uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    const UID: &str = "6c2f4f52-7d6e-4b1c-9d0e-1f2a3b4c5d6e";
+
+    #[test]
+    fn containers_pods_and_slurm_jobs_are_found_in_paths() {
+        let under = UID.replace('-', "_");
+        for (text, container, pod, slurm_job) in [
+            (format!("0::/system.slice/docker-{ID}.scope\n"), ID, "", ""),
+            (format!("12:memory:/docker/{ID}\n0::/\n"), ID, "", ""),
+            (
+                format!("0::/machine.slice/libpod-{ID}.scope/container\n"),
+                ID,
+                "",
+                "",
+            ),
+            (
+                format!(
+                    "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope\n"
+                ),
+                ID,
+                UID,
+                "",
+            ),
+            (
+                format!("4:devices:/kubepods/besteffort/pod{UID}/{ID}\n"),
+                ID,
+                UID,
+                "",
+            ),
+            (
+                "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n".into(),
+                "",
+                "",
+                "4711",
+            ),
+            (
+                "6:cpuset:/slurm/uid_1000/job_12/step_batch\n".into(),
+                "",
+                "",
+                "12",
+            ),
+            (
+                "0::/user.slice/user-1000.slice/session-3.scope\n".into(),
+                "",
+                "",
+                "",
+            ),
+            // Names of others.
+            ("0::/system.slice/podman.service/job_7\n".into(), "", "", ""),
+            (
+                "0::/tripod0123456789abcdef0123456789abcdef\n".into(),
+                "",
+                "",
+                "",
+            ),
+            ("0::/slurm/job_x/job_\n".into(), "", "", ""),
+            (format!("0::/{}\n", ID.to_uppercase()), "", "", ""),
+            ("no line of that kind".into(), "", "", ""),
+            (String::new(), "", "", ""),
+        ] {
+            let place = Place::of(&text);
+            let found = (
+                place.container.as_str(),
+                place.pod.as_str(),
+                place.slurm_job.as_str(),
+            );
+            assert_eq!(found, (container, pod, slurm_job), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_nowhere() {
+        assert_eq!(Place::of_process(u32::MAX), None);
+    }
+}
