@@ -45,11 +45,6 @@ impl Host {
             .current_dir(guardian.dir())
             .stdin(Stdio::null())
             .stderr(Stdio::piped());
-        if driver.simulated.is_some() {
-            let state = guardian.dir().join("look");
-            std::fs::create_dir_all(&state).context("cannot make a directory")?;
-            command.env("SUBLET_SIM_STATE", state);
-        }
         guardian.adopt(&mut command);
         let output = command.output().context("cannot ask for the devices")?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -98,6 +93,13 @@ impl Host {
             device: found.clone(),
             about,
         })
+    }
+}
+
+impl Host {
+    /// The device's number, as NVML counts.
+    pub fn index(&self) -> Option<u32> {
+        u32::try_from(self.device["index"].as_u64()?).ok()
     }
 }
 

@@ -14,7 +14,9 @@ pub struct Solo {
     pub unit: String,
     pub samples: Vec<Sample>,
     pub speed: Option<f64>,
+    /// Parts of the time in which it had the device compute, and the device's memory at work.
     pub busy: Option<f64>,
+    pub memory_busy: Option<f64>,
     pub copy_bytes_per_s: Option<f64>,
     pub reason: Option<String>,
 }
@@ -30,8 +32,9 @@ pub struct Cell {
     pub beside: Vec<String>,
     pub samples: Vec<Sample>,
     pub estimate: Option<Estimate>,
-    /// Sum of what the jobs are busy in their solo runs; the same of the bytes that they copy.
+    /// Sums over the jobs' solo runs: busy fractions, the memory's, bytes copied in a second.
     pub busy_sum: Option<f64>,
+    pub memory_sum: Option<f64>,
     pub copy_sum: Option<f64>,
     /// Runs of the plan, and those that have figures.
     pub wanted: usize,
@@ -61,7 +64,8 @@ impl Matrix {
                     job: job.name.clone(),
                     unit: job.progress.unit().to_owned(),
                     speed: mean(samples.iter().map(|sample| sample.speed)),
-                    busy: mean_of(|figures| figures.busy),
+                    busy: mean(runs.done().filter_map(|record| record.device_busy)),
+                    memory_busy: mean(runs.done().filter_map(|record| record.memory_busy)),
                     copy_bytes_per_s: mean_of(|figures| figures.copy_bytes_per_s),
                     reason: runs.reason(plan),
                     samples,
@@ -109,6 +113,7 @@ impl Matrix {
                 beside,
                 estimate,
                 busy_sum: sum(|solo| solo.busy),
+                memory_sum: sum(|solo| solo.memory_busy),
                 copy_sum: sum(|solo| solo.copy_bytes_per_s),
                 wanted: plan.repeat as usize,
                 done: samples.len(),
@@ -145,6 +150,7 @@ impl Matrix {
             json!({
                 "mode": solo.mode, "job": solo.job, "unit": solo.unit, "speed": solo.speed,
                 "runs": solo.samples.len(), "busy": solo.busy,
+                "memory_busy": solo.memory_busy,
                 "copy_bytes_per_s": solo.copy_bytes_per_s, "reason": solo.reason,
             })
         });
@@ -156,7 +162,8 @@ impl Matrix {
                 "slowdown": estimate.map(|one| one.value),
                 "low": estimate.map(|one| one.low), "high": estimate.map(|one| one.high),
                 "runs": cell.done, "runs_wanted": cell.wanted, "reason": cell.reason,
-                "busy_sum": cell.busy_sum, "copy_bytes_per_s_sum": cell.copy_sum,
+                "busy_sum": cell.busy_sum,
+                "memory_busy_sum": cell.memory_sum, "copy_bytes_per_s_sum": cell.copy_sum,
             })
         });
         json!({ "solo": solos.collect::<Vec<_>>(), "slowdowns": cells.collect::<Vec<_>>() })

@@ -6,6 +6,7 @@
 //! However the experiment ends, its processes end with it (`supervise`), and the same command goes
 //! on from the store.
 
+mod device;
 mod host;
 mod matrix;
 mod plan;
@@ -35,6 +36,7 @@ use crate::connect;
 use crate::exit::Result;
 use crate::run::driver::{self, Driver, Wish};
 use crate::run::install::Install;
+use device::Watched;
 use host::Host;
 use matrix::Matrix;
 use plan::Plan;
@@ -76,7 +78,15 @@ pub fn interfere(args: &Interfere) -> Result<(String, u8)> {
     }
     let there = arbiter_of_the_host(&plan, &driver, &args.device)?;
     let guardian = Guardian::start()?;
+    let state = guardian.dir().join("sim");
+    fs::create_dir_all(&state).with_context(|| format!("cannot make {}", state.display()))?;
+    if driver.simulated.is_some() {
+        // One simulated device for the whole experiment, which this process looks at as well.
+        // SAFETY: this process has one thread.
+        unsafe { env::set_var("SUBLET_SIM_STATE", &state) };
+    }
     let host = Host::look(&executable, &guardian, &driver, &args.device, &plan)?;
+    let watched = host.index().and_then(|index| Watched::open(&driver, index));
     let (mut store, found) = Store::open(out, &host.about)?;
     say(&format!("sublet: {summary}"));
     if let Some(simulated) = driver.simulated {
@@ -110,6 +120,7 @@ pub fn interfere(args: &Interfere) -> Result<(String, u8)> {
         driver: &driver,
         device: &args.device,
         there,
+        watched: watched.as_ref(),
         clocks: &|| host::clocks_now(&driver, &args.device),
     };
     run_all(&runner, &left, runs.len(), &mut store, &mut records)?;

@@ -513,14 +513,16 @@ fn environment(table: &mut Table<'_, '_>) -> Result<BTreeMap<String, String>, Co
             let message = format!("env: `{}` is no name of a variable", name.escape_debug());
             return Err(source.wrong(at, message));
         }
-        if name.starts_with("SUBLET_") && !name.starts_with("SUBLET_SIM_") {
+        if name.starts_with("SUBLET_SIM_") {
             let message = format!(
-                "env: `{name}` is sublet's own: use the plan's keys (mem, share), or take it away"
+                "env: `{name}` describes the device of all jobs: set it for `sublet interfere`"
             );
             return Err(source.wrong(at, message));
         }
-        if name == "SUBLET_SIM_STATE" {
-            let message = "env: `SUBLET_SIM_STATE` is set anew for each run: take it away";
+        if name.starts_with("SUBLET_") {
+            let message = format!(
+                "env: `{name}` is sublet's own: use the plan's keys (mem, share), or take it away"
+            );
             return Err(source.wrong(at, message));
         }
         let at = value.span();
@@ -1024,7 +1026,7 @@ mod tests {
             ("env = { \"A=\" = 1 }", "4:9", &["`A=`"]),
             ("env = { A = [1] }", "4:13", &["`A`"]),
             ("env = { SUBLET_MEM = \"1G\" }", "4:9", &["sublet's own"]),
-            ("env = { SUBLET_SIM_STATE = \"x\" }", "4:9", &["anew"]),
+            ("env = { SUBLET_SIM_SPEED = 2 }", "4:9", &["all jobs"]),
             ("progress = \"steps\"", "4:12", &["`steps`", "iterations"]),
             (
                 "progress = { line = \"x\" }",

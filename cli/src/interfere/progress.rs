@@ -47,6 +47,18 @@ impl Samples {
                 "made too little progress to be timed ({made} {unit} in the window): measure for longer"
             ));
         }
+        // One that stands still at an end of the window has no such speed.
+        let ends = self.seen.first().zip(self.seen.last());
+        let (begin, end) = ends.map_or((0.0, 0.0), |(begin, end)| (begin.0, end.0));
+        let gaps = changes.windows(2).map(|two| two[1].0 - two[0].0);
+        let longest = gaps.fold(0.0, f64::max).max((end - begin) / 15.0);
+        let still = (first.0 - begin).max(end - last.0);
+        if still > 3.0 * longest {
+            return Err(format!(
+                "stood still for {still:.1} s of the window of {:.1} s (steps of its {unit} took {longest:.2} s at most)",
+                end - begin
+            ));
+        }
         let (mut counted, mut seconds) = (0.0, 0.0);
         for two in changes.windows(2) {
             // PANIC: windows of two.
@@ -249,6 +261,23 @@ mod tests {
             "{little}"
         );
         assert!(samples([]).speed("steps").is_err());
+    }
+
+    #[test]
+    fn a_job_that_stands_still_at_an_end_has_no_speed() {
+        let seen = |from: f64, to: f64| {
+            let at = (0..=50).map(|at| f64::from(at) / 10.0);
+            samples(at.map(|seconds| (seconds, (seconds.clamp(from, to) * 10.0).round())))
+        };
+        assert!(seen(0.0, 5.0).speed("steps").is_ok());
+        assert!(
+            seen(0.5, 4.5).speed("steps").is_ok(),
+            "within what noise does"
+        );
+        for (from, to) in [(0.0, 3.0), (2.0, 5.0)] {
+            let error = seen(from, to).speed("steps").unwrap_err();
+            assert!(error.contains("stood still for 2"), "{error}");
+        }
     }
 
     #[test]

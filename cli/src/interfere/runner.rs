@@ -21,9 +21,11 @@ use control::{ArbiterStatus, Client, IterationSource, JobStatus};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+use super::device::{Rate, Watched};
 use super::plan::{Mode, Plan, Progress, names_in_run};
 use super::progress::{Lines, Samples, last_lines};
 use super::schedule::Run;
+use super::statistics::mean;
 use super::store::{Figures, Record};
 use super::supervise::Guardian;
 use crate::connect;
@@ -52,6 +54,8 @@ pub struct Runner<'a> {
     pub device: &'a str,
     /// Of the arbiter that is there, in place of one of our own.
     pub there: Option<RuntimeDir>,
+    /// The device, where NVML knows it.
+    pub watched: Option<&'a Watched>,
     /// Asks the device for its clocks.
     pub clocks: &'a dyn Fn() -> Option<String>,
 }
@@ -61,6 +65,8 @@ struct Failed {
     why: String,
     /// The job that it is about.
     job: Option<usize>,
+    /// What else has said something to it.
+    said: Option<String>,
 }
 
 impl Failed {
@@ -68,6 +74,7 @@ impl Failed {
         Self {
             why: why.into(),
             job: Some(job),
+            said: None,
         }
     }
 
@@ -75,6 +82,7 @@ impl Failed {
         Self {
             why: why.into(),
             job: None,
+            said: None,
         }
     }
 }
@@ -100,6 +108,8 @@ impl Runner<'_> {
             failed: None,
             last_lines: None,
             figures: Vec::new(),
+            device_busy: None,
+            memory_busy: None,
             clocks: None,
         };
         let mut together = Together {
@@ -120,7 +130,8 @@ impl Runner<'_> {
                 Some(job) => format!("job `{}` {}", record.jobs[job], failed.why),
                 None => failed.why,
             });
-            record.last_lines = failed.job.map(|job| place.last_lines(job));
+            let of_job = || failed.job.map(|job| place.last_lines(job));
+            record.last_lines = failed.said.or_else(of_job);
         }
         Ok(record)
     }
@@ -148,7 +159,7 @@ impl Place {
     fn new(dir: PathBuf) -> anyhow::Result<Self> {
         // What a run that was cut short has left.
         let _ = fs::remove_dir_all(&dir);
-        for path in [dir.clone(), dir.join("run"), dir.join("sim")] {
+        for path in [dir.clone(), dir.join("run")] {
             fs::DirBuilder::new()
                 .mode(0o700)
                 .create(&path)
@@ -241,9 +252,6 @@ impl Together<'_> {
             None => self.place.0.join("run"),
         };
         command.env("SUBLET_RUNTIME_DIR", runtime_dir);
-        if self.runner.driver.simulated.is_some() {
-            command.env("SUBLET_SIM_STATE", self.place.0.join("sim"));
-        }
         // What lies beside `sublet` is found without a path, where nothing else is called so.
         let mut path: Vec<PathBuf> = env::var_os("PATH")
             .map(|path| env::split_paths(&path).collect())
@@ -301,6 +309,7 @@ impl Together<'_> {
             if ended.is_some() || begun.elapsed() > LISTENS {
                 end_group(&mut child, Duration::ZERO);
                 let said = last_lines(&dir.log_file());
+                let said = said.lines().last().unwrap_or("it said nothing");
                 return Err(anyhow!("the run's arbiter did not begin to listen: {said}"));
             }
             thread::sleep(Duration::from_millis(2));
@@ -330,6 +339,7 @@ impl Together<'_> {
         while !dir.join("control").exists() {
             if begun.elapsed() > LISTENS {
                 let said = last_lines(&self.place.0.join("mps.log"));
+                let said = said.lines().last().unwrap_or("it said nothing");
                 return Err(anyhow!("the MPS daemon did not begin to listen: {said}"));
             }
             thread::sleep(LOOK);
@@ -456,10 +466,10 @@ impl Together<'_> {
         };
         match arbiter.client.status() {
             Ok(status) => Ok(Some(status)),
-            Err(error) => Err(Failed::all(format!(
-                "the arbiter did not answer: {error}; {}",
-                last_lines(&arbiter.dir.log_file())
-            ))),
+            Err(error) => Err(Failed {
+                said: Some(last_lines(&arbiter.dir.log_file())),
+                ..Failed::all(format!("the arbiter did not answer: {error}"))
+            }),
         }
     }
 
@@ -535,6 +545,9 @@ impl Together<'_> {
         let begun = Instant::now();
         let first = self.status()?;
         let mut samples = vec![Samples::default(); self.jobs.len()];
+        // What was before does not count.
+        self.runner.watched.and_then(Watched::look);
+        let mut rates: Vec<Rate> = Vec::new();
         let mut next = begun;
         let last = loop {
             let seconds = begun.elapsed().as_secs_f64();
@@ -547,6 +560,7 @@ impl Together<'_> {
                     samples.add(seconds, counted);
                 }
             }
+            rates.extend(self.runner.watched.and_then(Watched::look));
             let now = Instant::now();
             if now >= begun + time {
                 break status;
@@ -556,6 +570,10 @@ impl Together<'_> {
             thread::sleep(next.min(begun + time).saturating_duration_since(now));
         };
         record.window_s = begun.elapsed().as_secs_f64();
+        // The first look is of what was before, or of nothing.
+        let rates = rates.get(1..).unwrap_or_default();
+        record.device_busy = mean(rates.iter().map(|rate| rate.busy));
+        record.memory_busy = mean(rates.iter().filter_map(|rate| rate.memory));
         record.clocks = (self.runner.clocks)();
         for (job, samples) in samples.into_iter().enumerate() {
             let unit = self.progress(job).unit().to_owned();
@@ -608,7 +626,7 @@ fn fill(figures: &mut Figures, from: &JobStatus, to: &JobStatus, seconds: f64) {
     let device_ns = to.device_time_ns.saturating_sub(from.device_time_ns);
     figures.device_time_ns = Some(device_ns);
     // CAST: far below 2^53 nanoseconds.
-    figures.busy = Some(device_ns as f64 / 1e9 / seconds);
+    figures.held = Some(device_ns as f64 / 1e9 / seconds);
     figures.wait_time_ns = Some(to.wait_time_ns.saturating_sub(from.wait_time_ns));
     figures.launches = Some(to.launches.saturating_sub(from.launches));
     figures.mem_peak_bytes = Some(to.mem_peak_bytes);

@@ -37,6 +37,9 @@ pub struct Record {
     pub last_lines: Option<String>,
     /// By job, as in `jobs`; empty where the run failed.
     pub figures: Vec<Figures>,
+    /// Parts of the window in which the device computed, and in which its memory was used, by NVML.
+    pub device_busy: Option<f64>,
+    pub memory_busy: Option<f64>,
     /// What the device's clocks were at the end of the window, where that is known.
     pub clocks: Option<String>,
 }
@@ -53,8 +56,8 @@ pub struct Figures {
     pub part_speeds: Vec<f64>,
     /// Seconds since the window began, and how far the job was.
     pub samples: Vec<(f64, f64)>,
-    /// Part of the window that it was charged as device time.
-    pub busy: Option<f64>,
+    /// Part of the window that it was charged as device time: what it held.
+    pub held: Option<f64>,
     pub device_time_ns: Option<u64>,
     pub wait_time_ns: Option<u64>,
     pub launches: Option<u64>,
@@ -265,7 +268,7 @@ pub mod tests {
             speed: *speed,
             part_speeds: vec![*speed; 10],
             samples: vec![(0.0, 0.0), (1.0, *speed)],
-            busy: Some(0.5),
+            held: Some(0.5),
             ..Figures::default()
         });
         Record {
@@ -280,6 +283,8 @@ pub mod tests {
             failed: None,
             last_lines: None,
             figures: figures.collect(),
+            device_busy: Some(0.5),
+            memory_busy: None,
             clocks: None,
         }
     }

@@ -120,8 +120,8 @@ fn of_mode(experiment: &Experiment<'_>, mode: Mode) -> String {
     let _ = writeln!(html, "<figure>{}</figure>", heat_map(plan, matrix, mode));
     html += &table(matrix, mode);
     html += "<h3>Solo runs</h3>\n<table><thead><tr><th scope=\"col\">Job</th>\
-             <th scope=\"col\">Speed</th><th scope=\"col\">Busy</th>\
-             <th scope=\"col\">Copied a second</th><th scope=\"col\">Runs</th></tr></thead><tbody>\n";
+             <th scope=\"col\">Speed</th><th scope=\"col\">Device busy</th>\
+             <th scope=\"col\">Its memory</th><th scope=\"col\">Copied a second</th><th scope=\"col\">Runs</th></tr></thead><tbody>\n";
     for solo in matrix.solos.iter().filter(|solo| solo.mode == mode) {
         let known = |value: Option<f64>, unit: &str| {
             value.map_or("not known".to_owned(), |value| {
@@ -131,10 +131,11 @@ fn of_mode(experiment: &Experiment<'_>, mode: Mode) -> String {
         let _ = writeln!(
             html,
             "<tr><th scope=\"row\">{}</th><td class=\"n\">{}</td><td class=\"n\">{}</td>\
-             <td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+             <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
             escape(&solo.job),
             escape(&known(solo.speed, &format!(" {}/s", solo.unit))),
             known(solo.busy.map(|busy| 100.0 * busy), " %"),
+            known(solo.memory_busy.map(|busy| 100.0 * busy), " %"),
             known(solo.copy_bytes_per_s, "B"),
             solo.samples.len()
         );
@@ -150,6 +151,16 @@ fn of_mode(experiment: &Experiment<'_>, mode: Mode) -> String {
                 "sum of the busy fractions in solo runs",
             ),
             |cell| cell.busy_sum,
+        ),
+        against(
+            matrix,
+            mode,
+            (
+                "memory",
+                "Slowdown against the sum of what the device's memory is busy",
+                "sum of the memory's busy fractions in solo runs",
+            ),
+            |cell| cell.memory_sum,
         ),
         against(
             matrix,
@@ -241,7 +252,7 @@ fn runs(experiment: &Experiment<'_>) -> String {
     let mut html = String::from(
         "<h2>Runs</h2>\n<details open><summary>Speeds of every run</summary>\n<div class=\"wide\">\
          <table><thead><tr><th scope=\"col\">Run</th><th scope=\"col\">Window</th>\
-         <th scope=\"col\">Job</th><th scope=\"col\">Speed</th><th scope=\"col\">Busy</th>\
+         <th scope=\"col\">Job</th><th scope=\"col\">Speed</th><th scope=\"col\">Held</th>\
          </tr></thead><tbody>\n",
     );
     for record in experiment.records {
@@ -255,8 +266,8 @@ fn runs(experiment: &Experiment<'_>) -> String {
                 escape(&one.job),
                 figure(one.speed),
                 escape(&one.unit),
-                one.busy
-                    .map_or(String::new(), |busy| format!("{:.1} %", 100.0 * busy))
+                one.held
+                    .map_or(String::new(), |held| format!("{:.1} %", 100.0 * held))
             );
         }
     }

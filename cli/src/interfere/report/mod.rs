@@ -69,6 +69,7 @@ impl Experiment<'_> {
             "runs",
             "runs_wanted",
             "busy_sum",
+            "memory_busy_sum",
             "copy_bytes_per_s_sum",
             "reason",
         ]);
@@ -86,6 +87,7 @@ impl Experiment<'_> {
                 &cell.done.to_string(),
                 &cell.wanted.to_string(),
                 &number(cell.busy_sum),
+                &number(cell.memory_sum),
                 &number(cell.copy_sum),
                 cell.reason.as_deref().unwrap_or_default(),
             ]);
@@ -106,7 +108,9 @@ impl Experiment<'_> {
             "share",
             "speed",
             "unit",
-            "busy",
+            "device_busy",
+            "memory_busy",
+            "held",
             "device_time_ns",
             "wait_time_ns",
             "launches",
@@ -134,7 +138,9 @@ impl Experiment<'_> {
                     Some(one) => fields.extend([
                         number(Some(one.speed)),
                         one.unit.clone(),
-                        number(one.busy),
+                        number(record.device_busy),
+                        number(record.memory_busy),
+                        number(one.held),
                         count(one.device_time_ns),
                         count(one.wait_time_ns),
                         count(one.launches),
@@ -143,7 +149,7 @@ impl Experiment<'_> {
                         count(one.iteration_p50_ns),
                         number(one.iteration_cov),
                     ]),
-                    None => fields.extend(std::iter::repeat_n(String::new(), 10)),
+                    None => fields.extend(std::iter::repeat_n(String::new(), 12)),
                 }
                 fields.push(record.failed.clone().unwrap_or_default());
                 let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
@@ -294,7 +300,7 @@ mod tests {
         let runs = read("runs.csv");
         assert_eq!(runs.lines().count(), 1 + 1 + 1 + 2 + 2, "{runs}");
         let counts: Vec<usize> = runs.lines().map(field_count).collect();
-        assert!(counts.iter().all(|count| *count == 19), "{runs}");
+        assert!(counts.iter().all(|count| *count == 21), "{runs}");
         let report: Value = serde_json::from_str(&read("report.json")).unwrap();
         assert_eq!(report["schema"], 1);
         assert_eq!(report["failed"][0]["run"], "slices b+b #1");

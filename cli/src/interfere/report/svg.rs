@@ -86,7 +86,10 @@ pub fn heat_map(plan: &Plan, matrix: &Matrix, mode: Mode) -> String {
     // CAST: a few letters and jobs.
     let margin = 24.0 + 8.0 * longest.unwrap_or(0) as f64;
     let (left, top) = (margin, margin * 0.75 + 34.0);
-    let width = left + CELL.0 * names.len() as f64 + margin * 0.7 + 20.0;
+    // The title and the legend need space, too.
+    let width = (left + CELL.0 * names.len() as f64 + margin * 0.7 + 20.0)
+        .max(left + 58.0 * 6.0 + 20.0)
+        .max(480.0);
     let height = top + CELL.1 * names.len() as f64 + 70.0;
     let title = format!("Slowdown of each job beside each other, mode {mode}");
     let about = "Rows are jobs, columns are the job beside them. Each cell has the slowdown and, \
@@ -274,9 +277,9 @@ pub fn figure(value: f64) -> String {
     for (scale, letter) in SCALES {
         if value.abs() >= scale {
             let unit = if letter == "k" { 1e3 } else { scale };
-            return format!("{:.3}{letter}", value / unit)
-                .replace(".000", "")
-                .replace("00k", "k");
+            let text = format!("{:.2}", value / unit);
+            let text = text.trim_end_matches('0').trim_end_matches('.');
+            return format!("{text}{letter}");
         }
     }
     match value.abs() {
