@@ -379,7 +379,7 @@ class ArithmeticTest(unittest.TestCase):
         names = [section.name for section in sections.ALL]
         self.assertEqual(len(names), len(set(names)))
         expected = {"device", "transparency", "ways", "pytorch_solo", "pytorch_pair", "pytorch_quota", "expandable", "async_alloc", "graphs", "compile",
-                    "workers", "amp", "cupy", "jax", "mlp", "overheads", "context_memory", "handover", "vmm", "pcie", "write_value",
+                    "workers", "amp", "cupy", "jax", "mps", "vllm", "mlp", "overheads", "context_memory", "handover", "vmm", "pcie", "write_value",
                     "fairness", "protect"}
         self.assertLessEqual(expected, set(names))
 
@@ -428,6 +428,24 @@ class RehearsalTest(Directory):
         found = self.rehearse("pytorch_solo", "pytorch_pair", "pytorch_quota", "expandable", "async_alloc", "graphs")
         self.assertIn("the arbiter counted the refusal", [check["name"] for check in found["pytorch_quota"].checks])
 
+    def test_the_sections_of_mps_and_vllm_find_what_they_look_for(self):
+        path = os.environ["PATH"]
+        self.addCleanup(os.environ.__setitem__, "PATH", path)
+        os.environ["PATH"] = f"{HERE / 'rehearsal'}:{path}"
+        found = self.rehearse("mps", "vllm")
+        names = [check["name"] for result in found.values() for check in result.checks]
+        for name in ("losses are equal to the bit", "more than the limit is refused", "answers are equal", "every worker was inside"):
+            self.assertIn(name, names)
+        self.assertTrue(any("followed by writes" in note for note in found["mps"].notes), found["mps"].notes)
+
+    def test_without_mps_its_section_is_skipped_with_the_reason(self):
+        made = [section for section in sections.ALL if section.name == "mps"]
+        running = runner.Runner(made, True, self.directory / "out", LONG_S, place.Place(), say=lambda _text: None)
+        path = os.environ["PATH"]
+        self.addCleanup(os.environ.__setitem__, "PATH", path)
+        os.environ["PATH"] = str(self.directory)
+        (result,) = running.run().results
+        self.assertEqual((result.status, result.reason), (SKIPPED, "nvidia-cuda-mps-control is not on the path"))
 
     def test_the_sections_of_time_measure_what_kernels_did(self):
         found = self.rehearse("fairness", "protect")

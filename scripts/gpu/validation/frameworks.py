@@ -7,6 +7,7 @@ from .processes import Failure
 CHECKS = {
     "torch": "import torch; assert torch.cuda.is_available(), 'it finds no CUDA device'; print(torch.__version__)",
     "cupy": "import cupy; assert cupy.cuda.runtime.getDeviceCount() > 0, 'it finds no CUDA device'; print(cupy.__version__)",
+    "vllm": "import torch, vllm; assert torch.cuda.is_available(), 'PyTorch finds no CUDA device'; print(vllm.__version__)",
     "jax": "import jax; assert jax.default_backend() == 'gpu', 'its backend is ' + jax.default_backend(); print(jax.__version__)",
 }
 

@@ -144,4 +144,4 @@ class Runner:
         self.report.write(self.out)
 
 
-NAMES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX"}
+NAMES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "vllm": "vLLM"}

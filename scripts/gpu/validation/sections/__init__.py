@@ -5,9 +5,9 @@ A new section is a function of a Context in one of these modules, and a row here
 
 import collections
 
-from . import calls, frameworks, host, memory, neighbours, residency, shares, torch_jobs, turns
+from . import calls, frameworks, host, memory, mps, neighbours, residency, shares, torch_jobs, turns
 
-# needs: "torch", "cupy" or "jax": a module that must be importable and see a GPU; None: also on the
+# needs: "torch", "cupy", "jax" or "vllm": a module that must be importable and see a GPU; None: also on the
 # simulated GPU.
 Section = collections.namedtuple("Section", "name run limit_s needs what")
 
@@ -42,6 +42,8 @@ ALL = [
     Section("amp", torch_jobs.amp, 45, "torch", "automatic mixed precision"),
     Section("cupy", frameworks.cupy, 40, "cupy", "CuPy bare and governed"),
     Section("jax", frameworks.jax, 50, "jax", "JAX bare and governed"),
+    Section("mps", mps.mps, 75, None, "jobs as clients of MPS: marks, shares, limits, losses"),
+    Section("vllm", frameworks.vllm, 180, "vllm", "vLLM bare and governed, on two devices where there are two"),
     Section("compile", torch_jobs.compiled, 80, "torch", "torch.compile, with its compiler processes"),
 ]
 
@@ -53,5 +55,5 @@ CALLS = {
               "ways", "handover"],
     "figures": ["device", "overheads", "mlp", "residency", "oversubscribe", "fairness", "protect", "tools"],
     "frameworks": ["pytorch_solo", "pytorch_pair", "pytorch_quota", "residency_pytorch", "expandable", "async_alloc", "graphs", "workers", "amp",
-                   "cupy", "jax", "compile"],
+                   "cupy", "jax", "mps", "vllm", "compile"],
 }

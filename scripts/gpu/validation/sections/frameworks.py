@@ -1,4 +1,4 @@
-"""CuPy and JAX, where they are installed."""
+"""CuPy, JAX and vLLM, where they are installed."""
 
 import sys
 
@@ -43,6 +43,21 @@ def jax(ctx):
     ctx.result.check("JAX plans with the quota", limit is not None and limit <= QUOTA, f"its limit is {limit} bytes")
     job = arbiter.job("governed")
     ctx.result.check("its preallocation is charged and within the quota", GIB < job["mem_peak_bytes"] <= QUOTA, job["mem_peak_bytes"])
+
+
+def vllm(ctx):
+    words = [sys.executable, ctx.place.jobs / "vllm_job.py", ctx.directory / "model"]
+    arbiter = ctx.arbiter()
+    # Its own part of what it sees: of a whole device little, of a quota most.
+    bare = ctx.json_of([*words, "0.2"], "bare", 85)
+    governed = arbiter.json_of([*words, "0.9"], "governed", mem="6GiB", timeout_s=85)
+    ctx.result.note(f"vLLM {bare['version']} on {bare['devices']} devices" + ("" if bare["devices"] > 1 else ": tensor parallelism needs two"))
+    ctx.result.check("answers are equal", bare["result"] == governed["result"] and bare["answers"] > 0, f"{bare['result'][:12]} {governed['result'][:12]}")
+    quota_story(ctx, governed)
+    job = arbiter.job("governed")
+    most = QUOTA * governed["devices"]
+    ctx.result.check("the peak that the arbiter saw is within the quota", 0 < job["mem_peak_bytes"] <= most, job["mem_peak_bytes"])
+    ctx.result.check("every worker was inside", not job["escaped_count"], f"{job['escaped_count']} processes were not")
 
 
 def quota_story(ctx, seen):
