@@ -9,7 +9,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use control::{DeviceSelector, DeviceSettings, JobSettings, Resize};
 
-use crate::flags::Flags;
+use crate::flags::{Flags, Written};
 use crate::mistake;
 
 const EXIT_CODES: &str = "\
@@ -62,6 +62,8 @@ pub enum Command {
     Doctor(Doctor),
     /// Measure which jobs slow each other down on a GPU, and by how much
     Interfere(Interfere),
+    /// Kernels of Jupyter whose notebooks run as jobs
+    Kernel(Kernel),
     /// Run the arbiter: the daemon that decides who uses a GPU when
     Arbiter(Arbiter),
     /// Simulate a cluster: a trace of jobs under scheduling and packing policies, in virtual time
@@ -96,6 +98,10 @@ pub struct Run {
     /// as well
     #[arg(long)]
     pub deep: bool,
+    /// End an iteration where an optimizer of PyTorch has stepped, in every Python process of the
+    /// job
+    #[arg(long, value_name = "torch", value_parser = ["torch"])]
+    pub step_hook: Option<String>,
     /// Use the simulated GPU, also where there is a real one
     #[arg(long)]
     pub sim: bool,
@@ -287,6 +293,60 @@ pub struct DeviceSet {
     /// Print one JSON object: the devices as they stand
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Kernel {
+    #[command(subcommand)]
+    pub command: KernelCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KernelCommand {
+    /// Make a kernel, or make it anew
+    Install(Box<KernelInstall>),
+    /// Show the kernels that were made so
+    List(KernelPlace),
+    /// Remove one of them
+    Remove(KernelRemove),
+}
+
+/// A notebook with this kernel is a job with these limits; two notebooks are two jobs.
+#[derive(Debug, Args)]
+pub struct KernelInstall {
+    #[command(flatten)]
+    pub settings: Written<JobSettings>,
+    /// Name of the kernel and of its jobs
+    #[arg(long, value_name = "NAME", default_value = "sublet")]
+    pub name: String,
+    /// What Jupyter shows [default: the limits]
+    #[arg(long, value_name = "TEXT")]
+    pub display_name: Option<String>,
+    /// The Python of the notebooks, with ipykernel [default: python3 on the PATH]
+    #[arg(long, value_name = "FILE")]
+    pub python: Option<PathBuf>,
+    /// Use the simulated GPU, also where there is a real one
+    #[arg(long)]
+    pub sim: bool,
+    #[command(flatten)]
+    pub place: KernelPlace,
+}
+
+#[derive(Debug, Args)]
+pub struct KernelRemove {
+    /// Name of the kernel
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    #[command(flatten)]
+    pub place: KernelPlace,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct KernelPlace {
+    /// Jupyter's data folder, in which `kernels` is [default: JUPYTER_DATA_DIR, else
+    /// ~/.local/share/jupyter]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -88,6 +88,47 @@ impl<S: Settings, const LIVE: bool> FromArgMatches for Flags<S, LIVE> {
     }
 }
 
+/// The flags of `S` for the start of a job, with the words that say the same to another `sublet
+/// run`.
+#[derive(Debug, Clone)]
+pub struct Written<S> {
+    pub settings: S,
+    /// `--mem=8GiB`, `--share=0.5`
+    pub words: Vec<String>,
+}
+
+impl<S: Settings> Args for Written<S> {
+    fn augment_args(command: Command) -> Command {
+        Flags::<S, false>::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<S: Settings> FromArgMatches for Written<S> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut words = Vec::new();
+        for setting in Flags::<S, false>::table() {
+            for text in matches.get_raw(setting.about.key).into_iter().flatten() {
+                words.push(format!(
+                    "--{}={}",
+                    setting.about.flag(),
+                    text.to_string_lossy()
+                ));
+            }
+        }
+        let Flags(settings) = Flags::<S, false>::from_arg_matches(matches)?;
+        Ok(Self { settings, words })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use control::kinds::{Count, Devices, Flag, Share};

@@ -13,6 +13,7 @@ mod exit;
 mod flags;
 mod interfere;
 mod json;
+mod kernel;
 mod manual;
 mod metrics;
 mod mistake;
@@ -29,7 +30,7 @@ mod when;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use args::{Command, DeviceCommand, Early};
+use args::{Command, DeviceCommand, Early, KernelCommand};
 use exit::{FAILED, Failure};
 
 fn main() -> ExitCode {
@@ -87,6 +88,11 @@ fn main() -> ExitCode {
         Command::Resume(args) => set::pause(&args, false),
         Command::Device(args) => match args.command {
             DeviceCommand::Set(args) => set::device(&args),
+        },
+        Command::Kernel(args) => match args.command {
+            KernelCommand::Install(args) => kernel::install(&args),
+            KernelCommand::List(place) => kernel::list(&place),
+            KernelCommand::Remove(args) => kernel::remove(&args),
         },
         Command::Reload(args) => set::reload(&args),
         Command::Arbiter(args) => arbiter_command::run(args).map(|()| String::new()),

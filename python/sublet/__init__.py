@@ -9,18 +9,27 @@
             save(model)
             sublet.resize_ready()
 
+auto() does that by itself where an optimizer of PyTorch has stepped. run() starts a command as a job, quota() changes the limits of
+the job that this process is, for a while.
+
 Pipeline(model) lets an evicted model compute as soon as its first layers are back.
 
-Outside of a job of `sublet run` all of this does nothing. Nothing is imported but the standard library, and nothing is loaded: the
-functions are looked up in the library that `sublet run` has put into the process already.
+Outside of a job of `sublet run` all but run() does nothing, and quota() is an error. Nothing is imported but the standard library, and
+nothing is loaded: the functions are looked up in the library that `sublet run` has put into the process already.
 """
+
+from __future__ import annotations
 
 import ctypes
 import time
 
 from .pipeline import Pipeline
 
-__all__ = ["Pipeline", "active", "resize_ready", "resize_requested", "step"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .jobs import SubletError, job, quota, run
+
+__all__ = ["Pipeline", "SubletError", "active", "auto", "job", "quota", "resize_ready", "resize_requested", "run", "step"]
 
 # How often a job that is ready to be stopped looks whether it still is to be, in seconds.
 _LOOK_S = 0.02
@@ -41,17 +50,35 @@ _requested = _find("sublet_resize_requested")
 _ready = _find("sublet_resize_ready")
 
 
-def active():
+def active() -> bool:
     """Whether the process runs under a sublet that takes steps."""
     return _step is not None
 
 
-def step():
+def step() -> bool:
     """Says that an iteration has ended. Returns whether anybody took note of it."""
     return _step is not None and _step() == 1
 
 
-def resize_requested():
+def auto() -> bool:
+    """Has step() called where an optimizer of PyTorch has stepped, now or once PyTorch is imported.
+
+    Of several optimizers the steps of one count. Calling it again changes nothing. Returns whether the process is part of a job; outside of
+    one nothing is done. `sublet run --step-hook torch` calls it at the start of every Python process of the job.
+    """
+    global _auto
+    if active() and not _auto:
+        from . import steps
+
+        _auto = True
+        steps.install(step)
+    return active()
+
+
+_auto = False
+
+
+def resize_requested() -> int | None:
     """With how many GPUs the job is to continue (0: with none for now); None where nobody asks for a change.
 
     To be looked at where an iteration ends, in one process of the job. Save then, and call resize_ready().
@@ -60,7 +87,7 @@ def resize_requested():
     return None if gpus < 0 else gpus
 
 
-def resize_ready(patience=60.0):
+def resize_ready(patience: float = 60.0) -> bool:
     """Says that all is saved, and waits to be stopped. The job is started again from what it has saved, in its new size.
 
     Returns where it is to continue after all: True, because nobody asks any more or nobody has stopped it for `patience` seconds; False, because
@@ -72,3 +99,12 @@ def resize_ready(patience=60.0):
     while resize_requested() is not None and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     return True
+
+
+def __getattr__(name):
+    # What starts programs imports more than a training loop needs.
+    if name in ("SubletError", "job", "quota", "run"):
+        from . import jobs
+
+        return getattr(jobs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

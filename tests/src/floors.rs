@@ -303,6 +303,7 @@ pub const CRATES: [Crate; 16] = [
                     "doctor",
                     "events",
                     "interfere",
+                    "kernel",
                     "manual",
                     "metrics",
                     "moves",

@@ -52,7 +52,10 @@ fn two_jobs_train_and_a_third_is_refused_memory_and_nothing_is_left() {
     }
     let code = i32::from(!broken.is_empty());
     assert_eq!(outcome.code, Some(code), "{outcome:#?}");
-    assert_eq!(report["simulated"], true);
+    assert_eq!(
+        (&report["schema"], &report["simulated"]),
+        (&1.into(), &true.into())
+    );
     let jobs = report["jobs"].as_array().unwrap();
     let exits: Vec<_> = jobs
         .iter()

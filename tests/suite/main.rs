@@ -18,6 +18,7 @@ mod membership;
 mod metrics;
 mod namespaces;
 mod one_table;
+mod python;
 mod quota;
 mod refusal;
 mod residency;

@@ -12,11 +12,13 @@
 //! | `SUBLET_STDERR` | device and inode of our standard error: the library writes nowhere else |
 //! | `SUBLET_STRICT` | with `--strict` only: no start without a device of the job |
 //! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
+//! | `PYTHONPATH` | with `--step-hook` only: the folder of the hook before what was there |
 //! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
 //! | `SUBLET_RESIDENCY` | simulated only: `touch=0` appended; simulated pins take absent pages |
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 
 use control::{FailMode, Registered};
 
@@ -61,6 +63,12 @@ pub fn of_job(
         vars.push(("SUBLET_RESIDENCY", words));
     }
     vars
+}
+
+/// What `--step-hook` adds: Python runs what is in the first folder of its path at its start.
+pub fn of_step_hook(folder: &Path, var: impl Fn(&str) -> Option<OsString>) -> OsString {
+    let path = var("PYTHONPATH").unwrap_or_default();
+    prepend(folder.as_os_str(), &path, |b| b == b':')
 }
 
 /// Which file `fd` is, for a process that has it, or another, under the same number; `None`: none.

@@ -19,6 +19,8 @@ pub struct Install {
 pub enum InstallError {
     #[error("{LIBRARY} is not where it belongs: looked at {} (install it next to `sublet`, or set SUBLET_LIBRARY)", .0.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))]
     NoLibrary(Vec<PathBuf>),
+    #[error("the Python module for --step-hook is not where it belongs: looked at {}", .0.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))]
+    NoStepHook(Vec<PathBuf>),
     #[error("{} is no shared library for this machine (build it anew, or set SUBLET_LIBRARY)", .0.display())]
     NotALibrary(PathBuf),
     #[error("the path of the preload library, {}, has a space or a colon in it, which LD_PRELOAD cannot express (move it, or set SUBLET_LIBRARY)", .0.display())]
@@ -69,6 +71,18 @@ impl Install {
             library,
             sim_dir: fs::canonicalize(&sim_dir).unwrap_or(sim_dir),
         })
+    }
+
+    /// The folder that has a Python process find the ends of iterations by itself: beside the
+    /// library, or in the checkout that it was built in.
+    ///
+    /// # Errors
+    /// [`InstallError::NoStepHook`]
+    pub fn step_hook(&self) -> Result<PathBuf, InstallError> {
+        let here = self.library.parent().unwrap_or(Path::new("/"));
+        let places = [here.to_owned(), here.join("../..")].map(|dir| dir.join("python/step-hook"));
+        let found = places.iter().find_map(|dir| fs::canonicalize(dir).ok());
+        found.ok_or_else(|| InstallError::NoStepHook(places.to_vec()))
     }
 
     #[cfg(test)]

@@ -118,6 +118,10 @@ fn prepare(args: Run) -> Result<Ready> {
     let program = find_command(&args)?;
     let executable = env::current_exe().context("cannot tell where `sublet` itself lies")?;
     let install = Install::find(&executable, |name| env::var_os(name))?;
+    let step_hook = match &args.step_hook {
+        Some(_) => Some(install.step_hook()?),
+        None => None,
+    };
     let wish = match &args.driver {
         Some(path) => Wish::This(path),
         None if args.sim => Wish::Simulated,
@@ -170,6 +174,10 @@ fn prepare(args: Run) -> Result<Ready> {
     if args.deep {
         let deeper = environment::of_deep_job(&install, |name| env::var_os(name));
         environment.extend(deeper.into_iter().map(|(name, value)| (name.into(), value)));
+    }
+    if let Some(folder) = step_hook {
+        let path = environment::of_step_hook(&folder, |name| env::var_os(name));
+        environment.insert("PYTHONPATH".into(), path);
     }
     if command::must_be_without(&program) {
         environment.remove(OsStr::new("LD_PRELOAD"));
