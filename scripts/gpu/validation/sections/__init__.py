@@ -7,8 +7,8 @@ import collections
 
 from . import calls, frameworks, host, memory, mps, neighbours, residency, shares, torch_jobs, turns
 
-# needs: "torch", "cupy", "jax" or "vllm": a module that must be importable and see a GPU; None: also
-# on the simulated GPU.
+# needs: "torch", "cupy", "jax" or "vllm": a module that must be importable and see a GPU; None:
+# also on the simulated GPU.
 Section = collections.namedtuple("Section", "name run limit_s needs what")
 
 ALL = [
