@@ -11,6 +11,9 @@ use std::path::Path;
 
 use regex_lite::Regex;
 
+/// A busy host may keep a job from its work for so long, in seconds.
+const STALL_S: f64 = 0.5;
+
 /// The window is divided into so many parts, where it has enough changes.
 const PARTS: usize = 10;
 
@@ -53,7 +56,7 @@ impl Samples {
         let gaps = changes.windows(2).map(|two| two[1].0 - two[0].0);
         let longest = gaps.fold(0.0, f64::max).max((end - begin) / 15.0);
         let still = (first.0 - begin).max(end - last.0);
-        if still > 3.0 * longest {
+        if still > (3.0 * longest).max(STALL_S) {
             return Err(format!(
                 "stood still for {still:.1} s of the window of {:.1} s (steps of its {unit} took {longest:.2} s at most)",
                 end - begin
