@@ -4,7 +4,7 @@
 use channel::wire::{Outcome, TOKEN_BYTES};
 use control::{
     ControlError, ErrorCode, JobSpec, JobState, JobStatus, Parameter, PolicyChoice, Settings,
-    exact_bytes,
+    SpanKind, TimelineSpan, exact_bytes,
 };
 use policy::{Param, PolicyError, SlicePolicy};
 use serde::Serialize;
@@ -13,6 +13,7 @@ use shim_ffi::nvml::{UuidText, uuid_digits};
 
 use crate::refusal::{LEAST_SHARE, Refusal};
 use crate::spec::Spec;
+use crate::timeline;
 
 /// A command for display is cut to this many words and bytes of each: it is kept for every job.
 const COMMAND_WORDS: usize = 32;
@@ -120,6 +121,38 @@ pub fn settings_fields<S: Settings + Serialize>(settings: &S) -> Vec<(&'static s
         .filter(|setting| (setting.is_set)(settings))
         .map(|setting| (setting.about.key, value[setting.about.key].clone()))
         .collect()
+}
+
+/// What a span is.
+fn span_kind(kind: timeline::Kind) -> SpanKind {
+    match kind {
+        timeline::Kind::Slice => SpanKind::Slice,
+        timeline::Kind::Drain => SpanKind::Drain,
+        timeline::Kind::Wait => SpanKind::Wait,
+        timeline::Kind::Evict => SpanKind::Evict,
+        timeline::Kind::Restore => SpanKind::Restore,
+        timeline::Kind::Fit => SpanKind::Fit,
+        timeline::Kind::Iterations => SpanKind::Iterations,
+        timeline::Kind::Mode => SpanKind::Mode,
+    }
+}
+
+/// A span that has ended.
+pub fn span(span: timeline::Span) -> TimelineSpan {
+    TimelineSpan {
+        kind: span_kind(span.kind),
+        job_id: span.tenant.map_or(0, |tenant| tenant.0),
+        start_ns: span.start_ns,
+        end_ns: span.end_ns,
+        device_ns: span.device_ns,
+        count: span.count,
+    }
+}
+
+/// What a job is in the middle of, and since when.
+pub fn open_spans(spans: &[(timeline::Kind, u64)]) -> Vec<(SpanKind, u64)> {
+    let spans = spans.iter();
+    spans.map(|(kind, ns)| (span_kind(*kind), *ns)).collect()
 }
 
 /// A job's last figures, for one that uses no device any more.

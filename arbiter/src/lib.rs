@@ -68,6 +68,8 @@ mod status;
 mod suspicions;
 mod tenant;
 mod terms;
+mod timeline;
+mod timelines;
 mod unsaved;
 mod usage;
 mod violations;

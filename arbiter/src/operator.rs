@@ -51,6 +51,14 @@ impl Arbiter {
                 let limit = usize::try_from(limit).unwrap_or(usize::MAX);
                 Ok(Reply::Events(self.journal.since(since_seq, limit)))
             }
+            Request::Timeline {
+                device,
+                since_seq,
+                limit,
+            } => {
+                let timeline = self.timeline(device, since_seq, limit);
+                timeline.map(Reply::Timeline)
+            }
             Request::HookRefused { hook, reason } => self.note_refused_hook(&hook, &reason, peer),
             Request::Register(job) => {
                 let now_ns = self.clock.mono_ns();

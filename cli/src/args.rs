@@ -41,6 +41,8 @@ pub enum Command {
     Events(Events),
     /// Serve the figures of the arbiter, its devices and its jobs to Prometheus
     Metrics(Metrics),
+    /// Write what the devices do for a while to a file that Perfetto opens
+    Trace(Trace),
     /// Change the settings of a running job
     Set(Set),
     /// Give jobs no device time until they are resumed
@@ -175,6 +177,24 @@ pub struct Metrics {
     /// Print the figures once, in Prometheus's text format, and end
     #[arg(long)]
     pub once: bool,
+}
+
+/// The file is in Chrome's trace event format. Times are Unix time, as in traces of PyTorch's
+/// profiler. Ctrl-C ends it early, with what there is.
+#[derive(Debug, Args)]
+pub struct Trace {
+    /// The file to write; it takes its place in the end
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// For how long
+    #[arg(long = "for", value_name = "TIME", value_parser = control::parse_span, default_value = "30s")]
+    pub duration: Duration,
+    /// Only spans of the job with this name or number (`id` in `sublet ps --json`)
+    #[arg(long, value_name = "NAME|ID", value_parser = parse_name)]
+    pub job: Option<String>,
+    /// Only spans on this device
+    #[arg(long, value_name = "N|UUID")]
+    pub device: Option<DeviceSelector>,
 }
 
 /// Exits with 1 where something gets past the library, or would.
@@ -740,6 +760,9 @@ mod tests {
                 &["'0'", "--repeat"],
             ),
             (&["metrics", "--listen", "9464"], &["'9464'", "--listen"]),
+            (&["trace"], &["--output", "`sublet trace --help`"]),
+            (&["trace", "-o", "t", "--for", "5"], &["'5'", "--for"]),
+            (&["trace", "-o", "t", "--device", "x"], &["`x`", "UUID"]),
             (&["evict"], &["NAME", "`sublet evict --help`"]),
             (&["switch", "a"], &["IN"]),
             (&["evict", "a", "--timeout", "0"], &["'0'", "--timeout"]),

@@ -24,6 +24,7 @@ mod set;
 mod settings;
 mod simulate;
 mod table;
+mod trace;
 mod unmanaged;
 mod when;
 
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
             };
         }
         Command::Metrics(args) => metrics::metrics(&args),
+        Command::Trace(args) => trace::trace(&args),
         Command::Evict(args) => return moved(moves::evict(&args)),
         Command::Restore(args) => return moved(moves::restore(&args)),
         Command::Switch(args) => return moved(moves::switch(&args)),

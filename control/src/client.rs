@@ -14,6 +14,7 @@ use crate::error::{ControlError, ErrorCode};
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
 use crate::request::{Change, JobSpec, Reply, Request};
 use crate::residency::{Moved, Moves};
+use crate::timeline::Timeline;
 use crate::values::DeviceSelector;
 use crate::wire::{self, MAX_LINE_BYTES, WireError};
 
@@ -213,6 +214,22 @@ impl Client {
         match self.ask(&Request::Events { since_seq, limit })? {
             Reply::Events(events) => Ok(events),
             other => Err(self.unexpected("events", &other)),
+        }
+    }
+
+    /// Spans of a device above `since_seq`, oldest first, as many as one answer has.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`]: no such device, or an arbiter that knows no timeline.
+    pub fn timeline(&mut self, device: u32, since_seq: u64) -> Result<Timeline, ClientError> {
+        let request = Request::Timeline {
+            device,
+            since_seq,
+            limit: 0,
+        };
+        match self.ask(&request)? {
+            Reply::Timeline(timeline) => Ok(timeline),
+            other => Err(self.unexpected("timeline", &other)),
         }
     }
 

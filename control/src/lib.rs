@@ -26,6 +26,7 @@ mod resize;
 pub mod setting;
 mod size;
 mod span;
+mod timeline;
 mod values;
 pub mod wire;
 
@@ -48,6 +49,7 @@ pub use resize::{Resize, ResizeStatus};
 pub use setting::{Setting, Settings};
 pub use size::{MemLimit, SizeError, exact_bytes, parse_bytes, short_bytes};
 pub use span::{BadSpan, Span, parse_span, short_span};
+pub use timeline::{SpanKind, TIMELINE_MOST, Timeline, TimelineJob, TimelineSpan};
 pub use values::{
     BadDevice, BadPolicyText, Class, Deadline, DeviceSelector, FailMode, Misbehaviour, OnRefusal,
     Overflow, Parameter, PolicyChoice, SliceMode, UnknownWord,
@@ -56,7 +58,7 @@ pub use values::{
 /// Raised when an old peer would misunderstand a new one.
 pub const PROTOCOL_MAJOR: u32 = 2;
 /// Raised when something was added that an old peer may ignore.
-pub const PROTOCOL_MINOR: u32 = 1;
+pub const PROTOCOL_MINOR: u32 = 2;
 
 #[cfg(test)]
 testbed::starts_clean!();

@@ -9,6 +9,7 @@ use crate::job_settings::JobSettings;
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
 use crate::residency::{Moved, Moves};
 use crate::resize::Resize;
+use crate::timeline::Timeline;
 use crate::values::DeviceSelector;
 
 /// One request. On the wire `{"kind": "set", "body": {...}}`.
@@ -47,6 +48,15 @@ pub enum Request {
         #[serde(default)]
         limit: u32,
     },
+    /// Spans of the device of this index with a number above `since_seq`, oldest first, `limit` at
+    /// most (0, and never more: [`TIMELINE_MOST`](crate::TIMELINE_MOST)). -> [`Reply::Timeline`]
+    Timeline {
+        device: u32,
+        #[serde(default)]
+        since_seq: u64,
+        #[serde(default)]
+        limit: u32,
+    },
     /// This node's agent does not listen to who answers at the cluster hook's address; for the
     /// journal. Of the arbiter's own user and root only. -> [`Reply::Noted`]
     HookRefused {
@@ -72,6 +82,7 @@ pub enum Reply {
     Moved(Moved),
     ShuttingDown,
     Events(Vec<Event>),
+    Timeline(Timeline),
     Noted,
 }
 
@@ -163,6 +174,11 @@ mod tests {
             deadline_ms: 5000,
         }));
         round_trip(&Request::Events {
+            since_seq: 7,
+            limit: 3,
+        });
+        round_trip(&Request::Timeline {
+            device: 1,
             since_seq: 7,
             limit: 3,
         });

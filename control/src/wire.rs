@@ -101,7 +101,7 @@ pub fn decode_request(line: &[u8]) -> Result<Request, ControlError> {
     })
 }
 
-const KINDS: [&str; 10] = [
+const KINDS: [&str; 11] = [
     "status",
     "register",
     "list",
@@ -111,6 +111,7 @@ const KINDS: [&str; 10] = [
     "reload",
     "shutdown",
     "events",
+    "timeline",
     "hook_refused",
 ];
 
@@ -243,6 +244,11 @@ mod tests {
             Request::Reload,
             Request::Shutdown,
             Request::Events {
+                since_seq: 0,
+                limit: 0,
+            },
+            Request::Timeline {
+                device: 0,
                 since_seq: 0,
                 limit: 0,
             },

@@ -103,6 +103,7 @@ pub const CRATES: [Crate; 16] = [
                 "names, sizes, spans",
                 &[
                     "lib", "error", "events", "name", "paths", "profile", "size", "span",
+                    "timeline",
                 ],
             ),
             ("values; what a setting is", &["setting", "values"]),
@@ -146,7 +147,15 @@ pub const CRATES: [Crate; 16] = [
         floors: &[
             (
                 "peers, descriptors, files",
-                &["bell", "descriptors", "peer", "spare", "usage", "writer"],
+                &[
+                    "bell",
+                    "descriptors",
+                    "peer",
+                    "spare",
+                    "timeline",
+                    "usage",
+                    "writer",
+                ],
             ),
             (
                 "clock, background work, state",
@@ -206,6 +215,7 @@ pub const CRATES: [Crate; 16] = [
                     "residency_survey",
                     "resize",
                     "status",
+                    "timelines",
                     "violations",
                 ],
             ),
@@ -309,6 +319,7 @@ pub const CRATES: [Crate; 16] = [
                     "moves",
                     "set",
                     "simulate",
+                    "trace",
                 ],
             ),
         ],

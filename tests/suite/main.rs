@@ -29,5 +29,6 @@ mod soak;
 mod streams;
 mod stuck;
 mod survival;
+mod trace;
 
 testbed::starts_clean!();

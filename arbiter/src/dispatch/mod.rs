@@ -42,6 +42,7 @@ mod roster;
 mod slice_choice;
 mod switch;
 mod time_account;
+mod timeline;
 mod unfinished;
 mod violation;
 mod windows;
@@ -54,6 +55,7 @@ use policy::{Class, Iterations, Memory, QuantumBounds, TenantId};
 
 use crate::residency::ResidencyManager;
 use crate::terms::Terms;
+use crate::timeline::Ring;
 use crate::usage::Usage;
 use auto::Sample;
 use bounds::Slices;
@@ -84,7 +86,7 @@ const IDLE_TICK_NS: u64 = 100_000_000;
 /// Its parts keep their own invariants: `roster` has the tenants, `mode` the change between slices
 /// and all at once, `hand_over` the passing of the device, `precedence` what comes before the
 /// policy, `choice` the policy itself, `windows` how much may stay queued, `time` what is
-/// accounted, `residency` where memory is.
+/// accounted, `timeline` the spans that have ended, `residency` where memory is.
 #[derive(Debug)]
 pub struct DeviceScheduler {
     device: usize,
@@ -97,6 +99,7 @@ pub struct DeviceScheduler {
     choice: SliceChoice,
     windows: Windows,
     time: TimeAccount,
+    timeline: Ring,
     residency: ResidencyManager,
     /// Only opportunistic tenants wait.
     gap: bool,
@@ -125,6 +128,7 @@ impl DeviceScheduler {
             ),
             windows: Windows::default(),
             time: TimeAccount::new(now_ns),
+            timeline: Ring::new(now_ns),
             residency: ResidencyManager::new(device),
             gap: false,
             grants: 0,
@@ -143,7 +147,11 @@ impl DeviceScheduler {
         for entity in self.roster.iter_mut() {
             entity.adapt(&self.pace);
         }
+        let before = self.at_once();
         self.mode.set(setup.mode, now_ns);
+        if self.at_once() != before {
+            self.trace_mode(now_ns);
+        }
     }
 
     /// A client of `tenant` comes. Its gate opens at once where its tenant holds the device or
@@ -192,7 +200,8 @@ impl DeviceScheduler {
     /// A tenant is gone; what it used.
     pub fn retire(&mut self, now_ns: u64, tenant: TenantId) -> Option<Usage> {
         self.charge(now_ns);
-        let entity = self.roster.remove(tenant)?;
+        let mut entity = self.roster.remove(tenant)?;
+        self.end_trace(now_ns, &mut entity);
         self.residency.retire(tenant);
         self.precedence.retire(tenant);
         Some(entity.into_usage())
@@ -248,6 +257,8 @@ impl DeviceScheduler {
     /// nobody is here.
     pub fn step(&mut self, now_ns: u64) -> Option<u64> {
         let planned_ns = self.look_and_decide(now_ns);
+        // The gates have moved: nobody waits for this.
+        self.trace(now_ns);
         self.time.plan(planned_ns);
         planned_ns
     }
@@ -387,6 +398,9 @@ impl DeviceScheduler {
         for entity in self.roster.iter_mut() {
             let gap = self.gap && entity.terms().class == Class::Guaranteed;
             let drained_ns = entity.look(now_ns, self.device, &self.pace, gap);
+            if let Some(drained_ns) = drained_ns {
+                entity.note_drained(drained_ns);
+            }
             self.hand_over.note_drained(drained_ns);
         }
         self.hand_over.learn(now_ns, self.device, &self.roster);
@@ -434,6 +448,7 @@ impl DeviceScheduler {
         let (again_ns, changed) = self.mode.step(now_ns, &at_work, fits);
         if changed {
             tracing::info!("device {}: {}", self.device, self.mode.reason());
+            self.trace_mode(now_ns);
         }
         Some(again_ns)
     }

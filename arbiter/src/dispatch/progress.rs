@@ -29,6 +29,8 @@ pub(super) struct Progress {
     /// Device time charged when the last one was found; `None`: none was found since we look.
     began_ns: Option<u64>,
     at_boundary: bool,
+    /// When the last one was, as the client says; 0: unknown.
+    last_ns: u64,
 }
 
 impl Progress {
@@ -63,6 +65,8 @@ impl Progress {
             && before != count
         {
             self.began_ns = Some(device_ns);
+            let last = count.checked_sub(1).and_then(|last| ring.get(last));
+            self.last_ns = last.map_or(0, |last| last.mono_ns);
         }
         if slot.is_none() && idle {
             let last = count.checked_sub(1).and_then(|last| ring.get(last));
@@ -75,6 +79,11 @@ impl Progress {
     pub fn done_ns(&self, device_ns: u64) -> u64 {
         let began_ns = self.began_ns;
         began_ns.map_or(0, |began_ns| device_ns.saturating_sub(began_ns))
+    }
+
+    /// Boundaries that were noted, and when the last one was, as the client says; 0: unknown.
+    pub fn boundary(&self) -> Option<(u64, u64)> {
+        Some((self.count?, self.last_ns))
     }
 
     /// Whether it stands between two iterations.

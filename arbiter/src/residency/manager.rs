@@ -189,6 +189,21 @@ impl ResidencyManager {
         record.ask(now_ns);
     }
 
+    /// Where the memory of a tenant is on its way to, from the order to drain on; `None`: it stays.
+    pub fn verb(&self, tenant: TenantId) -> Option<Verb> {
+        match self.phase_of(tenant) {
+            Phase::Settled => None,
+            Phase::Draining { verb, .. } | Phase::Ordered { verb } => Some(verb),
+            Phase::Called => Some(Verb::Restore),
+        }
+    }
+
+    /// What the last move of a tenant has copied, both ways, in bytes.
+    pub fn copied_bytes(&self, tenant: TenantId) -> u64 {
+        let record = self.records.get(&tenant);
+        record.map_or(0, |record| record.figures.copied_bytes)
+    }
+
     /// Whether a tenant's gate may be open.
     pub fn standing(&self, tenant: TenantId) -> Standing {
         self.records

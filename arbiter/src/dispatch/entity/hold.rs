@@ -34,6 +34,11 @@ impl Hold {
             .saturating_add(u64::from(self.quantum_us) * 1000)
     }
 
+    /// When its gate was opened, and how long it is to stay open, in microseconds.
+    pub fn opened(&self) -> (u64, u32) {
+        (self.opened_ns, self.quantum_us)
+    }
+
     /// Whether its gate was opened then.
     pub fn was_opened_at(&self, opened_ns: u64) -> bool {
         self.opened_ns == opened_ns

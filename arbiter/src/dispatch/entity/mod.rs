@@ -19,6 +19,7 @@ mod in_flight;
 mod profile;
 mod responsiveness;
 mod submissions;
+mod trace;
 
 use std::rc::Rc;
 
@@ -34,6 +35,7 @@ use super::progress::Boundaries;
 use super::violation::{Violation, ViolationRecord};
 use crate::peer::Activity;
 use crate::terms::Terms;
+use crate::timeline::{Kind, Span};
 use crate::usage::Usage;
 pub(super) use account::Stretch;
 use account::{Account, Stood};
@@ -46,6 +48,7 @@ use in_flight::InFlight;
 use profile::Profile;
 use responsiveness::Responsiveness;
 use submissions::Submissions;
+use trace::Trace;
 
 /// A thread that was let in says so within this time; later its waiting is no sign of life.
 /// TIMEOUT: the wake-up of a thread on a host with more threads than cores takes a few
@@ -74,6 +77,18 @@ pub(super) struct RunEntity {
     record: ViolationRecord,
     closed_gate: ClosedGate,
     profile: Profile,
+    trace: Trace,
+}
+
+/// What a tenant is in the middle of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Open {
+    /// Device time charged, ever.
+    pub device_ns: u64,
+    /// Of that, what is in no span yet.
+    pub pending_ns: u64,
+    /// What has not ended, and since when.
+    pub spans: Vec<(Kind, u64)>,
 }
 
 /// What it is, and what it is given.
@@ -95,6 +110,7 @@ impl RunEntity {
             record: ViolationRecord::default(),
             closed_gate: ClosedGate::new(now_ns),
             profile: Profile::default(),
+            trace: Trace::default(),
         }
     }
 
@@ -153,6 +169,7 @@ impl RunEntity {
 
     /// What it had used before it was retired, where it has come back.
     pub fn carry_over(&mut self, usage: Usage) {
+        self.trace.begin_at(usage.device_ns);
         self.account.carry_over(usage);
     }
 
@@ -489,6 +506,54 @@ impl RunEntity {
         let clients = &self.clients;
         let launches = || clients.sample(device).launches;
         self.closed_gate.inspect(now_ns, open, launches)
+    }
+
+    /// Its drain has ended then.
+    pub fn note_drained(&mut self, drained_ns: u64) {
+        self.trace.note_drained(drained_ns);
+    }
+
+    /// Hands on the spans that have ended. `moves`: what its memory does, and what that has copied.
+    pub fn trace(
+        &mut self,
+        now_ns: u64,
+        (moves, copied_bytes): (Option<Kind>, u64),
+        ended: impl FnMut(Span),
+    ) {
+        let standing = trace::Standing {
+            slice: self.hold().map(|hold| hold.opened()),
+            drain_ns: self.drain().map(|(since_ns, _)| since_ns),
+            waits: self.is_kept_waiting(),
+            moves,
+            copied_bytes,
+            boundary: self.profile.boundary(),
+            device_ns: self.usage().device_ns,
+        };
+        self.trace.look(self.tenant, now_ns, standing, ended);
+    }
+
+    /// It is about to go: its spans end.
+    pub fn end_spans(&mut self, now_ns: u64, ended: impl FnMut(Span)) {
+        let standing = trace::Standing {
+            device_ns: self.usage().device_ns,
+            ..trace::Standing::default()
+        };
+        self.trace.look(self.tenant, now_ns, standing, ended);
+    }
+
+    /// Whether its memory was on its way when it was looked at last.
+    pub fn moves(&self) -> bool {
+        self.trace.moves()
+    }
+
+    /// What it is in the middle of.
+    pub fn open_spans(&self) -> Open {
+        let device_ns = self.usage().device_ns;
+        Open {
+            device_ns,
+            pending_ns: self.trace.pending_ns(device_ns),
+            spans: self.trace.open(),
+        }
     }
 
     /// A violation was found. True where that is to be reported.

@@ -37,6 +37,11 @@ impl Profile {
         self.progress.look(clients, device_ns, idle);
     }
 
+    /// Boundaries that were noted, and when the last one was, as its client says; 0: unknown.
+    pub fn boundary(&self) -> Option<(u64, u64)> {
+        self.progress.boundary()
+    }
+
     /// What is known of its memory.
     pub fn memory(&self) -> Memory {
         self.memory
