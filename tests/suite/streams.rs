@@ -191,7 +191,7 @@ fn marks_are_few_on_many_streams_as_on_one() {
     host.bound(0);
     // Many at first, until it is known what the kernels take; and where the machine is busy.
     let mut seen = Vec::new();
-    let few = (0..6).any(|_| {
+    let few = (0..30).any(|_| {
         let before = host.marks();
         host.says(&format!("turns 64 {KERNELS} 1"), "0");
         host.says("sync", "0");
