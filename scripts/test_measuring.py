@@ -49,6 +49,7 @@ MEASURING = {
     "scripts/soak/storms": "takes minutes",
     "scripts/transparency": "builds",
     "scripts/ways-in": "starts jobs",
+    "scripts/wheel": "fetches build tools, builds",
     "scripts/words": ["channel", "--json"],
 }
 LINE = {"commit", "device", "simulated", "cpus", "metrics"}
