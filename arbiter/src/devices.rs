@@ -8,7 +8,7 @@ use channel::wire::DeviceId;
 use control::DeviceSelector;
 
 use crate::convert;
-use crate::nvml::Found;
+use crate::nvml::{Found, Readings};
 
 /// One device. Its place in the list is its index in every client's pages.
 #[derive(Clone, PartialEq, Debug)]
@@ -31,6 +31,8 @@ pub struct Device {
     pub present: bool,
     /// Behind which driver NVML found it; `None`: the host's own.
     pub driver: Option<PathBuf>,
+    /// When it was asked for them last.
+    pub readings: Readings,
 }
 
 /// The place of a device.
@@ -83,7 +85,7 @@ impl Devices {
                 .list
                 .iter()
                 .position(|device| device.uuid == found.uuid);
-            let device = Device {
+            let mut device = Device {
                 uuid: found.uuid,
                 name: found.name.clone(),
                 total_bytes: found.total_bytes,
@@ -93,7 +95,13 @@ impl Devices {
                 process_bytes: found.process_bytes.clone(),
                 present: true,
                 driver: driver.cloned(),
+                readings: found.readings.unwrap_or_default(),
             };
+            if let Some(known) = known.and_then(|index| self.list.get_mut(index)) {
+                // They change all the time, and nobody but people cares.
+                known.readings = found.readings.unwrap_or(known.readings);
+                device.readings = known.readings;
+            }
             match known {
                 Some(index) if self.list[index] == device => {}
                 Some(index) => {
@@ -135,6 +143,7 @@ impl Devices {
             process_bytes: BTreeMap::new(),
             present: false,
             driver: None,
+            readings: Readings::default(),
         };
         self.place(device, free)
     }
@@ -186,6 +195,7 @@ mod tests {
             process_bytes: BTreeMap::new(),
             simulated: false,
             mig: None,
+            readings: None,
         }
     }
 
@@ -195,6 +205,23 @@ mod tests {
 
     fn at(index: usize) -> Option<Place> {
         Some(place(index))
+    }
+
+    #[test]
+    fn readings_are_kept_until_the_next_and_touch_nothing() {
+        let mut devices = Devices::default();
+        let mut measured = found(1);
+        measured.readings = Some(Readings {
+            power_mw: Some(300_000),
+            ..Readings::default()
+        });
+        devices.learn(None, &[measured.clone()], &mut 0);
+        assert_eq!(devices.learn(None, &[found(1)], &mut 0), [], "not asked");
+        let power_mw = |devices: &Devices| devices.get(0).and_then(|it| it.readings.power_mw);
+        assert_eq!(power_mw(&devices), Some(300_000));
+        measured.readings = Some(Readings::default());
+        assert_eq!(devices.learn(None, &[measured], &mut 0), []);
+        assert_eq!(power_mw(&devices), None, "asked, and not known any more");
     }
 
     #[test]

@@ -23,6 +23,8 @@ use crate::convert;
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How often figures are taken while clients are attached.
 const REFRESH: Duration = Duration::from_millis(250);
+/// Every how many times readings are taken too: people look at them, and they take longest.
+const READINGS_EVERY: u32 = 4;
 /// Devices and processes asked about at most.
 const MAX_FOUND: c_uint = 16;
 const MAX_PROCESSES: usize = 512;
@@ -44,6 +46,19 @@ pub struct Found {
     pub simulated: bool,
     /// Whether it is cut into instances (MIG); `None`: NVML does not tell.
     pub mig: Option<bool>,
+    /// `None`: it was not asked for them this time.
+    pub readings: Option<Readings>,
+}
+
+/// What a device measures of itself; `None`: NVML does not tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Readings {
+    /// What it draws, in milliwatts.
+    pub power_mw: Option<u32>,
+    /// Of the GPU itself.
+    pub temperature_celsius: Option<u32>,
+    /// Part of the time in which a kernel ran, over NVML's last period.
+    pub sm_used_percent: Option<u32>,
 }
 
 impl Found {
@@ -118,7 +133,7 @@ impl Watcher {
 /// # Errors
 /// Why there is no NVML, or what it refused.
 pub fn look(driver: Option<&Path>) -> Result<Vec<Found>, String> {
-    Nvml::open(driver)?.devices()
+    Nvml::open(driver)?.devices(true)
 }
 
 fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &Bell) {
@@ -135,6 +150,7 @@ fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &Bell) {
         sent
     };
     let (figures, none) = (tick(REFRESH), never());
+    let mut refreshed = 0_u32;
     loop {
         let due = if watching && !open.is_empty() {
             &figures
@@ -147,9 +163,9 @@ fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &Bell) {
                 Ok(Ask::Discover(driver)) => {
                     let taken_ns = mono_ns();
                     let found = match open.iter().find(|(at, _)| *at == driver) {
-                        Some((_, nvml)) => nvml.devices(),
+                        Some((_, nvml)) => nvml.devices(true),
                         None => Nvml::open(driver.as_deref()).and_then(|nvml| {
-                            let found = nvml.devices();
+                            let found = nvml.devices(true);
                             open.push((driver.clone(), nvml));
                             found
                         }),
@@ -160,12 +176,15 @@ fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &Bell) {
                 }
                 Err(_) => return,
             },
-            recv(due) -> _ => for (driver, nvml) in &open {
-                let taken_ns = mono_ns();
-                if let Ok(found) = nvml.devices()
-                    && !send(driver.clone(), taken_ns, Ok(found))
-                {
-                    return;
+            recv(due) -> _ => {
+                refreshed = refreshed.wrapping_add(1);
+                for (driver, nvml) in &open {
+                    let taken_ns = mono_ns();
+                    if let Ok(found) = nvml.devices(refreshed.is_multiple_of(READINGS_EVERY))
+                        && !send(driver.clone(), taken_ns, Ok(found))
+                    {
+                        return;
+                    }
                 }
             },
         }
@@ -218,6 +237,17 @@ struct Memory {
     used: u64,
 }
 
+/// `nvmlUtilization_t`
+#[repr(C)]
+#[derive(Default)]
+struct Utilisation {
+    gpu: c_uint,
+    memory: c_uint,
+}
+
+/// `NVML_TEMPERATURE_GPU`
+const OF_THE_GPU: c_int = 0;
+
 /// `nvmlProcessInfo_v2_t`, as `nvmlDeviceGetComputeRunningProcesses_v3` fills it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -234,6 +264,9 @@ type Count = unsafe extern "C" fn(*mut c_uint) -> Status;
 type ByIndex = unsafe extern "C" fn(c_uint, *mut Handle) -> Status;
 type Text = unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Status;
 type MemoryInfo = unsafe extern "C" fn(Handle, *mut Memory) -> Status;
+type Number = unsafe extern "C" fn(Handle, *mut c_uint) -> Status;
+type Temperature = unsafe extern "C" fn(Handle, c_int, *mut c_uint) -> Status;
+type Rates = unsafe extern "C" fn(Handle, *mut Utilisation) -> Status;
 type MigMode = unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint) -> Status;
 type Processes = unsafe extern "C" fn(Handle, *mut c_uint, *mut ProcessInfo) -> Status;
 
@@ -248,6 +281,9 @@ struct Nvml {
     /// It exports the mark of the simulated GPU's library.
     simulated: bool,
     mig_mode: Option<MigMode>,
+    power: Option<Number>,
+    temperature: Option<Temperature>,
+    rates: Option<Rates>,
     /// The pointers above live in it.
     _library: Library,
 }
@@ -283,22 +319,34 @@ impl Nvml {
                     .get(b"nvmlDeviceGetMigMode\0")
                     .ok()
                     .map(|symbol: Symbol<'_, MigMode>| *symbol),
+                power: library
+                    .get(b"nvmlDeviceGetPowerUsage\0")
+                    .ok()
+                    .map(|symbol: Symbol<'_, Number>| *symbol),
+                temperature: library
+                    .get(b"nvmlDeviceGetTemperature\0")
+                    .ok()
+                    .map(|symbol: Symbol<'_, Temperature>| *symbol),
+                rates: library
+                    .get(b"nvmlDeviceGetUtilizationRates\0")
+                    .ok()
+                    .map(|symbol: Symbol<'_, Rates>| *symbol),
                 _library: library,
             }
         };
         Ok(nvml)
     }
 
-    fn devices(&self) -> Result<Vec<Found>, String> {
+    fn devices(&self, with_readings: bool) -> Result<Vec<Found>, String> {
         let mut count = 0;
         // SAFETY: `count` outlives the call.
         check("nvmlDeviceGetCount_v2", unsafe { (self.count)(&mut count) })?;
         (0..count.min(MAX_FOUND))
-            .map(|index| self.device(index))
+            .map(|index| self.device(index, with_readings))
             .collect()
     }
 
-    fn device(&self, index: c_uint) -> Result<Found, String> {
+    fn device(&self, index: c_uint, with_readings: bool) -> Result<Found, String> {
         let mut handle: Handle = std::ptr::null_mut();
         // SAFETY: `handle` outlives the call.
         check("nvmlDeviceGetHandleByIndex_v2", unsafe {
@@ -320,7 +368,34 @@ impl Nvml {
             process_bytes: self.process_bytes(handle),
             simulated: self.simulated,
             mig: self.mig(handle),
+            readings: with_readings.then(|| self.readings(handle)),
         })
+    }
+
+    fn readings(&self, handle: Handle) -> Readings {
+        let number = |call: Option<Number>| {
+            let mut number = 0;
+            // SAFETY: the handle came from NVML, and `number` outlives the call.
+            let status = unsafe { (call?)(handle, &mut number) };
+            (status == 0).then_some(number)
+        };
+        let temperature = self.temperature.and_then(|call| {
+            let mut number = 0;
+            // SAFETY: as above.
+            let status = unsafe { call(handle, OF_THE_GPU, &mut number) };
+            (status == 0).then_some(number)
+        });
+        let rates = self.rates.and_then(|call| {
+            let mut rates = Utilisation::default();
+            // SAFETY: as above; the structure is nvml.h's.
+            let status = unsafe { call(handle, &mut rates) };
+            (status == 0).then_some(rates.gpu)
+        });
+        Readings {
+            power_mw: number(self.power),
+            temperature_celsius: temperature,
+            sm_used_percent: rates,
+        }
     }
 
     fn mig(&self, handle: Handle) -> Option<bool> {

@@ -8,6 +8,7 @@ use policy::TenantId;
 
 use crate::convert;
 use crate::dispatch::DeviceScheduler;
+use crate::nvml::Readings;
 use crate::residency_survey;
 use crate::serve::Arbiter;
 use crate::spec;
@@ -53,6 +54,7 @@ impl Arbiter {
 
     pub(crate) fn device_statuses(&self) -> Vec<DeviceStatus> {
         let now_ns = self.clock.mono_ns();
+        let refreshes = self.discovery.refreshes();
         let statuses = self.devices.iter().map(|(index, device)| {
             let scheduler = self.schedulers.get(index);
             let there: Vec<&Tenant> = self
@@ -73,11 +75,21 @@ impl Arbiter {
                 .collect();
             let (at_once, reason) = scheduler.map_or((false, ""), |scheduler| scheduler.running());
             let settings = self.settings_of(index);
+            // What was measured before the last job went is not what is.
+            let readings = if refreshes {
+                device.readings
+            } else {
+                Readings::default()
+            };
             DeviceStatus {
                 index: u32::try_from(index).unwrap_or(u32::MAX),
                 uuid: convert::uuid_text(&device.uuid),
                 name: device.name.clone(),
                 total_bytes: device.total_bytes,
+                used_bytes: device
+                    .free_bytes
+                    .filter(|_| refreshes)
+                    .map(|free| device.total_bytes.saturating_sub(free)),
                 reserved_bytes: self.ledger.reserved_bytes(index),
                 simulated: device.simulated,
                 mode: settings.mode.unwrap_or_default(),
@@ -112,6 +124,11 @@ impl Arbiter {
                 grants: scheduler.map_or(0, DeviceScheduler::grants),
                 unmanaged: self.unmanaged(device),
                 pressure: self.pressure_on(index),
+                power_mw: readings.power_mw.map(u64::from),
+                temperature_celsius: readings.temperature_celsius,
+                sm_used_fraction: readings
+                    .sm_used_percent
+                    .map(|percent| f64::from(percent) / 100.0),
             }
         });
         statuses.collect()
@@ -236,6 +253,7 @@ impl Arbiter {
             mem_peak_bytes: sum(|device| device.mem_peak_bytes),
             unattributed_bytes: sum(|device| device.unattributed_bytes),
             holding: devices.iter().any(|device| device.holding),
+            in_flight_marks: Some(self.in_flight_marks(tenant)),
             device_time_ns: sum(|device| device.device_time_ns),
             wait_time_ns: sum(|device| device.wait_time_ns),
             overrun_ns: usages.iter().map(|usage| usage.overrun_ns).sum(),
@@ -264,6 +282,16 @@ impl Arbiter {
             listens_for_resize: self.listens_for_resize(tenant),
             resize: self.resize_status(tenant),
         })
+    }
+
+    /// Of all its processes and devices.
+    fn in_flight_marks(&self, tenant: &Tenant) -> u64 {
+        let clients = tenant.clients.iter().filter_map(|id| self.clients.get(*id));
+        clients
+            .flat_map(|client| {
+                (0..self.schedulers.len()).map(|device| client.pages.client.in_flight(device).marks)
+            })
+            .fold(0, u64::saturating_add)
     }
 
     fn job_device(&self, tenant: &Tenant, index: usize, now_ns: u64) -> JobDevice {

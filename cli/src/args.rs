@@ -15,7 +15,7 @@ use crate::mistake;
 const EXIT_CODES: &str = "\
 Exit codes:
   the command's own  once `sublet run` has started it
-  0    done (`ps`, `events` and `metrics --once` also where no arbiter runs)
+  0    done (`ps`, `top`, `events` and `metrics --once` also where no arbiter runs)
   125  sublet itself failed: a bad flag, value or file, a refusal, no arbiter; nothing was started
   126  the command was found but cannot be executed
   127  the command was not found";
@@ -37,6 +37,8 @@ pub enum Command {
     Demo(Demo),
     /// Show the jobs and devices of the arbiter
     Ps(Ps),
+    /// Watch devices and jobs on the terminal, and change jobs by keys
+    Top(Top),
     /// Show what happened: jobs, processes, refusals, memory, devices
     Events(Events),
     /// Serve the figures of the arbiter, its devices and its jobs to Prometheus
@@ -140,6 +142,23 @@ pub struct Ps {
     /// part of it anyway
     #[arg(long)]
     pub profile: bool,
+}
+
+/// Shows devices and jobs until `q`; `?` lists the keys. A change is asked about before it is made.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Look at the arbiter this often: 100ms to 1h
+    #[arg(long, value_name = "TIME", value_parser = parse_interval, default_value = "1s")]
+    pub interval: Duration,
+    /// Without the keys that change jobs
+    #[arg(long)]
+    pub readonly: bool,
+    /// Print one frame as plain text, after one interval; needs no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Print one JSON object after each interval; with --once a single one
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Prints the arbiter's journal, oldest first: time in UTC, what it was, the job, and a sentence.
@@ -467,6 +486,16 @@ fn parse_solo_iteration(text: &str) -> Result<Duration, String> {
     control::parse_span(text).map_err(|error| format!("{error}, or 0 to forget it"))
 }
 
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = control::parse_span(text).map_err(|error| error.to_string())?;
+    if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&interval) {
+        return Err(format!(
+            "`{text}` is outside 100ms to 1h: write a time such as 1s"
+        ));
+    }
+    Ok(interval)
+}
+
 /// A duration, or 0 for none.
 fn parse_idle_exit(text: &str) -> Result<Duration, String> {
     if text == "0" {
@@ -760,6 +789,10 @@ mod tests {
                 &["'0'", "--repeat"],
             ),
             (&["metrics", "--listen", "9464"], &["'9464'", "--listen"]),
+            (&["top", "--interval", "5"], &["`5`", "90s"]),
+            (&["top", "--interval", "10ms"], &["`10ms`", "100ms to 1h"]),
+            (&["top", "--interval", "2h"], &["`2h`", "100ms to 1h"]),
+            (&["top", "train"], &["'train'", "`sublet top --help`"]),
             (&["trace"], &["--output", "`sublet trace --help`"]),
             (&["trace", "-o", "t", "--for", "5"], &["'5'", "--for"]),
             (&["trace", "-o", "t", "--device", "x"], &["`x`", "UUID"]),

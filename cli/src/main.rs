@@ -18,12 +18,14 @@ mod manual;
 mod metrics;
 mod mistake;
 mod moves;
+mod printable;
 mod ps;
 mod run;
 mod set;
 mod settings;
 mod simulate;
 mod table;
+mod top;
 mod trace;
 mod unmanaged;
 mod when;
@@ -79,6 +81,12 @@ fn main() -> ExitCode {
             };
         }
         Command::Metrics(args) => metrics::metrics(&args),
+        Command::Top(args) => {
+            return match top::top(&args) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(failure) => fail(&failure),
+            };
+        }
         Command::Trace(args) => trace::trace(&args),
         Command::Evict(args) => return moved(moves::evict(&args)),
         Command::Restore(args) => return moved(moves::restore(&args)),

@@ -39,7 +39,14 @@ mod tests {
             clap_complete::Shell::Fish,
         ] {
             let script = completions(&Completions { shell });
-            for word in ["share-min", "quantum", "completions", "follow", "once"] {
+            for word in [
+                "share-min",
+                "quantum",
+                "completions",
+                "follow",
+                "once",
+                "readonly",
+            ] {
                 assert!(script.contains(word), "{shell}: {word}");
             }
         }
@@ -55,6 +62,7 @@ mod tests {
             ("sublet-run.1", "SUBLET_SHARE_MIN"),
             ("sublet-device-set.1", "quantum"),
             ("sublet-events.1", "follow"),
+            ("sublet-top.1", "readonly"),
         ] {
             let text = fs::read_to_string(pages.join(page)).unwrap();
             assert!(text.contains(word), "{page}: {text}");

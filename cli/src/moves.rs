@@ -34,7 +34,11 @@ pub fn switch(args: &Switch) -> Result<(String, bool)> {
     moved(out, back, &args.how)
 }
 
-fn moved(evict: &[String], restore: &[String], how: &MoveFlags) -> Result<(String, bool)> {
+/// As [`evict`], for both at once.
+///
+/// # Errors
+/// As [`evict`].
+pub fn moved(evict: &[String], restore: &[String], how: &MoveFlags) -> Result<(String, bool)> {
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
     let moves = Moves {
         evict: evict.to_vec(),

@@ -261,7 +261,7 @@ fn profile_row(job: &JobStatus) -> Vec<String> {
 }
 
 /// Three figures or so, for people.
-fn short_time(ns: u64) -> String {
+pub fn short_time(ns: u64) -> String {
     // CAST: for people.
     match ns as f64 {
         ns if ns < 1e6 => format!("{:.1}us", ns / 1e3),

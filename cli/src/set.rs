@@ -101,7 +101,11 @@ pub fn reload(args: &Reload) -> Result<String> {
     })
 }
 
-fn ask<T>(
+/// What the arbiter answers to a change.
+///
+/// # Errors
+/// As [`set`].
+pub fn ask<T>(
     request: impl Fn(&mut Client) -> std::result::Result<T, ClientError>,
 ) -> anyhow::Result<T> {
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
@@ -132,7 +136,8 @@ fn device_line(device: &DeviceStatus) -> String {
     )
 }
 
-fn line_of(job: &JobStatus) -> String {
+/// How a job stands.
+pub fn line_of(job: &JobStatus) -> String {
     let bound = |name: &str, bound: Option<f64>| {
         bound.map_or_else(String::new, |share| format!(", {name} {share}"))
     };

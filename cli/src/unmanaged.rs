@@ -79,6 +79,7 @@ mod tests {
             process_bytes: pids.iter().map(|pid| (*pid, 7)).collect::<BTreeMap<_, _>>(),
             simulated: false,
             mig: None,
+            readings: None,
         }
     }
 

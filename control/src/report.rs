@@ -82,6 +82,9 @@ pub struct JobStatus {
     pub unattributed_bytes: u64,
     /// A grant is held now.
     pub holding: bool,
+    /// Completion marks that its devices have not passed yet, as its processes report; `None`: from
+    /// an arbiter that does not tell.
+    pub in_flight_marks: Option<u64>,
     pub device_time_ns: u64,
     pub wait_time_ns: u64,
     /// Device time beyond what was granted.
@@ -219,6 +222,9 @@ pub struct DeviceStatus {
     pub uuid: String,
     pub name: String,
     pub total_bytes: u64,
+    /// What is in use, as NVML said last; `None`: it does not tell, or nobody looks because no job
+    /// is there.
+    pub used_bytes: Option<u64>,
     /// Kept from every quota, by configuration.
     pub reserved_bytes: u64,
     pub simulated: bool,
@@ -263,6 +269,12 @@ pub struct DeviceStatus {
     pub unmanaged: Vec<UnmanagedProcess>,
     /// How much of its time goes into moving memory.
     pub pressure: Pressure,
+    /// What it draws, in milliwatts, as NVML said last; `None` as for `used_bytes`.
+    pub power_mw: Option<u64>,
+    /// Of the GPU itself, in degrees Celsius; the same.
+    pub temperature_celsius: Option<u32>,
+    /// Part of the time in which a kernel ran, over NVML's last period; the same.
+    pub sm_used_fraction: Option<f64>,
 }
 
 /// A process on a device that is part of no job.

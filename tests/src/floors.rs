@@ -295,6 +295,7 @@ pub const CRATES: [Crate; 16] = [
                     "flags",
                     "json",
                     "mistake",
+                    "printable",
                     "settings",
                     "table",
                     "unmanaged",
@@ -319,6 +320,7 @@ pub const CRATES: [Crate; 16] = [
                     "moves",
                     "set",
                     "simulate",
+                    "top",
                     "trace",
                 ],
             ),
@@ -375,7 +377,7 @@ pub const CRATES: [Crate; 16] = [
         in_full: false,
         floors: &[
             ("limits of a wait", &["within"]),
-            ("a clean start", &["clean"]),
+            ("a clean start; a terminal", &["clean", "terminal"]),
         ],
     },
     Crate {

@@ -29,6 +29,7 @@ mod soak;
 mod streams;
 mod stuck;
 mod survival;
+mod top;
 mod trace;
 
 testbed::starts_clean!();

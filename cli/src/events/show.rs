@@ -3,6 +3,7 @@
 use control::{Event, EventKind};
 use serde_json::{Value, json};
 
+use crate::printable::printable;
 use crate::when;
 
 /// Columns of what people read: a kind in plain words, and the job's name.
@@ -46,26 +47,6 @@ pub fn json(event: &Event) -> String {
         "message": event.message,
         "fields": event.fields,
     }))
-}
-
-/// Other users' words are in it, command lines above all: what would end the line, move the cursor
-/// or turn the direction of writing is shown as its code.
-fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for char in text.chars() {
-        match char {
-            '\u{61c}'
-            | '\u{200e}'
-            | '\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2066}'..='\u{2069}' => {
-                shown.extend(char.escape_unicode());
-            }
-            char if char.is_control() => shown.extend(char.escape_default()),
-            char => shown.push(char),
-        }
-    }
-    shown
 }
 
 #[cfg(test)]

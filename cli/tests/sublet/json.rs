@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::fixture::{Fixture, Outcome};
 
 /// The commands that take `--json`, with what each is given here besides.
-const COMMANDS: [(&str, &str); 18] = [
+const COMMANDS: [(&str, &str); 19] = [
     ("cluster jobs", ""),
     ("cluster log", ""),
     ("cluster status", ""),
@@ -32,6 +32,7 @@ const COMMANDS: [(&str, &str); 18] = [
         "--trace trace.csv --cluster 1xV100 --sla 1x:1,2x:0.5",
     ),
     ("switch", "train serve"),
+    ("top", "--once --interval 100ms"),
 ];
 
 /// The commands below one, itself included, whose help names the flag.

@@ -10,6 +10,7 @@ mod interfere;
 mod json;
 mod ps_and_set;
 mod run;
+mod top;
 mod with_arbiter;
 
 testbed::starts_clean!();

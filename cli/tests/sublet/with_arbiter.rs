@@ -19,7 +19,7 @@ use crate::fixture::{Fixture, Outcome};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 #[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < DEADLINE, "in vain: {what}");
@@ -28,10 +28,10 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// A fixture whose arbiter ends with it.
-struct Host(Fixture);
+pub struct Host(pub Fixture);
 
 impl Host {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(Fixture::without_arbiter())
     }
 
@@ -41,13 +41,13 @@ impl Host {
         serde_json::from_str(&outcome.stdout).unwrap()
     }
 
-    fn arbiter_pid(&self) -> Option<Pid> {
+    pub fn arbiter_pid(&self) -> Option<Pid> {
         let pid = self.ps()["arbiter"]["pid"].as_i64()?;
         Some(Pid::from_raw(i32::try_from(pid).unwrap()))
     }
 
     /// A job that runs until the file `name.end` is there or the test has gone, and has begun.
-    fn job(&self, name: &str, flags: &[&str]) -> Child {
+    pub fn job(&self, name: &str, flags: &[&str]) -> Child {
         let (begun, end) = (
             self.0.at(&format!("{name}.begun")),
             self.0.at(&format!("{name}.end")),
@@ -65,13 +65,13 @@ impl Host {
         child
     }
 
-    fn end(&self, name: &str, mut job: Child) {
+    pub fn end(&self, name: &str, mut job: Child) {
         self.0.write(&format!("{name}.end"), "");
         assert!(within::wait(&mut job, name, testbed::PATIENCE).success());
     }
 
     /// `sublet arbiter` in the foreground, once it listens.
-    fn arbiter(&self, flags: &[&str]) -> Child {
+    pub fn arbiter(&self, flags: &[&str]) -> Child {
         let mut args = vec!["arbiter"];
         args.extend(flags);
         let child = self.0.sublet(args).stderr(Stdio::null()).spawn().unwrap();
@@ -80,7 +80,7 @@ impl Host {
     }
 
     /// The job of that name in `sublet ps`.
-    fn shown(&self, name: &str) -> Value {
+    pub fn shown(&self, name: &str) -> Value {
         let ps = self.ps();
         let job = ps["jobs"]
             .as_array()
