@@ -5,8 +5,9 @@
 //! tenant holds it, and a policy that packs several may let in more. Work that a tenant has in
 //! flight when its gate closes is still charged to it while it lasts (its *drain*); the next
 //! tenant's gate opens when it has ended. A drain that is too long to wait for overlaps with the
-//! next tenant; time in which several are busy is split equally between them. In the mode
-//! `concurrent` all tenants hold the device at once.
+//! next tenant; time in which several are busy is split equally between them, unless the marks of
+//! the holder tell that it had more of it (`contest`). In the mode `concurrent` all tenants hold
+//! the device at once.
 //!
 //! A tenant that has the device to itself pays nothing: its gate stays open, without a deadline,
 //! until another tenant waits. Only then does the scheduler look at the holder every few hundred
@@ -24,8 +25,10 @@
 //! time as an argument and pages as they are; none owns a clock, a socket or a journal.
 
 mod auto;
+mod beside;
 mod bounds;
 mod co_ranks;
+mod contest;
 mod drain;
 mod entity;
 mod gang;
@@ -59,6 +62,7 @@ use crate::timeline::Ring;
 use crate::usage::Usage;
 use auto::Sample;
 use bounds::Slices;
+use contest::Contest;
 use entity::{RunEntity, Stretch};
 pub use gang::GangScheduler;
 use hand_over::HandOver;
@@ -86,7 +90,8 @@ const IDLE_TICK_NS: u64 = 100_000_000;
 /// Its parts keep their own invariants: `roster` has the tenants, `mode` the change between slices
 /// and all at once, `hand_over` the passing of the device, `precedence` what comes before the
 /// policy, `choice` the policy itself, `windows` how much may stay queued, `time` what is
-/// accounted, `timeline` the spans that have ended, `residency` where memory is.
+/// accounted, `contest` what of that is not known yet to be whose, `timeline` the spans that have
+/// ended, `residency` where memory is.
 #[derive(Debug)]
 pub struct DeviceScheduler {
     device: usize,
@@ -99,6 +104,7 @@ pub struct DeviceScheduler {
     choice: SliceChoice,
     windows: Windows,
     time: TimeAccount,
+    contest: Contest,
     timeline: Ring,
     residency: ResidencyManager,
     /// Only opportunistic tenants wait.
@@ -128,6 +134,7 @@ impl DeviceScheduler {
             ),
             windows: Windows::default(),
             time: TimeAccount::new(now_ns),
+            contest: Contest::default(),
             timeline: Ring::new(now_ns),
             residency: ResidencyManager::new(device),
             gap: false,
@@ -141,6 +148,7 @@ impl DeviceScheduler {
     /// policy that is replaced leaves its accounts behind.
     pub fn run_as(&mut self, now_ns: u64, setup: Setup) {
         self.charge(now_ns);
+        self.end_contest(now_ns);
         (self.pace, self.answer) = (setup.pace, setup.answer);
         self.choice
             .set(setup.policy, setup.holders, setup.memory_bytes);
@@ -200,6 +208,7 @@ impl DeviceScheduler {
     /// A tenant is gone; what it used.
     pub fn retire(&mut self, now_ns: u64, tenant: TenantId) -> Option<Usage> {
         self.charge(now_ns);
+        self.end_contest(now_ns);
         let mut entity = self.roster.remove(tenant)?;
         self.end_trace(now_ns, &mut entity);
         self.residency.retire(tenant);
@@ -348,9 +357,21 @@ impl DeviceScheduler {
             stall_ns,
         } = passed;
         let slices = self.slices();
+        let beside = self.beside();
         let drains = self.roster.is_draining();
+        let drain_on = self.roster.iter().any(RunEntity::drains_on);
         let served = |entity: &RunEntity| entity.is_served(now_ns, drains);
-        let busy = self.roster.iter().filter(|entity| served(entity)).count() as u64;
+        let served_then = |entity: &RunEntity| entity.is_served_then(now_ns, drain_on);
+        let count = |served: &dyn Fn(&RunEntity) -> bool| {
+            self.roster.iter().filter(|entity| served(entity)).count() as u64
+        };
+        let (busy, busy_then) = (count(&served), count(&served_then));
+        // A drain that was found to have ended is taken to have done so half way between the looks.
+        let then_ns = if beside.ended && stall_ns == 0 {
+            dt_ns / 2
+        } else {
+            0
+        };
         let wanting = self
             .roster
             .iter()
@@ -362,14 +383,37 @@ impl DeviceScheduler {
             contended,
             slices,
         };
+        if self
+            .contest
+            .holder()
+            .is_some_and(|it| beside.holder != Some(it))
+        {
+            // Its clients went away with its slice.
+            self.end_contest(now_ns);
+        }
+        let holder = beside.holder.and_then(|holder| self.roster.find(holder));
+        let holder_is_served = holder.is_some_and(served);
+        let contested = drains && holder_is_served && busy >= 2 && stall_ns == 0;
+        if let Some(holder) = beside.holder.filter(|_| holder_is_served) {
+            if contested {
+                self.contest.share(holder, dt_ns - then_ns);
+            }
+            let own_ns = if contested { then_ns } else { dt_ns };
+            self.contest.add_own(own_ns);
+        }
         for entity in self.roster.iter_mut() {
-            let got_ns = if served(entity) {
-                dt_ns / busy.max(1)
-            } else {
-                0
+            let part_ns = |ns: u64, served: bool, busy: u64| {
+                if served { ns / busy.max(1) } else { 0 }
             };
+            let first_ns = part_ns(dt_ns - then_ns, served(entity), busy);
+            let got_ns = first_ns + part_ns(then_ns, served_then(entity), busy_then);
             entity.stand(got_ns, stall_ns);
-            let got_ns = entity.forgive(got_ns);
+            let got_ns = if contested && entity.drains() && first_ns > 0 {
+                self.contest.keep_back(entity.tenant, first_ns);
+                got_ns - first_ns
+            } else {
+                entity.forgive(got_ns)
+            };
             let got_ns = if contended {
                 entity.got_while_stalled_ns(until_ns, self.device, got_ns, stall_ns / busy.max(1))
             } else {
@@ -403,6 +447,7 @@ impl DeviceScheduler {
             }
             self.hand_over.note_drained(drained_ns);
         }
+        self.settle_contest(now_ns);
         self.hand_over.learn(now_ns, self.device, &self.roster);
     }
 

@@ -380,5 +380,129 @@ fn what_is_queued_behind_a_short_drain_is_charged_from_its_end_on() {
     assert_eq!(at_end, [90 * US, 0]);
     // It has not ended when it was to: nobody knows whose the device is.
     let after = got(&mut bench.scheduler, ends_ns + 200 * US);
+    assert_eq!(after, [90 * US, 105 * US], "half is kept back");
+    bench.scheduler.take(ends_ns + 200 * US, 1);
+    let after = got(&mut bench.scheduler, ends_ns + 200 * US);
     assert_eq!(after, [(90 + 105) * US, 105 * US]);
+}
+
+/// A drain that was to last 300 us ends 2 ms late, and what is charged to both for the time beyond.
+/// `passes`: the new holder's marks do.
+fn charged_for_a_late_end(passes: bool) -> [u64; 2] {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let marks = [0, 1].map(|at: usize| Rc::clone(&bench.pages[at]));
+    let marks = [0, 1].map(|at: usize| marks[at].client.claim_stream(0).expect("slot").1);
+    // A mark takes 500 us.
+    let mut now_us = 0;
+    bench.run(400 * MS, |pages| {
+        now_us += 50;
+        for (pages, mark) in pages.iter().zip(&marks) {
+            greedy(pages);
+            if now_us % 500 == 0 && pages.arbiter.is_open(0) {
+                mark.issue();
+                mark.settle();
+            }
+        }
+    });
+    while !bench.open(0) {
+        bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+    }
+    let now_ns = bench.now_ns;
+    for _ in 0..200 {
+        bench.scheduler.roster[0].begin_drain(now_ns);
+        bench.scheduler.roster[0].end_drain(now_ns + 600 * US);
+    }
+    marks[0].issue();
+    bench.scheduler.look(now_ns);
+    bench.scheduler.take(now_ns, 0);
+    let (_, drain) = bench.scheduler.roster[0].drain().expect("a drain");
+    let ends_ns = drain.ends_ns(now_ns);
+    bench.scheduler.charge(ends_ns - 100 * US);
+    bench.scheduler.begin(ends_ns - 100 * US, 1, 5000, true);
+    bench.scheduler.charge(ends_ns);
+    marks[1].issue();
+    let before = [0, 1].map(|at| bench.usage(at).device_ns);
+    for at_us in 1..=40 {
+        let at_ns = ends_ns + at_us * 50 * US;
+        bench.scheduler.charge(at_ns);
+        if passes && at_us % 10 == 0 {
+            marks[1].settle();
+            marks[1].issue();
+        }
+        if at_us == 40 {
+            marks[0].settle();
+        }
+        bench.scheduler.look(at_ns);
+    }
+    bench.scheduler.take(ends_ns + 2000 * US, 1);
+    [0, 1].map(|at| bench.usage(at).device_ns - before[at as usize])
+}
+
+#[test]
+fn the_time_of_a_late_drain_is_its_whose_marks_pass_in_it() {
+    let [drained_ns, held_ns] = charged_for_a_late_end(true);
+    assert_eq!(drained_ns + held_ns, 2000 * US);
+    assert!(drained_ns < 300 * US, "{drained_ns}: four marks of 500 us");
+    let halves = charged_for_a_late_end(false);
+    assert!(halves[0].abs_diff(halves[1]) <= 50 * US, "{halves:?}");
+}
+
+#[test]
+fn a_drain_that_ends_between_two_looks_is_charged_to_the_middle() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    let mark = Rc::clone(&bench.pages[0]);
+    let mark = mark.client.claim_stream(0).expect("slot").1;
+    bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
+    while !bench.open(0) {
+        bench.run(50 * US, |pages| pages.iter().for_each(greedy));
+    }
+    let now_ns = bench.now_ns;
+    for _ in 0..200 {
+        bench.scheduler.roster[0].begin_drain(now_ns);
+        bench.scheduler.roster[0].end_drain(now_ns + 600 * US);
+    }
+    mark.issue();
+    bench.scheduler.take(now_ns, 0);
+    bench.scheduler.charge(now_ns + 100 * US);
+    bench.scheduler.begin(now_ns + 100 * US, 1, 5000, true);
+    let before = [0, 1].map(|at| bench.usage(at).device_ns);
+    mark.settle();
+    bench.scheduler.charge(now_ns + 200 * US);
+    let got = [0, 1].map(|at| bench.usage(at).device_ns - before[at as usize]);
+    assert_eq!(got, [50 * US, 50 * US]);
+}
+
+#[test]
+fn what_is_contested_with_a_holder_that_went_away_stays_in_halves() {
+    let mut bench = Bench::new(&[500_000, 500_000, 500_000]);
+    let marks = [0, 1].map(|at: usize| Rc::clone(&bench.pages[at]));
+    let marks = [0, 1].map(|at: usize| marks[at].client.claim_stream(0).expect("slot").1);
+    bench.run(100 * MS, |pages| pages[..2].iter().for_each(greedy));
+    while !bench.open(0) {
+        bench.run(50 * US, |pages| pages[..2].iter().for_each(greedy));
+    }
+    let now_ns = bench.now_ns;
+    for mark in &marks {
+        mark.issue();
+    }
+    bench.scheduler.take(now_ns, 0);
+    bench.scheduler.begin(now_ns, 1, 5000, true);
+    let before = [0, 1].map(|at| bench.usage(at).device_ns);
+    // The prediction is over by then.
+    bench.scheduler.charge(now_ns + 600 * US);
+    let at_first = [0, 1].map(|at| bench.usage(at).device_ns - before[at as usize]);
+    bench.scheduler.charge(now_ns + 1600 * US);
+    bench.scheduler.remove(now_ns + 1600 * US, 1);
+    let pages = Rc::new(ClientPages::create().expect("pages"));
+    let terms = Terms::plain(Class::Guaranteed, 500_000);
+    bench
+        .scheduler
+        .add(now_ns + 1600 * US, TenantId(3), terms, 3, pages);
+    bench.scheduler.step(now_ns + 1700 * US);
+    let got = [0, 1].map(|at| bench.usage(at).device_ns - before[at as usize]);
+    assert!(
+        got[0] >= 800 * US,
+        "{got:?} {at_first:?}: half, and what came after"
+    );
+    assert!(got[1] >= 500 * US, "{got:?} {at_first:?}");
 }

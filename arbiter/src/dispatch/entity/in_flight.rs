@@ -20,6 +20,8 @@ pub struct InFlight {
     since_ns: Option<u64>,
     /// How long its drains are, and when this one ends.
     drain: Drain,
+    /// This one has ended, which the next look will find.
+    ended: bool,
     /// What its slices have left on the device.
     unfinished: Unfinished,
     /// It was found to have endless work, beside which other work of it gets on. That other work
@@ -31,6 +33,18 @@ impl InFlight {
     /// Whether it drains.
     pub fn drains(&self) -> bool {
         self.since_ns.is_some()
+    }
+
+    /// Notes whether the drain under way has ended by now, without learning from it. `beside`:
+    /// another tenant is on the device already; without one that makes no difference.
+    pub fn peek(&mut self, device: usize, clients: &Clients, beside: bool) -> bool {
+        self.ended = beside && self.drains() && !clients.sample(device).is_on_device();
+        self.ended
+    }
+
+    /// Whether it had ended then.
+    pub fn has_ended(&self) -> bool {
+        self.ended
     }
 
     /// The drain under way, and since when.

@@ -292,6 +292,23 @@ impl RunEntity {
         self.is_busy() && !(drains && self.holding.is_behind(now_ns))
     }
 
+    /// The same from the moment on at which drains were found to have ended. `drains`: others have
+    /// not.
+    pub fn is_served_then(&self, now_ns: u64, drains: bool) -> bool {
+        self.is_served(now_ns, drains) && !self.in_flight.has_ended()
+    }
+
+    /// Whether it drains still, where that was looked at.
+    pub fn drains_on(&self) -> bool {
+        self.drains() && !self.in_flight.has_ended()
+    }
+
+    /// Whether what it has on the device can be kept apart from what others have there: no work of
+    /// theirs belongs to it.
+    pub fn is_by_itself(&self) -> bool {
+        !self.gang && !self.co_ranks.are_here()
+    }
+
     /// What it submitted.
     pub fn submissions(&self) -> &Submissions {
         &self.submissions
@@ -395,6 +412,12 @@ impl RunEntity {
         let idle = !seen.is_on_device();
         self.profile.look(self.clients.all(), device_ns, idle);
         drained_ns
+    }
+
+    /// Looks whether its drain has ended, for the account only. `beside`: another one is on the
+    /// device already. True where it has.
+    pub fn peek(&mut self, device: usize, beside: bool) -> bool {
+        self.in_flight.peek(device, &self.clients, beside)
     }
 
     /// Its gate opens at that time by itself.

@@ -16,7 +16,10 @@ pub struct Submissions {
     launches: u64,
     /// Marks that had passed then.
     passed: u64,
+    /// How many of them had not when it was looked before.
+    newly_passed: u64,
     rate: Rate,
+    marks: Rate,
 }
 
 impl Submissions {
@@ -32,6 +35,8 @@ impl Submissions {
             passed: seen.passed != self.passed,
         };
         self.rate.launch(self.since(seen));
+        self.newly_passed = more(self.passed, seen.passed).unwrap_or(0);
+        self.marks.launch(self.newly_passed);
         (self.launches, self.passed) = (seen.launches, seen.passed);
         moved
     }
@@ -49,6 +54,14 @@ impl Submissions {
     /// They were charged for so long.
     pub fn charge(&mut self, ns: u64) {
         self.rate.charge(ns);
+        self.marks.charge(ns);
+    }
+
+    /// How many marks were found to have passed by the last look, and how long so many take in the
+    /// mean; `None`: none, or not known.
+    pub fn passed(&self) -> Option<u64> {
+        let passed = Some(self.newly_passed).filter(|passed| *passed > 0);
+        self.marks.takes_ns(passed?)
     }
 
     /// How long so many take; `None`: not known.
