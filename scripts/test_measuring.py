@@ -41,6 +41,7 @@ MEASURING = {
     "scripts/faults": "runs the tests of the workspace",
     "scripts/gpu/validate": "takes minutes",
     "scripts/nvml-tools": "fetches packages, builds, starts jobs",
+    "scripts/package": "fetches packages, boots a Debian",
     "scripts/real-programs": "installs programs",
     "scripts/real-driver": "fetches NVIDIA's packages, takes minutes",
     "scripts/sim/calibrate": "builds; its program is run",

@@ -17,8 +17,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import maturin
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 TRIPLE = "x86_64-unknown-linux-gnu"
 PACKAGES = ("cli", "simgpu-libcuda", "simgpu-libnvidia-ml", "examples")
@@ -40,6 +38,13 @@ def run(*words, **more):
     if done.returncode != 0:
         raise SystemExit(f"sublet: `{' '.join(map(str, words))}` ended with exit code {done.returncode}")
     return done
+
+
+def maturin():
+    """What makes the archives; laying files out takes none of it."""
+    import maturin as module
+
+    return module
 
 
 def settings():
@@ -110,12 +115,12 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         arguments += ["--compatibility", "linux"]
     given = dict(config_settings or {})
     given["build-args"] = " ".join(arguments + [str(given.get("build-args", ""))]).strip()
-    return maturin.build_wheel(wheel_directory, given, metadata_directory)
+    return maturin().build_wheel(wheel_directory, given, metadata_directory)
 
 
 def build_sdist(sdist_directory, config_settings=None):
     """See PEP 517."""
-    return maturin.build_sdist(sdist_directory, config_settings)
+    return maturin().build_sdist(sdist_directory, config_settings)
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -129,7 +134,7 @@ def get_requires_for_build_sdist(config_settings=None):
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     # maturin looks whether the folder is there, and at nothing in it yet.
     (ROOT / "target" / "wheel" / "data").mkdir(parents=True, exist_ok=True)
-    return maturin.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+    return maturin().prepare_metadata_for_build_wheel(metadata_directory, config_settings)
 
 
 if __name__ == "__main__":
