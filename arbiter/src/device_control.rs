@@ -94,12 +94,18 @@ impl Arbiter {
     /// It is answered when the file was read.
     pub(crate) fn reload_for(&mut self, connection: u64, peer: Peer) -> Result<(), ControlError> {
         self.may_govern(peer)?;
-        self.rulebook.ask(Some(connection))
+        self.rulebook.ask(Some(connection))?;
+        self.supervisor.reloads(self.clock.mono_ns());
+        Ok(())
     }
 
     /// The quota file was read.
     pub(crate) fn on_rules(&mut self) {
-        for (rules, connection) in self.rulebook.take() {
+        let read = self.rulebook.take();
+        if !read.is_empty() {
+            self.supervisor.reloaded();
+        }
+        for (rules, connection) in read {
             let result = self.take_over(rules);
             match connection {
                 Some(connection) => {

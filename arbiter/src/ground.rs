@@ -6,15 +6,18 @@
 //!
 //! [`Arbiter::on`]: crate::serve::Arbiter::on
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use channel::arbiter::Listener;
 use control::paths::Source;
+use rustix::net::SocketType;
 
 use crate::bell::Bell;
 use crate::census::Census;
@@ -25,6 +28,7 @@ use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::reactor::Poller;
 use crate::state::StateFile;
+use crate::supervisor::{Handed, Supervisor};
 
 /// Why an arbiter did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -70,14 +74,18 @@ pub(crate) struct Ground {
     pub state_file: StateFile,
     /// Asks the arbiter to end.
     pub stop: Bell,
+    pub supervisor: Supervisor,
+    /// Pages of jobs that a service manager has kept, by the job's number.
+    pub pages: BTreeMap<u64, OwnedFd>,
 }
 
 impl Ground {
-    /// Takes the directory and binds its sockets, where no other arbiter has it.
+    /// Takes the directory and binds its sockets, where no other arbiter has it. Those that were
+    /// handed over are bound already.
     ///
     /// # Errors
     /// [`Error`]
-    pub fn take(options: &Options, clock: &Clock) -> Result<Self, Error> {
+    pub fn take(options: &Options, mut handed: Handed, clock: &Clock) -> Result<Self, Error> {
         let dir = &options.dir;
         let lock = lock(options)?;
         raise_descriptor_limit();
@@ -88,12 +96,32 @@ impl Ground {
             .map_err(Error::io(format!("write {}", journal_path.display())))?;
         let state_file = StateFile::start(dir.state_file()).map_err(Error::io("start a thread"))?;
 
+        let listen = |path: &Path| format!("listen at {}", path.display());
+        let mut sockets = Vec::new();
         let path = dir.channel_socket();
-        let listen = |path: &std::path::Path| format!("listen at {}", path.display());
-        let listener = Listener::bind(&path).map_err(Error::io(listen(&path)))?;
-        let _ = std::fs::remove_file(dir.control_socket());
+        let listener = match handed.listener(SocketType::SEQPACKET, &path) {
+            Some(socket) => {
+                sockets.push(path.clone());
+                Listener::handed(socket)
+            }
+            None => Listener::bind(&path),
+        };
+        let listener = listener.map_err(Error::io(listen(&path)))?;
         let path = dir.control_socket();
-        let control = UnixListener::bind(&path)
+        let control = match handed.listener(SocketType::STREAM, &path) {
+            Some(socket) => {
+                sockets.push(path.clone());
+                // As for the other one: so that the kernel names this process to those who connect.
+                rustix::net::listen(&socket, 128)
+                    .map(|()| UnixListener::from(socket))
+                    .map_err(Into::into)
+            }
+            None => {
+                let _ = std::fs::remove_file(&path);
+                UnixListener::bind(&path)
+            }
+        };
+        let control = control
             .and_then(ControlServer::new)
             .map_err(Error::io(listen(&path)))?;
         // The host's arbiter serves every user, distinguished by SO_PEERCRED; any other serves its
@@ -104,9 +132,14 @@ impl Ground {
             0o600
         };
         for path in [dir.channel_socket(), dir.control_socket()] {
+            // Who has bound it has said who may connect.
+            if sockets.contains(&path) {
+                continue;
+            }
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
                 .map_err(Error::io(format!("set the mode of {}", path.display())))?;
         }
+        let pages = handed.take_pages();
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
         let census = Census::start().map_err(Error::io("start a thread"))?;
         Ok(Self {
@@ -119,6 +152,8 @@ impl Ground {
             journal,
             state_file,
             stop,
+            supervisor: Supervisor::of(handed, sockets),
+            pages,
         })
     }
 
@@ -135,6 +170,8 @@ impl Ground {
             journal: Journal::open(&dir.journal_file(), Rc::clone(clock)).expect("a journal"),
             state_file: StateFile::start(dir.state_file()).expect("a thread"),
             stop: Bell::new().expect("an eventfd"),
+            supervisor: Supervisor::default(),
+            pages: BTreeMap::new(),
         }
     }
 }

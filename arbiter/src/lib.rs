@@ -65,6 +65,7 @@ mod spare;
 mod spec;
 mod state;
 mod status;
+mod supervisor;
 mod suspicions;
 mod tenant;
 mod terms;
@@ -80,7 +81,8 @@ pub use lifetime::Stopper;
 pub use names::LookUp;
 pub use options::{DeviceRule, JOB_PROCESSES, Options, Reload, ResidencyRule, Rules};
 pub use refusal::Ceiling;
-pub use serve::{Arbiter, Error, run};
+pub use serve::{Arbiter, Error, hold_signals, run};
+pub use supervisor::Handed;
 pub use writer::{Lost, Sink, Writer};
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! Coming, going, and what stays: jobs and clients from their first to their last, what is
 //! published to them meanwhile, and what a successor of this process will find.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use channel::{Bypass, MAX_DEVICES};
+use channel::arbiter::TenantMemory;
+use channel::{Accounts, Bypass, MAX_DEVICES};
 use control::DeviceSelector;
 use policy::TenantId;
 use serde_json::Value;
@@ -23,7 +26,8 @@ use crate::tenant::{Missing, Tenant};
 
 impl Arbiter {
     /// Takes the jobs of an earlier arbiter back, as far as something of them lives.
-    pub(crate) fn restore(&mut self, state: State, now_ns: u64) {
+    /// `pages`: those of jobs, as far as a service manager has kept them.
+    pub(crate) fn restore(&mut self, state: State, mut pages: BTreeMap<u64, OwnedFd>, now_ns: u64) {
         for saved in state.devices {
             self.rulebook.restore(saved);
         }
@@ -70,6 +74,19 @@ impl Arbiter {
                 }
             }
             tenant.adopt_until_ns = now_ns + ADOPT_NS;
+            // With it, processes that do nothing at present are known before they come again.
+            match pages.remove(&saved.id).map(TenantMemory::adopt) {
+                Some(Ok(memory)) => {
+                    self.supervisor.has_kept(saved.id, memory.number());
+                    tenant.accounts = Accounts::adopting(&memory.page);
+                    tenant.memory = Some(memory);
+                }
+                Some(Err(error)) => tracing::warn!(
+                    "the page of job `{}` that was kept is of no use: {error}",
+                    tenant.spec.name
+                ),
+                None => {}
+            }
             // Processes of it may live that have not come for a device yet, or not again.
             if !tenant.lives() {
                 self.ledger.insert(tenant);
@@ -91,7 +108,27 @@ impl Arbiter {
                 self.ledger.insert(tenant);
             }
         }
+        // Of jobs that nobody knows any more.
+        for (id, page) in pages {
+            if let Ok(memory) = TenantMemory::adopt(page) {
+                self.supervisor.has_kept(id, memory.number());
+            }
+        }
         self.publish_limits();
+    }
+
+    /// The service manager is shown how things stand, and given the pages of jobs to keep for a
+    /// successor: a process that does nothing does not bring its own.
+    pub(crate) fn inform_supervisor(&mut self) {
+        let (jobs, processes) = (self.ledger.iter().count(), self.clients.ids().len());
+        let devices = self.devices.iter().count();
+        self.supervisor
+            .show(|| format!("jobs: {jobs}, attached processes: {processes}, devices: {devices}"));
+        let pages = self.ledger.iter().filter_map(|tenant| {
+            let memory = tenant.memory.as_ref()?;
+            Some((tenant.id.0, memory.number(), memory.file()))
+        });
+        self.supervisor.keep(pages);
     }
 
     /// Waits for the end of the process that registered a job.
@@ -228,8 +265,11 @@ impl Arbiter {
         attached.chain(missing).collect()
     }
 
-    /// Leaves: gates open, sockets gone, state kept for a successor.
+    /// Leaves: gates open, sockets gone unless they are a service manager's, state kept for a
+    /// successor.
     pub(crate) fn finish(&mut self) {
+        self.supervisor.stops();
+        self.inform_supervisor();
         self.schedulers.open_all();
         let now_ns = self.clock.mono_ns();
         for id in self.clients.ids() {
@@ -246,7 +286,9 @@ impl Arbiter {
         self.persistence.settle(crate::writer::IN_THE_END);
         let dir = &self.rulebook.options().dir;
         for path in [dir.channel_socket(), dir.control_socket()] {
-            let _ = std::fs::remove_file(path);
+            if !self.supervisor.keeps_socket(&path) {
+                let _ = std::fs::remove_file(path);
+            }
         }
     }
 

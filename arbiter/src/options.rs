@@ -11,6 +11,7 @@ use crate::convert;
 use crate::dispatch::{Answer, Mode, Pace, Setup};
 use crate::names::LookUp;
 use crate::refusal::Ceiling;
+use crate::supervisor::Handed;
 
 /// What an opportunistic job may have queued beside a guaranteed one, in microseconds: a tenth of
 /// the least slice.
@@ -93,6 +94,8 @@ pub struct Options {
     pub job_processes: u32,
     /// Looks for the host's own NVML, beside those of simulated drivers.
     pub host_nvml: bool,
+    /// What a service manager has handed over.
+    pub handed: Handed,
 }
 
 /// How jobs share memory that does not hold all of them.
@@ -147,6 +150,7 @@ impl Options {
             user_name: Box::new(convert::user_name),
             job_processes: JOB_PROCESSES,
             host_nvml: true,
+            handed: Handed::default(),
         }
     }
 

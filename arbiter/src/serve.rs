@@ -2,6 +2,7 @@
 
 use std::io;
 
+use nix::sys::signal::{SigSet, Signal};
 use policy::TenantId;
 use serde_json::Value;
 
@@ -31,6 +32,7 @@ use crate::rulebook::Rulebook;
 use crate::schedulers::Schedulers;
 use crate::slow_work::{HOUSEKEEPING_NS, SlowWork};
 use crate::state::State;
+use crate::supervisor::Supervisor;
 use crate::suspicions::Suspicions;
 use crate::unsaved::Unsaved;
 use crate::writer;
@@ -45,23 +47,40 @@ const STALL_NS: u64 = 1_000_000_000;
 /// second or so.
 pub(crate) const ADOPT_NS: u64 = 10_000_000_000;
 
+/// What ends an arbiter, and what has it read its quota file again.
+fn signal_sets() -> (SigSet, SigSet) {
+    let set = |signals: &[Signal]| signals.iter().copied().collect::<SigSet>();
+    (
+        set(&[Signal::SIGTERM, Signal::SIGINT]),
+        set(&[Signal::SIGHUP]),
+    )
+}
+
+/// Keeps the signals that [`run`] waits for from every thread that is started from here on. A
+/// single thread without this is given them, and the process ends at once: no gate is opened and
+/// nothing is saved.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn hold_signals() -> Result<(), Error> {
+    let (signals, hangup) = signal_sets();
+    signals
+        .thread_block()
+        .and_then(|()| hangup.thread_block())
+        .map_err(|errno| Error::io("take signals")(errno.into()))
+}
+
 /// Serves until SIGTERM, SIGINT, a request to shut down, or the end of an idle time. Every gate is
-/// left open. SIGHUP has the quota file read again.
+/// left open. SIGHUP has the quota file read again. A process that has started threads before has
+/// called [`hold_signals`] before that.
 ///
 /// # Errors
 /// [`Error`]; nothing was served where the start failed.
 pub fn run(options: Options) -> Result<(), Error> {
-    use nix::sys::signal::{SigSet, Signal};
     use nix::sys::signalfd::{SfdFlags, SignalFd};
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGTERM);
-    signals.add(Signal::SIGINT);
+    hold_signals()?;
     let blocked = |errno: nix::Error| Error::io("take signals")(errno.into());
-    // Before any thread is started, so that all of them have the signals blocked.
-    signals.thread_block().map_err(blocked)?;
-    let mut hangup = SigSet::empty();
-    hangup.add(Signal::SIGHUP);
-    hangup.thread_block().map_err(blocked)?;
+    let (signals, hangup) = signal_sets();
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signalled = SignalFd::with_flags(&signals, flags).map_err(blocked)?;
     let mut arbiter = Arbiter::start(options)?;
@@ -75,6 +94,8 @@ pub fn run(options: Options) -> Result<(), Error> {
         .add(&hangups, Event::Reload, Interest::Read)
         .map_err(Error::io("wait for signals"))?;
     arbiter.lifetime.hear_hangups(hangups);
+    // Connections are accepted, and what was known is known again.
+    arbiter.supervisor.ready();
     arbiter.serve()
 }
 
@@ -103,6 +124,7 @@ pub struct Arbiter {
     pub(crate) suspicions: Suspicions,
     pub(crate) allowances: Allowances,
     pub(crate) slow_work: SlowWork,
+    pub(crate) supervisor: Supervisor,
     /// The last of all: it has the lock of the directory.
     pub(crate) lifetime: Lifetime,
 }
@@ -113,9 +135,10 @@ impl Arbiter {
     ///
     /// # Errors
     /// [`Error`]
-    pub fn start(options: Options) -> Result<Self, Error> {
+    pub fn start(mut options: Options) -> Result<Self, Error> {
         let clock = clock::host();
-        let ground = Ground::take(&options, &clock)?;
+        let handed = std::mem::take(&mut options.handed);
+        let ground = Ground::take(&options, handed, &clock)?;
         let (state, damage) = State::load(&options.dir.state_file());
         let mut arbiter = Self::on(ground, options, state, clock)?;
         if let Some(damage) = damage {
@@ -154,6 +177,8 @@ impl Arbiter {
             journal,
             state_file,
             stop,
+            supervisor,
+            pages,
         } = ground;
         let mut arbiter = Self {
             lifetime: Lifetime::begin(clock.unix_ms(), now_ns, stop, lock),
@@ -180,6 +205,7 @@ impl Arbiter {
             suspicions: Suspicions::default(),
             allowances: Allowances::new(now_ns),
             slow_work: SlowWork::new(now_ns),
+            supervisor,
         };
         let added = arbiter
             .poller
@@ -224,7 +250,7 @@ impl Arbiter {
         }
         arbiter.set_up_residency();
         arbiter.door.keep_reserve();
-        arbiter.restore(state, now_ns);
+        arbiter.restore(state, pages, now_ns);
         Ok(arbiter)
     }
 
@@ -255,7 +281,9 @@ impl Arbiter {
             let step_ns = self.contained(Self::step);
             let turn_ns = self.contained(Self::serve_operators);
             failed |= step_ns.is_none() || turn_ns.is_none();
-            deadline_ns = step_ns.flatten().into_iter().chain(turn_ns.flatten()).min();
+            let sign_ns = self.supervisor.look(self.clock.mono_ns());
+            let due_ns = step_ns.flatten().into_iter().chain(turn_ns.flatten());
+            deadline_ns = due_ns.chain(sign_ns).min();
             self.report_stall(stall_ns.max(self.clock.mono_ns().saturating_sub(woken_ns)));
             if failed {
                 self.on_failure()?;
@@ -387,8 +415,9 @@ impl Arbiter {
             Event::Rules => self.on_rules(),
             Event::Reload => {
                 self.lifetime.take_hangups();
-                if let Err(error) = self.rulebook.ask(None) {
-                    tracing::error!("{error}");
+                match self.rulebook.ask(None) {
+                    Ok(()) => self.supervisor.reloads(now_ns),
+                    Err(error) => tracing::error!("{error}"),
                 }
             }
         }
@@ -420,6 +449,7 @@ impl Arbiter {
             && self.parked.is_empty()
             && self.control.is_empty()
             && self.ledger.is_empty()
+            && !self.supervisor.keeps_pages()
             && !self.discovery.refreshes();
         let housekeeping_ns = if quiet {
             let idle_exit = self.rulebook.options().idle_exit;
@@ -542,6 +572,7 @@ impl Arbiter {
         self.look_for_offenders(now_ns);
         self.door.make_ready();
         self.survey_residency(now_ns);
+        self.inform_supervisor();
         // A job that has not touched its device yet may still wonder who else is there.
         let watched = !self.clients.is_empty() || !self.ledger.is_empty();
         self.discovery.refresh(watched);

@@ -51,6 +51,14 @@ impl Listener {
         Ok(Self { socket })
     }
 
+    /// A socket of this kind that listens already, from who starts the arbiter.
+    pub fn handed(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        // The kernel names the process that has begun to listen to those who connect.
+        rustix::net::listen(&socket, 128)?;
+        Ok(Self { socket })
+    }
+
     /// A client that has connected; `None` where there is none.
     pub fn try_accept(&self) -> io::Result<Option<Connection>> {
         match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -389,6 +397,16 @@ impl TenantMemory {
             fd,
             slots_there: 0,
         })
+    }
+
+    /// Its file, for who keeps it beyond this process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The number of its file, which no other page that is there has.
+    pub fn number(&self) -> u64 {
+        rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_ino)
     }
 
     /// Whether `fd` is this very page (processes of one tenant hand in the same one).

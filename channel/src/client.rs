@@ -309,17 +309,20 @@ impl ClientEnd {
         }
     }
 
-    /// Whether the arbiter's process still lives. By its pidfd: the socket says nothing after a
-    /// fork on the other side.
+    /// Whether the arbiter's process still lives. By its pidfd, for the socket says nothing after a
+    /// fork on the other side; and by the socket, for the process that the kernel names is the one
+    /// that has begun to listen: a service manager, where that has handed the socket over.
     pub fn arbiter_liveness(&self) -> Liveness {
-        let (kept, flags) = match &self.arbiter_process {
-            Some(process) => (process, PollFlags::IN),
-            None => (&self.socket, PollFlags::empty()),
+        let asked = |kept: &Kept, flags| kept.get().and_then(|fd| is_ready(fd, flags).ok());
+        let hung_up = asked(&self.socket, PollFlags::empty());
+        let watched = match &self.arbiter_process {
+            Some(process) => asked(process, PollFlags::IN),
+            None => hung_up,
         };
-        match kept.get().map(|fd| is_ready(fd, flags)) {
-            Some(Ok(true)) => Liveness::Gone,
-            Some(Ok(false)) => Liveness::Lives,
-            Some(Err(_)) | None => Liveness::Unknown,
+        match (watched, hung_up) {
+            (Some(true), _) | (_, Some(true)) => Liveness::Gone,
+            (Some(false), _) => Liveness::Lives,
+            (None, _) => Liveness::Unknown,
         }
     }
 }

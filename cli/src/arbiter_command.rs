@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use arbiter::{Ceiling, Options, Reload, Rules, Writer};
+use arbiter::{Ceiling, Handed, Options, Reload, Rules, Writer};
 use control::Client;
 use control::paths::{RuntimeDir, Surroundings};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -39,6 +39,13 @@ pub fn run(args: Arbiter) -> Result<()> {
 }
 
 fn start(args: Arbiter) -> Result<()> {
+    // Before anything is opened. What is handed over to a service is not for an arbiter that one of
+    // its programs starts.
+    let handed = if args.embedded || args.stop {
+        Handed::default()
+    } else {
+        Handed::of_this_process()
+    };
     let around = Surroundings::of_this_process();
     let dir = match &args.runtime_dir {
         Some(path) => RuntimeDir::given(path.clone())?,
@@ -49,6 +56,7 @@ fn start(args: Arbiter) -> Result<()> {
         connect::ask(|| connect::existing(&dir), Client::shutdown)?;
         return Ok(());
     }
+    arbiter::hold_signals()?;
     let config = Config::find(args.config.as_deref(), &Places::of_the_host())?;
     dir.ensure(around.uid)?;
     let log = LogFile {
@@ -61,14 +69,14 @@ fn start(args: Arbiter) -> Result<()> {
             .filter(|filter| !filter.is_empty()),
         log,
     )?;
-    let served = serve(&args, config, dir);
+    let served = serve(&args, config, dir, handed);
     if let Some(log) = LOG.get() {
         log.settle(LAST_LINES);
     }
     served
 }
 
-fn serve(args: &Arbiter, config: Config, dir: RuntimeDir) -> Result<()> {
+fn serve(args: &Arbiter, config: Config, dir: RuntimeDir, handed: Handed) -> Result<()> {
     // One that `sublet run` has started is a user's own and ends with its jobs: the file's hook is
     // not for it.
     let mut flags = args.cluster.clone();
@@ -78,6 +86,7 @@ fn serve(args: &Arbiter, config: Config, dir: RuntimeDir) -> Result<()> {
     crate::cluster_command::node::start(&flags, &dir)?;
     arbiter::run(Options {
         reload: Some(reload(args.config.clone())),
+        handed,
         ..options(dir, args, config)
     })?;
     Ok(())

@@ -178,6 +178,7 @@ pub const CRATES: [Crate; 16] = [
                     "parked",
                     "persistence",
                     "slow_work",
+                    "supervisor",
                     "suspicions",
                     "unsaved",
                 ],
@@ -368,7 +369,7 @@ pub const CRATES: [Crate; 16] = [
                     "attempts", "coverage", "fake", "floors", "programs", "sandbox",
                 ],
             ),
-            ("runs", &["program_run", "stub"]),
+            ("runs", &["manager", "program_run", "stub"]),
         ],
     },
     Crate {

@@ -13,6 +13,7 @@ pub mod fake;
 pub mod floors;
 pub mod hooks_doc;
 pub mod log;
+pub mod manager;
 pub mod modules;
 pub mod outcome;
 pub mod pages;
@@ -25,6 +26,7 @@ pub mod table;
 use std::time::{Duration, Instant};
 
 pub use artefacts::Artefacts;
+pub use manager::Manager;
 pub use outcome::Outcome;
 pub use program_run::ProgramRun;
 pub use sandbox::{Running, Sandbox};

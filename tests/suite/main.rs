@@ -23,6 +23,7 @@ mod quota;
 mod refusal;
 mod residency;
 mod resize;
+mod service;
 mod shared_events;
 mod shares;
 mod soak;

@@ -225,6 +225,8 @@ pub fn run_job(dir: &Path) -> anyhow::Result<String> {
         // SAFETY: SIG_IGN installs no code of ours.
         unsafe { signal(asked, SigHandler::SigIgn) }?;
     }
+    // The arbiter that has started this one keeps signals from its threads; jobs get theirs.
+    nix::sys::signal::SigSet::empty().thread_set_mask()?;
     runner::run(dir, look_up)
         .with_context(|| format!("the job in {} cannot be run", dir.display()))?;
     Ok(String::new())
