@@ -32,27 +32,39 @@ impl DeviceScheduler {
         Beside { holder, ended }
     }
 
-    /// Charges what was kept back, where the holder's marks show whose it is, or its slice is
-    /// over.
+    /// Takes in what the holder's marks show, and charges what was kept back where that is known or
+    /// will not be.
     pub(super) fn settle_contest(&mut self, now_ns: u64) {
+        // A holder that has the device to itself shows what its marks take.
+        let beside = self.roster.is_draining() || self.contest.is_open();
+        for entity in self.roster.iter_mut() {
+            entity.learn_marks(beside);
+        }
         let Some(holder) = self.contest.holder() else {
             return;
         };
         let holder = self.roster.find(holder).filter(|entity| entity.holds());
-        let passed_ns = holder.and_then(|entity| entity.submissions().passed());
-        if holder.is_none() || passed_ns.is_some() || self.contest.is_overdue() {
-            self.charge_contest(now_ns, passed_ns);
+        let passed_ns = holder.and_then(|entity| entity.submissions().passed_ns());
+        self.contest.pass(passed_ns.unwrap_or(0));
+        let mut entities = self.roster.iter();
+        let drains = entities.any(|entity| entity.drains() && self.contest.has(entity.tenant));
+        if holder.is_none() || self.contest.is_known() && !drains {
+            self.end_contest(now_ns);
+        } else if self.contest.is_overdue() {
+            let charges = self.contest.give_up();
+            self.charge_contest(now_ns, charges);
         }
     }
 
-    /// Charges what was kept back by halves: the slice is over, or about to be.
+    /// Charges what was kept back by what is known: the slice is over, or about to be.
     pub(super) fn end_contest(&mut self, now_ns: u64) {
-        self.charge_contest(now_ns, None);
+        let charges = self.contest.settle();
+        self.charge_contest(now_ns, charges);
     }
 
-    fn charge_contest(&mut self, now_ns: u64, passed_ns: Option<u64>) {
+    fn charge_contest(&mut self, now_ns: u64, charges: Vec<(TenantId, u64)>) {
         let slices = self.slices();
-        for (tenant, ns) in self.contest.settle(passed_ns) {
+        for (tenant, ns) in charges {
             let Some(entity) = self.roster.find_mut(tenant) else {
                 continue;
             };

@@ -393,7 +393,10 @@ impl DeviceScheduler {
         }
         let holder = beside.holder.and_then(|holder| self.roster.find(holder));
         let holder_is_served = holder.is_some_and(served);
-        let contested = drains && holder_is_served && busy >= 2 && stall_ns == 0;
+        let may_keep_back = beside
+            .holder
+            .is_some_and(|it| self.contest.may_keep_back(it));
+        let contested = drains && holder_is_served && busy >= 2 && stall_ns == 0 && may_keep_back;
         if let Some(holder) = beside.holder.filter(|_| holder_is_served) {
             if contested {
                 self.contest.share(holder, dt_ns - then_ns);

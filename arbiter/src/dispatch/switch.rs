@@ -275,7 +275,7 @@ impl DeviceScheduler {
 
     /// Takes the device from a tenant that holds it.
     pub(super) fn take(&mut self, now_ns: u64, at: usize) {
-        if self.contest.holder() == Some(self.roster[at].tenant) {
+        if self.roster[at].holds() {
             self.end_contest(now_ns);
         }
         self.roster[at].end(now_ns, self.device);

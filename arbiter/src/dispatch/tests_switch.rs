@@ -386,9 +386,9 @@ fn what_is_queued_behind_a_short_drain_is_charged_from_its_end_on() {
     assert_eq!(after, [(90 + 105) * US, 105 * US]);
 }
 
-/// A drain that was to last 300 us ends 2 ms late, and what is charged to both for the time beyond.
-/// `passes`: the new holder's marks do.
-fn charged_for_a_late_end(passes: bool) -> [u64; 2] {
+/// A drain that was to last 300 us ends so many milliseconds late, and what is charged to both for
+/// the time beyond. `passes`: whether the new holder's marks of 500 us do in a millisecond.
+fn charged_for_a_late_end(late_ms: u64, passes: impl Fn(u64) -> bool) -> [u64; 2] {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let marks = [0, 1].map(|at: usize| Rc::clone(&bench.pages[at]));
     let marks = [0, 1].map(|at: usize| marks[at].client.claim_stream(0).expect("slot").1);
@@ -422,29 +422,40 @@ fn charged_for_a_late_end(passes: bool) -> [u64; 2] {
     bench.scheduler.charge(ends_ns);
     marks[1].issue();
     let before = [0, 1].map(|at| bench.usage(at).device_ns);
-    for at_us in 1..=40 {
-        let at_ns = ends_ns + at_us * 50 * US;
+    for look in 1..=late_ms * 20 {
+        let at_ns = ends_ns + look * 50 * US;
         bench.scheduler.charge(at_ns);
-        if passes && at_us % 10 == 0 {
+        if look % 10 == 0 && passes((look - 1) / 20) {
             marks[1].settle();
             marks[1].issue();
         }
-        if at_us == 40 {
+        if look == late_ms * 20 {
             marks[0].settle();
         }
         bench.scheduler.look(at_ns);
     }
-    bench.scheduler.take(ends_ns + 2000 * US, 1);
+    bench.scheduler.take(ends_ns + late_ms * MS, 1);
     [0, 1].map(|at| bench.usage(at).device_ns - before[at as usize])
 }
 
 #[test]
 fn the_time_of_a_late_drain_is_its_whose_marks_pass_in_it() {
-    let [drained_ns, held_ns] = charged_for_a_late_end(true);
+    let [drained_ns, held_ns] = charged_for_a_late_end(2, |_| true);
     assert_eq!(drained_ns + held_ns, 2000 * US);
     assert!(drained_ns < 300 * US, "{drained_ns}: four marks of 500 us");
-    let halves = charged_for_a_late_end(false);
+    let halves = charged_for_a_late_end(2, |_| false);
     assert!(halves[0].abs_diff(halves[1]) <= 50 * US, "{halves:?}");
+}
+
+#[test]
+fn a_long_drain_beside_which_the_device_turns_to_and_fro_is_charged_by_halves() {
+    // 2 ms each.
+    let [drained_ns, held_ns] = charged_for_a_late_end(40, |ms| ms / 2 % 2 == 0);
+    assert_eq!(drained_ns + held_ns, 40 * MS);
+    assert!(
+        drained_ns.abs_diff(held_ns) <= 2 * MS,
+        "{drained_ns} {held_ns}"
+    );
 }
 
 #[test]

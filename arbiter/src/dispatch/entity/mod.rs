@@ -516,6 +516,12 @@ impl RunEntity {
         }
     }
 
+    /// What marks take shows in a slice. `beside`: work of others is on the device as well, or was.
+    pub fn learn_marks(&mut self, beside: bool) {
+        let whole = self.holds() && !beside;
+        self.submissions.learn_marks(whole);
+    }
+
     /// How it behaves, looked at a few times a second.
     pub fn inspect(&mut self, now_ns: u64, device: usize) -> Option<Violation> {
         if let Some(since_ns) = self.in_flight.find_endless() {

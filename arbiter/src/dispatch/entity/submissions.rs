@@ -18,7 +18,10 @@ pub struct Submissions {
     passed: u64,
     /// How many of them had not when it was looked before.
     newly_passed: u64,
+    /// What was charged since marks passed.
+    unpassed_ns: u64,
     rate: Rate,
+    /// Of marks, learnt where nothing else was on the device.
     marks: Rate,
 }
 
@@ -36,7 +39,6 @@ impl Submissions {
         };
         self.rate.launch(self.since(seen));
         self.newly_passed = more(self.passed, seen.passed).unwrap_or(0);
-        self.marks.launch(self.newly_passed);
         (self.launches, self.passed) = (seen.launches, seen.passed);
         moved
     }
@@ -54,14 +56,25 @@ impl Submissions {
     /// They were charged for so long.
     pub fn charge(&mut self, ns: u64) {
         self.rate.charge(ns);
-        self.marks.charge(ns);
+        self.unpassed_ns += ns;
     }
 
-    /// How many marks were found to have passed by the last look, and how long so many take in the
-    /// mean; `None`: none, or not known.
-    pub fn passed(&self) -> Option<u64> {
+    /// How long the marks that were found to have passed by the last look take in the mean; `None`:
+    /// none has passed, or it is not known.
+    pub fn passed_ns(&self) -> Option<u64> {
         let passed = Some(self.newly_passed).filter(|passed| *passed > 0);
         self.marks.takes_ns(passed?)
+    }
+
+    /// Learns what marks take: `whole`: what was charged since the last ones passed was theirs, and
+    /// theirs alone.
+    pub fn learn_marks(&mut self, whole: bool) {
+        if !whole {
+            self.unpassed_ns = 0;
+        } else if self.newly_passed > 0 {
+            self.marks.charge(std::mem::take(&mut self.unpassed_ns));
+            self.marks.launch(self.newly_passed);
+        }
     }
 
     /// How long so many take; `None`: not known.
